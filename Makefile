@@ -1,16 +1,20 @@
 # make demo   the whole loop on this machine, once
 # make test   every test, each in the environment of its image
 # make test-images  builds the images with podman, runs the pipeline in them, plays the cpu overlay (root, podman, runc, mmdebstrap, kubectl)
+# make coverage  the tests again, with the share of the product's branches that they run (twice the time; no gate)
+# make test-core  tests of the core and the client on another Python: PYTHON=python3.13
 # make check  style, types, dependency arrows, compiled pipeline, manifests
 # make manifests            what each overlay sends to a cluster, in build/manifests (needs kubectl)
 # make images               every image, tagged by git revision, with docker or podman (REGISTRY=... PUSH=1 DIRTY=1 DRY_RUN=1)
 # make sbom                 what each image installs from our locks, as CycloneDX in build/sbom
 # make audit                which locked packages have known vulnerabilities, as a report (asks PyPI, else OSV)
-# make kind               the demo on a Kubernetes cluster of this machine (Docker, kind, kubectl; docs/kind.md)
-# make client-wheel         the inference client as one wheel for other services, in build/wheels (docs/log-from-your-service.md)
+# make kind               the demo on a Kubernetes cluster of this machine (Docker, kind, kubectl; docs/kubernetes/kind.md)
+# make wheel              core, client and command line as one wheel, in build/wheels (CONTRIBUTING.md)
+# make client-wheel         the inference client as one wheel for other services, in build/wheels (docs/guides/log-from-your-service.md)
 # make benchmarks         every benchmark in turn, unattended; a second call goes on (BENCHMARK_FLAGS=--quick: an hour or two, else a night)
 # make benchmark-training   one of them beside its named peers, anew; `python -m benchmarks --help` names all (BENCHMARK_FLAGS=--quick: minutes)
-# make performance        docs/performance.md of what was measured
+# make performance        docs/design/performance.md of what was measured
+# make docs               the documentation site, in build/site
 # make gpu                what only a GPU can show, in at most nine minutes; a second call goes on (GPU_FLAGS=--quick: tiny, also without a GPU)
 # Each builds the environments that it needs, once; later calls take what is there while the locks are unchanged.
 
@@ -22,7 +26,7 @@ export ORT_DISABLE_TELEMETRY := 1
 unexport PYTHONDONTWRITEBYTECODE
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help python environments demo test test-images check manifests images sbom audit kind client-wheel benchmarks performance gpu golden \
+.PHONY: help python environments demo test test-core test-images coverage check manifests images sbom audit kind wheel client-wheel benchmarks performance docs screenshots gpu golden \
 	format lock clean
 
 help:
@@ -74,6 +78,22 @@ demo: environments
 test: environments
 	@exec $(DRIVER) -m tests.everywhere $(TEST_FLAGS)
 
+# Programs that the tests start are not measured. The tests' result stays the exit code.
+coverage: environments
+	@$(MAKE) --no-print-directory environments ENVIRONMENTS=coverage
+	@rm -rf build/coverage; code=0; EVERGREEN_COVERAGE=1 $(DRIVER) -m tests.everywhere $(TEST_FLAGS) || code=$$?; \
+	  report="$(DRIVER:driver/%=coverage/%) -m coverage"; $$report combine --quiet && \
+	  $$report report > build/coverage/report.txt && $$report report --format=total > build/coverage/total.txt && \
+	  echo "branch coverage of product code: $$(cat build/coverage/total.txt) %, see build/coverage/report.txt"; exit $$code
+
+# In an environment of that Python. Its name is `driver`, because tests of the driver run there.
+CORE_TESTS := $(addprefix tests/evergreen/,config contracts recommender_file registry rows runtime statistics storage) \
+	tests/inference_client
+test-core:
+	@rm -rf build/core build/lib; $(PYTHON) -m venv build/core/driver && build/core/driver/bin/python -m pip install --quiet \
+	  --disable-pip-version-check ".[gcs,kafka,pubsub,serving,test]" && rm -rf build/lib && \
+	  exec build/core/driver/bin/python -m pytest -q -m "not slow and not e2e" $(CORE_TESTS) $(TEST_FLAGS)
+
 test-images: environments
 	@exec $(DRIVER) -m pytest -q -s -m images -o faulthandler_timeout=5400 \
 	  tests/architecture/test_containers.py tests/architecture/test_played_overlay.py $(TEST_FLAGS)
@@ -84,6 +104,7 @@ check: environments
 	$(DRIVER) -m ruff format --check .
 	$(DRIVER) -m mypy
 	$(DRIVER) -m tools.prose_lint
+	git ls-files -z | xargs -0 .venvs/driver/bin/codespell
 	.venvs/driver/bin/lint-imports
 	$(DRIVER) -m cli compile --output build/check/retraining.yaml
 	@cmp build/check/retraining.yaml tests/pipelines/golden/retraining.yaml || { \
@@ -123,6 +144,12 @@ kind: python
 	@$(MAKE) --no-print-directory environments ENVIRONMENTS=driver
 	@exec k8s/kind/up
 
+# The folder build/lib of an earlier call would bring removed modules into the wheel.
+wheel: python
+	@$(MAKE) --no-print-directory environments ENVIRONMENTS=driver
+	@rm -rf build/lib build/bdist.*; $(DRIVER) -m pip wheel --quiet --no-deps --no-index --no-build-isolation \
+	  --disable-pip-version-check --wheel-dir build/wheels . && rm -rf build/lib build/bdist.* && ls build/wheels/evergreen-[0-9]*.whl
+
 client-wheel: python
 	@$(MAKE) --no-print-directory environments ENVIRONMENTS=driver
 	@exec $(DRIVER) -m tools.client_wheel --output build/wheels
@@ -141,6 +168,15 @@ benchmark-%: python
 performance: environments
 	@exec $(DRIVER) -m benchmarks.page
 
+# A warning, such as a link to a page or a heading that is absent, is an error.
+docs: python
+	@$(MAKE) --no-print-directory environments ENVIRONMENTS=docs
+	@exec .venvs/docs/bin/zensical build --strict --config-file mkdocs.yml
+
+# The pictures of README.md, from the pages of a finished demo. Needs chromium.
+screenshots:
+	@exec $(DRIVER) -m tools.screenshots
+
 # With torch's CUDA wheel and what is installed beside it; PYTHON_GPU= names that interpreter.
 PYTHON_GPU ?= .venvs/training/bin/python
 gpu:
@@ -148,9 +184,9 @@ gpu:
 
 golden: environments
 	$(DRIVER) -m cli compile --output tests/pipelines/golden/retraining.yaml
-	$(DRIVER) -m evergreen.recommender_file.reference > docs/recommender.md
-	$(DRIVER) -m evergreen.recommender_file.json_schema > docs/recommender.schema.json
-	$(DRIVER) -m cli data records examples/shop/recommender.yaml > docs/records.proto
+	$(DRIVER) -m cli.reference_pages
+	$(DRIVER) -m evergreen.recommender_file.json_schema > docs/reference/recommender.schema.json
+	$(DRIVER) -m cli data records examples/shop/recommender.yaml > docs/reference/records.proto
 
 format: environments
 	$(DRIVER) -m ruff check --fix .
@@ -158,7 +194,7 @@ format: environments
 
 # For maintainers, after an edit of an .in file: resolves it again with hashes. `X.no-deps.in` goes in without dependencies;
 # `X.excludes` is left out; `X-trixie` is for Debian 13's glibc.
-LOCKS := driver validation validation-trixie preprocessing training serving export search benchmarks serving-peers audit
+LOCKS := driver validation validation-trixie preprocessing training serving export search benchmarks serving-peers audit docs coverage
 lock:
 	@cd requirements; \
 	compile="../.venvs/driver/bin/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-annotate --custom-compile-command"; \

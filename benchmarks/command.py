@@ -2,8 +2,9 @@
 
 Each document has `benchmark`, `command`, `date` (UTC), `commit`, `is_quick`, `seconds`, `machine`
 (facts), `limits` (peak rates of the machine at that time), `other_work_share`, `figures` (rows of
-`spread.Figure`), and further fields of the benchmark. `benchmarks.page` writes docs/performance.md
-from the documents. Each benchmark defines its own measurements and output.
+`spread.Figure`), and further fields of the benchmark. `benchmarks.page` writes
+docs/design/performance.md from the documents. Each benchmark defines its own measurements and
+output.
 """
 
 import argparse

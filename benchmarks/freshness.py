@@ -4,8 +4,8 @@ Simulated traffic continues for a day after a first model. The retraining polici
 their cadence and parent. Every run executes the real steps with their defaults. The steps are
 extraction, preprocessing, training, the gate, and a release or a canary (`benchmarks.model_line`).
 The output has the AUC of the served scores, the outcomes of the runs and their cost, next to
-published gains and savings. docs/freshness.md explains the choices, and `benchmarks.slow_drift` is
-the simulator.
+published gains and savings. docs/design/freshness.md explains the choices, and
+`benchmarks.slow_drift` is the simulator.
 
 Events have the same order as in production. Every quarter of an hour, the live model scores new
 rows, which then enter the lake. Then an active canary is evaluated. After a policy's interval, a

@@ -1,4 +1,4 @@
-"""Write docs/performance.md and its charts from the newest documents.
+"""Write docs/design/performance.md and its charts from the newest documents.
 
 Run by `make performance`. Measured documents are in build/benchmarks, which git ignores. This
 program copies the documents to benchmarks/results, one file per benchmark, and writes the page from
@@ -20,7 +20,7 @@ from demo.environments import REPOSITORY
 from evergreen.runtime.durable import write_whole
 
 RESULTS = REPOSITORY / "benchmarks" / "results"
-PAGE = REPOSITORY / "docs" / "performance.md"
+PAGE = REPOSITORY / "docs" / "design" / "performance.md"
 CHARTS = ("freshness", "growth")
 """Benchmarks whose modules draw charts."""
 COUNTS = ("policies", "gate", "validation")
@@ -105,7 +105,7 @@ def section(document: dict[str, Any]) -> str:
 
 
 def charts(document: dict[str, Any]) -> dict[str, str]:
-    """Return the charts of a document as SVG, by file name in docs/."""
+    """Return the charts of a document as SVG, by file name in docs/design."""
     if document["benchmark"] not in CHARTS:
         return {}
     drawn: dict[str, str] = import_module(f"benchmarks.{document['benchmark']}").charts(document)

@@ -62,7 +62,7 @@ INTERVAL = "[95 %]"
 
 
 class Figure(NamedTuple):
-    """A measured figure with its target, for a row of `docs/performance.md`."""
+    """A measured figure with its target, for a row of `docs/design/performance.md`."""
 
     name: str
     value: Spread

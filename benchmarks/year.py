@@ -44,7 +44,8 @@ from monitoring.web.store_status import RunCounter
 BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)
 HOURS = {"a day": 24, "30 days": 720, "a year": 8_760, "10,000 rounds": 10_000}
 TIMES = ("time", "created_at", "published_at", "ended_at", "started_at")
-"""Fields with the time of an action, by which `evergreen admin collect` decides what to remove."""
+"""Fields with the time of an action. `evergreen admin collect` decides by these fields what to
+remove."""
 NEW_ITEMS, ROWS, SHELF_DAYS = 20, 2_000, 14
 """Properties of the column: new items per hour, rows per hour, and days for which an item is
 shown."""

@@ -18,7 +18,7 @@ COMPLETION = "--print-completion"
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. docs/pipeline.md lists the exit codes."""
+    """Run one command. docs/reference/exit-codes.md lists the exit codes."""
     line = list(sys.argv[1:] if argv is None else argv)
     path = find_command(line)
     if path is None:

@@ -98,7 +98,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         "controller.canary.__main__", "give a new version a growing share, or roll it back"
     ),
     ("release", "controller"): Command(
-        "controller.__main__", "probe servers, reload models, roll back a bad release"
+        "controller.__main__", "carry out requests, heal servers, grow canaries, roll back"
     ),
     ("audit", "verify"): Command(
         "controller.verify", "check logged scores against the released graph, offline"

@@ -2,7 +2,8 @@
 
 Each part is right, wrong or unknown, and a wrong part is shown with a command or change that mends
 it. The checks ask Kubeflow's API server at its host, and Kubernetes through the user's own
-`kubectl`. They change nothing. docs/pipeline.md and k8s/README.md describe what each part must be.
+`kubectl`. They change nothing. docs/kubernetes/kfp.md and manifests.md describe what each part
+must be.
 """
 
 import argparse
@@ -190,7 +191,7 @@ def _look_at_kubeflow(each: Installation) -> Iterator[_Found]:
     if deployment is None:
         yield _wrong(
             f"namespace {KUBEFLOW} has no deployment ml-pipeline",
-            "install it: docs/gke.md, section 5",
+            "install it: docs/kubernetes/gke.md, section 5",
         )
         return
     container = deployment["spec"]["template"]["spec"]["containers"][0]
@@ -372,7 +373,7 @@ def _look_at_scaling(each: Installation) -> Iterator[_Found]:
         else:
             mend = (
                 f"kubectl -n {NAMESPACE} describe hpa {name} (KEDA or adapter, and Prometheus: "
-                "docs/autoscaling.md)"
+                "docs/kubernetes/autoscaling.md)"
             )
             yield _wrong(f"autoscaler {name} has no metric: {active.get('message', '')}", mend)
 

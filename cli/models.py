@@ -52,7 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
     live = commands.add_parser("live-at", help="show which version was live at a time")
     live.add_argument("time", metavar="TIME", help="ISO 8601, in UTC if it has no zone, or `now`")
     for each in (listing, card, live):
-        each.add_argument("--store", required=True, help="model store, folder or its URI")
+        each.add_argument("--store", required=True, help="model registry, folder or its URI")
     live.add_argument("--json", action="store_true", help="print JSON")
     add_listing_flags(listing)
     return parser
@@ -84,7 +84,7 @@ def registry_folder(text: str) -> Path:
     known = ("models", "runs", "recommender", JOURNAL_FILE)
     if any(store.iterdir()) and not any((store / name).exists() for name in known):
         raise ContractError(
-            f"--store {store} holds none of {', '.join(known)}, expected a model store"
+            f"--store {store} holds none of {', '.join(known)}, expected a model registry"
         )
     return store
 

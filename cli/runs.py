@@ -74,7 +74,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="evergreen runs",
         description="List runs: how each ended, its rows, model, AUC and verdict.",
     )
-    runs.add_argument("--store", required=True, help="model store, folder or its URI")
+    runs.add_argument("--store", required=True, help="model registry, folder or its URI")
     add_listing_flags(runs)
     runs.add_argument(
         "--newest",

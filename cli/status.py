@@ -76,7 +76,7 @@ class Auc:
 
 @dataclass(frozen=True, kw_only=True)
 class DriftStatus:
-    """What the monitor decided, and the columns of the newest closed bucket."""
+    """Decision of the monitor, and the columns of the newest closed bucket."""
 
     action: str | None
     reason: str | None
@@ -133,7 +133,9 @@ def build_parser() -> argparse.ArgumentParser:
         default=Path("build/demo"),
         help="folder of a demo, with the folders store and monitor",
     )
-    parser.add_argument("--store", help="model store, folder or its URI (default: store in FOLDER)")
+    parser.add_argument(
+        "--store", help="model registry, folder or its URI (default: store in FOLDER)"
+    )
     parser.add_argument(
         "--state", help="the monitor's state folder (default: monitor in FOLDER, if it exists)"
     )

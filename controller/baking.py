@@ -4,17 +4,19 @@ After its release each version must stay within the limits of its recommender (`
 The module `baking` evaluates the servers' counters. Failures are tested sequentially, so the test
 stays valid however often it is repeated. The time in the model is compared with that of the
 previous version by the ratio of means and the ratio of p99. The number of reloads by the watchdog
-has a limit too. Triton reports one p99 for each server, and the p99 of all servers together cannot
-be computed from these. It lies between the lowest and the highest p99 of the servers. The version's
-lowest p99 is therefore compared with the highest p99 of the previous version, each as a median over
-time. The monitor evaluates the live traffic, and this module reads its findings from the registry.
-A breach rolls back to the previous version and blocks the model. After that only a person can
-release the model again. Without a breach the version becomes `baked` after the required time and
-rows.
+has a limit too. If all servers have histograms, their buckets are summed and give the p99 of all
+requests. Without histograms there is one p99 for each server, and the p99 of all servers together
+cannot be computed from these. It lies between the lowest and the highest p99 of the servers. The
+version's lowest p99 is therefore compared with the highest p99 of the previous version. Each p99 is
+a median over time.
+
+The monitor evaluates the live traffic, and this module reads its findings from the registry. A
+breach rolls back to the previous version and blocks the model. After that only a person can release
+the model again. Without a breach the version becomes `baked` after the required time and rows.
 
 All state is in the journal, the findings and `baking/counters.json`, so a lost round does no harm:
-the next round catches up. Two controllers may run at once. A controller rolls back or ends the
-baking only under the deployment's lock, and only if the version is still live and baking.
+the next round catches up. A controller rolls back by a request, like a person. It ends the baking
+only under the repository's lock, and only if the version is still live and baking.
 """
 
 import json
@@ -27,8 +29,19 @@ from statistics import median
 
 import msgspec
 
-from controller.canary.evidence import COUNTERS, Fetch, counted, fetch, read_p99
+from controller.canary.evidence import (
+    COUNTERS,
+    Fetch,
+    bucket_quantile,
+    counted,
+    fetch,
+    read_buckets,
+    read_p99,
+)
+from controller.protocol import END_BAKING, next_move
+from controller.reconcile import observe
 from controller.rollback import rollback
+from controller.site import SiteSettings, opened
 from evergreen.config.release import RolloutSettings
 from evergreen.contracts.baking import BAD, UNUSABLE_REQUESTS, WELL, Findings
 from evergreen.contracts.checks import AT_MOST, FAIL, INCONCLUSIVE, PASS, Check, decide, headline
@@ -48,9 +61,7 @@ from evergreen.registry.traffic_plan import Arm
 from evergreen.runtime.durable import write_whole
 from evergreen.runtime.errors import ContractError, Refused, TemporaryError, expect
 from evergreen.serving.canary_policy import STEADY_MEAN, ArmCounts, CanaryPolicy
-from evergreen.serving.repository.model_repository import ModelRepository
 from evergreen.serving.servers import addresses
-from evergreen.serving.site import SiteSettings
 from evergreen.statistics.metrics import sequential_binomial
 
 logger = logging.getLogger(__name__)
@@ -167,15 +178,16 @@ class Baking:
         return BakingStep(action=ROLLED_BACK, reason=reason, version=line.version)
 
     def _end(self, line: Promotion, reason: str) -> BakingStep:
-        repository: ModelRepository = self.site.open_repository()
-        with repository.locked():
-            if baking(self.site.store) != line or promotion_journal.interrupted(self.site.store):
+        with opened(self.site) as site:
+            desired, observed, _ = observe(site)
+            if (
+                baking(site.store) != line
+                or next_move(replace(desired, is_baked=True), observed) != END_BAKING
+            ):
                 return BakingStep(
-                    action=NONE, reason="a deployment ran meanwhile", version=line.version
+                    action=NONE, reason="a change is in progress", version=line.version
                 )
-            promotion_journal.append_promotion(
-                self.site.store, line.baked(self.site.now(), self.site.who, reason)
-            )
+            site.append(line.baked(site.now(), self.site.who, reason))
         logger.info("version %d is baked: %s", line.version, reason)
         return BakingStep(action=BAKED, reason=reason, version=line.version)
 
@@ -183,6 +195,7 @@ class Baking:
         """Read the live version's counters, and return the counts of each known version."""
         version = live.version
         p99: list[float | None] = []
+        buckets: dict[str, float] | None = {}
         path = findings_path(self.site.store, 0).with_name(COUNTERS_FILE)
         kept = _read_counters(path)
         counts = dict(kept.counts)
@@ -196,6 +209,8 @@ class Baking:
                 text = self.fetch(address)
                 seen[key] = counted(text, {"live": arm}, source=address)["live"]
                 p99.append(read_p99(text, arm, source=address))
+                found = read_buckets(text, arm, source=address)
+                seen[key] |= {f"{_LE}{bound}": count for bound, count in (found or {}).items()}
                 last = kept.seen.get(key)
                 # The first counters of a server, and those after its restart, include slow
                 # warm-ups.
@@ -203,11 +218,18 @@ class Baking:
                     growth = {
                         name: growth[name] + seen[key][name] - last[name] for name in COUNTERS
                     }
+                    if buckets is not None:
+                        buckets = _sum(buckets, _bucket_growth(last, seen[key]))
+                if found is None:
+                    buckets = None  # the sum over some of the servers is not that of all
         except TemporaryError as error:
             logger.warning("%s", error)
+            buckets = None
             p99 = []  # if one server does not answer, the p99 of the other servers are not bounds
         new_reloads = reloads.get(version, 0) - self._reloads_seen[version]
-        counts[version] = self._with_p99(before.plus(growth, reloads=new_reloads), p99, live)
+        counts[version] = self._with_p99(
+            before.plus(growth, reloads=new_reloads), p99, live, buckets=buckets
+        )
         counts = dict(list(counts.items())[-KEPT_VERSIONS:])
         # If a server did not answer, its last reading is kept.
         seen = {
@@ -221,19 +243,53 @@ class Baking:
         return counts
 
     def _with_p99(
-        self, counts: "VersionCounts", p99: Sequence[float | None], live: Promotion
+        self,
+        counts: "VersionCounts",
+        p99: Sequence[float | None],
+        live: Promotion,
+        *,
+        buckets: Mapping[str, float] | None,
     ) -> "VersionCounts":
-        """Append a reading of the servers' p99 if one is due."""
+        """Append a reading of the servers' p99 if one is due.
+
+        `buckets` has the growth of the summed buckets, or None if a server has none.
+        """
         told, seconds = (
             [each for each in p99 if each is not None],
             seconds_since(live, self.site.clock()),
         )
-        last = counts.p99[-1][0] if counts.p99 else 0.0
+        open_buckets = _sum(counts.open_buckets, buckets or {})
+        # The first minute includes slow warm-ups.
+        if buckets is None or seconds < QUANTILE_SECONDS:
+            open_buckets = {}
+        counts = replace(counts, open_buckets=open_buckets)
+        readings = [*counts.p99[-1:], *counts.summed_p99[-1:]]
+        last = max((reading[0] for reading in readings), default=0.0)
         # The last reading can be in the future if the clock was set back or the version went live
         # again.
-        if not told or seconds < QUANTILE_SECONDS or 0 <= seconds - last < P99_SECONDS:
+        if seconds < QUANTILE_SECONDS or 0 <= seconds - last < P99_SECONDS:
             return counts
-        return replace(counts, p99=[*counts.p99, [seconds, min(told), max(told)]][-P99_READINGS:])
+        if told:
+            bounds = [*counts.p99, [seconds, min(told), max(told)]]
+            counts = replace(counts, p99=bounds[-P99_READINGS:])
+        if (summed := bucket_quantile(open_buckets, 0.99)) is not None:
+            readings = [*counts.summed_p99, [seconds, 1000 * summed]]
+            counts = replace(counts, summed_p99=readings[-P99_READINGS:], open_buckets={})
+        return counts
+
+
+_LE = "le "
+"""Prefix of a bucket's upper bound among the counters of a server."""
+
+
+def _bucket_growth(last: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
+    """Return the growth of each bucket between two readings of a server, by its bound."""
+    names = [name for name in now if name.startswith(_LE) and name in last]
+    return {name.removeprefix(_LE): now[name] - last[name] for name in names}
+
+
+def _sum(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in {**one, **other}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,11 +301,23 @@ class VersionCounts(ArmCounts):
     p99: list[list[float]] = field(default_factory=list)
     """Last readings: seconds since the version went live, and the lowest and highest p99 of the
     servers in microseconds."""
+    summed_p99: list[list[float]] = field(default_factory=list)
+    """Last readings: seconds since the version went live, and the p99 of all servers' requests in
+    microseconds. It includes the wait in the queue."""
+    open_buckets: dict[str, float] = field(default_factory=dict)
+    """Cumulative requests by upper bound in milliseconds since the last reading, of all servers."""
 
     def plus(self, growth: Mapping[str, float], *, reloads: int) -> "VersionCounts":
         """Return the counts after adding the growth of the counters and of the reloads."""
         counters = {name: getattr(self, name) + growth[name] for name in COUNTERS}
         return replace(self, **counters, reloads=self.reloads + reloads)
+
+    @property
+    def summed_p99_ms(self) -> float | None:
+        """Return the median of the readings of all servers, or None if there are too few."""
+        if len(self.summed_p99) < P99_READINGS:
+            return None
+        return median(each[1] for each in self.summed_p99) / 1000
 
     def p99_ms(self, bound: int) -> float | None:
         """Return the median over the readings of the lowest or highest p99, in milliseconds.
@@ -309,7 +377,9 @@ def check_counts(
     failures = f"{version.failure:.0f} of {version.requests:.0f} requests failed"
     is_timed = min(version.computed, other.computed) >= STEADY_MEAN * _RULES.min_requests
     mean, mean_before = (version.mean_ms, other.mean_ms) if is_timed else (None, None)
-    p99, p99_before = (version.p99_ms(1), other.p99_ms(2)) if mean and mean_before else (None, None)
+    what, p99, p99_before = _comparable_p99(version, other)
+    if not (mean and mean_before):
+        p99, p99_before = None, None
     return [
         Check(
             name="reloads",
@@ -336,9 +406,19 @@ def check_counts(
             "p99 ratio",
             (p99, p99_before),
             limits.max_p99_ratio,
-            what="p99 of the time in the model",
+            what=what,
         ),
     ]
+
+
+def _comparable_p99(
+    version: VersionCounts, other: VersionCounts
+) -> tuple[str, float | None, float | None]:
+    """Return the name of a p99 that both versions have, and its two values in milliseconds."""
+    summed, summed_before = version.summed_p99_ms, other.summed_p99_ms
+    if summed is not None and summed_before is not None:
+        return "p99 of the time to the response", summed, summed_before
+    return "p99 of the time in the model", version.p99_ms(1), other.p99_ms(2)
 
 
 def _check_ratio(

@@ -7,7 +7,7 @@ version again in this process. Each score is compared with the logged score, ser
 command only reads, and needs no server and no repository. Memory use is bounded by the graph and
 one batch of rows.
 
-docs/pipeline.md lists the exit codes. Code 1 means that a difference was found.
+docs/reference/exit-codes.md lists the exit codes. Code 1 means that a difference was found.
 """
 
 import argparse

@@ -147,7 +147,7 @@ class PublishingCounts:
     False if it is only unreachable."""
 
 
-_METRICS = (
+METRICS = (
     ("published_rows", "_total", "Rows of published predictions."),
     ("published_outcomes", "_total", "Published outcomes."),
     ("dropped_rows", "_total", "Rows of lost predictions."),
@@ -175,7 +175,7 @@ def metrics_text(counts: Mapping[str, PublishingCounts]) -> str:
             text,
             {of: getattr(each, name) for of, each in counts.items()},
         )
-        for name, end, text in _METRICS
+        for name, end, text in METRICS
     ]
     available = {of: int(each.problem is None) for of, each in counts.items()}
     families.append(
@@ -568,7 +568,7 @@ class PartitionedPublisher:
         """
         first, *others = (partition.counts for partition in self._partitions)
         for counts in others:
-            for name, *_ in _METRICS:
+            for name, *_ in METRICS:
                 setattr(first, name, getattr(first, name) + getattr(counts, name))
             first.problem, first.refused = (
                 first.problem or counts.problem,

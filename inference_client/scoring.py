@@ -111,10 +111,13 @@ class ClientSettings:
     an answer or an error. After this time, a call that was sent continues in the background
     (`transport`)."""
     max_attempts: int = 8
+    """Maximum number of attempts of one request."""
     first_backoff_seconds: float = 0.05
+    """Wait in seconds after the first failed attempt."""
     max_backoff_seconds: float = 1.0
     """Longest wait in seconds between attempts. Each wait is twice as long as the previous one, up
-    to this value. With the defaults, the waits have a sum of 3.55 s before jitter shortens them."""
+    to this value. With the defaults, the waits have a sum of about 4 s before jitter shortens them.
+    """
     max_in_flight: int = 16
     """Maximum number of concurrent requests with a waiting caller, for each replica. Up to four
     times as many calls may be unanswered, including those of callers that got `DeadlineExpired`."""

@@ -42,6 +42,9 @@ _MAX_WAIT_SECONDS = 600
 """Maximum wait between two tries in seconds. The wait includes the time until a node and the image
 are ready."""
 
+NO_REPOSITORY = "no-repository"
+"""Name of the empty volume that covers Triton's model repository in every pod of the pipeline."""
+
 NEEDS = {
     "extraction": Needs(cpu="4", memory="8Gi", timeout_seconds=2 * 3600),
     "validation": Needs(cpu="4", memory="16Gi", timeout_seconds=2 * 3600),
@@ -82,6 +85,7 @@ class Nodes:
     selector: Mapping[str, str] = field(default_factory=dict)
     """Labels that a node must have. Empty means any node."""
     tolerations: tuple[Toleration, ...] = ()
+    """Taints that the pods tolerate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +119,7 @@ class Placement:
     """Name of a ReadWriteMany volume claim for the work files and the model registry. The lake is
     on it too, unless it is in a bucket."""
     mount_path: str = "/evergreen"
+    """Folder in the pods where the volume is mounted."""
     accelerator: str = "nvidia.com/gpu"
     """Extended resource that training requests. Empty means no GPU. On GKE a MIG slice is also
     called `nvidia.com/gpu`, and `gpu_nodes` selects its nodes by their partition size. NVIDIA's
@@ -138,6 +143,7 @@ class Placement:
     labels: Mapping[str, str] = field(default_factory=dict)
     """Additional labels of the steps' pods, such as a cost centre."""
     secrets: tuple[Variables, ...] = ()
+    """Environment variables from Secrets."""
     lake: str = ""
     """Folder or gs://bucket/prefix of the click logs, with day=YYYY-MM-DD partitions of Parquet.
     Empty means `lake` on the volume."""
@@ -146,13 +152,6 @@ class Placement:
     text means `store` on the volume."""
     work: str = ""
     """Folder for the runs' intermediate files. Empty means `work` on the volume."""
-    repository: str = ""
-    """Triton's model repository, a folder or gs://bucket/prefix. Empty means `repository` on the
-    volume."""
-    triton_urls: str = ""
-    """Triton servers that load a new version, comma-separated. Each entry is host:grpc_port, or
-    dns:///name:grpc_port for every address of a headless Service. If it is empty, deployment only
-    publishes a new version."""
     server: typing.Literal["onnxruntime", "python"] = "onnxruntime"
     """Serving runtime. `onnxruntime` is in NGC's Triton images, and `python` is in the server that
     is bundled for laptops."""
@@ -160,6 +159,9 @@ class Placement:
     """Device on which onnxruntime runs. A MIG slice is a GPU."""
     backend: typing.Literal["pytorch", "hugectr", "torchrec"] = "pytorch"
     """Trainer of the training step, which also decides its image."""
+    fbgemm: typing.Literal["cpu", "gpu"] = "cpu"
+    """Build of FBGEMM, TorchRec's kernels, in the training image. `gpu` states that the image was
+    built with `--build-arg FBGEMM=fbgemm-gpu`, which `torchrec` needs with an accelerator."""
     training_gpus: int = 1
     """Number of GPUs of the training step, which share each batch. Only `hugectr` and `torchrec`
     support more than one GPU."""
@@ -190,7 +192,7 @@ class Placement:
     num_retries: int = 2
     """Number of retries of a step, whatever its exit code. Steps replace their own partial output.
     If a pod vanishes together with its node, it has no exit code. KFP retries such a pod only if
-    its API server is configured with `retryPolicy: Always` (docs/pipeline.md)."""
+    its API server is configured with `retryPolicy: Always` (docs/kubernetes/kfp-runs.md)."""
     training_retries: int = 4
     """Number of retries of training, the longest step. A retry resumes from the checkpoint, so that
     the loss of a node costs only minutes. Preemptible nodes need a larger number. Retry n, counted
@@ -210,6 +212,12 @@ class Placement:
                 f"training_processes is {self.training_processes} with backend {self.backend}, "
                 "which trains in one "
                 "process, expected 1, or backend torchrec"
+            )
+        if self.backend == "torchrec" and self.accelerator and self.fbgemm != "gpu":
+            raise ContractError(
+                f"backend is torchrec with accelerator {self.accelerator!r} and fbgemm is "
+                f"{self.fbgemm!r}, expected accelerator '' or fbgemm gpu: the training image has "
+                "FBGEMM's kernels for CPUs unless it was built with --build-arg FBGEMM=fbgemm-gpu"
             )
         if (
             self.backend == "torchrec"
@@ -255,10 +263,8 @@ class Placement:
 
     @property
     def places(self) -> dict[str, str]:
-        """Folders and servers that the steps use, by the name of the steps' argument."""
-        folders = {
-            name: f"{self.mount_path}/{name}" for name in ("lake", "store", "work", "repository")
-        }
+        """Folders and servers of the runs, by name of the steps' arguments."""
+        folders = {name: f"{self.mount_path}/{name}" for name in ("lake", "store", "work")}
         return {name: getattr(self, name) or folders.get(name, "") for name in PLACES}
 
 
@@ -317,6 +323,14 @@ def place(task: dsl.PipelineTask, step: str, placement: Placement) -> dsl.Pipeli
         )
     kubernetes.set_timeout(task, needs.timeout_seconds)
     kubernetes.mount_pvc(task, pvc_name=placement.volume, mount_path=placement.mount_path)
+    # Only the controller changes Triton's model repository. If the repository is on the volume, an
+    # empty folder covers it.
+    kubernetes.empty_dir_mount(
+        task,
+        volume_name=NO_REPOSITORY,
+        mount_path=f"{placement.mount_path}/repository",
+        size_limit="1Mi",
+    )
     _label(task, step, placement)
     _set_access(task, step, placement)
     return task
@@ -402,9 +416,14 @@ def _pods_patch(placement: Placement, needs: Needs) -> dict[str, Any]:
     memory = {"medium": "Memory", "sizeLimit": placement.shared_memory}
     volumes = [
         {"name": "share", "persistentVolumeClaim": {"claimName": placement.volume}},
+        {"name": NO_REPOSITORY, "emptyDir": {"sizeLimit": "1Mi"}},
         {"name": "shared-memory", "emptyDir": memory},
     ]
-    mounts = {"share": placement.mount_path, "shared-memory": "/dev/shm"}
+    mounts = {
+        "share": placement.mount_path,
+        NO_REPOSITORY: f"{placement.mount_path}/repository",
+        "shared-memory": "/dev/shm",
+    }
     spec = {
         "nodeSelector": dict(nodes.selector),
         "tolerations": tolerations,

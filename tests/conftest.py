@@ -72,7 +72,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def raw_table():
     """Draws a table of `n` raw rows with a planted signal and a fixed seed.
 
-    `contracts.raw_rows` describes the rows.
+    `contracts.raw_rows` describes the rows. With `with_lists` they are of the default recommender,
+    else Criteo's.
     """
     pytest.importorskip("pyarrow")
     return _make_raw_table
@@ -86,26 +87,37 @@ def _make_raw_table(
     start: float = 1_760_000_000.0,
     seconds: float = 86_400.0,
     request_rows: int = 10,
+    with_lists: bool = False,
 ):
     import pyarrow
 
-    from evergreen.contracts import criteo, raw_rows
+    from evergreen.contracts import raw_rows
+    from evergreen.contracts.criteo import CRITEO
 
-    random = np.random.default_rng(seed)
-    types = {name: _arrow_type(pyarrow, text) for name, text in criteo.RAW_TYPES.items()}
+    random, features = np.random.default_rng(seed), CRITEO
+    if with_lists:
+        from tests.support.recommenders import SHOP
+
+        features = SHOP.features
+    types = {
+        name: _arrow_type(pyarrow, text) for name, text in raw_rows.raw_types(features).items()
+    }
     columns = {}
     logit = np.full(n, -1.2)
-    for i, name in enumerate(criteo.DENSE):
+    for i, name in enumerate(features.numeric):
         values = np.floor(random.lognormal(1.0 + 0.2 * i, 1.2, n)).astype(np.float32)
         logit += 0.15 * (np.log1p(values) - np.log1p(values).mean())
         columns[name] = pyarrow.array(values, mask=random.random(n) < 0.03 * i)
-    for i, name in enumerate(criteo.CATEGORICAL):
+    for i, name in enumerate(features.categorical):
         cardinality = 3 + 7 * i
         ranks = np.minimum(random.zipf(1.5, n) - 1, cardinality - 1)
         keys = np.random.default_rng(1000 + i).integers(0, 2**32 - 1, cardinality)
         weights = np.random.default_rng(2000 + i).normal(0, 0.5, cardinality)
         logit += weights[ranks]
         columns[name] = pyarrow.array(keys[ranks], mask=random.random(n) < 0.02 * (i % 4))
+    for name, (first, end, _) in zip(features.lists, features.places.lists):
+        lengths = random.integers(0, end - first + 1, n)
+        columns[name] = [random.integers(0, 9, each).tolist() or None for each in lengths.tolist()]
     columns[raw_rows.LABEL] = (random.random(n) < 1 / (1 + np.exp(-logit))).astype(np.int32)
     columns[raw_rows.REQUEST_ID] = [f"request-{seed}-{i // request_rows}" for i in range(n)]
     columns[raw_rows.ROW] = (np.arange(n) % request_rows).astype(np.int32)
@@ -116,7 +128,7 @@ def _make_raw_table(
     arrays = {
         n: c if isinstance(c, pyarrow.Array) else pyarrow.array(c) for n, c in columns.items()
     }
-    return pyarrow.table({name: arrays[name].cast(types[name]) for name in criteo.RAW_TYPES})
+    return pyarrow.table({name: arrays[name].cast(kind) for name, kind in types.items()})
 
 
 @pytest.fixture(scope="session")
@@ -171,4 +183,6 @@ def _find_emulator() -> None:
 def _arrow_type(pyarrow, text: str):
     if text.startswith("timestamp"):
         return pyarrow.timestamp("us", tz="UTC")
+    if text.startswith("list<"):
+        return pyarrow.list_(_arrow_type(pyarrow, text[5:-1]))
     return getattr(pyarrow, text)()

@@ -1,6 +1,7 @@
 """Evaluation as a plain command.
 
-Exit codes are those of every command (docs/pipeline.md); 1 = the gate refused the candidate.
+Exit codes are those of every command (docs/reference/exit-codes.md); 1 = the gate refused the
+candidate.
 """
 
 import argparse

@@ -11,7 +11,7 @@ can collect more evidence.
 Two other checks either pass or fail, and fail only on significant evidence. The slice check tests
 for each slice of the rows whether its log loss increases by more than is allowed (one-sided tests,
 Holm's correction over all slices). The calibration check tests whether expected clicks are off by
-more than a factor. docs/evaluation.md shows the power of each check. The slice check and the
+more than a factor. docs/design/gate.md shows the power of each check. The slice check and the
 calibration check use sample weights, because both depend on the click rate. An AUC does not depend
 on the click rate, and its rows count equally. Other modules of this package compute the scores.
 
@@ -62,7 +62,7 @@ MIN_CLASS_REQUESTS = 10
 """Minimum requests (or users) with a click, and also with a non-click, for a reliable interval.
 
 In simulations in which only 4 to 9 requests have clicks, some 95 % intervals cover the true value
-in only 92 % of the windows (docs/evaluation.md).
+in only 92 % of the windows (docs/design/gate.md).
 """
 _CHANCE = 0.5
 """AUC of random scores."""

@@ -88,7 +88,7 @@ def _check_runner(options: PipelineOptions) -> None:
         image = options.view_as(WorkerOptions).sdk_container_image
         needed |= {"project": google.project, "region": google.region, "sdk_container_image": image}
     if missing := [f"--{name}" for name, value in needed.items() if not value]:
-        raise ValueError(f"they lack {', '.join(missing)} (docs/validation.md)")
+        raise ValueError(f"they lack {', '.join(missing)} (docs/kubernetes/large-windows.md)")
     # Beam passes this value to a shell unquoted, and then waits forever.
     if (
         options.get_all_options()["direct_running_mode"] == "multi_processing"

@@ -16,8 +16,15 @@ more in the smaller arm. Such a server is left out until a step has recorded its
 restarted server whose counters exceed its whole baseline at the next step is not detected. Both
 arms are then counted too low, but never negative.
 
-Triton reports totals and no medians. Requests that are rejected before they reach a model are not
-counted. Requests that the response cache answers count as successful.
+Triton reports totals and no medians. Two forms of the p99 are read. The quantiles of a server
+(`QUANTILES`) cannot be summed over servers. The buckets of a histogram (`HISTOGRAM`) can, and give
+one p99 of all servers. Triton 2.51 has the histogram only for decoupled models, and Triton 26.01
+and later for all (triton-inference-server/server#8580). The histogram is off unless the server has
+the flag `--metrics-config=histogram_latencies=true`. Its default buckets begin at 100 ms, so the
+configuration of our models sets finer ones.
+
+Requests that are rejected before they reach a model are not counted. Requests that the response
+cache answers count as successful.
 `evergreen.serving.canary_policy` decides from this evidence.
 """
 
@@ -65,6 +72,8 @@ COUNTERS = {
 QUANTILES = "nv_inference_compute_infer_summary_us"
 """Triton's quantiles of the time in the model, computed over the requests of the last minute on one
 server."""
+HISTOGRAM = "nv_inference_first_response_histogram_ms"
+"""Triton's histogram of the time from a request to its response, which includes its queue."""
 READ_SECONDS = 10.0
 MAX_TEXT_BYTES = 32 << 20
 """Size limit of a metrics text in bytes. Triton writes about 100 bytes per counter, and a few dozen
@@ -263,6 +272,46 @@ def read_p99(text: str, arm: Arm, *, source: str = "server") -> float | None:
         ):
             return float(sample.value)
     return None
+
+
+def read_buckets(text: str, arm: Arm, *, source: str = "server") -> dict[str, float] | None:
+    """Return the cumulative number of requests by upper bound in milliseconds, such as "2.5".
+
+    The last bound is "+Inf". Returns None if the server has no histogram.
+
+    Raises:
+        TemporaryError: `text` is not a metrics text. The message contains `source`.
+    """
+    found = {
+        sample.labels.get("le", ""): float(sample.value)
+        for _, sample in _samples(text, {"": arm}, source)
+        if sample.name == f"{HISTOGRAM}_bucket"
+    }
+    return found if "+Inf" in found else None
+
+
+def bucket_quantile(buckets: Mapping[str, float], quantile: float) -> float | None:
+    """Return a quantile in milliseconds, interpolated in its bucket as in PromQL.
+
+    Returns the largest finite bound if the quantile is above it, and None without requests or
+    without a finite bound.
+
+    >>> bucket_quantile({"1.0": 50.0, "2.0": 100.0, "+Inf": 100.0}, 0.99)
+    1.98
+    >>> bucket_quantile({"1.0": 50.0, "+Inf": 100.0}, 0.99)
+    1.0
+    """
+    bounds = sorted((float(bound), count) for bound, count in buckets.items())
+    total = bounds[-1][1] if bounds else 0.0
+    if total <= 0 or len(bounds) < 2:
+        return None
+    below, lower = 0.0, 0.0
+    for upper, count in bounds[:-1]:
+        if count >= quantile * total:
+            share = (quantile * total - below) / (count - below) if count > below else 1.0
+            return lower + share * (upper - lower)
+        below, lower = count, upper
+    return lower
 
 
 def _samples(text: str, arms: Mapping[str, Arm], source: str) -> list[tuple[str, Any]]:

@@ -18,7 +18,8 @@ class PreprocessingSettings:
     """
 
     engine: Literal["numpy", "nvtabular"] = "numpy"
-    """Engine that encodes the rows. Both engines write the same bytes (see preprocessing.md)."""
+    """Engine that encodes the rows. Both engines write the same bytes (see
+    docs/guides/preprocess.md)."""
     frequency_threshold: int = 5
     """Frequency threshold: minimum count of a category in the training rows, summed over runs,
     before it gets its own id. At least 1."""

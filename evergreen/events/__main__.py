@@ -1,4 +1,4 @@
-"""`evergreen monitor log`: checks an event log, lists its dead letters, and publishes them again.
+"""`evergreen monitor log`: check an event log, list its dead letters, and publish them again.
 
 The commands are safe beside a running monitor, because they neither pull nor acknowledge messages.
 `evergreen.events.event_log` describes what an event log guarantees.

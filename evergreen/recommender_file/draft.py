@@ -104,7 +104,7 @@ def draft(sample: ColumnSample, *, name: str, now: float | None = None) -> str:
     lines += ["", "# Left out:", *left] if left else []
     lines += [
         "",
-        "# Every setting has a default, listed in docs/recommender.md. Another value is said so:",
+        "# docs/reference/settings.md lists every setting with its default. Example of a change:",
         "# training:",
         "#   learning_rate: 0.003",
     ]

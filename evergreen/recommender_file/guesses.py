@@ -719,7 +719,7 @@ def _size(num_categories: int) -> str:
     """Return a remark about the memory of a feature with many categories, else ""."""
     if num_categories < MANY:
         return ""
-    return "; each of them has a vector (docs/scale.md has the memory)"
+    return "; each of them has a vector (docs/kubernetes/scale.md has the memory)"
 
 
 _WORDS = "{type: string}"

@@ -1,4 +1,4 @@
-"""`evergreen admin collect` lists old files of an installation, and removes them with `--yes`.
+"""`evergreen admin collect` lists the old files of an installation, and removes them with `--yes`.
 
 The command removes the work folders of ended runs and the leftovers of killed writes. The command
 also removes the weights, vocabularies, statistics and graphs of models that no rollback needs.

@@ -1,6 +1,6 @@
 """The accepted recommenders of a registry: versions of the file that describes what to train.
 
-`evergreen recommender` accepts a new file, and extraction reads the accepted version for a run.
+`evergreen data accept` accepts a new file, and extraction reads the accepted version for a run.
 Accepted versions are stored as `<store>/recommender/<n>.json`, numbered from 1.
 `<store>/recommender/journal.jsonl` records who accepted each version, when and why. A version
 exists as soon as the journal has its line. If a file has no line in the journal, the command that

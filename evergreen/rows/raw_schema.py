@@ -32,6 +32,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from evergreen.config.data import WEIGHT
 from evergreen.config.extraction import ExtractionSettings
@@ -580,13 +581,36 @@ def in_lists(values: Any, convert: Callable[[Any], Any]) -> Any:
         values = values.cast(pa.list_(values.type.value_type))
     if not is_list(values.type):
         raise pa.ArrowTypeError("the values are not lists")
-    elements = convert(values.flatten())
-    list_of = np.repeat(np.arange(len(values)), raw_rows.list_lengths(values))
+    return regrouped(convert(values.flatten()), list_positions(values), num_lists=len(values))
+
+
+def list_positions(lists: Any) -> NDArray[np.int64]:
+    """Return the position of the list that contains each element of `lists` (Arrow)."""
+    positions: NDArray[np.int64] = np.repeat(np.arange(len(lists)), raw_rows.list_lengths(lists))
+    return positions
+
+
+def regrouped(
+    elements: Any,
+    positions: NDArray[np.int64],
+    *,
+    num_lists: int,
+    malformed: NDArray[np.bool_] | None = None,
+) -> Any:
+    """Return lists (Arrow) of the elements that are not null.
+
+    Args:
+        elements: Arrow array, in the order of the lists.
+        positions: Position of each element's list (`list_positions`).
+        num_lists: Number of lists. A list without elements is null.
+        malformed: Lists that become null although they have elements. None = no list.
+    """
     is_there = elements.is_valid().to_numpy(zero_copy_only=False)
-    lengths = np.bincount(list_of[is_there], minlength=len(values))
+    lengths = np.bincount(positions[is_there], minlength=num_lists)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    is_null = lengths == 0 if malformed is None else (lengths == 0) | malformed
     return pa.ListArray.from_arrays(
-        pa.array(offsets, mask=np.append(lengths == 0, False)), elements.drop_null()
+        pa.array(offsets, mask=np.append(is_null, False)), elements.drop_null()
     )
 
 

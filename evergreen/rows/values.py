@@ -19,10 +19,9 @@ import pyarrow.compute as pc
 
 from evergreen.config.features import category_of
 from evergreen.contracts import values as meanings
-from evergreen.contracts.raw_rows import list_lengths
 from evergreen.contracts.records import MAX_ID_CHARACTERS
 from evergreen.rows.archived_rows import is_list
-from evergreen.rows.raw_schema import BYTES
+from evergreen.rows.raw_schema import BYTES, list_positions, regrouped
 
 _NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?$"
 _WHOLE = re.compile(r"([+-]?)([0-9]{1,20})(\.0*)?", re.ASCII)
@@ -449,19 +448,13 @@ class ListRule:
 
     def _lists(self, column: Any) -> Parsed:
         elements = self.element.parse(column.flatten())
-        lengths = list_lengths(column)
-        list_of = np.repeat(np.arange(len(column)), lengths)
-        is_wrong = np.zeros(len(column), bool)
-        is_wrong[list_of[elements.is_wrong.to_numpy(zero_copy_only=False)]] = True
-        is_there = elements.values.is_valid().to_numpy(zero_copy_only=False)
-        kept = np.bincount(list_of[is_there], minlength=len(column))
-        is_empty = kept == 0
-        offsets = np.concatenate([[0], np.cumsum(kept)]).astype(np.int32)
-        lists = pa.ListArray.from_arrays(
-            pa.array(offsets, mask=np.append(is_empty | is_wrong, False)),
-            elements.values.drop_null(),
-        )
-        return Parsed(lists.cast(self.type), pa.array(is_empty & ~is_wrong), pa.array(is_wrong))
+        positions, is_wrong = list_positions(column), np.zeros(len(column), bool)
+        is_wrong[positions[elements.is_wrong.to_numpy(zero_copy_only=False)]] = True
+        lists = regrouped(
+            elements.values, positions, num_lists=len(column), malformed=is_wrong
+        ).cast(self.type)
+        wrong = pa.array(is_wrong)
+        return Parsed(lists, pc.and_not(lists.is_null(), wrong), wrong)
 
 
 _TEXTS = pa.list_(pa.string())

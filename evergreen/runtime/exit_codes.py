@@ -2,7 +2,7 @@
 
 The `main` function of a command has the decorator `exits_with_code` and raises exceptions. A `main`
 function does not format error messages. The code that detects an error chooses the exception class
-(`evergreen.runtime.errors`). docs/pipeline.md has the table of codes for users.
+(`evergreen.runtime.errors`). docs/reference/exit-codes.md has the table of codes for users.
 """
 
 import atexit

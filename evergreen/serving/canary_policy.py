@@ -140,11 +140,15 @@ _BOUNDS = (
 )
 
 
+FIRST_SHARE = 0.01
+"""Share of a canary's traffic at its first stage."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CanaryPolicy:
     """Rules for growing and aborting a canary."""
 
-    shares: tuple[float, ...] = (0.01, 0.05, 0.25)
+    shares: tuple[float, ...] = (FIRST_SHARE, 0.05, 0.25)
     """Traffic share of each stage. After the last stage the canary is released."""
     min_pairs: int = 2_000
     """Number of pairs at the first look. Each further look has twice as many pairs as the look

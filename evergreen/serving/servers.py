@@ -285,9 +285,9 @@ no address."""
 class Patience:
     """Timeouts of a deployment, with the clock that measures them."""
 
-    lock_seconds: float = 10.0
-    """Seconds to wait for a lock that another deployment or a repairing watchdog holds. 0 = do not
-    wait."""
+    lock_seconds: float = 120.0
+    """Seconds until a request that no controller accepts is withdrawn. Within this time a command
+    also tries to take the lock itself. 0 = try once."""
     ready_seconds: float = 60.0
     """Seconds to wait for a loaded version to become ready, or for a starting replica to listen."""
     leave_seconds: float = 20.0
@@ -297,6 +297,11 @@ class Patience:
     """Seconds between two attempts."""
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
+
+    @property
+    def deadline_seconds(self) -> float:
+        """Seconds from a command's request to its deadline. A change takes longer than the lock."""
+        return max(self.lock_seconds, 30.0)
 
     def until(self, answer: Callable[[], T], seconds: float) -> T:
         """Call `answer` until it is true or `seconds` have passed, and return the last value."""

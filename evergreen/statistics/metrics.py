@@ -156,7 +156,7 @@ def grouped_deviation(*samples: tuple[NDArray[np.float64], NDArray[np.int64]]) -
     or uneven groups would make the error too small (the CR2 form of Bell and McCaffrey 2002). If
     every value is its own group, the result is the usual standard error of a mean. The degrees of
     freedom are Satterthwaite's (1946) for the squares of the groups' parts, and are limited to the
-    number of groups of each sample minus one. docs/evaluation.md reports the measured coverage of
+    number of groups of each sample minus one. docs/design/gate.md reports the measured coverage of
     the intervals.
 
     Returns None with fewer than `MIN_DEGREES` degrees of freedom.

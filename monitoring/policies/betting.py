@@ -38,7 +38,8 @@ does not affect whether there is an alarm.
 independent and no round has more pairs than planned. If a round has more pairs, its payoff is
 scaled down. For dependent rows this moves the null hypothesis slightly. The bound is not proven for
 users who return in other requests. For users who return, the claim is about the observed users. The
-gate's interval by user allows for the difference. docs/policies.md has simulated rates.
+gate's interval by user allows for the difference. docs/design/sequential-tests.md has simulated
+rates.
 """
 
 import base64

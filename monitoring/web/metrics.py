@@ -31,19 +31,19 @@ RECORD_OUTCOMES = {
     "matured": "rows whose label became final",
     "archived": "rows in sealed archive files",
     "duplicate": "messages delivered again",
-    "reused_id": "requests under the id of another request: dead letters",
+    "reused_id": "requests with the id of another request, which become dead letters",
     "late_outcome": "outcomes after their attribution window",
-    "unmatched_outcome": "outcomes on rows or requests that were never predicted",
+    "unmatched_outcome": "outcomes of rows or requests that were never predicted",
     "dead_letter": "messages that could not be used",
-    "passed_over": "requests that came after their decision point: archived, in no decision",
+    "passed_over": "requests that arrived after their decision point, used in no decision",
 }
 DRIFT_OUTCOMES = {
     "drift_bucket": "buckets of predictions compared with the training rows",
-    "drifted_bucket": "of them, with a column that drifted",
-    "outlying_bucket": "of them, with a column whose outliers rose",
+    "drifted_bucket": "buckets with a column that drifted",
+    "outlying_bucket": "buckets with a column whose share of outliers rose",
     "drift_late_row": "rows too late for their bucket",
-    "drift_no_reference_row": "rows of a version whose training rows are not known",
-    "drift_too_many_versions_row": "rows of more versions in one bucket than are held",
+    "drift_no_reference_row": "rows of a version whose training rows are unknown",
+    "drift_too_many_versions_row": "rows of further versions, if a bucket has too many versions",
 }
 REQUEST_OUTCOMES = ("started", "released", "canary", "evaluated", "refused", "failed", "notified")
 _KPI_GAUGES = {
@@ -53,10 +53,13 @@ _KPI_GAUGES = {
     "log_loss": ("log_loss", "Mean negative log likelihood of the window, nats"),
     "normalized_entropy": (
         "normalized_entropy",
-        "Log loss divided by the entropy of the window's click rate",
+        "Log loss divided by the entropy of the window's click rate; 1 is no better than that rate",
     ),
-    "calibration": ("calibration", "Expected clicks per observed click in the window"),
-    "calibration_error": ("calibration_error", "Expected calibration error of the window"),
+    "calibration": ("calibration", "Expected clicks per observed click in the window; 1 is right"),
+    "calibration_error": (
+        "calibration_error",
+        "Expected calibration error of the window, from 0 to 1",
+    ),
     "ctr": ("click_rate", "Clicks per row of the window"),
     "conversion_rate": (
         "conversion_rate",
@@ -64,7 +67,7 @@ _KPI_GAUGES = {
     ),
     "gauc": (
         "gauc",
-        "Mean AUC within users, weighted by their rows; absent where the recommender names no user",
+        "Mean AUC within users, weighted by their rows; absent if the recommender names no user",
     ),
     "hit_rate": ("hit_rate", "Ranked lists with a click among the first k, per list"),
     "ndcg": ("ndcg", "Mean NDCG at k of the ranked lists with a click"),
@@ -79,6 +82,19 @@ def metrics_page(snapshot: Snapshot) -> bytes:
     registry = CollectorRegistry()
     registry.register(_Collector(snapshot))  # type: ignore[arg-type]  # the stub requires a base class, the library does not
     return generate_latest(registry)
+
+
+def described() -> list[tuple[str, tuple[str, ...], str]]:
+    """Return name, labels without `recommender`, and help text of every metric, in page order."""
+    empty = Snapshot(time=0.0, store_status=StoreStatus())
+    return [
+        (
+            family.name + ("_total" if isinstance(family, CounterMetricFamily) else ""),
+            tuple(getattr(family, "_labelnames", ())),
+            family.documentation,
+        )
+        for family in _Collector(empty).collect()
+    ]
 
 
 class _Collector:
@@ -109,13 +125,13 @@ class _Collector:
             yield _labelled_gauge(name, text, label="version", values=by_version)
         yield _counter(
             "records",
-            "Records by what became of them",
+            "Records by outcome",
             outcomes=RECORD_OUTCOMES,
             counts=shown.counters,
         )
         yield _counter(
             "drift_checks",
-            "Feature drift: buckets by verdict, rows not compared",
+            "Feature drift: buckets by result, and rows that are in no bucket",
             outcomes=DRIFT_OUTCOMES,
             counts=shown.counters,
         )
@@ -129,7 +145,7 @@ class _Collector:
         yield decisions
         yield from _loop_metrics(shown)
         yield from _action_metrics(shown.actions or ActionStatus(), shown.counters)
-        text = "Finished runs in the store by how they ended"
+        text = "Finished runs in the model registry by verdict"
         yield _counter("runs", text, outcomes=VERDICTS, counts=shown.counters, label="verdict")
         if shown.store_status is not None:
             yield from _store_metrics(shown.store_status)
@@ -181,7 +197,11 @@ def _labelled_gauge(
 
 def _loop_metrics(shown: Snapshot) -> Iterator[Metric]:
     yield from _gauges(
-        ("last_turn_timestamp_seconds", "When the loop completed a turn last", shown.time),
+        (
+            "last_turn_timestamp_seconds",
+            "End of the last complete iteration of the loop",
+            shown.time,
+        ),
         (
             "last_record_timestamp_seconds",
             "Time of the newest prediction",
@@ -190,12 +210,12 @@ def _loop_metrics(shown: Snapshot) -> Iterator[Metric]:
         ("serving_version", "Model version of the newest prediction", shown.serving_version),
         (
             "log_backlog",
-            "Messages published and not acknowledged; absent where unknown",
+            "Published messages without acknowledgement; absent if the log does not report them",
             shown.log_backlog,
         ),
         (
             "log_read_up_to_timestamp_seconds",
-            "Every record published before has been read",
+            "All records that were published before this time are read",
             shown.log_read_up_to,
         ),
         (
@@ -206,12 +226,12 @@ def _loop_metrics(shown: Snapshot) -> Iterator[Metric]:
         ("pending_rows", "Rows whose attribution window is open", shown.pending_rows),
         (
             "set_apart_rows",
-            "Rows that could not be archived, in the state folder",
+            "Rows that could not be archived; the next start tries them again",
             shown.set_apart_rows,
         ),
         (
             "auc_threshold",
-            "AUC that policies hold the version to; absent where none does",
+            "AUC threshold of the policies; absent if no policy has a threshold",
             shown.threshold,
         ),
         (
@@ -225,9 +245,9 @@ def _loop_metrics(shown: Snapshot) -> Iterator[Metric]:
 def _open_label_metrics(shown: Snapshot) -> Iterator[Metric]:
     estimates = {str(estimate.version): estimate for estimate in shown.open_labels}
     for field, text in (
-        ("auc", "AUC that the rows with open labels will have, as estimated now"),
-        ("auc_low", "Least AUC that the rows with open labels can have"),
-        ("auc_high", "Greatest AUC that the rows with open labels can have"),
+        ("auc", "Estimated AUC of the rows with open labels"),
+        ("auc_low", "Lowest AUC that the rows with open labels can have"),
+        ("auc_high", "Highest AUC that the rows with open labels can have"),
     ):
         values = {version: getattr(estimate, field) for version, estimate in estimates.items()}
         yield _labelled_gauge(f"open_{field}", text, label="version", values=values)
@@ -236,9 +256,25 @@ def _open_label_metrics(shown: Snapshot) -> Iterator[Metric]:
 def _drift_metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
     compared = [row for row in rows if row["effect"] is not None]
     for name, text, field, counted in (
-        ("drift_distance", "Effect: distance to the training rows, by column", "effect", compared),
-        ("drifted", "1 where the column drifted, all columns tested", "drifted", compared),
-        ("outlying", "1 where outliers rose: a unit or a join broke", "outlying", rows),
+        (
+            "drift_distance",
+            "Distance to the training rows: Jensen-Shannon divergence for numbers and the score, "
+            "largest change of a category's share for categories",
+            "effect",
+            compared,
+        ),
+        (
+            "drifted",
+            "1 if the column drifted, after adjustment for all tests of the bucket",
+            "drifted",
+            compared,
+        ),
+        (
+            "outlying",
+            "1 if the share of outliers rose, for example because a unit or a join broke",
+            "outlying",
+            rows,
+        ),
     ):
         yield _labelled_gauge(
             name, text, label="column", values={row["feature"]: row[field] for row in counted}
@@ -247,33 +283,36 @@ def _drift_metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
 
 def _action_metrics(actions: ActionStatus, counters: Mapping[str, float]) -> Iterator[Metric]:
     yield _counter(
-        "retrain_requests", "Retraining runs", outcomes=REQUEST_OUTCOMES, counts=counters
+        "retrain_requests",
+        "Runs that the monitor requested",
+        outcomes=REQUEST_OUTCOMES,
+        counts=counters,
     )
-    text = "Messages to the webhook; dropped: refused, older than a day, or too many"
+    text = "Messages to the webhook. Messages are dropped after a day, or if too many wait"
     yield _counter("notifications", text, outcomes=("delivered", "dropped"), counts=counters)
     yield from _gauges(
         (
             "notifications_waiting",
-            "Messages that wait for the webhook; absent without one",
+            "Messages that wait for the webhook; absent without a webhook",
             actions.messages_waiting,
         ),
-        ("retrain_budget", "Most retraining requests in 24 hours", actions.daily_budget),
-        ("retrain_budget_left", "Of them, what is left now", actions.budget_left),
+        ("retrain_budget", "Runs that may be requested within 24 hours", actions.daily_budget),
+        ("retrain_budget_left", "Remaining runs of that budget", actions.budget_left),
         (
             "retrain_blocked_until_timestamp_seconds",
-            "No retraining request before this time; absent while nothing forbids one",
+            "No run is requested before this time; absent if a run may start",
             actions.blocked_until,
         ),
         (
             "runs_without_release_in_a_row",
-            "Runs in a row, of those that this monitor requested, that released nothing",
+            "Consecutive runs of this monitor that released nothing",
             actions.failures,
         ),
-        ("failed_runs_in_a_row", "The last of them in a row that failed", actions.failed),
+        ("failed_runs_in_a_row", "Consecutive runs of this monitor that failed", actions.failed),
         ("run_under_way", "1 from a decision to retrain to its end", actions.phase != IDLE),
         (
             "run_started_timestamp_seconds",
-            "When the active run was started; absent without one",
+            "Start of the active run; absent without an active run",
             actions.started_at,
         ),
     )
@@ -289,29 +328,29 @@ def _store_metrics(status: StoreStatus) -> Iterator[Metric]:
     )
     promotions, runs = status.promotions, status.runs
     if status.store_problem is None:
-        text = "Lines of the promotion journal"
+        text = "Lines of the promotion journal by action"
         yield _counter(
             "promotions", text, outcomes=PROMOTIONS, counts=promotions.counts, label="action"
         )
     by_action = {promotions.live_action: promotions.live_since} if promotions.live_action else {}
-    text = "When the live version became live, and by what"
+    text = "Time at which the live version became live, with the action that made it live"
     yield _labelled_gauge("live_since_timestamp_seconds", text, label="action", values=by_action)
     last = runs.last_run
     yield from _gauges(
         (
             "live_version",
-            "Model version that the promotion journal says is live",
+            "Live version in the promotion journal",
             promotions.live_version,
         ),
-        ("gate_refusals_in_a_row", "Runs in a row that the gate refused", runs.gate_refusals),
+        ("gate_refusals_in_a_row", "Consecutive runs that the gate refused", runs.gate_refusals),
         (
             "last_run_end_timestamp_seconds",
-            "When the last run in the store ended",
+            "End of the last run in the model registry",
             last.ended_at if last else None,
         ),
         (
             "last_run_duration_seconds",
-            "From its first step's start to its end",
+            "Seconds from the first step's start to the end of the last run",
             last.seconds if last else None,
         ),
         (
@@ -321,13 +360,17 @@ def _store_metrics(status: StoreStatus) -> Iterator[Metric]:
         ),
         (
             "oldest_unuploaded_timestamp_seconds",
-            "When the first of them was written; absent where none waits",
+            "Time of the oldest archive file that is not in the lake; absent if there is none",
             status.oldest_unuploaded,
         ),
     )
     for name, text, field in (
-        ("disk_free_bytes", "Room left on the disk of the folder", "free"),
-        ("disk_size_bytes", "Size of the disk of the folder", "size"),
+        (
+            "disk_free_bytes",
+            "Free space on the disk of a folder. Folders of one disk show the same number",
+            "free",
+        ),
+        ("disk_size_bytes", "Size of the disk of a folder", "size"),
     ):
         values = {folder: getattr(disk, field) for folder, disk in status.disks.items()}
         yield _labelled_gauge(name, text, label="folder", values=values)

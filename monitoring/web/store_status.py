@@ -44,16 +44,17 @@ _GATE_INCONCLUSIVE = "gate_inconclusive"
 _BLOCKED_BY_DATA = "blocked_by_data"
 _REFUSED_AT_DEPLOYMENT = "refused_at_deployment"
 _FAILED = "failed"
-VERDICTS = (
-    _RELEASED,
-    _CANARY,
-    _EVALUATED,
-    _GATE_FAILED,
-    _GATE_INCONCLUSIVE,
-    _BLOCKED_BY_DATA,
-    _REFUSED_AT_DEPLOYMENT,
-    _FAILED,
-)
+VERDICTS = {
+    _RELEASED: "runs that released a version",
+    _CANARY: "runs whose version became a canary",
+    _EVALUATED: "runs with `rollout: none`, which release nothing",
+    _GATE_FAILED: "runs whose model failed the gate",
+    _GATE_INCONCLUSIVE: "runs about whose model the gate was inconclusive",
+    _BLOCKED_BY_DATA: "runs that validation blocked",
+    _REFUSED_AT_DEPLOYMENT: "runs whose model was refused at deployment",
+    _FAILED: "runs that failed",
+}
+"""Verdicts of finished runs, with a description for the pages."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Tests of docs/dependencies.md against the requirements files, and of the audit."""
+"""Tests of docs/reference/dependencies.md against the requirements files, and of the audit."""
 
 import re
 import shutil
@@ -11,7 +11,7 @@ from tests.support.paths import REPOSITORY
 
 def test_page_gives_every_named_package_reason_and_replacement():
     text, folder = (
-        (REPOSITORY / "docs" / "dependencies.md").read_text(),
+        (REPOSITORY / "docs" / "reference" / "dependencies.md").read_text(),
         REPOSITORY / "requirements",
     )
     page = re.findall(r"^\| ([a-z0-9-]+) \| (?!why).+ \| .+ \|$", text, re.M)

@@ -1,8 +1,8 @@
 """Checks that the targets of the pages exist: files, headings, `make` targets.
 
 tests/loop/test_documents.py runs the pages' commands, and tests/cli/test_help.py parses them. A
-figure of speed must be on docs/performance.md, or its paragraph must say since when the figure was
-not measured again.
+figure of speed must be on docs/design/performance.md, or its paragraph must say since when the
+figure was not measured again.
 """
 
 import re

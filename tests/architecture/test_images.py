@@ -293,7 +293,7 @@ def test_compiled_packages_ask_for_no_library_that_slim_base_lacks(home):
 
 
 @pytest.mark.parametrize("name", sorted(STEP_OF_VARIANT))
-def test_merlins_image_has_our_code_first_and_its_own_packages_still_found(name):
+def test_merlins_image_has_our_code_first_and_its_packages_still_found(name):
     (only,) = stages(name)
     assert (
         only.variables({"PYTHONPATH": "/usr/local/hugectr/lib"})["PYTHONPATH"]

@@ -17,7 +17,6 @@ from tests.support.sources import HEAVY, PACKAGES, imports_of, told_after
 
 MAX_STATEMENTS = 45
 """Longest function. Statements are counted, because a table of flags has many lines."""
-OLDEST_PYTHON = (3, 10)
 PURE_ROOMS = (
     *("monitoring.metrics", "monitoring.drift", "monitoring.policies", "evergreen.config"),
     *(

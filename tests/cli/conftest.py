@@ -6,6 +6,7 @@ from tests.support.click_logs import (  # noqa: F401  fixtures
     flags,
     raw_table,
     read,
+    recommender,
     released,
     run_step,
     truth,

@@ -3,6 +3,7 @@
 import json
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date, datetime, timezone
+from functools import partial
 from pathlib import Path
 from threading import Barrier
 
@@ -22,15 +23,19 @@ from evergreen.runtime.durable import sha256_file
 from evergreen.runtime.errors import ContractError
 from evergreen.storage.bucket import BucketObjects
 from evergreen.storage.folder import FolderObjects
+from tests.support import lakes
 from tests.support.crashes import Kill
 from tests.support.errors import raises
-from tests.support.lakes import URI, extract_lake, folder_lake, open_storage, put
+from tests.support.lakes import URI, open_storage, put
 from tests.support.recommenders import accept_into, criteo_with
 
 RAW_SCHEMA = raw_schema(CRITEO)
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 DAY = date(2026, 3, 1)
+
+folder_lake = partial(lakes.folder_lake, recommender=CRITEO_RECOMMENDER)
+extract_lake = partial(lakes.extract_lake, recommender=CRITEO_RECOMMENDER)
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ def test_run_without_accepted_recommender_says_how_to_accept_one(tmp_path, capsy
     assert "evergreen data accept" in capsys.readouterr().err
 
 
-def test_parameters_are_texts_and_settings_are_added_to_those_of_parameter():
+def test_parameters_are_texts_and_settings_extend_those_of_parameter():
     assert read_parameters(
         GOLDEN, ["parent=a=b", "settings=training.seed=7"], ['training.solver={"stage_rows": 5}']
     ) == {

@@ -157,7 +157,7 @@ SERVER = "kubeflow deployment/ml-pipeline"
             "Kubeflow's settings",
             "set env",
         ),
-        ({SERVER: None}, "Kubeflow's settings", "docs/gke.md"),
+        ({SERVER: None}, "Kubeflow's settings", "docs/kubernetes/gke.md"),
         (
             {"kubeflow serviceaccount/evergreen-pipeline": None},
             "rights of the steps",

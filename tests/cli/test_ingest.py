@@ -221,7 +221,7 @@ def test_bad_flag_is_told_in_one_line(
     assert f"error: {message}" in error
 
 
-def test_kaggles_archive_is_its_train_file_and_what_is_passed_over_is_said(
+def test_kaggles_archive_is_its_train_file_and_skipped_files_are_named(
     tmp_path, criteo_rows, write_text, run_ingest
 ):
     folder = tmp_path / "dac"

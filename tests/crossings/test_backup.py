@@ -225,9 +225,7 @@ def test_corrupt_file_of_backup_is_named_and_not_restored(lost, installation_roo
     assert main(["restore", str(backup), "--yes"]) == 0
 
 
-def test_what_program_has_changed_since_killed_restore_is_not_written_over(
-    lost, installation_root, capsys
-):
+def test_changes_since_killed_restore_are_not_written_over(lost, installation_root, capsys):
     backup, _ = lost
     assert main(["restore", str(backup), "--yes"]) == 0
     path = installation_root / "store" / "file"

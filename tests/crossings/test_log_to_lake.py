@@ -79,7 +79,9 @@ def extracted(tmp_path_factory, predictions):
     bench.monitor.stop()
     Uploader(bench.settings.archive, folder / "lake", clock=bench.clock).run_once()
     bench.close()
-    return extract_by_command(folder, folder / "lake", holdout_fraction=0.3)
+    return extract_by_command(
+        folder, folder / "lake", holdout_fraction=0.3, recommender=CRITEO_RECOMMENDER
+    )
 
 
 @pytest.fixture(scope="module")

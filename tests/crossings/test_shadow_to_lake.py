@@ -12,7 +12,6 @@ import pytest
 
 from controller.canary.evidence import read_pairs
 from evergreen.contracts import raw_rows
-from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from evergreen.contracts.records import PredictionBatch
 from evergreen.storage.uris import open_objects
 from monitoring.uploader import Uploader
@@ -37,7 +36,6 @@ def _record(number: int) -> PredictionBatch:
         ROWS,
         time=BEGIN + number,
         version=4 if by_canary else 3,
-        features=CRITEO_RECOMMENDER.features,
     )
     shadow = np.random.default_rng(number).random(ROWS).astype(np.float32)
     return dataclasses.replace(
@@ -58,14 +56,13 @@ def _archived(folder, records):
     """Run a monitor over `records` and a click on row 1 of each, and return the folder."""
     bench = Bench(
         folder,
-        recommender=CRITEO_RECOMMENDER,
         attribution_window_seconds=WINDOW,
         archive_roll_rows=16,
     )
     bench.clock.now = BEGIN
     bench.start()
     shown = clicks("clicks", [(r.request_id, 1, r.time + 1) for r in records])
-    publish(bench.log, *records, shown, form=bench.form)
+    publish(bench.log, *records, shown)
     bench.turn(40, 3.0)
     bench.monitor.stop()
     bench.close()

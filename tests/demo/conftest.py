@@ -1,5 +1,8 @@
 """Fixtures for the tests in this folder."""
 
+import pytest
+
+from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from tests.support.served_clients import (  # noqa: F401  fixtures
     make_rows,
     objects,
@@ -13,3 +16,9 @@ from tests.support.served_clients import (  # noqa: F401  fixtures
 from tests.support.small_pipelines import (  # noqa: F401  fixtures
     run_tiny,
 )
+
+
+@pytest.fixture(scope="session")
+def recommender():
+    """The recommender of the simulator."""
+    return CRITEO_RECOMMENDER

@@ -208,7 +208,7 @@ def test_requests_of_replayed_rows_are_counted(tmp_path):
 
 def test_rows_that_no_draft_can_describe_are_refused_with_what_is_missing(tmp_path):
     (tmp_path / "shop.csv").write_text("clicks,price\n" + "3,0.5\n0,1.5\n" * 50)
-    with raises(ContractError, "label", "recommender init"):
+    with raises(ContractError, "label", "evergreen init"):
         describe_data(tmp_path / "shop.csv", tmp_path / "draft.yaml")
 
 

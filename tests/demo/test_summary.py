@@ -45,7 +45,7 @@ def changed(path, value, summary=GOOD):
     )
 
 
-def test_good_run_fails_no_promise_and_what_was_not_shown_promised_nothing():
+def test_good_run_fails_no_promise_and_absent_parts_promise_nothing():
     assert numbers.failed_promises(GOOD, simulated=True) == []
     bare = replace(GOOD, release=None, bad_release=None, verified=[], decisions=None)
     assert numbers.failed_promises(bare, simulated=True) == []

@@ -5,6 +5,7 @@ from tests.support.served_clients import (  # noqa: F401  fixtures
     objects,
     publish,
     read_log,
+    recommender,
     score_rows,
     served,
     server,

@@ -112,7 +112,7 @@ def outcomes_of(records):
     ]
 
 
-def test_outcome_is_published_after_its_prediction_and_not_before_its_time(time, prediction):
+def test_outcome_is_published_after_its_prediction_and_its_time(time, prediction):
     log = MemoryLog()
     publisher = publisher_of(log, time)
     publisher.add(prediction("r1"), clicks("r1", 1, time=1001.0) + clicks("r1", 0))
@@ -481,8 +481,8 @@ def test_queue_takes_no_more_memory_than_it_is_allowed(time, num_rows, full):
             request_id=f"{next(ids):032d}",
             time=1000.0 + next(ids),
             model_version=1,
-            dense=np.ones((num_rows, 2), np.float32),
-            categorical=np.ones((num_rows, 8), np.int64),
+            dense=np.ones((num_rows, 13), np.float32),
+            categorical=np.ones((num_rows, 26), np.int64),
             scores=np.full(num_rows, 0.5, np.float32),
             **more,
         )
@@ -656,7 +656,7 @@ def test_record_over_logs_limit_is_dropped_with_sentence_and_next_go_on(
     publisher = publisher_of(log, time)
     names = [f"r{i}" for i in range(7)]
     for at, name in enumerate(names):
-        publisher.add(prediction(name, n=20 if at == place else 2), clicks(name, 0))
+        publisher.add(prediction(name, n=60 if at == place else 2), clicks(name, 0))
     with caplog.at_level(logging.ERROR):
         asyncio.run(publisher.flush())
     assert [r.request_id for r in log.records() if isinstance(r, PredictionBatch)] == [
@@ -667,12 +667,12 @@ def test_record_over_logs_limit_is_dropped_with_sentence_and_next_go_on(
     counts = publisher.counts
     assert (counts.published_rows, counts.dropped_rows, counts.queued_rows, counts.problem) == (
         12,
-        20,
+        60,
         0,
         None,
     )
     (said,) = caplog.messages
-    assert f"20 rows of record r{place} are dropped: message r{place} has" in said
+    assert f"60 rows of record r{place} are dropped: message r{place} has" in said
     publisher.add(prediction("later"))
     asyncio.run(publisher.drain())
     assert log.records()[-1].request_id == "later"

@@ -449,7 +449,7 @@ def test_of_list_elements_that_count_take_its_places(rows):
     assert feature_rows(rows, LISTS).categorical.tolist() == PLACED
 
 
-def test_wrong_element_is_named_and_candidates_list_is_its_own_or_contexts():
+def test_wrong_element_is_named_and_candidates_list_is_own_or_contexts():
     wrongs = (
         (["punk", 1.5], "column genres, row 1 is 1.5, expected elements to be a text"),
         ("punk", "a list"),

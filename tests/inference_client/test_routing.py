@@ -30,9 +30,7 @@ def test_without_plan_stable_model_answers(served, objects, make_rows):
     assert set(served.scoring.asked) == {MODEL_NAME}
 
 
-def test_plan_that_is_published_is_followed_and_one_that_is_taken_away_too(
-    served, objects, publish, make_rows
-):
+def test_published_plan_is_followed_and_so_is_its_removal(served, objects, publish, make_rows):
     async def talk(client):
         rows = make_rows(2)
         assert not (await client.score(*rows)).canary

@@ -13,7 +13,7 @@ HPA = ADAPTER / "autoscaler.yaml"
 SCALERS = ("HorizontalPodAutoscaler", "ScaledObject")
 SLOWEST_START_SECONDS = 300
 """Startup time of a GPU node, its image and the model. A removed replica needs at least this time
-to return (docs/autoscaling.md)."""
+to return (docs/kubernetes/autoscaling.md)."""
 
 
 def specification(path):
@@ -92,7 +92,7 @@ def test_keda_is_only_scaler_of_overlay(rendered, overlay):
     )
 
 
-def test_scaling_to_zero_is_option_and_something_beside_servers_wakes_them(rendered, tmp_path):
+def test_scaling_to_zero_is_option_and_another_metric_wakes_servers(rendered, tmp_path):
     [without] = scalers_of(rendered("gke"))
     assert "idleReplicaCount" not in without["spec"]
     text = render_variant("gke+keda/scale-to-zero", tmp_path)

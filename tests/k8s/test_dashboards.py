@@ -58,7 +58,7 @@ def unknown_labels(text: str) -> set[str]:
 
 
 @every_query
-def test_query_is_promql_and_asks_for_metrics_and_labels_that_are_exported(asked: Asked):
+def test_query_is_promql_of_metrics_and_labels_that_are_exported(asked: Asked):
     assert metric_names.strangers(asked.expr) == []
     assert unknown_labels(asked.expr) == set()
 

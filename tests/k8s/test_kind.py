@@ -88,7 +88,9 @@ def test_nothing_is_asked_of_another_cluster_than_one_that_was_made(run):
     ]
 
 
-@pytest.mark.parametrize("path", ["k8s/kind/up", "docs/gke.md", "docs/pipeline.md"])
+@pytest.mark.parametrize(
+    "path", ["k8s/kind/up", "docs/kubernetes/gke.md", "docs/kubernetes/kfp-runs.md"]
+)
 def test_every_installation_has_failed_steps_tried_again(path):
     """Kubeflow Pipelines as installed here never retries, whatever the pipeline requests."""
     text = (REPOSITORY / path).read_text().replace("\\\n", " ")

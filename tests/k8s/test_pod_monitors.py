@@ -70,7 +70,7 @@ def test_operators_prometheus_selects_every_object_of_ours_by_its_release(manife
     """kube-prometheus-stack selects by its release's name, as our documentation states."""
     ours = [m for m in manifests if m["kind"] in ("PodMonitor", "PrometheusRule")]
     (release,) = {m["metadata"]["labels"]["release"] for m in ours}
-    text = (K8S.parent / "docs" / "observability.md").read_text()
+    text = (K8S.parent / "docs" / "operate" / "observability.md").read_text()
     assert f"helm upgrade --install {release} " in text
     values = yaml.safe_load((K8S / "components" / "observability" / "values.yaml").read_text())
     assert values["prometheus"]["prometheusSpec"]["podMonitorSelectorNilUsesHelmValues"] is False

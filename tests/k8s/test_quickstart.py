@@ -1,4 +1,4 @@
-"""Tests of the commands in docs/gke.md: pods fit the nodes, and files are preserved.
+"""Tests of the commands in docs/kubernetes/gke.md: pods fit the nodes, and files are preserved.
 
 Google is never contacted. Machine sizes and GKE's reservations are from its documentation.
 """
@@ -16,7 +16,7 @@ from tests.support.documents import blocks
 from tests.support.paths import REPOSITORY
 from tests.support.rendering import K8S, find, pod_spec
 
-GUIDE = REPOSITORY / "docs" / "gke.md"
+GUIDE = REPOSITORY / "docs" / "kubernetes" / "gke.md"
 POOL = {"gke": "gpu", "gke-mig": "mig"}
 """Maps an overlay to the node pool that the guide creates for it."""
 MACHINES = {"e2-standard-8": (8, 32.0), "e2-standard-16": (16, 64.0), "a2-highgpu-1g": (12, 85.0)}
@@ -86,7 +86,7 @@ def asks(manifests) -> Node:
 
 
 @pytest.mark.parametrize("overlay", POOL)
-def test_every_step_of_pipeline_fits_empty_node_of_pool_that_it_is_sent_to(overlay):
+def test_every_step_of_pipeline_fits_empty_node_of_its_pool(overlay):
     placement = read_placement(K8S / "overlays" / overlay / "placement.yaml", {})
     for step in NEEDS:
         needs = placement.needs_of(step)
@@ -163,7 +163,11 @@ def test_guides_sed_fills_in_all_but_runbooks_address(tmp_path, overlay):
 def test_cpu_pages_lines_fill_in_all_but_runbooks_address(tmp_path):
     folder = tmp_path / "k8s" / "overlays" / "cpu"
     shutil.copytree(K8S / "overlays" / "cpu", folder)
-    (settings,) = [block for block in blocks(REPOSITORY / "docs" / "cpu.md") if block.run_by]
+    (settings,) = [
+        block
+        for block in blocks(REPOSITORY / "docs" / "kubernetes" / "any-cluster.md")
+        if block.run_by
+    ]
     script = settings.text.replace("$(git rev-parse HEAD)", "0123abc")
     done = subprocess.run(["bash", "-euc", script], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

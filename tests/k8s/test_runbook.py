@@ -1,4 +1,4 @@
-"""Tests of docs/runbook.md: each command parses, can run, and names existing objects."""
+"""Tests of the runbook and its alerts: each command parses, can run, and names existing objects."""
 
 import re
 import shlex
@@ -15,7 +15,12 @@ from tests.support.metric_names import known
 from tests.support.paths import REPOSITORY
 from tests.support.rendering import K8S
 
-PAGE = (REPOSITORY / "docs" / "runbook.md").read_text()
+PAGES = [
+    REPOSITORY / "docs" / "operate" / "runbook.md",
+    REPOSITORY / "docs" / "operate" / "forget-a-user.md",
+    *sorted((REPOSITORY / "docs" / "operate" / "alerts").glob("*.md")),
+]
+PAGE = "\n".join(page.read_text() for page in PAGES)
 DOCKERFILES = {
     "evergreen-monitoring": "monitoring/Dockerfile",
     "evergreen-deployment": "components/deployment/Dockerfile",
@@ -132,4 +137,4 @@ def test_monitors_account_may_publish_what_page_replays_in_its_pod():
     )
     topic = urlsplit(settings["EVERGREEN_MONITOR_LOG"]).path.strip("/")
     granted = f"on_topic evergreen-monitor {topic} roles/pubsub.publisher"
-    assert granted in (REPOSITORY / "docs" / "gke.md").read_text()
+    assert granted in (REPOSITORY / "docs" / "kubernetes" / "gke.md").read_text()

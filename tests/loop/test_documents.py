@@ -1,4 +1,4 @@
-"""Tests of README.md and docs/*.md: the commands of a page run in order in the page's own folder.
+"""Tests of README.md and docs/: each page runs its commands in order in its own folder.
 
 This folder has the repository's files, its own `build`, and a copy of one finished demo if the page
 mentions one. `tests/support/documents.py` describes the marks that say where a block is run and
@@ -23,8 +23,8 @@ from tests.support.documents import DOCUMENTS, PYTHON, blocks
 from tests.support.paths import REPOSITORY
 from tests.support.relocated import replace_in_documents
 
-SLOW = {"extraction.md", "training.md"}
-"""Pages with two rounds each, on their own lakes."""
+SLOW = {"window.md", "train.md", "experiment.md"}
+"""Pages that train models, on their own lakes."""
 RUN = {page: [block for block in blocks(page) if block.runs_here] for page in DOCUMENTS}
 KEEP = 'trap "export -p > {kept}" EXIT; set -euo pipefail; set -a; [ ! -e {kept} ] || . {kept}; '
 

@@ -61,6 +61,11 @@ def tutorial(folder):
             ]
 
 
+def test_page_of_own_data_shows_readme_commands():
+    block = re.search(r"```sh\n(export PATH.*?)```", (REPOSITORY / "README.md").read_text(), re.S)
+    assert block[0] in (REPOSITORY / "docs" / "get-started" / "your-data.md").read_text()
+
+
 def test_readme_commands_train_model_on_csv_of_other_columns(write_clicks, tmp_path, run_to_end):
     write_clicks(tmp_path / "clicks.csv", 6000)
     folder, draft = tmp_path / "build/shop", tmp_path / "build/shop.yaml"

@@ -229,7 +229,7 @@ def test_elements_of_request_that_are_all_alike_count_as_one():
     assert not genres.drifted
 
 
-def test_state_folder_with_rows_of_other_columns_is_refused_by_their_names(tmp_path):
+def test_state_folder_with_rows_of_other_columns_is_refused_by_name(tmp_path):
     bench = Bench(tmp_path)
     bench.start()
     shop = Recommender(name="shop", features=BOTH)

@@ -91,7 +91,7 @@ def test_more_lines_than_wait_in_memory_are_counted(started, monkeypatch):
     assert b.monitor.journal.problem is None
 
 
-def test_running_monitor_outlives_full_disk_and_names_what_it_cannot_write(processes):
+def test_running_monitor_survives_full_disk_and_names_unwritable_files(processes):
     process = processes.monitor(policies="schedule", max_serving_seconds=1e9)
     wait_for(lambda: processes.ask("/readyz").status == 200, "the monitor")
     before = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)

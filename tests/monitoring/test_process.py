@@ -128,7 +128,7 @@ def test_two_monitors_cannot_share_state_folder(processes):
     assert first.poll() is None
 
 
-def test_log_that_is_away_at_start_is_waited_for_and_process_stays_healthy(processes):
+def test_log_absent_at_start_is_waited_for_and_process_stays_healthy(processes):
     p = processes
     with contextlib.closing(sqlite3.connect(p.folder / "log.db", isolation_level=None)) as somebody:
         somebody.execute("BEGIN EXCLUSIVE")

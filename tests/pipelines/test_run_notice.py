@@ -140,7 +140,7 @@ def test_webhook_that_fails_changes_nothing_of_run_and_shows_no_secret(
     assert SECRET not in caplog.text
 
 
-def test_what_step_reports_is_in_message_and_is_sent_for_monitors_runs_too(server):
+def test_report_of_step_is_in_message_and_is_sent_for_monitors_runs_too(server):
     """The monitor reports how its runs end.
 
     The monitor does not report the findings of the steps.

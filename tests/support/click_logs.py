@@ -17,13 +17,14 @@ import pytest
 from components.extraction.__main__ import main
 from components.extraction.extract import extract
 from evergreen.config.extraction import ExtractionSettings
+from evergreen.config.features import Features
 from evergreen.contracts import criteo, raw_rows
 from evergreen.contracts.manifests import RawDataset
 from evergreen.rows.raw_schema import MalformedRows
 from evergreen.rows.times import TimeSpan
 from tests.support.archives import day_folders
 from tests.support.lakes import folder_lake
-from tests.support.recommenders import accept_into, criteo_with, settings_text
+from tests.support.recommenders import accept_into, settings_text, with_sections
 from tests.support.releases import keep_model, make_live
 from tests.support.releases import release as write_release
 
@@ -32,6 +33,12 @@ from tests.support.releases import release as write_release
 def raw_table(raw_table):
     """Return rows of different times. Each row is its own request by default."""
     return partial(raw_table, request_rows=1)
+
+
+@pytest.fixture
+def recommender():
+    """The recommender of the lakes. A folder of tests may have another one."""
+    return criteo.CRITEO_RECOMMENDER
 
 
 @pytest.fixture
@@ -110,7 +117,8 @@ def read(tmp_path):
         path = tmp_path / "read.jsonl"
         path.unlink(missing_ok=True)
         with MalformedRows(path, max_fraction=max_fraction) as malformed:
-            rows = [row for batch in reader.batches(malformed) for row in click_tuples(batch)]
+            batches = list(reader.batches(malformed))
+            rows = [row for batch in batches for row in click_tuples(batch, criteo.CRITEO)]
             malformed.check()
         return rows, [
             json.loads(line) for line in path.read_text().splitlines()
@@ -119,15 +127,15 @@ def read(tmp_path):
     return run
 
 
-def click_tuples(table) -> list[tuple]:
-    columns = [table.column(name).to_pylist() for name in (raw_rows.LABEL, *criteo.FEATURES)]
+def click_tuples(table, features: Features) -> list[tuple]:
+    columns = [table.column(name).to_pylist() for name in (raw_rows.LABEL, *features.names)]
     return list(zip(*columns))
 
 
 @pytest.fixture
-def clicks():
+def clicks(recommender):
     """Return the click columns of a table or batch as tuples."""
-    return click_tuples
+    return partial(click_tuples, features=recommender.features)
 
 
 @pytest.fixture
@@ -149,8 +157,8 @@ ALL = TimeSpan()
 
 
 @pytest.fixture
-def flags(tmp_path, raw_table, write_lake):
-    accept_into(tmp_path / "my store")
+def flags(tmp_path, raw_table, write_lake, recommender):
+    accept_into(tmp_path / "my store", recommender)
     lake = write_lake(
         tmp_path / "my lake", raw_table(1000, start=START.timestamp(), seconds=2 * 86_400)
     )
@@ -164,7 +172,7 @@ def flags(tmp_path, raw_table, write_lake):
 
 
 @pytest.fixture
-def released(tmp_path):
+def released(tmp_path, recommender):
     """Release a model whose newest training row is of `last_learned_time`.
 
     `more` are further fields of its manifest.
@@ -172,7 +180,9 @@ def released(tmp_path):
 
     def release(last_learned_time: str, *, model_id: str = "m1", version: int = 1, **more) -> None:
         store = tmp_path / "my store"
-        keep_model(store, model_id, last_learned_time=last_learned_time, **more)
+        keep_model(
+            store, model_id, recommender=recommender, last_learned_time=last_learned_time, **more
+        )
         make_live(store, write_release(store, version, model_id))
 
     return release
@@ -200,12 +210,13 @@ def run_main():
 
 
 @pytest.fixture
-def run_step(tmp_path):
-    """Extract the whole lake, or a window of it, for Criteo's recommender with changed settings."""
+def run_step(tmp_path, recommender):
+    """Extract the whole lake, or a window of it, for the recommender with changed settings."""
 
     def run(lake, window=ALL, *, run="run", **settings) -> RawDataset:
-        opened = folder_lake(lake) if isinstance(lake, Path) else lake
+        opened = folder_lake(lake, recommender=recommender) if isinstance(lake, Path) else lake
         folder = tmp_path / "wo rk" / run / "extraction"
-        return extract(opened, window, folder=folder, recommender=criteo_with(extraction=settings))
+        changed = with_sections(recommender, extraction=settings)
+        return extract(opened, window, folder=folder, recommender=changed)
 
     return run

@@ -19,9 +19,9 @@ MARK = re.compile(r"<!-- (needs|run by|until|all need): (.+?) -->")
 `until: TEXT` starts in the background, and the next blocks run once it has printed TEXT. The
 background program is interrupted at the end of the page."""
 SHELL, CONSOLE, PYTHON = "sh", "console", "python"
-OTHER = ("text", "yaml", "mermaid", "dockerfile")
+OTHER = ("text", "yaml", "dockerfile")
 DOCUMENTS = sorted(
-    [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *(REPOSITORY / "docs").glob("*.md")]
+    [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *(REPOSITORY / "docs").rglob("*.md")]
     + [*(REPOSITORY / "examples").glob("*/README.md"), REPOSITORY / "k8s" / "README.md"]
 )
 

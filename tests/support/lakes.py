@@ -10,22 +10,22 @@ from components.extraction.__main__ import main
 from components.extraction.extract import extract
 from components.extraction.lake import Lake
 from components.extraction.lake_files import LakeFiles, opened_lake
+from evergreen.config.spec import Recommender
 from evergreen.contracts import raw_rows
-from evergreen.contracts.criteo import CRITEO
 from evergreen.contracts.manifests import RawDataset
 from evergreen.rows.archived_rows import arrow_schema
 from evergreen.storage.bucket import BucketObjects
 from evergreen.storage.folder import FolderObjects
 from evergreen.storage.uris import local_path
-from tests.support.recommenders import accept_into, criteo_with
+from tests.support.recommenders import SHOP, accept_into, with_sections
 
 URI = "gs://models/a lake"
 OUTCOMES = arrow_schema(raw_rows.OUTCOME_TYPES)
 
 
-def folder_lake(folder: Path, **settings) -> Lake:
+def folder_lake(folder: Path, *, recommender: Recommender = SHOP, **settings) -> Lake:
     """Open the lake in a folder with its current files."""
-    return Lake(files=LakeFiles(FolderObjects(folder)), features=CRITEO, **settings)
+    return Lake(files=LakeFiles(FolderObjects(folder)), features=recommender.features, **settings)
 
 
 def open_storage(uri: str, **settings) -> BucketObjects:
@@ -41,22 +41,37 @@ def put(folder: Path, uri: str = URI) -> None:
 
 
 def extract_lake(
-    uri: str, work: Path, window, *, run: str = "run", opened=None, **settings
+    uri: str,
+    work: Path,
+    window,
+    *,
+    run: str = "run",
+    opened=None,
+    recommender: Recommender = SHOP,
+    **settings,
 ) -> RawDataset:
     """Run the step without its command line. `opened` contains settings of the cache."""
     more = {"open_storage": open_storage, **(opened or {})} if uri.startswith("gs://") else {}
     with opened_lake(uri, work=work, **more) as files:
-        folder, recommender = work / run / "extraction", criteo_with(extraction=settings)
         return extract(
-            Lake(files=files, features=CRITEO), window, folder=folder, recommender=recommender
+            Lake(files=files, features=recommender.features),
+            window,
+            folder=work / run / "extraction",
+            recommender=with_sections(recommender, extraction=settings),
         )
 
 
 def extract_by_command(
-    folder: Path, lake: Path, *, run: str = "run", start: str = "", **settings
+    folder: Path,
+    lake: Path,
+    *,
+    run: str = "run",
+    start: str = "",
+    recommender: Recommender = SHOP,
+    **settings,
 ) -> RawDataset:
     """Run the step as a command over a registry in `folder`. All its outputs are below `folder`."""
-    accept_into(folder / "store", criteo_with(extraction=settings))
+    accept_into(folder / "store", with_sections(recommender, extraction=settings))
     flags = {
         "run": run,
         "store": folder / "store",

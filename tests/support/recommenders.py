@@ -44,15 +44,16 @@ def draw_arrays(
 
 def criteo_with(**sections: dict[str, Any]) -> Recommender:
     """Return Criteo's recommender with these settings by section."""
-    return _with(CRITEO_RECOMMENDER, sections)
+    return with_sections(CRITEO_RECOMMENDER, **sections)
 
 
 def shop_with(**sections: dict[str, Any]) -> Recommender:
     """Return the default recommender with these settings by section."""
-    return _with(SHOP, sections)
+    return with_sections(SHOP, **sections)
 
 
-def _with(recommender: Recommender, sections: dict[str, dict[str, Any]]) -> Recommender:
+def with_sections(recommender: Recommender, **sections: dict[str, Any]) -> Recommender:
+    """Return the recommender with these settings by section."""
     return recommender.with_settings(
         {
             f"{section}.{name}": value

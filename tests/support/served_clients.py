@@ -12,21 +12,27 @@ from evergreen.registry.traffic_plan import TrafficPlan
 from evergreen.storage.folder import FolderObjects
 from tests.support.recommenders import SHOP, accept_into, draw_arrays
 from tests.support.served_names import TRAFFIC_FILE
-from tests.support.triton_double import GrpcTriton, known_scores
+from tests.support.triton_double import GrpcTriton, ScoringDouble, known_scores
+
+
+@pytest.fixture(scope="session")
+def recommender():
+    """The recommender of the server, rows and records. A folder of tests may have another one."""
+    return SHOP
 
 
 @pytest.fixture
-def server():
-    running = GrpcTriton()
+def server(recommender):
+    running = GrpcTriton(ScoringDouble(recommender.features))
     yield running
     running.close()
 
 
 @pytest.fixture(scope="session")
-def store(tmp_path_factory):
-    """A model registry with the default recommender."""
+def store(tmp_path_factory, recommender):
+    """A model registry with the recommender."""
     store = tmp_path_factory.mktemp("store")
-    accept_into(store, SHOP)
+    accept_into(store, recommender)
     return store
 
 
@@ -60,17 +66,17 @@ def score_rows():
 
 
 @pytest.fixture
-def make_rows():
-    """Makes seeded rows of the default recommender, with missing values."""
-    return lambda n, seed=0: draw_arrays(SHOP.features, n, np.random.default_rng(seed))
+def make_rows(recommender):
+    """Makes seeded rows of the recommender, with missing values."""
+    return lambda n, seed=0: draw_arrays(recommender.features, n, np.random.default_rng(seed))
 
 
 @pytest.fixture
-def read_log():
+def read_log(recommender):
     """Reads all records of an SQLite log in the order of publication."""
     from evergreen.events.sqlite import SqliteLog
 
-    def read(path: Path, features: Features = SHOP.features):
+    def read(path: Path, features: Features = recommender.features):
         log = SqliteLog(path)
         try:
             return [

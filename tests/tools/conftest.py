@@ -1,8 +1,17 @@
 """Fixtures for the tests in this folder."""
 
+import pytest
+
+from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from tests.support.served_clients import (  # noqa: F401  fixtures
     read_log,
     score_rows,
     server,
     store,
 )
+
+
+@pytest.fixture(scope="session")
+def recommender():
+    """The recommender of the programs on the page."""
+    return CRITEO_RECOMMENDER

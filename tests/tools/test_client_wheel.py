@@ -157,7 +157,7 @@ def test_its_docstring_runs_without_heavy_libraries_or_names_extra(python):
 def test_programs_of_page_run_as_they_stand_there(
     python, server, store, score_rows, read_log, tmp_path
 ):
-    page = (REPOSITORY / "docs" / "log-from-your-service.md").read_text()
+    page = (REPOSITORY / "docs" / "guides" / "log-from-your-service.md").read_text()
     impression, outcome, shutdown, outage, threads = re.findall(
         r"^```python\n(.*?)^```$", page, flags=re.M | re.S
     )

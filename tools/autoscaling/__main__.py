@@ -128,7 +128,10 @@ def build_parser() -> argparse.ArgumentParser:
 
     scaler = parser.add_argument_group("autoscaler (default: as the manifests ship it)")
     scaler.add_argument(
-        "--manifest", type=Path, default=SHIPPED_AUTOSCALER, help="another ScaledObject"
+        "--manifest",
+        type=Path,
+        default=SHIPPED_AUTOSCALER,
+        help="another ScaledObject (default: the one of k8s/components/keda)",
     )
     scaler.add_argument(
         "--target-queue-microseconds",
@@ -213,7 +216,7 @@ def _settings(arguments: argparse.Namespace, trace: Trace, spec: Autoscaler) -> 
 
 
 def _introduce(trace: Trace, settings: Settings, spec: Autoscaler) -> None:
-    """Print what is simulated, and compare the queue target with docs/autoscaling.md."""
+    """Print what is simulated, and compare the queue target with docs/kubernetes/autoscaling.md."""
     times = settings.service_times
     usual = 1e6 * times.of_rows(int(trace.rows[0]))
     print(
@@ -232,7 +235,7 @@ def _introduce(trace: Trace, settings: Settings, spec: Autoscaler) -> None:
     if not usual / 15 <= target <= usual:
         print(
             "such a target keeps the replicas near their maximum or minimum: see "
-            "docs/autoscaling.md, Choosing the "
+            "docs/kubernetes/autoscaling.md, Choosing the "
             "targets"
         )
 

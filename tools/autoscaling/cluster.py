@@ -39,7 +39,7 @@ class StartTimes:
     pod: float = 15.0
     """Time from the container's start to a loaded model: Triton's start, the download of the model
     from the bucket, and warm-up. Triton's own start takes 0.4 s with the laptop's wheel
-    (docs/performance.md), so the default leaves enough time."""
+    (docs/design/performance.md), so the default leaves enough time."""
 
 
 @dataclass

@@ -2,8 +2,8 @@
 
 A log has one topic with one subscription, and another topic with one subscription for dead letters.
 Pub/Sub itself also moves a message to the dead-letter topic after 100 unsuccessful deliveries. The
-person who grants the permissions also creates the topics and subscriptions (docs/gke.md). This
-module creates topics and subscriptions only on Google's emulator.
+person who grants the permissions also creates the topics and subscriptions
+(docs/kubernetes/gke.md). This module creates topics and subscriptions only on Google's emulator.
 
 If `PUBSUB_EMULATOR_HOST` is set, the clients use the emulator without credentials, like Google's
 own tools. Messages are sent in batches, and `publish` returns when Pub/Sub has confirmed all of

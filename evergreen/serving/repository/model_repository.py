@@ -13,8 +13,14 @@ next deployment removes the copy. Recommenders in the same repository share no f
 Changes need `locked()`. In a folder the lock is the kernel's flock, which ends with a killed
 process and must be supported by the filesystem. In a bucket the lock is a lease, which expires. A
 write of the configuration succeeds only if its generation has not changed since the lock holder
-first read it. The write therefore fails for a holder whose lease has expired unnoticed. `switch`
-notifies the servers.
+first read it. The write therefore fails for a holder whose lease has expired unnoticed. The servers
+are notified elsewhere (`controller.moves`).
+
+Each time the lock is taken, the object `<name>.fence.json` gets a number that is larger by one. The
+holder compares this number before each change, and writes it into the configuration as a comment.
+If the previous holder did not release the lock, the new holder first writes the configuration and
+the plan again. The previous holder's next conditional write therefore fails, even if that holder is
+still running.
 
 `version.json` lists every file of its version with size and SHA-256. If a folder lacks this file,
 or if a listed file is absent or has another size, the folder is an interrupted copy and not a
@@ -24,13 +30,14 @@ version. `VersionFolders` reads the versions below one model's name.
 import errno
 import fcntl
 import hashlib
+import json
 import logging
 import os
 import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -66,6 +73,8 @@ WARMUP_FOLDER = "warmup"
 LEASE_SECONDS = 60.0
 GOLDEN_FILE = "golden.npz"
 RECORD_FILE = "version.json"
+_LEASE_COMMENT = "# lease "
+"""Start of the configuration's first line, which names the lease of the holder that wrote it."""
 _SERVED_MODEL = Path(__file__).resolve().parents[1] / "served_model.py"
 
 
@@ -263,6 +272,8 @@ class ModelRepository:
         names: Names of the recommender's models.
         holder: Description of this deployment for the error messages of others. The default is this
             process.
+        min_lease: Largest number of a lease that is known from elsewhere. The repository may have
+            been emptied since.
         lease_seconds: Time after which a bucket's lock of a killed holder expires.
         clock: Wall clock in seconds since the epoch.
         monotonic: Monotonic clock in seconds.
@@ -274,6 +285,7 @@ class ModelRepository:
         names: ServedNames,
         *,
         holder: str | None = None,
+        min_lease: int = 0,
         lease_seconds: float = LEASE_SECONDS,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
@@ -288,32 +300,92 @@ class ModelRepository:
         """Versions under the canary's name, at most one."""
         self._holder = holder or f"process {os.getpid()} on {socket.gethostname()}"
         self._lease_seconds, self._clock, self._monotonic = lease_seconds, clock, monotonic
+        self._min_lease = min_lease
         self._check_lock: Callable[[], None] | None = None
-        self._config_generation = ABSENT
+        self.lease = 0
+        """Number of the lock that this process holds, or held last. 0 = none yet."""
+        self._config_generation = self._plan_generation = ABSENT
         self._config = f"{names.model}/{CONFIG_FILE}"
         self._plan = traffic_file(names.model)
+        self._fence = f"{names.model}.fence.json"
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether this object holds the lock."""
+        return self._check_lock is not None
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock out the recommender's other deployments, and check that the repository is writable.
+        """Lock out the recommender's other controllers, and check that the repository is writable.
+
+        Inside another `locked` of this object, the call does nothing.
 
         Raises:
             ContractError: the folder is not writable. The message names the path.
-            TemporaryError: another deployment holds the lock. The message names it.
+            TemporaryError: another controller holds the lock. The message names it.
         """
+        if self.is_locked:
+            yield
+            return
         lock = (
             self._flock(self.objects.root)
             if isinstance(self.objects, FolderObjects)
             else self._lease()
         )
         with lock as check:
-            config = self.objects.read(self._config)
-            self._config_generation = ABSENT if config is None else config.generation
             self._check_lock = check
             try:
+                self._take_fence()
                 yield
             finally:
+                with suppress(TemporaryError, PermanentError, ContractError):
+                    self._release_fence()
                 self._check_lock = None
+
+    def _take_fence(self) -> None:
+        """Take the next number, and fence off a previous holder that did not release the lock."""
+        stored = self.objects.read(self._fence)
+        number, was_released = (0, True) if stored is None else self._parse_fence(stored.content)
+        number = max(number, self._min_lease)
+        try:
+            self._write_fence(number + 1, False, ABSENT if stored is None else stored.generation)
+        except Changed as error:
+            raise TemporaryError(
+                f"another controller took model repository {self.published.uri} meanwhile"
+            ) from error
+        self.lease = number + 1
+        config, plan = self.objects.read(self._config), self.objects.read(self._plan)
+        self._config_generation = ABSENT if config is None else config.generation
+        self._plan_generation = ABSENT if plan is None else plan.generation
+        if not was_released:
+            logger.warning("lease %d of %s was not released", number, self.published.uri)
+            if config is not None:
+                self.write_config(_without_lease(config.content.decode(errors="replace")))
+            if plan is not None:
+                self._plan_generation = self.objects.write(
+                    self._plan, plan.content, if_generation=self._plan_generation
+                )
+
+    def _release_fence(self) -> None:
+        stored = self.objects.read(self._fence)
+        if stored is not None and self._parse_fence(stored.content)[0] == self.lease:
+            self._write_fence(self.lease, True, stored.generation)
+
+    def _write_fence(self, number: int, is_released: bool, generation: int) -> None:
+        document = {"number": number, "holder": self._holder, "released": is_released}
+        content = (json.dumps(document) + "\n").encode()
+        self.objects.write(self._fence, content, if_generation=generation)
+
+    def _parse_fence(self, content: bytes) -> tuple[int, bool]:
+        """Return the number, and whether its holder released the lock."""
+        try:
+            document = json.loads(content)
+            return int(document["number"]), bool(document["released"])
+        except (ValueError, TypeError, KeyError) as error:
+            raise PermanentError(
+                f"{self.uri}/{self._fence} is no lease number ({error!r}), expected one; remove it "
+                "if no controller is at work"
+            ) from error
 
     @contextmanager
     def _lease(self) -> Iterator[Callable[[], None]]:
@@ -329,7 +401,7 @@ class ModelRepository:
             lease.acquire()
         except TemporaryError as error:
             raise TemporaryError(
-                f"another deployment is running in model repository {self.published.uri}: {error}"
+                f"another controller is at work in model repository {self.published.uri}: {error}"
             ) from error
         with lease.kept():
             yield lease.check
@@ -356,7 +428,7 @@ class ModelRepository:
             except BlockingIOError as error:
                 other = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "unknown"
                 raise TemporaryError(
-                    f"another deployment is running in model repository {self.published.uri}: it "
+                    f"another controller is at work in model repository {self.published.uri}: it "
                     f"is held by {other}"
                 ) from error
             os.ftruncate(descriptor, 0)
@@ -369,10 +441,20 @@ class ModelRepository:
         """Check that the lock is still held.
 
         Raises:
-            TemporaryError: a bucket's lease expired, or another deployment took it over.
+            TemporaryError: a bucket's lease expired, or another controller took the lock over.
         """
         assert self._check_lock is not None, "the model repository is changed without its lock"
         self._check_lock()
+        if (newest := self.newest_lease()) != self.lease:
+            raise TemporaryError(
+                f"{self._holder} no longer holds {self.uri}: lease {self.lease} was followed by "
+                f"{newest}"
+            )
+
+    def newest_lease(self) -> int:
+        """Return the newest number of a lease. 0 = nobody has locked the repository yet."""
+        stored = self.objects.read(self._fence)
+        return 0 if stored is None else self._parse_fence(stored.content)[0]
 
     def versions(self) -> list[int]:
         """Return the complete versions in ascending order.
@@ -480,7 +562,7 @@ class ModelRepository:
         """Return the configuration, or None if it is absent."""
         stored = self.objects.read(self._config)
         # A corrupt byte in the old text must not prevent a rollback from replacing the text.
-        return None if stored is None else stored.content.decode(errors="replace")
+        return None if stored is None else _without_lease(stored.content.decode(errors="replace"))
 
     def write_config(self, text: str | None) -> None:
         """Replace the configuration atomically, which publishes the versions that it names.
@@ -488,7 +570,7 @@ class ModelRepository:
         `text` None removes the configuration.
 
         Raises:
-            Changed: another deployment has written it since this lock was taken.
+            Changed: another controller has written it since this lock was taken.
         """
         self.check_held()
         try:
@@ -497,11 +579,13 @@ class ModelRepository:
                 self._config_generation = ABSENT
             else:
                 self._config_generation = self.objects.write(
-                    self._config, text.encode(), if_generation=self._config_generation
+                    self._config,
+                    f"{_LEASE_COMMENT}{self.lease}\n{text}".encode(),
+                    if_generation=self._config_generation,
                 )
         except Changed as error:
             raise Changed(
-                f"another deployment changed {self.uri}/{self._config} since this one began"
+                f"another controller changed {self.uri}/{self._config} since this one began"
             ) from error
 
     def options_for(self, version: int) -> ServingOptions:
@@ -557,19 +641,20 @@ class ModelRepository:
         Raises:
             ContractError: its sequence number does not follow that of the replaced plan. The first
                 plan has the number 1.
-            Changed: another deployment wrote a plan meanwhile.
+            Changed: another controller has written a plan since this lock was taken.
         """
         self.check_held()
         stored = self.objects.read(self._plan)
-        generation, sequence = ABSENT, 0
+        sequence = 0
         if stored is not None:
-            generation = stored.generation
             sequence = TrafficPlan.loads(stored.content, source=f"{self.uri}/{self._plan}").sequence
         if plan.sequence != sequence + 1:
             raise ContractError(
                 f"sequence of the traffic plan is {plan.sequence}, expected {sequence + 1}"
             )
-        self.objects.write(self._plan, plan.dumps(), if_generation=generation)
+        self._plan_generation = self.objects.write(
+            self._plan, plan.dumps(), if_generation=self._plan_generation
+        )
 
     def _named(self) -> set[int]:
         config = self.read_config()
@@ -613,3 +698,12 @@ class ModelRepository:
     def _remove(self, prefix: str) -> None:
         for each in self.objects.list(prefix):
             self.objects.delete(each.name)
+
+
+def _without_lease(text: str) -> str:
+    r"""Return the configuration without its first line, if that line names a lease.
+
+    >>> _without_lease("# lease 3\nname: 1"), _without_lease("name: 1")
+    ('name: 1', 'name: 1')
+    """
+    return text.partition("\n")[2] if text.startswith(_LEASE_COMMENT) else text

@@ -89,7 +89,7 @@ def test_row_is_new_if_it_holds_id_of_this_round(made):
     assert 0 < expected.sum() < 900
 
 
-def test_row_whose_columns_got_no_id_is_not_new_even_where_column_is_empty(made):
+def test_row_whose_columns_got_no_id_is_not_new_even_in_empty_column(made):
     # A column without values has only the two reserved ids. Missing and unknown values are not new
     # categories.
     scored = score(made)

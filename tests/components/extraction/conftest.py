@@ -1,8 +1,11 @@
+from functools import partial
+
+import pytest
+
 from tests.support.click_logs import (  # noqa: F401  fixtures
     clicks,
     criteo_rows,
     flags,
-    raw_table,
     read,
     released,
     run_main,
@@ -11,3 +14,16 @@ from tests.support.click_logs import (  # noqa: F401  fixtures
     write_lake,
     write_text,
 )
+from tests.support.recommenders import SHOP
+
+
+@pytest.fixture
+def recommender():
+    """The default recommender, whose lakes have lists."""
+    return SHOP
+
+
+@pytest.fixture
+def raw_table(raw_table):
+    """Return rows of different times. Each row is its own request by default."""
+    return partial(raw_table, request_rows=1, with_lists=True)

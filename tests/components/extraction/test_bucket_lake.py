@@ -18,7 +18,6 @@ from cli.backfill import backfill
 from components.extraction.lake import Lake
 from components.extraction.lake_files import DownloadCache, opened_lake
 from evergreen.contracts import raw_rows
-from evergreen.contracts.criteo import CRITEO, CRITEO_RECOMMENDER
 from evergreen.contracts.manifests import RawDataset
 from evergreen.contracts.records import CLICK
 from evergreen.rows.raw_schema import raw_schema
@@ -37,9 +36,9 @@ from tests.support.lakes import (
     put,
 )
 from tests.support.processes import wait_for
-from tests.support.recommenders import accept_into
+from tests.support.recommenders import SHOP, accept_into
 
-RAW_SCHEMA = raw_schema(CRITEO)
+RAW_SCHEMA = raw_schema(SHOP.features)
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 DAY = timedelta(days=1)
@@ -120,7 +119,7 @@ def test_lake_in_bucket_gives_dataset_of_same_lake_in_folder(
     assert found.outcomes_digest == expected.outcomes_digest is not None
 
 
-def test_only_what_window_its_replay_and_their_late_clicks_need_is_fetched(lake, tmp_path):
+def test_only_files_of_window_replay_and_their_late_clicks_are_fetched(lake, tmp_path):
     extract_lake(URI, tmp_path / "work", WINDOW, replay_days=2)
     rows = [part(number, k) for number in (4, 5, 6) for k in (0, 1)]
     late = [f"outcomes/day={day(number)}/part-0.parquet" for number in (3, 4, 5, 6, 7)]
@@ -150,7 +149,7 @@ def test_of_back_filled_day_newest_complete_version_is_fetched(lake, folder, tmp
         newer = tmp_path / f"newer-{version}.parquet"
         start = parse_time("start", day(5)) / 1e6
         pq.write_table(raw_table(300, seed=20 + version, start=start, seconds=86_000), newer)
-        backfill([newer], CRITEO_RECOMMENDER, lake=str(folder), day=parse_day("day", day(5)))
+        backfill([newer], SHOP, lake=str(folder), day=parse_day("day", day(5)))
     (folder / f"day={day(5)}" / "version=3").mkdir()
     (folder / f"day={day(5)}" / "version=3" / "part-00000.parquet").write_bytes(
         b"half, and no marker"
@@ -232,7 +231,7 @@ def test_newest_row_takes_newest_day_with_rows_alone(lake, folder, tmp_path):
     put(folder)
     lake.seen.clear()
     with opened_lake(URI, work=tmp_path / "work", open_storage=open_storage) as files:
-        found = Lake(files=files, features=CRITEO).newest()
+        found = Lake(files=files, features=SHOP.features).newest()
     assert found == parse_time("newest", "2026-03-05T23:52:48Z")
     assert {name.partition("/")[0] for name in fetched(lake.seen)} == {
         f"day={day(n)}" for n in (5, 6, 7)

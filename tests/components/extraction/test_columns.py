@@ -9,17 +9,16 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from evergreen.config.spec import Recommender
-from evergreen.contracts.criteo import CRITEO, FEATURES
 from evergreen.contracts.manifests import Model, RawDataset
 from evergreen.registry.models import model_folder
 from evergreen.storage.uris import local_path
-from tests.support.recommenders import accept_into
+from tests.support.recommenders import SHOP, accept_into
 from tests.support.workflows import workflow_of
 
+FEATURES = SHOP.features
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
-EXCLUDED = ["I2", "I13", "C7", "C26"]
-ASKED = json.dumps([name for name in FEATURES if name not in EXCLUDED])
+EXCLUDED = ["price", "age", "shop", "genres"]
+ASKED = json.dumps([name for name in FEATURES.names if name not in EXCLUDED])
 
 
 @pytest.fixture
@@ -29,7 +28,9 @@ def champion_without(released, tmp_path):
     def release(*excluded):
         released("2026-02-01T00:00:00+00:00")
         folder = model_folder(tmp_path / "my store", "m1")
-        workflow_of([[]] * 26, excluded=excluded).save(folder / Model.WORKFLOW)
+        workflow_of([[]] * len(FEATURES.slots), FEATURES, excluded=excluded).save(
+            folder / Model.WORKFLOW
+        )
 
     return release
 
@@ -46,33 +47,33 @@ def values_in(dataset, names):
 
 def test_lake_that_lacks_excluded_column_is_read(flags, run_main, capsys):
     for path in local_path(flags["--lake"]).rglob("*.parquet"):
-        pq.write_table(pq.read_table(path, partitioning=None).drop(["C7"]), path)
+        pq.write_table(pq.read_table(path, partitioning=None).drop(["shop"]), path)
     assert run_main(flags) == 2
-    assert "other files lack the column C7" in capsys.readouterr().err
+    assert "other files lack the column shop" in capsys.readouterr().err
     assert run_main(flags, columns=ASKED) == 0
     assert RawDataset.read(flags["--output"]).num_train_rows == 900
 
 
 def test_what_champion_learns_from_is_read_all_same(flags, run_main, champion_without):
-    champion_without("I13", "C26", "C1")
+    champion_without("age", "genres", "user")
     assert run_main(flags, columns=ASKED) == 0
     dataset = RawDataset.read(flags["--output"])
     assert dataset.excluded_columns == EXCLUDED
     found = values_in(dataset, EXCLUDED)
     for part in found.values():
-        assert (part["I13"], part["C26"]) == (0, 0)
-        assert min(part["I2"], part["C7"]) > 0
+        assert (part["age"], part["genres"]) == (0, 0)
+        assert min(part["price"], part["shop"]) > 0
 
 
 def test_champion_whose_columns_are_gone_is_refused_before_any_read(
     flags, run_main, champion_without, capsys, tmp_path
 ):
     champion_without()
-    fewer = Recommender(name="click_model", features=replace(CRITEO, numeric=CRITEO.numeric[:-1]))
+    fewer = replace(SHOP, features=replace(FEATURES, numeric=FEATURES.numeric[:-1]))
     accept_into(tmp_path / "my store", fewer)
     for parent, way in (("none", "--from-scratch"), ("current", "-p champion=none")):
         assert run_main(flags, parent=parent) == 2
-        assert "columns ['I13'] of the champion m1 are none of this run's" in (
+        assert "columns ['age'] of the champion m1 are none of this run's" in (
             said := capsys.readouterr().err
         )
         assert f"to compare without it, run it again with `{way}`" in said
@@ -83,10 +84,10 @@ def test_champion_whose_columns_are_gone_is_refused_before_any_read(
     ("days_without", "said"),
     [
         ([1], None),
-        ([1, 2], "2026-03-02/part-0.parquet and 1 other files lack the column price"),
+        ([1, 2], "2026-03-02/part-0.parquet and 1 other files lack the column cost"),
         (
             [2],
-            "2026-03-02/part-0.parquet lacks the column price, which a file of an earlier day has",
+            "2026-03-02/part-0.parquet lacks the column cost, which a file of an earlier day has",
         ),
     ],
 )
@@ -94,14 +95,12 @@ def test_column_that_came_later_is_missing_in_days_before(
     flags, run_main, capsys, tmp_path, champion_without, days_without, said
 ):
     champion_without()
-    more = Recommender(
-        name="click_model", features=replace(CRITEO, numeric=("price", *CRITEO.numeric[::-1]))
-    )
+    more = replace(SHOP, features=replace(FEATURES, numeric=("cost", *FEATURES.numeric[::-1])))
     accept_into(tmp_path / "my store", more)
     for path in local_path(flags["--lake"]).rglob("*.parquet"):
         if int(path.parent.name[-2:]) not in days_without:
             rows = pq.read_table(path, partitioning=None)
-            pq.write_table(rows.append_column("price", rows["I1"].fill_null(7)), path)
+            pq.write_table(rows.append_column("cost", rows["price"].fill_null(7)), path)
     assert run_main(flags, parent="none") == (2 if said else 0)
     if said:
         assert said in capsys.readouterr().err
@@ -110,7 +109,7 @@ def test_column_that_came_later_is_missing_in_days_before(
             map(pq.read_table, local_path(RawDataset.read(flags["--output"]).train_uri).iterdir())
         )
         assert (
-            rows["price"]
+            rows["cost"]
             .is_null()
             .equals(pc.less(rows["event_time"], pa.scalar(START + timedelta(days=1))))
         )

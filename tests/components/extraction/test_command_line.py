@@ -105,8 +105,8 @@ REFUSED = {
     "unknown parent": ({"parent": "m9"}, "parent 'm9' is not in the model registry"),
     "unknown champion": ({"champion": "m9"}, "champion 'm9' was never released"),
     "no column": (
-        {"columns": '["I1", "label"]'},
-        "columns name ['label'], expected some of I1, I2, I3",
+        {"columns": '["price", "label"]'},
+        "columns name ['label'], expected some of price, age, item",
     ),
     "no setting": (
         {"settings": "extraction.holdout=1"},

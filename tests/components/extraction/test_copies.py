@@ -160,9 +160,7 @@ def labels(dataset: RawDataset) -> dict:
 
 
 @pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
-def test_clicks_written_as_second_rows_are_learned_whichever_file_has_them(
-    lake, run_step, raw_table, names
-):
+def test_clicks_written_as_second_rows_are_learned_from_any_file(lake, run_step, raw_table, names):
     table = raw_table(400, start=START.timestamp(), seconds=3600)
     shown, clicked = (
         changed(table, "label", [0] * 400),
@@ -180,7 +178,7 @@ def test_clicks_written_as_second_rows_are_learned_whichever_file_has_them(
 
 def test_bytes_are_same_whatever_names_of_files(lake, run_step, raw_table, tmp_path):
     table = raw_table(300, start=START.timestamp(), seconds=3600)
-    other = changed(table, "I1", [None] * 300).slice(0, 100)
+    other = changed(table, "price", [None] * 300).slice(0, 100)
     digests = set()
     for i, names in enumerate(itertools.permutations("abc")):
         tables = dict(zip(names, (table, other, table.slice(50, 100))))
@@ -213,7 +211,7 @@ def test_small_share_of_conflicts_is_counted_and_larger_one_refused(
     lake, run_step, raw_table, num_conflicts, is_refused
 ):
     table = raw_table(400, start=START.timestamp(), seconds=3600)
-    others = changed(table, "C1", [5] * 400).slice(0, num_conflicts)
+    others = changed(table, "item", [5] * 400).slice(0, num_conflicts)
     folder = lake(a=table, b=others)
     if is_refused:
         with raises(ContractError, "5 of 405 rows (1.23%)"):

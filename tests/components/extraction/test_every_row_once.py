@@ -24,7 +24,7 @@ from evergreen.storage.uris import local_path
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 DAYS, ROWS, NEW_ROWS, ROUNDS = 4, 320, 20, 7
 File = tuple[date, str]
-NUMBER = "I1"
+NUMBER = "price"
 """The column with a row's number."""
 
 

@@ -22,7 +22,7 @@ from evergreen.runtime.errors import ContractError, TemporaryError
 from evergreen.storage.uris import local_path
 from tests.support.errors import raises
 from tests.support.lakes import OUTCOMES, folder_lake, rows_in
-from tests.support.recommenders import criteo_with
+from tests.support.recommenders import shop_with
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 
@@ -161,7 +161,7 @@ def extract_lots(tmp_path, raw_table, write_lake, monkeypatch):
             folder_lake(folder, piece_rows=40),
             TimeSpan(),
             folder=tmp_path / "work",
-            recommender=criteo_with(extraction={"max_malformed_fraction": 0.1, **settings}),
+            recommender=shop_with(extraction={"max_malformed_fraction": 0.1, **settings}),
             dask_scheduler=scheduler,
         )
         files = {
@@ -198,8 +198,8 @@ def test_unfit_files_that_several_processes_find_are_all_left_out(extract_lots):
     _, one, *_, other = extract_lots.files
     for path in (one, other):
         table = pq.read_table(path, partitioning=None)
-        place = table.column_names.index("I1")
-        pq.write_table(table.set_column(place, "I1", pa.array(["no number"] * len(table))), path)
+        place = table.column_names.index("price")
+        pq.write_table(table.set_column(place, "price", pa.array(["no number"] * len(table))), path)
     dataset, files = extract_lots(3, max_quarantined_file_fraction=0.5)
     assert [each["file"] for each in dataset.quarantined_files] == [
         path.relative_to(path.parents[1]).as_posix() for path in (one, other)
@@ -210,7 +210,7 @@ def test_unfit_files_that_several_processes_find_are_all_left_out(extract_lots):
     assert (dataset.digest, files) == (expected.digest, expected_files)
 
 
-def test_process_that_is_killed_in_middle_leaves_nothing_and_next_try_same(
+def test_process_killed_midway_leaves_nothing_and_next_try_is_same(
     extract_lots, monkeypatch, tmp_path
 ):
     write, parent = PartWriter.write, os.getpid()

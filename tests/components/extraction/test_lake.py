@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from components.extraction.lake import Lake
 from evergreen.contracts import raw_rows
-from evergreen.contracts.criteo import CRITEO
 from evergreen.contracts.records import CLICK, CONVERSION
 from evergreen.rows.raw_schema import MalformedRows, raw_schema
 from evergreen.rows.times import TimeSpan, parse_time, to_micros
@@ -21,8 +20,9 @@ from evergreen.runtime.errors import ContractError
 from evergreen.storage.uris import local_path
 from tests.support.errors import raises
 from tests.support.lakes import OUTCOMES, folder_lake, rows_in
+from tests.support.recommenders import SHOP
 
-RAW_SCHEMA = raw_schema(CRITEO)
+RAW_SCHEMA = raw_schema(SHOP.features)
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 FIRST = to_micros(START)

@@ -14,10 +14,10 @@ import pytest
 
 from cli.backfill import backfill
 from evergreen.contracts import raw_rows
-from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from evergreen.contracts.manifests import RawDataset
 from tests.support.archives import day_folders
 from tests.support.lakes import URI, fetched, keys_in, keys_of, put
+from tests.support.recommenders import SHOP
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 DAY = timedelta(days=1)
@@ -176,7 +176,7 @@ def test_file_that_was_changed_is_told_and_not_learnt(rounds, between, caplog):
     assert "what was changed is not learned" in caplog.text
 
 
-def test_click_that_comes_as_late_copy_of_learned_row_is_counted_and_named(rounds, between, caplog):
+def test_click_in_late_copy_of_learned_row_is_counted_and_named(rounds, between, caplog):
     shown = between(24, 30)
     rounds.add(
         shown.set_column(0, raw_rows.LABEL, pa.array([0] * len(shown), pa.int32())), "a.parquet"
@@ -243,7 +243,7 @@ def test_back_filled_rows_are_not_late_but_what_came_beside_them_is(rounds, betw
         pq.write_table(between(*hours, step=2, offset=1), tmp_path / "again.parquet")
         backfill(
             [tmp_path / "again.parquet"],
-            CRITEO_RECOMMENDER,
+            SHOP,
             lake=str(rounds.lake),
             day=date(2026, 3, day),
         )

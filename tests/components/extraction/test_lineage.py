@@ -10,8 +10,8 @@ import pytest
 
 from cli.backfill import backfill
 from components.extraction.lineage import lake_versions, main
-from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from evergreen.registry.models import model_folder
+from tests.support.recommenders import SHOP
 from tests.support.releases import keep_model, make_live, release
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
@@ -56,7 +56,7 @@ def lake(tmp_path, raw_table, write_lake):
         pq.write_table(pq.read_table(source, partitioning=None), tmp_path / "again.parquet")
         backfill(
             [tmp_path / "again.parquet"],
-            CRITEO_RECOMMENDER,
+            SHOP,
             lake=str(folder),
             day=date(2026, 3, day),
         )

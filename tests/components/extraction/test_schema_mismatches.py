@@ -30,7 +30,7 @@ def cast(name, arrow_type):
 
 def encoded(table):
     return table.set_column(
-        table.schema.get_field_index("C9"), "C9", table["C9"].dictionary_encode()
+        table.schema.get_field_index("user"), "user", table["user"].dictionary_encode()
     )
 
 
@@ -40,10 +40,10 @@ def foreign(flags, run_main, **more: str):
 
 
 def test_column_that_became_text_is_told_with_its_first_file(flags, run_main, change_file):
-    first = change_file(cast("C7", pa.string()))
-    change_file(cast("C7", pa.string()), day=2)
+    first = change_file(cast("shop", pa.string()))
+    change_file(cast("shop", pa.string()), day=2)
     assert foreign(flags, run_main) == [
-        {"column": "C7", "arrow_type": "string", "expected": "int64", "file": str(first)}
+        {"column": "shop", "arrow_type": "string", "expected": "int64", "file": str(first)}
     ]
 
 
@@ -51,16 +51,16 @@ def test_unknown_columns_are_reported_and_those_of_agreed_groups_are_not(
     flags, run_main, change_file
 ):
     path = change_file(
-        lambda table: table.append_column("price", pa.array([1.5] * len(table))).append_column(
+        lambda table: table.append_column("cost", pa.array([1.5] * len(table))).append_column(
             "shadow_version", pa.nulls(len(table), pa.int32())
         )
     )
     assert foreign(flags, run_main) == [
-        {"column": "price", "arrow_type": "double", "expected": None, "file": str(path)}
+        {"column": "cost", "arrow_type": "double", "expected": None, "file": str(path)}
     ]
 
 
-@pytest.mark.parametrize("change", [cast("label", pa.bool_()), cast("C9", pa.uint32()), encoded])
+@pytest.mark.parametrize("change", [cast("label", pa.bool_()), cast("user", pa.uint32()), encoded])
 def test_numbers_of_other_width_and_dictionaries_of_numbers_are_accepted(
     flags, run_main, change_file, change
 ):
@@ -69,31 +69,31 @@ def test_numbers_of_other_width_and_dictionaries_of_numbers_are_accepted(
 
 
 def test_dictionary_of_texts_is_no_number(flags, run_main, change_file):
-    path = change_file(lambda table: encoded(cast("C9", pa.string())(table)))
+    path = change_file(lambda table: encoded(cast("user", pa.string())(table)))
     (told,) = foreign(flags, run_main)
-    assert (told["column"], told["expected"], told["file"]) == ("C9", "int64", str(path))
+    assert (told["column"], told["expected"], told["file"]) == ("user", "int64", str(path))
 
 
 def test_missing_categories_may_be_nan_among_floats_as_pandas_has_them(
     flags, run_main, change_file
 ):
     def with_nan(table):
-        values = pc.fill_null(table["C8"].cast(pa.float64()), float("nan"))
-        return table.set_column(table.schema.names.index("C8"), "C8", values)
+        values = pc.fill_null(table["user"].cast(pa.float64()), float("nan"))
+        return table.set_column(table.schema.names.index("user"), "user", values)
 
     path = change_file(lambda table: table)
-    before = pq.read_table(path, partitioning=None)["C8"].null_count
+    before = pq.read_table(path, partitioning=None)["user"].null_count
     assert before > 0
     change_file(with_nan)
     assert foreign(flags, run_main) == []
     rows = pq.read_table(f"{flags['--work']}/run 1/extraction/train", partitioning=None)
     first_day = pc.less(rows["event_time"], pa.scalar(datetime(2026, 3, 2, tzinfo=timezone.utc)))
-    assert rows.filter(first_day)["C8"].null_count == before
+    assert rows.filter(first_day)["user"].null_count == before
 
 
 def test_columns_that_run_does_not_read_are_not_evaluated(flags, run_main, change_file):
-    change_file(cast("C7", pa.string()))
-    assert foreign(flags, run_main, columns='["I1", "C1"]') == []
+    change_file(cast("shop", pa.string()))
+    assert foreign(flags, run_main, columns='["price", "item"]') == []
 
 
 def test_rows_that_no_model_of_ours_served_need_not_name_one(flags, run_main, change_file):
@@ -102,4 +102,4 @@ def test_rows_that_no_model_of_ours_served_need_not_name_one(flags, run_main, ch
     rows = pq.read_table(f"{flags['--work']}/run 1/extraction/train", partitioning=None)
     without = rows.slice(0, 400)
     assert without["model_version"].null_count == without["score"].null_count == 400
-    assert rows["C1"].null_count < 400
+    assert rows["item"].null_count < 400

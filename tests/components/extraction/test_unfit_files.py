@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from evergreen.contracts import raw_rows
@@ -29,13 +30,13 @@ NAME = f"day=2026-03-01/hour-{BAD:02d}.parquet"
 
 
 def infinite(path, table):
-    numbers = table["I3"].to_numpy().astype(np.float32).copy()
+    numbers = table["price"].to_numpy().astype(np.float32).copy()
     numbers[:2] = np.inf
-    rewrite(path, table, "I3", pa.array(numbers))
+    rewrite(path, table, "price", pa.array(numbers))
 
 
 def of_another_type(path, table):
-    rewrite(path, table, "I3", pa.array(["no number"] * len(table)))
+    rewrite(path, table, "price", pa.array(["no number"] * len(table)))
 
 
 def of_another_time(path, table):
@@ -52,7 +53,9 @@ def truncated(path, table):
 
 def flipped(path, table):
     content = bytearray(path.read_bytes())
-    content[len(content) // 3] ^= 16
+    column = pq.ParquetFile(path).metadata.row_group(0).column(2)
+    begin = column.dictionary_page_offset or column.data_page_offset
+    content[begin + column.total_compressed_size // 2] ^= 16
     path.write_bytes(content)
 
 
@@ -68,7 +71,7 @@ KINDS = [
     (
         infinite,
         60,
-        "2 of 60 rows are malformed (3.33%), expected at most 1.00%; first: line 1: I3 is inf",
+        "2 of 60 rows are malformed (3.33%), expected at most 1.00%; first: line 1: price is inf",
     ),
     (of_another_type, 60, "expected float: Failed to parse string: 'no number'"),
     (of_another_time, 60, "has event_time of type int64, expected a timestamp"),
@@ -191,7 +194,7 @@ def test_next_run_goes_on_and_one_after_mending_learns_rows_once(
     assert read_by(turn(lake(HOURS + 2))) == keys_of_hours(hour, [HOURS + 2])
 
 
-def test_file_that_breaks_after_its_rows_were_learned_is_not_learned_twice(lake, hour, turn):
+def test_file_that_breaks_after_training_is_not_learned_twice(lake, hour, turn):
     folder = lake(*range(HOURS))
     late = hour(HOURS)
     path = folder / "day=2026-03-01/long.parquet"

@@ -72,7 +72,7 @@ def scores(result, slot_sizes, dense, ids, config=CONFIG):
     return load_scorer(result.weights, config, slot_sizes).probabilities(dense, ids)
 
 
-def test_learns_planted_signal_and_incremental_round_regains_most_of_drift(
+def test_learns_planted_signal_and_next_run_regains_most_of_drift(
     world, first, make_training_set, run
 ):
     labels, dense, ids, logit = world.rows(8_000, seed=2)

@@ -63,7 +63,7 @@ def test_names_there_twice_and_no_names_are_refused():
         ),
     ],
 )
-def test_columns_that_mean_something_else_than_parents_are_refused_by_name(now, said):
+def test_columns_of_another_meaning_than_parents_are_refused_by_name(now, said):
     with pytest.raises(ContractError, match=said):
         now.expect_continues(BEFORE, parent="m1")
 

@@ -26,7 +26,7 @@ def test_rows_number_is_made_of_its_request_and_its_row():
     assert row_identities(pa.array(requests), rows).tolist() == expected
 
 
-def test_draws_are_even_and_independent_of_each_other_and_of_another_salts():
+def test_draws_are_even_and_independent_of_each_other_and_other_salts():
     requests, rows = np.divmod(np.arange(200_000, dtype=np.uint64), np.uint64(64))
     identities = (requests << np.uint64(32)) | rows
     draws, others = uniforms(identities, 1), uniforms(identities, 2)

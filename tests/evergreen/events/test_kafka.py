@@ -88,7 +88,7 @@ def batch(count: int, begin: int = 0):
 
 
 @given(st.permutations(list(range(8))), st.integers(0, 8))
-def test_committed_offset_is_first_that_is_not_acknowledged_whatever_order(order, count):
+def test_committed_offset_is_first_unacknowledged_in_any_order(order, count):
     progress: PartitionProgress[str] = PartitionProgress(1)
     for offset in range(8):
         progress.take(10 + offset, "m", until=1.0)

@@ -49,7 +49,7 @@ def test_mark_does_not_pass_oldest_message_in_hand():
     assert mark_at(mark, 500.0) == 495.0
 
 
-def test_mark_rests_while_stream_is_down_and_until_its_leases_have_run_out():
+def test_mark_rests_while_stream_is_down_and_until_its_leases_end():
     mark = ReadMark(settle_seconds=SETTLE, lease_seconds=LEASE)
     assert mark_at(mark, 60.0) == 55.0
     assert mark_at(mark, 200.0, connected_at=None) == 55.0

@@ -28,7 +28,7 @@ def path(tmp_path):
     return tmp_path / "log.sqlite"
 
 
-def test_locked_database_is_temporary_error_and_message_goes_through_later(path):
+def test_locked_database_is_temporary_error_and_message_passes_later(path):
     log = SqliteLog(path, busy_timeout_seconds=0.01)
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")

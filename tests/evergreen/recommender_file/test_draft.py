@@ -251,5 +251,7 @@ def test_column_of_very_many_categories_is_said_to_cost_memory(tmp_path):
     text, recommender = drafted(tmp_path / "clicks.parquet")
     assert set(recommender.features.categorical) == {"user", "item"}
     assert [
-        line.split(":")[0].strip() for line in text.splitlines() if "docs/scale.md" in line
+        line.split(":")[0].strip()
+        for line in text.splitlines()
+        if "docs/kubernetes/scale.md" in line
     ] == ["user"]

@@ -19,7 +19,7 @@ def accept(store, recommender, *, why="because", **more):
     return recommenders.accept(store, recommender, who="ann", why=why, now=NOON, **more)
 
 
-def test_current_is_newest_and_earlier_ones_are_found_by_number_and_digest(tmp_path):
+def test_current_is_newest_and_earlier_ones_have_number_and_digest(tmp_path):
     seeded = SHOP.with_settings({"training.seed": 7, "model.tower": [64, 32]})
     assert [accept(tmp_path, SHOP), accept(tmp_path, seeded)] == [1, 2]
     assert recommenders.accepted(tmp_path, "current") == seeded

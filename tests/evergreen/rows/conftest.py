@@ -5,6 +5,7 @@ from tests.support.click_logs import (  # noqa: F401  fixtures
     criteo_rows,
     raw_table,
     read,
+    recommender,
     run_step,
     truth,
     write_lake,

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from evergreen.contracts import raw_rows
+from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from evergreen.rows import archived_rows
 from evergreen.rows.raw_schema import MalformedRows, open_parquet
 from evergreen.rows.times import TimeSpan
@@ -33,9 +34,10 @@ resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
 from evergreen.rows.raw_schema import MalformedRows
 from evergreen.rows.times import TimeSpan
 from evergreen.runtime.errors import ContractError
+from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from tests.support.lakes import folder_lake
 try:
-    lake = folder_lake(Path(sys.argv[1]))
+    lake = folder_lake(Path(sys.argv[1]), recommender=CRITEO_RECOMMENDER)
     with MalformedRows(Path(sys.argv[1]) / "_m.jsonl", max_fraction=1.0) as malformed:
         print(sum(table.num_rows for table, _ in lake.tables(TimeSpan(), malformed)))
 except ContractError as error:
@@ -142,7 +144,7 @@ def test_dictionary_encoded_strings_and_lists_give_same_rows_as_plain(
         folder = tmp_path / name / "day=2026-03-01"
         folder.mkdir(parents=True)
         pq.write_table(table, folder / "part-0.parquet", row_group_size=700, **options)
-        lake = folder_lake(tmp_path / name)
+        lake = folder_lake(tmp_path / name, recommender=CRITEO_RECOMMENDER)
         with MalformedRows(tmp_path / "m.jsonl") as malformed:
             found.append(pa.concat_tables([rows for rows, _ in lake.tables(TimeSpan(), malformed)]))
     assert found[0].equals(found[1])

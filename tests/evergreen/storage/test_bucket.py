@@ -251,7 +251,7 @@ def test_patience_with_large_object_counts_from_its_last_byte(cloud_storage, ope
     assert (tmp_path / "part").read_bytes() == BIG
 
 
-def test_fetch_that_is_given_up_keeps_what_came_and_next_one_asks_for_rest(
+def test_fetch_that_is_given_up_keeps_its_bytes_and_next_asks_for_rest(
     cloud_storage, open_bucket, tmp_path
 ):
     objects = open_bucket(retry_seconds=0.05)

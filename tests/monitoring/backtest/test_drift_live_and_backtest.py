@@ -95,7 +95,7 @@ def test_monitors_lines_are_backtests_and_say_that_column_drifted(ran):
     assert backtested(ran.bench.settings, CRITEO) == ran.lines
 
 
-def test_predictions_that_reach_log_within_grace_count_in_their_own_bucket(ran, tmp_path, stream):
+def test_predictions_that_arrive_within_grace_count_in_their_bucket(ran, tmp_path, stream):
     late = run_monitor(tmp_path, [[], [], [], *stream], every=1)
     assert late.lines == ran.lines
     assert backtested(late.bench.settings, CRITEO) == ran.lines

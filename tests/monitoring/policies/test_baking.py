@@ -203,7 +203,7 @@ def test_version_is_evaluated_on_its_own_rows_once_first_has_matured():
     assert found.action is Action.ROLLBACK
 
 
-def test_version_that_gives_every_row_one_score_is_asked_back_without_test():
+def test_version_with_one_score_for_every_row_is_rolled_back_untested():
     rows = traffic(1, rows=1_280)
     stuck = MaturedRows(
         labels=rows.labels, scores=np.full(1_280, 0.07, np.float32), groups=rows.groups
@@ -243,7 +243,7 @@ def test_evidence_has_mean_of_one_under_terms_without_mean():
 def test_few_users_who_come_back_take_no_good_version_back():
     """50 users with 100 requests each.
 
-    The gate evaluated 200 requests of 50 other users. docs/canary.md reports 200 streams.
+    The gate evaluated 200 requests of 50 other users. docs/guides/canary.md reports 200 streams.
     """
     alarms = 0
     for number in range(30):

@@ -314,7 +314,7 @@ def test_version_that_served_between_two_decision_points_is_in_line():
     assert points[-1].memory["matured_total"] == 12
 
 
-def test_predecessor_is_measured_when_first_own_row_matures_and_not_before():
+def test_predecessor_is_measured_once_first_own_row_matures():
     """The last rows of the old version may have been served after a drift.
 
     Such rows are not evidence for either version.

@@ -335,9 +335,7 @@ def test_full_disk_sets_nothing_aside(started, monkeypatch):
 
 
 @pytest.mark.parametrize("step", ["acknowledge", "dead_letter"])
-def test_what_was_stored_is_known_although_log_failed_before_turn_was_over(
-    bench, monkeypatch, step
-):
+def test_stored_messages_are_known_although_log_failed_during_turn(bench, monkeypatch, step):
     b = bench()
     monitor, done = b.start(), getattr(b.log, step)
 

@@ -58,7 +58,7 @@ def test_outcomes_are_frozen():
         "notified",
     )
     refusals = ("gate_failed", "gate_inconclusive", "blocked_by_data", "refused_at_deployment")
-    assert ("released", "canary", "evaluated", *refusals, "failed") == VERDICTS
+    assert ("released", "canary", "evaluated", *refusals, "failed") == tuple(VERDICTS)
     assert PROMOTIONS == (
         "release",
         "rollback",

@@ -103,7 +103,7 @@ def test_select_policy_takes_larger_smaller_or_no_change(select, wanted):
     assert once(10, of=spec(down=down), queue=0.0) == wanted
 
 
-def test_scale_down_waits_until_no_recommendation_of_window_asked_for_more():
+def test_scale_down_waits_until_no_recommendation_in_window_was_higher():
     down = Rules(stabilization_seconds=300, policies=(ScalingPolicy("Percent", 100, 15),))
     controller, current, seen = Controller(spec(down=down)), 8, {}
     for turn in range(60):

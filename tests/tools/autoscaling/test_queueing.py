@@ -66,7 +66,7 @@ def test_free_instance_batches_all_that_waits_up_to_largest_size():
     assert pod.counters.queue_seconds == pytest.approx(13.4)
 
 
-def test_request_that_finds_queue_full_is_refused_and_later_ones_are_taken():
+def test_request_at_full_queue_is_refused_and_later_ones_are_accepted():
     pod = queue(instances=1, max_queued=2, max_batch_rows=1)
     pod.offer([0.0, 0.1, 0.2, 0.3, 2.5], 1, [1.0] * 5)
     pod.advance(100.0)
@@ -113,11 +113,11 @@ def test_every_request_is_answered_refused_timed_out_or_inside_at_any_cut(
 
 
 def test_defaults_are_what_generated_configuration_says():
-    options = read_options(triton_config("m", ServingOptions(), [1], features=CRITEO))
+    asked = ServingOptions(server="onnxruntime")
+    options = read_options(triton_config("m", asked, [1], features=CRITEO))
     settings = PodSettings()
     assert settings.instances == options.instances
-    assert settings.max_queued == options.max_queued_requests
-    assert settings.timeout_seconds * 1e6 == options.queue_timeout_microseconds
+    assert (settings.max_queued, settings.timeout_seconds * 1e6) == options.queue_limits
     assert options.max_queue_delay_microseconds == 0, (
         "a batch that waits for company is not simulated"
     )
