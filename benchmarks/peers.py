@@ -14,10 +14,10 @@ PyTorch with sparse gradients is the same, but its tables are created with `spar
 by `torch.optim.SparseAdam`. Their gradients then have only the rows of the batch.
 
 TorchRec follows `test_installation.py --cpu_only` of its repository: `DistributedModelParallel`
-with an `EmbeddingBagCollection`, in a group of one process. The tables are trained during the
-backward pass by SGD, the default of that example, because FBGEMM's Adam has no build for CPUs. Its
-network is ours, so only the embeddings differ. Its rows are the arrays of `ArrayRows`. TorchRec is
-left out if it is not installed, and for networks with lists.
+with an `EmbeddingBagCollection`, in a group of one process. On a CPU, TorchRec's planner keeps each
+table in the process with dense gradients (`data_parallel`), and `torch.optim.Adam` trains all
+parameters. The network is ours, so only the embeddings differ. Its rows are those of `ArrayRows`.
+TorchRec is left out if it is not installed, and for networks with lists.
 
 DeepCTR-Torch trains its DCN or DeepFM with its own `fit`, unchanged. DeepCTR-Torch has no DLRM.
 Parts that our network lacks are disabled, because they would slow DeepCTR-Torch down: the linear
