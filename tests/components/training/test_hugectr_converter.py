@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from cli import export
 from components.training.hugectr.converter import write_for_converter
 from components.training.start import write_initial
 from evergreen.config.features import Places, PooledPlaces
@@ -118,6 +119,25 @@ def test_model_that_converter_misreads_is_refused(tmp_path, config, places, mess
             tmp_path, config, SIZES, places=places, columns=[], folder=tmp_path / "out"
         )
     assert not (tmp_path / "out").exists()
+
+
+def test_command_writes_new_folder_and_refuses_existing_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(export, "verified_part", lambda model, part: tmp_path / "weights")
+    places = one_each(SIZES)
+    expected = exported(tmp_path, BASE, places)
+    features = SimpleNamespace(id_places=places, id_names=("c0", "c1", "c2", "c3"))
+    model = SimpleNamespace(
+        config=BASE.as_document(),
+        slot_sizes=SIZES,
+        recommender=SimpleNamespace(features=features),
+    )
+    export.export_for_hugectr(model, tmp_path / "new")
+    for path in expected.rglob("*"):
+        if path.is_file():
+            written = tmp_path / "new" / path.relative_to(expected)
+            assert written.read_bytes() == path.read_bytes()
+    with raises(ContractError, "--hugectr", "exists already, expected a new folder"):
+        export.export_for_hugectr(model, tmp_path / "new")
 
 
 def keys_of(document, ids, places, shapes):
