@@ -1,7 +1,7 @@
 """Search all states of the release protocol, and check that the search finds built-in faults.
 
 `tests.support.protocol_model` explains the model. Run this file as a program to print the tables of
-docs/design/release-protocol.md: `.venvs/driver/bin/python -m tests.controller.test_protocol_model`.
+docs/design/protocol-model.md: `.venvs/driver/bin/python -m tests.controller.test_protocol_model`.
 """
 
 import dataclasses
