@@ -224,7 +224,7 @@ def _parameters_of(arguments: argparse.Namespace) -> dict[str, str]:
 
 
 def _words_of(arguments: argparse.Namespace) -> list[str]:
-    """Return the flags that describe the kind of run, as words of a command."""
+    """Return the flags for the kind of run as a list of command-line words."""
     places = {"--lake": arguments.lake, "--triton-urls": arguments.triton_urls}
     words = [word for flag, place in places.items() if place for word in (flag, place)]
     words += ["--from-scratch"] if arguments.from_scratch else []

@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 MAX_INTERVAL_SECONDS = 3600.0
 POLL_SECONDS = 0.1
-"""Seconds between two looks for new requests."""
+"""Seconds between two checks of the journal for new requests."""
 CANARY_SECONDS = 30.0
 """Seconds between two evaluations of a canary."""
 
@@ -63,10 +63,11 @@ class ReleaseController:
     baking: Baking
     inspection: Inspection
     canary: CanarySettings | None = None
-    """Evidence and rules of canaries. None = canaries are not evaluated."""
+    """Evidence and rules of canaries. None disables the evaluation of canaries."""
     status: Path | None = None
     """JSON file about the last round: findings by server, number of each finding, the baking
-    version, the last step of a canary, replaced files, and errors. None = no file is written."""
+    version, the last step of a canary, replaced files, and errors. None = the status is not written
+    to a file."""
     num_recovered: int = 0
     """Number of interrupted changes that were undone."""
     _canary_step: steps.Step | None = None
@@ -179,7 +180,7 @@ def control(
 
 @dataclass(kw_only=True)
 class Holder:
-    """Keeper of the repository's lock while a controller runs, which waits for it before."""
+    """Class that waits for the repository's lock, and then holds it while a controller runs."""
 
     site: SiteSettings
     make: Callable[[SiteSettings], ReleaseController]
@@ -187,12 +188,15 @@ class Holder:
     stop: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
-        """Run the controller until `stop` is set. If the lock is lost, wait for it again."""
+        """Run the controller until the event `stop` is set.
+
+        If the lock is lost, wait for it again.
+        """
         told = ""
         while not self.stop.is_set():
             problem: str | None = None
             try:
-                # Without a recommender there is nothing to serve yet.
+                # Without a recommender there is nothing to serve.
                 if self.site.recommender or served_name(self.site.store):
                     repository = self.site.open_repository()
                     with repository.locked():

@@ -5,11 +5,11 @@ live since the verdict, so the verdict does not compare the candidate with the l
 candidate is then refused and must be evaluated again. Runs that chose their champion explicitly, or
 chose no champion, are not checked.
 
-A version number that the journal contains is never reused. The registry keeps the graph and its
-golden rows permanently. The gate scores the champion with them, `verify` recomputes logged scores,
-and a rollback restores versions that Triton's repository no longer contains. The stored files are
-copies and not hard links to the served files, because a corrupt served file must not corrupt its
-only backup.
+A version number that the journal contains is never reused. The registry keeps the graph and the
+golden rows of each version permanently. The gate scores the champion with them, `verify` recomputes
+logged scores, and a rollback restores versions that Triton's repository no longer contains. The
+stored files are copies and not hard links to the served files, because a corrupt served file must
+not corrupt its only backup.
 """
 
 import logging
@@ -62,7 +62,7 @@ class StaleVerdict(Refused):
 
 @dataclass(frozen=True, kw_only=True)
 class Satisfied:
-    """Version that already serves as a request asks."""
+    """Result for a request whose version already serves."""
 
     version: int
 
@@ -100,10 +100,10 @@ def satisfied(site: Site, state: RequestState) -> Satisfied | None:
 
 
 def _wanted_then(state: RequestState) -> int | None:
-    """Return the version that whoever asks during a change wants, or None without a change.
+    """Return the version that a requester means during a change, or None without a change.
 
-    It is the version that was live then. If the change was a rollback, it is that rollback's
-    version.
+    Otherwise the requester refers to the version that was live at that time. During a rollback,
+    this is the target of the rollback.
     """
     intent = state.intent_then
     if intent is None:
@@ -112,7 +112,7 @@ def _wanted_then(state: RequestState) -> int | None:
 
 
 def gives_first_share(site: Site, request: ServingRequest) -> bool:
-    """Return whether a `CANARY` request makes its running shadow canary serve."""
+    """Return whether a `CANARY` request lets its shadow canary serve traffic."""
     at_work, plan = canary_at_work(site.store), site.repository.read_plan()
     return bool(
         request.kind == CANARY
@@ -129,11 +129,11 @@ def announce(site: Site, state: RequestState) -> None:
     """Write the intent of the change that a request asks for.
 
     Raises:
-        Refused: the change may not be made now. `check_may_replace` has the reasons.
+        Refused: the change may not be made now. `check_may_replace` lists the reasons.
         ContractError: the request or a file is invalid.
         TemporaryError: a server does not answer, or a previous canary is still draining.
     """
-    _ = site.fleet  # every server must answer before anything is written
+    _ = site.fleet  # every server must respond before anything is written
     kind = state.request.kind
     if kind == RELEASE:
         _announce_release(site, state)
@@ -266,7 +266,7 @@ def _announce_rollback(site: Site, state: RequestState) -> None:
 
 
 def check_plan(site: Site, request: ServingRequest) -> None:
-    """Check that the plan is still the one about which the request decides.
+    """Check that the traffic plan has not changed since the evidence for the request was read.
 
     Raises:
         Refused: the plan changed since the evidence for the request was read.
@@ -279,7 +279,7 @@ def check_plan(site: Site, request: ServingRequest) -> None:
 def _replaced_by(store: Path, live: Promotion) -> int:
     """Return the version that was live before the live version's first release.
 
-    Repeated rollbacks therefore reach older and older versions.
+    Each further rollback therefore returns to an older version.
     """
     # Read the journal, because a corrupt manifest of the live version must not prevent a rollback.
     lines = promotion_journal.read_journal(store)
@@ -322,15 +322,15 @@ def _options(request: ServingRequest) -> ServingOptions:
 def check_may_replace(
     site: Site, verdict: Verdict, options: ServingOptions, *, is_override: bool = False
 ) -> None:
-    """Check that the candidate may replace the live version, before anything is written.
+    """Check that the candidate may replace the live version.
 
-    If a canary is running, a candidate with an inconclusive verdict does not replace it, because a
-    new canary would have to collect its evidence from the start. A candidate that passed is
-    released directly, which ends the canary. A person can end the canary first by `canary abort`.
+    An inconclusive candidate does not replace a running canary, because a new canary would have to
+    collect its evidence from the start. A candidate that passed is released directly, which ends
+    the canary. A person can end the canary first by `canary abort`.
 
     Raises:
         ContractError: the live version uses another backend.
-        Refused: a canary is running and the candidate did not pass, or the candidate was rolled
+        Refused: the candidate did not pass while a canary is running, or the candidate was rolled
             back earlier.
         StaleVerdict: the live model is not the champion of the verdict.
     """
@@ -366,13 +366,13 @@ def check_may_replace(
 def _number(site: Site, request: ServingRequest, prepared: PreparedVersion) -> Release:
     """Give the prepared version its number, copy its files in the registry, and return its release.
 
-    No server is notified and nothing is live yet.
+    No server is notified, and the live version does not change.
     """
     announced = {entry.version for entry in promotion_journal.read_entries(site.store)}
     for path in (site.store / "graphs").glob("*"):
         if path.name.isdigit() and int(path.name) not in announced:
-            # No server has loaded this version, because a controller was killed before it
-            # announced the version.
+            # The controller was killed before it announced this version, so no server has loaded
+            # it.
             forget(site.store, int(path.name))
     model, proof, live = prepared.model, prepared.proof, site.live
     version = next_version(site.store, site.repository)
@@ -381,8 +381,8 @@ def _number(site: Site, request: ServingRequest, prepared: PreparedVersion) -> R
         for name in (GRAPH_FILE, DATA_FILE, GOLDEN_FILE):
             if (prepared.folder / name).exists():
                 shutil.copyfile(prepared.folder / name, building / name)
-        # The lease may have expired meanwhile, and another controller may have used the same
-        # number.
+        # The lease may have expired during the preparation. Another controller may then have used
+        # the same version number.
         site.repository.check_held()
     release = Release(
         model_name=site.names.model,

@@ -2,21 +2,23 @@
 
 After its release each version must stay within the limits of its recommender (`contracts.baking`).
 The module `baking` evaluates the servers' counters. Failures are tested sequentially, so the test
-stays valid however often it is repeated. The time in the model is compared with that of the
-previous version by the ratio of means and the ratio of p99. The number of reloads by the watchdog
-has a limit too. If all servers have histograms, their buckets are summed and give the p99 of all
-requests. Without histograms there is one p99 for each server, and the p99 of all servers together
-cannot be computed from these. It lies between the lowest and the highest p99 of the servers. The
-version's lowest p99 is therefore compared with the highest p99 of the previous version. Each p99 is
-a median over time.
+stays valid however often it is repeated. The time in the model is compared with the previous
+version's time in the model, by the ratios of the means and of the p99. The number of reloads by the
+watchdog has a limit too. If all servers have histograms, their buckets are summed and give the p99
+of all requests. Without histograms there is one p99 for each server, and the p99 of all servers
+together cannot be computed from these. The p99 of all servers is between the lowest and the highest
+p99 of a single server. The version's lowest p99 is therefore compared with the highest p99 of the
+previous version. Each p99 is a median over time.
 
 The monitor evaluates the live traffic, and this module reads its findings from the registry. A
 breach rolls back to the previous version and blocks the model. After that only a person can release
-the model again. Without a breach the version becomes `baked` after the required time and rows.
+the model again. A version without a breach becomes `baked` after the required time and number of
+rows.
 
-All state is in the journal, the findings and `baking/counters.json`, so a lost round does no harm:
-the next round catches up. A controller rolls back by a request, like a person. It ends the baking
-only under the repository's lock, and only if the version is still live and baking.
+All state of the baking is in the journal, the findings and `baking/counters.json`, so the next
+round makes up for a lost round. To roll back, the controller appends a request to the journal, as a
+person does. The controller ends the baking only under the repository's lock, and only if the
+version is still live and baking.
 """
 
 import json
@@ -67,16 +69,16 @@ from evergreen.statistics.metrics import sequential_binomial
 logger = logging.getLogger(__name__)
 
 COUNTERS_FILE = "counters.json"
-"""Name of the file beside the findings. It has the servers' counters for the last versions, and the
-last reading of each server."""
+"""Name of the counters' file in the folder of the findings. The file contains the servers' counters
+for the last versions, and the last reading of each server."""
 KEPT_VERSIONS = 4
 QUANTILE_SECONDS = 60.0
-"""Time window of Triton's quantiles in seconds. A version's first window contains its slow
-warm-up."""
+"""Time window of Triton's quantiles in seconds. The first window of a new version includes slow
+warm-ups."""
 P99_SECONDS = 10.0
 """Seconds between two readings of the p99."""
 P99_READINGS = 12
-"""Number of readings that are stored and required, two minutes in total."""
+"""Number of p99 readings that are stored and required. They span two minutes."""
 NONE, BAKES, ROLLED_BACK = "none", "bakes", "rolled_back"
 _RETRY_ROUNDS = 128
 """Maximum number of rounds between two attempts of a failing rollback. The number doubles after
@@ -90,21 +92,21 @@ class BakingStep:
     """Result of one round."""
 
     action: str
-    """`none` (no version bakes), `bakes`, `baked` or `rolled_back` (rolled back)."""
+    """`none` (no version bakes), `bakes` (the baking continues), `baked` or `rolled_back`."""
     reason: str
     version: int | None = None
     checks: tuple[Check, ...] = ()
-    """Checks of the servers' counters. Empty if they were not evaluated."""
+    """Checks of the servers' counters. The list is empty if the counters were not evaluated."""
 
 
 @dataclass(kw_only=True)
 class Baking:
-    """Evaluation of the baking version of one site. Call `step` once a round."""
+    """Evaluation of the baking version of one site. The controller calls `step` once per round."""
 
     site: SiteSettings
     metrics: tuple[str, ...] = ()
-    """Metrics ports of all servers, host:port or dns:///name:port. If empty, counters are not
-    evaluated."""
+    """Metrics ports of all servers, host:port or dns:///name:port. If the list is empty, the
+    servers' counters are not evaluated."""
     fetch: Fetch = fetch
     _reloads_seen: Counter[int] = field(default_factory=Counter)
     _tries: Counter[int] = field(default_factory=Counter)
@@ -114,7 +116,7 @@ class Baking:
         """Read the counters, evaluate the version, and roll it back or end its baking.
 
         Args:
-            reloads: Number of reloads of each version by the watchdog of this process.
+            reloads: Number of reloads that the watchdog of this process made, by version.
 
         Raises:
             ContractError: the journal or the recommender is corrupt.
@@ -166,7 +168,7 @@ class Baking:
         tries = self._tries[line.version]
         if (
             tries & (tries - 1) and tries % _RETRY_ROUNDS
-        ):  # each attempt writes to the journal and reloads servers
+        ):  # each attempt appends to the journal and reloads servers
             raise TemporaryError(
                 f"version {line.version} could not be rolled back yet, retrying later: {reason}"
             )
@@ -221,11 +223,11 @@ class Baking:
                     if buckets is not None:
                         buckets = _sum(buckets, _bucket_growth(last, seen[key]))
                 if found is None:
-                    buckets = None  # the sum over some of the servers is not that of all
+                    buckets = None  # a sum over only some of the servers would be wrong
         except TemporaryError as error:
             logger.warning("%s", error)
             buckets = None
-            p99 = []  # if one server does not answer, the p99 of the other servers are not bounds
+            p99 = []  # without the p99 of every server, the lowest and highest p99 are not bounds
         new_reloads = reloads.get(version, 0) - self._reloads_seen[version]
         counts[version] = self._with_p99(
             before.plus(growth, reloads=new_reloads), p99, live, buckets=buckets
@@ -283,7 +285,7 @@ _LE = "le "
 
 
 def _bucket_growth(last: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
-    """Return the growth of each bucket between two readings of a server, by its bound."""
+    """Return the new requests in each bucket between two readings of a server, by bound."""
     names = [name for name in now if name.startswith(_LE) and name in last]
     return {name.removeprefix(_LE): now[name] - last[name] for name in names}
 
@@ -305,7 +307,8 @@ class VersionCounts(ArmCounts):
     """Last readings: seconds since the version went live, and the p99 of all servers' requests in
     microseconds. It includes the wait in the queue."""
     open_buckets: dict[str, float] = field(default_factory=dict)
-    """Cumulative requests by upper bound in milliseconds since the last reading, of all servers."""
+    """Number of requests of all servers since the last reading, cumulative by upper bound of the
+    latency in milliseconds."""
 
     def plus(self, growth: Mapping[str, float], *, reloads: int) -> "VersionCounts":
         """Return the counts after adding the growth of the counters and of the reloads."""
@@ -314,7 +317,7 @@ class VersionCounts(ArmCounts):
 
     @property
     def summed_p99_ms(self) -> float | None:
-        """Return the median of the readings of all servers, or None if there are too few."""
+        """Return the median p99 of all servers' requests, or None if there are too few readings."""
         if len(self.summed_p99) < P99_READINGS:
             return None
         return median(each[1] for each in self.summed_p99) / 1000
@@ -322,8 +325,8 @@ class VersionCounts(ArmCounts):
     def p99_ms(self, bound: int) -> float | None:
         """Return the median over the readings of the lowest or highest p99, in milliseconds.
 
-        The argument `bound` is 1 for the lowest p99 of each reading, and 2 for the highest. Returns
-        None if there are too few readings.
+        `bound` selects the lowest (1) or the highest (2) p99 of each reading. Returns None if there
+        are too few readings.
         """
         return (
             median(each[bound] for each in self.p99) / 1000
@@ -333,11 +336,11 @@ class VersionCounts(ArmCounts):
 
 
 def contradiction(found: Findings | None, version: VersionCounts) -> str | None:
-    """Return why the servers' counters contradict the monitor's findings, or None if they do not.
+    """Return how the servers' counters contradict the monitor's findings, or None if they agree.
 
     The event log contains the requests without a usable score, but anyone with access to the log
-    can publish forged requests. The servers' counters cannot be forged that way, so they must count
-    at least that many requests of the version.
+    can publish forged requests. The servers' own counters cannot be forged through the log, so
+    these counters must show at least as many requests of the version.
 
     >>> numbers = {UNUSABLE_REQUESTS: 50.0}
     >>> forged = Findings(version=2, state=BAD, reason="NaN", found_at="", numbers=numbers)

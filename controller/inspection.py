@@ -119,7 +119,10 @@ class Inspection:
             self._reload(name, version, repository)
 
     def _reload(self, name: str, version: int, repository: ModelRepository) -> None:
-        """Make every server reload the model. The watchdog handles servers that fail to."""
+        """Make every server reload the model.
+
+        If a server fails to reload, the watchdog reloads it later.
+        """
         golden = golden_rows(repository, self.site.store, version)
         for url in addresses(self.site.triton_urls, self.site.resolve):
             try:
@@ -134,7 +137,7 @@ class Inspection:
 def remove_stale(store: Path, now: datetime) -> None:
     """Remove prepared versions of a day ago that no open request names.
 
-    Their steps were killed before they appended a request.
+    These versions are left by steps that were killed before they appended a request.
     """
     open_ids = {state.id for state in open_requests(store)}
     for folder in (store / PREPARED_FOLDER).glob("*"):

@@ -9,8 +9,9 @@ highest version as soon as it is loaded. Any error that a load can show must the
 the served name is changed.
 
 The configuration is one atomic write. From then on every starting server serves the new version.
-Running servers are processed one after another, including servers that appear meanwhile. Each is
-notified, waited for, and probed with golden rows. Triton itself drains a version that it unloads.
+Running servers load the version one after another. Servers that appear in the meantime are
+included. Each is notified, waited for, and probed with golden rows. Triton itself drains a version
+that it unloads.
 
 The configuration names only the new version. Triton loads the new version before it unloads the
 previous version, which first finishes its requests. Keeping the previous version loaded would have
@@ -68,7 +69,7 @@ def forget(store: Path, version: int) -> None:
 def load_canary(site: Site, version: int, *, only_missing: bool) -> None:
     """Load the canary on every server, including new ones, and probe it with golden rows.
 
-    `only_missing` skips servers that report it as ready.
+    If `only_missing` is set, servers that already report the canary as ready are skipped.
     """
     golden = golden_rows(site.repository, site.store, version)
 
@@ -136,10 +137,10 @@ def _publish(site: Site) -> None:
 
 def _configure(site: Site) -> None:
     (line, options), repository = _running(site), site.repository
-    if not site.attempt.is_rehearsed:  # the version was in the repository before
+    if not site.attempt.is_rehearsed:  # no rehearsal: the version was in the repository before
         heal(repository.published, site.store, line.version, options=options)
     config = repository.config_for(line.version, options)
-    golden_rows(repository, site.store, line.version)  # fails before anything is changed
+    golden_rows(repository, site.store, line.version)  # raises an error before anything is changed
     site.attempt.is_published = True
     repository.write_config(config)
     _know(site, serves=UNKNOWN)
@@ -191,8 +192,8 @@ def _record(site: Site) -> None:
 
 
 def _check_lock(site: Site) -> None:
-    # Another controller may already have rolled back, and may have switched to another version. Its
-    # servers must not be touched.
+    # Another controller may already have rolled back, and may have switched to another version. The
+    # servers then belong to that controller and must not be changed.
     if not site.holds_lock():
         raise TemporaryError("another controller holds the lock now, so nothing was restored")
 
@@ -204,8 +205,9 @@ def _restore_config(site: Site) -> None:
         try:
             site.repository.write_config(intent.config)
         except (TemporaryError, PermanentError, ContractError) as error:
-            # Do not notify the servers, because they would load the version that is being rolled
-            # back. Servers that were not notified yet still serve the previous version.
+            # Do not notify the servers here, because this would make them load the version that is
+            # being rolled back. Servers that were not notified yet still serve the previous
+            # version.
             raise TemporaryError(f"the configuration could not be restored: {error}") from error
     elif live is not None:
         options = site.repository.options_for(live.version)
@@ -289,7 +291,7 @@ def _withdraw_intent(site: Site) -> None:
 
 
 def forget_unserved(site: Site) -> None:
-    """Remove the registry's files of the attempt's version, if no client can have met it."""
+    """Remove the registry's files of a version that never served clients."""
     attempt = site.attempt
     if attempt.new_version is not None and not (attempt.is_published or attempt.is_shown):
         forget(site.store, attempt.new_version)
@@ -328,4 +330,4 @@ BODIES: Mapping[str, Callable[[Site], None]] = {
     UNLOAD_CANARY: _unload_canary,
     END_CANARY: _end_canary,
 }
-"""Body of each move that needs no request."""
+"""Function for each move that needs no request."""

@@ -1,9 +1,9 @@
 """Release a stored model that the gate refused, or whose verdict is stale.
 
 The command is `python -m controller.promote --store S --model-id M --override REASON`, or
-`evergreen release promote`. Only the gate's decision is overridden. The graph is built and its
-parity is checked with the rows and scores that evaluation stored. Every other check of a release is
-made too.
+`evergreen release promote`. This command overrides only the gate's decision. The graph is built and
+its parity is checked with the rows and scores that evaluation stored. The other checks of a release
+apply.
 """
 
 import argparse

@@ -2,9 +2,9 @@
 
 This module does no input and no output. The journal of promotions and requests folds to a
 `Desired`. The model repository, the traffic plan and the servers give an `Observed`. `TABLE` is the
-whole protocol: the first rule whose condition holds names the move. The controller makes that move,
-observes again, and asks for the next move (`controller.reconcile`). The state after a crash is such
-an observation too, so there is no second path for recovery.
+whole protocol. The first rule whose condition is true names the next move. The controller makes
+that move, observes again, and asks for the next move (`controller.reconcile`). After a crash the
+controller makes the same observation, so recovery needs no code of its own.
 
 Each move is one durable write, or one idempotent action on the servers:
 
@@ -16,25 +16,27 @@ Each move is one durable write, or one idempotent action on the servers:
 - Actions on every server, one server after another: `REHEARSE`, `SERVE`, `RESTORE_SERVERS`,
   `LOAD_CANARY`, `UNLOAD_CANARY` (and then its files) and `HEAL`.
 
-A move that fails sets `Observed.attempt` to `FAILED`. Only the controller that announced an intent
-remembers the attempt. After a restart the attempt is `NONE`, and the intent is undone like a failed
-one. The request of an intent that a crash interrupted is still open. It is announced again until
-its deadline, under a new version number if it is a release.
+A move that fails sets `Observed.attempt` to `FAILED`. The attempt is in the memory of the
+controller that announced the intent. After a restart the attempt is `NONE`, and the intent is
+undone like a failed one. After a crash, the request of the interrupted intent is still open. The
+controller announces such a request again until the request's deadline. A release then gets a new
+version number.
 
-Requests are handled in the order of their entries, except that `ROLLBACK` and `ABORT` come first.
-A later rollback supersedes every request that is not recorded yet, and a later abort supersedes
+Requests are handled in the order of their entries, except that `ROLLBACK` and `ABORT` come first. A
+later rollback supersedes every request that is not recorded yet, and a later abort supersedes
 requests about canaries. A superseded attempt counts as failed, except that of a rollback, which is
 finished.
 
 An entry of a person and an entry of the controller can be appended at the same time. The order of
-the entries decides: a request is accepted only if no withdrawal of it precedes the acceptance, and
-withdrawn only if no acceptance precedes the withdrawal.
+the entries decides. A request is accepted only if no withdrawal of the request precedes the
+acceptance. It is withdrawn only if no acceptance precedes the withdrawal.
 
-A lease gives each controller a number that grows. Before each write of the repository the number is
-compared with the newest number there, and the write is refused if a newer number exists. An append
-to the journal cannot be conditional, so its readers ignore an entry whose lease is older than that
-of an entry before it. A controller that finds the intent of another one therefore announces it
-again before it undoes it. From then on the other controller cannot record it.
+Each controller gets a lease with a higher number than all leases before. Before each write of the
+repository the number is compared with the newest number there, and the write is refused if a newer
+number exists. An append to the journal cannot be conditional, so its readers ignore an entry whose
+lease is older than that of an entry before it. A controller that finds an intent of another
+controller therefore announces that intent again under its own lease, and then undoes it. After
+that, the other controller can no longer record its intent.
 """
 
 from collections.abc import Callable, Iterable
@@ -45,7 +47,7 @@ from evergreen.contracts.requests import ABORT, ADVANCE, CANARY, KINDS, RELEASE,
 NONE, RUNNING, FAILED = "none", "running", "failed"
 """Values of `Observed.attempt`."""
 UNKNOWN = -1
-"""Answer of a server that answers wrongly, or was not asked yet."""
+"""Placeholder for the version of a server that returns wrong scores or has not been probed yet."""
 
 ANNOUNCED_KINDS = (RELEASE, ROLLBACK, CANARY)
 """Kinds of requests that need an intent, because servers load a version for them."""
@@ -60,19 +62,19 @@ SUPERSEDED_KINDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class OpenRequest:
-    """The request that is handled next."""
+    """The open request that is handled next."""
 
     kind: str
     """One of `KINDS`. An `ADVANCE` beyond the last share counts as a `RELEASE`, and a `CANARY` that
     gives a shadow canary its first share counts as an `ADVANCE`."""
     is_accepted: bool = False
     is_expired: bool = False
-    """Whether its deadline has passed."""
+    """Whether the request's deadline has passed."""
     is_recorded: bool = False
     """Whether the change that the request asked for is made: the journal contains it, or the plan
     has no canary for an `ABORT`."""
     is_superseded: bool = False
-    """Whether a later rollback or abort supersedes it."""
+    """Whether a later rollback or abort supersedes the request."""
 
     def __post_init__(self) -> None:
         assert self.kind in KINDS, self.kind
@@ -80,20 +82,21 @@ class OpenRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Intent:
-    """The journal's last promotion, if it is an intent.
+    """The last promotion in the journal, if it is only an intent.
 
-    A change that failed while it was recorded counts as an intent until it is withdrawn.
+    A change whose recording failed counts as an intent until the change is withdrawn.
     """
 
     version: int
     before: int | None
-    """Version in the configuration before the intent. None = there was no configuration."""
+    """Version that the configuration named before the intent. None = the repository had no
+    configuration."""
     is_canary: bool = False
     was_known: bool = False
-    """Whether the version was live or a canary before, so that its files must stay."""
+    """Whether the version was live or a canary before. Its files are then not removed."""
     lease: int | None = None
-    """Number of the lease of the controller that announced it last. None in lines of older
-    releases."""
+    """Lease number of the controller that announced the intent last. None in journal entries of
+    older releases."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,15 +142,16 @@ class Observed:
     lease: int = 1
     """Number of this controller's lease."""
     fence: int = 1
-    """Largest number of a lease in the repository."""
+    """Highest lease number in the repository."""
     attempt: str = NONE
-    """Memory of this controller about the intent, or about the request without an intent."""
+    """State of the current attempt in this controller, for an intent or for a request without an
+    intent."""
     is_blocked: bool = False
     """Whether a move that undoes the intent failed in this attempt."""
     is_rehearsed: bool = False
     """Whether every server has rehearsed the staged version in this attempt."""
     config: int | None = None
-    """Version in Triton's configuration. `UNKNOWN` = it is corrupt."""
+    """Version in Triton's configuration. `UNKNOWN` = the configuration is corrupt."""
     staged: int | None = None
     """Version whose files are under the candidate's name."""
     versions: frozenset[int] = frozenset()
@@ -156,7 +160,8 @@ class Observed:
     """Version whose files are under the canary's name."""
     plan: ShownPlan | None = None
     is_drained: bool = True
-    """Whether clients have read the plan: it is old enough, or there is none."""
+    """Whether clients have read the traffic plan, because the plan is old enough or does not
+    exist."""
     is_plan_ahead: bool = False
     """Whether the plan's time is in the future, because the clock was set back."""
     servers: tuple[Server, ...] = field(default_factory=tuple)
@@ -208,9 +213,9 @@ class ProtocolRule:
     state: str
     """State in which the rule applies."""
     condition: str
-    """The condition in words."""
+    """The condition as text, for the documentation."""
     holds: Condition
-    """The condition. `state` is part of it."""
+    """The condition. The condition also requires `state`."""
     move: str
     """One of `MOVES`."""
     then: tuple[str, ...]
@@ -267,7 +272,7 @@ def _settled(desired: Desired) -> bool:
 
 
 def _is_plan_wrong(desired: Desired, observed: Observed) -> bool:
-    """Return whether the plan names a version that the journal does not name there."""
+    """Return whether the plan and the journal name different versions."""
     if observed.plan is None or desired.live is None:
         return False
     shown = observed.plan.canary
@@ -289,12 +294,18 @@ def _asks(desired: Desired, kinds: Iterable[str]) -> bool:
 
 
 def _may_open(desired: Desired) -> bool:
-    """Return whether an open request may be accepted. An abort waits for no intent."""
+    """Return whether an open request may be accepted.
+
+    An abort is accepted even while an intent is in progress.
+    """
     return _open(desired) and (_settled(desired) or _asks(desired, (ABORT,)))
 
 
 def _aborts(desired: Desired, observed: Observed) -> bool:
-    """Return whether an accepted abort is to be carried out. It waits for no intent."""
+    """Return whether an accepted abort is to be carried out.
+
+    An abort does not wait for an intent in progress.
+    """
     is_failed = _settled(desired) and observed.attempt == FAILED
     return _accepted(desired) and _asks(desired, (ABORT,)) and not is_failed
 
@@ -304,7 +315,7 @@ def _failed(desired: Desired, observed: Observed) -> bool:
 
 
 def _is_left_over(observed: Observed) -> bool:
-    """Return whether a canary is placed or loaded that no plan names."""
+    """Return whether files or a loaded version remain of a canary that is not in the plan."""
     return _plan_canary(observed) is None and (
         observed.placed is not None or not _load_canary(observed, None)
     )
@@ -355,7 +366,7 @@ TABLE: tuple[ProtocolRule, ...] = (
         move=ACCEPT,
         then=("abort accepted", "abort done"),
     ),
-    # An intent of this controller goes forward.
+    # Continue an intent that this controller announced.
     ProtocolRule(
         state="announced",
         condition="the version's files are neither published nor staged",
@@ -506,7 +517,7 @@ TABLE: tuple[ProtocolRule, ...] = (
         move=WITHDRAW_INTENT,
         then=("failed", "accepted", "expired", "superseded", "draining", "settled"),
     ),
-    # A request whose change is made or failed is answered.
+    # The change of the request was made or has failed, so the requester gets the result.
     ProtocolRule(
         state="failed",
         condition="the request's attempt failed",
@@ -550,7 +561,7 @@ TABLE: tuple[ProtocolRule, ...] = (
         move=RESTORE_CONFIG,
         then=("servers wrong", "settled"),
     ),
-    # The next request is handled.
+    # Handle the next open request.
     ProtocolRule(
         state="superseded",
         condition="a later rollback or abort supersedes the request",
@@ -601,7 +612,7 @@ TABLE: tuple[ProtocolRule, ...] = (
         move=ACCEPT,
         then=("accepted", "recorded"),
     ),
-    # What remains of a canary that no plan names.
+    # Remove what is left of a canary that no plan names.
     ProtocolRule(
         state="draining",
         condition="the plan's time is in the future",
@@ -629,7 +640,7 @@ TABLE: tuple[ProtocolRule, ...] = (
         move=END_CANARY,
         then=("settled",),
     ),
-    # Servers follow the journal.
+    # Change the servers to what the journal says.
     ProtocolRule(
         state="servers wrong",
         condition="a server does not answer from the live version",
@@ -654,7 +665,7 @@ TABLE: tuple[ProtocolRule, ...] = (
         then=("settled",),
     ),
 )
-"""The protocol. The first rule that holds is applied. Without such a rule everything is settled."""
+"""The protocol. The first rule that holds is applied. If no rule applies, nothing is left to do."""
 
 
 def next_rule(desired: Desired, observed: Observed) -> ProtocolRule | None:

@@ -4,8 +4,8 @@ This is the only loop that changes what is served between two probes of the serv
 controller calls it in each round. A command calls it in its own process if no controller is running
 (`carry_out`). If the journal ends with an intent that this process did not write, a controller was
 killed. The loop then undoes the intent like that of a failed change: it restores the configuration
-from before the intent, restores the servers, and withdraws the intent. If the undo itself is
-killed, the next controller continues it.
+from before the intent, restores the servers, and withdraws the intent. If the controller is killed
+during the undo, the next controller continues the undo.
 """
 
 import logging
@@ -108,7 +108,7 @@ def observe(site: Site) -> tuple[Desired, Observed, RequestState | None]:
     )
     versions = set(repository.versions())
     if intent is not None and site.attempt.state != RUNNING:
-        # An interrupted copy must be removed too.
+        # An interrupted copy of the intent's version must be removed too.
         versions |= {intent.version} & set(repository.taken_numbers())
     attempt = site.attempt
     is_own = state is not None and attempt.request == state.id
@@ -271,7 +271,7 @@ def _perform(site: Site, rule: ProtocolRule, state: RequestState | None) -> None
 
 
 def _move(site: Site, rule: ProtocolRule, state: RequestState | None) -> None:
-    """Make the rule's move. `state` is the request that is handled next."""
+    """Carry out the move that the rule names. `state` contains the request that is handled next."""
     if rule.move in BODIES:
         BODIES[rule.move](site)
     elif rule.move == RESET_PLAN:
@@ -396,7 +396,7 @@ def _reset_plan(site: Site, rule: ProtocolRule, state: RequestState | None) -> N
     elif intent is not None:
         reason = f"start of version {intent.version} was withdrawn"
     elif rule.state == "draining":
-        # The clock was set back to before the plan's time, so the drain time starts again.
+        # The clock was set back to before the plan's time, so the drain period starts again.
         site.repository.write_plan(plan.next(published_at=site.now()))
         return
     elif live is not None and plan.stable.version != live.version:
@@ -419,7 +419,7 @@ _REQUEST_BODIES: dict[str, Callable[[Site, RequestState], None]] = {
 
 @contextmanager
 def reconciled(settings: SiteSettings, *, stages: CanaryStages = DEFAULT_STAGES) -> Iterator[Site]:
-    """Open the site after everything that is to be done there was done.
+    """Open the site after all outstanding work of the site is done.
 
     Raises:
         ContractError, TemporaryError, PermanentError: as in `opened` and `drive`.
@@ -438,13 +438,14 @@ def carry_out(
 ) -> RequestState:
     """Append the request, and return its state after it was done.
 
-    A running controller does it. If there is none, this process takes the lock and does it.
+    If a controller is running, it carries the request out. Otherwise this process takes the lock
+    and carries the request out.
 
     Args:
         settings: Deployment target.
-        request: Request that is not in the journal yet.
+        request: Request that has not been appended to the journal yet.
         stages: How a canary grows.
-        report: Called with sentences about the progress.
+        report: Function that is called with progress messages.
 
     Raises:
         Refused, ContractError, PermanentError: the request was refused. The live version is

@@ -41,7 +41,7 @@ def release(
         verdict: Verdict about it.
         raw: Data with the holdout rows.
         settings: Deployment target and serving options.
-        override: Reason to release the model whatever the verdict is (`promote`). None = the
+        override: Reason to release the model although the gate refused it (`promote`). None = the
             verdict must accept the model.
 
     Raises:
@@ -70,7 +70,7 @@ def start_canary(
     canary that is started again with a share begins to serve.
 
     Args:
-        model: Model to serve.
+        model: Model to serve as a canary.
         verdict: Verdict about it.
         raw: Data with the holdout rows of the verdict.
         settings: Deployment target and serving options.

@@ -5,8 +5,8 @@ rollback`. By default, the target is the version that the live version replaced.
 progress, the default target is the version that is live during the change. A rollback supersedes
 every request that is not done yet. Only the target version stays loaded. Newer versions stay on
 disk, and a later release gets a higher number than all of them. A version that is no longer in the
-repository is restored from the model registry. Every server must answer. To leave out a server that
-is gone permanently, pass the other servers with `--triton-urls`.
+repository is restored from the model registry. A rollback succeeds only if every server responds.
+To leave out a server that is gone permanently, pass the other servers with `--triton-urls`.
 """
 
 import argparse
@@ -37,9 +37,9 @@ def rollback(
 
     Args:
         settings: Deployment target.
-        to_version: Version to make live. None = the default, see the module.
+        to_version: Version to make live. None = the version that the live version replaced.
         reason: Reason for the journal.
-        of: Journal entry of the version to roll back, passed by the controller. That version's
+        of: Journal entry of the version to roll back, which the controller passes. That version's
             model is then blocked from automatic releases.
 
     Raises:

@@ -93,7 +93,8 @@ class SiteSettings:
     held: ModelRepository | None = None
     """Model repository whose lock this process holds, or None. `open_repository` returns it."""
     trace: Callable[[ProtocolRule, Desired, Observed], None] = lambda *_: None
-    """Called before each move, with its rule and what the rule was chosen from."""
+    """Function that is called before each move with the rule, and with the state that selected the
+    rule."""
     clock: Callable[[], datetime] = partial(datetime.now, timezone.utc)
     """Current time, with a time zone."""
     checkpoint: Callable[[str], None] = no_checkpoint
@@ -104,7 +105,9 @@ class SiteSettings:
         return self.clock().astimezone(timezone.utc).isoformat()
 
     def open_repository(self) -> ModelRepository:
-        """Open the model repository. Changes need its lock, reads do not. No server is contacted.
+        """Open the model repository.
+
+        Reads need no lock. Changes need the repository's lock. No server is contacted.
 
         Raises:
             ContractError: the registry does not contain the recommender's name.
@@ -162,7 +165,7 @@ DEFAULT_STAGES = CanaryStages()
 
 @dataclass(kw_only=True)
 class Attempt:
-    """Memory of this process about the change that it is making."""
+    """State of the change that this process is making."""
 
     state: str = NONE
     """`NONE`, `RUNNING` or `FAILED` (`controller.protocol`)."""
@@ -183,7 +186,7 @@ class Attempt:
     is_shown: bool = False
     """Whether clients may have read a plan with the canary."""
     is_blocked: bool = False
-    """Whether a move that undoes the attempt failed."""
+    """Whether a move failed that was to undo the attempt."""
     error: BaseException | None = None
     lost: list[str] = field(default_factory=list)
     """Error messages of everything that could not be restored after a failure."""
@@ -199,8 +202,8 @@ class Site:
     stages: CanaryStages = DEFAULT_STAGES
     attempt: Attempt = field(default_factory=Attempt)
     known: Server | None = None
-    """Models that every server has loaded, as far as this process knows. None = those of the
-    journal."""
+    """Models that every server has loaded, as far as this process knows. None = the models that the
+    journal names."""
     errors: dict[str, BaseException] = field(default_factory=dict)
     """Error of each request that failed in this process, by the id of the request."""
     recovered: Promotion | None = None
@@ -242,7 +245,7 @@ class Site:
 
     @property
     def live(self) -> Promotion | None:
-        """Journal entry that made the live version live, or None."""
+        """Journal entry that made the current live version live, or None."""
         return promotion_journal.current(self.store)
 
     @property
@@ -258,7 +261,7 @@ class Site:
         return found
 
     def checkpoint(self, name: str) -> None:
-        """Report a point where a crash is tested."""
+        """Call the hook that simulates a crash in tests."""
         self.settings.checkpoint(name)
 
     def now(self) -> str:
@@ -302,7 +305,7 @@ class Site:
 
         Raises:
             TemporaryError: the lock was lost. Another controller may have withdrawn the intent
-                since then, and the other controller's entry must remain the last one.
+                since the lock was lost, and its withdrawal must remain the last entry.
         """
         self.repository.check_held()
         return append_promotion(
@@ -324,7 +327,7 @@ class Site:
         self.checkpoint("intent written")
 
     def fail(self, error: BaseException) -> None:
-        """Remember that the attempt failed."""
+        """Mark the current attempt as failed."""
         self.attempt.state, self.attempt.error = FAILED, error
 
     def holds_lock(self) -> bool:
@@ -353,7 +356,7 @@ class Site:
         logger.info("the traffic plan names version %d alone: %s", live.version, reason)
 
     def remove_canary(self) -> None:
-        """Unload the canary on every server, then remove its files.
+        """Unload the canary on every server, and then remove the canary's files.
 
         The files stay until every server has unloaded the canary.
 
@@ -369,7 +372,7 @@ class Site:
 def live_version(config: str | None) -> int | None:
     """Return the version that answers clients with this configuration.
 
-    Returns None without a configuration, and `UNKNOWN` for a corrupt one.
+    Returns None if there is no configuration, and `UNKNOWN` if the configuration is corrupt.
     """
     if config is None:
         return None
@@ -382,7 +385,7 @@ def live_version(config: str | None) -> int | None:
 
 @contextmanager
 def opened(settings: SiteSettings, *, stages: CanaryStages = DEFAULT_STAGES) -> Iterator[Site]:
-    """Take the lock, unless this process holds it, and open the site.
+    """Take the lock if this process does not hold it yet, and open the site.
 
     Servers are contacted only when a move needs them.
 
@@ -421,7 +424,7 @@ def add_site_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def site_of(arguments: argparse.Namespace) -> SiteSettings:
-    """Return the settings that the flags describe, and configure the log of the command.
+    """Return the settings from the command's flags, and configure the command's logging.
 
     Raises:
         ContractError: the registry does not exist, or neither the registry nor a flag contains the

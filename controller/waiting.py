@@ -28,8 +28,7 @@ def ask(
 ) -> RequestState | None:
     """Append the request, and return its state after it was done.
 
-    Returns None without waiting if `waits` is not set. The progress is printed to the standard
-    error.
+    Returns None at once if `waits` is False. The progress is printed to the standard error.
 
     Raises:
         Refused, ContractError, PermanentError, TemporaryError: as in `carry_out`.

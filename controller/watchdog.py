@@ -2,12 +2,13 @@
 
 The watchdog is part of the release controller (`controller`). Triton's own readiness is not
 sufficient. With a dead Python stub, Triton (before 26.01) stays "ready" and rejects all requests. A
-replica that started unnoticed during a release also keeps serving the configuration that it read.
+replica that started unnoticed during a release may keep serving an old configuration until the
+watchdog repairs it.
 
 The watchdog reloads models under the controller's lock and never waits for the lock. While a change
 is in progress, the change decides what is served. A reload is a move of the protocol
 (`controller.protocol`). A server that does not answer at all is not repaired here, because its
-supervisor restarts it. It is probed again in each round.
+supervisor restarts it. The watchdog probes such a server again in each round.
 """
 
 import logging
@@ -30,7 +31,7 @@ from evergreen.serving.servers import Triton, addresses_of, probe, wait_until_re
 logger = logging.getLogger(__name__)
 
 WELL = "well"
-"""The right version answered the golden rows correctly."""
+"""Finding: the expected version answered the golden rows correctly."""
 GONE = "gone"
 """The server does not answer at all."""
 BUSY = "busy"
@@ -40,7 +41,7 @@ SUSPECT = "suspect"
 SKIPPED = "skipped"
 """The model answers wrongly, but a deployment is running."""
 HEALED = "healed"
-"""The model answered wrongly, was reloaded, and now answers correctly."""
+"""Finding: the model answered wrongly, but answers correctly after a reload."""
 ILL = "ill"
 """The model still answers wrongly after a reload."""
 FINDINGS = (WELL, GONE, BUSY, SUSPECT, SKIPPED, HEALED, ILL)
@@ -54,14 +55,14 @@ _DEAD_STUB = "not healthy"
 """Text in the error message of every request to a model whose stub died. Such a model is reloaded
 at the first error."""
 _STRIKES = 2
-"""Consecutive wrong or missing answers before a model is reloaded. If a reload does not help, the
-next reload comes after twice as many answers, because a model that is unloaded in each round serves
-no client."""
+"""Consecutive failed probes before a model is reloaded. If a reload does not help, the next reload
+comes after twice as many answers, because a model that is unloaded in each round serves no client.
+"""
 
 _REQUESTS_PER_INSTANCE = 2
 """Probe requests per instance if there are several instances. Triton uses the instances in turn,
-but an instance that is late at the queue loses its turn. On a busy machine 2 of 300 requests went
-to the same instance as the request before (Triton 2.51, two instances)."""
+but an instance that returns late to the queue misses its turn. On a busy machine 2 of 300 requests
+went to the same instance as the request before (Triton 2.51, two instances)."""
 
 
 @dataclass(kw_only=True)
@@ -96,7 +97,7 @@ class Watchdog:
     def look(self) -> dict[str, str]:
         """Probe every model on every server, and return the findings by `host:port model`.
 
-        The result is empty while nothing is live.
+        The result is empty if no version is live.
 
         Raises:
             ContractError: the journal or a live version is corrupt.
@@ -178,7 +179,7 @@ class Watchdog:
     def _check_answers(self, server: Triton, name: str, version: int) -> None:
         """Check that the model answers requests without a version correctly.
 
-        The rows are shuffled, so that no cache answers. A single instance can be dead, and a
+        Rows are shuffled to avoid responses from a cache. A single instance can be dead, and a
         request cannot choose its instance, so more requests are sent than there are instances.
         """
         config = self._repository.read_config()
@@ -201,9 +202,7 @@ class Watchdog:
         # A load alone fixes a wrong version without interrupting the service. A load has no effect
         # on a dead stub, because Triton sees no change, so the model is unloaded first.
         for unload in (True,) if _DEAD_STUB in trouble else (False, True):
-            if (
-                name == self._repository.names.model
-            ):  # reloads of a canary do not count for the live version
+            if name == self._repository.names.model:  # only reloads of the live version count
                 self.reloads[version] += 1
             trouble = self._trouble(server, name, version, load=True, unload=unload)
             if trouble is None:
@@ -233,7 +232,7 @@ class Watchdog:
     ) -> str | None:
         """Return what is wrong with the model's answers, or None.
 
-        If `unload` or `load` is set, the model is unloaded or loaded first.
+        `unload` and `load` unload or load the model before the probe.
         """
         try:
             if unload:

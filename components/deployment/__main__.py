@@ -6,8 +6,8 @@ request in time, the step withdraws it and ends with code 3.
 
 docs/reference/exit-codes.md lists the exit codes. Code 1 means that the model must not be released:
 the verdict rejects it, `rollout` is `none`, the verdict compared it with a model that is no longer
-live, or a canary is running. A retry cannot help, only a new run can. After codes 2 and 3 the
-previous live version is still live.
+live, or a canary is running. Only a new run can help, because a retry of the step gives the same
+result. After codes 2 and 3 the previous live version is still live.
 """
 
 import argparse
@@ -135,8 +135,9 @@ def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
         **{each.name: getattr(configured, each.name) for each in fields(ServingSettings)},
     )
     if rollout == AUTO:
-        # `auto` resolves to `full` for the first version, because there is no version to compare it
-        # with. A retried step can find its own model live. `auto` is then `full`, too.
+        # `auto` means `full` for the first version, because a canary has no version to compare
+        # with. When a step is retried, its own model may already be live. In both cases `auto`
+        # means `full`.
         live = promotion_journal.current(store)
         replaces = live is not None and live.model_id != model.model_id
         rollout = CANARY if replaces and verdict.decision != PASS else FULL

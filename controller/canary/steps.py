@@ -68,8 +68,8 @@ class Step:
 
     action: str
     """`none` (no canary), `held`, `grown`, `released`, `aborted`, `draining`, `ended` (unloaded
-    everywhere) or `changed` (a request made a change first). After `released` and `aborted` the
-    plan names only the live version."""
+    everywhere) or `changed` (a request changed the canary first). After `released` and `aborted`
+    the plan names only the live version."""
     reason: str
     version: int | None = None
     share: float | None = None
@@ -90,8 +90,8 @@ class CanarySettings:
     evidence: tuple[Objects, ...] = ()
     """Matured rows: the monitor's archive, then the lake."""
     metrics: tuple[str, ...] = ()
-    """Metrics ports of all servers, host:port or dns:///name:port. Without them the canary can be
-    aborted by labels, but never grows."""
+    """Metrics ports of all servers, host:port or dns:///name:port. Without metrics ports, labels
+    can abort the canary, but the canary never grows."""
     policy: CanaryPolicy = field(default_factory=CanaryPolicy)
     drain_seconds: float = DRAIN_SECONDS
     fetch: Fetch = fetch
@@ -169,7 +169,7 @@ def advance(settings: CanarySettings, reason: str) -> Step:
 def abort(settings: CanarySettings, reason: str) -> Step:
     """Take all traffic from the canary at once, even if servers do not answer.
 
-    `step` unloads it after the clients have read the plan.
+    Later, `step` unloads the canary after the clients have read the plan.
 
     Raises:
         TemporaryError: nobody carried out the request.
@@ -287,8 +287,8 @@ def _proceed(
     Args:
         plan: Plan at the time when the evidence was read.
         settings: Deployment target and rules.
-        found: Decision to hold or grow.
-        fresh: Whether servers have counters without a baseline.
+        found: Evaluation with the decision to hold or grow.
+        fresh: Whether some servers have no baseline for their counters yet.
 
     Raises:
         Refused: the plan changed since the evidence was read.
@@ -317,7 +317,7 @@ def _proceed(
 
 
 def _count_from_now(site: Site, plan: TrafficPlan, settings: CanarySettings) -> TrafficPlan:
-    """Write the counters of new and restarted servers into the plan, and return the plan."""
+    """Return the plan with the current counters of new and restarted servers, and write it."""
     # Read the counters again, because loading the canary has added warm-up requests.
     seen, _ = _read_counters(plan, settings)
     plan = plan.next(baseline={**plan.baseline, **uncounted(plan.baseline, seen or {})})
@@ -366,7 +366,7 @@ def _evaluate(plan: TrafficPlan, settings: CanarySettings) -> tuple[CanaryDecisi
 def _began(plan: TrafficPlan, store: Path) -> datetime:
     """Return when the canary was first recorded, or else when the plan was published.
 
-    A start as a shadow canary is also such a record.
+    The start of a shadow canary counts as such a record.
     """
     lines = [
         each
@@ -378,8 +378,8 @@ def _began(plan: TrafficPlan, store: Path) -> datetime:
         for each in lines
         if plan.canary is not None and each.version == plan.canary.version
     ]
-    # Times in the journal never decrease. If the clock was ahead when an earlier line was written,
-    # the time of the plan is the right one.
+    # Times in the journal never decrease. If the clock was fast when an earlier entry was written,
+    # use the time of the plan.
     return min(map(datetime.fromisoformat, [*times[:1], plan.published_at]))
 
 

@@ -1,8 +1,9 @@
 """Prepare a version in the model registry: export the graph and check its parity.
 
 Whoever asks for a release prepares the version, because the export takes time and memory. The
-controller only copies the prepared files. It gives the version its number, because it alone knows
-every number that was used. A prepared version therefore has the id of its request.
+controller only copies the prepared files. The controller also assigns the version number, because
+only the controller has a list of all numbers in use. A prepared version therefore has the id of its
+request.
 """
 
 import logging
@@ -56,7 +57,7 @@ def prepared_folder(store: Path, request_id: str) -> Path:
 
 
 def check_belonging(model: Model, verdict: Verdict) -> None:
-    """Check that the verdict is about the model.
+    """Check that the verdict evaluates this model.
 
     Raises:
         ContractError: the verdict is about another model.
@@ -88,15 +89,15 @@ def prepare_request(
         store: Folder of the model registry.
         options: Serving options of the version.
         who: Person or pipeline run that asks.
-        now: Returns the current time. The deadline counts from the end of the preparation.
+        now: Returns the current time. The time to the deadline starts when the version is prepared.
         seconds: Time until the deadline in seconds.
         trigger_id: Retrain request that the version answers, or None.
         share: First share of a canary.
         override: Person's reason to release the model whatever the verdict is, or None.
 
     Raises:
-        ContractError: as in `prepare`, or the verdict does not accept the model that is to be
-            released.
+        ContractError: the verdict does not accept the model that is to be released, or `prepare`
+            raises it.
     """
     model, verdict, _ = candidate
     check_belonging(model, verdict)
@@ -131,9 +132,10 @@ def prepare(store: Path, request_id: str, candidate: tuple[Model, Verdict, RawDa
 
     Raises:
         ContractError: the verdict is about another model, or the graph's scores differ from
-            training. No file is left.
+            training. No file remains after an error.
     """
-    # The controller and the commands that only read prepared versions start faster without these.
+    # Import these modules late, so that the controller and commands that only read prepared
+    # versions start faster.
     from evergreen.serving.graph.export import export
     from evergreen.serving.parity import open_graph, prove_parity, read_held_out
 

@@ -1,8 +1,11 @@
-"""Serve a model in Triton's python backend. Every version folder has a copy as `model.py`.
+"""Serve a model in Triton's python backend.
 
-The code runs in tritonserver's own Python, so it imports nothing of this repository. Tensor names
-and widths come from the model's configuration. Each request is validated on its own. Otherwise one
-request that makes ONNX Runtime raise would fail all requests of its dynamic batch.
+A copy of this file is in every version folder as `model.py`.
+
+The code runs in the Python of tritonserver, so it must not import other modules of this repository.
+The model's configuration contains the tensor names and widths. The model validates each request of
+a batch separately. Otherwise one request that makes ONNX Runtime raise would fail all requests of
+its dynamic batch.
 
 ONNX Runtime takes almost all of the time: 83 us for one row and 343 us for 64 rows. Reading the
 tensors takes 8 us, the check 10 us and the response 16 us. ONNX Runtime's memory arena, memory
@@ -126,7 +129,10 @@ def _open_graph() -> Any:
 
 
 def _warm(session: Any, golden: Path) -> None:
-    """Score golden rows in batches of all sizes. Wrong scores are left to the probes."""
+    """Score golden rows in batches of all sizes.
+
+    This function ignores wrong scores, because the probes detect them.
+    """
     names = [each.name for each in session.get_inputs()]
     with np.load(golden, allow_pickle=False) as arrays:
         rows = {name: arrays[name] for name in names}

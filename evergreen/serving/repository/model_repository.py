@@ -13,14 +13,14 @@ next deployment removes the copy. Recommenders in the same repository share no f
 Changes need `locked()`. In a folder the lock is the kernel's flock, which ends with a killed
 process and must be supported by the filesystem. In a bucket the lock is a lease, which expires. A
 write of the configuration succeeds only if its generation has not changed since the lock holder
-first read it. The write therefore fails for a holder whose lease has expired unnoticed. The servers
-are notified elsewhere (`controller.moves`).
+first read it. A holder whose lease has expired unnoticed therefore cannot write. Another module
+notifies the servers (`controller.moves`).
 
-Each time the lock is taken, the object `<name>.fence.json` gets a number that is larger by one. The
-holder compares this number before each change, and writes it into the configuration as a comment.
-If the previous holder did not release the lock, the new holder first writes the configuration and
-the plan again. The previous holder's next conditional write therefore fails, even if that holder is
-still running.
+The object `<name>.fence.json` contains a number, which is increased by one each time the lock is
+taken. The lock holder compares its number with this object before each change, and writes the
+number into the configuration as a comment. If the previous holder did not release the lock, the new
+holder first writes the configuration and the plan again. The next conditional write of the previous
+holder therefore fails, even if that holder is still running.
 
 `version.json` lists every file of its version with size and SHA-256. If a folder lacks this file,
 or if a listed file is absent or has another size, the folder is an interrupted copy and not a
@@ -97,7 +97,7 @@ class VersionRecord(Manifest):
     options: ServingOptions
     """Serving options at the time of staging."""
     files: list[FileRecord]
-    """Every file except the record itself."""
+    """List of every file of the version except the record."""
 
     def __post_init__(self) -> None:
         if not {GRAPH_FILE, GOLDEN_FILE} <= (names := {file.name for file in self.files}):
@@ -113,7 +113,7 @@ class VersionRecord(Manifest):
 def assemble(version: int, folder: Path, options: ServingOptions) -> dict[str, Path | bytes]:
     """Return the files of a version by name, from a folder with a graph and golden rows.
 
-    The record is the last file. Without it the version does not exist.
+    The record must be written last. A folder without its record does not count as a version.
     """
     files = {
         name: folder / name
@@ -138,8 +138,8 @@ def assemble(version: int, folder: Path, options: ServingOptions) -> dict[str, P
 def warmup_files(golden: GoldenRows, num_rows: int) -> tuple[list[WarmupRow], dict[str, bytes]]:
     """Return the first golden rows as Triton's warm-up, and the content of each warm-up file.
 
-    The name of a file is the hash of its content. A restored configuration therefore finds its own
-    rows.
+    The name of a file is the hash of its content. A restored configuration therefore refers to its
+    original rows.
     """
     rows: list[WarmupRow] = []
     contents: dict[str, bytes] = {}
@@ -166,7 +166,7 @@ class VersionFolders:
     def sizes(self) -> dict[int, dict[str, int]]:
         """Return the size in bytes of every file, by version and file name.
 
-        Interrupted copies are included.
+        Files of interrupted copies are included.
         """
         found: dict[int, dict[str, int]] = {}
         for each in self._objects.list(f"{self._name}/"):
@@ -190,7 +190,7 @@ class VersionFolders:
         return sorted(whole)
 
     def record(self, version: int) -> VersionRecord:
-        """Read the version's record.
+        """Read the record of a version, which lists its files and hashes.
 
         Raises:
             ContractError: the version does not exist, or its record is corrupt or belongs to
@@ -226,7 +226,7 @@ class VersionFolders:
         return found
 
     def fetch(self, version: int, file: str, target: Path) -> None:
-        """Copy a file of the version to the local path `target`."""
+        """Copy one file of a version to the local path `target`."""
         with TemporaryDirectory(prefix="evergreen-fetch-") as scratch:
             source = self._local_file(version, file, Path(scratch))
             with open(source, "rb") as content, whole_file(target) as copy:
@@ -240,7 +240,7 @@ class VersionFolders:
         """Check every file against the hash in the record.
 
         Raises:
-            ContractError: a file is corrupt or absent. The message names it and both hashes.
+            ContractError: a file is corrupt or absent. The message names the file and both hashes.
         """
         for file in self.record(version).files:
             with TemporaryDirectory(prefix="evergreen-check-") as scratch:
@@ -270,10 +270,10 @@ class ModelRepository:
     Args:
         objects: Folder or bucket.
         names: Names of the recommender's models.
-        holder: Description of this deployment for the error messages of others. The default is this
-            process.
-        min_lease: Largest number of a lease that is known from elsewhere. The repository may have
-            been emptied since.
+        holder: Description of this deployment for the error messages of others. The default
+            describes this process.
+        min_lease: Largest lease number in the journal. The number in the repository may be lower,
+            because the repository may have been emptied.
         lease_seconds: Time after which a bucket's lock of a killed holder expires.
         clock: Wall clock in seconds since the epoch.
         monotonic: Monotonic clock in seconds.
@@ -303,7 +303,8 @@ class ModelRepository:
         self._min_lease = min_lease
         self._check_lock: Callable[[], None] | None = None
         self.lease = 0
-        """Number of the lock that this process holds, or held last. 0 = none yet."""
+        """Number of the lock that this process holds, or held last. 0 = this process has never held
+        the lock."""
         self._config_generation = self._plan_generation = ABSENT
         self._config = f"{names.model}/{CONFIG_FILE}"
         self._plan = traffic_file(names.model)
@@ -322,7 +323,7 @@ class ModelRepository:
 
         Raises:
             ContractError: the folder is not writable. The message names the path.
-            TemporaryError: another controller holds the lock. The message names it.
+            TemporaryError: another controller holds the lock. The message names the holder.
         """
         if self.is_locked:
             yield
@@ -452,14 +453,17 @@ class ModelRepository:
             )
 
     def newest_lease(self) -> int:
-        """Return the newest number of a lease. 0 = nobody has locked the repository yet."""
+        """Return the highest lease number in the repository.
+
+        0 = nobody has locked the repository yet.
+        """
         stored = self.objects.read(self._fence)
         return 0 if stored is None else self._parse_fence(stored.content)[0]
 
     def versions(self) -> list[int]:
         """Return the complete versions in ascending order.
 
-        The configuration need not name them.
+        The result also contains versions that the configuration does not name.
         """
         return self.published.whole()
 
@@ -500,7 +504,7 @@ class ModelRepository:
         """Move the staged version to its final folder, which no server reads yet.
 
         Raises:
-            ContractError: the staged version is incomplete, or its number is taken.
+            ContractError: the staged version is incomplete, or its version number is already used.
         """
         self.check_held()
         record = self.staged.record(version)
@@ -524,10 +528,10 @@ class ModelRepository:
         self._remove_model(self.names.candidate)
 
     def withdraw(self, version: int) -> None:
-        """Remove a version. From the first deletion on it counts as interrupted.
+        """Remove a version. The version counts as interrupted as soon as its first file is deleted.
 
         Raises:
-            ContractError: the configuration names the version.
+            ContractError: the configuration still names the version.
         """
         self.check_held()
         if version in self._named():
@@ -570,7 +574,7 @@ class ModelRepository:
         `text` None removes the configuration.
 
         Raises:
-            Changed: another controller has written it since this lock was taken.
+            Changed: another controller has written the configuration since this lock was taken.
         """
         self.check_held()
         try:
@@ -662,12 +666,15 @@ class ModelRepository:
             return set() if config is None else set(versions_of(config))
         except ContractError as error:
             logger.error("%s/%s is corrupt: %s", self.uri, self._config, error)
-            return set(self.taken_numbers())  # each of them may be the served version
+            return set(self.taken_numbers())  # any version with files may be the served version
 
     def _write_loadable(
         self, name: str, version: int, *, golden: GoldenRows, options: ServingOptions
     ) -> None:
-        """Make the version loadable under `name`. Its configuration is written last."""
+        """Write the files that servers need to load the version under `name`.
+
+        The configuration is written after all files.
+        """
         config = self._write_warmup(name, version, golden=golden, options=options)
         self.objects.write(f"{name}/{CONFIG_FILE}", config.encode())
 
@@ -681,7 +688,10 @@ class ModelRepository:
         return triton_config(name, options, [version], features=golden.features, warmup=rows)
 
     def _remove_interrupted(self) -> None:
-        """Remove interrupted copies of versions. A copy that the configuration names stays."""
+        """Remove interrupted copies of versions.
+
+        A copy is not removed if the configuration names its version.
+        """
         interrupted = set(self.taken_numbers()) - set(self.versions())
         for version in sorted(interrupted - self._named()):
             logger.warning(

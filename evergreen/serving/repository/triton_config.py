@@ -4,19 +4,20 @@ There are two backends. `python` is used by a laptop's tritonserver, whose pytho
 `served_model.py` with ONNX Runtime. `onnxruntime` is used by Triton's images, whose ONNX Runtime
 backend reads `model.onnx` and `model.data` itself. The server wheel for laptops lacks the second
 backend, so on a laptop the text for `onnxruntime` is checked only against the format. The
-configuration names no execution accelerator. The graph's lookups are integer operations, which
-TensorRT would pass back to the default provider.
+configuration does not enable TensorRT or another execution accelerator. The graph's lookups are
+integer operations, which TensorRT would pass back to the default provider.
 
-Clients get long deadlines, because a cancelled gRPC call can kill Triton 2.51. In an image the
-server bounds its queue instead. A request that finds the queue full, or waits longer than the time
-limit, is rejected as UNAVAILABLE.
+Clients get long deadlines, because a cancelled gRPC call can kill Triton 2.51. A server in a
+container image limits its queue instead. A request that finds the queue full, or waits longer than
+the time limit, is rejected as UNAVAILABLE.
 
 On a laptop the queue has no limits, because Triton 2.51 stalls with them. If a queue has a size or
 a timeout, its batcher sends a batch only if an instance is idle. An instance that becomes idle does
-not wake the batcher. The next request does, or a timer of 500 ms. If every caller waits for an
-answer, no next request comes. More instances make the stall rarer. Without limits the batcher
-sends batches ahead, and is woken whenever an instance takes one. Triton 26.08 fixed another
-loss of idle instances, if batches are also delayed (triton-inference-server/server#8870).
+not wake the batcher. The next request wakes the batcher, or a timer after 500 ms. If every client
+waits for its response, no next request arrives. More instances make the stall rarer. Without queue
+limits, the batcher sends batches to busy instances in advance, and wakes whenever an instance takes
+one of these batches. Triton 26.08 fixed another loss of idle instances, if batches are also delayed
+(triton-inference-server/server#8870).
 """
 
 import json
@@ -74,7 +75,7 @@ class ServingOptions(ServingSettings):
 
     @property
     def queue_limits(self) -> tuple[int, int]:
-        """Return the queue's size and its timeout in microseconds. 0 = no limit."""
+        """Return the queue's size and its timeout in microseconds. 0 = unlimited."""
         size, timeout = self.max_queued_requests, self.queue_timeout_microseconds
         default_size, default_timeout = _QUEUE_LIMITS[self.server]
         return (
@@ -84,8 +85,8 @@ class ServingOptions(ServingSettings):
 
 
 _BUCKETS_MS = [round(0.25 * 2 ** (step / 2), 4) for step in range(25)]
-"""Upper bounds of the latency histogram's buckets in milliseconds, 0.25 to 1,024. Triton's own
-begin at 100 ms."""
+"""Upper bounds of the latency histogram's buckets in milliseconds, 0.25 to 1,024. The default
+buckets of Triton begin at 100 ms."""
 _METRICS = {
     "metric_control": [
         {
@@ -157,7 +158,7 @@ def triton_config(
         },
         "model_warmup": samples,
     }
-    if options.server == ONNXRUNTIME:  # Triton 2.51 does not know the field and refuses the file
+    if options.server == ONNXRUNTIME:  # Triton 2.51 rejects a configuration with this field
         document["model_metrics"] = _METRICS
     config = json_format.ParseDict(document, model_config_pb2.ModelConfig())
     header = "# Written by components.deployment at each release; edits are overwritten.\n"
