@@ -15,7 +15,7 @@
 # make benchmark-training   one of them beside its named peers, anew; `python -m benchmarks --help` names all (BENCHMARK_FLAGS=--quick: minutes)
 # make performance        docs/design/performance.md of what was measured
 # make docs               the documentation site, in build/site
-# make gpu                what only a GPU can show, in steps of minutes; a second call goes on (GPU_FLAGS=--quick: tiny, also without a GPU)
+# make gpu                what only a GPU can show, in at most nine minutes; a second call goes on (GPU_FLAGS=--quick: tiny, also without a GPU)
 # Each builds the environments that it needs, once; later calls take what is there while the locks are unchanged.
 
 PYTHON ?= python3.11

@@ -75,6 +75,9 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ("models", "show"): Command(_MODELS, "print a model's card, or write it as a page", ("show",)),
     ("models", "live-at"): Command(_MODELS, "show which version was live at a time", ("live-at",)),
     ("models", "score"): Command("cli.score", "score rows of a file on a server"),
+    ("models", "export"): Command(
+        "cli.export", "write a model's weights for NVIDIA's converter", environment="training"
+    ),
     ("models", "sync"): Command(
         "cli.registries.__main__",
         "bring MLflow or Kubeflow's Model Registry up to date",

@@ -38,9 +38,9 @@ from evergreen.reports.page import (
 from evergreen.reports.rendering import PageBlock
 from evergreen.reports.svg import SERIES, Line, Mark, line_chart
 from evergreen.runtime.durable import write_whole
+from monitoring.web.page import ROUTINE_EVENTS
 
 _MARKED_EVENTS = {"decision": "decision", "run_started": "run started", "run_ended": "run ended"}
-_ROUTINE_EVENTS = ("drift", "archived")
 _MIN_DRAWN_CLICKS = 10
 
 
@@ -74,7 +74,7 @@ def write_report(observed: Observations, summary: DemoSummary) -> Path:
         ],
         sections={
             "Events": [_events(events, start=start)],
-            "Versions and the gate": [_versions(summary), *checks],
+            "Versions and the gate": [_versions(summary), *checks[:-1]],
             "Runs": [_run_links(each) for each in read_outcomes(store)],
             "Serving": _sentences(serving_sentences(summary)),
             "Decisions": _sentences(decision_sentences(summary)),
@@ -130,7 +130,7 @@ def _events(events: Lines, *, start: float) -> EventList:
         )
         for event in events
     )
-    return event_list(lines, routine=_ROUTINE_EVENTS)
+    return event_list(lines, routine=ROUTINE_EVENTS)
 
 
 def _gate_checks(summary: DemoSummary, store: Path) -> list[Checks]:
@@ -239,7 +239,7 @@ def _auc_chart(
         own = [t for t in timeline if t["version"] == version and t["clicks"] >= _MIN_DRAWN_CLICKS]
         lines.append(
             Line(
-                label=f"version {version}, with 95 % interval",
+                label=f"version {version}",
                 color=SERIES[(version - 1) % len(SERIES)],
                 x=[t["time"] - start for t in own],
                 y=[t["auc"] for t in own],
@@ -262,7 +262,7 @@ def _auc_chart(
     level = summary.auc.threshold
     levels = [] if level is None else [(level, f"threshold {level:.3f}")]
     return line_chart(
-        lines, y_label="AUC, as the monitor saw it", marks=marks, levels=levels
+        lines, y_label="AUC with its 95 % interval", marks=marks, levels=levels
     ) or Text("No window was full.")
 
 

@@ -40,14 +40,9 @@ def draw_page(document: Entry) -> str:
     """Return the page's HTML."""
     return html_page(
         f"Validation of run {document['run']}",
-        decision=document["decision"],
-        first=[
-            _state(document),
-            _checks(document, most=_FIRST_CHECKS, caption="What was checked"),
-            _tiles(document),
-        ],
+        badge=Badge(document["decision"]),
+        first=[_state(document), *_checks(document), _tiles(document)],
         sections={
-            "Checks": [_checks(document, caption="worst first")],
             "Columns": [_cards(document)],
             "Served rows": _skew(document["skew"], document["served"]),
             "Schema": _schema(document["schema"]["differences"]),
@@ -73,13 +68,21 @@ def _state(document: Entry) -> Banner:
     return Banner(text="The run goes on. All checks passed.", tone="good")
 
 
-def _checks(document: Entry, *, most: int | None = None, caption: str) -> Checks:
-    """Return the table of all checks or of the first `most` checks, the worst first."""
+def _checks(document: Entry) -> list[PageBlock]:
+    """Return the table of the first checks, the worst first, and the other checks in a fold.
+
+    The first checks are those that did not pass or have a value. If there are none, all are equal.
+    """
     names = [each.name for each in fields(RuleCheck)]
-    checks = [
-        RuleCheck(**{name: check[name] for name in names}) for check in document["checks"][:most]
-    ]
-    return Checks(caption=caption, rows=check_rows(checks))
+    checks = [RuleCheck(**{name: check[name] for name in names}) for check in document["checks"]]
+    telling = [check for check in checks if not check.passed or check.value is not None]
+    first = (telling or checks)[:_FIRST_CHECKS]
+    others = [check for check in checks if check not in first]
+    found: list[PageBlock] = [Checks(caption="What was checked", rows=check_rows(first))]
+    if others:
+        table = Checks(caption="Other checks", rows=check_rows(others))
+        found.append(Fold(f"{len(others)} more checks", [table]))
+    return found
 
 
 def _tiles(document: Entry) -> Tiles:

@@ -6,14 +6,13 @@ On the page, events of routine kinds are hidden until the reader unfolds them.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from itertools import groupby
 from typing import ClassVar
 
 from evergreen.reports.rendering import PageBlock
 
 MAX_FOLDED = 50
-"""Maximum number of events that are shown when a group of routine events is unfolded. A single day
-can have thousands of archived files."""
+"""Maximum number of events that are shown when the routine events of a date are unfolded. A single
+date can have thousands of archived files."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,55 +41,49 @@ class ShownEvent:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Stretch:
-    """Group of consecutive events. Either all or none of them are routine events."""
+class _Day:
+    """Events of one date."""
 
-    is_routine: bool
-    events: Sequence[ShownEvent]
+    prominent: Sequence[ShownEvent]
+    routine: Sequence[ShownEvent]
 
     @property
-    def shown(self) -> Sequence[ShownEvent]:
-        """Events of this group that the page shows.
-
-        A fold shows at most `MAX_FOLDED` of its events.
-        """
-        return self.events[:MAX_FOLDED] if self.is_routine else self.events
+    def folded(self) -> Sequence[ShownEvent]:
+        """Routine events that the fold shows, at most `MAX_FOLDED`."""
+        return self.routine[:MAX_FOLDED]
 
     @property
     def summary(self) -> str:
-        """Times of the oldest and newest event, and the number of events of each kind."""
+        """Number of routine events of each kind."""
         counts: dict[str, int] = {}
-        for event in self.events:
+        for event in self.routine:
             counts[event.kind] = counts.get(event.kind, 0) + event.times
-        named = ", ".join(
-            f"{count} × " * (count > 1) + kind.replace("_", " ") for kind, count in counts.items()
-        )
-        first, last = sorted((self.events[0].clock, self.events[-1].clock))
-        return f"{first} {named}" if first == last else f"{first} to {last} {named}"
+        return ", ".join(f"{count} × {kind.replace('_', ' ')}" for kind, count in counts.items())
 
 
 @dataclass(frozen=True)
 class EventList(PageBlock):
-    """The event list. `days` maps each date to its groups of events."""
+    """The event list. `days` maps each date to its events."""
 
     TEMPLATE: ClassVar[str] = "events.html.j2"
-    days: Mapping[str, Sequence[_Stretch]]
+    days: Mapping[str, _Day]
 
 
 def event_list(events: Iterable[ShownEvent], *, routine: Collection[str]) -> EventList:
     """Return the block for events in the given order.
 
-    Groups of events of the `routine` kinds are hidden until the reader unfolds them. Times are UTC.
+    The events of the `routine` kinds are hidden in one fold for each date. Times are UTC.
     """
+    days: dict[str, list[ShownEvent]] = {}
+    for event in events:
+        days.setdefault(_moment(event).strftime("%Y-%m-%d"), []).append(event)
     return EventList(
         {
-            day: [
-                _Stretch(is_routine=is_routine, events=list(stretch))
-                for is_routine, stretch in groupby(of_day, key=lambda event: event.kind in routine)
-            ]
-            for day, of_day in groupby(
-                events, key=lambda event: _moment(event).strftime("%Y-%m-%d")
+            day: _Day(
+                prominent=[event for event in of_day if event.kind not in routine],
+                routine=[event for event in of_day if event.kind in routine],
             )
+            for day, of_day in days.items()
         }
     )
 

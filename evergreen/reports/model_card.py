@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from datetime import timezone
 
+from evergreen.contracts.checks import FAIL, PASS
 from evergreen.contracts.manifests import (
     AucLead,
     Model,
@@ -15,8 +16,10 @@ from evergreen.contracts.manifests import (
 )
 from evergreen.registry.model_cards import Ancestor, CalibrationBin, ModelCard, SliceQuality
 from evergreen.registry.promotion_journal import CANARY, ROLLBACK, Promotion, moment_of
+from evergreen.reports.events import ShownEvent, event_list
 from evergreen.reports.formats import ABSENT, number, percent, probability
 from evergreen.reports.page import (
+    Badge,
     Banner,
     Checks,
     Code,
@@ -29,7 +32,7 @@ from evergreen.reports.page import (
     html_page,
 )
 from evergreen.reports.rendering import PageBlock
-from evergreen.reports.svg import Line, line_chart
+from evergreen.reports.svg import Interval, Line, interval_chart, line_chart
 
 _THRESHOLDS = {
     "min_auc": "AUC needed at all",
@@ -45,12 +48,13 @@ _FIRST_SLICES = 8
 def card_page(card: ModelCard) -> str:
     """Return the model card as an HTML page."""
     verdict = card.verdict
+    badge, state = _state(card)
     return html_page(
         f"Model card: {card.model_id}",
-        decision=verdict.decision,
-        first=[_state(card), Text(headline(card)), *_decision(card)],
+        badge=badge,
+        first=[state, *_auc_chart(card), *_decision(card)],
         sections={
-            "Served": [_served(card), _LATER],
+            "Served": [*_served(card), _LATER],
             "All held-out rows": quality_blocks(verdict, _names(card)),
             **(
                 {"Columns alone": [_columns_alone(verdict.column_aucs)]}
@@ -82,17 +86,30 @@ def card_page(card: ModelCard) -> str:
 # -- what the gate decided
 
 
-def headline(card: ModelCard) -> str:
-    """Return the verdict's headline, with the number of rows."""
-    return f"{card.verdict.reason} on {card.verdict.num_rows:,} held-out rows."
+def _auc_chart(card: ModelCard) -> list[PageBlock]:
+    """Return a chart of both models' AUC on the held-out rows, if it has an interval."""
+    verdict = card.verdict
+    intervals = [
+        Interval(label=name, value=of.auc, low=of.auc_low, high=of.auc_high)
+        for name, of in (("candidate", verdict.candidate), ("champion", verdict.champion))
+        if of and of.auc is not None and of.auc_low is not None and of.auc_high is not None
+    ]
+    label = "AUC on the held-out rows with its 95 % interval"
+    return (
+        [interval_chart(intervals, label=label, limit=card.gate.get("min_auc"))]
+        if intervals
+        else []
+    )
 
 
 def _decision(card: ModelCard) -> list[PageBlock]:
     verdict = card.verdict
-    answer = "accepted" if verdict.accepted else "refused"
-    found: list[PageBlock] = [
-        Checks(caption=f"The gate {answer} it", rows=check_rows(verdict.checks))
-    ]
+    passed = sum(check.passed for check in verdict.checks)
+    caption = (
+        f"The gate {_answer(verdict)} it: {passed} of {len(verdict.checks)} checks passed on "
+        f"{verdict.num_rows:,} held-out rows"
+    )
+    found: list[PageBlock] = [Checks(caption=caption, rows=check_rows(verdict.checks))]
     found += [
         Banner(text=f"{each[0].upper()}{each[1:]}.", tone="warn") for each in verdict.warnings
     ]
@@ -106,29 +123,43 @@ def _decision(card: ModelCard) -> list[PageBlock]:
 # -- state after the gate's decision
 
 
-def _state(card: ModelCard) -> Banner:
-    """Return a banner with the model's state (live, canary, earlier live, blocked) and its time."""
+def _answer(verdict: Verdict) -> str:
+    return "accepted" if verdict.accepted else "refused"
+
+
+def _state(card: ModelCard) -> tuple[Badge, Banner]:
+    """Return the model's state (live, canary, earlier live, blocked) as a badge and a banner.
+
+    The state of a model that never served is the gate's decision.
+    """
     last = card.served[-1] if card.served else None
+    decision = card.verdict.decision
+    badge = Badge(f"gate: {decision}", decision)
     if card.blocked is not None:
+        badge = Badge("blocked")
         tone, text = (
             "bad",
             f"Rolled back at {_time(card.blocked.time)}, and blocked until a person promotes it",
         )
     elif live := next((span.begun for span in card.served if span.is_live), None):
+        badge = Badge("live")
         tone, text = "good", f"Live as version {live.version} since {_time(live.time)}"
     elif last is None:
-        tone, text = "", "It has not answered a request"
+        tone = {PASS: "good", FAIL: "bad"}.get(decision, "warn")
+        text = f"The gate {_answer(card.verdict)} it. It has not answered a request"
     elif last.ended is None:
+        badge = Badge(_role(last.begun), CANARY)
         tone, text = (
             "warn",
             f"Version {last.begun.version} is a {_role(last.begun)} since {_time(last.begun.time)}",
         )
     else:
+        badge = Badge("not live")
         tone, text = "", f"Not live since {_time(last.ended.time)}"
     as_of = (
         f", by the promotion journal up to {_time(card.journal_time)}" if card.journal_time else ""
     )
-    return Banner(text=f"{text}{as_of}.", tone=tone)
+    return badge, Banner(text=f"{text}{as_of}.", tone=tone)
 
 
 _LATER = Text(
@@ -139,9 +170,10 @@ _LATER = Text(
 )
 
 
-def _served(card: ModelCard) -> PageBlock:
+def _served(card: ModelCard) -> list[PageBlock]:
+    """Return when the model served. The reasons are in a list of events below the table."""
     if not card.served:
-        return Text("No version of it is in the promotion journal.")
+        return [Text("No version of it is in the promotion journal.")]
     rows = [
         [
             f"version {span.begun.version}, {_role(span.begun)}",
@@ -155,9 +187,24 @@ def _served(card: ModelCard) -> PageBlock:
         for span in card.served
     ]
     head = ["as", "from", "to", "begun by", "baked", "ended by", "model repository"]
-    return PageTable(
-        caption="where it answered, when (UTC), and by whose word", head=head, rows=rows
-    )
+    lines = {
+        (line.time, line.action): line
+        for span in card.served
+        for line in (span.begun, span.baked, span.ended)
+        if line is not None
+    }
+    events = [
+        ShownEvent(
+            time=moment_of(line.time).timestamp(),
+            kind=line.action,
+            text=f"version {line.version}: {line.reason}",
+        )
+        for line in lines.values()
+    ]
+    return [
+        PageTable(caption="where it answered, when (UTC), and by whose word", head=head, rows=rows),
+        Fold("reasons in the promotion journal", [event_list(events, routine=())]),
+    ]
 
 
 def _role(line: Promotion) -> str:
@@ -168,7 +215,7 @@ def _role(line: Promotion) -> str:
 
 def _told(line: Promotion) -> str:
     action = "rollback to" if line.action == ROLLBACK else f"{line.action.replace('_', ' ')} of"
-    return f"{action} version {line.version} by {line.who or 'unknown'}: {line.reason}"
+    return f"{action} version {line.version} by {line.who or 'unknown'}"
 
 
 def _time(text: str) -> str:

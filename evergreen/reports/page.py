@@ -14,8 +14,10 @@ from evergreen.reports.rendering import PageBlock, render
 from evergreen.reports.svg import BarChart
 
 _TONES = {
-    **dict.fromkeys(("pass", "ok", "released", "canary"), "pass"),
-    **dict.fromkeys(("fail", "block", "failed", "refused", "retrain", "rollback"), "fail"),
+    **dict.fromkeys(("pass", "ok", "released", "canary", "live"), "pass"),
+    **dict.fromkeys(
+        ("fail", "block", "failed", "refused", "retrain", "rollback", "blocked"), "fail"
+    ),
     **dict.fromkeys(
         ("warn", "notify", "quarantine", "breach", "held", "inconclusive", "drifted"), "warn"
     ),
@@ -158,6 +160,11 @@ class CheckRow:
         """Badge with the result."""
         return Badge(self.result)
 
+    @property
+    def is_good(self) -> bool:
+        """Whether the result needs no attention."""
+        return self.badge.tone == "pass"
+
 
 def check_rows(checks: Iterable[Check]) -> list[CheckRow]:
     """Return the table rows of a decision's checks."""
@@ -176,11 +183,19 @@ def check_rows(checks: Iterable[Check]) -> list[CheckRow]:
 
 @dataclass(frozen=True, kw_only=True)
 class Checks(PageBlock):
-    """Table of the checks of a decision."""
+    """Table of the checks of a decision.
+
+    The details of checks that passed are shown when the reader unfolds them.
+    """
 
     TEMPLATE: ClassVar[str] = "checks.html.j2"
     caption: str
     rows: Sequence[CheckRow]
+
+    @property
+    def folded(self) -> list[CheckRow]:
+        """Rows whose details are folded."""
+        return [row for row in self.rows if row.detail and row.is_good]
 
 
 @dataclass(frozen=True)
@@ -223,10 +238,10 @@ def html_page(
     *,
     first: Iterable[PageBlock],
     sections: Mapping[str, Sequence[PageBlock]],
-    decision: str = "",
+    badge: Badge | None = None,
     refresh_seconds: int | None = None,
 ) -> str:
-    """Return the HTML page: title, decision, first screen, links to the sections, and sections.
+    """Return the HTML page: title, badge, first screen, links to the sections, and sections.
 
     If `refresh_seconds` is set, a browser reloads the page at this interval.
     """
@@ -234,7 +249,6 @@ def html_page(
         name.lower().replace(" ", "-").replace(",", ""): (name, blocks)
         for name, blocks in sections.items()
     }
-    badge = Badge(decision) if decision else None
     return render(
         "page.html.j2",
         title=title,
@@ -250,4 +264,4 @@ def refusal_page(step: str, reason: str) -> str:
 
     Without this page, Kubeflow would show an error.
     """
-    return html_page(f"{step} refused", first=[Text(reason)], sections={}, decision="refused")
+    return html_page(f"{step} refused", first=[Text(reason)], sections={}, badge=Badge("refused"))

@@ -1,7 +1,7 @@
 """Charts as inline SVG from templates: lines over time with events, and small bars.
 
-Horizontal positions are percentages of the width. A chart therefore fills the width of the window,
-while its texts do not change their size.
+Positions are percentages of the plot's width and height. A chart therefore fills the width of the
+window and is lower on a phone, while its texts do not change their size.
 """
 
 import math
@@ -15,10 +15,16 @@ WIDTH, HEIGHT = 920, 300
 """Default size in pixels. The page stretches the chart to the available width."""
 LEFT = 50
 RIGHT = 14
-_TOP = 42
+TOP = 42
 BOTTOM = 34
 _MARK_ROWS = 3
 """Text rows above the chart for event names, so that neighbouring names do not overlap."""
+_CHARACTER = 0.85
+"""Approximate width of a character in percent of the plot's width on a desktop."""
+_SERIES_SHARE = 1 / 8
+"""Share of the horizontal axis. Marks with one text and a smaller distance are one series."""
+_ROW = 24
+"""Height of one row of an interval chart in pixels."""
 STEPS = 1000
 """Number of distinct horizontal positions in a chart."""
 SERIES = tuple(f"var(--series-{number})" for number in range(1, 9))
@@ -55,7 +61,7 @@ class _Tick:
     """Number on an axis, or a labelled horizontal line."""
 
     at: float
-    """Position in pixels from the top, or in percent from the left."""
+    """Position in percent from the top or from the left."""
     text: str
 
 
@@ -64,15 +70,10 @@ class _DrawnMark:
     at: float
     """Percent from the left."""
     y: int
+    """Pixels from the top of the plot. A negative value is above the plot."""
     mark: Mark
-
-    @property
-    def anchor(self) -> str:
-        """Side of the line on which the name is written.
-
-        Near the right edge the name is written on the left side.
-        """
-        return "end" if self.at > 80 else "start"
+    anchor: str
+    """Side of the line on which the name is written: `start` or `end`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,10 +92,11 @@ class LineChart(PageBlock):
 
     TEMPLATE: ClassVar[str] = "line_chart.html.j2"
     WIDTH: ClassVar[int] = WIDTH
-    HEIGHT: ClassVar[int] = HEIGHT
+    HEIGHT: ClassVar[int] = HEIGHT - TOP - BOTTOM
+    """Height of the plot without the space for texts above and below it."""
     LEFT: ClassVar[int] = LEFT
     RIGHT: ClassVar[int] = RIGHT
-    BOTTOM: ClassVar[int] = BOTTOM
+    TOP: ClassVar[int] = TOP
     STEPS: ClassVar[int] = STEPS
 
     label: str
@@ -118,7 +120,7 @@ def line_chart(
     """Return the chart, or None if there is no point to draw.
 
     `levels` are horizontal lines, (value, label). `x_unit` is written beside the numbers of the
-    horizontal axis.
+    horizontal axis. In a series of marks with the same text, only the first mark is drawn.
     """
     xs = [x for line in lines for x in line.x]
     ys = [
@@ -143,9 +145,9 @@ def line_chart(
         return (x - x_low) / (x_high - x_low) * STEPS
 
     def at_y(y: float) -> float:
-        return HEIGHT - BOTTOM - (y - y_low) / (y_high - y_low) * (HEIGHT - _TOP - BOTTOM)
+        return 100 - (y - y_low) / (y_high - y_low) * 100
 
-    in_order = sorted(marks, key=lambda mark: mark.x)
+    firsts = _firsts(marks, apart=(x_high - x_low) * _SERIES_SHARE)
     return LineChart(
         label=y_label,
         legend=lines,
@@ -160,15 +162,38 @@ def line_chart(
             )
             for line in lines
         ],
-        marks=[
-            _DrawnMark(
-                at=percent(mark.x),
-                y=_TOP - 4 - 12 * (_MARK_ROWS - 1 - number % _MARK_ROWS),
-                mark=mark,
-            )
-            for number, mark in enumerate(in_order)
-        ],
+        marks=_draw_marks([(percent(mark.x), mark) for mark in firsts]),
     )
+
+
+def _firsts(marks: Sequence[Mark], *, apart: float) -> list[Mark]:
+    """Return the marks in order, and of each series of marks with one text only the first."""
+    last: dict[str, float] = {}
+    firsts = []
+    for mark in sorted(marks, key=lambda mark: mark.x):
+        if mark.x - last.get(mark.text, -math.inf) >= apart:
+            firsts.append(mark)
+        last[mark.text] = mark.x
+    return firsts
+
+
+def _draw_marks(marks: Sequence[tuple[float, Mark]]) -> list[_DrawnMark]:
+    """Return marks with the position of their names: the first row in which the name has space.
+
+    Near the right edge a name is written on the left side of its line.
+    """
+    ends = [-math.inf] * _MARK_ROWS
+    drawn = []
+    for at, mark in marks:
+        width = _CHARACTER * (len(mark.text) + 2)
+        anchor = "end" if at > 80 else "start"
+        start = at - width if anchor == "end" else at
+        free = [row for row, end in enumerate(ends) if end <= start]
+        row = free[0] if free else min(range(_MARK_ROWS), key=ends.__getitem__)
+        ends[row] = start + width
+        y = -4 - 12 * (_MARK_ROWS - 1 - row)
+        drawn.append(_DrawnMark(at=at, y=y, mark=mark, anchor=anchor))
+    return drawn
 
 
 _Axis = Callable[[float], float]
@@ -181,7 +206,7 @@ def _parts(line: Line, at_x: _Axis, at_y: _Axis) -> list[str]:
         if y is None:
             parts.append([])
         else:
-            parts[-1].append(f"{at_x(x):.1f},{at_y(y):.1f}")
+            parts[-1].append(f"{at_x(x):.1f},{at_y(y):.2f}")
     return [" ".join(part) for part in parts if part]
 
 
@@ -190,9 +215,79 @@ def _band(line: Line, at_x: _Axis, at_y: _Axis) -> str:
     both = [
         (x, a, b) for x, a, b in zip(line.x, line.low, line.high) if a is not None and b is not None
     ]
-    above = [f"{at_x(x):.1f},{at_y(b):.1f}" for x, _, b in both]
-    below = [f"{at_x(x):.1f},{at_y(a):.1f}" for x, a, _ in reversed(both)]
+    above = [f"{at_x(x):.1f},{at_y(b):.2f}" for x, _, b in both]
+    below = [f"{at_x(x):.1f},{at_y(a):.2f}" for x, a, _ in reversed(both)]
     return " ".join(above + below)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """An estimate with its interval, on one row of an interval chart."""
+
+    label: str
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class _DrawnInterval:
+    label: str
+    y: int
+    at: float
+    """Position of the estimate in percent from the left."""
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntervalChart(PageBlock):
+    """Chart of estimates with their intervals, one per row, and a limit."""
+
+    TEMPLATE: ClassVar[str] = "interval_chart.html.j2"
+
+    label: str
+    title: str
+    """All values as text, for readers who cannot see the chart."""
+    rows: Sequence[_DrawnInterval]
+    ticks: Sequence[_Tick]
+    limit: _Tick | None
+    height: int
+
+
+def interval_chart(
+    intervals: Sequence[Interval], *, label: str, limit: float | None = None
+) -> IntervalChart:
+    """Return the chart of at least one interval. A limit of None is not drawn."""
+    values = [each for found in intervals for each in (found.value, found.low, found.high)]
+    values += [] if limit is None else [limit]
+    pad = (max(values) - min(values) or 1.0) * 0.05
+    low, high = min(values) - pad, max(values) + pad
+
+    def percent(value: float) -> float:
+        return (value - low) / (high - low) * 100
+
+    named = [
+        f"{each.label} {each.value:.4g} ({each.low:.4g} to {each.high:.4g})" for each in intervals
+    ]
+    named += [] if limit is None else [f"limit {limit:g}"]
+    return IntervalChart(
+        label=label,
+        title=f"{label}: {', '.join(named)}",
+        rows=[
+            _DrawnInterval(
+                label=each.label,
+                y=_ROW // 2 + _ROW * number,
+                at=percent(each.value),
+                start=percent(each.low),
+                end=percent(each.high),
+            )
+            for number, each in enumerate(intervals)
+        ],
+        ticks=[_Tick(at=percent(value), text=f"{value:.4g}") for value in ticks(low, high, 3)],
+        limit=None if limit is None else _Tick(at=percent(limit), text=f"limit {limit:g}"),
+        height=_ROW * len(intervals),
+    )
 
 
 def ticks(low: float, high: float, about: int) -> list[float]:

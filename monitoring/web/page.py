@@ -55,7 +55,7 @@ _MARKED_EVENTS = {
     "drift": "feature drift",
 }
 """Kinds of events with a mark in the chart, and the text of the mark."""
-_ROUTINE_EVENTS = ("archived", "uploaded", "started", "stopped", "drift")
+ROUTINE_EVENTS = ("archived", "uploaded", "started", "stopped", "drift")
 """Kinds of events that are folded in the list. Folded events occur every minute, and decisions that
 follow from them have their own events."""
 _MAX_EVENTS = 80
@@ -181,28 +181,34 @@ def _health_banner(exposition: Exposition, now: float) -> Banner:
 
 
 def _model_concern(shown: Snapshot, now: float) -> tuple[str, str] | None:
-    """Return the banner's state and text for the worst problem of the serving version, or None."""
+    """Return the banner's state and text for the worst problem of the serving version, or None.
+
+    The reason of each policy is in the table of decisions below the banner.
+    """
     actions = shown.actions
-    said = {each.action: f"{each.policy}: {each.reason}" for each in reversed(shown.decisions)}
+    policies = {each.action: each.policy for each in reversed(shown.decisions)}
     since = (
         ""
         if actions is None or actions.incident_since is None
         else _format_duration(now - actions.incident_since)
     )
-    if reason := said.get(Action.ROLLBACK):
-        return "bad", f"Version {shown.serving_version} is bad and must be rolled back. {reason}"
-    if reason := said.get(Action.RETRAIN) or said.get(Action.HELD):
+    if policy := policies.get(Action.ROLLBACK):
+        return (
+            "bad",
+            f"Version {shown.serving_version} is bad and must be rolled back (policy {policy}).",
+        )
+    if policy := policies.get(Action.RETRAIN) or policies.get(Action.HELD):
         phase = "" if actions is None else f" What is being done: {actions.phase}."
         return (
             "bad",
-            f"Drift of version {shown.serving_version}{since and f' for {since}'}. "
-            f"{reason}.{phase}",
+            f"Drift of version {shown.serving_version}{since and f' for {since}'} "
+            f"(policy {policy}).{phase}",
         )
-    if reason := said.get(Action.BREACH):
+    if policy := policies.get(Action.BREACH):
         return (
             "warn",
             f"A drift of version {shown.serving_version} is "
-            f"suspected{since and f' for {since}'}. {reason}.",
+            f"suspected{since and f' for {since}'} (policy {policy}).",
         )
     last = shown.store_status.runs.last_run if shown.store_status else None
     if last is not None and last.state == "failed":
@@ -239,15 +245,14 @@ def _evaluated(shown: Snapshot, now: float) -> tuple[str, str]:
         each for each in decisions if each.action is Action.OK and each.policy not in _WITHOUT_ROWS
     ]
     if not well:
-        reasons = " ".join(f"{each.policy}: {each.reason}." for each in decisions)
-        return "wait", f"Version {version} could not be evaluated on {until}. {reasons}"
+        return "wait", f"Version {version} could not be evaluated on {until}."
     if (scorer := well[0].numbers.get("window_version")) != version:
         of = "an earlier version" if scorer is None else f"version {scorer:g}"
         text = (
             f"No row of version {version} has matured yet; {until} were evaluated, the newest "
             f"of {of}."
         )
-        return "good", f"{text} {well[0].policy}: {well[0].reason}."
+        return "good", text
     return "good", f"Version {version} was evaluated on {until}."
 
 
@@ -309,8 +314,8 @@ def _auc_chart(shown: Snapshot, history: History, now: float) -> LineChart | Non
         )
     marks = [
         Mark(x=(float(event["time"]) - now) / scale, text=_MARKED_EVENTS[event["kind"]])
-        for event in _marked_events(history.events, apart=(now - start) / 8)
-        if float(event["time"]) >= start
+        for event in history.events
+        if event["kind"] in _MARKED_EVENTS and float(event["time"]) >= start
     ]
     levels = (
         [] if shown.threshold is None else [(shown.threshold, f"threshold {shown.threshold:.3f}")]
@@ -318,23 +323,6 @@ def _auc_chart(shown: Snapshot, history: History, now: float) -> LineChart | Non
     return line_chart(
         lines, y_label="AUC with its 95 % interval", marks=marks, levels=levels, x_unit=unit
     )
-
-
-def _marked_events(events: Sequence[Mapping[str, Any]], *, apart: float) -> list[Mapping[str, Any]]:
-    """Select the events with a mark.
-
-    In a series of events of one kind, less than `apart` seconds apart, only the first event is
-    marked.
-    """
-    last: dict[str, float] = {}
-    firsts = []
-    for event in events:
-        kind, time = str(event["kind"]), float(event["time"])
-        if kind in _MARKED_EVENTS:
-            if time - last.get(kind, float("-inf")) >= apart:
-                firsts.append(event)
-            last[kind] = time
-    return firsts
 
 
 def _decisions(shown: Snapshot) -> PageBlock:
@@ -496,7 +484,7 @@ def _last_run(shown: Snapshot, now: float) -> list[PageBlock]:
 
 def _events(events: Sequence[Mapping[str, Any]], now: float) -> PageBlock:
     """Return the list of events, newest first."""
-    return event_list(_lines(events, now), routine=_ROUTINE_EVENTS) if events else Text("None yet.")
+    return event_list(_lines(events, now), routine=ROUTINE_EVENTS) if events else Text("None yet.")
 
 
 def _lines(events: Sequence[Mapping[str, Any]], now: float) -> Iterator[ShownEvent]:
@@ -507,7 +495,7 @@ def _lines(events: Sequence[Mapping[str, Any]], now: float) -> Iterator[ShownEve
         kind, text, time = str(newest["kind"]), str(newest["text"]), float(newest["time"])
         age = f"{_format_duration(now - time)} ago"
         yield ShownEvent(time=time, kind=kind, text=text, times=len(others) + 1, after=age)
-        prominent += kind not in _ROUTINE_EVENTS
+        prominent += kind not in ROUTINE_EVENTS
         if prominent == _MAX_EVENTS:
             return
 

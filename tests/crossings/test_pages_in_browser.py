@@ -22,6 +22,7 @@ from monitoring.web.page import History, status_page
 from tests.support.browser import (
     DARK,
     MARKUP,
+    beyond_first_screen,
     cut_texts,
     needs_browser,
     pixels_too_wide,
@@ -57,8 +58,8 @@ def comparison(chain, spoil=lambda value: value):
     return comparison_page(spoil(found))
 
 
-WIDTHS = (390, 480, 1280, 1920)
-"""Widths of a phone, Kubeflow's pane, a laptop and a desktop."""
+WIDTHS = (360, 480, 768, 1280, 1920)
+"""Widths of a phone, Kubeflow's pane, a tablet, a laptop and a desktop."""
 LONG = (
     "a_column_with_a_very_long_name_indeed: 'a value of that column which nobody would call short'"
 )
@@ -99,6 +100,13 @@ def test_page_fits_every_screen_and_hinders_nobody(chain, tmp_path, name):
     assert cut_texts(tmp_path, page, *WIDTHS) == [[]] * len(WIDTHS)
     assert serious_findings(tmp_path, page) == []
     assert serious_findings(tmp_path, page, DARK) == []
+
+
+@pytest.mark.parametrize("name", ["status", "card", "validation"])
+def test_first_screen_has_state_chart_and_decision(chain, tmp_path, name):
+    page = PAGES[name](chain)
+    assert beyond_first_screen(tmp_path, page) == [[], []]
+    assert '<table class="checks">' in page.partition("<nav")[0]
 
 
 def test_findings_are_found(tmp_path):

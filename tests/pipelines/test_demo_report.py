@@ -51,8 +51,8 @@ def test_report_of_long_texts_fits_its_pane_however_many_rows(tmp_path, good, ro
         good, uncertain=[LONG] * rows, warnings=[LONG], to_turn=[LONG], drift={"columns": [LONG]}
     )
     page = report_of(tmp_path, summary, events=events, timeline=map(window, range(rows)))
-    assert pixels_too_wide(tmp_path, page, 390, 480, 1280) == [0, 0, 0]
-    assert cut_texts(tmp_path, page, 390, 480, 1280) == [[], [], []]
+    assert pixels_too_wide(tmp_path, page, 360, 480, 768, 1280) == [0] * 4
+    assert cut_texts(tmp_path, page, 360, 480, 768, 1280) == [[]] * 4
     assert serious_findings(tmp_path, page, DARK) == []
 
 

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from html import unescape
 
 import pytest
@@ -49,7 +50,15 @@ AXE = next(
 _RUN_AXE = """<script>axe.run().then(found => document.title = JSON.stringify(found.violations
 .filter(each => ['serious', 'critical'].includes(each.impact))
 .map(each => [each.id, each.nodes[0].target[0], each.nodes[0].failureSummary])))</script>"""
-_FRAME = '<iframe src="page.html" style="width:{}px;height:900px;border:0"></iframe>'
+_FRAME = '<iframe src="page.html" style="width:{}px;height:{}px;border:0"></iframe>'
+FIRST_SCREENS = ((1280, 800), (360, 740))
+"""Width and height of a laptop's window and of a phone's."""
+_BEYOND = """<title></title><script>
+const parts = 'header h1,header>.banner:first-of-type,header>figure,header>.checks tbody tr:nth-child(-n+4)';
+const beyond = frame => [...frame.contentDocument.querySelectorAll(parts)]
+  .filter(each => each.getBoundingClientRect().bottom > frame.clientHeight).map(each => each.textContent.trim());
+onload = () => document.title = JSON.stringify(Array.from(document.querySelectorAll('iframe'), beyond));
+</script>"""  # noqa: E501
 _MEASURE = """<title></title><script>onload = () => document.title = JSON.stringify(
 Array.from(document.querySelectorAll('iframe'), f => f.contentDocument.scrollingElement.scrollWidth - f.clientWidth))
 </script>"""  # noqa: E501
@@ -74,7 +83,15 @@ def pixels_too_wide(tmp_path, page: str, *widths: int) -> list[int]:
 
     A browser window is never narrower than 500 pixels, so the page is measured in frames.
     """
-    return _in_frames(tmp_path, page, widths, _MEASURE)
+    return _in_frames(tmp_path, page, [(width, 900) for width in widths], _MEASURE)
+
+
+def beyond_first_screen(tmp_path, page: str) -> list[list[str]]:
+    """Return which parts of the answer a reader has to scroll to, on each of `FIRST_SCREENS`.
+
+    The answer is the title, the state, the chart, and the first four rows of the checks.
+    """
+    return _in_frames(tmp_path, page, FIRST_SCREENS, _BEYOND)
 
 
 def cut_texts(tmp_path, page: str, *widths: int) -> list[list[str]]:
@@ -82,14 +99,14 @@ def cut_texts(tmp_path, page: str, *widths: int) -> list[list[str]]:
 
     Texts that extend beyond the screen count as cut off. All foldable elements are unfolded first.
     """
-    return _in_frames(tmp_path, page, widths, _CUT)
+    return _in_frames(tmp_path, page, [(width, 900) for width in widths], _CUT)
 
 
-def _in_frames(tmp_path, page: str, widths: tuple[int, ...], script: str) -> list:
+def _in_frames(tmp_path, page: str, sizes: Sequence[tuple[int, int]], script: str) -> list:
     (tmp_path / "page.html").write_text(page)
-    (tmp_path / "frames.html").write_text(script + "".join(map(_FRAME.format, widths)))
+    (tmp_path / "frames.html").write_text(script + "".join(_FRAME.format(*size) for size in sizes))
     flags = [
-        f"--window-size={max(widths) + 100},1000",
+        f"--window-size={max(sizes)[0] + 100},1000",
         "--allow-file-access-from-files",
         "--dump-dom",
     ]

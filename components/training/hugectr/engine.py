@@ -242,7 +242,7 @@ class HugectrEngine:
                 if stage is not running.stage:
                     running.reader.set_source(str(stage.file_list))
                 for number in range(stage.num_batches):
-                    self._step(running, rate, stage, number)
+                    self._step(running, rate, stage=stage, number=number)
                     if (
                         number + 1
                     ) % self._settings.solver.loss_interval == 0 or number + 1 == stage.num_batches:
@@ -259,7 +259,7 @@ class HugectrEngine:
                 f"HugeCTR stopped at step {self.num_steps + 1}: {error}; its log names the reason"
             ) from error
 
-    def _step(self, running: _Running, rate: Rate, stage: Stage, number: int) -> None:
+    def _step(self, running: _Running, rate: Rate, *, stage: Stage, number: int) -> None:
         """Take the step of batch `number` of a stage, counted from 0."""
         step = self.num_steps + 1
         correction = _rate_correction(self._settings, step=step, model_step=running.steps + 1)

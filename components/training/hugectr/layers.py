@@ -15,7 +15,7 @@ from evergreen.config.model import DcnConfig
 from evergreen.config.training import TrainingSettings
 
 MODEL_NAME = "dcn"
-_LABEL, DENSE = "label", "dense"
+LABEL, DENSE = "label", "dense"
 _ALIGNED_FLOATS = 4
 """Number of floats in 16 bytes, the alignment of cuBLASLt's fastest algorithms."""
 
@@ -49,7 +49,7 @@ def padded(config: DcnConfig) -> DcnConfig:
     return replace(config, num_dense=config.num_dense + missing)
 
 
-def _dcn_layers(config: DcnConfig, embeddings: Sequence[Embedding]) -> list[Layer]:
+def dcn_layers(config: DcnConfig, embeddings: Sequence[Embedding]) -> list[Layer]:
     """Yield the dense layers from the embeddings to the loss, in the order of the dense file.
 
     Without dropout there are no Dropout layers, because HugeCTR accepts only rates above 0.
@@ -59,7 +59,7 @@ def _dcn_layers(config: DcnConfig, embeddings: Sequence[Embedding]) -> list[Laye
     >>> config = DcnConfig(
     ...     num_dense=13, num_categorical=26, embedding_dim=1, num_cross_layers=2, tower=(8,)
     ... )
-    >>> for layer in _dcn_layers(config, embeddings_of(config, [5] * 26, one_each([5] * 26))):
+    >>> for layer in dcn_layers(config, embeddings_of(config, [5] * 26, one_each([5] * 26))):
     ...     print(*layer)
     Reshape ['embedding_0'] ['vectors_0'] {'leading_dim': 26}
     Concat ['vectors_0', 'dense'] ['x0'] {}
@@ -94,7 +94,7 @@ def _dcn_layers(config: DcnConfig, embeddings: Sequence[Embedding]) -> list[Laye
         *layers,
         Layer("Concat", [hidden, "cross"], ["final_input"]),
         Layer("InnerProduct", ["final_input"], ["logit"], {"num_output": 1}),
-        Layer("BinaryCrossEntropyLoss", ["logit", _LABEL], ["loss"]),
+        Layer("BinaryCrossEntropyLoss", ["logit", LABEL], ["loss"]),
     ]
 
 
@@ -175,7 +175,7 @@ def compiled_model(hugectr: Any, blueprint: Blueprint) -> Any:
     model.add(
         hugectr.Input(
             label_dim=1,
-            label_name=_LABEL,
+            label_name=LABEL,
             dense_dim=config.num_dense,
             dense_name=DENSE,
             data_reader_sparse_param_array=keys,
@@ -193,7 +193,7 @@ def compiled_model(hugectr: Any, blueprint: Blueprint) -> Any:
                 optimizer=_optimizer(hugectr, blueprint.settings),
             )
         )
-    for layer in _dcn_layers(config, blueprint.embeddings):
+    for layer in dcn_layers(config, blueprint.embeddings):
         model.add(
             hugectr.DenseLayer(
                 layer_type=getattr(hugectr.Layer_t, layer.type),

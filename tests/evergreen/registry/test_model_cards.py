@@ -103,7 +103,9 @@ def test_model_that_was_rolled_back_is_blocked_until_person_promotes_it(write, a
     assert spans(card)[0] == ("release", "2", "3")
     assert bool(card.blocked and card.blocked.time == "2026-01-03") == is_blocked
     assert card.served[-1].is_live != is_blocked
-    assert ("Rolled back at 2026-01-03" in card_page(card)) == is_blocked
+    page = card_page(card)
+    assert ("Rolled back at 2026-01-03" in page) == is_blocked
+    assert ("blocked" in re.search("<h1>(.*)</h1>", page)[1]) == is_blocked
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from evergreen.reports.svg import Line, Mark, line_chart, ticks
+from evergreen.reports.svg import Interval, Line, Mark, interval_chart, line_chart, ticks
 
 
 def _svg(chart):
@@ -40,6 +40,25 @@ def test_events_close_together_have_names_at_different_heights():
     marks = [Mark(x=50.0 + 0.1 * i, text=f"event {i}") for i in range(3)]
     names = _names(line_chart([line], y_label="x", marks=marks))
     assert len({name.get("y") for name in names}) == 3
+
+
+def test_series_of_one_event_has_one_mark_and_no_two_names_overlap():
+    line = Line(label="a", color="#000", x=[0, 100], y=[0, 1])
+    marks = [Mark(x=2.0 + i, text=text) for i, text in enumerate(("drift", "run", "run", "over"))]
+    marks += [Mark(x=40.0, text="run")]
+    names = _names(line_chart([line], y_label="x", marks=marks))
+    assert ["".join(name.itertext()) for name in names] == ["1 drift", "2 run", "3 over", "4 run"]
+    assert len({name.get("y") for name in names[:3]}) == 3
+    assert names[3].get("y") == names[0].get("y")
+
+
+def test_interval_chart_names_every_number_for_those_who_cannot_see_it():
+    found = [Interval(label="candidate", value=0.76, low=0.75, high=0.77)]
+    chart = interval_chart(found, label="AUC", limit=0.65)
+    assert 'aria-label="AUC: candidate 0.76 (0.75 to 0.77), limit 0.65"' in chart.__html__()
+    (row,) = chart.rows
+    assert 0 < chart.limit.at < row.start < row.at < row.end < 100
+    assert "limit" not in interval_chart(found, label="AUC").__html__()
 
 
 def test_event_after_last_point_stands_at_its_own_time():

@@ -1,6 +1,5 @@
 """Tests of pages for people: width, escaping and undefined probabilities."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -30,7 +29,7 @@ from evergreen.reports.page import (
     refusal_page,
 )
 from evergreen.reports.rendering import render
-from evergreen.reports.svg import Bar, BarChart, Line, Mark, line_chart
+from evergreen.reports.svg import Bar, BarChart, Interval, Line, Mark, interval_chart, line_chart
 from tests.support.browser import DARK, cut_texts, needs_browser, pixels_too_wide, serious_findings
 from tests.support.html_pages import parse_page, table_of, text_of
 from tests.support.paths import REPOSITORY
@@ -41,7 +40,7 @@ SENTENCE = (
     "before; " * 4
 )
 EVIL = "<script>alert(1)</script><img src=x onerror='alert(2)'>\"&"
-WIDTHS = (390, 480, 720, 1100, 1280)
+WIDTHS = (360, 480, 720, 768, 1100, 1280)
 
 
 def page_of(text: str, *, rows: int) -> str:
@@ -54,7 +53,7 @@ def page_of(text: str, *, rows: int) -> str:
         result="inconclusive",
     )
     lines = [Line(label=text, color="var(--series-1)", x=[0.0, 100.0], y=[0.5, 0.9])]
-    marks = [Mark(x=9.0 * place, text=text[:12]) for place in range(12)]
+    marks = [Mark(x=9.0 * place, text=f"{place} {text[:10]}") for place in range(12)]
     tables = [
         PageTable(
             caption=f"{size} columns",
@@ -78,13 +77,20 @@ def page_of(text: str, *, rows: int) -> str:
     ]
     return html_page(
         text,
-        decision="inconclusive",
+        badge=Badge("inconclusive"),
         first=[
             Banner(text=text, items=[text]),
+            interval_chart(
+                [Interval(label=text[:12], value=0.7, low=0.6, high=0.8)], label=text, limit=0.6
+            ),
             line_chart(lines, y_label=text, marks=marks, levels=[(0.6, text[:12])]),
             Checks(
                 caption="checks",
-                rows=[check, CheckRow(name="rows", value=None, result=text[:20], detail=text)],
+                rows=[
+                    check,
+                    CheckRow(name="rows", value=None, result=text[:20], detail=text),
+                    CheckRow(name="clicks", value=9, result="pass", detail=text),
+                ],
             ),
             Tiles({text: text, "version": Link(text, "#x")}),
         ],
@@ -129,7 +135,7 @@ def test_value_that_template_was_not_given_is_error():
         render("page.html.j2", title="no sections")
 
 
-def test_checks_are_table_of_value_interval_limit_and_result():
+def test_checks_are_table_of_name_value_limit_and_result_and_fold_details_of_passed_ones():
     rows = [
         CheckRow(
             name="AUC",
@@ -137,43 +143,38 @@ def test_checks_are_table_of_value_interval_limit_and_result():
             interval=(0.75812, 0.79341),
             limit="at least 0.6",
             result="pass",
+            detail="paired",
         ),
         CheckRow(name="rows", value=None, result="inconclusive", detail="too few rows"),
     ]
     page = html_page("t", first=[Checks(caption="c", rows=rows)], sections={})
     assert table_of(page, "c") == [
-        ["check", "value", "95 % interval", "limit", "result"],
-        ["AUC", "0.7762", "0.7581 to 0.7934", "at least 0.6", "pass"],
-        ["rows", "–", "–", "–", "inconclusive"],
+        ["check", "value, 95 % interval", "limit", "result"],
+        ["AUC", "0.7762 0.7581 to 0.7934", "at least 0.6", "pass"],
+        ["rows", "–", "–", "inconclusive"],
         ["too few rows"],
     ]
+    (fold,) = [attributes for tag, attributes in parse_page(page) if tag == "details"]
+    assert "open" not in fold
+    assert text_of(page.partition("<details")[2]).endswith("AUC : paired")
 
 
-def test_routine_events_are_folded_and_each_date_is_named_once():
+def test_routine_events_have_one_fold_for_each_date_and_each_date_is_named_once():
     kinds = ["release", "drift", "archived", "drift", "rollback"]
     events = [
         ShownEvent(time=86_390.0 + 5 * i, kind=kind, text=f"text {i}")
         for i, kind in enumerate(kinds)
     ]
     drawn = event_list(events, routine=("drift", "archived")).__html__()
-    assert re.findall(r"<h3>(\S+)", drawn) == ["1970-01-01", "1970-01-02"]
-    assert re.findall(r"<time>(.*?)</time>", drawn) == [
-        "23:59:50",
-        "23:59:55",
-        "00:00:00",
-        "00:00:05",
-        "00:00:10",
-    ]
-    folds = [
-        text_of(each)
-        for each in re.findall(r'<details class="routine"><summary>.*?</summary>', drawn)
-    ]
-    assert folds == ["23:59:55 drift", "00:00:00 to 00:00:05 archived, drift"]
-    assert not [
-        attributes
-        for tag, attributes in parse_page(drawn)
-        if tag == "details" and "open" in attributes
-    ]
+    expected = (
+        "1970-01-01 UTC 1 × drift 23:59:55 drift text 1 23:59:50 release text 0 "
+        "1970-01-02 UTC 1 × archived, 1 × drift 00:00:00 archived text 2 00:00:05 drift text 3 "
+        "00:00:10 rollback text 4"
+    )
+    assert text_of(drawn) == expected
+    folds = [attributes for tag, attributes in parse_page(drawn) if tag == "details"]
+    assert [each["class"] for each in folds].count("routine") == 2
+    assert not any("open" in each for each in folds)
 
 
 def test_long_fold_names_lines_that_it_leaves_out():

@@ -13,7 +13,13 @@ from monitoring.policies.policy import Action
 from monitoring.web.exposition import Exposition, Snapshot
 from monitoring.web.page import History, status_page
 from monitoring.web.server import HttpSettings, MonitorServer
-from tests.support.browser import browse, cut_texts, needs_browser, pixels_too_wide
+from tests.support.browser import (
+    beyond_first_screen,
+    browse,
+    cut_texts,
+    needs_browser,
+    pixels_too_wide,
+)
 from tests.support.paths import REPOSITORY
 from tests.support.snapshots import DECISION, DRIFT, EMPTY, EVENTS, FULL, NOW, POINTS
 
@@ -89,5 +95,12 @@ def test_page_fits_pane_and_phone_and_cuts_no_text(tmp_path, shown, num_events):
     page = status_page(exposition, History(POINTS[:num_events], events), now=NOW).replace(
         'http-equiv="refresh"', ""
     )
-    assert pixels_too_wide(tmp_path, page, 390, 480, 1280) == [0, 0, 0]
-    assert cut_texts(tmp_path, page, 390, 480, 1280) == [[], [], []]
+    assert pixels_too_wide(tmp_path, page, 360, 480, 768, 1280) == [0] * 4
+    assert cut_texts(tmp_path, page, 360, 480, 768, 1280) == [[]] * 4
+
+
+def test_first_screen_has_state_chart_and_decision(tmp_path):
+    exposition = Exposition()
+    exposition.show(SHOWN)
+    page = status_page(exposition, History(POINTS, EVENTS), now=NOW)
+    assert beyond_first_screen(tmp_path, page.replace('http-equiv="refresh"', "")) == [[], []]
