@@ -48,9 +48,9 @@ from evergreen.serving.servers import probe
 logger = logging.getLogger(__name__)
 
 SHADOW_SHARE = 1.0
-"""Share of the requests that both arms score. These requests provide the pairs, and decisions come
-soonest if all requests are used. Clients drop shadow requests that would delay served requests
-(`inference_client.routing`)."""
+"""Share of the requests that both arms score. These requests provide the pairs. If all requests are
+scored by both arms, a canary is decided soonest. Clients drop shadow requests that would delay
+served requests (`inference_client.routing`)."""
 
 
 class StaleVerdict(Refused):
@@ -438,7 +438,7 @@ def confirm(site: Site, version: int) -> None:
 
 
 def tidy(site: Site, line: Promotion) -> None:
-    """Remove old versions and record where the release went.
+    """Remove old versions, and record the deployment target of the release.
 
     A failure does not affect the release.
     """

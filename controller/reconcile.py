@@ -226,7 +226,7 @@ def drive(site: Site, *, stop: Callable[[], bool] = lambda: False) -> None:
 
     Raises:
         ContractError, TemporaryError, PermanentError, OSError: a move failed that belongs to no
-            request, or undoing a failed change failed too. A later call tries again.
+        request, or undoing a failed change failed too. The next call tries again.
     """
     before: tuple[Desired, Observed] | None = None
     while True:

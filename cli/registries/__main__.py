@@ -55,7 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _exporters(
     mlflow: str | None, model_registry: str | None
 ) -> Iterator[Callable[[Exported], None]]:
-    """Yield the exporter of each requested registry. Each client takes seconds to import."""
+    """Yield the exporter of each requested registry.
+
+    Exporters are imported late, because each client takes seconds to import.
+    """
     if mlflow:
         # Disable usage reports, four minutes of retries for an unreachable server, and printed
         # addresses.

@@ -75,7 +75,7 @@ ms, an equal model was aborted in 18 % of stages after 100 requests, but only in
 class Pairs:
     """Rows that both arms scored, ordered by time, request and position.
 
-    Each row appears once.
+    No row appears twice.
     """
 
     labels: NDArray[np.uint8]

@@ -1,6 +1,6 @@
 """The project's images built by podman, and the compiled pipeline in them.
 
-`make test-images` runs these tests. The tests need root and a package index. They do not cover
+`make test-images` runs these tests. The tests need root and a package index. The tests do not cover
 Python's own base images (`containers` describes the stand-ins), CUDA, NVIDIA's images, or a
 kubelet.
 """

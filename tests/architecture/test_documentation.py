@@ -40,7 +40,7 @@ OLD = re.compile(r"[Nn]ot\s+measured\s+again\s+since\s+\d{4}-\d\d-\d\d")
 def anchors(page: Path) -> set[str]:
     """Return GitHub's anchors of a page's headings.
 
-    They are in lower case, with spaces as hyphens and other marks dropped.
+    Anchors are in lower case, with hyphens instead of spaces and without punctuation.
     """
     texts = HEADING.findall(FENCED.sub("", page.read_text()))
     return {

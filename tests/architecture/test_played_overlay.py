@@ -155,7 +155,10 @@ class PlayedPod:
         self.run("kube", "play", "--network=host", str(self.file))
 
     def delete(self):
-        """Delete the pod by SIGTERM after its grace period, for which `kube down` does not wait."""
+        """Delete the pod with SIGTERM and its grace period.
+
+        `kube down` would not wait for this period.
+        """
         seconds = pod_spec(self.workload)["terminationGracePeriodSeconds"]
         self.run("pod", "stop", "--ignore", f"--time={seconds}", f"{self.name}-pod-0", check=False)
         self.run("kube", "down", str(self.file), check=False)

@@ -175,7 +175,7 @@ def test_settings_and_contracts_import_only_numpy_msgspec_and_protobuf():
         for room in ("config", "contracts")
         for path in (REPOSITORY / "evergreen" / room).glob("*.py")
     }
-    own = {"__mp_main__"}  # This is multiprocessing's name of the main module.
+    own = {"__mp_main__"}  # multiprocessing gives the main module this name
     optional = {"typing_extensions"}  # msgspec imports its supported types if they are installed
     messages = "evergreen.contracts.record_format"
     for modules, more in ((names - {messages}, set()), ({messages}, {"google"})):

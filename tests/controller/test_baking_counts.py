@@ -85,7 +85,7 @@ class Rounds:
             world.settings.store, criteo_with(release={"bake_seconds": 7200.0, "bake_rows": 0})
         )
         self.latencies = None
-        """All latencies of each server since the release, if the servers have histograms."""
+        """Latencies of all requests since the release by server, if the servers have histograms."""
         self.baking = Baking(site=world.settings, metrics=ADDRESSES, fetch=self.fetch)
 
     def fetch(self, address):

@@ -133,7 +133,7 @@ class Place:
     def pairs(self, num_rows=1300, *, canary_noise=0.3, stable_noise=0.3):
         """Archive matured rows of the current stage.
 
-        Both arms scored each row, and either arm served it.
+        The row may be served by either arm, but both arms scored it.
         """
         self.clock.advance(10)
         plan, random = self.plan(), np.random.default_rng(self.evidence_files)

@@ -41,8 +41,8 @@ PATIENCE_SECONDS = 100.0
 class Load(BackgroundTraffic):
     """Clients in the background that send requests without pause, routed by the traffic plan.
 
-    Rows that both arms scored are archived. Their labels are drawn from the scores of the version
-    `truth`.
+    Rows that both arms scored are archived. The labels of these rows are drawn from the scores of
+    the version `truth`.
     """
 
     def __init__(self, url, objects, archive, raw_rows, *, truth):

@@ -1,4 +1,4 @@
-"""Tests of a canary's rules on simulated pairs: how often they err, and what they never do."""
+"""Tests of a canary's rules on simulated pairs: error rates, and impossible decisions."""
 
 import dataclasses
 import math
@@ -80,8 +80,8 @@ REPEATS = 120
 
 @pytest.mark.parametrize("rows", [1, 10], ids=["single rows", "lists of ten"])
 def test_equal_model_is_aborted_no_more_often_than_stated(rows):
-    # No canary can reach these margins. It therefore never grows, and each look can raise a false
-    # alarm.
+    # No canary can reach these margins. The canary therefore never grows, and each look can raise a
+    # false alarm.
     strict = CanaryPolicy(min_pairs=500, max_looks=4, auc_margin=1e-6, log_loss_margin=1e-6)
     aborted = sum(run(seed, strict, rows=rows)[0] == "worse" for seed in range(REPEATS))
     stated = strict.alpha
@@ -93,7 +93,7 @@ def test_equal_model_is_aborted_no_more_often_than_stated(rows):
 def test_few_clicks_are_no_evidence_however_many_pairs_there_are(rows):
     """Three clicks among 2000 pairs are too few for a normal approximation.
 
-    This approximation would abort one of thirty equal models at a single look.
+    With a normal approximation, one of thirty equal models would be aborted at a single look.
     """
     policy = CanaryPolicy()
     found = [

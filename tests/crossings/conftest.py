@@ -56,7 +56,7 @@ SETTINGS = {
     "preprocessing": {"frequency_threshold": 2},
     "model": {"embedding_dim": 4, "num_cross_layers": 2, "tower": [16, 8]},
     "training": {"learning_rate": 0.003, "batch_size": 256, "seed": 7},
-    # These tests ignore the gate's decision, because so few rows are not conclusive.
+    # The tests with this chain ignore the gate's decision, because so few rows are not conclusive.
     "gate": {
         "min_auc": 0.0,
         "max_auc_loss": 1.0,

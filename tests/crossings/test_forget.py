@@ -185,7 +185,7 @@ def keep_learnt(
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """All data of a shop that contains rows, written by the product's own writers."""
+    """All files with rows that a shop can have, written by the product's own code."""
     folder, gone = tmp_path_factory.mktemp("a shop"), tmp_path_factory.mktemp("gone")
     store = folder / "store"
     accept_into(store, SHOP)

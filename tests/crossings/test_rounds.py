@@ -30,8 +30,8 @@ NUM_LATE = 400
 def three(chain, tmp_path_factory):
     """The chain with its two rounds and a third round.
 
-    Before the third round, more files are added to the days of the second round. One of these files
-    is truncated.
+    Before the third round, more files are added to the days of the second round. One of the added
+    files is truncated.
     """
     later = chain.copied_to(tmp_path_factory.mktemp("three rounds"))
     changed = {"replay_share": 0, "max_quarantined_file_fraction": 0.5}

@@ -18,7 +18,7 @@ TCP, UDP = "TCP", "UDP"
 
 @dataclass(frozen=True)
 class End:
-    """One end of a connection: a pod, or an address outside."""
+    """One end of a connection: a pod or an external address."""
 
     address: str
     namespace: str = ""

@@ -53,7 +53,7 @@ def flag(container: Manifest, name: str) -> str:
 
 
 class TritonPod:
-    """One container between `start` and `stop`, or in a `with` block.
+    """Runs one container between `start` and `stop`, or in a `with` block.
 
     The container's log is written to `folder`.
 

@@ -17,7 +17,7 @@ FOLDER = REPOSITORY / "build" / "promtool"
 
 
 class Question(NamedTuple):
-    """One query at one time, and its expected samples: labels (`{pod="a"}`) to value."""
+    """A query at one time, and the expected samples as values by labels (`{pod="a"}`)."""
 
     query: str
     at: str

@@ -86,7 +86,7 @@ def rules_for(alert: dict[str, Any]) -> list[dict[str, Any]]:
 def run_promtool(folder: Path, alerts: list[dict[str, Any]]) -> dict[str, str]:
     """Return promtool's complaints by alert.
 
-    Each alert gets one file of rules and one file of tests in `folder`.
+    For each alert, a file of rules and a file of tests are written to `folder`.
     """
     if shutil.which("promtool") is None:
         pytest.skip("promtool is not installed: alert rules cannot be run")

@@ -261,8 +261,8 @@ def test_monitor_and_uploader_reach_what_they_need_and_nothing_else(variant):
         assert of_share["uploader"] == {str(lake): (within[lake], True)}
         (disk,) = [m for m in mounts["uploader"] if m["mountPath"].startswith("/var/lib/evergreen")]
         assert (disk["mountPath"], disk["subPath"]) == (str(settings.archive), "archive")
-        # The folder of a subPath must exist. It must have been created by the user that writes to
-        # it.
+        # The folder of a subPath must exist. The user that writes to the folder must also have
+        # created it.
         made = command(workload, "folders", "monitoring/Dockerfile")[2:]
         assert {str(baking), str(lake), str(settings.archive)} <= set(made)
 

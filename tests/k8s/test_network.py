@@ -126,7 +126,7 @@ NEEDED_OF = {
 def ends(manifests: list[Manifest]) -> dict[str, End]:
     """Return the rendered pods of the project and the other pods, by name.
 
-    Each pod can be either end of a flow.
+    A flow can begin or end at any of these pods.
     """
     spaces = {
         m["metadata"]["name"]: m["metadata"].get("labels", {})
@@ -220,7 +220,7 @@ def _numbers(node) -> Iterator[int]:
 
 
 def test_no_rule_could_be_left_out(case):
-    """Each rule allows a required flow."""
+    """Each rule of the policies is needed by a required flow."""
     policies, known, needed = case
     idle = []
     for number, policy in enumerate(policies):

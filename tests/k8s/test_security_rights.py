@@ -1,9 +1,9 @@
 """Tests that the project requests nothing from Kubernetes, and only permitted things from Kubeflow.
 
 The checks of a multi-user Kubeflow Pipelines API server are in its source (run_server.go,
-experiment_server.go and pipeline_server.go below backend/src/apiserver/server). Each HTTP call is
-one verb on one resource. Creating a run also reads its pipeline, and requires the right to act as
-the service account that it names.
+experiment_server.go and pipeline_server.go below backend/src/apiserver/server). Each HTTP request
+counts as one verb on one resource. Creating a run also reads its pipeline, and requires the right
+to act as the service account that it names.
 """
 
 import re

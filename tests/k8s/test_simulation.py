@@ -69,7 +69,7 @@ def test_traffic_may_end_as_late_as_its_last_label(variant):
 
 
 def test_traffic_waits_until_model_is_served_and_no_longer(variant):
-    """Otherwise the simulator's pod would fail repeatedly until the first release."""
+    """Without this wait, the simulator's pod would fail repeatedly until the first release."""
     waits = pod_spec(find(variant, "Deployment", "traffic"))["initContainers"][-1]
     listener = socket.create_server(("127.0.0.1", 0), backlog=1)
     address = listener.getsockname()

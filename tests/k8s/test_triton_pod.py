@@ -4,10 +4,10 @@ The pod starts before any release, with a model, with a canary, with a version i
 a broken model, and without a repository. Each test checks whether the pod gets traffic, whether it
 would be killed, and whether a release can reach it. The end of a pod must not lose started work or
 fail a client's request. Kubernetes removes a deleted pod from its Service, runs the preStop hook,
-and only then sends SIGTERM. A gRPC client would keep its one connection all that time. The server
-therefore closes connections after a maximum age, and the preStop hook waits longer than this age. A
-forwarder replaces the Service. Existing connections do not move when the forwarder's target
-changes.
+and only then sends SIGTERM. A gRPC client would keep its connection to a deleted pod during this
+hook. The server therefore closes connections after a maximum age, and the preStop hook waits longer
+than this age. A forwarder replaces the Service. Existing connections do not move when the
+forwarder's target changes.
 """
 
 import asyncio
@@ -335,7 +335,7 @@ class Service:
 
 @pytest.fixture
 def make_pod(rendered, tmp_path):
-    """`make_pod(name, seconds=)` returns a ready pod. Its model takes `seconds` for a request.
+    """`make_pod(name, seconds=)` returns a ready pod. A request to its model takes `seconds`.
 
     Connections live longer than a request.
     """

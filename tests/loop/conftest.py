@@ -45,7 +45,7 @@ def processes_mentioning(text: str) -> dict[int, str]:
 
 @dataclass(kw_only=True)
 class Command:
-    """One running `evergreen` command. The output of the command goes to a file."""
+    """An `evergreen` command that is running. The output of the command goes to a file."""
 
     process: subprocess.Popen[bytes]
     output_path: Path

@@ -1,8 +1,8 @@
 """Tests of README.md and docs/: each page runs its commands in order in its own folder.
 
-This folder has the repository's files, its own `build`, and a copy of one finished demo if the page
-mentions one. `tests/support/documents.py` describes the marks that say where a block is run and
-what it needs.
+A page's folder contains the repository's files, its own `build`, and a copy of a finished demo if
+the page mentions a demo. `tests/support/documents.py` describes the marks that say where a block is
+run and what it needs.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ KEEP = 'trap "export -p > {kept}" EXIT; set -euo pipefail; set -a; [ ! -e {kept}
 
 
 class Page:
-    """One page's folder, and the shell that runs its blocks."""
+    """Folder of one page, and the shell that runs the page's blocks."""
 
     def __init__(self, folder, demo):
         self.folder = folder

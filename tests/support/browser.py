@@ -116,7 +116,7 @@ def _in_frames(tmp_path, page: str, sizes: Sequence[tuple[int, int]], script: st
 def serious_findings(tmp_path, page: str, *flags: str) -> list[list[str]]:
     """Return what axe-core reports as serious or critical in a page.
 
-    Each finding is the rule, the first element and the suggested fix.
+    Each finding contains the rule, the first affected element and the suggested fix.
     """
     if AXE is None:
         pytest.skip("axe-core is not installed (.venvs/driver)")

@@ -1,8 +1,8 @@
 """The harness of all crash tests: a process that is killed at a chosen step of its work.
 
-A step is a checkpoint of the product, or a call of a watched function such as `os.rename`. `Kill`
-ends the process at one step. In this process it raises `Killed`, in a forked process it uses
-SIGKILL. After the kill every further step fails too, so cleanup handlers write nothing.
+A step is a checkpoint of the product, or a call of a watched function such as `os.rename`. At one
+step, `Kill` ends the process: it raises `Killed` in this process, and uses SIGKILL in a forked
+process. After the kill every further step fails too, so cleanup handlers write nothing.
 `every_kill` runs a function repeatedly, and kills it at its first step, then at its second step,
 until it completes.
 """

@@ -20,13 +20,14 @@ LOCKS = {"validation": "validation-trixie"}
 """Maps an image to its lock, for images whose lock differs from the lock of the step's test
 environment. `test_containers.py` compares both locks."""
 PROGRAMS = {"inference_client": "demo.simulation", "monitoring": "monitoring"}
-"""Programs of images that are not steps of the pipeline. Both images install the driver's lock."""
+"""Programs of images that are not steps of the pipeline. The lock of both images is that of the
+driver."""
 KNOWN = {"FROM", "ARG", "COPY", "RUN", "ENV", "WORKDIR", "LABEL", "USER", "ENTRYPOINT"}
 
 
 @dataclass
 class Stage:
-    """One FROM and the instructions that follow it."""
+    """A FROM instruction, and the instructions up to the next FROM."""
 
     base: str
     name: str = ""

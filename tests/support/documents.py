@@ -30,7 +30,7 @@ DOCUMENTS = sorted(
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """One block of code that shows commands."""
+    """A code block that shows commands."""
 
     page: Path
     line: int

@@ -17,8 +17,8 @@ def raises(kind: type[BaseException], *named: object):
 
     Args:
         kind: Type of the error.
-        named: Things, values and decisive words. Each must match a whole word or number, so 1 does
-            not match "10 rows".
+        named: Things, values and decisive words. Each name must match a whole word or number, so 1
+            does not match "10 rows".
     """
     return pytest.raises(kind, match=naming(*named))
 

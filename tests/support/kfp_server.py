@@ -8,7 +8,7 @@ concurrent runs. Several schedules may have one name. `fire` starts a run of a s
 are the values for placeholders in the tasks of a pipeline, and `end` ends a run.
 
 Tests can inject an answer of any status for the next requests or for all, a request that hangs, and
-an answer that is lost after the server has acted. They can also inject a run created after its
+an answer that is lost after the server has acted. Tests can also inject a run created after its
 client has given up, a required token, and a callback between lookup and creation. The double lacks
 access control, validation of the pipeline and MySQL's collation. tests/pipelines/test_kfp_double.py
 compares its answers with those of a real server.

@@ -2,8 +2,8 @@
 
 A bench opens a publisher and a reader of a new log, advances its time, and lists what the backend
 does not support. A new backend joins the suite by a subclass of `Bench` in `BENCHES`. Leases run on
-an injected clock if the backend allows it. Otherwise tests wait for the server's clock, with a
-deadline.
+an injected clock if the backend allows it. If a backend's clock cannot be injected, tests wait for
+the server's clock, with a deadline.
 """
 
 import itertools

@@ -1,9 +1,9 @@
 """Rows scored by two models with a known AUC difference, as the reference for gate and canary.
 
 The log-odds of a click are normal over rows. A model observes the log-odds with normal noise. Both
-models share most of the noise, like two models of one lineage. Requests account for half of each
-variance. The scores of a worse model are calibrated too: each score is the best probability that
-the model can give. Population AUCs are computed by integration, not sampled.
+models share most of the noise, because models of one lineage do so too. Requests account for half
+of each variance. The scores of a worse model are calibrated too: each score is the best probability
+that the model can give. Population AUCs are computed by integration, not sampled.
 """
 
 from dataclasses import dataclass

@@ -876,8 +876,9 @@ class ProtocolModel:
     def _resume(self, state: State, me: int, rule: protocol.ProtocolRule) -> State:
         """Make a move after a pause that followed its check.
 
-        A holder that was fenced meanwhile ends afterwards, because its next check fails. A write of
-        the repository is conditional, but neither an append to the journal nor a server's load is.
+        If another controller took the lock during the pause, the holder's next check fails and the
+        holder stops. A write of the repository is conditional, but neither an append to the journal
+        nor a server's load is.
         """
         mine, fence = state.controllers[me], state.files.fence
         assert mine.paused is not None

@@ -334,8 +334,8 @@ def test_message_dead_lettered_twice_by_crash_is_listed_once(ends):
     ends.publisher().publish([("a", b"1"), ("a", b"another of this key")])
     reader = ends.reader()
     delivery, other = pull(reader, count=2)
-    # The crash happened between storing and acknowledging the message. The next reader stores the
-    # message once more.
+    # The crash happened between storing and acknowledging the message. The next reader therefore
+    # stores the message a second time.
     reader._dead_letters.keep([(delivery.message_id, delivery.payload, "before the crash")])
     reader.dead_letter([(delivery.token, "after it")])
     reader.dead_letter([(other.token, "bad too")])

@@ -57,8 +57,8 @@ def test_server_that_dies_is_reported_and_ends_reconnect_when_it_is_back(mortal_
         mortal_server.stop()
         with pytest.raises(TemporaryError, match=bench.names.topic) as raised:
             publisher.publish([("during", b"2"), ("too", b"3")])
-        # All messages of a request share one error. If each message raised an error of its own, the
-        # traceback would have thousands of lines.
+        # All messages of one publish request share the same error. If each message raised an error
+        # of its own, the traceback would have thousands of lines.
         assert len(traceback.format_exception(raised.value)) < 100
         problem = wait_for(subscriber.problem, "the problem")
         assert bench.names.subscription in problem

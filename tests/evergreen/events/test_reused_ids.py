@@ -42,7 +42,7 @@ def test_monitor_counts_and_keeps_requests_that_it_cannot_join(
     publish(publisher, clicks("o", [("session 7", 2, START + 5)]))
     tick_until(
         "outcome", 1
-    )  # The click comes before its rows, whose window is over by the log's own clock.
+    )  # The click arrives first. By the log's clock, the window of its rows is over.
     publish(publisher, *PAGES[:3])
     tick_until("predicted", 10)
     publish(publisher, *PAGES[3:], PAGES[0], prediction("other", 1))

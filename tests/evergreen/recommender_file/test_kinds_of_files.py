@@ -25,7 +25,7 @@ N = 240
 def clicks(**columns):
     """Return rows of synthetic clicks.
 
-    Each column is a function of the row's number and of its random numbers.
+    The values of each column depend on the row's number and on random numbers.
     """
     generator = np.random.default_rng(11)
     rows = [

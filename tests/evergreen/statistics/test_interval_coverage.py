@@ -1,7 +1,7 @@
 """Tests of the coverage of 95 % intervals for rows in requests, simulated with known AUC.
 
-The interval by row treats every row as independent. This interval is simulated too, and its
-coverage is too low.
+The interval by row treats every row as independent. Simulations show that the coverage of this
+interval is too low.
 """
 
 import numpy as np
