@@ -181,7 +181,7 @@ class DayVersions:
             return version
 
     def publish(self, rows: Path, marker: VersionMarker) -> None:
-        """Publish the files of the folder `rows` as the marker's version.
+        """Publish the files of the folder `rows` as the version that the marker describes.
 
         Raises:
             PermanentError: files of the version were removed or changed while it was written.

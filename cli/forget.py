@@ -390,7 +390,7 @@ def _is_in_file(path: Path, user: User) -> bool:
 def unfinished(folder: Path) -> Iterator[Found]:
     """Yield the unfinished files and folders of killed programs below a folder.
 
-    No program reads them, but they may hold rows of any user.
+    No program reads these files, but they may contain rows of any user.
     """
     for here, folders, files in os.walk(folder):
         left = [name for name in (*folders, *files) if _UNFINISHED.fullmatch(name)]

@@ -160,8 +160,8 @@ def control(
 ) -> None:
     """Run rounds until `wait` returns True.
 
-    `wait` is called with the seconds between two rounds, in parts after which new requests are
-    carried out.
+    `wait` gets the seconds until the next round. It is called several times per round, because new
+    requests are carried out in between.
 
     Raises:
         TemporaryError: `check_held`, which is called before each round, found that the lock was

@@ -152,7 +152,7 @@ def measure_skew(
 
     Args:
         training: Files of training rows.
-        archive: Served rows, from `open_served`.
+        archive: Archive of the served rows, see `open_served`.
         features: The recommender's features.
         settings: The thresholds.
         excluded: Features that are not compared.

@@ -241,8 +241,8 @@ def counted(
     """Return the counters of each arm's model and version in a metrics text. Absent counters are 0.
 
     Raises:
-        TemporaryError: `text` is not a metrics text, or a counter is not a finite number from 0.
-            The message contains `source`.
+        TemporaryError: `text` is not a metrics text, or a counter is negative or not finite. The
+            message contains `source`.
     """
     found = {name: dict.fromkeys(COUNTERS, 0.0) for name in arms}
     for arm, sample in _samples(text, arms, source):

@@ -521,7 +521,7 @@ class Fleet:
     def for_all(self, act: Callable[[Triton], object]) -> None:
         """Call `act` on every server, and on new servers until no further server is listed.
 
-        Servers that do not listen yet come last.
+        Servers whose port is still closed are called last.
         """
         self.for_each(act)
         while newcomers := self._newcomers():

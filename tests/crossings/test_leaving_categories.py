@@ -1,4 +1,4 @@
-"""Tests of evicted categories through the real steps: their ids are reused and trained."""
+"""Tests that the real steps reuse the ids of evicted categories, and train them again."""
 
 from datetime import date
 

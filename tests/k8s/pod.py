@@ -61,7 +61,8 @@ class TritonPod:
         manifests: A rendered overlay.
         repository: Folder or URI that replaces the model repository in the manifest.
         folder: Folder for the log and for a copy of the backend.
-        change: New values by flag. Tests use it to show why the manifest has its own value.
+        change: New values by flag. With such a value, tests show what goes wrong without the
+            manifest's value.
         environment: Variables besides this process's own.
         until: Probe that must pass before the body of the `with` block runs. None = do not wait.
     """

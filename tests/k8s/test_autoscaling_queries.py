@@ -126,8 +126,8 @@ def test_servers_that_complete_nothing_report_zero_queue_time_and_waiting():
 
 def test_no_traffic_is_zero_and_pod_counts_after_two_readings():
     labels = 'namespace="evergreen",model="click_model",version="1"'
-    # The server of this pod answers from the eighth quarter of a minute on. A pod has no series at
-    # all until its server has a model.
+    # The server of this pod starts to respond at the eighth of the readings, which are 15 s apart.
+    # A pod has no series at all until its server has a model.
     series = {
         f'{metric}{{{labels},pod="new"}}': "_x7 0 0 0 0 0" for metric in (QUEUE, SUCCESS, PENDING)
     }

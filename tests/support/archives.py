@@ -1,6 +1,7 @@
 """Reference archives: the rows and outcomes that an archive must contain.
 
-Requests have matured. Helpers read the actual archive for the comparison.
+Requests have matured. These helpers read the archive that the monitor wrote, for the comparison
+with the reference.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping

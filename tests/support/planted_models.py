@@ -21,7 +21,8 @@ NOISE = 0.5
 OWN_NOISE = 0.03
 """Share of the noise variance that the candidate and the champion do not have in common. With this
 value, the AUC difference of two equal models has a standard error of 0.0017 over 20,000 rows with 3
-% of clicks. Consecutive models of the simulated lake have the same."""
+% of clicks. The AUC difference of consecutive models of the simulated lake has the same standard
+error."""
 
 _PHI = np.vectorize(NormalDist().cdf, otypes=[float])
 

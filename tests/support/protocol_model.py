@@ -204,7 +204,7 @@ class Scenario:
     """Requests, and bounds of the disturbances."""
 
     asks: tuple[Ask, ...]
-    """Requests in the order of their entries. Each can be appended at any time."""
+    """Requests in the order of their entries. Each request can be appended at any time."""
     shares: tuple[int, ...] = (1,)
     crashes: int = 1
     failures: int = 1

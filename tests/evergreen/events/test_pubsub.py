@@ -92,7 +92,7 @@ def test_ack_unconfirmed_by_frozen_server_is_error_and_reading_goes_on(
 ):
     """The server may process the call after it resumes, or drop it.
 
-    The message is redelivered or acknowledged.
+    In either case, the message is delivered again or acknowledged.
     """
     monkeypatch.setattr(subscriber_module, "CALL_SECONDS", 0.5)
     bench = BENCHES["pubsub"](tmp_path, mortal_server)
