@@ -6,10 +6,10 @@ candidate is then refused and must be evaluated again. Runs that chose their cha
 chose no champion, are not checked.
 
 A version number that the journal contains is never reused. The registry keeps the graph and the
-golden rows of each version permanently. The gate scores the champion with them, `verify` recomputes
-logged scores, and a rollback restores versions that Triton's repository no longer contains. The
-stored files are copies and not hard links to the served files, because a corrupt served file must
-not corrupt its only backup.
+golden rows of each version permanently. The gate scores the champion with these files, `verify`
+recomputes logged scores, and a rollback restores versions that Triton's repository no longer
+contains. The stored files are copies and not hard links to the served files, because a corrupt
+served file must not corrupt its only backup.
 """
 
 import logging

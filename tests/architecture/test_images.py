@@ -32,8 +32,8 @@ from tests.support.sources import HEAVY, imports_of, told_after
 STEPS = sorted(ENVIRONMENT_OF_STEP)
 IMAGES = sorted(DOCKERFILES)
 OURS_ALONE = [image for image in IMAGES if environment(image)]
-"""Images with one of the project's locks. All other images contain the project's code over an image
-of NVIDIA."""
+"""Images that install only one lock of the project. All other images contain the project's code
+over an image of NVIDIA."""
 OURS = (
     "evergreen",
     "components",

@@ -244,8 +244,8 @@ def chain(tmp_path_factory, warm):
     )
     chain.turn("round-1")
     chain.warm = warm
-    # In this manifest, the first model was live during extraction. The comparison therefore
-    # compares this model with itself.
+    # In this manifest, the first model was live during extraction. A comparison with the live model
+    # would therefore compare the first model with itself.
     first = chain.rounds[0]
     folder = first.paths["extraction"].parent
     live_first = keep(

@@ -290,7 +290,7 @@ def rows_of_windows(world: Path) -> int:
 def others_rows(world: Path) -> tuple[list[dict], list[str]]:
     """Return the other users' rows in the lake, and in archive, quarantine and late outcomes.
 
-    In the friends of other users, only this user is removed.
+    Rows of other users lose only this user from their list of friends.
     """
 
     def without_user(row: dict) -> dict:

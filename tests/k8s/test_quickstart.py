@@ -49,7 +49,7 @@ class Node:
 
 
 def room(machine: str) -> Node:
-    """Return what our pods may request on an empty node, after all reservations."""
+    """Return the resources that the project's pods may request on an empty node."""
     cores, gib = MACHINES[machine]
     kept_cores = sum(
         share * max(0, min(cores, upper) - lower)

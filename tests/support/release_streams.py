@@ -55,8 +55,8 @@ class Releases:
     """Whether a version predicts as well as before the drift once it was trained on rows from after
     the drift."""
     learned_after: float = 300.0
-    """Seconds of rows from after a drift that training needs before a version predicts well
-    again."""
+    """Time in seconds for which rows from after a drift must arrive before a version trained on
+    them predicts well again."""
     gate_half_width: float = 0.0
     """Half the width of the gate's confidence interval. With 0, the gate measures the AUC without
     error. This is the smallest possible error of the gate."""

@@ -160,9 +160,7 @@ def transitions(world):
 def test_controller_that_was_killed_makes_its_transition_once(
     baking_world, kill, state, action, live, places, least
 ):
-    """The process is killed at its first fsync, rename, unlink or checkpoint, then at the next one,
-    until it completes.
-    """
+    """The process is killed at each fsync, rename, unlink and checkpoint, one after another."""
     killed = []
     for place in places:
         world = baking_world(state)
