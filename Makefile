@@ -1,6 +1,8 @@
 # make demo   the whole loop on this machine, once
 # make test   every test, each in the environment of its image
 # make test-images  builds the images with podman, runs the pipeline in them, plays the cpu overlay (root, podman, runc, mmdebstrap, kubectl)
+# make coverage  the tests again, with the share of the product's branches that they run (twice the time; no gate)
+# make test-core  tests of the core and the client on another Python: PYTHON=python3.13
 # make check  style, types, dependency arrows, compiled pipeline, manifests
 # make manifests            what each overlay sends to a cluster, in build/manifests (needs kubectl)
 # make images               every image, tagged by git revision, with docker or podman (REGISTRY=... PUSH=1 DIRTY=1 DRY_RUN=1)
@@ -13,7 +15,7 @@
 # make benchmark-training   one of them beside its named peers, anew; `python -m benchmarks --help` names all (BENCHMARK_FLAGS=--quick: minutes)
 # make performance        docs/design/performance.md of what was measured
 # make docs               the documentation site, in build/site
-# make gpu                what only a GPU can show, in steps of minutes; a second call goes on (GPU_FLAGS=--quick: tiny, also without a GPU)
+# make gpu                what only a GPU can show, in at most nine minutes; a second call goes on (GPU_FLAGS=--quick: tiny, also without a GPU)
 # Each builds the environments that it needs, once; later calls take what is there while the locks are unchanged.
 
 PYTHON ?= python3.11
@@ -24,7 +26,7 @@ export ORT_DISABLE_TELEMETRY := 1
 unexport PYTHONDONTWRITEBYTECODE
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help python environments demo test test-images coverage check manifests images sbom audit kind wheel client-wheel benchmarks performance docs screenshots gpu golden \
+.PHONY: help python environments demo test test-core test-images coverage check manifests images sbom audit kind wheel client-wheel benchmarks performance docs screenshots gpu golden \
 	format lock clean
 
 help:
@@ -75,6 +77,22 @@ demo: environments
 
 test: environments
 	@exec $(DRIVER) -m tests.everywhere $(TEST_FLAGS)
+
+# Programs that the tests start are not measured. The tests' result stays the exit code.
+coverage: environments
+	@$(MAKE) --no-print-directory environments ENVIRONMENTS=coverage
+	@rm -rf build/coverage; code=0; EVERGREEN_COVERAGE=1 $(DRIVER) -m tests.everywhere $(TEST_FLAGS) || code=$$?; \
+	  report="$(DRIVER:driver/%=coverage/%) -m coverage"; $$report combine --quiet && \
+	  $$report report > build/coverage/report.txt && $$report report --format=total > build/coverage/total.txt && \
+	  echo "branch coverage of product code: $$(cat build/coverage/total.txt) %, see build/coverage/report.txt"; exit $$code
+
+# In an environment of that Python. Its name is `driver`, because tests of the driver run there.
+CORE_TESTS := $(addprefix tests/evergreen/,config contracts recommender_file registry rows runtime statistics storage) \
+	tests/inference_client
+test-core:
+	@rm -rf build/core build/lib; $(PYTHON) -m venv build/core/driver && build/core/driver/bin/python -m pip install --quiet \
+	  --disable-pip-version-check ".[gcs,kafka,pubsub,serving,test]" && rm -rf build/lib && \
+	  exec build/core/driver/bin/python -m pytest -q -m "not slow and not e2e" $(CORE_TESTS) $(TEST_FLAGS)
 
 test-images: environments
 	@exec $(DRIVER) -m pytest -q -s -m images -o faulthandler_timeout=5400 \
@@ -176,7 +194,7 @@ format: environments
 
 # For maintainers, after an edit of an .in file: resolves it again with hashes. `X.no-deps.in` goes in without dependencies;
 # `X.excludes` is left out; `X-trixie` is for Debian 13's glibc.
-LOCKS := driver validation validation-trixie preprocessing training serving export search benchmarks serving-peers audit docs
+LOCKS := driver validation validation-trixie preprocessing training serving export search benchmarks serving-peers audit docs coverage
 lock:
 	@cd requirements; \
 	compile="../.venvs/driver/bin/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-annotate --custom-compile-command"; \

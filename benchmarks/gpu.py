@@ -1,12 +1,13 @@
-"""Run all measurements that need a GPU, in steps of minutes, unattended.
+"""Run all measurements that need a GPU, in one call of at most nine minutes, unattended.
 
-Use `make gpu` or `python -m benchmarks.gpu`. The benchmark needs torch with its CUDA wheel and the
-other packages of the training environment, and downloads nothing. Each step is a process that
-writes build/benchmarks/gpu/STEP.json. A step with a document of the current commit is skipped, so
-that a second call resumes the first. With `--minutes`, the program exits with code 3 before a step
-that may exceed the limit. Packages that are absent, and measurements that lack a GPU, are skipped
-and reported. The complete documents become gpu.json, which `make performance` puts on the page.
-`gpu_steps` defines the steps.
+Use `make gpu` or `python -m benchmarks.gpu`. A machine with CUDA's torch 2.11, numpy 2.5 and Python
+3.12 lacks only msgspec (`pip install msgspec`). The benchmark downloads nothing. Each step is a
+process that writes build/benchmarks/gpu/STEP.json. A step with a document of the current commit is
+skipped, so that a second call resumes the first. The program exits with code 3 before a step that
+may exceed `--minutes`. Packages that are absent, and measurements that lack a GPU, are skipped and
+reported. The complete documents become gpu.json, which `make performance` puts on the page.
+gpu.tar.gz has all documents and logs. If the folder of the steps is absent, it is restored from
+gpu.tar.gz, so that another machine can resume. `gpu_steps` defines the steps.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import json
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,20 +25,25 @@ from benchmarks import machine
 from benchmarks.command import MEASURED, benchmark_parser, documented
 from evergreen.runtime.durable import write_whole
 
-STEP_MINUTES = 9
+CALL_MINUTES, STEP_MINUTES = 9.0, 3.0
 UNFINISHED = 3
+DEFAULT_RATES = "rates-dcn-1.2M"
+"""Rates of the network and table size of NVIDIA's DCN sample."""
 NETWORKS, TABLES = ("dcn", "deepfm", "dlrm"), ("1.2M", "10M", "100M")
+RATES = tuple(f"rates-{network}-{table}" for table in TABLES for network in NETWORKS)
 STEPS = (
     "limits",
     "tests",
     "equality",
-    *(f"rates-{network}-{table}" for table in TABLES for network in NETWORKS),
-    "graphs",
+    DEFAULT_RATES,
     "loading",
     "memory",
+    *(name for name in RATES if name != DEFAULT_RATES),
     "serving",
+    "graphs",
 )
-"""All steps, in order of importance, because the time may run out."""
+"""All steps, in order of importance, because the time may run out. Graphs come last, because a CUDA
+graph that fails may leave the GPU unusable."""
 
 
 def is_done(path: Path, commit: str | None, *, is_quick: bool) -> bool:
@@ -100,28 +107,25 @@ def combined(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the missing steps.
+def restore(folder: Path, archive: Path) -> None:
+    """Unpack the steps of an earlier call into `folder`, if the folder is absent."""
+    if archive.exists() and not folder.exists():
+        folder.mkdir(parents=True)
+        with tarfile.open(archive) as packed:
+            packed.extractall(folder, filter="data")
 
-    Returns 0 if all documents exist, 1 if a step failed, or 3 if the time ran out.
-    """
-    parser = benchmark_parser(
-        "gpu", __doc__, quick="tiny tables and few steps, to test that it runs, also without a GPU"
-    )
-    parser.add_argument("--step", choices=STEPS, help="run only this step, in this process")
-    parser.add_argument("--minutes", type=float, default=1e9, help="maximum minutes of this call")
-    parser.add_argument(
-        "--folder",
-        type=Path,
-        default=MEASURED / "gpu",
-        help="folder of the steps (default: %(default)s)",
-    )
-    flags = parser.parse_args(argv)
-    if flags.step:
-        measure(flags)
-        return 0
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # SystemExit also ends the running step
-    flags.folder.mkdir(parents=True, exist_ok=True)
+
+def pack(folder: Path, output: Path, archive: Path) -> None:
+    """Write the documents and logs of all steps, and the combined document, into one archive."""
+    with tarfile.open(archive, "w:gz") as packed:
+        for path in sorted(folder.iterdir()):
+            packed.add(path, path.name)
+        if output.exists():
+            packed.add(output, output.name)
+
+
+def run_steps(flags: argparse.Namespace) -> int:
+    """Run the missing steps until the time runs out, and return the exit code of `main`."""
     commit, began, has_failed = machine.facts()["revision"], time.monotonic(), False
     for name in STEPS:
         output = flags.folder / f"{name}.json"
@@ -135,22 +139,54 @@ def main(argv: Sequence[str] | None = None) -> int:
         said = run_step(name, output, is_quick=flags.quick, minutes=min(left, STEP_MINUTES))
         has_failed |= not said.startswith("done")
         print(f"{name}: {said}", flush=True)
-    found = [
-        json.loads(path.read_text())
-        for name in STEPS
-        if (path := flags.folder / f"{name}.json").exists()
-    ]
-    if found:
-        write_whole(flags.output, json.dumps(combined(found), indent=1) + "\n")
-        print(
-            "\n".join(
-                [
-                    *(f"left out: {each}" for each in combined(found)["skipped"]),
-                    f"written: {flags.output}",
-                ]
-            )
-        )
     return int(has_failed)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the missing steps.
+
+    Returns 0 if all documents exist, 1 if a step failed, or 3 if the time ran out.
+    """
+    parser = benchmark_parser(
+        "gpu", __doc__, quick="tiny tables and few steps, to test that it runs, also without a GPU"
+    )
+    parser.add_argument("--step", choices=STEPS, help="run only this step, in this process")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=CALL_MINUTES,
+        help="maximum minutes of this call (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=MEASURED / "gpu",
+        help="folder of the steps (default: %(default)s)",
+    )
+    flags = parser.parse_args(argv)
+    if flags.step:
+        measure(flags)
+        return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # SystemExit also ends the running step
+    archive = flags.folder.with_suffix(".tar.gz")
+    restore(flags.folder, archive)
+    flags.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        return run_steps(flags)
+    finally:
+        combine(flags.folder, flags.output)
+        pack(flags.folder, flags.output, archive)
+        print(f"written: {archive}", flush=True)
+
+
+def combine(folder: Path, output: Path) -> None:
+    """Write the combined document of the steps that have one, and print what was skipped."""
+    paths = (folder / f"{name}.json" for name in STEPS)
+    if found := [json.loads(path.read_text()) for path in paths if path.exists()]:
+        document = combined(found)
+        write_whole(output, json.dumps(document, indent=1) + "\n")
+        print("\n".join(f"left out: {each}" for each in document["skipped"]))
+        print(f"written: {output}")
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
 Steps run on the GPU, or without a GPU on the CPU at a tiny size.
 
 A rate counts complete passes over rows in memory, in batches of `BATCH` rows, after a warm-up pass.
-Our engine gathers and sorts its batches on the CPU while the GPU computes. Plain PyTorch and
-TorchRec get their batches already shuffled, in pinned memory, which favours them. All three train
-the same `nn.Module`.
+Our engine gathers its batches on the CPU while the GPU computes, and sorts their keys on the GPU.
+Plain PyTorch and TorchRec get their batches already shuffled, in pinned memory, which favours them.
+All three train the same `nn.Module`.
 """
 
 import contextlib
@@ -24,13 +24,14 @@ import torch
 from torch import Tensor
 
 from benchmarks.encoded_rows import SAMPLE_SLOT_SIZES, PlantedLogit, slot_sizes_for
+from benchmarks.gpu import DEFAULT_RATES
 from benchmarks.peers import PlainNetwork
 from benchmarks.speed import products_of_row, products_per_second
 from benchmarks.spread import Figure, Spread, short, spread
 from components.training.pytorch.engine import PytorchEngine
 from components.training.rows import Rows
 from components.training.start import write_initial
-from components.training.torch_parts import Batch, Lookups, assemble
+from components.training.torch_parts import assemble
 from demo.environments import REPOSITORY
 from evergreen.config.model import DcnConfig, DeepFmConfig, DlrmConfig, NetworkConfig
 from evergreen.config.training import PRECISIONS, TrainingSettings
@@ -204,79 +205,24 @@ def equality(name: str, *, is_quick: bool) -> StepFigures:
     for network, config in CONFIGS.items():
         with initial_weights(config, slot_sizes) as weights:
             scores = {}
-            make = {"": new_engine, " sorted there": new_sorted_on_gpu}
-            engines = {way: each(config, slot_sizes, "float32") for way, each in make.items()}
-            for way, engine in (
-                {"cpu": new_engine(config, slot_sizes, "float32", device="cpu")} | engines
-            ).items():
+            for device in dict.fromkeys(("cpu", DEVICE)):
+                engine = new_engine(config, slot_sizes, "float32", device=device)
                 engine.restore(weights)
                 before = engine.score(held_out)
                 engine.learn(rows, np.arange(len(rows)), batch_size=batch, seed=1)
-                scores[way] = before, engine.score(held_out)
+                scores[device] = before, engine.score(held_out)
                 engine.close()
         for at, when in enumerate(("with the same weights", f"after the same {num_steps} steps")):
-            for way in make:
-                worst = float(np.abs(scores["cpu"][at] - scores[way][at]).max())
-                figure = Figure(
-                    f"{network}{way}, scores {when}, largest difference",
-                    spread([worst]),
-                    "",
-                    "the CPU",
-                )
-                step.figures.append(figure._replace(target=(1e-5, 1e-3)[at]))
+            worst = float(np.abs(scores["cpu"][at] - scores[DEVICE][at]).max())
+            figure = Figure(
+                f"{network}, scores {when}, largest difference", spread([worst]), "", "the CPU"
+            )
+            step.figures.append(figure._replace(target=(1e-5, 1e-3)[at]))
     if DEVICE == "cpu":
         step.skipped.append(
             "equality with the CPU: there is no GPU, so the CPU was compared with itself"
         )
     return step
-
-
-def lookups_here(keys: Tensor) -> Lookups:
-    """Return the lookups for the table rows `keys` [B * P], on the device of `keys`.
-
-    The lookups equal those of `engine.assemble`.
-    """
-    in_order, order = keys.sort()
-    is_first = torch.ones_like(in_order, dtype=torch.bool)
-    torch.ne(in_order[1:], in_order[:-1], out=is_first[1:])
-    starts = is_first.nonzero().flatten()
-    taken = torch.empty_like(order, dtype=torch.int32)
-    taken[order] = is_first.cumsum(0, dtype=torch.int32) - 1
-    return Lookups(in_order[starts], taken, order.int(), starts.int())
-
-
-class SortedOnGpu(PytorchEngine):
-    """Variant of our engine that gathers and sorts its batches on the GPU."""
-
-    def learn(
-        self, rows: Rows, order: Any, *, batch_size: int, seed: int, rate: Any = None
-    ) -> float:
-        """Train on the rows as `Engine.learn` does."""
-        self._rate = rate or (lambda step: self._settings.learning_rate)
-        dense, ids, labels = (each.to(DEVICE, non_blocking=True) for each in pinned(rows))
-        numbers, losses = torch.from_numpy(order).to(DEVICE), []
-        offsets = [torch.from_numpy(each.offsets).to(DEVICE) for each in self._places]
-        columns = [
-            torch.as_tensor(np.arange(ids.shape[1])[each.columns], device=DEVICE)
-            for each in self._places
-        ]
-        self._network.train()
-        for part in numbers.split(batch_size):
-            of_part = ids.index_select(0, part)
-            keys = [of_part.index_select(1, c) + o for c, o in zip(columns, offsets)]
-            lookups = tuple(lookups_here(each.flatten()) for each in keys)
-            losses.append(
-                self._step(Batch(labels=labels[part], dense=dense[part], lookups=lookups))
-            )
-        return float(torch.stack(losses).mean())
-
-
-def new_sorted_on_gpu(
-    config: NetworkConfig, slot_sizes: list[int], precision: str
-) -> PytorchEngine:
-    """Return the experimental engine with zero tables."""
-    settings = TrainingSettings(precision=precision, learning_rate=RATE)
-    return SortedOnGpu(config, slot_sizes, settings, device=DEVICE)
 
 
 def new_engine(
@@ -306,18 +252,19 @@ def rates(name: str, *, is_quick: bool) -> StepFigures:
             except (ImportError, AssertionError, NotImplementedError, RuntimeError) as error:
                 step.skipped.append(f"{peer} in {name}: {type(error).__name__}: {str(error)[:120]}")
             free()
-    # A failed CUDA graph may leave the GPU unusable, so it comes last.
-    for way, (precision, engine, graph) in OURS.items():
-        try:
-            found[way] = rate_of_ours(
-                engine(config, slot_sizes, precision), rows, sizes, with_graph=graph
-            )
-        except (NotImplementedError, RuntimeError) as error:
-            step.skipped.append(f"{way} in {name}: {type(error).__name__}: {str(error)[:120]}")
+    for precision in PRECISIONS:
+        engine = new_engine(config, slot_sizes, precision)
+        found[precision] = rate_of_ours(engine, rows, sizes)
         free()
     bytes_a_row = bytes_of_row(rows, sizes.batch)
     case = f"{network}, {table} rows"
     step.figures = rate_figures(case, config, found=found, peers=peers, bytes_a_row=bytes_a_row)
+    if name == DEFAULT_RATES:
+        by_default = sizes._replace(batch=min(sizes.batch, TrainingSettings().batch_size))
+        rate = rate_of_ours(new_engine(config, slot_sizes, "float32"), rows, by_default)
+        step.figures.append(
+            Figure(f"{case}, float32, batches of {by_default.batch:,} rows", rate, "rows/s")
+        )
     step.details = {
         "ours": found,
         "peers": peers,
@@ -327,11 +274,9 @@ def rates(name: str, *, is_quick: bool) -> StepFigures:
     return step
 
 
-def rate_of_ours(engine: PytorchEngine, rows: Rows, sizes: GpuSizes, *, with_graph: bool) -> Spread:
-    """Return rows per second of the engine, optionally with a CUDA graph, and close it."""
+def rate_of_ours(engine: PytorchEngine, rows: Rows, sizes: GpuSizes) -> Spread:
+    """Return rows per second of the engine, and close it."""
     try:
-        if with_graph:
-            engine._network = graphed(engine._network.train(), sample_of(sizes.batch))
         return over_passes(
             lambda number: learn(engine, rows, batch=sizes.batch, number=number), sizes
         )
@@ -350,8 +295,7 @@ def rate_figures(
     """Return our figures next to the bound and the fastest peer, then the peers' figures."""
     figures, fastest = [], max(peers, key=lambda peer: peers[peer].median, default=None)
     by_memory = random_rows(is_quick=DEVICE == "cpu") * 1e9 / bytes_a_row
-    for way, rate in found.items():
-        precision = OURS[way][0]
+    for precision, rate in found.items():
         torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
         dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
         by_products = products_per_second(
@@ -364,11 +308,13 @@ def rate_figures(
         )
         target = min(RATE_TARGET, BOUND_TARGET * bound)
         figures.append(
-            Figure(f"{case}, {way}", rate, "rows/s", target=target, is_least=True, limit=limit)
+            Figure(
+                f"{case}, {precision}", rate, "rows/s", target=target, is_least=True, limit=limit
+            )
         )
         if fastest is not None:
             ratio = Spread(*(value / peers[fastest].median for value in rate))
-            figures.append(Figure(f"{case}, {way}", ratio, peer=fastest))
+            figures.append(Figure(f"{case}, {precision}", ratio, peer=fastest))
     torch.backends.cuda.matmul.allow_tf32 = False
     return figures + [Figure(f"{case}, {peer}", rate, "rows/s") for peer, rate in peers.items()]
 
@@ -511,14 +457,6 @@ def torchrec(case: PeerCase) -> Callable[[int], int]:
     return trained(case, logits, step)
 
 
-OURS: dict[str, tuple[str, Callable[..., PytorchEngine], bool]] = {
-    **{precision: (precision, new_engine, False) for precision in PRECISIONS},
-    "tf32, sorted on the GPU": ("tf32", new_sorted_on_gpu, False),
-    "bfloat16, sorted on the GPU": ("bfloat16", new_sorted_on_gpu, False),
-    "tf32, sorted on the GPU, CUDA graph": ("tf32", new_sorted_on_gpu, True),
-}
-"""Our variants by name: precision, constructor of the engine, and whether its network is a CUDA
-graph."""
 PEERS: dict[str, Peer] = {
     "plain PyTorch": plain(is_sparse=False),
     "plain PyTorch, sparse gradients": plain(is_sparse=True),
@@ -552,7 +490,21 @@ def graphs(name: str, *, is_quick: bool) -> StepFigures:
                     Figure(case, spread([taken]), "ms"),
                     *([ratio] if way != "as it is" else []),
                 ]
+    try:
+        step.figures.append(rate_with_graph(sizes))
+    except (NotImplementedError, RuntimeError) as error:
+        step.skipped.append(f"training with a CUDA graph: {type(error).__name__}: {error}"[:160])
     return step
+
+
+def rate_with_graph(sizes: GpuSizes) -> Figure:
+    """Return rows per second of our engine if its network is a CUDA graph."""
+    config, slot_sizes = CONFIGS["dcn"], slot_sizes_for(sizes.tables["1.2M"])
+    rows = PlantedLogit(slot_sizes).draw(sizes.batch * sizes.steps, 2)[0]
+    engine = new_engine(config, slot_sizes, "tf32")
+    engine._network = graphed(engine._network.train(), sample_of(sizes.batch))
+    rate = rate_of_ours(engine, rows, sizes)
+    return Figure("dcn, 1.2M rows, tf32, the network as CUDA graph", rate, "rows/s")
 
 
 def sample_of(batch: int) -> tuple[Tensor, Tensor]:
@@ -607,13 +559,15 @@ def loading(name: str, *, is_quick: bool) -> StepFigures:
 
         def sent(number: int, threads: int = threads) -> int:
             with ThreadPoolExecutor(threads) as pool:
-                for batch in pool.map(lambda part: assemble(rows, part, engine._places), parts):
-                    engine._on_device(batch)
+                for _ in pool.map(
+                    lambda part: assemble(rows, part, engine._places, device=DEVICE), parts
+                ):
+                    pass
             return len(rows)
 
         rate = over_passes(sent, sizes)
         step.figures.append(
-            Figure(f"batches gathered and sorted by {threads} threads", rate, "rows/s")
+            Figure(f"batches gathered by {threads} threads, sorted on the device", rate, "rows/s")
         )
     data = TensorDataset(
         *(
@@ -647,15 +601,16 @@ def estimate(config: NetworkConfig, table_rows: int, batch: int) -> int:
     """Return an estimate of the bytes that a fit needs.
 
     The fit needs vectors with two moments, dense weights with two moments, and the batch. The batch
-    consists of four parts: its gathered and looked-up vectors, their gradients and new values,
-    every activation of the network with its gradient, and three prefetched batches.
+    consists of five parts: its gathered and looked-up vectors, their gradients and new values,
+    every activation of the network with its gradient, three prefetched batches, and the buffers of
+    the sort.
     """
     width = config.embedding_dim
     dense = sum(each.numel() for each in build_network(config).parameters())
     of_row = 10 * config.num_categorical * width + 2 * (
         4 * config.input_width + 2 * sum(config.tower)
     )
-    ahead = 3 * (config.num_categorical * 5 + config.num_dense)
+    ahead = 3 * (config.num_categorical * 6 + config.num_dense) + 10 * config.num_categorical
     return 4 * (3 * table_rows * width + 4 * dense + batch * (of_row + ahead))
 
 

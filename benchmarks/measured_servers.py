@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from evergreen.contracts.serving import (
     named_inputs,
 )
 from evergreen.networks.files import NETWORK_FILE
+from evergreen.registry.recommenders import accept
 from evergreen.runtime.durable import write_whole
 from evergreen.runtime.errors import PermanentError
 from evergreen.serving.repository.triton_config import ServingOptions, read_options, triton_config
@@ -182,8 +184,6 @@ class Released:
         flags = {
             "run": f"benchmark-{seed}",
             "store": self._models.store.as_uri(),
-            "repository": self.repository.as_uri(),
-            "triton-urls": self.server.grpc_url,
             "output": output,
             "verdict": self._models.verdict(seed, champion=self._live),
         }
@@ -194,6 +194,15 @@ class Released:
             "components.deployment",
             *(f"--{k}={v}" for k, v in flags.items()),
         ], output
+
+    def controller_command(self) -> list[str]:
+        """Accept the recommender, and return the command of the controller."""
+        now = datetime.now(timezone.utc)
+        accept(self.store, CRITEO_RECOMMENDER, who="benchmark", why="its models", now=now)
+        return [
+            *(sys.executable, "-m", "controller", "--store", str(self.store)),
+            *("--repository", self.repository.as_uri(), "--triton-urls", self.server.grpc_url),
+        ]
 
     def release(self, seed: int) -> Release:
         """Release the model of `seed`."""
@@ -229,14 +238,15 @@ def running(
     _write_reference(models, reference.repository)
     with ExitStack() as stack:
         stack.enter_context(ours.server)
+        processes = stack.enter_context(
+            Stack(logs=models.folder / "logs", variables={"OMP_NUM_THREADS": "1"})
+        )
+        processes.start("controller", ours.controller_command())
         version = ours.release(0).version
         _write_floor(ours)
         _load_model(ours.server.grpc_url, FLOOR)
         stack.enter_context(reference)
         _load_model(reference.grpc_url, REFERENCE)
-        processes = stack.enter_context(
-            Stack(logs=models.folder / "logs", variables={"OMP_NUM_THREADS": "1"})
-        )
         web = _start_web_server(processes, peers_python, ours.graph(version))
         servers = [
             MeasuredServer(OURS, ours.server.grpc_url, CRITEO_RECOMMENDER.name),

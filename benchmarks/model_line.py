@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from controller.canary import steps as canary_steps
 from controller.canary.steps import CanarySettings
+from controller.site import SiteSettings
 from demo.environments import REPOSITORY
 from demo.simulation.world import WorldRows, raw_table
 from evergreen.contracts import raw_rows
@@ -35,12 +36,11 @@ from evergreen.contracts.serving import PROBABILITY_OUTPUT, named_inputs
 from evergreen.registry import promotion_journal
 from evergreen.registry.models import release_path
 from evergreen.registry.traffic_plan import TrafficPlan
-from evergreen.serving import canary as serving_canary
 from evergreen.serving.parity import open_graph
-from evergreen.serving.site import SiteSettings
 from evergreen.storage.references import refer
 from evergreen.storage.uris import local_path, open_objects
 from tests.crossings.warm_steps import WarmSteps
+from tests.support.controllers import answering
 from tests.support.recommenders import accept_into
 
 FIRST_DAY = date(2040, 1, 1)
@@ -215,9 +215,10 @@ class ModelLine:
         step("training", model, training_set=encoded, **work)
         outcome = REFUSED
         if step("evaluation", verdict, model=model, **work):
-            repository = self._root / "repository"
             outcome = GAVE_WAY
-            if step("deployment", release, verdict=verdict, repository=repository):
+            with answering(self._canary.site):
+                is_done = step("deployment", release, verdict=verdict)
+            if is_done:
                 live = promotion_journal.current(self._root / "store")
                 made = Model.read(model)
                 outcome = RELEASED if live and live.model_id == made.model_id else CANARY
@@ -309,13 +310,13 @@ class ModelLine:
     def step_canary(self) -> None:
         """Evaluate the canary once, and unload what its release or abort makes obsolete."""
         while (step := canary_steps.step(self._canary)).action in (
-            serving_canary.RELEASED,
-            serving_canary.ABORTED,
+            canary_steps.RELEASED,
+            canary_steps.ABORTED,
         ):
             pairs = (
                 step.decision.by_pairs.num_pairs if step.decision and step.decision.by_pairs else 0
             )
-            self.canary_ends.append(CanaryEnd(step.action == serving_canary.RELEASED, pairs))
+            self.canary_ends.append(CanaryEnd(step.action == canary_steps.RELEASED, pairs))
         if self._at_work is None:
             for day in (self._root / "archive").iterdir():
                 shutil.rmtree(day)

@@ -1,4 +1,4 @@
-"""Train the same network with our engine, with plain PyTorch, and with DeepCTR-Torch.
+"""Train the same network with our engine, plain PyTorch, DeepCTR-Torch and TorchRec.
 
 Each library trains on the given rows in one pass of shuffled batches with Adam at 0.001, and scores
 other rows. The rows are converted to the library's own form before the measured time begins.
@@ -9,6 +9,15 @@ cross layers one by one, `torch.optim.Adam`, and a `DataLoader` over a Dataset o
 cores this Dataset delivers 201,000 rows/s, and a TensorDataset delivers 107,000. Two workers would
 deliver 238,000 but take a core from the step, so there are no workers. Networks other than DCN are
 our own networks with an `nn.EmbeddingBag` for each column.
+
+PyTorch with sparse gradients is the same, but its tables are created with `sparse=True` and trained
+by `torch.optim.SparseAdam`. Their gradients then have only the rows of the batch.
+
+TorchRec follows `test_installation.py --cpu_only` of its repository: `DistributedModelParallel`
+with an `EmbeddingBagCollection`, in a group of one process. On a CPU, TorchRec's planner keeps each
+table in the process with dense gradients (`data_parallel`), and `torch.optim.Adam` trains all
+parameters. The network is ours, so only the embeddings differ. Its rows are those of `ArrayRows`.
+TorchRec is left out if it is not installed, and for networks with lists.
 
 DeepCTR-Torch trains its DCN or DeepFM with its own `fit`, unchanged. DeepCTR-Torch has no DLRM.
 Parts that our network lacks are disabled, because they would slow DeepCTR-Torch down: the linear
@@ -103,19 +112,23 @@ class PlainDcn(nn.Module):
         slot_sizes: list[int],
         *,
         features: Features = CRITEO,
+        is_sparse: bool = False,
     ) -> None:
         """Start from `weights`."""
         super().__init__()
         tables = torch.tensor(weights.table).split(slot_sizes)
         self.embeddings = nn.ModuleList(
-            nn.Embedding.from_pretrained(table.clone(), freeze=False) for table in tables
+            nn.Embedding.from_pretrained(table.clone(), freeze=False, sparse=is_sparse)
+            for table in tables
         )
         self._num_plain, self._lists = len(features.categorical), features.places.lists
         self.bags = nn.ModuleList()
         for places in self._lists:
             weight = self.embeddings[features.places.slots[places.start]].weight
             self.bags.append(
-                nn.EmbeddingBag(*weight.shape, mode=places.pool, padding_idx=PADDING_ID)
+                nn.EmbeddingBag(
+                    *weight.shape, mode=places.pool, padding_idx=PADDING_ID, sparse=is_sparse
+                )
             )
             self.bags[-1].weight = weight
         self.cross_weights = nn.ParameterList(torch.tensor(weights.dense["cross_weight"]).unbind())
@@ -161,11 +174,18 @@ class PlainNetwork(nn.Module):
         )
 
     @classmethod
-    def of(cls, config: NetworkConfig, weights: Tensors, slot_sizes: list[int]) -> "PlainNetwork":
+    def of(
+        cls,
+        config: NetworkConfig,
+        weights: Tensors,
+        slot_sizes: list[int],
+        *,
+        is_sparse: bool = False,
+    ) -> "PlainNetwork":
         """Create the network from `weights`."""
         network = build_network(config)
         load_dense(network, weights.dense)
-        model = cls(network, slot_sizes, config.embedding_dim)
+        model = cls(network, slot_sizes, config.embedding_dim, is_sparse=is_sparse)
         for bag, table in zip(model.bags, torch.tensor(weights.table).split(slot_sizes)):
             bag.weight = nn.Parameter(table.clone())
         return model
@@ -202,8 +222,6 @@ class ArrayRows(Dataset[Any]):
 class PlainPytorch:
     """Plain PyTorch as a peer (see the module's docstring)."""
 
-    name = "plain PyTorch"
-
     def __init__(
         self,
         config: NetworkConfig,
@@ -212,17 +230,91 @@ class PlainPytorch:
         *,
         batch_size: int,
         features: Features = CRITEO,
+        is_sparse: bool = False,
     ) -> None:
         """Start from the model in the folder `weights`."""
+        self.name = "PyTorch, sparse gradients" if is_sparse else "plain PyTorch"
         start = open_model(weights, slot_sizes).weights
         self.model = (
-            PlainDcn(config, start, slot_sizes, features=features)
+            PlainDcn(config, start, slot_sizes, features=features, is_sparse=is_sparse)
             if isinstance(config, DcnConfig)
-            else PlainNetwork.of(config, start, slot_sizes)
+            else PlainNetwork.of(config, start, slot_sizes, is_sparse=is_sparse)
         )
-        self._optimizer = torch.optim.Adam(self.model.parameters(), lr=0.001)
+        tables = [
+            each.weight
+            for each in self.model.modules()
+            if isinstance(each, (nn.Embedding, nn.EmbeddingBag)) and each.sparse
+        ]
+        tables = list({id(each): each for each in tables}.values())  # a list may share a table
+        sparse = {id(each) for each in tables}
+        dense = [each for each in self.model.parameters() if id(each) not in sparse]
+        self._optimizers: list[torch.optim.Optimizer] = [torch.optim.Adam(dense, lr=0.001)]
+        if tables:
+            self._optimizers.append(torch.optim.SparseAdam(tables, lr=0.001))
         self._loss = nn.BCEWithLogitsLoss()
         self._batch_size = batch_size
+
+    def prepare(self, rows: Rows) -> ArrayRows:
+        """Prepare rows as `Trainer` describes."""
+        return ArrayRows(rows)
+
+    def learn(self, prepared: ArrayRows) -> None:
+        """Train as `Trainer` describes."""
+        self.model.train()
+        for dense, ids, labels in DataLoader(prepared, batch_size=self._batch_size, shuffle=True):
+            self.model.zero_grad()
+            loss = self._loss(self.model(dense, ids), labels)
+            loss.backward()
+            for optimizer in self._optimizers:
+                optimizer.step()
+
+    @torch.no_grad()
+    def score(self, rows: Rows) -> NDArray[np.float32]:
+        """Score as `Trainer` describes."""
+        self.model.eval()
+        dense, ids = torch.from_numpy(rows.dense), torch.from_numpy(rows.ids.astype(np.int64))
+        parts = zip(dense.split(_SCORED_ROWS), ids.split(_SCORED_ROWS))
+        scores: NDArray[np.float32] = torch.cat(
+            [self.model(d, i).sigmoid() for d, i in parts]
+        ).numpy()
+        return scores
+
+
+class TorchrecExample:
+    """TorchRec as a peer (see the module's docstring). It starts from its own initial weights."""
+
+    name = "TorchRec"
+
+    def __init__(self, config: NetworkConfig, slot_sizes: list[int], *, batch_size: int) -> None:
+        """Create the model, and a group of one process if there is no group yet."""
+        import torch.distributed as dist
+        from torchrec import EmbeddingBagCollection
+        from torchrec.distributed.model_parallel import DistributedModelParallel
+        from torchrec.modules.embedding_configs import EmbeddingBagConfig
+        from torchrec.optim.keyed import KeyedOptimizerWrapper
+        from torchrec.optim.optimizers import in_backward_optimizer_filter
+
+        if not dist.is_initialized():
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        names = list(CRITEO.slots)
+        tables = [
+            EmbeddingBagConfig(
+                name=name,
+                embedding_dim=config.embedding_dim,
+                num_embeddings=size,
+                feature_names=[name],
+            )
+            for name, size in zip(names, slot_sizes)
+        ]
+        collection = EmbeddingBagCollection(tables, device=torch.device("meta"))
+        self.model: Any = DistributedModelParallel(
+            _TorchrecModel(collection, build_network(config), names), device=torch.device("cpu")
+        )
+        self._optimizer = KeyedOptimizerWrapper(
+            dict(in_backward_optimizer_filter(self.model.named_parameters())),
+            lambda parameters: torch.optim.Adam(parameters, lr=0.001),
+        )
+        self._loss, self._batch_size = nn.BCEWithLogitsLoss(), batch_size
 
     def prepare(self, rows: Rows) -> ArrayRows:
         """Prepare rows as `Trainer` describes."""
@@ -247,6 +339,23 @@ class PlainPytorch:
             [self.model(d, i).sigmoid() for d, i in parts]
         ).numpy()
         return scores
+
+
+class _TorchrecModel(nn.Module):
+    """One of our networks with the vectors of an `EmbeddingBagCollection`."""
+
+    def __init__(self, bags: nn.Module, network: nn.Module, names: list[str]) -> None:
+        super().__init__()
+        self.bags, self.network, self._names = bags, network, names
+
+    def forward(self, dense: Tensor, ids: Tensor) -> Tensor:
+        from torchrec import KeyedJaggedTensor
+
+        lengths = torch.ones(ids.numel(), dtype=torch.int32)
+        found = self.bags(KeyedJaggedTensor(self._names, ids.t().reshape(-1), lengths=lengths))
+        vectors = found.values().view(len(ids), len(self._names), -1)
+        logits: Tensor = self.network(dense, vectors)
+        return logits
 
 
 class DeepCtr:

@@ -9,6 +9,7 @@ trained on the same rows with the same batch size, and score the same held-out r
 import gc
 import time
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,13 @@ import numpy as np
 import torch
 
 from benchmarks.encoded_rows import PlantedLogit, slot_sizes_for
-from benchmarks.peers import DeepCtr, Evergreen, PlainPytorch, Trainer
+from benchmarks.peers import DeepCtr, Evergreen, PlainPytorch, TorchrecExample, Trainer
 from benchmarks.spread import spread
 from components.training.rows import Rows
 from components.training.start import write_initial
 from evergreen.config.features import Features
 from evergreen.config.model import DcnConfig, DeepFmConfig, NetworkConfig
+from evergreen.contracts.criteo import CRITEO
 from evergreen.networks.network import build_network
 from evergreen.statistics.metrics import roc_auc
 
@@ -130,14 +132,16 @@ def _trainers(
         )
         for precision in PRECISIONS
     ]
-    return ours, [
-        PlainPytorch(config, slot_sizes, weights, batch_size=batch_size, features=features),
-        *(
-            [DeepCtr(config, slot_sizes, batch_size, features=features)]
-            if isinstance(config, (DcnConfig, DeepFmConfig))
-            else []
-        ),
+    own = {"batch_size": batch_size, "features": features}
+    peers: list[Trainer] = [
+        PlainPytorch(config, slot_sizes, weights, is_sparse=is_sparse, **own)
+        for is_sparse in (False, True)
     ]
+    if isinstance(config, (DcnConfig, DeepFmConfig)) and find_spec("deepctr_torch"):
+        peers.append(DeepCtr(config, slot_sizes, batch_size, features=features))
+    if features == CRITEO and find_spec("torchrec"):
+        peers.append(TorchrecExample(config, slot_sizes, batch_size=batch_size))
+    return ours, peers
 
 
 def _check_same_network(ours: Trainer, peer: Trainer, rows: Rows) -> None:

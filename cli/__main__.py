@@ -1,7 +1,7 @@
 """Find the command of an `evergreen` line, and run it.
 
-A command runs in this process. If another environment has its packages, this process is replaced
-by that environment's interpreter.
+A command runs in this process if its packages are installed here. If another environment has its
+packages, this process is replaced by that environment's interpreter.
 """
 
 import importlib
@@ -70,8 +70,8 @@ def _python_of(path: tuple[str, ...]) -> str:
             f"{' '.join(path)} needs {python}, which is absent; "
             f"`make environments ENVIRONMENTS={name}` builds it"
         )
-    # The other environment does not contain this repository. The working folder is still the
-    # user's.
+    # The interpreter of the other environment does not find this repository by itself. The working
+    # folder remains the user's.
     os.environ["PYTHONPATH"] = os.pathsep.join(
         filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
     )

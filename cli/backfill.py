@@ -4,11 +4,11 @@ The rows of the given files become the rows of the day, in time order and withou
 earlier files of the day stay in the lake, but readers skip them (`lake_files`). Nothing is lost,
 and `lineage` shows which model saw which version. Rows keep only the columns of the raw schema.
 
-A writer first claims a version number, so that two writers never share a number. Then it writes the
-files. At last it writes the marker that makes the version visible to readers. The objects of an
-interrupted writer are not removed, because that writer may be slow rather than dead. If they were
-removed and the writer then published its marker, the marker would name absent files, and every
-reader would stop. Readers therefore only warn of such objects.
+A writer first claims a version number, so that two writers never share a number. The writer then
+writes the files. Finally, the writer writes a marker, which makes the version visible to readers.
+The objects of an interrupted writer stay, because the writer may still be running slowly. If the
+objects were removed, a slow writer could publish a marker for absent files, and every reader would
+stop. Readers therefore only warn of such objects.
 """
 
 import argparse
@@ -42,10 +42,11 @@ from evergreen.storage.uris import is_bucket_uri, local_path, open_objects, type
 logger = logging.getLogger(__name__)
 
 MALFORMED_FILE = "_malformed_rows.jsonl"
-"""File in the version's folder. The underscore of its name hides the file from readers."""
+"""File of malformed rows in the version's folder. The underscore of its name hides the file from
+readers."""
 CLAIM = "_CLAIM"
-"""Object in a version's folder by which a writer claims it. The object is JSON with the writer and
-the time, for people."""
+"""Object in a version's folder by which a writer claims it. The object is a JSON document with the
+writer's name and the time, for debugging."""
 
 
 class Backfilled(NamedTuple):
@@ -55,12 +56,12 @@ class Backfilled(NamedTuple):
     num_rows: int
     num_malformed: int
     num_duplicates: int
-    """Same as `RawDataset.num_duplicates`. The next two fields also equal the fields of the same
-    name in `RawDataset`."""
+    """Same as `RawDataset.num_duplicates`. The next two fields also repeat fields of
+    `RawDataset`."""
     num_updated: int
     num_conflicting: int
     replaces: list[str]
-    """Names of the files of version 0 that readers skip from now on."""
+    """Names of the earlier files of the day, which readers skip from now on."""
 
 
 def backfill(
@@ -88,8 +89,8 @@ def backfill(
     """
     versions = DayVersions(lake, day)
     limits = recommender.section("extraction", ExtractionSettings)
-    # List these files before any row is read. A file that arrives after this point holds
-    # uncorrected rows, and readers must not skip it.
+    # List these files before any row is read. Files that arrive after this point contain
+    # uncorrected rows, so readers must not skip them.
     replaces = versions.own_files()
     with tempfile.TemporaryDirectory(prefix="backfill-", ignore_cleanup_errors=True) as folder:
         scratch, rows = Path(folder), Path(folder, "rows")
@@ -211,7 +212,7 @@ def _day_rows(
     malformed: MalformedRows,
     scratch: Path,
 ) -> Iterator[tuple[Any, Copies]]:
-    """Read the day's rows in time order, in bounded chunks, each with its left-out copies."""
+    """Read the day's rows in time order, in bounded chunks, each with its dropped copies."""
     readers = [find_reader(path, recommender) for path in files]
     raw = [isinstance(reader, RawReader) for reader in readers]
     if timed := [

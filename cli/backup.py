@@ -2,12 +2,12 @@
 
 A copy may be taken at any moment, because every program can resume from what it finds. Files are
 complete or absent, journals only grow, and SQLite copies its databases online. The state is copied
-before the lake, so that rows which the monitor moves meanwhile are not missing from both copies.
-Buckets and brokers have their own snapshots and are not copied.
+before the lake. Otherwise rows that the monitor moves during the backup could be missing from both
+copies. Buckets and brokers have their own snapshots and are not copied.
 
-A backup lists the hash of each of its files. A restore compares the hash of a file, then writes the
-file in one step, and overwrites nothing. Call a restore that was killed again to resume it. The
-backup says where the files belong, so a person confirms these folders first.
+A backup contains the hash of each file. A restore compares the hash of a file, then writes the file
+in one step, and overwrites nothing. If a restore is killed, run the same command again to resume
+it. The backup file contains the target folders, so a person confirms them before a restore writes.
 """
 
 import argparse
@@ -91,7 +91,7 @@ class BackupContents(Manifest):
 def backup(output: Path, places: Mapping[str, Path], *, log: Path | None) -> None:
     """Copy folders and an SQLite log to the new folder `output`.
 
-    The remains of a killed backup to the same folder are removed.
+    Remains of a killed backup to the same folder are removed first.
 
     Args:
         output: Folder to create.
@@ -100,8 +100,8 @@ def backup(output: Path, places: Mapping[str, Path], *, log: Path | None) -> Non
 
     Raises:
         ContractError: `output` exists, or a database cannot be read.
-        TemporaryError: a version was released or a file was removed during the copy. Start the
-            backup again.
+        TemporaryError: a version was released or a file was removed during the copy. Repeat the
+            backup in this case.
     """
     if output.exists():
         raise ContractError(f"--output {output} exists, expected a new folder")
@@ -169,7 +169,8 @@ def restore(
 
     Args:
         folder: Folder that `backup` created.
-        within: The folder that all parts must belong to. If it is None, `confirm` is called.
+        within: The folder that all parts must belong to. If `within` is None, `confirm` is called
+            instead.
         confirm: Returns whether the parts, given as paths by name, may be written there.
 
     Returns:
@@ -265,8 +266,8 @@ def _restore_file(source: Path, target: Path, sha256: str) -> None:
                     "Restored files stay: "
                     "repair this one and call restore again"
                 )
-            # Set the time before the file is complete, because extraction recognizes late files by
-            # their times.
+            # Copy the file's time before the file is complete, because extraction recognizes late
+            # files by this time.
             shutil.copystat(source, file.name)
 
 

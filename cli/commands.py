@@ -18,7 +18,7 @@ class Command(NamedTuple):
     module: str
     summary: str
     words: tuple[str, ...] = ()
-    """Words that the module's parser expects before the command's flags."""
+    """Words that select the command in the module's parser."""
     environment: str = ""
     """Environment that has the packages of the command, or "" for this environment."""
 
@@ -75,6 +75,9 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ("models", "show"): Command(_MODELS, "print a model's card, or write it as a page", ("show",)),
     ("models", "live-at"): Command(_MODELS, "show which version was live at a time", ("live-at",)),
     ("models", "score"): Command("cli.score", "score rows of a file on a server"),
+    ("models", "export"): Command(
+        "cli.export", "write a model's weights for NVIDIA's converter", environment="training"
+    ),
     ("models", "sync"): Command(
         "cli.registries.__main__",
         "bring MLflow or Kubeflow's Model Registry up to date",
@@ -95,7 +98,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         "controller.canary.__main__", "give a new version a growing share, or roll it back"
     ),
     ("release", "controller"): Command(
-        "controller.__main__", "probe servers, reload models, roll back a bad release"
+        "controller.__main__", "carry out requests, heal servers, grow canaries, roll back"
     ),
     ("audit", "verify"): Command(
         "controller.verify", "check logged scores against the released graph, offline"
@@ -136,7 +139,8 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         "tools.autoscaling.__main__", "run the autoscaler over a trace of requests"
     ),
 }
-"""Every command by its words after `evergreen`. The order is that of the help."""
+"""All commands by their names, which are the words after `evergreen`. The help lists the commands
+in this order."""
 
 
 def find_command(line: Sequence[str]) -> tuple[str, ...] | None:
@@ -149,7 +153,9 @@ def find_command(line: Sequence[str]) -> tuple[str, ...] | None:
 
 
 def parser_of(path: tuple[str, ...]) -> argparse.ArgumentParser:
-    """Return the parser of one command. Its program name is `evergreen` and the command's words.
+    """Return the parser of one command.
+
+    The parser's program name is `evergreen` plus the words of the command.
 
     Raises:
         ImportError: a package of the command's environment is not installed here.
@@ -164,8 +170,8 @@ def parser_of(path: tuple[str, ...]) -> argparse.ArgumentParser:
 def whole_parser() -> argparse.ArgumentParser:
     """Return one parser of all commands with their flags, for shell completion and the pages.
 
-    A command whose packages are not installed here has no flags in this parser. To parse a line,
-    use `parser_of`, because this parser does not have the defaults of the parsers below it.
+    If the packages of a command are not installed here, its flags are missing. Use `parser_of` to
+    parse a command line, because the parser returned here lacks the defaults of its subparsers.
     """
     parser = build_parser()
     groups = _choices(parser)
@@ -211,7 +217,7 @@ class Overview(CommandParser):
     """Parser whose help lists commands and groups of commands in two sections."""
 
     def format_help(self) -> str:
-        """Return the help text."""
+        """Return the help text of the parser."""
         names = _choices(self)
         group = self.prog.partition(" ")[2]
         summaries = {

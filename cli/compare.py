@@ -1,9 +1,9 @@
 """`evergreen audit compare A B` shows how two stored models differ.
 
-It compares settings and sizes, and how well each model scores rows that are new to both. The rows
-are held-out rows of the model with the later training data. Rows up to the end of the other model's
-training data are left out. Both models score the rows from their weights, as in serving. The
-command decides nothing and stores nothing.
+The command compares settings and sizes, and the scores of both models on rows that neither model
+was trained on. The rows are held-out rows of the model with the later training data. Rows up to the
+end of the other model's training data are left out. Both models score the rows from their weights,
+as in serving. The command only reports.
 """
 
 import argparse
@@ -28,7 +28,8 @@ from evergreen.runtime.flags import CommandParser
 from evergreen.storage.uris import local_path, typed_folder
 
 TEXT_SLICES = 10
-"""Number of slices in the text. The page and the JSON have more."""
+"""Number of slices in the text. Maximum number of slices in the text output. The page and the JSON
+contain more slices."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,12 +46,12 @@ class Comparison:
     """Id of the model for which the rows were held out."""
     differing: Mapping[str, tuple[Any, Any]]
     """Settings and facts that differ: the values of A and B, by name. A value is None if the
-    model's recommender does not set it. The setting's default then applies."""
+    model's recommender does not set it. None means that the setting has its default."""
     sizes: Mapping[str, tuple[Any, Any]]
     """Numbers of A and B by name, including equal numbers."""
     quality: RowsQuality
     slices: list[SliceQuality]
-    """Slices, ordered from the strongest evidence against B."""
+    """Slices, ordered by the evidence against B, strongest first."""
     calibration_a: list[CalibrationBin]
     calibration_b: list[CalibrationBin]
 
@@ -59,9 +60,9 @@ def compare(store: Path, a: Model, b: Model) -> Comparison:
     """Compare two models of `store`.
 
     Raises:
-        ContractError: a file is corrupt, or there are no rows that are new to both. Either the
-            later model was never evaluated, its rows were collected, or the other model was trained
-            on them.
+        ContractError: a file is corrupt, or no rows are new to both models. No rows are new if the
+            later model was never evaluated, if its rows were collected, or if the other model was
+            trained on them.
     """
     from components.evaluation.evaluate import check_holdout, shown_values
     from components.evaluation.gate import cut_slices, measure_rows, measure_slices
@@ -122,7 +123,7 @@ def _differing(a: Model, b: Model) -> Iterator[tuple[str, tuple[Any, Any]]]:
 
 
 def _configured(model: Model) -> dict[str, Any]:
-    """Return a model's configuration, its data and its parent, by name."""
+    """Return the configuration, the data and the parent of a model, by name."""
     features = model.recommender.features
     return {
         **model.recommender.named_settings,

@@ -1,9 +1,9 @@
 """Check a running installation part by part.
 
-Each part is right, wrong or unknown, and a wrong part is shown with a command or change that mends
-it. The checks ask Kubeflow's API server at its host, and Kubernetes through the user's own
-`kubectl`. They change nothing. docs/kubernetes/kfp.md and manifests.md describe what each part
-must be.
+The result for each part is right, wrong or unknown. For a wrong part, the report includes a command
+or a change that corrects it. The checks ask Kubeflow's API server at its host, and Kubernetes
+through the user's own `kubectl`. They change nothing. docs/kubernetes/kfp.md and manifests.md
+describe what each part must be.
 """
 
 import argparse
@@ -47,8 +47,8 @@ _LIST_OBJECTS = (
     "import os; from evergreen.storage.uris import open_objects; "
     "open_objects(os.environ[{variable!r}]).list('day=0')"
 )
-"""Program that lists a prefix without objects. The program needs the permission to list, and is
-fast."""
+"""Program that lists a prefix without objects. The program needs only the permission to list
+objects, and runs fast."""
 _CONTROLLER = ("deploy/release-controller", "-c", "release-controller", "--")
 """The container that mounts the complete share writable."""
 
@@ -83,7 +83,7 @@ class Kubectl:
         return json.loads(text) if text.strip() else None
 
     def call(self, *words: str) -> str:
-        """Return what kubectl prints.
+        """Run kubectl, and return its standard output.
 
         Raises:
             TemporaryError: kubectl is absent or failed.
@@ -123,7 +123,7 @@ class Installation:
 def diagnose(installation: Installation) -> Iterator[PartReport]:
     """Check each part in turn.
 
-    A part that cannot be checked is unknown, with the reason.
+    If a part cannot be checked, its state is unknown and the finding contains the reason.
     """
     for part, look in _LOOKS.items():
         try:
@@ -311,7 +311,7 @@ def _look_at_pipeline(each: Installation) -> Iterator[_Found]:
 def _look_at_runs(each: Installation) -> Iterator[_Found]:
     """Find failed runs that left nothing in the registry.
 
-    No other command shows these runs.
+    No other command reports these runs.
     """
     if each.store is None:
         yield _unknown("the model registry is not given, expected --store")
@@ -411,7 +411,7 @@ def _look_at_repository(each: Installation) -> Iterator[_Found]:
 def _tried(each: Installation, *words: str) -> _Found:
     """Run a command in a container, and return a finding about its result.
 
-    The command has the rights and settings of the container's pod.
+    The command runs with the permissions and the environment of the container.
 
     Args:
         each: The installation.
@@ -458,7 +458,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print a line for each part. Return 1 if a part is wrong, else 0."""
+    """Print one line per part of the installation. Return 1 if a part is wrong, and 0 otherwise."""
     arguments = build_parser().parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     server = KubeflowServer(

@@ -2,19 +2,19 @@
 
 It also names the models that were trained on the user's rows.
 
-The command uses each package's own readers. The user is a category of the column that the
-recommender calls `data.user`. The same category can be an element of lists that share this column's
-table. Rows of other users lose only this element. Rows are removed file by file from lake, archive
-and quarantine. Incidents and work folders of runs are removed as a whole, because they cannot be
-replayed or trained again without some of their rows. Late outcomes contain only request ids. Late
-outcomes are removed first, while the rows still show the user of each request. Each step leaves
-complete files. If the command is killed, run it again: it finds what remains. No other program may
-write to these folders meanwhile.
+The command reads all files through the packages that own them. The user is a category of the column
+that the recommender calls `data.user`. A category of a user can also occur in lists that share the
+embedding table of this column. Rows of other users lose only this element. Rows are removed file by
+file from lake, archive and quarantine. Incidents and work folders of runs are removed as a whole,
+because they cannot be replayed or trained again without some of their rows. Late outcomes contain
+only request ids. Late outcomes are therefore removed first, while the rows still show which user
+made each request. Every step of the removal leaves complete files. If the command is killed, run it
+again: it finds what remains. No other program may write to these folders during the removal.
 
-Models and their golden rows are named but stay, because they serve until another model replaces
-them. Once the rows are removed, nothing else shows which models were trained on them. Therefore
-`--yes` records the names of these models (`registry.forgotten`). The command reports that the live
-model still contains a removed user until another model is live.
+The command lists models and golden rows but does not remove them, because they serve until another
+model replaces them. After the removal, no file shows which models were trained on the removed rows.
+Therefore `--yes` records the names of these models (`registry.forgotten`). The command reports that
+the live model still contains a removed user until another model is live.
 """
 
 import argparse
@@ -94,9 +94,9 @@ PLACES = {
 quarantine, models and golden rows."""
 _OUTCOMES = OUTCOME_PARTITION.format(day="")
 _UNFINISHED = re.compile(r"\..+\.([0-9a-f]{32}|aside)")
-"""Name of a file or a folder that a killed program left unfinished."""
+"""Pattern for names of unfinished files and folders of killed programs."""
 Cleaning = Callable[[Any], Any]
-"""Function that returns the rows of an Arrow batch that are not removed."""
+"""Function that filters an Arrow batch, and returns the rows to keep."""
 
 
 @dataclass
@@ -134,7 +134,7 @@ class User:
 
     @property
     def column(self) -> str:
-        """The categorical feature that names the user who saw a row."""
+        """Name of the categorical feature with the user of each row."""
         return str(self.recommender.data.user)
 
     @property
@@ -148,7 +148,7 @@ class User:
 
     @property
     def lists(self) -> list[str]:
-        """The lists of users in which other users' rows may name this user."""
+        """Names of the list features that may contain this user in rows of other users."""
         return [name for name in self.recommender.columns_of_users if name != self.column]
 
     @cached_property
@@ -175,7 +175,7 @@ class User:
         return self._are_user(batch.column(self.column))
 
     def mentions(self, batch: Any) -> Any:
-        """Return which rows of a batch name the user in a list, as a boolean Arrow array."""
+        """Return a boolean Arrow array that is true for rows with the user in a list."""
         found = np.zeros(batch.num_rows, bool)
         for name in (each for each in self.lists if each in batch.schema.names):
             values = in_lists(batch.column(name), _plain)
@@ -232,7 +232,7 @@ class User:
     def count(self, path: Path) -> "Counted":
         """Count the rows of a Parquet file that hold the user, and record the user's own rows.
 
-        Both numbers are 0 if the file holds no raw rows.
+        Both counts are 0 if the file contains no raw rows.
 
         Raises:
             ContractError: the file is not a complete Parquet file, or its columns of users have
@@ -273,7 +273,7 @@ class Counted(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Something that holds the user, and the function that removes it."""
+    """File or entry with data of the user, and the function that removes these data."""
 
     what: str
     remove: Callable[[], object]
@@ -293,7 +293,7 @@ def _at(objects: Objects, info: ObjectInfo) -> Path | str:
 def plain_type(kind: Any) -> Any:
     """Return the Arrow type without dictionaries.
 
-    A dictionary could still name values that occur in no row any more.
+    A dictionary could still contain values that no row uses after the removal.
     """
     if is_list(kind):
         return pa.list_(plain_type(kind.value_type))
@@ -354,7 +354,7 @@ def in_rows(objects: Objects, user: User) -> Iterator[Found]:
 
 
 def in_outcomes(objects: Objects, user: User) -> Iterator[Found]:
-    """Yield the files of a lake or an archive that hold late outcomes of rows found before."""
+    """Yield files of late outcomes in a lake or an archive that contain the found requests."""
     for info in [
         each for each in objects.list(_OUTCOMES) if user.keys and each.name.endswith(".parquet")
     ]:
@@ -415,7 +415,7 @@ class TrainedOnUser(NamedTuple):
     model_id: str
     is_live: bool
     why: str
-    """The evidence for it."""
+    """Evidence that the model was trained on the user's rows."""
 
     def __str__(self) -> str:
         return f"model {self.model_id}{' (live)' if self.is_live else ''}: {self.why}"
@@ -434,7 +434,7 @@ def models_trained_on(store: Path, user: User) -> Iterator[TrainedOnUser]:
 
 def _traces(store: Path, model: Model, user: User) -> list[str]:
     folder, found, known = model_folder(store, model.model_id), list[str](), dict[str, Any]()
-    # If the weights were collected as garbage, so was the workflow.
+    # The workflow is collected together with the weights.
     workflow = (
         FeatureWorkflow.load(folder / Model.WORKFLOW)
         if (folder / Model.WORKFLOW).exists()
@@ -495,7 +495,7 @@ def golden_rows(store: Path, user: User) -> Iterator[str]:
 
 
 def waiting_requests(state: Path, user: User) -> int:
-    """Return the number of requests that hold the user and are not archived yet."""
+    """Return the number of requests of the user that are not archived yet."""
     columns = user.recommender.features.columns
     with _reading_state(state) as memory:
         return waiting_requests_of(memory, user.category, columns=columns, places=user.places)
@@ -504,7 +504,7 @@ def waiting_requests(state: Path, user: User) -> int:
 def in_windows(state: Path, user: User) -> Iterator[Found]:
     """Yield the user's matured rows that the monitor has stored for its windows.
 
-    The removal does not delete these rows, but replaces their user by the unknown user.
+    The removal keeps these rows, but replaces the user by the unknown user.
     """
 
     def remove() -> None:
@@ -533,7 +533,7 @@ def find(user: User, store: Path, places: dict[str, str]) -> list[Found]:
     Args:
         user: The user to find.
         store: The model registry.
-        places: What a person typed for some of `PLACES`.
+        places: Values that the person passed for some of `PLACES`.
     """
     roots = [
         open_objects(typed_uri(places[name])) for name in ("archive", "lake") if name in places
@@ -550,7 +550,7 @@ def find(user: User, store: Path, places: dict[str, str]) -> list[Found]:
         for found in in_rows(root, user)
     ]
     local = [local_path(root.uri) for root in roots if not is_bucket_uri(root.uri)]
-    # This comes first, because it fails while a monitor runs.
+    # Search the monitor's windows first, because this search fails while a monitor runs.
     first = (
         list(in_windows(typed_folder(places["state"], "--state"), user))
         if "state" in places
@@ -694,7 +694,7 @@ def _full_run(store: Path, places: dict[str, str]) -> Iterator[str]:
         and typed_uri(places["lake"]) == str(store.parent / "lake")
         and store.name == "store"
     ):
-        own = store.parent / package.name  # where the demo writes it
+        own = store.parent / package.name  # the demo writes its compiled pipeline here
         package = own if own.exists() else package
         words = ["evergreen", "run", "--package", str(package), "--folder", str(store.parent)]
     else:

@@ -1,10 +1,11 @@
 """`evergreen data ingest` brings a user's files into the lake.
 
 Rows keep their times. On request they get new times instead, spread evenly over whole days in file
-order. Rows are first spooled to disk (`spool`), which finds copies and sorts the rows by time. The
-earlier rows become day partitions of the lake, and the later rows become a file to replay. Days are
-published in time order, and each file appears complete or not at all. Ingesting the same files
-again replaces their earlier result. Rows that the lake holds from other files are left out.
+order. Rows are first written to a temporary file on disk (`spool`), which finds copies and sorts
+the rows by time. The earlier rows become day partitions of the lake, and the later rows become a
+file to replay. Days are published in time order, and each file appears complete or not at all.
+Ingesting the same files again replaces their earlier result. Rows that the lake holds from other
+files are left out.
 """
 
 import argparse
@@ -62,17 +63,17 @@ class IngestSettings:
     """
 
     last_day: date | None = None
-    """UTC day of the last row, including replayed rows. If it is None, rows keep their times."""
+    """UTC day of the last row, including replayed rows. None = rows keep their own times."""
     days: int | None = None
-    """Number of whole days, ending with `last_day`, over which the rows are spread. None if
-    `last_day` is None."""
+    """Number of whole days, ending with `last_day`, over which the rows are spread. None if and
+    only if `last_day` is None."""
     max_rows: int | None = None
     """Number of rows to read from the beginning, or None for all."""
     lake_fraction: float = 1.0
     """Share of the rows, counted from the earliest, that go to the lake, in (0, 1]."""
     keep_repeated: bool = False
-    """Whether a row without an id counts as a new event if it equals a row of the lake. By default
-    it counts as the same event."""
+    """Whether rows without an id that equal a row of the lake count as new events. By default, they
+    count as the same event as the row in the lake."""
 
     def __post_init__(self) -> None:
         if (self.last_day is None) != (self.days is None):
@@ -100,7 +101,7 @@ class ReadCounts:
     """Number of malformed rows whose time is in the future."""
 
     def add(self, reader: Reader) -> None:
-        """Add the counts of a reader."""
+        """Add the counts that a reader collected."""
         self.lines.add(reader.counts)
         if isinstance(reader, FileReader):
             self.ahead += reader.num_ahead
@@ -118,15 +119,16 @@ class Ingested:
     ahead: int
     """Number of malformed rows whose time is in the future."""
     duplicates: int
-    """Number of equal copies of rows, which were dropped."""
+    """Number of dropped rows that are equal copies of another row."""
     replaced: int
     """Number of earlier copies of rows that the files repeat with other content, such as a
     click."""
     already_in_lake: int
-    """Number of rows that the lake holds from other files. These rows were not written again."""
+    """Number of rows that other files of the lake already contain. These rows were not written to
+    the lake again."""
     repeated: int
-    """Number of rows without an id that equal an earlier row in everything but the label. Each
-    counts as an event of its own."""
+    """Number of rows without an id that equal an earlier row in everything but the label. Each of
+    these rows counts as a separate event."""
     lines: dict[str, int]
     """Number of lines of the files by kind: rows, rejected, continued, header, blank, comments."""
 
@@ -134,7 +136,7 @@ class Ingested:
     def of(
         cls, counts: RowCounts, read: ReadCounts, *, num_lake: int, num_malformed: int
     ) -> "Ingested":
-        """Return the result, from the counts of rows read and rows left to write."""
+        """Return the result from the counts of rows that were read and of rows to write."""
         return cls(
             rows=counts.rows,
             lake_rows=num_lake,
@@ -160,9 +162,9 @@ def ingest(
 ) -> Ingested:
     """Write the rows of files to the lake, in order, and return the result.
 
-    Malformed rows are written to `<replay>.malformed_rows.jsonl`. Without a replay file they are
-    written to `ingest.malformed_rows.jsonl` in the current folder. The file exists only if there
-    are malformed rows.
+    Malformed rows are written to `<replay>.malformed_rows.jsonl`. If there is no replay file,
+    malformed rows are written to `ingest.malformed_rows.jsonl` in the current folder. This file is
+    written only if rows are malformed.
 
     Args:
         files: The files, ordered as their rows should be.
@@ -172,9 +174,10 @@ def ingest(
         settings: Times and shares of the rows.
 
     Raises:
-        ContractError: A file is corrupt, of an unknown form or has too many malformed rows. Or
-            there is no row, or rows without times should keep their times. Or too many rows have
-            the key of another row, or are in the lake already.
+        ContractError: A file is corrupt, of an unknown form or has too many malformed rows. It is
+            also raised if the files contain no row, or if rows lack times although `last_day` is
+            None. It is also raised if too many rows have the key of another row, or if the lake
+            already contains the rows.
         TemporaryError: The bucket cannot be reached.
         PermanentError: There is no permission, no bucket or no disk space.
     """
@@ -184,9 +187,7 @@ def ingest(
         )
     source, place = name_of(files), replay or Path("ingest")
     objects = open_objects(lake)
-    objects.list(
-        _PARTITION
-    )  # fails early if there is no bucket or no permission, not after hours of reading
+    objects.list(_PARTITION)  # check the bucket and the permissions now, not after hours of reading
     place.parent.mkdir(parents=True, exist_ok=True)
     # The temporary folder is next to the replay file, so that a rename moves finished files.
     # Readers ignore the folder, because its name begins with a dot.
@@ -260,12 +261,12 @@ def read_rows(
 ) -> Iterator[Any]:
     """Yield the first `max_rows` well-formed rows of the files, as batches in the lake's schema.
 
-    No batch is empty.
+    Every batch contains at least one row.
 
     Args:
         files: The files, ordered as their rows should be.
         recommender: The recommender that describes the files' rows.
-        malformed: Receives the malformed rows.
+        malformed: Writer that collects the malformed rows.
         counts: Receives the counts of the rows read.
         keeps_times: Whether rows must have times. If False, times in the files are dropped.
         max_rows: Number of rows to read, or None for all.
@@ -315,8 +316,7 @@ def _expect_keys(
     """Log how many rows have the same key, and check that few of them conflict.
 
     Raises:
-        ContractError: More than the share `limit` of the rows have the key of another row, with
-            other features.
+        ContractError: The share of rows with a duplicate key but other features exceeds `limit`.
     """
     found = events.counts()
     key, source = (recommender.data.request_id, recommender.data.row), ", ".join(map(str, files))
@@ -345,7 +345,8 @@ def _leave_out_known(
     """Leave out the rows that other files of the lake hold.
 
     Raises:
-        ContractError: Rows that are spread over days are in the lake already, at other times.
+        ContractError: The lake already contains the rows at other times, because an earlier
+            ingestion spread them over days.
     """
     days = {f"{_PARTITION}{to_iso(day * DAY_MICROS)[:10]}" for day in events.days()}
     with ExitStack() as stack:

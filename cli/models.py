@@ -104,8 +104,8 @@ COLUMNS = (
 def print_models(store: Path, *, as_json: bool = False, wide: bool = False) -> None:
     """Print a table of the journal, newest entry last, and mark the live version.
 
-    The table has no line for the intent of a deployment that has ended. JSON has
-    all lines, and the URI of each model's card, or null if there is no card.
+    Intents of deployments that have ended are not in the table. JSON has all lines, and the URI of
+    each model's card, or null if there is no card.
     """
     entries, live = read_entries(store), current(store)
     if as_json:
@@ -170,8 +170,8 @@ def _cells(entry: Promotion, *, is_live: bool) -> tuple[str | None, ...]:
 def print_live_at(store: Path, time: str, *, as_json: bool = False) -> None:
     """Print which version was live at `time`.
 
-    JSON is the journal's entry with an additional `until`, which is null if the version is still
-    live.
+    JSON output is the journal's entry with an additional `until`, which is null if the version is
+    still live.
 
     Args:
         store: The model registry.

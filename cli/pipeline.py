@@ -61,7 +61,9 @@ def _add_run(commands: Any) -> None:
         "--lake", default="", help="click logs, folder or gs:// (default: lake in the folder)"
     )
     run.add_argument(
-        "--triton-urls", default="", help=f"{_SERVERS}; default: only publish the model"
+        "--triton-urls",
+        default="",
+        help=f"{_SERVERS}, if no controller is running; default: only publish the model",
     )
     _add_parameters(run)
 
@@ -93,10 +95,6 @@ def _add_compile(commands: Any) -> None:
     parser.add_argument(
         "--work", help="folder of the runs' intermediate files (default: work on the volume)"
     )
-    parser.add_argument(
-        "--repository", help="Triton's model repository, folder or gs:// (default: on the volume)"
-    )
-    parser.add_argument("--triton-urls", help=f"{_SERVERS} (default: only publish the model)")
     parser.add_argument("--registry", help="prefix of the images (default: none)")
     parser.add_argument(
         "--tag", help="tag of the images; on a cluster the git revision (default: dev)"
@@ -225,24 +223,10 @@ def _parameters_of(arguments: argparse.Namespace) -> dict[str, str]:
     )
 
 
-def _own_places(arguments: argparse.Namespace) -> dict[str, str]:
-    """Return the lake and the servers that a run's flags name, by parameter.
-
-    A run without these flags uses the lake of its folder and no server.
-    """
-    from evergreen.storage.uris import typed_uri
-
-    named = {"lake": typed_uri(arguments.lake), "triton_urls": arguments.triton_urls}
-    return {name: place for name, place in named.items() if place}
-
-
 def _words_of(arguments: argparse.Namespace) -> list[str]:
-    """Return the flags that describe the kind of run, as words of a command."""
-    words = [
-        word
-        for name, place in _own_places(arguments).items()
-        for word in (f"--{name.replace('_', '-')}", place)
-    ]
+    """Return the flags for the kind of run as a list of command-line words."""
+    places = {"--lake": arguments.lake, "--triton-urls": arguments.triton_urls}
+    words = [word for flag, place in places.items() if place for word in (flag, place)]
     words += ["--from-scratch"] if arguments.from_scratch else []
     for flag, values in (("-p", arguments.parameter), ("--set", arguments.settings)):
         words += [word for value in values for word in (flag, value)]
@@ -254,6 +238,7 @@ def _run_pipeline(arguments: argparse.Namespace) -> int:
     from demo.runner import EXIT_CODES, LocalFolders, run_once
     from evergreen.contracts.manifests import CURRENT, RetrainRequest
     from evergreen.registry.recommenders import check_run
+    from evergreen.storage.uris import typed_uri
 
     request = RetrainRequest.read(arguments.request) if arguments.request else None
     folders = LocalFolders(root=arguments.folder.resolve())
@@ -265,7 +250,8 @@ def _run_pipeline(arguments: argparse.Namespace) -> int:
         folders,
         parameters=parameters,
         request=request,
-        places=_own_places(arguments),
+        places={"lake": typed_uri(arguments.lake)} if arguments.lake else {},
+        triton_urls=arguments.triton_urls,
     )
     print(describe_run(folders.store, outcome))
     command = [

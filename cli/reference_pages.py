@@ -21,7 +21,7 @@ from demo.environments import REPOSITORY
 from evergreen.config.reader import flat_settings
 from evergreen.recommender_file.reference import reference, settings_table, type_text
 from evergreen.runtime.durable import write_whole
-from evergreen.runtime.flags import CommandParser
+from evergreen.runtime.flags import CommandParser, whoami
 from inference_client import ClientSettings, PublisherSettings
 from inference_client.publisher import METRICS as CLIENT_METRICS
 from monitoring.settings import ENVIRONMENT_PREFIX, InstallationSettings
@@ -121,6 +121,7 @@ def _parser(parser: argparse.ArgumentParser) -> Iterator[str]:
         yield from ("", "| argument | meaning |", "|---|---|")
     for action in flags:
         text = parser._get_formatter()._expand_help(action) if action.help else ""
+        text = text.replace(f"{REPOSITORY}/", "").replace(whoami(), "USER@HOST")
         if action.choices is not None:
             text = f"{text} ({_choices(action.choices)})".strip()
         required = " Required." if action.option_strings and action.required else ""

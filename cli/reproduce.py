@@ -1,10 +1,10 @@
 """`evergreen audit reproduce` trains a stored model again, and compares each step.
 
 The steps run as commands. Their inputs come from the model's manifests and from the notes of its
-run. They see a view of the model registry in the work folder. In this view files are links,
-journals end at the start of the original run, and the recommender is that of the model. Files of
-the lake that were written later are skipped. The command only reads the registry, and neither
-evaluates nor releases a model.
+run. They see a view of the model registry in the work folder. In this view, files are symbolic
+links, journals end at the start of the original run, and the recommender is the one of the model.
+Files of the lake that were written later are skipped. The command only reads the registry, and
+neither evaluates nor releases a model.
 
 On the same kind of processor, with the same number of threads, all bytes are equal. Names, times
 and folders of the run are not compared. TFDV's statistics are not compared either, because TFDV
@@ -46,7 +46,7 @@ _OF_A_RUN = ("model_id", "created_at", "sha256", "validation_report", "raw_datas
 """Fields of manifests that are not compared. URIs are not compared either. Hashes and references
 are skipped, because the files behind them are compared."""
 _OF_VALIDATION = ("digest", "num_train_rows", "num_quarantined")
-"""Fields of a `RawDataset` that validation changes if rows enter or leave the quarantine."""
+"""Fields of `RawDataset` that validation changes when it quarantines rows."""
 MAX_SHOWN = 8
 """Number of differences of a step that are printed."""
 
@@ -61,8 +61,8 @@ class Reproduction:
     """The rows on which the model was trained and evaluated."""
     lake: str
     until: str
-    """Time in ISO 8601 when the original run read the lake. Later files and decisions do not
-    count."""
+    """Time in ISO 8601 when the original run read the lake. Files and decisions of a later time are
+    ignored."""
     facts: Mapping[str, Any]
     """Facts from the notes of the original run: the requested window, and the number of threads in
     training."""
@@ -73,7 +73,7 @@ class Reproduction:
         """Run the steps one by one, and yield the name and the differences of each.
 
         Raises:
-            ContractError: inputs of the model are gone, or a step raised this error.
+            ContractError: inputs of the model no longer exist, or a step raised this error.
             Refused, PermanentError: a step raised this error. The message has its reason.
         """
         self._expect_inputs()
@@ -169,7 +169,7 @@ class Reproduction:
         )
 
     def _run(self, step: str, **inputs: object) -> Path:
-        """Run a step, and return the path of its manifest."""
+        """Run one pipeline step, and return the path of the manifest that it wrote."""
         python, view, output = (
             python_of(ENVIRONMENT_OF_STEP[step]),
             self.folder / "store",
@@ -217,7 +217,7 @@ class Reproduction:
 def differing(found: Manifest, expected: Manifest, *, but: Collection[str] = ()) -> list[str]:
     """Return the differing fields of two manifests.
 
-    Names, folders and times of a run are skipped. The fields `but` are skipped too.
+    Names, folders and times of a run are skipped. Fields named in `but` are also skipped.
     """
     skipped = {*_OF_A_RUN, *but, *(name for name in asdict(expected) if name.endswith("uri"))}
     ours, theirs = (
@@ -227,9 +227,9 @@ def differing(found: Manifest, expected: Manifest, *, but: Collection[str] = ())
 
 
 def differences(found: Any, expected: Any, name: str = "") -> list[str]:
-    """Return the differences of two values of a manifest, one line each.
+    """Return the differences between two values of a manifest field, one line each.
 
-    Entries of days are compared with those of the same day.
+    Entries of one day are compared with the other manifest's entries of the same day.
 
     >>> found, expected = ({"day": "2026-03-01", "num_rows": rows} for rows in (9, 8))
     >>> differences({"days": [found]}, {"days": [expected]})
@@ -258,7 +258,7 @@ def _by_day(value: Any) -> Any:
 
 
 def differing_files(found: Path, expected: Path) -> list[str]:
-    """Return the files of the folder `expected` that are absent or different below `found`."""
+    """Return the files of folder `expected` that are missing in folder `found` or differ there."""
     names = [path.name for path in expected.iterdir() if path.name != Path(Model.STATISTICS).name]
     ours, theirs = (
         {n: sha256_file(at / n) for n in names if (at / n).is_file()} for at in (found, expected)
@@ -351,7 +351,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command. Return `REFUSED` if a step differs."""
+    """Run the command. Return `REFUSED` if the result of a step differs."""
     arguments = build_parser().parse_args(argv)
     store = typed_folder(arguments.store, "--store")
     model_id = referenced_model(store, arguments.model).model_id

@@ -1,7 +1,7 @@
 """`evergreen runs` lists the runs of a model registry: their state, data, model and verdict.
 
 Everything is read from the files that the steps left (`evergreen.registry.runs`) and from the
-verdicts (`evergreen.registry.models`). A run in progress has notes but no outcome.
+verdicts (`evergreen.registry.models`). Until a run ends, it has notes but no outcome.
 """
 
 import argparse
@@ -47,12 +47,12 @@ class RunLine:
     """The run's name in Kubeflow, which is not unique. The name of a run on this machine is
     `run`."""
     state: str
-    """State as in `RunOutcome`, or `running` for a run without an outcome."""
+    """State from `RunOutcome`, or `running` if the run has no outcome yet."""
     step: str
-    """The step that decided the outcome, or the current step."""
+    """Step that decided the outcome, or the current step of a running run."""
     started_at: str | None
     seconds: float | None
-    """Time in seconds from the start of the first step to the end of the run."""
+    """Duration of the run in seconds, from the start of its first step."""
     rows: int | None
     """Number of training rows."""
     quarantined_files: int
@@ -63,8 +63,8 @@ class RunLine:
     """AUC of the candidate on the held-out rows."""
     verdict: str | None
     settings: dict[str, dict[str, object]]
-    """All settings of the model's recommender that differ from their defaults, by section,
-    including the settings of the run."""
+    """All settings of the model's recommender that differ from their defaults, by section. Settings
+    from the run's flags are included."""
     reason: str
 
 
@@ -130,7 +130,7 @@ def read_runs(store: Path, *, newest: int | None = None) -> list[RunLine]:
 def _start_of(store: Path, run: str) -> str:
     """Return when the first step of a run began.
 
-    If that is unknown, returns when the run ended, or "" if that is unknown too.
+    If the start is unknown, return the end of the run, or "" if the end is unknown too.
     """
     if first := next(each_note(store, run), None):
         return first.started_at
@@ -172,7 +172,10 @@ def read_run(store: Path, run: str) -> RunLine:
 
 
 def _model_and_verdict(store: Path, notes: list[StepNote]) -> tuple[Model | None, Verdict | None]:
-    """Return the run's model and verdict, each None if the run ended before it was written."""
+    """Return the model and the verdict of the run.
+
+    Each is None if the run ended before writing it.
+    """
     name = trained_model(notes)
     if name is None:
         return None, None
@@ -200,7 +203,7 @@ def print_runs(
 ) -> None:
     """Print a table of the runs, and the reason of each failed run.
 
-    JSON also has the settings of each run.
+    JSON output also contains the settings of each run.
     """
     lines = read_runs(store, newest=newest)
     if as_json:
@@ -211,7 +214,7 @@ def print_runs(
         return
     columns: tuple[TableColumn, ...] = COLUMNS
     rows = [_cells(line) for line in lines]
-    if all(line.name == line.run for line in lines):  # runs on this machine have no id
+    if all(line.name == line.run for line in lines):  # runs on this machine have no separate id
         columns, rows = _without_id(columns), [_without_id(row) for row in rows]
     print_table(columns, rows, wide=wide)
     for line in lines:
@@ -229,16 +232,16 @@ def print_runs(
 def print_lost_runs(store: Path, server: KubeflowServer, *, newest: int | None) -> None:
     """Print runs that failed in Kubeflow and left nothing in the registry.
 
-    No other command lists these runs.
+    These runs do not appear in any other command.
 
     Args:
         store: The model registry.
         server: Kubeflow's API.
-        newest: Number of Kubeflow's newest runs to check. None and 0 mean 100.
+        newest: Number of Kubeflow's newest runs to check. None or 0 selects 100 runs.
 
     Raises:
         TemporaryError: the server does not respond.
-        PermanentError: the server refused.
+        PermanentError: the server rejected the request.
     """
     experiment = server.find_experiment(EXPERIMENT)
     failed = server.failed_runs(experiment, among=newest or 100) if experiment else []
@@ -260,11 +263,11 @@ def describe_run(store: Path, outcome: RunOutcome) -> str:
 
 
 def what_next(store: Path, outcome: RunOutcome, *, command: Sequence[str]) -> str | None:
-    """Return advice about a run that released nothing, or None if no action is needed.
+    """Return advice for a run that released no model, or None if no action is needed.
 
     Args:
         store: The model registry.
-        outcome: How the run ended.
+        outcome: Result of the run.
         command: Words of the command that started the run. A flag is one word, or two as `-p
             NAME=VALUE`.
     """
@@ -297,7 +300,7 @@ def what_next(store: Path, outcome: RunOutcome, *, command: Sequence[str]) -> st
 
 
 _SETTINGS = "settings="
-"""Start of the flag for the pipeline parameter that has the settings of `--set`."""
+"""Prefix of the flag that passes the values of `--set` to the pipeline."""
 
 
 def _with_flags(command: Sequence[str], flags: Sequence[str]) -> list[str]:
@@ -306,7 +309,7 @@ def _with_flags(command: Sequence[str], flags: Sequence[str]) -> list[str]:
     replaced |= {
         "trigger_id",
         *(SCRATCH if FROM_SCRATCH in flags else ()),
-    }  # the run of that trigger_id has ended
+    }  # leave out `trigger_id`, because the run that it triggered has ended
     kept, words = [], iter(command)
     for word in words:
         given = [word, next(words)] if word in ("-p", "--set") else [word]

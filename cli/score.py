@@ -46,7 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command.
 
-    The exit code is 2 if a row is malformed. The other rows are scored nevertheless.
+    The exit code is 2 if a row is malformed. The well-formed rows are still scored.
     """
     arguments = build_parser().parse_args(argv)
     if arguments.limit is not None and arguments.limit < 1:

@@ -49,7 +49,7 @@ RANDOM_TRIALS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Dimension:
-    """Possible values of one setting: a range with both ends, or a list of choices.
+    """Possible values of one setting: a lowest and a highest value, or a list of choices.
 
     The range is one of integers if both ends are integers.
     """
@@ -75,7 +75,7 @@ class Dimension:
 
     @property
     def kind(self) -> str:
-        """Kind of the parameter, by Optuna's name."""
+        """Kind of the parameter in Optuna's terms."""
         whole = isinstance(self.low, int) and isinstance(self.high, int)
         return "categorical" if self.choices else "int" if whole else "float"
 
@@ -191,11 +191,11 @@ def search(
     Args:
         arguments: The command's flags.
         space: The search space, by setting.
-        folders: Folders of the runs.
+        folders: Folders that the trials use.
         given: Pipeline parameters, which all trials of a study share.
 
     Raises:
-        ContractError: the study has other parameters or another space.
+        ContractError: the stored study was made with other parameters or another search space.
         PermanentError: the first trial was not evaluated, or another trial was evaluated on other
             rows.
     """
@@ -213,7 +213,8 @@ def search(
         direction=DIRECTIONS[metric],
         load_if_exists=True,
     )
-    # Rows that arrive during the search must not be used to evaluate a trial.
+    # All trials use the same end of the data window, so that rows that arrive during the search do
+    # not change the evaluation.
     now = f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
     given = {"window_end": study.user_attrs.get("parameters", {}).get("window_end", now), **given}
     for name, value in {"parameters": given, "space": repr(space)}.items():
@@ -262,8 +263,8 @@ def run_trial(
 ) -> dict[str, Any]:
     """Run the pipeline with the settings `words`, and return how the run ended.
 
-    The result always has a `reason`. If the model was evaluated, it also has `rows`, the AUC's
-    `interval` and the metrics.
+    The result always has a `reason`. If the model was evaluated, the result also contains `rows`,
+    the metrics and the `interval` of the AUC.
     """
     name = new_run_name("search")
     texts = {**given, "settings": _unreleased(given, _settings(words)), "trigger_id": name}
@@ -272,8 +273,8 @@ def run_trial(
     folders.logs.mkdir(parents=True, exist_ok=True)
     with open(folders.logs / "search.log", "a") as log:
         variables = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-        # Ctrl-C also interrupts the run, which then ends its step. `subprocess.run` would kill the
-        # run before its step has ended.
+        # Ctrl-C also interrupts the run, which then ends its step. `subprocess.run` would instead
+        # kill the run in the middle of a step.
         with subprocess.Popen(command, env=variables, stdout=log, stderr=log) as process:
             process.wait()
     outcome = find_outcome(folders.store, name)
@@ -365,7 +366,7 @@ def _suggested(trial: Any, name: str, each: Dimension) -> str:
     value = getattr(trial, f"suggest_{each.kind}")(name, each.low, each.high, log=each.log)
     return (
         f"{value:.4g}" if isinstance(value, float) else _word(value)
-    )  # four digits are easy to copy
+    )  # four digits, because people copy these numbers
 
 
 def _line(trial: Any) -> str:

@@ -1,8 +1,9 @@
 """`evergreen status` shows one installation on one screen.
 
-It shows what serves since when, the AUC against its limit, drift, the last run, when the next run
-is possible, and what needs a person. A running monitor is asked for its status. Otherwise the
-files of the state folder are read, so the command also works on the folder of a finished demo.
+The screen shows the live version, its AUC with the limit, drift, the last run, the time of the next
+possible run, and tasks for a person. A running monitor is asked for its status. If no monitor runs,
+the command reads the files of the state folder. It therefore also works on the folder of a finished
+demo.
 """
 
 import argparse
@@ -35,12 +36,12 @@ from monitoring.web.stored import fetch_snapshot, find_address, read_snapshot
 
 LABEL_WIDTH = 10
 LITTLE_SPACE = 0.1
-"""Free share of a disk below which a person is asked for space."""
+"""Minimum free share of a disk. Below this share the status asks for more space."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LiveModel:
-    """The version that serves production traffic."""
+    """Version that serves production traffic."""
 
     version: int
     model_id: str
@@ -67,11 +68,11 @@ class Auc:
     low: float | None
     high: float | None
     limit: float | None
-    """AUC below which the version counts as drifted. None if no policy has such a limit."""
+    """AUC below which the version counts as drifted. None if no policy has an AUC limit."""
     rows: int
     is_of_production: bool
-    """Whether the rows are matured rows of production. Otherwise they are the gate's held-out
-    rows."""
+    """Whether the AUC was measured on matured rows of production. If False, the AUC was measured on
+    the gate's held-out rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,20 +83,20 @@ class DriftStatus:
     reason: str | None
     decided_at: str | None
     drifted_columns: list[str] | None
-    """None before the first bucket was evaluated."""
+    """None until the monitor has evaluated the first bucket."""
     num_columns: int | None
     since: str | None
-    """Start of the open incident."""
+    """Time at which the open incident started."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NextRun:
-    """When the monitor can request a run."""
+    """Next run that the monitor can request, with its earliest time and its budget."""
 
     in_progress: str | None
-    """Name of the request in progress."""
+    """Name of the retrain request in progress, or None."""
     not_before: str | None
-    """None if no pause is active."""
+    """Earliest time of the next request, or None without a pause."""
     cause: str | None
     budget_left: int | None
     daily_budget: int | None
@@ -103,7 +104,7 @@ class NextRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """Everything that the command shows. Times are ISO 8601 UTC."""
+    """Content of the status screen. Times are ISO 8601 UTC."""
 
     time: str
     store: str
@@ -111,7 +112,7 @@ class Status:
     monitor: str
     """`running`, `stopped`, or `unknown` if no state folder is named."""
     as_of: str | None
-    """Time of the monitor's numbers."""
+    """Time at which the monitor published these numbers."""
     live: LiveModel | None
     canary: Canary | None
     auc: Auc | None
@@ -174,7 +175,7 @@ def read_status(store: Path, state: Path | None, *, address: str | None, now: fl
     Args:
         store: Model registry.
         state: State folder of the monitor, or None.
-        address: Address of a running monitor. None = the address in the state folder.
+        address: Address of a running monitor. None = read the address from the state folder.
         now: Seconds since the epoch.
 
     Raises:
@@ -210,7 +211,10 @@ def _find_snapshot(
     if found := find_address(state):
         try:
             return (*fetch_snapshot(found), "running")
-        except (TemporaryError, ContractError):  # another program can have the port now
+        except (
+            TemporaryError,
+            ContractError,
+        ):  # another program may use the port of the ended monitor
             pass
     stopped = (
         f"no monitor runs on {state}: start it with `evergreen monitor run`, or a demo again with "
@@ -296,7 +300,7 @@ def _needs(
     snapshot: Snapshot | None,
     problem: str | None,
 ) -> Iterator[str]:
-    """Yield a sentence for each thing that no program does on its own."""
+    """Yield one sentence for each task that needs a person."""
     flag = f"--store {shlex.quote(str(store))}"
     if live is None:
         yield "no version is live: release a first model, `evergreen run --help`"

@@ -1,10 +1,14 @@
-"""Run the release controller, which supervises the served version between releases.
+"""Run the release controller, the only process that changes what is served.
 
-`python -m controller --store S`. In each round the watchdog probes every
-Triton server and reloads models that answer wrongly (`controller.watchdog`). Then the baking
-version is evaluated, and rolled back if it is bad (`controller.baking`). At the start and once a
-day the versions' files are compared with their hashes (`controller.inspection`). Canaries are
-advanced by separate commands (`controller.canary`).
+`python -m controller --store S`. The controller holds the lock of Triton's model repository while
+it runs. In each round it carries out the open requests of the journal (`controller.reconcile`), and
+undoes a change that was interrupted. Then the watchdog probes every Triton server and reloads
+models that answer wrongly (`controller.watchdog`). The baking version is evaluated, and rolled back
+if it is bad (`controller.baking`). The canary is evaluated, and grows or ends
+(`controller.canary.steps`). At the start and once a day the versions' files are compared with their
+hashes (`controller.inspection`). Between two rounds the controller looks for new requests.
+
+A second controller waits until it gets the lock.
 """
 
 import argparse
@@ -13,26 +17,38 @@ import logging
 import signal
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from controller.baking import Baking, BakingStep
+from controller.canary import steps
+from controller.canary.rules import add_evidence_flags, policy_of
+from controller.canary.steps import CanarySettings
 from controller.inspection import Inspection
+from controller.reconcile import reconciled
+from controller.site import SiteSettings, add_site_flags, site_of
 from controller.watchdog import FINDINGS, Watchdog
+from evergreen.registry.recommenders import served_name
+from evergreen.registry.requests import open_requests
 from evergreen.runtime.durable import write_whole
-from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
+from evergreen.runtime.errors import ContractError, PermanentError, Refused, TemporaryError
 from evergreen.runtime.exit_codes import exits_with_code
 from evergreen.runtime.flags import CommandParser
+from evergreen.serving.repository.model_repository import ModelRepository
 from evergreen.serving.servers import parse_urls
-from evergreen.serving.site import add_site_flags, site_of
+from evergreen.storage.uris import open_objects
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 MAX_INTERVAL_SECONDS = 3600.0
+POLL_SECONDS = 0.1
+"""Seconds between two checks of the journal for new requests."""
+CANARY_SECONDS = 30.0
+"""Seconds between two evaluations of a canary."""
 
 
 @dataclass(kw_only=True)
@@ -46,63 +62,161 @@ class ReleaseController:
     watchdog: Watchdog
     baking: Baking
     inspection: Inspection
+    canary: CanarySettings | None = None
+    """Evidence and rules of canaries. None disables the evaluation of canaries."""
     status: Path | None = None
     """JSON file about the last round: findings by server, number of each finding, the baking
-    version, replaced files, and errors. None = no file is written."""
+    version, the last step of a canary, replaced files, and errors. None = the status is not written
+    to a file."""
+    num_recovered: int = 0
+    """Number of interrupted changes that were undone."""
+    _canary_step: steps.Step | None = None
+    _canary_due: float = 0.0
+
+    @property
+    def site(self) -> SiteSettings:
+        """Deployment target."""
+        return self.watchdog.site
 
     def round(self) -> None:
-        """Probe the servers, repair them, evaluate the baking version and inspect the files.
+        """Carry out requests, probe and repair the servers, and evaluate versions and files.
 
         If one of these steps fails, its error is logged and the other steps run.
         """
         problems: list[str] = []
+        self._try(self.reconcile, problems)
         findings = self._try(self.watchdog.look, problems) or {}
         baked = self._try(partial(self.baking.step, self.watchdog.reloads), problems)
+        self._try(self._step_canary, problems)
         self._try(self.inspection.step, problems)
-        if self.status is not None:
-            self._write_status(
-                self.status,
-                findings,
-                baked=baked,
-                problem="; ".join(dict.fromkeys(problems)) or None,
-            )
+        self.write_status(findings, baked=baked, problem="; ".join(dict.fromkeys(problems)) or None)
+
+    def reconcile(self) -> None:
+        """Undo an interrupted change, and carry out the open requests.
+
+        Raises:
+            ContractError, TemporaryError, PermanentError, OSError: as in `reconcile.drive`.
+        """
+        site = self.site
+        stages = (self.canary or CanarySettings(site=site)).stages
+        patience = replace(site.patience, lock_seconds=0.0)
+        with reconciled(replace(site, patience=patience), stages=stages) as done:
+            self.num_recovered += done.recovered is not None
+
+    def answer(self) -> None:
+        """Carry out the open requests, if there are any. An error is logged."""
+        if self._try(lambda: open_requests(self.site.store), []):
+            self._try(self.reconcile, [])
+
+    def _step_canary(self) -> None:
+        now = self.site.patience.clock()
+        if self.canary is None or now < self._canary_due:
+            return
+        self._canary_due = now + CANARY_SECONDS
+        done = self._canary_step = steps.step(self.canary)
+        if done.wait_seconds is not None:
+            self._canary_due = now + done.wait_seconds
 
     def _try(self, part: Callable[[], T], problems: list[str]) -> T | None:
         try:
             return part()
-        except (ContractError, PermanentError, TemporaryError, OSError) as error:
+        except (ContractError, PermanentError, TemporaryError, Refused, OSError) as error:
             problems.append(str(error))
             logger.error("this round failed: %s", error)
             return None
 
-    def _write_status(
-        self, path: Path, findings: dict[str, str], *, baked: BakingStep | None, problem: str | None
+    def write_status(
+        self,
+        findings: dict[str, str],
+        *,
+        baked: BakingStep | None = None,
+        problem: str | None = None,
     ) -> None:
+        """Write the status file, if there is one."""
+        if self.status is None:
+            return
+        step = self._canary_step
         document: dict[str, Any] = {
             "servers": findings,
             "counts": {finding: self.watchdog.counts[finding] for finding in FINDINGS},
-            "recovered": self.watchdog.num_recovered,
+            "recovered": self.num_recovered,
             "baking": asdict(baked) if baked else None,
+            "canary": None if step is None else {"action": step.action, "reason": step.reason},
             "healed_files": self.inspection.healed,
             "problem": problem,
         }
         try:
-            write_whole(path, json.dumps(document) + "\n")
+            write_whole(self.status, json.dumps(document) + "\n")
         except OSError as error:
             logger.error("the status cannot be written: %s", error)
 
 
 def control(
-    controller: ReleaseController, interval_seconds: float, wait: Callable[[float], bool]
+    controller: ReleaseController,
+    interval_seconds: float,
+    wait: Callable[[float], bool],
+    *,
+    check_held: Callable[[], None] = lambda: None,
 ) -> None:
     """Run rounds until `wait` returns True.
 
-    `wait` is called with the seconds between two rounds.
+    `wait` is called with the seconds between two rounds, in parts after which new requests are
+    carried out.
+
+    Raises:
+        TemporaryError: `check_held`, which is called before each round, found that the lock was
+            lost.
     """
     while True:
+        check_held()
         controller.round()
-        if wait(interval_seconds):
-            return
+        left = interval_seconds
+        while left > 0:
+            if wait(min(POLL_SECONDS, left)):
+                return
+            left -= POLL_SECONDS
+            controller.answer()
+
+
+@dataclass(kw_only=True)
+class Holder:
+    """Class that waits for the repository's lock, and then holds it while a controller runs."""
+
+    site: SiteSettings
+    make: Callable[[SiteSettings], ReleaseController]
+    interval_seconds: float
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def run(self) -> None:
+        """Run the controller until the event `stop` is set.
+
+        If the lock is lost, wait for it again.
+        """
+        told = ""
+        while not self.stop.is_set():
+            problem: str | None = None
+            try:
+                # Without a recommender there is nothing to serve.
+                if self.site.recommender or served_name(self.site.store):
+                    repository = self.site.open_repository()
+                    with repository.locked():
+                        self._run_with(repository)
+            except (ContractError, TemporaryError, PermanentError) as error:
+                problem = str(error)
+                if problem != told:
+                    logger.error("waiting: %s", problem)
+            told = problem or ""
+            self.make(self.site).write_status({}, problem=problem)
+            self.stop.wait(min(1.0, self.interval_seconds))
+
+    def _run_with(self, repository: ModelRepository) -> None:
+        """Run rounds while the lock is held.
+
+        Raises:
+            TemporaryError: the lock was lost.
+        """
+        controller = self.make(replace(self.site, held=repository))
+        control(controller, self.interval_seconds, self.stop.wait, check_held=repository.check_held)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -118,6 +232,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--interval-seconds", type=float, default=5.0, help="seconds between two rounds"
     )
+    add_evidence_flags(parser)
     parser.add_argument(
         "--status", type=Path, help="JSON file for the last round's findings, counts and errors"
     )
@@ -134,24 +249,24 @@ def main(argv: list[str] | None = None) -> int:
             f"{MAX_INTERVAL_SECONDS:g}"
         )
     site = site_of(arguments)
-    if not site.triton_urls:
-        raise ContractError("--triton-urls is empty, expected at least one server")
     # The event interrupts only the wait between rounds and never a gRPC call, because a cancelled
     # call can crash Triton 2.51.
     stop = threading.Event()
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, lambda *_: stop.set())
-    baking = Baking(site=site, metrics=parse_urls(arguments.metrics_urls))
-    control(
-        ReleaseController(
-            watchdog=Watchdog(site=site),
-            baking=baking,
-            inspection=Inspection(site=site),
+    metrics, policy = parse_urls(arguments.metrics_urls), policy_of(arguments)
+    evidence = tuple(open_objects(uri) for uri in (arguments.archive, arguments.lake) if uri)
+
+    def make(held: SiteSettings) -> ReleaseController:
+        return ReleaseController(
+            watchdog=Watchdog(site=held),
+            baking=Baking(site=held, metrics=metrics),
+            inspection=Inspection(site=held),
+            canary=CanarySettings(site=held, evidence=evidence, metrics=metrics, policy=policy),
             status=arguments.status,
-        ),
-        arguments.interval_seconds,
-        stop.wait,
-    )
+        )
+
+    Holder(site=site, make=make, interval_seconds=arguments.interval_seconds, stop=stop).run()
     return 0
 
 

@@ -2,19 +2,23 @@
 
 After its release each version must stay within the limits of its recommender (`contracts.baking`).
 The module `baking` evaluates the servers' counters. Failures are tested sequentially, so the test
-stays valid however often it is repeated. The time in the model is compared with that of the
-previous version by the ratio of means and the ratio of p99. The number of reloads by the watchdog
-has a limit too. Triton reports one p99 for each server, and the p99 of all servers together cannot
-be computed from these. It lies between the lowest and the highest p99 of the servers. The version's
-lowest p99 is therefore compared with the highest p99 of the previous version, each as a median over
-time. The monitor evaluates the live traffic, and this module reads its findings from the registry.
-A breach rolls back to the previous version and blocks the model. After that only a person can
-release the model again. Without a breach the version becomes `baked` after the required time and
+stays valid however often it is repeated. The time in the model is compared with the previous
+version's time in the model, by the ratios of the means and of the p99. The number of reloads by the
+watchdog has a limit too. If all servers have histograms, their buckets are summed and give the p99
+of all requests. Without histograms there is one p99 for each server, and the p99 of all servers
+together cannot be computed from these. The p99 of all servers is between the lowest and the highest
+p99 of a single server. The version's lowest p99 is therefore compared with the highest p99 of the
+previous version. Each p99 is a median over time.
+
+The monitor evaluates the live traffic, and this module reads its findings from the registry. A
+breach rolls back to the previous version and blocks the model. After that only a person can release
+the model again. A version without a breach becomes `baked` after the required time and number of
 rows.
 
-All state is in the journal, the findings and `baking/counters.json`, so a lost round does no harm:
-the next round catches up. Two controllers may run at once. A controller rolls back or ends the
-baking only under the deployment's lock, and only if the version is still live and baking.
+All state of the baking is in the journal, the findings and `baking/counters.json`, so the next
+round makes up for a lost round. To roll back, the controller appends a request to the journal, as a
+person does. The controller ends the baking only under the repository's lock, and only if the
+version is still live and baking.
 """
 
 import json
@@ -27,8 +31,19 @@ from statistics import median
 
 import msgspec
 
-from controller.canary.evidence import COUNTERS, Fetch, counted, fetch, read_p99
+from controller.canary.evidence import (
+    COUNTERS,
+    Fetch,
+    bucket_quantile,
+    counted,
+    fetch,
+    read_buckets,
+    read_p99,
+)
+from controller.protocol import END_BAKING, next_move
+from controller.reconcile import observe
 from controller.rollback import rollback
+from controller.site import SiteSettings, opened
 from evergreen.config.release import RolloutSettings
 from evergreen.contracts.baking import BAD, UNUSABLE_REQUESTS, WELL, Findings
 from evergreen.contracts.checks import AT_MOST, FAIL, INCONCLUSIVE, PASS, Check, decide, headline
@@ -48,24 +63,22 @@ from evergreen.registry.traffic_plan import Arm
 from evergreen.runtime.durable import write_whole
 from evergreen.runtime.errors import ContractError, Refused, TemporaryError, expect
 from evergreen.serving.canary_policy import STEADY_MEAN, ArmCounts, CanaryPolicy
-from evergreen.serving.repository.model_repository import ModelRepository
 from evergreen.serving.servers import addresses
-from evergreen.serving.site import SiteSettings
 from evergreen.statistics.metrics import sequential_binomial
 
 logger = logging.getLogger(__name__)
 
 COUNTERS_FILE = "counters.json"
-"""Name of the file beside the findings. It has the servers' counters for the last versions, and the
-last reading of each server."""
+"""Name of the counters' file in the folder of the findings. The file contains the servers' counters
+for the last versions, and the last reading of each server."""
 KEPT_VERSIONS = 4
 QUANTILE_SECONDS = 60.0
-"""Time window of Triton's quantiles in seconds. A version's first window contains its slow
-warm-up."""
+"""Time window of Triton's quantiles in seconds. The first window of a new version includes slow
+warm-ups."""
 P99_SECONDS = 10.0
 """Seconds between two readings of the p99."""
 P99_READINGS = 12
-"""Number of readings that are stored and required, two minutes in total."""
+"""Number of p99 readings that are stored and required. They span two minutes."""
 NONE, BAKES, ROLLED_BACK = "none", "bakes", "rolled_back"
 _RETRY_ROUNDS = 128
 """Maximum number of rounds between two attempts of a failing rollback. The number doubles after
@@ -79,21 +92,21 @@ class BakingStep:
     """Result of one round."""
 
     action: str
-    """`none` (no version bakes), `bakes`, `baked` or `rolled_back` (rolled back)."""
+    """`none` (no version bakes), `bakes` (the baking continues), `baked` or `rolled_back`."""
     reason: str
     version: int | None = None
     checks: tuple[Check, ...] = ()
-    """Checks of the servers' counters. Empty if they were not evaluated."""
+    """Checks of the servers' counters. The list is empty if the counters were not evaluated."""
 
 
 @dataclass(kw_only=True)
 class Baking:
-    """Evaluation of the baking version of one site. Call `step` once a round."""
+    """Evaluation of the baking version of one site. The controller calls `step` once per round."""
 
     site: SiteSettings
     metrics: tuple[str, ...] = ()
-    """Metrics ports of all servers, host:port or dns:///name:port. If empty, counters are not
-    evaluated."""
+    """Metrics ports of all servers, host:port or dns:///name:port. If the list is empty, the
+    servers' counters are not evaluated."""
     fetch: Fetch = fetch
     _reloads_seen: Counter[int] = field(default_factory=Counter)
     _tries: Counter[int] = field(default_factory=Counter)
@@ -103,7 +116,7 @@ class Baking:
         """Read the counters, evaluate the version, and roll it back or end its baking.
 
         Args:
-            reloads: Number of reloads of each version by the watchdog of this process.
+            reloads: Number of reloads that the watchdog of this process made, by version.
 
         Raises:
             ContractError: the journal or the recommender is corrupt.
@@ -155,7 +168,7 @@ class Baking:
         tries = self._tries[line.version]
         if (
             tries & (tries - 1) and tries % _RETRY_ROUNDS
-        ):  # each attempt writes to the journal and reloads servers
+        ):  # each attempt appends to the journal and reloads servers
             raise TemporaryError(
                 f"version {line.version} could not be rolled back yet, retrying later: {reason}"
             )
@@ -167,15 +180,16 @@ class Baking:
         return BakingStep(action=ROLLED_BACK, reason=reason, version=line.version)
 
     def _end(self, line: Promotion, reason: str) -> BakingStep:
-        repository: ModelRepository = self.site.open_repository()
-        with repository.locked():
-            if baking(self.site.store) != line or promotion_journal.interrupted(self.site.store):
+        with opened(self.site) as site:
+            desired, observed, _ = observe(site)
+            if (
+                baking(site.store) != line
+                or next_move(replace(desired, is_baked=True), observed) != END_BAKING
+            ):
                 return BakingStep(
-                    action=NONE, reason="a deployment ran meanwhile", version=line.version
+                    action=NONE, reason="a change is in progress", version=line.version
                 )
-            promotion_journal.append_promotion(
-                self.site.store, line.baked(self.site.now(), self.site.who, reason)
-            )
+            site.append(line.baked(site.now(), self.site.who, reason))
         logger.info("version %d is baked: %s", line.version, reason)
         return BakingStep(action=BAKED, reason=reason, version=line.version)
 
@@ -183,6 +197,7 @@ class Baking:
         """Read the live version's counters, and return the counts of each known version."""
         version = live.version
         p99: list[float | None] = []
+        buckets: dict[str, float] | None = {}
         path = findings_path(self.site.store, 0).with_name(COUNTERS_FILE)
         kept = _read_counters(path)
         counts = dict(kept.counts)
@@ -196,6 +211,8 @@ class Baking:
                 text = self.fetch(address)
                 seen[key] = counted(text, {"live": arm}, source=address)["live"]
                 p99.append(read_p99(text, arm, source=address))
+                found = read_buckets(text, arm, source=address)
+                seen[key] |= {f"{_LE}{bound}": count for bound, count in (found or {}).items()}
                 last = kept.seen.get(key)
                 # The first counters of a server, and those after its restart, include slow
                 # warm-ups.
@@ -203,11 +220,18 @@ class Baking:
                     growth = {
                         name: growth[name] + seen[key][name] - last[name] for name in COUNTERS
                     }
+                    if buckets is not None:
+                        buckets = _sum(buckets, _bucket_growth(last, seen[key]))
+                if found is None:
+                    buckets = None  # a sum over only some of the servers would be wrong
         except TemporaryError as error:
             logger.warning("%s", error)
-            p99 = []  # if one server does not answer, the p99 of the other servers are not bounds
+            buckets = None
+            p99 = []  # without the p99 of every server, the lowest and highest p99 are not bounds
         new_reloads = reloads.get(version, 0) - self._reloads_seen[version]
-        counts[version] = self._with_p99(before.plus(growth, reloads=new_reloads), p99, live)
+        counts[version] = self._with_p99(
+            before.plus(growth, reloads=new_reloads), p99, live, buckets=buckets
+        )
         counts = dict(list(counts.items())[-KEPT_VERSIONS:])
         # If a server did not answer, its last reading is kept.
         seen = {
@@ -221,19 +245,53 @@ class Baking:
         return counts
 
     def _with_p99(
-        self, counts: "VersionCounts", p99: Sequence[float | None], live: Promotion
+        self,
+        counts: "VersionCounts",
+        p99: Sequence[float | None],
+        live: Promotion,
+        *,
+        buckets: Mapping[str, float] | None,
     ) -> "VersionCounts":
-        """Append a reading of the servers' p99 if one is due."""
+        """Append a reading of the servers' p99 if one is due.
+
+        `buckets` has the growth of the summed buckets, or None if a server has none.
+        """
         told, seconds = (
             [each for each in p99 if each is not None],
             seconds_since(live, self.site.clock()),
         )
-        last = counts.p99[-1][0] if counts.p99 else 0.0
+        open_buckets = _sum(counts.open_buckets, buckets or {})
+        # The first minute includes slow warm-ups.
+        if buckets is None or seconds < QUANTILE_SECONDS:
+            open_buckets = {}
+        counts = replace(counts, open_buckets=open_buckets)
+        readings = [*counts.p99[-1:], *counts.summed_p99[-1:]]
+        last = max((reading[0] for reading in readings), default=0.0)
         # The last reading can be in the future if the clock was set back or the version went live
         # again.
-        if not told or seconds < QUANTILE_SECONDS or 0 <= seconds - last < P99_SECONDS:
+        if seconds < QUANTILE_SECONDS or 0 <= seconds - last < P99_SECONDS:
             return counts
-        return replace(counts, p99=[*counts.p99, [seconds, min(told), max(told)]][-P99_READINGS:])
+        if told:
+            bounds = [*counts.p99, [seconds, min(told), max(told)]]
+            counts = replace(counts, p99=bounds[-P99_READINGS:])
+        if (summed := bucket_quantile(open_buckets, 0.99)) is not None:
+            readings = [*counts.summed_p99, [seconds, 1000 * summed]]
+            counts = replace(counts, summed_p99=readings[-P99_READINGS:], open_buckets={})
+        return counts
+
+
+_LE = "le "
+"""Prefix of a bucket's upper bound among the counters of a server."""
+
+
+def _bucket_growth(last: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
+    """Return the new requests in each bucket between two readings of a server, by bound."""
+    names = [name for name in now if name.startswith(_LE) and name in last]
+    return {name.removeprefix(_LE): now[name] - last[name] for name in names}
+
+
+def _sum(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in {**one, **other}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,17 +303,30 @@ class VersionCounts(ArmCounts):
     p99: list[list[float]] = field(default_factory=list)
     """Last readings: seconds since the version went live, and the lowest and highest p99 of the
     servers in microseconds."""
+    summed_p99: list[list[float]] = field(default_factory=list)
+    """Last readings: seconds since the version went live, and the p99 of all servers' requests in
+    microseconds. It includes the wait in the queue."""
+    open_buckets: dict[str, float] = field(default_factory=dict)
+    """Number of requests of all servers since the last reading, cumulative by upper bound of the
+    latency in milliseconds."""
 
     def plus(self, growth: Mapping[str, float], *, reloads: int) -> "VersionCounts":
         """Return the counts after adding the growth of the counters and of the reloads."""
         counters = {name: getattr(self, name) + growth[name] for name in COUNTERS}
         return replace(self, **counters, reloads=self.reloads + reloads)
 
+    @property
+    def summed_p99_ms(self) -> float | None:
+        """Return the median p99 of all servers' requests, or None if there are too few readings."""
+        if len(self.summed_p99) < P99_READINGS:
+            return None
+        return median(each[1] for each in self.summed_p99) / 1000
+
     def p99_ms(self, bound: int) -> float | None:
         """Return the median over the readings of the lowest or highest p99, in milliseconds.
 
-        The argument `bound` is 1 for the lowest p99 of each reading, and 2 for the highest. Returns
-        None if there are too few readings.
+        `bound` selects the lowest (1) or the highest (2) p99 of each reading. Returns None if there
+        are too few readings.
         """
         return (
             median(each[bound] for each in self.p99) / 1000
@@ -265,11 +336,11 @@ class VersionCounts(ArmCounts):
 
 
 def contradiction(found: Findings | None, version: VersionCounts) -> str | None:
-    """Return why the servers' counters contradict the monitor's findings, or None if they do not.
+    """Return how the servers' counters contradict the monitor's findings, or None if they agree.
 
     The event log contains the requests without a usable score, but anyone with access to the log
-    can publish forged requests. The servers' counters cannot be forged that way, so they must count
-    at least that many requests of the version.
+    can publish forged requests. The servers' own counters cannot be forged through the log, so
+    these counters must show at least as many requests of the version.
 
     >>> numbers = {UNUSABLE_REQUESTS: 50.0}
     >>> forged = Findings(version=2, state=BAD, reason="NaN", found_at="", numbers=numbers)
@@ -309,7 +380,9 @@ def check_counts(
     failures = f"{version.failure:.0f} of {version.requests:.0f} requests failed"
     is_timed = min(version.computed, other.computed) >= STEADY_MEAN * _RULES.min_requests
     mean, mean_before = (version.mean_ms, other.mean_ms) if is_timed else (None, None)
-    p99, p99_before = (version.p99_ms(1), other.p99_ms(2)) if mean and mean_before else (None, None)
+    what, p99, p99_before = _comparable_p99(version, other)
+    if not (mean and mean_before):
+        p99, p99_before = None, None
     return [
         Check(
             name="reloads",
@@ -336,9 +409,19 @@ def check_counts(
             "p99 ratio",
             (p99, p99_before),
             limits.max_p99_ratio,
-            what="p99 of the time in the model",
+            what=what,
         ),
     ]
+
+
+def _comparable_p99(
+    version: VersionCounts, other: VersionCounts
+) -> tuple[str, float | None, float | None]:
+    """Return the name of a p99 that both versions have, and its two values in milliseconds."""
+    summed, summed_before = version.summed_p99_ms, other.summed_p99_ms
+    if summed is not None and summed_before is not None:
+        return "p99 of the time to the response", summed, summed_before
+    return "p99 of the time in the model", version.p99_ms(1), other.p99_ms(2)
 
 
 def _check_ratio(

@@ -8,18 +8,20 @@ then reload the graph.
 """
 
 import logging
+import shutil
 from contextlib import closing
 from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
 
-from evergreen.contracts.serving import CONFIG_FILE, versions_of
+from controller.site import SiteSettings
 from evergreen.registry import promotion_journal
-from evergreen.registry.promotion_journal import Promotion
+from evergreen.registry.requests import open_requests
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
 from evergreen.serving.intact import find_corrupt, golden_rows, heal
+from evergreen.serving.prepare import PREPARED_FOLDER
 from evergreen.serving.repository.model_repository import ModelRepository, VersionFolders
-from evergreen.serving.repository.triton_config import read_options
 from evergreen.serving.servers import addresses, bring_up
-from evergreen.serving.site import SiteSettings
 
 logger = logging.getLogger(__name__)
 
@@ -66,9 +68,6 @@ class Inspection:
 
     def _inspect(self) -> None:
         repository, problems = self.site.open_repository(), []
-        if _is_config_corrupt(repository, promotion_journal.current(self.site.store)):
-            with repository.locked():
-                self._heal_config(repository)
         for folders, version in self._versions(repository):
             if not find_corrupt(folders, self.site.store, version):
                 continue
@@ -77,6 +76,7 @@ class Inspection:
                     self._heal(repository, folders, version)
             except ContractError as error:
                 problems.append(str(error))
+        remove_stale(self.site.store, self.site.clock())
         if problems:
             raise ContractError("; ".join(problems))
 
@@ -95,21 +95,6 @@ class Inspection:
             for version in repository.canary.sizes()
             if version in at_work
         ]
-
-    def _heal_config(self, repository: ModelRepository) -> None:
-        """Rewrite the live version's configuration. Running servers read it at their next load."""
-        live = promotion_journal.current(self.site.store)
-        if (
-            live is None
-            or promotion_journal.interrupted(self.site.store)
-            or not _is_config_corrupt(repository, live)
-        ):
-            return
-        options = repository.options_for(live.version)
-        repository.write_config(repository.config_for(live.version, options))
-        path = f"{repository.published.uri}/{CONFIG_FILE}"
-        logger.error("%s did not serve version %d, and was rewritten", path, live.version)
-        self.healed.append(path)
 
     def _heal(self, repository: ModelRepository, folders: VersionFolders, version: int) -> None:
         """Replace the files that are still corrupt, and reload them on the servers.
@@ -134,7 +119,10 @@ class Inspection:
             self._reload(name, version, repository)
 
     def _reload(self, name: str, version: int, repository: ModelRepository) -> None:
-        """Make every server reload the model. The watchdog handles servers that fail to."""
+        """Make every server reload the model.
+
+        If a server fails to reload, the watchdog reloads it later.
+        """
         golden = golden_rows(repository, self.site.store, version)
         for url in addresses(self.site.triton_urls, self.site.resolve):
             try:
@@ -146,13 +134,13 @@ class Inspection:
                 logger.warning("the healed version %d: %s", version, error)
 
 
-def _is_config_corrupt(repository: ModelRepository, live: Promotion | None) -> bool:
-    """Return whether Triton's configuration is corrupt, or serves a version that is not live."""
-    config = repository.read_config()
-    if config is None or live is None:
-        return False
-    try:
-        read_options(config)
-        return versions_of(config) != [live.version]
-    except ContractError:
-        return True
+def remove_stale(store: Path, now: datetime) -> None:
+    """Remove prepared versions of a day ago that no open request names.
+
+    These versions are left by steps that were killed before they appended a request.
+    """
+    open_ids = {state.id for state in open_requests(store)}
+    for folder in (store / PREPARED_FOLDER).glob("*"):
+        age = now.timestamp() - folder.stat().st_mtime
+        if folder.name not in open_ids and age > DAY_SECONDS:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,11 +1,11 @@
 """Verify offline that a version is unchanged since its release and gave its logged scores.
 
 The command `evergreen audit verify VERSION` first compares the hashes of data, workflow, weights
-and graph in the journal, the manifest and the files. It exports the stored model again, which must
-give the same graph, and scores the golden rows. Then the graph scores every logged row of the
-version again in this process. Each score is compared with the logged score, served or shadow. The
-command only reads, and needs no server and no repository. Memory use is bounded by the graph and
-one batch of rows.
+and graph in the journal, the manifest and the files. Then the command exports the stored model
+again, which must give the same graph, and scores the golden rows. Then the graph scores every
+logged row of the version again in this process. Each score is compared with the logged score,
+served or shadow. The command only reads, and needs no server and no repository. Memory use is
+bounded by the graph and one batch of rows.
 
 docs/reference/exit-codes.md lists the exit codes. Code 1 means that a difference was found.
 """
@@ -61,8 +61,8 @@ DEFAULT_TOLERANCE = 1e-6
 were served in other batches, possibly on a GPU."""
 BATCH_ROWS = 16_384
 _SCORES = ((MODEL_VERSION, SCORE), (SHADOW_VERSION, SHADOW_SCORE))
-"""Pairs of columns with the version and the score of a row. The second pair exists only if the row
-also has a shadow score."""
+"""Pairs of columns with the version and the score of a row. The second pair is filled only in rows
+with a shadow score."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ class ScoreDifference:
 
     file: str
     position: int
-    """Row in the file, counted from 0."""
+    """Position of the row in its file, counted from 0."""
     request_id: str
     row: int
     """Row in the request."""
@@ -100,7 +100,7 @@ class Verification:
     model_id: str
     checks: list[HashCheck]
     num_files: int
-    """Number of files that were read and contain rows of the version."""
+    """Number of files with rows of the version that were read."""
     num_rows: int
     num_different: int
     tolerance: float
@@ -188,7 +188,7 @@ def verify(
 def _check_hashes(
     released: Release | Promotion, store: Path, scratch: Path
 ) -> tuple[list[HashCheck], Path | None]:
-    """Check the hashes, and return a folder with the released graph, or None if there is none."""
+    """Check the hashes, and return a folder with the released graph, or None if none is intact."""
     kept = graph_folder(store, released.version)
     folder = model_folder(store, released.model_id).absolute()
 
@@ -248,7 +248,7 @@ def _check_journal(released: Release | Promotion, entries: list[Promotion]) -> H
 def _check_golden(
     session: Any, path: Path, expected: str | None
 ) -> tuple[HashCheck, Features | None]:
-    """Check that the graph reproduces the expected scores of the version's golden rows.
+    """Check that the graph reproduces the scores that are stored with the version's golden rows.
 
     Args:
         session: Inference session of the graph.
@@ -278,12 +278,12 @@ def _check_golden(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LoggedRows:
-    """Rows of one file that the version scored. There is at least one row."""
+    """Rows of one file that the version scored. Each batch contains at least one row."""
 
     file: str
     """Path relative to the lake."""
     positions: NDArray[np.int64]
-    """[n] position of each row in the file, counted from 0."""
+    """[n] position of each row in its file, counted from 0."""
     log: Any
     """Arrow batch with the columns of the request id and the row in the request."""
     rows: GoldenRows
@@ -294,8 +294,9 @@ class LoggedRows:
 def read_logged_rows(lake: Objects, version: int, features: Features) -> Iterator[LoggedRows]:
     """Yield the rows of `lake` that `version` scored, ordered by file and row.
 
-    Served scores and shadow scores come in separate batches. For row groups without a row of the
-    version, only the version columns are read. A file of a bucket is downloaded completely.
+    A batch contains either served scores or shadow scores, but not both. For row groups without a
+    row of the version, only the version columns are read. A file of a bucket is downloaded
+    completely.
 
     Raises:
         ContractError: a file is corrupt, or lacks a column. The message names the file.
@@ -310,7 +311,7 @@ def _logged_rows_of(
     file: Any, archived: ArchivedFile, *, version: int, features: Features
 ) -> Iterator[LoggedRows]:
     names, needed, start = file.schema_arrow.names, (*features.names, REQUEST_ID, ROW), 0
-    # Rows that were not served by one of our models may lack the columns of the log.
+    # Rows that were served by another system may lack the log's columns.
     pairs = [pair for pair in _SCORES if set(pair) <= set(names)]
     columns = [*needed, *(name for pair in pairs for name in pair)]
     for number in range(file.num_row_groups):

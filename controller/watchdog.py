@@ -2,12 +2,13 @@
 
 The watchdog is part of the release controller (`controller`). Triton's own readiness is not
 sufficient. With a dead Python stub, Triton (before 26.01) stays "ready" and rejects all requests. A
-replica that started unnoticed during a release also keeps serving the configuration that it read.
+replica that started unnoticed during a release may keep serving an old configuration until the
+watchdog repairs it.
 
-The watchdog reloads models under the deployment's lock and never waits for the lock. While a
-release is running, the release decides what is served. The watchdog rolls back a killed release
-(`site.opened`), so that the configuration matches the journal again. A server that does not answer
-at all is not repaired here, because its supervisor restarts it. It is probed again in each round.
+The watchdog reloads models under the controller's lock and never waits for the lock. While a change
+is in progress, the change decides what is served. A reload is a move of the protocol
+(`controller.protocol`). A server that does not answer at all is not repaired here, because its
+supervisor restarts it. The watchdog probes such a server again in each round.
 """
 
 import logging
@@ -16,6 +17,9 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
+from controller.protocol import HEAL, LOAD_CANARY, UNKNOWN, Server, next_rule
+from controller.reconcile import observe
+from controller.site import SiteSettings, opened
 from evergreen.contracts.serving import QUEUE_REFUSALS
 from evergreen.registry import promotion_journal
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
@@ -23,12 +27,11 @@ from evergreen.serving.intact import golden_rows
 from evergreen.serving.repository.model_repository import ModelRepository
 from evergreen.serving.repository.triton_config import read_options
 from evergreen.serving.servers import Triton, addresses_of, probe, wait_until_ready
-from evergreen.serving.site import SiteSettings, opened
 
 logger = logging.getLogger(__name__)
 
 WELL = "well"
-"""The right version answered the golden rows correctly."""
+"""Finding: the expected version answered the golden rows correctly."""
 GONE = "gone"
 """The server does not answer at all."""
 BUSY = "busy"
@@ -38,7 +41,7 @@ SUSPECT = "suspect"
 SKIPPED = "skipped"
 """The model answers wrongly, but a deployment is running."""
 HEALED = "healed"
-"""The model answered wrongly, was reloaded, and now answers correctly."""
+"""Finding: the model answered wrongly, but answers correctly after a reload."""
 ILL = "ill"
 """The model still answers wrongly after a reload."""
 FINDINGS = (WELL, GONE, BUSY, SUSPECT, SKIPPED, HEALED, ILL)
@@ -52,14 +55,14 @@ _DEAD_STUB = "not healthy"
 """Text in the error message of every request to a model whose stub died. Such a model is reloaded
 at the first error."""
 _STRIKES = 2
-"""Consecutive wrong or missing answers before a model is reloaded. If a reload does not help, the
-next reload comes after twice as many answers, because a model that is unloaded in each round serves
-no client."""
+"""Consecutive failed probes before a model is reloaded. If a reload does not help, the next reload
+comes after twice as many answers, because a model that is unloaded in each round serves no client.
+"""
 
 _REQUESTS_PER_INSTANCE = 2
 """Probe requests per instance if there are several instances. Triton uses the instances in turn,
-but an instance that is late at the queue loses its turn. On a busy machine 2 of 300 requests went
-to the same instance as the request before (Triton 2.51, two instances)."""
+but an instance that returns late to the queue misses its turn. On a busy machine 2 of 300 requests
+went to the same instance as the request before (Triton 2.51, two instances)."""
 
 
 @dataclass(kw_only=True)
@@ -71,8 +74,6 @@ class Watchdog:
     """Number of each finding since the start."""
     reloads: Counter[int] = field(default_factory=Counter)
     """Number of reloads of each version since the start."""
-    num_recovered: int = 0
-    """Number of killed deployments that were rolled back."""
 
     def __post_init__(self) -> None:
         # A version number is never reused for other weights, so its golden rows never change.
@@ -96,12 +97,11 @@ class Watchdog:
     def look(self) -> dict[str, str]:
         """Probe every model on every server, and return the findings by `host:port model`.
 
-        The result is empty while nothing is live.
+        The result is empty if no version is live.
 
         Raises:
             ContractError: the journal or a live version is corrupt.
         """
-        self._recover()
         findings = {}
         for url in self._addresses():
             for name, version in self._expected_versions().items():
@@ -139,17 +139,6 @@ class Watchdog:
         names = self._repository.names
         lines = {names.model: live, names.canary: canary}
         return {name: entry.version for name, entry in lines.items() if entry is not None}
-
-    def _recover(self) -> None:
-        """Roll back a killed deployment. A running deployment holds the lock and is left alone."""
-        if promotion_journal.interrupted(self.site.store) is None:
-            return
-        patience = replace(self.site.patience, lock_seconds=0.0)
-        try:
-            with opened(replace(self.site, patience=patience)) as site:
-                self.num_recovered += site.recovered is not None
-        except TemporaryError as error:
-            logger.info("the journal ends with an intent: %s", error)
 
     def _look_at(self, url: str, name: str, version: int) -> tuple[str, str]:
         try:
@@ -190,7 +179,7 @@ class Watchdog:
     def _check_answers(self, server: Triton, name: str, version: int) -> None:
         """Check that the model answers requests without a version correctly.
 
-        The rows are shuffled, so that no cache answers. A single instance can be dead, and a
+        Rows are shuffled to avoid responses from a cache. A single instance can be dead, and a
         request cannot choose its instance, so more requests are sent than there are instances.
         """
         config = self._repository.read_config()
@@ -205,29 +194,45 @@ class Watchdog:
     def _heal(self, server: Triton, name: str) -> tuple[str, str]:
         """Reload the model if it still answers wrongly. The caller holds the lock."""
         version = self._expected_versions().get(name)
-        if version is None or promotion_journal.interrupted(self.site.store):
-            return SKIPPED, "a deployment ran meanwhile"
+        if version is None or not self._may_reload(name):
+            return SKIPPED, "a change is in progress"
         trouble = self._trouble(server, name, version)
         if trouble is None:
-            return WELL, "a deployment ran meanwhile"
+            return WELL, "a change ran meanwhile"
         # A load alone fixes a wrong version without interrupting the service. A load has no effect
         # on a dead stub, because Triton sees no change, so the model is unloaded first.
         for unload in (True,) if _DEAD_STUB in trouble else (False, True):
-            if (
-                name == self._repository.names.model
-            ):  # reloads of a canary do not count for the live version
+            if name == self._repository.names.model:  # only reloads of the live version count
                 self.reloads[version] += 1
             trouble = self._trouble(server, name, version, load=True, unload=unload)
             if trouble is None:
                 return HEALED, "reloaded"
         return ILL, f"reloading it did not help: {trouble}"
 
+    def _may_reload(self, name: str) -> bool:
+        """Return whether a reload of a model that answers wrongly is the next move."""
+        with opened(self._settings) as site:
+            desired, observed, _ = observe(site)
+        is_live = name == self._repository.names.model
+        wrong = (
+            Server(serves=UNKNOWN, canary=desired.canary)
+            if is_live
+            else Server(serves=desired.live, canary=UNKNOWN)
+        )
+        rule = next_rule(desired, replace(observed, servers=(wrong,)))
+        return rule is not None and rule.move == (HEAL if is_live else LOAD_CANARY)
+
+    @property
+    def _settings(self) -> SiteSettings:
+        """Settings of the site, whose lock the watchdog's repository holds."""
+        return replace(self.site, held=self._repository)
+
     def _trouble(
         self, server: Triton, name: str, version: int, *, load: bool = False, unload: bool = False
     ) -> str | None:
         """Return what is wrong with the model's answers, or None.
 
-        If `unload` or `load` is set, the model is unloaded or loaded first.
+        `unload` and `load` unload or load the model before the probe.
         """
         try:
             if unload:

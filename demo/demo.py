@@ -325,6 +325,7 @@ def _run_stages(
         with screen.stage("compile", "accept the recommender, compile the pipeline"):
             _accept(folders, plan.recommender(), why="the demo's sizes")
             _compile_pipeline(services.package)
+        stack.start("controller", services.controller_command())
         with screen.stage("first_run", "first model through the pipeline"):
             refused = _first_run(demo)
         if refused is not None:
@@ -487,6 +488,14 @@ def open_demo(folder: Path) -> int:
             place, repository_uri=folders.repository.as_uri(), triton_urls=[triton.grpc_url]
         )
         write_serving_place(folders.store, place)
+        stack.start(
+            "controller",
+            [
+                *(sys.executable, "-m", "controller", "--store", str(folders.store)),
+                *("--metrics-urls", triton.metrics_address, "--lake", str(folders.lake)),
+                *("--interval-seconds", "0.5"),
+            ],
+        )
         page = f"http://{LOOPBACK}:{json.loads(address.read_text())['port']}/"
         named = {
             "SERVER": triton.grpc_url,
@@ -628,7 +637,6 @@ def _start_services(demo: _Demo) -> None:
     services = demo.services
     services.monitor_state.mkdir()
     services.archive.mkdir()
-    demo.stack.start("controller", services.controller_command())
     demo.stack.start("uploader", services.uploader_command())
     demo.stack.start("monitor", services.monitor_command(), variables=services.log_variables)
     port = services.monitor_state / "http.json"

@@ -424,7 +424,7 @@ class Services:
     def run_command(self) -> list[str]:
         """Return the command that runs the pipeline here. The monitor appends `--request`."""
         command = [sys.executable, "-m", "cli", "run", "--package", str(self.package)]
-        return [*command, "--folder", str(self.folders.root), "--triton-urls", self.triton_url]
+        return [*command, "--folder", str(self.folders.root)]
 
     def first_run_command(self) -> list[str]:
         """Return the command that runs the pipeline for the first model.
@@ -468,8 +468,13 @@ class Services:
         return _command("monitoring", flags)
 
     def controller_command(self) -> list[str]:
-        """Return the command of the controller, which rolls back bad versions."""
-        flags = {**self._site, "metrics-urls": self.metrics_url, "interval-seconds": 0.5}
+        """Return the command of the controller, which alone changes what is served."""
+        flags = {
+            **self._site,
+            "metrics-urls": self.metrics_url,
+            "lake": self.folders.lake,
+            "interval-seconds": 0.5,
+        }
         return _command("controller", flags)
 
     def promote_command(self, model_id: str, reason: str) -> list[str]:

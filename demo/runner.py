@@ -17,6 +17,7 @@ import logging
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,10 +26,13 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
+from controller.site import SiteSettings
 from demo import environments
+from demo.stack import tethered
 from evergreen.contracts.manifests import RetrainRequest
+from evergreen.registry.recommenders import served_name
 from evergreen.registry.runs import RunOutcome, find_outcome, new_run_name
-from evergreen.runtime.errors import ContractError, PermanentError
+from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
 from pipelines.images import ENVIRONMENT_OF_STEP, step_of_image
 from pipelines.package import read_places, with_places
 
@@ -286,8 +290,6 @@ class LocalFolders:
             "lake": self.lake.as_uri(),
             "store": self.store.as_uri(),
             "work": self.work.as_uri(),
-            "repository": self.repository.as_uri(),
-            "triton_urls": "",
             "server": "python",
             "device": "cpu",
         }
@@ -300,15 +302,21 @@ def run_once(
     parameters: Mapping[str, Any],
     request: RetrainRequest | None,
     places: Mapping[str, str] = MappingProxyType({}),
+    triton_urls: str = "",
 ) -> RunOutcome:
     """Run the compiled pipeline once in these folders, and return its outcome.
+
+    A release needs a controller. If no controller is at work in the folders' model repository, one
+    runs until the pipeline ends.
 
     Args:
         package: The compiled pipeline, for any placement.
         folders: Folders of the run.
         parameters: Parameters of the run that differ from their defaults.
         request: The monitor's request, or None for a run that a person started.
-        places: Places that take precedence over the folders, such as the servers for a release.
+        places: Places that replace those of the folders, such as the lake.
+        triton_urls: Servers of a controller that runs only during this run. Empty = a new version
+            is only published.
 
     Raises:
         ContractError: an environment is absent, a folder cannot be created, or a run with this name
@@ -331,19 +339,20 @@ def run_once(
     signal.signal(signal.SIGTERM, _stop_run)
     logger.info("run %s started", name)
     failure = ""
-    try:
-        run_pipeline(
-            package,
-            asked,
-            places=places,
-            name=name,
-            root=folders.artifacts,
-            logs=logs,
-            pythons=pythons,
-            source=environments.REPOSITORY,
-        )
-    except PipelineFailed as error:
-        failure = str(error)
+    with _controller(folders, triton_urls, log=logs / "controller.log"):
+        try:
+            run_pipeline(
+                package,
+                asked,
+                places=places,
+                name=name,
+                root=folders.artifacts,
+                logs=logs,
+                pythons=pythons,
+                source=environments.REPOSITORY,
+            )
+        except PipelineFailed as error:
+            failure = str(error)
     outcome = find_outcome(folders.store, name)
     if outcome is None:
         raise PermanentError(
@@ -351,6 +360,41 @@ def run_once(
         )
     logger.info("run %s %s at %s: %s", name, outcome.state, outcome.step, outcome.reason)
     return outcome
+
+
+@contextlib.contextmanager
+def _controller(folders: LocalFolders, triton_urls: str, *, log: Path) -> Iterator[None]:
+    """Run a controller during the body, unless one is at work already."""
+    if served_name(folders.store) is None or _is_controlled(folders):
+        yield
+        return
+    flags = ["--store", str(folders.store), "--repository", folders.repository.as_uri()]
+    command = [sys.executable, "-m", "controller", *flags, "--triton-urls", triton_urls]
+    log.parent.mkdir(parents=True, exist_ok=True)
+    variables = {**os.environ, "PYTHONPATH": str(environments.REPOSITORY)}
+    with open(log, "ab") as output:
+        process = subprocess.Popen(
+            tethered(command),
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        yield
+    finally:
+        _end_group(process)
+
+
+def _is_controlled(folders: LocalFolders) -> bool:
+    """Return whether a controller is at work in the folders' model repository."""
+    site = SiteSettings(store=folders.store, repository=folders.repository.as_uri())
+    try:
+        with site.open_repository().locked():
+            return False
+    except TemporaryError:
+        return True
 
 
 def _stop_run(signum: int, _frame: Any) -> None:

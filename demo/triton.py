@@ -1,17 +1,20 @@
 """Run a real tritonserver on this machine, from the wheel of the serving environment.
 
-The demo, benchmarks and tests use this server. The server gets free ports, and must be ready before
-a deadline. The server ends with its owner process: at exit, or by the kernel if the owner is
-killed. The next server then removes its shared memory, whose name contains the owner's process id.
-The wheel (nvidia-pytriton) has one stub of the python backend per Python version, but not at the
-path where the server looks. Therefore stub and backend are copied into a runtime folder. The server
-listens only on loopback, because this Triton (2.51) lacks later security fixes.
+The demo, development and tests use it. The server gets free ports, and must be ready before a
+deadline. It ends with its owner: by its process id, at exit, or by the kernel if the owner is
+killed. The wheel (nvidia-pytriton) has one stub of the python backend per Python version, but not
+at the path where the server looks. Therefore stub and backend are copied into a runtime folder.
+
+This Triton (2.51) lacks the security fixes of later releases. The server therefore listens only on
+loopback, has no HTTP endpoint except the metrics, and refuses clients' shared memory and changes of
+its logs and traces (docs/design/threat-model.md).
 """
 
 import atexit
 import json
 import logging
 import os
+import secrets
 import shlex
 import shutil
 import signal
@@ -22,14 +25,13 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from http.client import HTTPException
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
-from demo.stack import DIRECT, LOOPBACK, tethered
+from demo.stack import LOOPBACK, answers, tethered
 from evergreen.config.spec import CANDIDATE_SUFFIX
-from evergreen.contracts.serving import CODE_FILE, CONFIG_FILE, PYTHON, versions_of
+from evergreen.contracts.serving import CODE_FILE, CONFIG_FILE, GRPC_OPTIONS, PYTHON, versions_of
 from evergreen.registry.models import GRAPH_FILE
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
 from evergreen.runtime.onnx_runtime import SILENT
@@ -141,6 +143,8 @@ machines."""
 _ATTEMPTS = 3
 """Number of starts with new free ports, because another process may take a port before the server
 does."""
+RESTRICTED = "shared-memory,trace,logging"
+"""Protocols that no client may use."""
 _TAKEN = "already in use"
 _NOISE = ("CudaDriverHelper", "CUDA driver version", "pinned system memory")
 """Harmless warnings in the log of every start without a GPU."""
@@ -149,7 +153,6 @@ _NOISE = ("CudaDriverHelper", "CUDA driver version", "pinned system memory")
 class Ports(NamedTuple):
     """Ports on which one Triton listens."""
 
-    http: int
     grpc: int
     metrics: int
 
@@ -225,11 +228,6 @@ class TritonServer:
     def grpc_url(self) -> str:
         """host:port for gRPC clients."""
         return f"{LOOPBACK}:{self._listening.grpc}"
-
-    @property
-    def http_url(self) -> str:
-        """http://host:port of the KServe v2 protocol."""
-        return f"http://{LOOPBACK}:{self._listening.http}"
 
     @property
     def metrics_address(self) -> str:
@@ -366,6 +364,9 @@ class TritonServer:
             f"--backend-config=python,shm-default-byte-size={_SHM_BYTES}",
             f"--backend-config=python,shm-growth-byte-size={_SHM_BYTES}",
             f"--backend-config=python,shm-region-prefix-name={self._shm_prefix}",
+            "--allow-http=false",
+            # Only a caller with this secret value may use these protocols, and nobody knows it.
+            f"--grpc-restricted-protocol={RESTRICTED}:{secrets.token_hex(8)}={secrets.token_hex(16)}",
             *(f"--{service}-address={LOOPBACK}" for service in Ports._fields),
             *(f"--{service}-port={port}" for service, port in zip(Ports._fields, ports)),
             "--allow-gpu-metrics=false",
@@ -437,17 +438,20 @@ class TritonServer:
             raise
 
     def _is_ready(self) -> bool:
+        # The metrics port opens last. A server that cannot open it ends. gRPC is called only after
+        # that, because a refused connection would delay its next attempt.
+        if not answers(self.metrics_url):
+            return False
+        from tritonclient.grpc import InferenceServerClient
+        from tritonclient.utils import InferenceServerException
+
         try:
-            # Another Triton may have taken the port before this one. The server's name shows which
-            # of the two servers answered.
-            with DIRECT.open(f"{self.http_url}/v2", timeout=1) as answer:
-                named = json.load(answer)["name"] == self._name
-            with DIRECT.open(f"{self.http_url}/v2/health/ready", timeout=1) as answer:
-                ready = answer.status == 200
-            # Triton opens the metrics port last. If Triton cannot open the metrics port, it exits.
-            with DIRECT.open(self.metrics_url, timeout=1):
-                return bool(named and ready and self.alive())
-        except (OSError, HTTPException, ValueError, KeyError, TypeError):
+            with InferenceServerClient(self.grpc_url, channel_args=[*GRPC_OPTIONS]) as client:
+                # Another Triton may have taken the port before this one. Only the name
+                # distinguishes the two servers.
+                named = client.get_server_metadata().name == self._name
+                return bool(named and client.is_server_ready() and self.alive())
+        except InferenceServerException:
             return False
 
     def _complaint(self, log_start: int) -> str:
@@ -461,7 +465,7 @@ class TritonServer:
 
 
 def _free_ports() -> Ports:
-    """Return three free ports."""
+    """Return two free ports."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in Ports._fields]
         for each in sockets:

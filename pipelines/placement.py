@@ -42,6 +42,9 @@ _MAX_WAIT_SECONDS = 600
 """Maximum wait between two tries in seconds. The wait includes the time until a node and the image
 are ready."""
 
+NO_REPOSITORY = "no-repository"
+"""Name of the empty volume that covers Triton's model repository in every pod of the pipeline."""
+
 NEEDS = {
     "extraction": Needs(cpu="4", memory="8Gi", timeout_seconds=2 * 3600),
     "validation": Needs(cpu="4", memory="16Gi", timeout_seconds=2 * 3600),
@@ -149,13 +152,6 @@ class Placement:
     text means `store` on the volume."""
     work: str = ""
     """Folder for the runs' intermediate files. Empty means `work` on the volume."""
-    repository: str = ""
-    """Triton's model repository, a folder or gs://bucket/prefix. Empty means `repository` on the
-    volume."""
-    triton_urls: str = ""
-    """Triton servers that load a new version, comma-separated. Each entry is host:grpc_port, or
-    dns:///name:grpc_port for every address of a headless Service. If it is empty, deployment only
-    publishes a new version."""
     server: typing.Literal["onnxruntime", "python"] = "onnxruntime"
     """Serving runtime. `onnxruntime` is in NGC's Triton images, and `python` is in the server that
     is bundled for laptops."""
@@ -163,6 +159,9 @@ class Placement:
     """Device on which onnxruntime runs. A MIG slice is a GPU."""
     backend: typing.Literal["pytorch", "hugectr", "torchrec"] = "pytorch"
     """Trainer of the training step, which also decides its image."""
+    fbgemm: typing.Literal["cpu", "gpu"] = "cpu"
+    """Build of FBGEMM, TorchRec's kernels, in the training image. `gpu` states that the image was
+    built with `--build-arg FBGEMM=fbgemm-gpu`, which `torchrec` needs with an accelerator."""
     training_gpus: int = 1
     """Number of GPUs of the training step, which share each batch. Only `hugectr` and `torchrec`
     support more than one GPU."""
@@ -214,6 +213,12 @@ class Placement:
                 "which trains in one "
                 "process, expected 1, or backend torchrec"
             )
+        if self.backend == "torchrec" and self.accelerator and self.fbgemm != "gpu":
+            raise ContractError(
+                f"backend is torchrec with accelerator {self.accelerator!r} and fbgemm is "
+                f"{self.fbgemm!r}, expected accelerator '' or fbgemm gpu: the training image has "
+                "FBGEMM's kernels for CPUs unless it was built with --build-arg FBGEMM=fbgemm-gpu"
+            )
         if (
             self.backend == "torchrec"
             and self.accelerator
@@ -258,10 +263,8 @@ class Placement:
 
     @property
     def places(self) -> dict[str, str]:
-        """Folders and servers that the steps use, by the name of the steps' argument."""
-        folders = {
-            name: f"{self.mount_path}/{name}" for name in ("lake", "store", "work", "repository")
-        }
+        """Folders and servers of the runs, by name of the steps' arguments."""
+        folders = {name: f"{self.mount_path}/{name}" for name in ("lake", "store", "work")}
         return {name: getattr(self, name) or folders.get(name, "") for name in PLACES}
 
 
@@ -320,6 +323,14 @@ def place(task: dsl.PipelineTask, step: str, placement: Placement) -> dsl.Pipeli
         )
     kubernetes.set_timeout(task, needs.timeout_seconds)
     kubernetes.mount_pvc(task, pvc_name=placement.volume, mount_path=placement.mount_path)
+    # Only the controller changes Triton's model repository. If the repository is on the volume, an
+    # empty folder covers it.
+    kubernetes.empty_dir_mount(
+        task,
+        volume_name=NO_REPOSITORY,
+        mount_path=f"{placement.mount_path}/repository",
+        size_limit="1Mi",
+    )
     _label(task, step, placement)
     _set_access(task, step, placement)
     return task
@@ -405,9 +416,14 @@ def _pods_patch(placement: Placement, needs: Needs) -> dict[str, Any]:
     memory = {"medium": "Memory", "sizeLimit": placement.shared_memory}
     volumes = [
         {"name": "share", "persistentVolumeClaim": {"claimName": placement.volume}},
+        {"name": NO_REPOSITORY, "emptyDir": {"sizeLimit": "1Mi"}},
         {"name": "shared-memory", "emptyDir": memory},
     ]
-    mounts = {"share": placement.mount_path, "shared-memory": "/dev/shm"}
+    mounts = {
+        "share": placement.mount_path,
+        NO_REPOSITORY: f"{placement.mount_path}/repository",
+        "shared-memory": "/dev/shm",
+    }
     spec = {
         "nodeSelector": dict(nodes.selector),
         "tolerations": tolerations,

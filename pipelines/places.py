@@ -1,16 +1,15 @@
-"""Read and replace the folders and servers that a compiled pipeline names.
+"""Read and replace the folders and the server that a compiled pipeline names.
 
-The folders and servers of a pipeline that was compiled for another machine can be replaced. Folders
-and servers are not parameters of a run. The placement determines them, and they are compiled into
-each step as constants. `package` reads and writes the files.
+A machine replaces them if it runs a pipeline that was compiled for another machine. Folders and
+server are not parameters of a run. The placement decides them, and each step has them as constants.
+`package` reads and writes the files.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-PLACES = ("lake", "store", "work", "repository", "triton_urls", "server", "device", "served")
-"""Names of the folders and servers. Each is an argument of steps and a field of
-`placement.Placement`."""
+PLACES = ("lake", "store", "work", "server", "device", "served")
+"""Names of places, which are arguments of steps and fields of `placement.Placement`."""
 
 
 def places_of(document: Any) -> dict[str, str]:
@@ -30,20 +29,14 @@ def places_of(document: Any) -> dict[str, str]:
 def describe_places(places: Mapping[str, str]) -> str:
     """Return a line of text that describes the folders and servers.
 
-    >>> folders = {name: f"/evergreen/{name}" for name in ("lake", "store", "work", "repository")}
-    >>> servers = {"triton_urls": "", "server": "onnxruntime", "device": "cpu", "served": ""}
-    >>> describe_places({**folders, **servers}).partition(", work ")[2]
-    '/evergreen/work, repository /evergreen/repository, Triton none'
+    >>> folders = {name: f"/evergreen/{name}" for name in ("lake", "store", "work")}
+    >>> places = {**folders, "server": "onnxruntime", "device": "cpu", "served": ""}
+    >>> describe_places(places).partition(", work ")[2]
+    '/evergreen/work, served by onnxruntime on cpu'
     """
-    servers = (
-        f"{places['triton_urls']} ({places['server']} on {places['device']})"
-        if places["triton_urls"]
-        else "none"
-    )
     served = f", served rows {places['served']}" if places["served"] else ""
-    return (
-        ", ".join(f"{name} {places[name]}" for name in PLACES[:4]) + f", Triton {servers}{served}"
-    )
+    folders = ", ".join(f"{name} {places[name]}" for name in PLACES[:3])
+    return f"{folders}, served by {places['server']} on {places['device']}{served}"
 
 
 def replace_places(document: Any, places: Mapping[str, str]) -> None:

@@ -115,14 +115,11 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
                 )
                 evaluated = step(evaluation, **common, champion=champion, model=trained.output)
                 with dsl.If(evaluated.outputs["Output"] == True, name="gate passed"):  # noqa: E712
-                    release_to = {
-                        name: places[name]
-                        for name in ("repository", "triton_urls", "server", "device")
-                    }
                     step(
                         deployment,
                         **noted,
-                        **release_to,
+                        server=places["server"],
+                        device=places["device"],
                         trigger_id=trigger_id,
                         verdict=evaluated.outputs["verdict"],
                     )

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 from evergreen.runtime.forked import available_cores
@@ -50,7 +51,17 @@ def run(environment: str, part: str, arguments: list[str]) -> tuple[str, int, di
     )
     if not any(Path(argument.partition("::")[0]).exists() for argument in arguments):
         chosen += ["tests", *(_files_with_examples(environment) if part in ("", "rest") else ())]
-    command = [str(python), "-m", "pytest", "-q", "--color=no", f"--junitxml={junit}", *chosen]
+    measured = ["-m", "coverage", "run"] if "EVERGREEN_COVERAGE" in os.environ else []
+    command = [
+        str(python),
+        *measured,
+        "-m",
+        "pytest",
+        "-q",
+        "--color=no",
+        f"--junitxml={junit}",
+        *chosen,
+    ]
     # One thread per library, because the parts share the cores.
     variables = {
         **os.environ,
@@ -58,12 +69,24 @@ def run(environment: str, part: str, arguments: list[str]) -> tuple[str, int, di
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "EVERGREEN_TEST_PART": part,
     }
+    if measured:
+        variables["PYTHONPATH"] = str(_coverage_alone())
     with open(log, "wb") as output:
         code = subprocess.run(
             command, cwd=REPOSITORY, stdout=output, stderr=subprocess.STDOUT, env=variables
         ).returncode
     print(f"== {name}\n{log.read_text(errors='replace')}", flush=True)
     return name, code, _counts(junit)
+
+
+def _coverage_alone() -> Path:
+    """Return a folder with the package coverage, but without the other packages beside it."""
+    (package,) = (REPOSITORY / ".venvs" / "coverage").glob("lib/python*/site-packages/coverage")
+    folder = REPOSITORY / "build" / "coverage" / "path"
+    folder.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        (folder / "coverage").symlink_to(package)
+    return folder
 
 
 def _files_with_examples(environment: str) -> list[str]:

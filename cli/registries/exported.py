@@ -17,7 +17,7 @@ from evergreen.storage.uris import local_path
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """Content of one store, as other registries show it."""
+    """Content of one model registry, in the form that other registries need."""
 
     name: str
     """Name of the recommender."""
@@ -79,7 +79,7 @@ def parameters_of(card: ModelCard) -> dict[str, str]:
 
 
 def metrics_of(card: ModelCard) -> dict[str, float]:
-    """Return the metrics of a model on its held-out rows. Undefined metrics are left out."""
+    """Return the metrics of a model on its held-out rows. Undefined metrics are omitted."""
     verdict = card.verdict
     groups = {"": verdict.candidate, "champion_": verdict.champion, "lead_": verdict.difference}
     found = {

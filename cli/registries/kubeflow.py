@@ -1,9 +1,9 @@
 """Export one store to the model registry of Kubeflow Hub.
 
 Each version that served traffic becomes a model version with the URI of its graph, so that graphs
-are not uploaded. The registry's own client reads its token from the usual path in a pod. The
+are not uploaded. The registry's own client reads its token from the usual path in a pod. Kubeflow's
 registry has no aliases. Therefore the registered model's properties `champion` and `candidate` name
-the versions. A property is empty if there is no such version.
+the versions. The property is empty if no such version exists.
 """
 
 import logging
@@ -25,7 +25,7 @@ def export(address: str, exported: Exported) -> None:
     """Bring the registry at `address` up to date.
 
     Raises:
-        TemporaryError: the registry is unreachable or refuses.
+        TemporaryError: the registry is unreachable or rejects the request.
     """
     try:
         _export(_connected(address), exported)

@@ -2,8 +2,8 @@
 
 Each evaluated model becomes a run, and each version becomes a model version. The aliases follow the
 promotion journal. MLflow's own client reads user, token and certificates from its environment
-variables (`MLFLOW_TRACKING_TOKEN`, ...). A run becomes `FINISHED` once it is complete. An
-incomplete run is written again.
+variables (`MLFLOW_TRACKING_TOKEN`, ...). A run in MLflow becomes `FINISHED` once its entries are
+complete. An incomplete run is written again.
 """
 
 import logging
@@ -32,7 +32,7 @@ from evergreen.runtime.errors import TemporaryError, first_line
 from evergreen.storage.uris import local_path
 
 VERSION_TAG = "evergreen.version"
-"""Tag of a model version with our version number. Runs have the tag `model_id`. The export finds
+"""Tag of a model version with our version number. Each run has the tag `model_id`. The export finds
 existing entries by these tags."""
 _MOST_RUNS = 50_000
 """Maximum number of runs that a server returns in one response, enough for five years of hourly
@@ -46,7 +46,7 @@ def export(uri: str, exported: Exported) -> None:
     """Bring the server at `uri` up to date.
 
     Raises:
-        TemporaryError: the server is unreachable or refuses.
+        TemporaryError: the server is unreachable or rejects the request.
     """
     try:
         mlflow.set_tracking_uri(uri)
@@ -75,7 +75,7 @@ def export(uri: str, exported: Exported) -> None:
 
 @dataclass(frozen=True)
 class Graph:
-    """MLflow's flavor `onnx` for files that exist already.
+    """MLflow flavor `onnx` that uploads existing files.
 
     MLflow's own module would read the graph into memory and write it again.
     """
@@ -84,9 +84,10 @@ class Graph:
     features: Features
 
     def save_model(self, path: str, mlflow_model: Model, **_: Any) -> None:
-        """Create the model's folder `path`, as `Model.log` expects of a flavor.
+        """Create the folder `path` in the layout that `Model.log` expects of a flavor.
 
-        The folder has links to the files in the store, and the upload follows these links.
+        The folder contains symbolic links to the files in the store, and the upload reads the
+        linked files.
         """
         folder = Path(path)
         folder.mkdir()

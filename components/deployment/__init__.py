@@ -1,5 +1,6 @@
-"""Deployment step of the pipeline: serve an accepted model in Triton, or change nothing.
+"""Deployment step of the pipeline: request that an accepted model is served, or request nothing.
 
 The model is exported as one ONNX graph from raw features to probability, and its parity is checked.
-The version is published atomically, probed, and then recorded in the journal.
+The step then appends a request to the journal and waits for the controller's answer. It writes
+nothing outside the model registry.
 """

@@ -1,14 +1,20 @@
 """Run the deployment step from the command line: `python -m components.deployment --help`.
 
+The step exports the graph, checks its parity, and appends a request to the journal of the model
+registry. The controller carries the request out and answers it. If no controller accepts the
+request in time, the step withdraws it and ends with code 3.
+
 docs/reference/exit-codes.md lists the exit codes. Code 1 means that the model must not be released:
 the verdict rejects it, `rollout` is `none`, the verdict compared it with a model that is no longer
-live, or a canary is running. A retry cannot help, only a new run can. After codes 2 and 3 the
-previous live version is still live.
+live, or a canary is running. Only a new run can help, because a retry of the step gives the same
+result. After codes 2 and 3 the previous live version is still live.
 """
 
 import argparse
 import logging
+import time
 from dataclasses import fields
+from datetime import datetime, timezone
 from pathlib import Path
 
 from evergreen.config.release import (
@@ -40,21 +46,18 @@ def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="python -m components.deployment", description=__doc__)
     parser.add_argument("--run", required=True, help="name of the pipeline run")
     parser.add_argument("--store", required=True, help="model registry, folder URI")
-    parser.add_argument(
-        "--repository", required=True, help="Triton's model repository, folder or gs:// URI"
-    )
-    parser.add_argument(
-        "--triton-urls",
-        default="",
-        help="running servers, each host:grpc_port or dns:///name:grpc_port, comma-separated; "
-        "empty = publish only",
-    )
     parser.add_argument("--server", choices=SERVERS, default="python", help="backend in Triton")
     parser.add_argument(
         "--device",
         choices=DEVICES,
         default="cpu",
         help="device of onnxruntime; a MIG slice is a gpu",
+    )
+    parser.add_argument(
+        "--answer-seconds",
+        type=float,
+        default=900.0,
+        help="seconds until a request that no controller accepts is withdrawn",
     )
     parser.add_argument("--who", default="", help="name for the journal; default: the run")
     parser.add_argument(
@@ -96,11 +99,13 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
+    from evergreen.contracts import requests as kinds
     from evergreen.contracts.checks import PASS
     from evergreen.contracts.manifests import Model, RawDataset, Verdict
-    from evergreen.serving.canary import FIRST_SHARE, start
-    from evergreen.serving.release import ReleaseSettings, release
-    from evergreen.serving.servers import parse_urls
+    from evergreen.registry.models import read_release
+    from evergreen.registry.requests import ask, read_request
+    from evergreen.serving.canary_policy import FIRST_SHARE
+    from evergreen.serving.prepare import prepare_request, remove_prepared
     from evergreen.storage.references import read_reference
     from evergreen.storage.uris import local_path
 
@@ -123,33 +128,40 @@ def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
             f"rollout is {FULL} and the verdict {verdict.decision}, expected a pass: "
             f"{verdict.sentence}"
         )
-    settings = ReleaseSettings(
-        store=local_path(arguments.store),
-        repository=arguments.repository,
-        triton_urls=parse_urls(arguments.triton_urls),
-        options=ServingOptions(
-            server=arguments.server,
-            device=arguments.device,
-            **{each.name: getattr(configured, each.name) for each in fields(ServingSettings)},
-        ),
-        trigger_id=arguments.trigger_id or None,
-        who=arguments.who or arguments.run,
+    store = local_path(arguments.store)
+    options = ServingOptions(
+        server=arguments.server,
+        device=arguments.device,
+        **{each.name: getattr(configured, each.name) for each in fields(ServingSettings)},
     )
     if rollout == AUTO:
-        # `auto` resolves to `full` for the first version, because there is no version to compare it
-        # with. A retried step can find its own model live. `auto` is then `full`, too.
-        live = promotion_journal.current(settings.store)
+        # `auto` means `full` for the first version, because a canary has no version to compare
+        # with. When a step is retried, its own model may already be live. In both cases `auto`
+        # means `full`.
+        live = promotion_journal.current(store)
         replaces = live is not None and live.model_id != model.model_id
         rollout = CANARY if replaces and verdict.decision != PASS else FULL
-    if rollout == FULL:
-        done = release(model, verdict, raw, settings=settings)
-    else:
-        done = start(
-            model, verdict, raw, settings=settings, share=FIRST_SHARE if rollout == CANARY else 0.0
-        )
+    request = prepare_request(
+        kinds.RELEASE if rollout == FULL else kinds.CANARY,
+        (model, verdict, raw),
+        store=store,
+        options=options,
+        who=arguments.who or arguments.run,
+        now=_now,
+        seconds=arguments.answer_seconds,
+        trigger_id=arguments.trigger_id or None,
+        share={CANARY: FIRST_SHARE, SHADOW: 0.0}.get(rollout),
+    )
+    logger.info("request %s is in the journal until %s", request.request, request.deadline)
+    try:
+        result = ask(store, request, clock=_now, sleep=time.sleep, report=logger.info)
+    finally:
+        if not read_request(store, request.request).is_open:
+            remove_prepared(store, request.request)
+    assert result.version is not None
+    done = read_release(store, result.version)
     done.write(arguments.output)
-    serves = SERVES[rollout] if settings.triton_urls else "is published"
-    note.reason = f"version {done.version} {serves}; {verdict.sentence}"
+    note.reason = f"version {done.version} {SERVES[rollout]}; {verdict.sentence}"
     note.facts = {
         "rollout": rollout,
         "version": done.version,
@@ -157,7 +169,11 @@ def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
         "parity_max_abs_diff": done.parity_max_abs_diff,
         "parity_rows": done.parity_rows,
     }
-    _store_card(arguments, settings.store, model.model_id)
+    _store_card(arguments, store, model.model_id)
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)
 
 
 def _store_card(arguments: argparse.Namespace, store: Path, model_id: str) -> None:

@@ -10,8 +10,6 @@ def deployment(
     run_resource: str,
     run_id: str,
     store: str,
-    repository: str,
-    triton_urls: str,
     server: str,
     device: str,
     trigger_id: str,
@@ -19,20 +17,17 @@ def deployment(
     release: Output[Artifact],
     card: Output[HTML],
 ) -> None:
-    """Release an accepted model to Triton as one ONNX graph, after a parity check.
+    """Request the release of an accepted model as one ONNX graph, after a parity check.
 
-    The version is published atomically, probed, and then recorded in the journal. If another
-    release has made the verdict stale, the step ends without a release and without a retry. The
-    step's record contains the reason.
+    The controller publishes the version, probes the servers, and records the release in the
+    journal. If another release has made the verdict stale, the step ends without a release and
+    without a retry. The step's record contains the reason.
 
     Args:
         run: Kubeflow's name of the run.
         run_resource: Name of the run's workflow, used if the run of a schedule has no other name.
         run_id: Kubeflow's id of the run. Empty in a local run.
-        store: Folder URI of the model registry, for the manifest and the journal entry.
-        repository: Folder URI of Triton's model repository.
-        triton_urls: Running servers, comma-separated, each host:grpc_port or dns:///name:grpc_port
-            (every address of a headless Service). Empty = publish only.
+        store: Folder URI of the model registry, for the prepared version and the request.
         server: Backend in Triton, `python` (laptop) or `onnxruntime` (cluster).
         device: Device of `onnxruntime`, `cpu` or `gpu` (a MIG slice is a GPU).
         trigger_id: Retrain request that this run answers. Empty = none.
@@ -49,8 +44,6 @@ def deployment(
     flags = run_flags(
         run=name,
         store=store,
-        repository=repository,
-        triton_urls=triton_urls,
         server=server,
         device=device,
         trigger_id=trigger_id,

@@ -11,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from components.training.hugectr.nodes import communicator, follow
+from components.training.hugectr.guard import is_guarded, run_guarded
+from components.training.hugectr.nodes import communicator, follow, run_together
 from components.training.preemption import stop_on_sigterm
 from components.training.torchrec import launch
 from evergreen.config.model import network_config
@@ -20,7 +21,7 @@ from evergreen.contracts.manifests import TrainingSet, ValidationReport
 from evergreen.networks import share_cores
 from evergreen.registry.runs import noted
 from evergreen.runtime.durable import own_umask
-from evergreen.runtime.errors import ContractError
+from evergreen.runtime.errors import ContractError, TemporaryError
 from evergreen.runtime.exit_codes import ExitCode, exits_with_code
 from evergreen.runtime.flags import CommandParser
 from evergreen.runtime.plain_text import log_as_text
@@ -126,9 +127,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     if flags.backend == "torchrec" and not launch.is_leader():
         importlib.import_module("components.training.torchrec.engine").follow()
         return ExitCode.DONE
-    if flags.backend == "hugectr" and (nodes := communicator()) and nodes.Get_rank():
-        follow(importlib.import_module("hugectr"), nodes)
-        return ExitCode.DONE
+    if flags.backend == "hugectr" and (nodes := communicator()):
+        return run_together(
+            nodes, lambda: follow(nodes) if nodes.Get_rank() else _train(flags, store, work)
+        )
+    if flags.backend == "hugectr" and not is_guarded():
+        return _guarded(sys.argv[1:] if argv is None else argv, store, flags.run)
+    return _train(flags, store, work)
+
+
+def _guarded(arguments: Sequence[str], store: Path, run: str) -> int:
+    """Run the step in a child process, and record its death if it could not do so itself."""
+    try:
+        return run_guarded(arguments)
+    except TemporaryError:
+        with noted(store, run, "training"):
+            raise
+
+
+def _train(flags: argparse.Namespace, store: Path, work: Path) -> int:
+    """Train and publish the model in this process."""
     # `stop_on_sigterm` is outside `noted`, because inside, `noted` would record SIGTERM as an end
     # without a save.
     with stop_on_sigterm() as stop, noted(store, flags.run, "training") as note:

@@ -1,16 +1,21 @@
 """Training backends by name: checks of what they support, and their engines."""
 
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from components.training.engine import Engine
 from evergreen.config.features import Features
 from evergreen.config.model import NetworkConfig
 from evergreen.config.training import TrainingSettings
-from evergreen.runtime.errors import ContractError, PermanentError
+from evergreen.networks.files import num_rows, tables_of
+from evergreen.runtime.errors import ContractError, PermanentError, first_line
 
 BACKENDS = ("pytorch", "hugectr", "torchrec")
 """Values of `Model.backend`."""
+_ROW_PARTS = 3
+"""Number of vectors of a table row: its vector and Adam's two moments."""
 
 
 def require_backend(
@@ -81,8 +86,8 @@ def make_engine(
         config: Configuration of the network.
         slot_sizes: Number of ids of each slot.
         settings: Settings of the fit.
-        scratch: Folder for temporary files. Engines that need no temporary files do not create this
-            folder.
+        scratch: Folder for the temporary files of HugeCTR on several nodes, which all see this
+            folder. One node uses a folder on its own disk, below TMPDIR.
         num_gpus: GPUs of each node that share a batch. PyTorch uses one GPU.
         features: Features that a row looks up. If it is None, each slot is looked up once.
 
@@ -107,7 +112,46 @@ def make_engine(
             raise PermanentError(f"backend torchrec cannot be imported here: {error}") from error
         return TorchrecEngine(config, slot_sizes, settings, places=places)
     from components.training.hugectr.engine import HugectrEngine
+    from components.training.hugectr.nodes import communicator
 
     return HugectrEngine(
-        config, slot_sizes, settings, places=places, num_gpus=num_gpus, scratch=scratch
+        config,
+        slot_sizes,
+        settings,
+        places=places,
+        num_gpus=num_gpus,
+        scratch=scratch if communicator() else None,
     )
+
+
+@contextmanager
+def device_memory_reported(
+    config: NetworkConfig, slot_sizes: list[int], *, batch_size: int, features: Features
+) -> Iterator[None]:
+    """Report that a GPU has too little memory for the body as an error that names the sizes.
+
+    Args:
+        config: Configuration of the network.
+        slot_sizes: Number of ids of each slot.
+        batch_size: Rows of an optimizer step.
+        features: Features that a row looks up.
+
+    Raises:
+        PermanentError: torch could not allocate memory on the GPU.
+    """
+    import torch
+
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError as error:
+        free, total = (each / 2**30 for each in torch.cuda.mem_get_info())
+        counts = num_rows(tables_of(features.id_places, config.widths), slot_sizes)
+        tables = list(zip(counts, config.table_widths))
+        gib = sum(_ROW_PARTS * 4 * count * width for count, width in tables) / 2**30
+        named = ", ".join(f"{count:,} x {width}" for count, width in tables)
+        raise PermanentError(
+            f"the GPU has {free:.1f} GiB free of {total:.1f} GiB, which is too little: the tables "
+            f"({named}) need {gib:.1f} GiB with Adam's moments, and each batch has up to "
+            f"{batch_size} rows; use a smaller batch_size, fewer ids (frequency_threshold), a "
+            f"larger GPU or backend torchrec on several: {first_line(error)}"
+        ) from error

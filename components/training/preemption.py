@@ -2,7 +2,8 @@
 
 Kubernetes sends SIGTERM before it drains a node, and kills the process 30 seconds later. A fit in
 progress is saved first. Outside a fit the process ends at once, because its output is complete or
-absent. `evergreen.runtime.exit_codes` has the exit code.
+absent. `evergreen.runtime.exit_codes` has the exit code. SIGUSR1 has the same effect, because
+`mpirun` kills its processes less than a second after SIGTERM, but only forwards SIGUSR1.
 
 On Kubeflow a retry does not depend on the exit code, because Argo retries after every failure. On
 Kubeflow the save may also be cut short. According to its source, KFP's launcher, which is the
@@ -53,7 +54,7 @@ class StopRequest:
 
 @contextmanager
 def stop_on_sigterm() -> Iterator[StopRequest]:
-    """Turn SIGTERM into a request to stop within the body.
+    """Turn SIGTERM and SIGUSR1 into a request to stop within the body.
 
     Only the main thread of a process receives signals. In another thread, the context manager does
     nothing.
@@ -62,8 +63,10 @@ def stop_on_sigterm() -> Iterator[StopRequest]:
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
-    before = signal.signal(signal.SIGTERM, request.arrive)
+    signals = (signal.SIGTERM, signal.SIGUSR1)
+    before = [signal.signal(number, request.arrive) for number in signals]
     try:
         yield request
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in zip(signals, before):
+            signal.signal(number, handler)

@@ -17,7 +17,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from components.training.backends import make_engine, require_backend
+from components.training.backends import (
+    device_memory_reported,
+    make_engine,
+    require_backend,
+)
 from components.training.checkpoint import START, CheckpointFolder
 from components.training.engine import Engine
 from components.training.fit import FitJob, FitResult, fit
@@ -239,7 +243,13 @@ def _fitted(
     stop: StopRequest,
 ) -> FitResult:
     checkpoint = folder / _CHECKPOINT
-    with _engine(request, training_set, folder) as engine:
+    memory_reported = device_memory_reported(
+        request.config,
+        training_set.slot_sizes,
+        batch_size=request.settings.batch_size,
+        features=training_set.recommender.features,
+    )
+    with memory_reported, _engine(request, training_set, folder) as engine:
         job = FitJob(
             training_set=training_set,
             config=request.config,

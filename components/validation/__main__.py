@@ -69,8 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     own_umask()
     arguments = build_parser().parse_args(argv)
     log_as_text("%(levelname)s %(name)s: %(message)s")
-    # TensorFlow reads this variable once, at import, and 3 keeps errors only. Google's packages
-    # warn about Python's version.
+    # TensorFlow reads this variable once, at import. The value 3 logs only errors. Google's
+    # packages warn about Python's version.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     warnings.simplefilter("ignore", FutureWarning)
     store = local_path(arguments.store)

@@ -1,9 +1,9 @@
 """TFDV's statistics by a Beam pipeline, for windows that take too long on one machine.
 
-Batches, options and counter are those of `tfdv_statistics`. The batches are processed by the runner
-that the options name. Results pass through `--temp_location`. If it is a bucket, the files are
-copied to it, because a runner's machines cannot read this machine's disk. If it is a folder, the
-machines read the files in place.
+Batches, options and row counter are the same as in `tfdv_statistics`. The batches are processed by
+the runner that the options name. The job returns its results through files in `--temp_location`. If
+that location is a bucket, the input files are copied into it, because a runner's machines cannot
+read this machine's disk. If that location is a folder, the machines read the input files directly.
 """
 
 import contextlib
@@ -79,7 +79,7 @@ def parse_options(text: str) -> PipelineOptions:
 def _check_runner(options: PipelineOptions) -> None:
     """Check that the job can start.
 
-    Raises ValueError or the runner's own error if it cannot.
+    Raises ValueError or the runner's own error if the job cannot start.
     """
     runner, google = options.view_as(StandardOptions).runner, options.view_as(GoogleCloudOptions)
     needed = {"runner": runner, "temp_location": google.temp_location}
@@ -89,7 +89,7 @@ def _check_runner(options: PipelineOptions) -> None:
         needed |= {"project": google.project, "region": google.region, "sdk_container_image": image}
     if missing := [f"--{name}" for name, value in needed.items() if not value]:
         raise ValueError(f"they lack {', '.join(missing)} (docs/kubernetes/large-windows.md)")
-    # Beam passes this value to a shell unquoted, and then waits forever.
+    # Beam passes this value unquoted to a shell. The job would then wait forever.
     if (
         options.get_all_options()["direct_running_mode"] == "multi_processing"
         and " " in sys.executable
@@ -190,10 +190,10 @@ def _run_pipeline(
 
 def _remove_shared(shared: str) -> None:
     try:
-        # A bucket has no folders. Beam deletes everything below a name only if the name ends like
-        # this.
+        # Buckets have no folders. Beam deletes the objects of a bucket as a folder only if the name
+        # ends with a slash.
         FileSystems.delete([f"{shared}/" if "://" in shared else shared])
-    except Exception as error:  # an error here must not hide the job's own result
+    except Exception as error:  # an error in the cleanup must not hide the error of the job
         logger.warning("%s could not be removed and may hold rows: %s", shared, first_line(error))
 
 

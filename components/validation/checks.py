@@ -1,7 +1,7 @@
 """Check a run's measurements by the rules of `evergreen.config.validation`, in one loop.
 
-Each function of `_OBSERVERS` measures for one or more rules and yields what it observed, with the
-value and the limit. `apply_rules` gives every observation the action of its rule.
+Each function in `_OBSERVERS` yields observations for one or more rules, each with its value and its
+limit. `apply_rules` gives every observation the action of its rule.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -30,8 +30,8 @@ from evergreen.contracts.checks import AT_MOST, BELOW, FAIL, PASS, WARN, RuleChe
 from evergreen.statistics.comparison import ColumnDrift
 
 _CERTAIN_ROWS = 10
-"""Expected number of rows at which their absence is no longer attributed to chance (probability
-e^-10)."""
+"""Minimum expected number of rows. If so many expected rows are absent, chance is excluded
+(probability e^-10)."""
 
 _RESULT_OF_ACTION = {BLOCK: FAIL, QUARANTINE: WARN, WARN: WARN, NOTIFY: WARN, INFO: PASS}
 _COVERED_BY_RULES = ("FEATURE_TYPE_NOT_PRESENT", "SCHEMA_MISSING_COLUMN")
@@ -66,15 +66,15 @@ _RULE_OF_ANOMALY = {
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """Value that a rule observed in a column, before its action is known."""
+    """Value that a rule measured in a column, before the rule's action is applied."""
 
     rule: str
     column: str
     """Column, or `DATASET`."""
     detail: str
-    """One sentence without a full stop."""
+    """One sentence without a final full stop."""
     value: float | None = None
-    """Measured value that is compared with the limit. None if it is undefined."""
+    """Measured value that is compared with the limit. None if the value is undefined."""
     low: float | None = None
     """Lower end of the value's 95 % interval."""
     high: float | None = None
@@ -83,7 +83,7 @@ class Observation:
     bound: str = AT_MOST
     """How the value is compared with the limit, such as `at most`."""
     at_most: str | None = None
-    """Action that replaces that of the rule. `info` if nobody has to act."""
+    """Action that replaces the action of the rule. `info` if nobody has to act."""
     num_quarantined: int = 0
 
 
@@ -93,7 +93,7 @@ Observations = Iterator[Observation]
 def check(measured: Measured, rules: ValidationSettings) -> list[RuleCheck]:
     """Return the checks of all rules, the worst first.
 
-    A rule that is off, or that had nothing to compare with, has no check.
+    A rule has no check if the rule is off or had no data to compare with.
     """
     observed = (each for observe in _OBSERVERS for each in observe(measured, rules))
     checks = apply_rules(observed, rules)
@@ -130,7 +130,7 @@ def apply_rules(observed: Iterable[Observation], rules: ValidationSettings) -> l
 
 
 def _is_compared(rule: str, measured: Measured) -> bool:
-    """Return whether the rule had something to compare with."""
+    """Return whether the rule had data to compare with."""
     is_drift = rule in ("drift", "new_categories")
     return not (
         is_drift
@@ -154,7 +154,7 @@ def _observe_rows(measured: Measured, rules: ValidationSettings) -> Observations
 
 
 def _observe_columns(measured: Measured, rules: ValidationSettings) -> Observations:
-    """Yield columns of the lake's files that have another type or are not in the schema."""
+    """Yield columns in files of the lake that are not in the schema or have another type."""
     known = {feature.name for feature in measured.schema.feature}
     for each in measured.rows.dataset.schema_mismatches:
         column, found_type, file = each["column"], each["arrow_type"], each["file"]
@@ -172,7 +172,7 @@ def _observe_columns(measured: Measured, rules: ValidationSettings) -> Observati
 def _observe_files(measured: Measured, rules: ValidationSettings) -> Observations:
     """Yield the files that extraction left out.
 
-    Files that an earlier run named are only reported.
+    For files that an earlier run already reported, the action is at most `info`.
     """
     raw = measured.rows.dataset
     for known in (False, True):
@@ -221,8 +221,8 @@ def _observe_domain(measured: Measured, rules: ValidationSettings) -> Observatio
 def _observe_anomalies(measured: Measured, rules: ValidationSettings) -> Observations:
     """Yield TFDV's anomalies, each with its rule.
 
-    Anomalies that another rule explains better are left out. If too few rows have a value in a
-    column, and the difference may be chance, the anomaly is only reported.
+    Anomalies are left out if another rule reports the same problem in more detail. If too few rows
+    have a value in a column, and the difference may be chance, the anomaly is only reported.
     """
     features = by_feature(measured.statistics)
     wanted = {feature.name: feature for feature in measured.schema.feature}
@@ -306,7 +306,7 @@ def observe_click_rate(label: LabelShift | None, rules: ValidationSettings) -> O
     """Yield a click rate that differs from the earlier windows.
 
     The click rate must differ from the merged windows and from the newest window. Both differences
-    must exceed the factor, and be larger than chance explains.
+    must exceed the factor, and must be statistically significant.
     """
     if label is None:
         return
@@ -472,4 +472,4 @@ _OBSERVERS: tuple[Callable[[Measured, ValidationSettings], Observations], ...] =
     lambda measured, rules: observe_drift(measured.drift, rules),
     lambda measured, rules: observe_skew(measured.skew, rules),
 )
-"""The table of measurements, in the order of the checks with the same result."""
+"""Functions that measure. Checks with the same result are reported in this order."""

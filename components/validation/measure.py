@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 class LabelShift:
     """Change of the click rate.
 
-    The rows of one request are alike. The interval and the p-value therefore count them as fewer
-    rows.
+    Rows of the same request are correlated. The interval and the p-value therefore use a smaller
+    effective number of rows.
     """
 
     rate_now: float
@@ -45,8 +45,8 @@ class LabelShift:
     num_rows_now: int
     num_rows_before: int
     newest: "LabelShift | None" = None
-    """The same change against the champion's newest window. None if the champion has only one
-    window."""
+    """Change of the click rate against the champion's newest window. None if the champion was
+    trained on a single window."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,22 +58,22 @@ class Measured:
     statistics: Any
     """TFDV's statistics."""
     schema: Any
-    """Schema in force with added rules for new features. Without a schema in force, the schema
-    inferred from these rows."""
+    """Schema in force, with additional rules for new features. If no schema is in force, this is
+    the schema inferred from the rows."""
     proposal: Any | None
-    """Schema that these rows would satisfy. None if they satisfy the schema in force, or if there
-    is no schema in force."""
+    """Proposed schema that these rows would satisfy. None if the rows satisfy the schema in force,
+    or if no schema is in force."""
     anomalies: Any
-    """TFDV's anomalies of the statistics against the schema."""
+    """Anomalies that TFDV found when it checked the statistics against the schema."""
     counter: ProfileCounter
     """Counts for the monitor and for the next run."""
     window: TableProfile
     drift: list[ColumnDrift]
-    """One entry per feature. Empty without a champion."""
+    """One drift entry for each feature. The list is empty if there is no champion."""
     label: LabelShift | None
-    """Change of the click rate. None without a champion."""
+    """Change of the click rate against the champion. None if there is no champion."""
     skew: Skew | None
-    """Differences from the served rows. None if no served rows were named."""
+    """Differences between training rows and served rows. None if the run has no served rows."""
     shown: ShownValues
     """Names of the categories in reports."""
 
@@ -143,9 +143,9 @@ def measure(round_: Round, folder: Path) -> Measured:
 def measure_drift(
     now: TableProfile, kept: KeptWindows, settings: ValidationSettings, *, shown: ShownValues
 ) -> list[ColumnDrift]:
-    """Return one entry for each feature that both sides have, in column order.
+    """Return one drift entry for each feature that both sides have, in column order.
 
-    `kept` has at least one window.
+    `kept` must contain at least one window.
     """
     mean, newest = settings.mean_drift, {}
     compared = compare_tables(now, kept.merged, settings, mean_drift=mean, shown=shown)
@@ -160,7 +160,8 @@ def measure_drift(
 def measure_label_shift(now: TableProfile, kept: KeptWindows) -> LabelShift | None:
     """Return the change of the click rate, or None if a side has no rows.
 
-    A fall often means that labels have not all arrived. `checks` decides whether it is reported.
+    A lower click rate often means that not all labels have arrived. `checks` decides whether it is
+    reported.
     """
     newest = _compare_click_rates(now, kept.newest) if len(kept.windows) > 1 else None
     return _compare_click_rates(now, kept.merged, newest)

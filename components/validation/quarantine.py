@@ -44,27 +44,29 @@ class ScreenedRows:
     """Rows to check and to train on."""
 
     dataset: RawDataset
-    """The run's own dataset if no row was quarantined."""
+    """Manifest of the run's own dataset if no row was quarantined."""
     files: list[Path]
     """Files of the rows until the step's folder is complete."""
     num_outside: int | None = None
-    """Number of rows outside the schema's domain. None if the rows were not screened."""
+    """Number of rows outside the schema's domain. None if the rows were not screened against the
+    domain."""
     examples: list[str] = field(default_factory=list)
-    """Reasons of the first such rows."""
+    """Reasons of the first rows outside the domain."""
     quarantined: Path | None = None
-    """Folder of the quarantined rows until the step's folder is complete. None without such
-    rows."""
+    """Temporary folder of the quarantined rows, which are moved when the step's folder is complete.
+    None if no row was quarantined."""
 
 
 def screen_rows(round_: Round, folder: Path) -> ScreenedRows:
     """Return the training rows that pass the rule about single rows.
 
-    The rows are not screened if the rule is off, or in a first run, which infers the schema later.
+    Rows are not screened if the rule is off. A first run does not screen either, because it infers
+    its schema later.
 
     Args:
         round_: The run's inputs.
-        folder: The step's folder, which is not complete yet. Rows are written to its `train` and
-            `quarantine`.
+        folder: The step's folder, which is not complete yet. Rows are written to the subfolders
+            `train` and `quarantine`.
     """
     raw, files, schema = round_.raw, round_.files, round_.schema
     action = round_.rules.action_of(DOMAIN)

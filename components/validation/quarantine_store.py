@@ -1,10 +1,10 @@
 """Quarantined rows in the model registry, and `evergreen data quarantine`, which lists them.
 
-The step's own folder is removed with the work folder, but the registry stays. Each run that
-quarantined rows has a folder `<store>/quarantine/runs/<run>` with `quarantine.json` and
-`rows/*.parquet` (raw columns and `quarantine_reason`). Only `cli.forget` removes quarantined rows,
-namely those of a forgotten user. The recorded number of rows still includes them. The lake is never
-changed, so it still has the quarantined rows.
+The quarantined rows are in the registry, because the step's folder is removed with the work folder.
+Each run that quarantined rows has a folder `<store>/quarantine/runs/<run>` with `quarantine.json`
+and `rows/*.parquet` (raw columns and `quarantine_reason`). Only `cli.forget` removes quarantined
+rows, namely those of a forgotten user. The number of rows in `quarantine.json` still includes the
+removed rows. The lake does not change, so it still contains the quarantined rows.
 """
 
 import argparse

@@ -11,9 +11,9 @@ Keys:
   a schema that these rows would fit;
 - `columns`: for each checked column, in column order: `column`, `kind` (`label`, `number` or
   `category`), `num_values`, `missing`, `missing_before` (shares of rows), `distinct` (about;
-  categories), `least`, `most`, `median`, `mean`, `std` (numbers), and `bars`. A bar has `label`,
-  `now` and `before`, as shares of the rows that have a value. Columns that identify a user have
-  no bars.
+  categories), `least`, `most`, `median`, `mean`, `std` (numbers), and `bars`. A bar has a `label`,
+  and the shares `now` and `before` of the rows with a value. Columns that identify a user have no
+  bars.
 
 A number that does not exist is null.
 """
@@ -45,8 +45,8 @@ from evergreen.statistics.column_profile import (
 _KIND, _FORMAT_VERSION = "ValidationReportDocument", 2
 _Bar = dict[str, Any]
 _SHOWN_VALUES = 12
-"""Maximum number of categories with a bar. The most frequent categories of either side get a
-bar."""
+"""Maximum number of categories with a bar. Bars are drawn for the most frequent categories of both
+sides."""
 
 
 def make_document(round_: Round, measured: Measured, report: ValidationReport) -> dict[str, Any]:
@@ -166,7 +166,8 @@ def _feature_bars(
 def _bucket_label(bucket: int) -> str:
     """Return the range of a bucket of `DENSE_EDGES` as text.
 
-    A bucket of width 1 is named by its integer, such as `7`. Any other bucket is named by its ends.
+    A bucket of width 1 is named by its integer, such as `7`. The names of wider buckets contain
+    both bounds.
     """
     low, high = DENSE_EDGES[bucket], DENSE_EDGES[bucket + 1]
     first, last = math.ceil(low), math.ceil(high) - 1

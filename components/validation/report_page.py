@@ -1,7 +1,8 @@
-"""The report for people: checks, and one small chart per column, the most certain drift first.
+"""The HTML report: checks, and one small chart per column, ordered by the certainty of the drift.
 
-The page is drawn from the document of `report` alone. The numbers of each chart are also in a
-collapsed table, for people who cannot see the chart. The bars differ by shape and by colour.
+The only input of the page is the document of `report`. The numbers of each chart are also in a
+collapsed table, for people who cannot see the chart. The two series of bars differ in shape and
+color.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -127,7 +128,7 @@ def _cards(document: Entry) -> Cards:
 def _evidence_rank(entry: Entry | None) -> tuple[bool, float, float]:
     """Return a sort key: drifted features first, then adjusted p-value, then effect.
 
-    Features without a measurement are last.
+    Features without a measurement come last.
     """
     if entry is None:
         return True, 2.0, 0.0
@@ -207,7 +208,7 @@ def _describe_values(column: Entry, entry: Entry | None) -> str:
 
 
 def _describe_chart(column: Entry) -> str:
-    """Return the text of a chart: its largest change, or without a champion its largest share."""
+    """Return a sentence: the largest change of a chart, or without a champion its largest share."""
     bars, text = column["bars"], f"distribution of {column['column']}"
     if not bars:
         return text
@@ -226,7 +227,7 @@ def _describe_chart(column: Entry) -> str:
 def _entries_table(entries: Sequence[Entry], cells: Cells, *, caption: str) -> PageTable:
     """Return a table with one row per entry.
 
-    The first column is text, and the others are numbers.
+    The first column contains text, and the other columns contain numbers.
     """
     rows = [[cell(entry) for cell in cells.values()] for entry in entries]
     return PageTable(caption=caption, head=list(cells), rows=rows, numbers=range(1, len(cells)))

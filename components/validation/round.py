@@ -20,13 +20,13 @@ from evergreen.storage.uris import local_path
 
 @dataclass(frozen=True, kw_only=True)
 class Champion:
-    """Statistics of the champion's training rows, from its folder in the model registry."""
+    """Champion with the statistics of its training rows, from its folder in the model registry."""
 
     folder: Path
     statistics: Any
     """TFDV's statistics of the window that the champion itself was trained on."""
     windows: KeptWindows
-    """Profiles of all windows of its lineage."""
+    """Statistics of all windows in the champion's lineage."""
 
 
 def read_champion(folder: Path) -> Champion:
@@ -44,19 +44,20 @@ class Round:
 
     run: str
     raw: RawDataset
-    """The rows to check."""
+    """Training rows to check."""
     folder: Path
-    """The step's folder. Validation fills it, and replaces the folder of an earlier try."""
+    """The step's folder. Validation writes its results into this folder, and replaces the results
+    of an earlier attempt."""
     store: Path
     """The model registry, which stores quarantined rows."""
     rules: ValidationSettings
     champion: Champion | None = None
     parent: Path | None = None
-    """Folder of the model that the run continues. None = from scratch."""
+    """Folder of the model that the run continues. None = the model is trained from scratch."""
     schema_path: Path | None = None
-    """The schema in force. If it is None, the schema is inferred from these rows."""
+    """Path of the schema in force. If it is None, the schema is inferred from these rows."""
     served: Objects | None = None
-    """Served rows to compare with. If it is None, nothing is compared."""
+    """Served rows that the training rows are compared with. None disables the comparison."""
     summarize: Callable[..., Any] = summarize_files
     """Function that computes the statistics of files, on this machine or on a runner of Beam."""
 
@@ -72,7 +73,7 @@ class Round:
 
     @cached_property
     def schema(self) -> Any | None:
-        """The schema in force, or None."""
+        """Schema in force, or None."""
         return read_schema(self.schema_path) if self.schema_path else None
 
     @cached_property

@@ -39,7 +39,7 @@ class FilePart(NamedTuple):
     row_group: int
     num_rows: int
     first_row: int
-    """Number of the part's first row, counted over all files."""
+    """Position of the part's first row in the sequence of all files."""
 
 
 def row_groups(files: Sequence[Path]) -> list[FilePart]:
@@ -67,7 +67,7 @@ def read_part(
     Args:
         part: The row group.
         features: The recommender's features.
-        opened: The file as an open binary stream. None = open `part.path`.
+        opened: The file as an open binary stream. None = the function opens `part.path`.
 
     Raises:
         ContractError: The file is corrupt.
@@ -85,7 +85,7 @@ def read_part(
 
 
 def read_all_columns(path: Path) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a Parquet file with all columns, in batches.
+    """Yield all columns of a Parquet file in batches of rows.
 
     Raises:
         ContractError: The file is corrupt.

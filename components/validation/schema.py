@@ -1,13 +1,13 @@
 """The schema of the training rows: inferred once, and checked by TFDV in every run.
 
-The first run infers the schema. If the recommender gets a feature later, the first run that has it
+The first run infers the schema. For a feature that is added later, the first run with the feature
 infers its rules. Categories are strings (see `tfdv_statistics`) without a list of allowed values,
 because new categories appear daily. Lists of categories may have any length. The label is required
 in every training row, is 0 or 1, and is not served. The share of rows in which a feature has a
 value must not be below that of the first run by more than sampling error. A feature without any
 value in the first run is optional. Numeric columns must stay below `range_factor` times the first
-run's extremes, and must not contain NaN or infinity. Negative values are not allowed if at least
-`_SIGNED_ROWS` rows of the first run had values and none was negative. Drift thresholds are settings
+run's extremes, and must not contain NaN or infinity. If at least `_SIGNED_ROWS` rows of the first
+run had values and none was negative, negative values are not allowed. Drift thresholds are settings
 of the step. Later runs use a schema file that changes only when people accept a new version
 (`schema_versions`).
 """
@@ -28,16 +28,16 @@ from evergreen.contracts.manifests import RawDataset
 
 _STANDARD_ERRORS = 4.0
 _ALIKE_ROWS = 64
-"""Number of rows that are treated as one independent row, because the correlation of a request's
-rows is unknown."""
+"""Number of correlated rows that count as one independent row. The true correlation within a
+request is unknown."""
 _SMALLEST_ROWS = 10_000
 """Number of rows of the smallest window that a schema must not reject by chance, even if its first
 window was much larger."""
 
 _SIGNED_ROWS = 10_000
-"""Number of rows with a value that are enough to decide whether a column has negative values. If 3
-% of a column's values are negative, 99 of 100 first runs contain a negative value, even if every 64
-rows are alike."""
+"""Minimum number of rows with a value to decide whether a column can be negative. If 3 % of a
+column's values are negative, 99 of 100 first runs contain a negative value, even if every 64 rows
+are alike."""
 
 _TYPES = {
     "string": "BYTES",
@@ -46,7 +46,7 @@ _TYPES = {
     "float": "FLOAT",
     "double": "FLOAT",
 }
-"""TFDV's types by Arrow's type. Other types are integers."""
+"""TFDV's types by Arrow's type. All other types count as integers."""
 
 
 def infer_schema(
@@ -70,8 +70,8 @@ def infer_schema(
         if feature.name in features.lists:
             feature.ClearField("value_count")
         if feature.name in features.categorical + features.lists:
-            # TFDV inferred from the strings that the column is an integer or has a list of allowed
-            # values.
+            # TFDV infers from string values that a column is an integer or has a list of allowed
+            # values. Remove both rules.
             if inferred := feature.WhichOneof("domain_info"):
                 feature.ClearField(inferred)
         elif feature.name in features.numeric:
@@ -86,8 +86,8 @@ def fitted_to(
 ) -> Any:
     """Return `schema` fitted to the recommender's features, or `schema` itself if it fits already.
 
-    New features get the rules that `infer_schema` makes of these rows. Removed features are no
-    longer required.
+    New features get the rules that `infer_schema` makes of these rows. Removed features become
+    optional.
     """
     known = {feature.name: feature for feature in schema.feature}
     gone = [
@@ -121,7 +121,7 @@ def _set_presence(feature: Any, observed: Any, *, optional: bool) -> None:
     if optional:
         feature.presence.min_count = 0
     elif present:
-        # Assume few rows, because a small later window can have such a share by chance.
+        # Assume few rows here, because a small later window can reach such a share by chance.
         feature.presence.min_fraction = possible_shares(present / rows, min(rows, _SMALLEST_ROWS))[
             0
         ]
@@ -134,7 +134,7 @@ def _set_bounds(feature: Any, numbers: Any, factor: float) -> None:
         and math.isfinite(numbers.min)
         and math.isfinite(numbers.max)
     ):
-        # A multiple of zero is zero, so an extreme of zero is replaced by one.
+        # Use 1 instead of an extreme of zero, because a multiple of zero is zero.
         domain.min = numbers.min - (factor - 1) * max(abs(numbers.min), 1.0)
         domain.max = numbers.max + (factor - 1) * max(abs(numbers.max), 1.0)
         if numbers.min >= 0 and numbers.common_stats.num_non_missing >= _SIGNED_ROWS:
@@ -142,11 +142,11 @@ def _set_bounds(feature: Any, numbers: Any, factor: float) -> None:
 
 
 def possible_shares(share: float, rows: int) -> tuple[float, float]:
-    """Return the lowest and highest true share that is consistent with an observed share.
+    """Return the lowest and highest true share that are consistent with an observed share.
 
     The interval is Clopper and Pearson's exact one. The confidence level is that of
-    `_STANDARD_ERRORS` of a normal distribution. Only `rows / _ALIKE_ROWS` rows are independent,
-    because a column of the context is missing in all rows of a request or in none.
+    `_STANDARD_ERRORS` of a normal distribution. Only `rows / _ALIKE_ROWS` rows count as
+    independent. A column of the context is missing either in all rows of a request or in none.
 
     >>> low, high = possible_shares(0.5, 64_000)
     >>> round(low, 3), round(high, 3)

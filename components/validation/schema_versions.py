@@ -4,13 +4,13 @@ The module needs protobuf but not TFDV. The module runs in the validation enviro
 cluster in the validation image (`python -m components.validation.schema_versions`). Every schema
 has rules for training and for serving (`TRAINING`, `SERVING`).
 
-Two schemas are compared feature by feature, as text. A version is accepted only if every changed
-feature is named, so no rule changes unnoticed.
+Two schemas are compared feature by feature, as text. A new version is accepted only if the person
+names every changed feature, so that no rule changes unnoticed.
 
 Accepted versions are stored as `<store>/schemas/<n>.pbtxt`, numbered from 1.
 `<store>/schemas/journal.jsonl` records who accepted which version and why. A version is valid once
-the journal has a line for it. A file without a line is the remainder of a killed command, and the
-next accepted version overwrites it.
+the journal has a line for it. A schema file without a journal entry is left by a killed command,
+and the next accepted version overwrites it.
 """
 
 import argparse
@@ -63,12 +63,12 @@ def format_schema(schema: Any) -> str:
 
 
 def _expect_sound(schema: Any, source: str) -> None:
-    """Refuse a schema that cannot check rows.
+    """Check that a schema is usable.
 
     Raises:
-        ContractError: A feature has no name, no type, or appears twice. A bound is NaN or crosses
-            the other one. A share is not in [0, 1]. A named list of values is absent. Or the
-            environments do not include training.
+        ContractError: A feature has no name, no type, or appears twice. A bound is NaN, or the
+            lower bound is above the upper bound. A share is outside [0, 1]. A named list of values
+            is absent. The environments do not include training.
     """
     names = [feature.name for feature in schema.feature]
     if twins := sorted({name for name in names if names.count(name) > 1}):
@@ -132,7 +132,7 @@ def _texts(schema: Any) -> dict[str, list[str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class AcceptedSchema:
-    """One line of the journal."""
+    """Entry of the journal of accepted schemas."""
 
     version: int
     time: str
@@ -141,13 +141,13 @@ class AcceptedSchema:
     source: str
     """The file that was accepted."""
     run: str | None
-    """Run that proposed the schema. None for a file that a person wrote."""
+    """Run that proposed the schema. None if a person wrote the schema file."""
     sha256: str
-    """Hash of the version's bytes."""
+    """SHA-256 of the schema file."""
     base: str
-    """Schema that it was compared with: `version <n>`, `model <id>`, or `none`."""
+    """Schema that this version was compared with: `version <n>`, `model <id>`, or `none`."""
     changed: list[str]
-    """Features that differ from `base`, as named by the person who accepted the schema."""
+    """Features that differ from `base`. The person who accepted the schema named them."""
 
 
 def _schemas_folder(store: Path) -> Path:
@@ -205,8 +205,9 @@ def accept_schema(
 ) -> AcceptedSchema:
     """Make the schema in `source` the registry's newest version, completely or not at all.
 
-    The schema is compared with the newest accepted version. If there is none, it is compared with
-    `of_champion`, the id and schema of the live model. `change` names the features that may differ.
+    The schema is compared with the newest accepted version. If no version was accepted yet, the
+    comparison uses `of_champion`, the id and schema of the live model. `change` names the features
+    that may differ.
 
     Raises:
         ContractError: The schema cannot be used, changes nothing, or changes other features than

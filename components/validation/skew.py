@@ -7,7 +7,7 @@ sign of zero. Two missing values are equal. If fewer than `_MIN_JOINED` rows joi
 compared. Labels are never compared, because served rows have no labels yet.
 
 With more than `_SAMPLED_ROWS` training rows, only some requests are compared, chosen by a hash of
-the request id. Memory therefore does not grow with the window.
+the request id. Memory use is therefore independent of the window's length.
 """
 
 import logging
@@ -45,12 +45,13 @@ from evergreen.storage.uris import is_bucket_uri, local_path, open_objects
 logger = logging.getLogger(__name__)
 
 _MIN_JOINED = 100
-"""Minimum joined rows for a comparison."""
+"""Minimum number of joined rows for a comparison."""
 _SAMPLED_ROWS = 262_144
-"""Approximate number of compared training rows. Each takes 280 bytes per side with 39 features."""
+"""Approximate number of compared training rows. Each row takes 280 bytes per side with 39
+features."""
 _EQUAL_RATIOS = 0.9
-"""Minimum share of the ratios that must agree with their median. Only then is the median reported
-as a factor."""
+"""Minimum share of the ratios that must agree with their median. Only if this share is reached, the
+median is reported as a factor."""
 
 
 class EventSpan(NamedTuple):
@@ -60,7 +61,7 @@ class EventSpan(NamedTuple):
     last: datetime
 
     def days(self) -> list[str]:
-        """Return the UTC days of the interval.
+        """Return all UTC days that the interval touches.
 
         >>> utc = timezone.utc
         >>> EventSpan(datetime(2026, 1, 1, 23, tzinfo=utc), datetime(2026, 1, 2, 1, tzinfo=utc)).days()
@@ -75,14 +76,15 @@ class EventSpan(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ServedRowFacts:
-    """Facts about the rows that were compared."""
+    """Summary of the rows that were compared."""
 
     served_uri: str
     first_event_time: str | None
     last_event_time: str | None
-    """Newest event time of the compared training rows. None if no rows were compared."""
+    """Newest event time of the compared training rows. None if the comparison has no rows."""
     one_request_in: int
-    """Sampling rate: one in this number of requests was compared. 1 = all requests."""
+    """Sampling rate: one of this number of requests was compared. 1 = all requests were
+    compared."""
     num_joined: int
     num_only_training: int
     num_only_served: int
@@ -96,21 +98,21 @@ class SkewEntry:
 
     feature: str
     drifted: bool
-    """Whether `effect` is above `threshold`."""
+    """Whether the effect is larger than its threshold."""
     effect: float
-    """Share of the joined rows that differ."""
+    """Share of joined rows in which the feature differs."""
     threshold: float
     num_rows: int
     """Number of joined rows."""
     differing: int
     only_training: int
-    """Differing rows that have a value only in training."""
+    """Number of differing rows with a value only in training."""
     only_served: int
     factor: float | None
     """Training values divided by served values, if nearly all ratios are equal."""
     example: dict[str, Any] | None
     """First row that differs: request_id, row, and the values `training` and `served`, with
-    categories by name. None if the column identifies users."""
+    categories by name. None if the column contains user ids."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +121,7 @@ class Skew:
 
     facts: ServedRowFacts
     entries: tuple[SkewEntry, ...] = ()
-    """One entry per feature. Empty if too few rows joined."""
+    """Differences of each feature. The list is empty if too few rows joined."""
 
 
 def open_served(uri: str) -> Objects:
@@ -155,7 +157,7 @@ def measure_skew(
         settings: The thresholds.
         excluded: Features that are not compared.
         shown: Names of the categories. Columns whose values are hidden have no example row.
-        sampled_rows: Approximate number of training rows to compare.
+        sampled_rows: Approximate number of training rows in the sample.
 
     Raises:
         ContractError: A file of training rows is corrupt, lacks a column or has a column of another
@@ -221,9 +223,10 @@ def read_served(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the columns `types` of the archived rows of the span, in batches, oldest day first.
 
-    A file is ignored if a column of `words` has text values, because people ingested its rows into
-    the lake. A file is also ignored if it is corrupt, lacks a column or has a column of another
-    type. The reason is then added to `unread`. The comparison continues with the other files.
+    A file is ignored if a column of `words` contains text, because such rows were ingested by
+    people and not served. A file is also ignored if it is corrupt, lacks a column or has a column
+    of another type. The reason for an ignored file is added to `unread`. The comparison continues
+    with the other files.
     """
     for archived in archived_files(archive, days=span.days()):
         try:
@@ -261,7 +264,7 @@ def _read_columns(
 def _sample_requests(batches: Iterable[pa.RecordBatch], one_in: int) -> pa.Table:
     """Return the rows of requests selected by a hash of their id.
 
-    Both sides select the same requests.
+    The hash selects the same requests on both sides.
     """
     kept = []
     for batch in batches:
@@ -280,7 +283,10 @@ def _sample_requests(batches: Iterable[pa.RecordBatch], one_in: int) -> pa.Table
 
 
 class JoinedRows(NamedTuple):
-    """Rows of both sides in the same order. A key that appears twice on a side counts once."""
+    """Rows of both sides in the same order.
+
+    If a key occurs twice on one side, one of its rows is used.
+    """
 
     training: pa.Table
     served: pa.Table
@@ -318,7 +324,7 @@ def compare(
     shown: ShownValues,
     options: ListOptions | None = None,
 ) -> SkewEntry:
-    """Return the differences of one feature. There must be joined rows.
+    """Return the differences of one feature in joined rows. There must be joined rows.
 
     A feature with `options` is a list. Lists differ if one of the elements that count differs.
     """

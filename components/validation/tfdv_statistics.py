@@ -1,9 +1,9 @@
 """Stream TFDV's statistics over all training rows, with one batch per process in memory.
 
-TFDV's own in-memory generators get the rows batch by batch, as in its Beam pipeline. Processes are
-forked, so that TFDV is imported once. `generate_statistics_from_dataframe` gives the same numbers
-but needs all rows in memory. Counts do not depend on the division into batches and processes.
-Moments depend on it only by rounding. Quantiles, and top values of columns with more than 1024
+As in TFDV's Beam pipeline, TFDV's in-memory generators receive the rows batch by batch. Processes
+are forked, so that TFDV is imported once. `generate_statistics_from_dataframe` gives the same
+numbers but needs all rows in memory. Counts do not depend on the division into batches and
+processes. Moments differ only by rounding. Quantiles, and top values of columns with more than 1024
 distinct values, come from TFDV's mergeable sketches. `beam_job` uses Beam's runners, and `windows`
 has the histograms for comparisons.
 """
@@ -59,8 +59,8 @@ def summarize_files(
     """Return the `DatasetFeatureStatisticsList` of the rows of Parquet files, which are read once.
 
     Without files the statistics have zero examples. Copies of `counter` count the rows, and are
-    merged into `counter` in the order of the rows. By default there are `usual_processes`, or fewer
-    if a process would have less than `_ROWS_PER_PROCESS` rows.
+    merged into `counter` in the order of the rows. By default, there are `usual_processes`
+    processes. There are fewer if a process would otherwise get less than `_ROWS_PER_PROCESS` rows.
 
     Raises:
         ContractError: A file cannot be read.
@@ -82,7 +82,7 @@ def summarize_files(
                 partials = _add_to_partials(generators, partials, as_lists(batch, counted.features))
                 counted.add(batch, first_row)
                 first_row += batch.num_rows
-                del batch  # before the next one is read
+                del batch  # free the batch before the next batch is read
         return partials, counted
 
     divided = shares(parts, processes, weight=lambda part: part.num_rows) if parts else [[]]
@@ -98,9 +98,9 @@ def summarize_files(
 def _add_to_partials(
     generators: Sequence[Any], partials: Sequence[Any], lists: pa.RecordBatch
 ) -> list[Any]:
-    """Add a batch to the accumulators.
+    """Add one batch to TFDV's partial statistics.
 
-    The batch's lists, which are four times as large as the batch, are freed when this call returns.
+    The lists made from the batch take four times its memory, and are freed when this call returns.
     """
     return [generator.add_input(partial, lists) for generator, partial in zip(generators, partials)]
 
@@ -116,7 +116,7 @@ def read_statistics(path: Path) -> Any:
     """
     try:
         return parse_statistics(path.read_bytes())
-    except Exception as error:  # protobuf's DecodeError has no public base but Exception
+    except Exception as error:  # DecodeError of protobuf has no public base class except Exception
         raise ContractError(f"statistics {path} cannot be read: {error}") from error
 
 
@@ -134,7 +134,10 @@ def parse_statistics(content: bytes) -> Any:
 
 
 def by_feature(statistics: Any | None) -> dict[str, Any]:
-    """Return the feature statistics by column name. The result is empty if the argument is None."""
+    """Return the feature statistics by column name.
+
+    Returns an empty dict if the argument is None.
+    """
     if statistics is None:
         return {}
     return {feature.path.step[0]: feature for feature in statistics.datasets[0].features}

@@ -1,7 +1,8 @@
 """One validation: measure the rows, check them by schema and rules, and write the step's folder.
 
-The caller finds the champion and the schema in force. `__main__` handles flags and the run's note.
-Besides the manifest for later steps, the folder has `report.json` and `report.html` (`report`).
+The caller passes the champion and the schema in force. `__main__` handles the flags and writes the
+note of the run. Besides the manifest for later steps, the folder has `report.json` and
+`report.html` (`report`).
 """
 
 import json

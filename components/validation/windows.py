@@ -1,7 +1,7 @@
 """Profiles of the windows of a model's lineage, which the next run's rows are compared with.
 
-The profiles are stored with the model (`manifests.Model.WINDOWS`): the newest window, and all older
-windows merged into one. Each profile has at most 2 MB.
+The model's folder contains two profiles (`manifests.Model.WINDOWS`): the newest window, and all
+older windows merged into one. Each profile has at most 2 MB.
 """
 
 from dataclasses import dataclass
@@ -24,16 +24,16 @@ class KeptWindows:
 
     @cached_property
     def merged(self) -> TableProfile:
-        """All windows merged into one."""
+        """All windows of the lineage, merged into one."""
         return reduce(TableProfile.__add__, self.windows)
 
     @property
     def newest(self) -> TableProfile:
-        """The window that the model itself was trained on."""
+        """Window of rows that the model itself was trained on."""
         return self.windows[-1]
 
     def followed_by(self, window: TableProfile) -> "KeptWindows":
-        """Return these windows merged into one, followed by `window`.
+        """Return the windows with `window` as the newest, and all earlier ones merged.
 
         The new window replaces the newest one if both have the same rows.
         """

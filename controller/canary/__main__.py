@@ -1,32 +1,34 @@
-"""Run a canary command: `python -m controller.canary start|step|watch|...`."""
+"""Run a canary command: `python -m controller.canary start|status|advance|abort`.
+
+The running controller grows the canary, releases it or ends it by itself. These commands are for
+people.
+"""
 
 import argparse
 import json
-from dataclasses import asdict, fields
-from typing import Any
+from dataclasses import asdict
 
 from controller.canary import steps
+from controller.canary.rules import add_evidence_flags, policy_of
+from controller.canary.steps import CanarySettings, canary_request
 from controller.promote import as_served_now
+from controller.site import add_site_flags, change_reason, site_of
+from controller.waiting import add_waiting_flag, ask
+from evergreen.contracts.requests import ABORT, ADVANCE, CANARY
 from evergreen.registry.models import evaluated_model
-from evergreen.runtime.errors import ContractError
 from evergreen.runtime.exit_codes import exits_with_code
 from evergreen.runtime.flags import CommandParser
-from evergreen.serving import canary as serving_canary
-from evergreen.serving.canary_policy import CanaryPolicy
+from evergreen.serving.canary_policy import FIRST_SHARE
+from evergreen.serving.prepare import prepare_request
 from evergreen.serving.servers import parse_urls
-from evergreen.serving.site import add_site_flags, change_reason, site_of
-from evergreen.storage.uris import open_objects, typed_uri
+from evergreen.storage.uris import open_objects
 
-MAX_INTERVAL_SECONDS = 3600.0
 _SUMMARIES = {
     "start": "load an evaluated model beside the live one and send it traffic",
-    "step": "evaluate the canary once, and grow, release or abort it",
-    "watch": "repeat the step until there is no canary",
     "status": "evaluate the canary without changing anything",
     "advance": "give it the next share or release it, whatever the evidence is",
     "abort": "take all traffic from the canary at once",
 }
-_DEFAULTS: dict[str, Any] = {rule.name: rule.default for rule in fields(CanaryPolicy)}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -41,49 +43,20 @@ def build_parser() -> argparse.ArgumentParser:
             command.add_argument(
                 "--shadow-only", action="store_true", help="score shadow traffic without serving"
             )
+            add_waiting_flag(command)
             continue
         command.add_argument(
             "--metrics-urls",
             default="",
             help="host:port or dns:///name:port of every server's metrics",
         )
-        command.add_argument(
-            "--archive", type=typed_uri, help="the monitor's archive, folder or its URI"
-        )
-        command.add_argument("--lake", type=typed_uri, help="the lake: folder, its URI, or gs://")
-        command.add_argument(
-            "--rule",
-            action="append",
-            default=[],
-            type=_rule,
-            metavar="NAME=VALUE",
-            help=f"value of a rule, may be repeated; defaults: {_DEFAULTS}",
-        )
+        add_evidence_flags(command)
         if name in ("advance", "abort"):
+            add_waiting_flag(command)
             command.add_argument(
                 "--reason", type=change_reason, required=True, help="reason for the journal"
             )
-        if name == "watch":
-            command.add_argument(
-                "--interval-seconds", type=float, default=30.0, help="seconds between two steps"
-            )
     return parser
-
-
-def _rule(text: str) -> tuple[str, Any]:
-    """Parse the name and the value of a rule of `CanaryPolicy`.
-
-    >>> _rule("shares=0.1,0.5"), _rule("min_pairs=500")
-    (('shares', (0.1, 0.5)), ('min_pairs', 500))
-    """
-    name, _, value = text.partition("=")
-    if name not in _DEFAULTS:
-        raise argparse.ArgumentTypeError(
-            f"no rule is named {name!r}, expected one of {', '.join(_DEFAULTS)}"
-        )
-    if name == "shares":
-        return name, tuple(float(part) for part in value.split(","))
-    return name, type(_DEFAULTS[name])(value)
 
 
 @exits_with_code
@@ -91,38 +64,47 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command. After a failure the live version is unchanged."""
     arguments = build_parser().parse_args(argv)
     site = site_of(arguments)
-    if arguments.command == "watch" and not 0 < arguments.interval_seconds <= MAX_INTERVAL_SECONDS:
-        raise ContractError(
-            f"interval is {arguments.interval_seconds} s, expected more than 0 and at most "
-            f"{MAX_INTERVAL_SECONDS:g}"
-        )
     if arguments.command == "start":
-        evaluated = evaluated_model(site.store, arguments.model_id)
-        share = 0.0 if arguments.shadow_only else serving_canary.FIRST_SHARE
-        done = serving_canary.start(
-            *evaluated, settings=as_served_now(site.serving(evaluated[0])), share=share
-        )
-        print(f"version {done.version} is the canary, model {done.model_id}")
-        return 0
-    settings = steps.CanarySettings(
+        return _start(arguments)
+    settings = CanarySettings(
         site=site,
         evidence=tuple(open_objects(uri) for uri in (arguments.archive, arguments.lake) if uri),
         metrics=parse_urls(arguments.metrics_urls),
-        policy=CanaryPolicy(**dict(arguments.rule)),
+        policy=policy_of(arguments),
     )
-    if arguments.command == "abort":
-        _print_step(steps.abort(settings, arguments.reason))
-        _print_step(steps.watch(settings, interval_seconds=1.0))
-    elif arguments.command == "watch":
-        steps.watch(settings, interval_seconds=arguments.interval_seconds, report=_print_step)
+    if arguments.command == "status":
+        _print_step(steps.status(settings))
+    elif not arguments.wait:
+        kind = ADVANCE if arguments.command == "advance" else ABORT
+        ask(site, canary_request(settings, kind, arguments.reason), waits=False)
     elif arguments.command == "advance":
         _print_step(steps.advance(settings, arguments.reason))
     else:
-        _print_step(steps.step(settings) if arguments.command == "step" else steps.status(settings))
+        _print_step(steps.abort(settings, arguments.reason))
     return 0
 
 
-def _print_step(step: serving_canary.Step) -> None:
+def _start(arguments: argparse.Namespace) -> int:
+    site = site_of(arguments)
+    candidate = evaluated_model(site.store, arguments.model_id)
+    settings = as_served_now(site.serving(candidate[0]))
+    request = prepare_request(
+        CANARY,
+        candidate,
+        store=settings.store,
+        options=settings.options,
+        who=settings.who,
+        now=settings.clock,
+        seconds=settings.patience.deadline_seconds,
+        share=0.0 if arguments.shadow_only else FIRST_SHARE,
+    )
+    if (state := ask(settings, request, waits=arguments.wait)) is not None:
+        assert state.result is not None
+        print(f"version {state.result.version} is the canary, model {arguments.model_id}")
+    return 0
+
+
+def _print_step(step: steps.Step) -> None:
     print(
         json.dumps({name: value for name, value in asdict(step).items() if value is not None}),
         flush=True,

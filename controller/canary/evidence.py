@@ -10,15 +10,21 @@ the canary.
 Counters are read from every replica's Prometheus text. Counters only grow, so the counts of a stage
 are the differences to the plan's `baseline`. The differences are summed over the replicas before
 any division, which avoids a mean of means. The counters of a new or restarted server include its
-warm-up, which is slow (measured: 70 requests at three times the usual time). The warm-up weighs
-more in the smaller arm. Such a server is left out until a step has recorded its baseline
-(`uncounted`). When a server leaves, the counts of both arms no longer include its requests. A
-restarted server whose counters exceed its whole baseline at the next step is not detected. Both
-arms are then counted too low, but never negative.
+warm-up, which is slow (measured: 70 requests at three times the usual time). The warm-up requests
+would weigh more in the smaller arm. Such a server is left out until a step has recorded its
+baseline (`uncounted`). When a server leaves, its requests are no longer in the counts of either
+arm. A restarted server whose counters exceed its whole baseline at the next step is not detected.
+The counts of both arms are then too low, but never negative.
 
-Triton reports totals and no medians. Requests that are rejected before they reach a model are not
-counted. Requests that the response cache answers count as successful.
-`evergreen.serving.canary_policy` decides from this evidence.
+Triton reports totals and no medians. The p99 is therefore read in two forms. The quantiles of a
+server (`QUANTILES`) cannot be summed over servers. The buckets of a histogram (`HISTOGRAM`) can be
+summed, and give one p99 of all servers. Triton 2.51 has the histogram only for decoupled models,
+and Triton 26.01 and later for all (triton-inference-server/server#8580). The histogram is off
+unless the server has the flag `--metrics-config=histogram_latencies=true`. Its default buckets
+begin at 100 ms, so the configuration of our models sets finer ones.
+
+Requests that are rejected before they reach a model are not counted. Requests that the response
+cache answers count as successful. `evergreen.serving.canary_policy` decides from this evidence.
 """
 
 import logging
@@ -65,6 +71,8 @@ COUNTERS = {
 QUANTILES = "nv_inference_compute_infer_summary_us"
 """Triton's quantiles of the time in the model, computed over the requests of the last minute on one
 server."""
+HISTOGRAM = "nv_inference_first_response_histogram_ms"
+"""Triton's histogram of the total request time, including the time in the queue."""
 READ_SECONDS = 10.0
 MAX_TEXT_BYTES = 32 << 20
 """Size limit of a metrics text in bytes. Triton writes about 100 bytes per counter, and a few dozen
@@ -89,7 +97,8 @@ def read_pairs(
 
     A file may move from the archive to the lake during the read. If the archive is first in
     `places`, the file is seen at least once. Memory grows with `most` and not with the lake. The
-    files of a lake in a bucket are downloaded one by one. A corrupt file is skipped with a warning.
+    files of a lake in a bucket are downloaded one by one. A corrupt file is logged as a warning and
+    skipped.
 
     Args:
         places: The monitor's archive and the lake.
@@ -97,7 +106,7 @@ def read_pairs(
         canary: Version of the canary.
         since: Earliest event time.
         most: Maximum number of pairs.
-        user: Column of the users. None = the recommender has no such column.
+        user: Column of the users. None = the recommender has no user column.
 
     Raises:
         TemporaryError, PermanentError: the bucket cannot be read.
@@ -177,7 +186,9 @@ def _paired(rows: Any, stable: int, user: str | None) -> Pairs:
     served, shadow = (rows[name].to_numpy()[at] for name in (raw_rows.SCORE, raw_rows.SHADOW_SCORE))
     by_stable = rows[raw_rows.MODEL_VERSION].to_numpy()[at] == stable
     groups = codes
-    if user is not None:  # users are category ids of at least 0
+    if (
+        user is not None
+    ):  # user ids are not negative, so a negative number marks a request without a user
         groups = pc.coalesce(rows[user], pa.array(-1 - codes)).to_numpy()
     return Pairs(
         labels=rows[raw_rows.LABEL].to_numpy()[at].astype(np.uint8),
@@ -235,7 +246,9 @@ def counted(
     """
     found = {name: dict.fromkeys(COUNTERS, 0.0) for name in arms}
     for arm, sample in _samples(text, arms, source):
-        name = sample.name.removesuffix("_total")  # the parser appends it, as in OpenMetrics
+        name = sample.name.removesuffix(
+            "_total"
+        )  # the parser appends `_total`, as OpenMetrics requires
         if name in _NAMES:
             if not 0 <= sample.value < _MAX_COUNT:
                 raise TemporaryError(
@@ -249,8 +262,8 @@ def counted(
 def read_p99(text: str, arm: Arm, *, source: str = "server") -> float | None:
     """Return the p99 of the time in the model in microseconds, over the server's last minute.
 
-    Returns None if there were no requests, or if the server has no quantiles. By default Triton
-    computes none, and it computes none for a model with a response cache.
+    Returns None if there were no requests, or if the server has no quantiles. Triton computes
+    quantiles only if they are enabled, and never for a model with a response cache.
 
     Raises:
         TemporaryError: `text` is not a metrics text. The message contains `source`.
@@ -263,6 +276,46 @@ def read_p99(text: str, arm: Arm, *, source: str = "server") -> float | None:
         ):
             return float(sample.value)
     return None
+
+
+def read_buckets(text: str, arm: Arm, *, source: str = "server") -> dict[str, float] | None:
+    """Return the cumulative number of requests by upper bound in milliseconds, such as "2.5".
+
+    The last bound is "+Inf". Returns None if the server has no histogram.
+
+    Raises:
+        TemporaryError: `text` is not a metrics text. The message contains `source`.
+    """
+    found = {
+        sample.labels.get("le", ""): float(sample.value)
+        for _, sample in _samples(text, {"": arm}, source)
+        if sample.name == f"{HISTOGRAM}_bucket"
+    }
+    return found if "+Inf" in found else None
+
+
+def bucket_quantile(buckets: Mapping[str, float], quantile: float) -> float | None:
+    """Return a quantile in milliseconds, interpolated in its bucket as in PromQL.
+
+    Returns the largest finite bound if the quantile is above it, and None without requests or
+    without a finite bound.
+
+    >>> bucket_quantile({"1.0": 50.0, "2.0": 100.0, "+Inf": 100.0}, 0.99)
+    1.98
+    >>> bucket_quantile({"1.0": 50.0, "+Inf": 100.0}, 0.99)
+    1.0
+    """
+    bounds = sorted((float(bound), count) for bound, count in buckets.items())
+    total = bounds[-1][1] if bounds else 0.0
+    if total <= 0 or len(bounds) < 2:
+        return None
+    below, lower = 0.0, 0.0
+    for upper, count in bounds[:-1]:
+        if count >= quantile * total:
+            share = (quantile * total - below) / (count - below) if count > below else 1.0
+            return lower + share * (upper - lower)
+        below, lower = count, upper
+    return lower
 
 
 def _samples(text: str, arms: Mapping[str, Arm], source: str) -> list[tuple[str, Any]]:

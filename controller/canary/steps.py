@@ -1,30 +1,20 @@
-"""Start, grow, release or abort a canary (1, 5, 25 % of the traffic, then all), and unload it.
+"""Grow, release or abort a canary (1, 5, 25 % of the traffic, then all), and unload it.
 
-A canary is prepared like a release. The version gets a number, a parity check and files. It is
-rehearsed and announced in the journal. Two points differ from a release: the canary is loaded under
-another name, and clients find the canary through the traffic plan instead of the configuration.
+A canary is prepared and announced like a release. Two points differ from a release: the canary is
+loaded under another name, and clients find the canary through the traffic plan instead of the
+configuration.
 
-A step may run at any time and repeatedly, because all its state is in the journal, the traffic plan
-and the evidence. The lock is not held while evidence is read or while clients drain, so a rollback
-never waits for a canary. `watch` calls `step` until the canary has ended. `advance` and `abort` are
-commands for people. A shadow canary is watched in the same way. A shadow canary serves traffic only
-after it is started again with a share, or advanced.
+The running controller calls `step` in each of its rounds. A step may run at any time and
+repeatedly, because all its state is in the journal, the traffic plan and the evidence. The evidence
+leads to a request (`advance` or `abort`), like the command of a person. A shadow canary serves
+traffic only after it is started again with a share, or advanced.
 
 The journal names the canary's version (`canary_at_work`), and the plan tells clients how to use it.
-Every change writes in a fixed order, so the state after a crash shows which writes were done:
-
-    start    intent, version's files, canary's files, servers, plan, CANARY
-    grow     plan, CANARY (with its new share)
-    promote  intent, switch, PROMOTE, plan, drained, unloaded, canary's files removed
-    abort    plan, drained, unloaded, canary's files removed, CANARY_ENDED
-
-If a plan names a canary that is not in the journal, the plan is reset. Files of a canary without a
-plan are removed.
+The order of the writes is in the table of the protocol (`controller.protocol`). If a plan names a
+canary that is not in the journal, the plan is reset. Files of a canary without a plan are removed.
 """
 
 import logging
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -37,27 +27,17 @@ from controller.canary.evidence import (
     read_pairs,
     uncounted,
 )
-from controller.promote import promote_version
+from controller.moves import load_canary
+from controller.reconcile import carry_out, reconciled
+from controller.site import CanaryStages, Site, SiteSettings
+from evergreen.contracts.requests import ABORT as ABORT_REQUEST
+from evergreen.contracts.requests import ADVANCE, ServingRequest
 from evergreen.registry import promotion_journal
-from evergreen.registry.promotion_journal import Promotion, canary_at_work
+from evergreen.registry.promotion_journal import canary_at_work
 from evergreen.registry.recommenders import logged_recommender
+from evergreen.registry.requests import new_request
 from evergreen.registry.traffic_plan import DRAIN_SECONDS, Baseline, TrafficPlan
-from evergreen.runtime.errors import PermanentError, TemporaryError
-from evergreen.serving.canary import (
-    ABORTED,
-    CHANGED,
-    DRAINING,
-    ENDED,
-    GROWN,
-    HELD,
-    NO_CANARY,
-    NONE,
-    RELEASED,
-    Step,
-    grow,
-    load_everywhere,
-    unload,
-)
+from evergreen.runtime.errors import PermanentError, Refused, TemporaryError
 from evergreen.serving.canary_policy import (
     ABORT,
     GROW,
@@ -68,10 +48,38 @@ from evergreen.serving.canary_policy import (
     evaluate,
 )
 from evergreen.serving.servers import addresses
-from evergreen.serving.site import Site, SiteSettings, opened, reset_plan
 from evergreen.storage.objects import Objects
 
 logger = logging.getLogger(__name__)
+
+NONE = "none"
+DRAINING = "draining"
+ENDED = "ended"
+HELD = "held"
+GROWN = "grown"
+RELEASED = "released"
+ABORTED = "aborted"
+CHANGED = "changed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """Result of one step."""
+
+    action: str
+    """`none` (no canary), `held`, `grown`, `released`, `aborted`, `draining`, `ended` (unloaded
+    everywhere) or `changed` (a request changed the canary first). After `released` and `aborted`
+    the plan names only the live version."""
+    reason: str
+    version: int | None = None
+    share: float | None = None
+    """Share of the traffic after the step."""
+    wait_seconds: float | None = None
+    """Seconds until the next step is useful, if known."""
+    decision: CanaryDecision | None = None
+
+
+NO_CANARY = Step(action=NONE, reason="there is no canary")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,11 +90,20 @@ class CanarySettings:
     evidence: tuple[Objects, ...] = ()
     """Matured rows: the monitor's archive, then the lake."""
     metrics: tuple[str, ...] = ()
-    """Metrics ports of all servers, host:port or dns:///name:port. Without them the canary can be
-    aborted by labels, but never grows."""
+    """Metrics ports of all servers, host:port or dns:///name:port. Without metrics ports, labels
+    can abort the canary, but the canary never grows."""
     policy: CanaryPolicy = field(default_factory=CanaryPolicy)
     drain_seconds: float = DRAIN_SECONDS
     fetch: Fetch = fetch
+
+    @property
+    def stages(self) -> CanaryStages:
+        """How the canary grows."""
+        return CanaryStages(
+            shares=self.policy.shares,
+            drain_seconds=self.drain_seconds,
+            read_baseline=lambda plan: _read_counters(plan, self)[0] or {},
+        )
 
 
 _CHANGED_MEANWHILE = Step(
@@ -103,7 +120,7 @@ def step(settings: CanarySettings) -> Step:
 
     Raises:
         ContractError: the evidence or the repository is corrupt.
-        TemporaryError: a server does not answer, or another deployment is running. Call again
+        TemporaryError: a server does not answer, or another controller is at work. Call again
             later.
         PermanentError: the live version could not be changed, and is still live.
     """
@@ -125,15 +142,15 @@ def step(settings: CanarySettings) -> Step:
             and not promotion_journal.interrupted(site.store)
         ):
             return NO_CANARY
-        return _proceed(plan, settings, None)
+        return _settle(settings)
     found, fresh = _evaluate(plan, settings)
-    if found.action == ABORT:
-        with repository.locked():
-            if repository.read_plan() != plan:
-                return _CHANGED_MEANWHILE
-            reset_plan(site, repository, found.reason)
-        return _aborted(settings, at_work.version, found.reason, decision=found)
-    return _proceed(plan, settings, found, fresh=fresh)
+    try:
+        if found.action == ABORT:
+            return _abort(settings, found.reason, plan=plan.sequence, decision=found)
+        return _proceed(plan, settings, found, fresh=fresh)
+    except Refused as error:
+        logger.info("%s", error)
+        return _CHANGED_MEANWHILE
 
 
 def advance(settings: CanarySettings, reason: str) -> Step:
@@ -144,51 +161,88 @@ def advance(settings: CanarySettings, reason: str) -> Step:
     Raises:
         TemporaryError, PermanentError: as in `step`. The live version is unchanged.
     """
-    plan = settings.site.open_repository().read_plan()
-    return _proceed(plan, settings, CanaryDecision(action=GROW, reason=reason))
+    if canary_at_work(settings.site.store) is None:
+        return NO_CANARY
+    return _advance(settings, reason)
 
 
 def abort(settings: CanarySettings, reason: str) -> Step:
     """Take all traffic from the canary at once, even if servers do not answer.
 
-    `step` unloads it after the clients have read the plan.
+    Later, `step` unloads the canary after the clients have read the plan.
 
     Raises:
-        TemporaryError: another deployment is running.
+        TemporaryError: nobody carried out the request.
     """
-    repository = settings.site.open_repository()
-    with repository.locked():
-        at_work, plan = canary_at_work(settings.site.store), repository.read_plan()
-        # If a start was killed before its journal entry, only the plan names the canary.
-        if at_work is None and (plan is None or plan.canary is None):
-            return NO_CANARY
-        reset_plan(settings.site, repository, reason)
-    return _aborted(settings, at_work.version if at_work else None, reason)
+    return _abort(settings, reason)
 
 
-def watch(
+def canary_request(
+    settings: CanarySettings, kind: str, reason: str, *, plan: int | None = None
+) -> ServingRequest:
+    """Return a request to `advance` or `abort` the canary."""
+    site = settings.site
+    request = new_request(
+        kind,
+        who=site.who,
+        reason=reason,
+        now=site.clock(),
+        seconds=site.patience.deadline_seconds,
+    )
+    return replace(request, plan=plan)
+
+
+def _advance(
     settings: CanarySettings,
+    reason: str,
     *,
-    interval_seconds: float,
-    sleep: Callable[[float], None] = time.sleep,
-    report: Callable[[Step], None] = lambda _: None,
+    plan: int | None = None,
+    decision: CanaryDecision | None = None,
 ) -> Step:
-    """Call `step` until there is no canary, and return the last step. Temporary errors are retried.
+    site = settings.site
+    version = canary_at_work(site.store)
+    request = canary_request(settings, ADVANCE, reason, plan=plan)
+    carry_out(site, request, stages=settings.stages)
+    at_work = canary_at_work(site.store)
+    action, share, wait = (
+        (RELEASED, 1.0, settings.drain_seconds)
+        if at_work is None
+        else (GROWN, at_work.share or 0.0, None)
+    )
+    number = version.version if version else None
+    logger.info("canary %s: %s, share %g: %s", number, action, share, reason)
+    return Step(
+        action=action,
+        reason=reason,
+        version=number,
+        share=share,
+        wait_seconds=wait,
+        decision=decision,
+    )
 
-    Raises:
-        ContractError, PermanentError: as in `step`.
-    """
-    while True:
-        try:
-            done = step(settings)
-        except TemporaryError as error:
-            logger.warning("step deferred: %s", error)
-            sleep(interval_seconds)
-            continue
-        report(done)
-        if done.action in (NONE, ENDED):
-            return done
-        sleep(interval_seconds if done.wait_seconds is None else done.wait_seconds)
+
+def _abort(
+    settings: CanarySettings,
+    reason: str,
+    *,
+    plan: int | None = None,
+    decision: CanaryDecision | None = None,
+) -> Step:
+    site = settings.site
+    at_work, found = canary_at_work(site.store), site.open_repository().read_plan()
+    # If a start was killed before its journal entry, only the plan names the canary.
+    if at_work is None and (found is None or found.canary is None):
+        return NO_CANARY
+    request = canary_request(settings, ABORT_REQUEST, reason, plan=plan)
+    carry_out(site, request, stages=settings.stages)
+    return Step(
+        action=ABORTED,
+        reason=reason,
+        version=at_work.version if at_work else None,
+        share=0.0,
+        wait_seconds=settings.drain_seconds,
+        decision=decision,
+    )
 
 
 def status(settings: CanarySettings) -> Step:
@@ -203,70 +257,73 @@ def status(settings: CanarySettings) -> Step:
     return _held(plan, found)
 
 
+def _settle(settings: CanarySettings) -> Step:
+    """Finish what a crash or an earlier step left, and say what remains of the canary."""
+    repository = settings.site.open_repository()
+    at_work, versions = canary_at_work(settings.site.store), repository.canary.whole()
+    version = at_work.version if at_work else next(iter(versions), None)
+    with reconciled(settings.site, stages=settings.stages) as site:
+        plan, is_over = site.repository.read_plan(), not site.repository.canary.whole()
+        reason = plan.reason if plan else "no plan names it"
+        if plan is not None and plan.canary is not None:
+            return _CHANGED_MEANWHILE
+        if is_over and canary_at_work(site.store) is None:
+            action = ENDED if at_work or versions else NONE
+            return Step(action=action, reason=reason, version=version)
+    published = datetime.fromisoformat(plan.published_at) if plan else settings.site.clock()
+    passed = (settings.site.clock() - published).total_seconds()
+    return Step(action=DRAINING, reason=reason, wait_seconds=settings.drain_seconds - passed)
+
+
 def _proceed(
-    plan: TrafficPlan | None,
+    plan: TrafficPlan,
     settings: CanarySettings,
-    found: CanaryDecision | None,
+    found: CanaryDecision,
     *,
-    fresh: bool = False,
+    fresh: bool,
 ) -> Step:
-    """Finish earlier changes, load the canary on servers that lack it, and apply a decision.
+    """Load the canary on servers that lack it, and apply a decision to hold or grow.
 
     Args:
         plan: Plan at the time when the evidence was read.
         settings: Deployment target and rules.
-        found: Decision to hold or grow. None = there is no canary.
-        fresh: Whether servers have counters without a baseline.
+        found: Evaluation with the decision to hold or grow.
+        fresh: Whether some servers have no baseline for their counters yet.
+
+    Raises:
+        Refused: the plan changed since the evidence was read.
     """
-    with opened(settings.site) as site:
+    with reconciled(settings.site, stages=settings.stages) as site:
         if site.repository.read_plan() != plan:
             return _CHANGED_MEANWHILE
-        if (done := _finish_earlier(site, settings)) is not None:
-            return done
         at_work = canary_at_work(site.store)
-        if plan is None or at_work is None or found is None:
-            return _CHANGED_MEANWHILE
+        assert at_work is not None
         try:
-            load_everywhere(site, at_work.version, only_missing=True)
+            load_canary(site, at_work.version, only_missing=True)
         except PermanentError as error:
             # If a server rejects the canary or returns other scores for its golden rows, abort the
             # canary without further evidence.
-            site.reset_plan(str(error))
-            return _aborted(settings, at_work.version, str(error))
+            return _abort(replace(settings, site=site.settings), str(error), plan=plan.sequence)
         if found.action == GROW:
-            return _grow_or_release(site, at_work, plan, settings=settings, found=found)
-        if fresh:
-            # Read the counters again, because loading the canary has added warm-up requests.
-            seen, _ = _read_counters(plan, settings)
-            plan = plan.next(baseline={**plan.baseline, **uncounted(plan.baseline, seen or {})})
-            site.repository.write_plan(plan)
-            logger.info(
-                "errors and latency of %s are counted from now on", ", ".join(plan.baseline)
+            return _advance(
+                replace(settings, site=site.settings),
+                found.reason,
+                plan=plan.sequence,
+                decision=found,
             )
+        if fresh:
+            plan = _count_from_now(site, plan, settings)
         return _held(plan, found)
 
 
-def _finish_earlier(site: Site, settings: CanarySettings) -> Step | None:
-    """Finish what a crash or an earlier step left.
-
-    Returns None if a canary is running and the plan agrees with the journal.
-    """
-    plan, at_work = site.repository.read_plan(), canary_at_work(site.store)
-    version = plan.canary.version if plan and plan.canary else None
-    if version is not None and (at_work is None or at_work.version != version):
-        site.reset_plan(f"version {version} is no longer a canary")
-        site.checkpoint("plan reset")
-        plan, version = site.repository.read_plan(), None
-    if version is None:
-        return unload(site, plan, at_work, drain_seconds=settings.drain_seconds)
-    assert plan is not None
-    assert at_work is not None
-    if plan.canary_share != at_work.share:
-        # A crash prevented the journal entry that follows the plan.
-        site.append(
-            replace(at_work, share=plan.canary_share, reason=plan.reason, who=site.settings.who)
-        )
-    return None
+def _count_from_now(site: Site, plan: TrafficPlan, settings: CanarySettings) -> TrafficPlan:
+    """Return the plan with the current counters of new and restarted servers, and write it."""
+    # Read the counters again, because loading the canary has added warm-up requests.
+    seen, _ = _read_counters(plan, settings)
+    plan = plan.next(baseline={**plan.baseline, **uncounted(plan.baseline, seen or {})})
+    site.repository.write_plan(plan)
+    logger.info("errors and latency of %s are counted from now on", ", ".join(plan.baseline))
+    return plan
 
 
 def _read_counters(plan: TrafficPlan, settings: CanarySettings) -> tuple[Baseline | None, str]:
@@ -309,7 +366,7 @@ def _evaluate(plan: TrafficPlan, settings: CanarySettings) -> tuple[CanaryDecisi
 def _began(plan: TrafficPlan, store: Path) -> datetime:
     """Return when the canary was first recorded, or else when the plan was published.
 
-    A start as a shadow canary is also such a record.
+    The start of a shadow canary counts as such a record.
     """
     lines = [
         each
@@ -321,38 +378,9 @@ def _began(plan: TrafficPlan, store: Path) -> datetime:
         for each in lines
         if plan.canary is not None and each.version == plan.canary.version
     ]
-    # Times in the journal never decrease. If the clock was ahead when an earlier line was written,
-    # the time of the plan is the right one.
+    # Times in the journal never decrease. If the clock was fast when an earlier entry was written,
+    # use the time of the plan.
     return min(map(datetime.fromisoformat, [*times[:1], plan.published_at]))
-
-
-def _grow_or_release(
-    site: Site,
-    at_work: Promotion,
-    plan: TrafficPlan,
-    *,
-    settings: CanarySettings,
-    found: CanaryDecision,
-) -> Step:
-    """Give the canary the next larger share, or release it after the last one."""
-    larger = [share for share in settings.policy.shares if share > plan.canary_share]
-    if larger:
-        action, share, wait = GROWN, larger[0], None
-        baseline = _read_counters(plan, settings)[0] or {}
-        grow(site, at_work, plan, share=share, reason=found.reason, baseline=baseline)
-    else:
-        action, share, wait = RELEASED, 1.0, settings.drain_seconds
-        promote_version(site, at_work.version, reason=found.reason, decision=at_work.decision)
-        site.checkpoint("promoted")
-    logger.info("canary %d: %s, share %g: %s", at_work.version, action, share, found.reason)
-    return Step(
-        action=action,
-        reason=found.reason,
-        version=at_work.version,
-        share=share,
-        wait_seconds=wait,
-        decision=found,
-    )
 
 
 def _held(plan: TrafficPlan, found: CanaryDecision) -> Step:
@@ -363,22 +391,4 @@ def _held(plan: TrafficPlan, found: CanaryDecision) -> Step:
         version=plan.canary.version,
         share=plan.canary_share,
         decision=found,
-    )
-
-
-def _aborted(
-    settings: CanarySettings,
-    version: int | None,
-    reason: str,
-    *,
-    decision: CanaryDecision | None = None,
-) -> Step:
-    logger.error("canary %s is aborted: %s", version, reason)
-    return Step(
-        action=ABORTED,
-        reason=reason,
-        version=version,
-        share=0.0,
-        wait_seconds=settings.drain_seconds,
-        decision=decision,
     )

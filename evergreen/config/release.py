@@ -17,6 +17,8 @@ becomes a canary if the gate was inconclusive. With `none` the model is register
 """
 _MAX_INSTANCES = 64
 _MAX_QUEUED = 1_000_000
+QUEUED_REQUESTS, QUEUE_MICROSECONDS = 512, 5_000_000
+"""Limits of the queue in a server whose queue may have limits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +30,7 @@ class ServingSettings:
     """
 
     instances: int = 2
-    """Copies of the model that run in parallel (per GPU, on `gpu`). With one copy and a limited
-    queue, Triton 2.51 sometimes loses a wake-up, and the request waits half a second. The delay
-    occurred in 99 of 16,200 measured requests with one copy, and in 0 of 33,500 with two copies."""
+    """Copies of the model that run in parallel (per GPU, on `gpu`)."""
     response_cache: bool = False
     """Whether the server may answer an equal request from its cache. The server must have a cache
     (flag `--cache-config`). The cache key is a hash of the model's name, the version, and the names
@@ -38,12 +38,14 @@ class ServingSettings:
     never be given to other weights. Deployment uses each number only once."""
     warmup_rows: int = 4
     """Golden rows that the model must answer before it reports ready. 0 = none."""
-    max_queued_requests: int = 512
-    """Maximum waiting requests. Once this number is reached, the next request is refused at
-    once."""
-    queue_timeout_microseconds: int = 5_000_000
-    """Maximum wait in the queue. Triton checks this limit every half second, so a refusal can come
-    up to half a second late."""
+    max_queued_requests: int | None = None
+    """Maximum waiting requests. The next one is refused at once. 0 = no limit. If absent, 512 with
+    server `onnxruntime` and no limit with `python`, because the laptop's Triton 2.51 stalls if a
+    queue has a limit ([more](../guides/serve.md#stalls-of-limited-queues))."""
+    queue_timeout_microseconds: int | None = None
+    """Maximum wait in the queue. Triton checks it every half second, so that a refusal may come
+    that much later. 0 = no limit. If absent, 5,000,000 with server `onnxruntime` and no limit with
+    `python`."""
     max_queue_delay_microseconds: int = 0
     """Maximum time that a batch waits for more requests. 0 = a batch takes the queued requests at
     once, so that a single request does not wait."""
@@ -58,16 +60,19 @@ class ServingSettings:
             "queue_timeout_microseconds",
             "max_queue_delay_microseconds",
         )
-        expect(self, "at least 0", lambda value: value >= 0, *names)
+        expect(self, "at least 0", lambda value: value is None or value >= 0, *names)
         expect(
             self,
             f"at most {_MAX_QUEUED:,}",
-            lambda value: value <= _MAX_QUEUED,
+            lambda value: value is None or value <= _MAX_QUEUED,
             "max_queued_requests",
         )
         expect(self, "at most 1024", lambda value: value <= 1024, "warmup_rows")
         expect(
-            self, "at most an hour, 3,600,000,000", lambda value: value <= 3_600_000_000, *names[2:]
+            self,
+            "at most an hour, 3,600,000,000",
+            lambda value: value is None or value <= 3_600_000_000,
+            *names[2:],
         )
 
 

@@ -34,9 +34,13 @@ class SolverSettings:
     waits for the GPU."""
     stage_rows: int = 1_048_576
     """Rows of one set of Parquet files, which is written while the previous set is trained."""
+    call_minutes: float = 30.0
+    """Maximum duration of one call, or of `loss_interval` steps, in minutes. After some errors
+    HugeCTR waits for ever. The step then ends with exit code 3, and its log has the traceback."""
 
     def __post_init__(self) -> None:
         expect(self, "at least 1", lambda value: value >= 1, "loss_interval", "stage_rows")
+        expect(self, "a number in (0, 10000]", lambda value: 0.0 < value <= 10_000, "call_minutes")
         expect(
             self,
             "at most 1,000,000,000",
@@ -126,4 +130,6 @@ class TrainingSettings:
 
     def deciding(self) -> dict[str, Any]:
         """Return the settings that influence the trained weights, as plain values for JSON."""
-        return {name: value for name, value in asdict(self).items() if name != "checkpoint_minutes"}
+        values = asdict(self)
+        del values["checkpoint_minutes"], values["solver"]["call_minutes"]
+        return values

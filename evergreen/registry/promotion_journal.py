@@ -8,19 +8,25 @@ records the version and its hashes, so every answer comes from a version in the 
 live version has changed, another line records it. If the last line is an intent, a deployment is
 active or was killed. If a deployment was killed, the next deployment first rolls it back.
 
-The journal also contains whether a version is baking (`evergreen.contracts.baking`). The monitor
-may not change what is served. The monitor only writes its findings on each version to a file in the
-registry (`findings_path`), and the release controller reads these files.
+The journal also shows whether a version is baking (`evergreen.contracts.baking`). The monitor may
+not change what is served. It only writes its findings on each version to a file in the registry
+(`findings_path`), and the release controller reads these files.
+
+Requests to the controller and its answers are lines of the same file (`registry.requests`). The
+order of all lines is therefore known.
 """
 
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from functools import lru_cache
 from pathlib import Path
+from typing import Any, TypeVar
 
 from evergreen.contracts.baking import Findings
+from evergreen.contracts.requests import REQUEST_ACTIONS, REQUESTED, ServingAnswer, ServingRequest
 from evergreen.runtime.durable import append_record, read_records, write_whole
 from evergreen.runtime.errors import ContractError
 
@@ -80,8 +86,12 @@ class Promotion:
     """Id of the model that an automatic `rollback` removed from traffic. The model is not released
     again unless a person overrides the block."""
     config: str | None = None
-    """Text of Triton's configuration before an `intent`. This text is restored if the deployment is
-    interrupted. None if there was no configuration, or if this is not the last line."""
+    """Text of Triton's configuration before an `intent`. It is restored if the deployment is
+    interrupted. None if there was no configuration, or another promotion follows."""
+    request: str | None = None
+    """Id of the request that led to the line. None if the controller's own evidence led to it."""
+    lease: int | None = None
+    """Number of the controller's lease. None in lines of older releases."""
 
     def baked(self, time: str, who: str, reason: str) -> "Promotion":
         """Return a line that ends the baking of this line's version."""
@@ -90,15 +100,30 @@ class Promotion:
         )
 
 
+Line = Promotion | ServingRequest | ServingAnswer
+"""One line of the journal."""
+Entry = TypeVar("Entry", Promotion, ServingRequest, ServingAnswer)
+
+
 def read_entries(store: Path) -> list[Promotion]:
+    """Return every promotion of the journal, oldest first.
+
+    Raises the errors of `read_lines`.
+    """
+    return [line for line in read_lines(store) if isinstance(line, Promotion)]
+
+
+def read_lines(store: Path) -> tuple[Line, ...]:
     """Return every line of the journal, oldest first.
 
-    Returns an empty list if there is no journal. A last line without its newline is an incomplete
-    append and is ignored.
+    Returns an empty tuple if there is no journal. A last line without its newline is an incomplete
+    append and is ignored. A line whose lease is older than that of a line before it is ignored too.
+    Its controller lost the lock between its last check and the append.
 
     Raises:
-        ContractError: the file cannot be read, a complete line is not a journal entry, or a line
-            does not match its checksum. The message names the file and the line.
+        ContractError: the file cannot be read, a complete line is neither a promotion nor a request
+            nor an answer, or a line differs from its checksum. The message names the file and the
+            line.
     """
     path = store / JOURNAL_FILE
     try:
@@ -106,36 +131,62 @@ def read_entries(store: Path) -> list[Promotion]:
         with open(path, "rb") as file:
             known = os.fstat(file.fileno())
     except FileNotFoundError:
-        return []
+        return ()
     except OSError as error:
         raise ContractError(f"{path} cannot be read: {error.strerror}") from error
-    return list(_parsed_lines(path, (known.st_ino, known.st_size, known.st_mtime_ns)))
+    return _parsed_lines(path, (known.st_ino, known.st_size, known.st_mtime_ns))
+
+
+def _line(**fields: Any) -> Line:
+    action = fields.get("action")
+    if action == REQUESTED:
+        return ServingRequest(**fields)
+    return ServingAnswer(**fields) if action in REQUEST_ACTIONS else Promotion(**fields)
 
 
 @lru_cache(maxsize=4)
-def _parsed_lines(path: Path, _identity: tuple[int, int, int]) -> tuple[Promotion, ...]:
-    """Return the lines of a journal file, which is identified by inode, size and modification time.
+def _parsed_lines(path: Path, _identity: tuple[int, int, int]) -> tuple[Line, ...]:
+    """Return the lines of a journal file with the given inode, size and modification time.
 
     The result is cached, because parsing the lines of a year takes a second and servers read them
     often.
     """
-    entries = read_records(path, Promotion, name="a promotion")
-    for number, entry in enumerate(entries, start=1):
+    lines = read_records(path, _line, name="a promotion")
+    for number, entry in enumerate(lines, start=1):
         try:
             moment_of(entry.time)
         except (ValueError, TypeError, AttributeError) as error:
             raise ContractError(f"{path} line {number} is not a promotion: {error}") from error
-        if type(entry.version) is not int or entry.action not in ACTIONS:
+        if isinstance(entry, Promotion) and (
+            type(entry.version) is not int or entry.action not in ACTIONS
+        ):
             raise ContractError(
                 f"{path} line {number} is {entry.action!r} of version {entry.version!r}, expected "
                 f"one of {', '.join(ACTIONS)} of a number"
             )
-    # Only the configuration in the journal's last line can be restored later. The configurations in
-    # other lines would take most of the memory.
-    return (
-        *(replace(entry, config=None) if entry.config else entry for entry in entries[:-1]),
-        *entries[-1:],
-    )
+    # Only the configuration in the last promotion is ever restored. The configurations in other
+    # promotions would take most of the memory.
+    at = [number for number, line in enumerate(lines) if isinstance(line, Promotion)]
+    for number in at[:-1]:
+        entry = lines[number]
+        if isinstance(entry, Promotion) and entry.config:
+            lines[number] = replace(entry, config=None)
+    return tuple(_unfenced(lines))
+
+
+def _unfenced(lines: list[Line]) -> Iterator[Line]:
+    newest = 0
+    for line in lines:
+        lease = None if isinstance(line, ServingRequest) else line.lease
+        if lease is None or lease >= newest:
+            newest = max(newest, lease or 0)
+            yield line
+
+
+def newest_lease(store: Path) -> int:
+    """Return the largest number of a lease in the journal. 0 = the journal names none."""
+    leases = [line.lease for line in read_lines(store) if not isinstance(line, ServingRequest)]
+    return max((lease for lease in leases if lease is not None), default=0)
 
 
 def read_standing(store: Path) -> list[Promotion]:
@@ -166,15 +217,20 @@ def read_journal(store: Path) -> list[Promotion]:
 
 
 def append_promotion(store: Path, promotion: Promotion) -> Promotion:
+    """Append one promotion by `append_entry`."""
+    return append_entry(store, promotion)
+
+
+def append_entry(store: Path, entry: Entry) -> Entry:
     """Append one line, flush it to disk, and return the line as written.
 
     The clock may have been set back. In this case the new line gets the time of the last line.
     """
-    entries = read_entries(store)
-    if entries and moment_of(promotion.time) < moment_of(entries[-1].time):
-        promotion = replace(promotion, time=entries[-1].time)
-    append_record(store / JOURNAL_FILE, promotion)
-    return promotion
+    lines = read_lines(store)
+    if lines and moment_of(entry.time) < moment_of(lines[-1].time):
+        entry = replace(entry, time=lines[-1].time)
+    append_record(store / JOURNAL_FILE, entry)
+    return entry
 
 
 def current(store: Path) -> Promotion | None:
@@ -198,7 +254,7 @@ def blocked_models(store: Path) -> dict[str, Promotion]:
 
 
 def interrupted(store: Path) -> Promotion | None:
-    """Return the journal's last line if it is an intent, else None.
+    """Return the intent in the last promotion, or None if the last promotion is not an intent.
 
     The deployment that wrote the intent is active or was killed.
     """

@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from glob import escape
@@ -148,7 +148,7 @@ def append_record(path: Path, record: Any) -> None:
     append_line(path, _with_checksum(json.dumps(asdict(record))))
 
 
-def read_records(path: Path, kind: type[T], *, name: str) -> list[T]:
+def read_records(path: Path, kind: Callable[..., T], *, name: str) -> list[T]:
     """Return the records that `append_record` wrote, or an empty list if there is no file.
 
     A last line without a newline is an interrupted append and is ignored. The checksum may be
@@ -156,7 +156,7 @@ def read_records(path: Path, kind: type[T], *, name: str) -> list[T]:
 
     Args:
         path: The file.
-        kind: Dataclass of the records.
+        kind: Dataclass of the records, or a function that makes a record of its fields.
         name: Name of a record in error messages.
 
     Raises:

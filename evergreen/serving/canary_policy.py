@@ -3,29 +3,30 @@
 The functions are pure, and `canary.evidence` reads the evidence. The labels are evaluated over all
 pairs since the canary began, because both arms scored every pair, whatever the canary's share.
 Looks are planned: the first is after `min_pairs` pairs, and each further look is after twice as
-many pairs. A look always uses the oldest pairs of that number. Frequent steps, or repeated steps
-after a crash, are therefore not extra looks.
+many pairs. A look uses exactly its planned number of pairs, the oldest first. Frequent steps, or
+repeated steps after a crash, are therefore not extra looks.
 
 A degradation is significant if a one-sided p-value is below alpha / (looks * 2). The tests are for
 the AUC difference (paired DeLong) and for the mean log loss difference. Rows are clustered by user,
 or by request if there are no users. This Bonferroni correction holds for any dependence between
 looks and metrics. The probability of aborting an equal model is at most `alpha` over the canary's
-whole life. O'Brien-Fleming bounds would have more power. They need independent increments, but rows
-mature by request and day, so the increments may be dependent. Both tests assume normal means, so at
-least `MIN_REQUESTS` requests must have clicks, however many rows there are. With three clicks, one
-equal model in thirty would be aborted at its first look.
+whole life. O'Brien-Fleming bounds would have more power. However, these bounds need independent
+increments. Rows mature by request and day, so the increments may be dependent. Both tests assume
+normal means, so at least `MIN_REQUESTS` requests must have clicks, however many rows there are.
+With three clicks, one equal model in thirty would be aborted at its first look.
 
 The canary grows when the tests confirm that both metrics are within their margins. Each look has a
 part of the one-sided level `growth_alpha`, and the parts add up to `growth_alpha`. Both tests must
-pass, so no further correction is needed. A look's part is proportional to its pairs, because the
-late looks decide. A canary that is undecided at the last look is aborted. A canary that gets too
-few pairs for its looks waits for a person, or for a later candidate that passes.
+pass, so no further correction is needed. The level of each look is proportional to its number of
+pairs, so that the late and more reliable looks get most of it. A canary that is undecided at the
+last look is aborted. A canary with too few pairs for its looks continues until a person ends it or
+a later candidate passes.
 
 Errors are tested at every step by `sequential_binomial`, which is valid for any number of looks.
 Latency is not tested but bounded by the ratio of means, because Triton's counters have no medians
 and no spread. Latency means the time in the model of computed requests. Queue times are not
-compared, because they depend on an arm's share. A response cache contains more requests of the
-larger arm, so its requests are not counted either.
+compared, because they depend on an arm's share. Responses from the cache are not counted, because
+the cache contains more requests of the larger arm.
 
 If a number is missing, no decision is made: the canary is held until the last look, and a check
 names what is missing.
@@ -84,8 +85,8 @@ class Pairs:
     canary: NDArray[np.float32]
     """[n] probabilities of the canary, served or shadow."""
     groups: NDArray[np.int64]
-    """[n] user id of each row. A row without a user has the number of its request instead, which is
-    negative if there are users."""
+    """[n] user id of each row. A row without a user gets the number of its request. That number is
+    negative if other rows have users."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -140,24 +141,30 @@ _BOUNDS = (
 )
 
 
+FIRST_SHARE = 0.01
+"""Share of a canary's traffic at its first stage."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CanaryPolicy:
     """Rules for growing and aborting a canary."""
 
-    shares: tuple[float, ...] = (0.01, 0.05, 0.25)
-    """Traffic share of each stage. After the last stage the canary is released."""
+    shares: tuple[float, ...] = (FIRST_SHARE, 0.05, 0.25)
+    """Share of the traffic at each stage, ascending. After the last stage the canary is
+    released."""
     min_pairs: int = 2_000
     """Number of pairs at the first look. Each further look has twice as many pairs as the look
     before."""
     max_looks: int = 8
     """Number of looks. A canary that is undecided at the last look is aborted."""
     alpha: float = 0.05
-    """Maximum probability that the labels lead to an abort of an equally good model at any look."""
+    """Maximum probability of aborting an equally good model because of the labels, over all
+    looks."""
     growth_alpha: float = 0.025
-    """Maximum probability of ever growing a model that is worse by more than a margin. With the
-    gate's 2.5 % the total is 5 %."""
+    """Maximum probability of ever growing a model that is worse by more than a margin. The gate
+    adds 2.5 %, so the total probability is 5 %."""
     auc_margin: float = 0.002
-    """Tolerated decrease of the AUC. The default is the gate's."""
+    """Tolerated decrease of the AUC. The default is the margin of the gate."""
     log_loss_margin: float = 0.005
     """Tolerated increase of the log loss in nats per row."""
     min_requests: int = 100
@@ -187,7 +194,7 @@ class CanaryPolicy:
 
     @property
     def looks(self) -> tuple[int, ...]:
-        """Number of pairs at each look.
+        """Number of pairs at each planned look.
 
         >>> CanaryPolicy(min_pairs=1000, max_looks=3).looks
         (1000, 2000, 4000)
@@ -217,7 +224,7 @@ class ArmDifference:
     error: float
 
     def loss_p_value(self, sign: int) -> float:
-        """Return the one-sided p-value of the test whether the canary is worse.
+        """Return the one-sided p-value of the hypothesis that the canary is worse.
 
         Args:
             sign: 1 if a larger metric is better, -1 if a smaller one is.
@@ -229,7 +236,7 @@ class ArmDifference:
 
 @dataclass(frozen=True, kw_only=True)
 class CountsDecision:
-    """Checks of errors and latency. Unknown numbers are None."""
+    """Decision from the checks of errors and latency. Unknown numbers are None."""
 
     checks: tuple[Check, ...]
     counts: BothCounts | None = None
@@ -252,8 +259,8 @@ class PairsDecision:
     look: int
     """Number of looks that have been due so far."""
     pairs_needed: int | None = None
-    """Number of pairs until the next look. None if no pairs are needed, or if more pairs cannot
-    change the result."""
+    """Number of additional pairs until the next look. None if no look remains, or if more pairs
+    cannot change the result."""
     auc: ArmDifference | None = None
     log_loss: ArmDifference | None = None
 
@@ -401,8 +408,8 @@ def _check_differences(
 ) -> list[Check]:
     """Check both metrics at a look.
 
-    A check fails if the degradation is significant. It passes if a degradation beyond the margin is
-    ruled out.
+    A check fails if the degradation is significant. The check passes if the test rules out a
+    degradation beyond the margin.
     """
     z = NormalDist().inv_cdf(1 - policy.growth_level(look))
     table = (

@@ -35,7 +35,7 @@ def golden_rows(repository: ModelRepository, store: Path, version: int) -> Golde
     """Return the version's golden rows from the first intact copy.
 
     Raises:
-        ContractError: no copy is intact. The message lists the problem of each.
+        ContractError: no copy is intact. The message names the defect of each copy.
     """
     sources: list[Callable[[], GoldenRows]] = [
         partial(repository.published.golden_rows, version),
@@ -58,7 +58,7 @@ def golden_rows(repository: ModelRepository, store: Path, version: int) -> Golde
 
 
 def check_kept(store: Path, release: Release) -> None:
-    """Check that the model registry's copy of the version has the hashes of its release.
+    """Check the model registry's copy of the version against the hashes of its release.
 
     Raises:
         ContractError: a file is corrupt or absent. The message names the file and both hashes.
@@ -102,14 +102,14 @@ def heal(
     Args:
         folders: Version folders in the repository.
         store: Folder of the model registry.
-        version: Number of the version.
+        version: Number of the version to repair.
         options: Serving options, used if the version's record is corrupt.
 
     Returns:
         Paths of the replaced files, first those in the repository, then those in the registry.
 
     Raises:
-        ContractError: both copies of a file are corrupt. The message names them.
+        ContractError: both copies of a file are corrupt. The message names the corrupt files.
     """
     release = Release.read(release_path(store, version))
     # Repair the registry before the repository, because the repository is repaired from the

@@ -114,7 +114,10 @@ class GoldenRows:
 
 
 def _read_arrays(path: Path, what: str, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
-    """Read the arrays `names` from the .npz file `path`. Error messages call the file `what`."""
+    """Read the named arrays from the .npz file `path`.
+
+    `what` is the name of the file in error messages.
+    """
     try:
         with np.load(path, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in names}

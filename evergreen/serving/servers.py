@@ -42,7 +42,7 @@ T = TypeVar("T")
 DNS = "dns:///"
 CALL_SECONDS = 30.0
 LOAD_SECONDS = 120.0
-"""Timeout of a load in seconds. Loading a model of 700 MB takes 3 s and 5 GB of memory."""
+"""Timeout of a load in seconds. Loading a model of 700 MB took 3 s and 5 GB of memory."""
 
 _TEMPORARY = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "ABORTED", "CANCELLED")
 
@@ -120,8 +120,8 @@ class TritonAccess:
 def read_access(arguments: argparse.Namespace | None = None) -> TritonAccess:
     """Return the options of the flags of `site.add_site_flags`, or else of the environment.
 
-    The environment variables are `EVERGREEN_TRITON_CA` and others with the same prefix. They are
-    needed because a step of the pipeline has no such flags.
+    The environment variables are `EVERGREEN_TRITON_CA` and others with the same prefix. Environment
+    variables are needed because the steps of the pipeline have no such flags.
 
     Raises:
         ContractError: See `TritonAccess`.
@@ -166,7 +166,7 @@ class Triton:
         """Check that the server is live.
 
         Raises:
-            NotListening: its port is closed.
+            NotListening: the server's port is closed.
             TemporaryError: the server does not answer, or reports that it is not live.
         """
         try:
@@ -180,7 +180,7 @@ class Triton:
             raise
 
     def load(self, name: str) -> None:
-        """Load or reload the model from its folder.
+        """Load or reload a model from its folder.
 
         Versions that remain keep answering meanwhile.
         """
@@ -285,18 +285,23 @@ no address."""
 class Patience:
     """Timeouts of a deployment, with the clock that measures them."""
 
-    lock_seconds: float = 10.0
-    """Seconds to wait for a lock that another deployment or a repairing watchdog holds. 0 = do not
-    wait."""
+    lock_seconds: float = 120.0
+    """Seconds until a request that no controller accepts is withdrawn. Within this time a command
+    also tries to take the lock itself. 0 = try once."""
     ready_seconds: float = 60.0
-    """Seconds to wait for a loaded version to become ready, or for a starting replica to listen."""
+    """Seconds to wait until a loaded version is ready, or until a starting replica listens."""
     leave_seconds: float = 20.0
-    """Seconds to wait until a name stops listing a replica that no longer answers. A stopping
-    replica rejects calls for 4 s (Triton 2.51), and a cluster's DNS cache may be 5 to 10 s old."""
+    """Seconds to wait until a name stops listing an unresponsive replica. A stopping replica
+    rejects calls for 4 s (Triton 2.51), and a cluster's DNS cache may be 5 to 10 s old."""
     poll_seconds: float = 0.05
     """Seconds between two attempts."""
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
+
+    @property
+    def deadline_seconds(self) -> float:
+        """Seconds from a command's request to its deadline. A change takes longer than the lock."""
+        return max(self.lock_seconds, 30.0)
 
     def until(self, answer: Callable[[], T], seconds: float) -> T:
         """Call `answer` until it is true or `seconds` have passed, and return the last value."""
@@ -341,7 +346,7 @@ def wait_until_ready(server: Triton, name: str, version: int, *, patience: Patie
 def bring_up(
     server: Triton, name: str, *, version: int, golden: GoldenRows, patience: Patience
 ) -> None:
-    """Load the model on the server, wait until the version is ready, and probe it with golden rows.
+    """Load the model, wait until its version is ready, and probe the version with golden rows.
 
     Raises:
         TemporaryError, PermanentError: the load fails, or `wait_until_ready` or `probe` raises.
@@ -361,8 +366,8 @@ def probe(
         name: Name of the model.
         version: Version that must answer.
         golden: Rows with their expected scores.
-        named: Whether to request that version. If False, Triton chooses a version, as it does for
-            clients.
+        named: Whether the request names the version. If False, Triton chooses the version, as for
+            requests of clients.
 
     Raises:
         PermanentError: another version answered, or a score differs by more than the tolerance.
@@ -402,10 +407,10 @@ def resolve(name: str, port: int) -> list[str]:
 def parse_urls(text: str) -> tuple[str, ...]:
     """Split a comma-separated list of servers, each host:port or dns:///name:port.
 
-    An empty text has no servers.
+    An empty text gives an empty list.
 
     Raises:
-        ContractError: an entry has neither form.
+        ContractError: an entry is neither host:port nor dns:///name:port.
 
     >>> parse_urls("triton-0:8001, dns:///triton:8001"), parse_urls("")
     (('triton-0:8001', 'dns:///triton:8001'), ())
@@ -423,7 +428,8 @@ def parse_urls(text: str) -> tuple[str, ...]:
 def addresses(urls: Sequence[str], resolve: Resolve) -> tuple[str, ...]:
     """Return the current addresses (host:port) of all `urls`, without duplicates.
 
-    A change that reaches no server must not count as a success, so an absent address is an error.
+    An absent address is an error, because otherwise a change could succeed without reaching any
+    server.
 
     Raises:
         TemporaryError: a name has no address.
@@ -443,13 +449,13 @@ def addresses_of(url: str, resolve: Resolve) -> list[str]:
 
 
 class Fleet:
-    """Open connections to all servers of `urls`. Close it after use.
+    """Open connections to all servers of `urls`. Close the fleet after use.
 
     A new replica is added when its name lists it. A replica that stops answering is an error only
     while its name still lists it. A replica whose port is closed is not an error. A pod gets its
     address minutes before its image is pulled, and must not delay a release or a rollback. The
-    fleet waits for such a replica last, when all other replicas serve, and then skips it. The
-    skipped replica reads the published configuration when it starts.
+    fleet waits for a replica with a closed port only after all other replicas serve, and then skips
+    it. The skipped replica reads the published configuration when it starts.
 
     Raises:
         TemporaryError: a server does not answer, or a name has no address.
@@ -537,7 +543,7 @@ class Fleet:
     def _connect_to(self, address: str, url: str) -> Triton | None:
         """Connect to a server, unless it is connected already, has left, or does not listen yet.
 
-        Returns None in these cases.
+        Returns None in these three cases.
         """
         if address in self._servers:
             return None
@@ -578,7 +584,7 @@ class Fleet:
             self._patience.sleep(self._patience.poll_seconds)
 
     def _has_left(self, address: str) -> bool:
-        """Return whether no name lists `address` any more, after at most `leave_seconds`."""
+        """Wait at most `leave_seconds`, and return whether `address` is no longer listed."""
         if address in self._urls:
             return False
         return self._patience.until(

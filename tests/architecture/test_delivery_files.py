@@ -110,7 +110,8 @@ def test_jobs_may_read_code_and_prove_who_they_are_and_hold_no_secret():
         assert "secrets." not in path.read_text()
         assert "credentials_json" not in path.read_text()
     for name, job in jobs().items():
-        allowed = {"contents": "read"} | ({} if name.endswith("/test") else {"id-token": "write"})
+        proves_nothing = name.startswith("test/") or name.endswith("/test")
+        allowed = {"contents": "read"} | ({} if proves_nothing else {"id-token": "write"})
         assert job["permissions"] == allowed, name
 
 
@@ -224,7 +225,10 @@ def test_shell_texts_and_scripts_are_bash_and_what_they_call_is_there():
     called = set(re.findall(r"\.ci/[\w-]+", joined + makefile))
     assert called == {f".ci/{path.name}" for path in SCRIPTS}
     targets = set(re.findall(r"\bmake (?:--\S+ )*([a-z-]+)", joined))
-    assert targets == {"audit", "check", "environments", "images", "sbom", "test"}
+    assert targets == {
+        *("audit", "check", "coverage", "docs", "environments", "images", "sbom", "test"),
+        "test-core",
+    }
     assert targets <= set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
     for program in set(re.findall(r"python3\.11 (\S+\.py)", joined)):
         assert (REPOSITORY / program).exists()
@@ -302,15 +306,15 @@ def test_candidate_is_tried_apart_and_promoted_with_clusters_folders(checkout, k
     (run,) = kfp.runs
     given = run["body"]["runtime_config"]["parameters"]
     sample = f"file:///evergreen/sample/{REVISION}"
-    apart = {name: f"{sample}/{name}" for name in ("store", "work", "repository")}
-    apart |= {"lake": "file:///evergreen/sample/lake", "triton_urls": ""}
+    apart = {name: f"{sample}/{name}" for name in ("store", "work")}
+    apart |= {"lake": "file:///evergreen/sample/lake"}
     (tried := tmp_path / "tried.yaml").write_bytes(kfp.uploads[-1])
     places = read_places(tried)
     assert places.items() >= apart.items()
     assert run["body"]["pipeline_version_reference"]["pipeline_id"] == "p1"
     assert given == {
         "recommender": "file:///evergreen/sample/store",
-        "settings": "gate.min_auc=0.0 gate.max_calibration_factor=1000",
+        "settings": "gate.min_auc=0.0 gate.max_calibration_factor=1000 release.rollout=none",
     }
     assert REVISION in kfp.uploads[-1].decode()
 

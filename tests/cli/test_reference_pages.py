@@ -6,7 +6,9 @@ import pytest
 
 from cli.commands import COMMANDS
 from cli.reference_pages import FOLDER, pages
+from evergreen.runtime.flags import whoami
 from tests.support.alerts import ALERTS
+from tests.support.paths import REPOSITORY
 
 PAGES = pages()
 
@@ -19,6 +21,11 @@ def test_generated_page_is_current(name):
 @pytest.mark.parametrize("name", PAGES)
 def test_generated_page_has_no_empty_description(name):
     assert re.findall(r"^\|.*\|\s*\|$", PAGES[name], re.MULTILINE) == []
+
+
+def test_generated_pages_name_no_folder_or_user_of_this_machine():
+    text = "".join(PAGES.values())
+    assert [word for word in (str(REPOSITORY), whoami()) if word in text] == []
 
 
 def test_every_command_has_section_with_its_name():

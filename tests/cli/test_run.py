@@ -22,8 +22,6 @@ def endless(
     lake: str,
     store: str,
     work: str,
-    repository: str,
-    triton_urls: str,
     server: str,
     device: str,
     served: str,

@@ -1,12 +1,13 @@
 """Tests of a baking version with simulated server counters: a worse p99, and equal versions."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from controller.baking import P99_READINGS, ROLLED_BACK, Baking, VersionCounts, check_counts
-from controller.canary.evidence import read_p99
+from controller.canary.evidence import HISTOGRAM, bucket_quantile, read_buckets, read_p99
 from evergreen.config.release import RolloutSettings
 from evergreen.contracts.checks import decide
 from evergreen.registry.traffic_plan import Arm
@@ -40,6 +41,37 @@ def test_p99_is_none_if_server_has_none_or_no_request_for_minute():
     assert (found, read_p99(told(1, 9, 1.5), arm)) == ([1500.0, None, None], None)
 
 
+BOUNDS = [0.25 * 2 ** (step / 2) for step in range(25)]
+
+
+def histogram(version, milliseconds):
+    """Return a server's histogram of these latencies, as Triton 26.01 and later write it."""
+    labels = f'model="{MODEL_NAME}",version="{version}"'
+    counts = [(f"{bound}", int((milliseconds <= bound).sum())) for bound in BOUNDS]
+    lines = [f"# TYPE {HISTOGRAM} histogram", f"{HISTOGRAM}_count{{{labels}}} {len(milliseconds)}"]
+    lines += [f"{HISTOGRAM}_sum{{{labels}}} {milliseconds.sum()}"]
+    for bound, count in (*counts, ("+Inf", len(milliseconds))):
+        lines.append(f'{HISTOGRAM}_bucket{{{labels},le="{bound}"}} {count}')
+    return "\n".join(lines) + "\n"
+
+
+def test_p99_of_summed_buckets_is_that_of_all_requests_within_their_bucket():
+    random, arm = np.random.default_rng(3), Arm(model_name=MODEL_NAME, version=2)
+    slow, fast = random.lognormal(2.0, 0.5, 500), random.lognormal(0.0, 0.5, 9_500)
+    parts = [read_buckets(histogram(2, part), arm) for part in (slow, fast)]
+    summed = {bound: sum(part[bound] for part in parts) for bound in parts[0]}
+    expected = np.percentile(np.concatenate([slow, fast]), 99)
+    assert bucket_quantile(summed, 0.99) == pytest.approx(expected, rel=0.2)
+    assert np.percentile(slow, 99) != pytest.approx(expected, rel=0.2), "no server has it"
+    assert np.percentile(fast, 99) != pytest.approx(expected, rel=0.2)
+
+
+def test_server_without_histogram_has_no_buckets():
+    arm = Arm(model_name=MODEL_NAME, version=2)
+    assert read_buckets(told(2, 9, 1.5), arm) is None
+    assert read_buckets(histogram(1, np.ones(9)), arm) is None, "it is of another version"
+
+
 class Rounds:
     """Control rounds every ten seconds, with 200 requests to each server per round.
 
@@ -52,16 +84,23 @@ class Rounds:
         accept_into(
             world.settings.store, criteo_with(release={"bake_seconds": 7200.0, "bake_rows": 0})
         )
+        self.latencies = None
+        """All latencies of each server since the release, if the servers have histograms."""
         self.baking = Baking(site=world.settings, metrics=ADDRESSES, fetch=self.fetch)
 
     def fetch(self, address):
         p99 = self.p99[ADDRESSES.index(address)]
         if p99 == "away":
             raise TemporaryError(f"metrics of {address} cannot be read")
-        return told(self.version, self.requests, p99)
+        text = told(self.version, self.requests, p99)
+        if self.latencies is not None:
+            text += histogram(self.version, np.concatenate(self.latencies[address]))
+        return text
 
     def release(self, version):
         self.version, self.requests = version, 0
+        if self.latencies is not None:
+            self.latencies = {address: [] for address in ADDRESSES}
         self.world.release(version)
 
     def pass_by(self, number, *p99):
@@ -72,9 +111,51 @@ class Rounds:
         self.p99, done = p99, []
         while len(done) < number and (not done or done[-1].action != ROLLED_BACK):
             self.requests += 200
+            for address, times in (self.latencies or {}).items():
+                times.append(self.draw(address))
             self.clock.advance(10)
             done.append(self.baking.step({}))
         return len(done), done[-1]
+
+
+def test_summed_buckets_find_a_slow_tail_that_bounds_of_servers_cannot(world):
+    """One of the two servers answers 4 of 100 requests slowly, after its first minute."""
+    rounds, random = Rounds(world), np.random.default_rng(5)
+    rounds.latencies = {}
+
+    def draw(tail):
+        usual = random.lognormal(0.0, 0.3, 200)
+        usual[:8] *= tail
+        return usual
+
+    rounds.draw = lambda address: draw(1.0)
+    rounds.release(1)
+    rounds.pass_by(20, 2.0, 2.0)
+    rounds.draw = lambda address: draw(10.0 if address == ADDRESSES[0] else 1.0)
+    rounds.release(2)
+    number, found = rounds.pass_by(60, 20.0, 2.0)
+    assert found.action == ROLLED_BACK
+    (check,) = (check for check in found.checks if check.result == "fail")
+    assert check.name == "p99 ratio"
+    assert number >= P99_READINGS
+
+
+def test_one_server_without_histogram_leaves_bounds_of_quantiles(world):
+    rounds = Rounds(world)
+    rounds.latencies = {ADDRESSES[0]: []}
+    rounds.draw = lambda address: np.full(200, 1.0)
+    whole = rounds.fetch
+    rounds.baking.fetch = lambda address: (
+        whole(address) if address == ADDRESSES[0] else told(rounds.version, rounds.requests, 2.0)
+    )
+    rounds.release(1)
+    rounds.pass_by(20, 2.0, 2.0)
+    counts = VersionCounts(**counters_of(world)["1"])
+    assert (counts.summed_p99, len(counts.p99)) == ([], P99_READINGS)
+
+
+def counters_of(world):
+    return json.loads((world.settings.store / "baking" / "counters.json").read_text())["counts"]
 
 
 @pytest.fixture

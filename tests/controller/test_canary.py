@@ -12,18 +12,19 @@ import pytest
 
 from controller.canary import steps as canary
 from controller.canary.__main__ import main
+from controller.release import ReleaseSettings, release
+from controller.release import start_canary as start
 from controller.rollback import rollback
 from controller.watchdog import Watchdog
 from evergreen.registry.models import keep_verdict
 from evergreen.registry.promotion_journal import canary_at_work, current, read_entries
-from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
-from evergreen.serving.canary import start
+from evergreen.runtime.errors import ContractError, PermanentError, Refused, TemporaryError
 from evergreen.serving.canary_policy import CanaryPolicy
-from evergreen.serving.release import Refused, ReleaseSettings, release
 from evergreen.serving.repository.model_repository import ModelRepository
 from evergreen.serving.repository.triton_config import ServingOptions, read_options
 from evergreen.storage.folder import FolderObjects
 from evergreen.storage.uris import open_objects
+from tests.support.canaries import watch
 from tests.support.clocks import Clock
 from tests.support.crashes import Killed
 from tests.support.served_names import CANARY_NAME, MODEL_NAME, NAMES
@@ -165,7 +166,7 @@ class Place:
                 self.requests()
                 self.pairs()
 
-        return canary.watch(self.settings(**changes), interval_seconds=1.0, sleep=wait)
+        return watch(self.settings(**changes), interval_seconds=1.0, sleep=wait)
 
     def check_served(self):
         """Check that a version of the journal answers every client, also without a version."""
@@ -702,7 +703,8 @@ def test_kill_at_any_step_is_put_right_by_next_one(tmp_path, make_candidate, sta
 
 def _killed_at_crash(place, act):
     """Run `act`. After the crash every further write fails too, as after a kill."""
-    from evergreen.serving import site as site_module
+    from controller import site as site_module
+    from evergreen.registry import requests
 
     dead = []
     real_checkpoint = place.checkpoint
@@ -720,6 +722,7 @@ def _killed_at_crash(place, act):
         patch.setattr(place, "checkpoint", checkpoint)
         for owner, name in (
             (site_module, "append_promotion"),
+            (requests, "append_entry"),
             (ModelRepository, "write_plan"),
             (ModelRepository, "write_config"),
             (ModelRepository, "remove_canary"),

@@ -10,15 +10,16 @@ import pytest
 from controller.canary import steps as canary
 from controller.canary.__main__ import main
 from controller.canary.evidence import counted, fetch
+from controller.release import start_canary as start
 from evergreen.registry.models import keep_verdict
 from evergreen.registry.promotion_journal import current, read_entries
 from evergreen.registry.traffic_plan import Arm
-from evergreen.serving.canary import start
 from evergreen.serving.canary_policy import CanaryPolicy
 from evergreen.storage.folder import FolderObjects
 from evergreen.storage.uris import open_objects
 from inference_client.routing import PlanFollower, PlannedClient
 from inference_client.scoring import shadow_of
+from tests.support.canaries import watch
 from tests.support.processes import wait_for
 from tests.support.real_servers import BackgroundTraffic, under_load
 from tests.support.served_names import CANARY_NAME, MODEL_NAME
@@ -127,7 +128,7 @@ def watched(settings, tell):
         assert time.monotonic() < deadline, "the canary did not end in time"
         time.sleep(min(seconds, 0.1))
 
-    return canary.watch(settings, interval_seconds=0.1, sleep=sleep, report=tell)
+    return watch(settings, interval_seconds=0.1, sleep=sleep, report=tell)
 
 
 def test_better_canary_goes_from_one_percent_to_all_with_no_failed_request(
@@ -172,9 +173,8 @@ def test_command_line_starts_from_store_alone_and_says_what_it_did_in_json(
     store += ["--metrics-urls", metrics, "--rule", "shares=0.005"]
     for command, action in (
         ("status", "held"),
-        ("step", "held"),
         ("advance", "released"),
-        ("step", "draining"),
+        ("status", "none"),
     ):
         more = ["--reason", "seen enough"] if command == "advance" else []
         assert main([command, *store, *more]) == 0
@@ -182,7 +182,7 @@ def test_command_line_starts_from_store_alone_and_says_what_it_did_in_json(
     assert current(settings.store).reason == "seen enough"
     with pytest.raises(SystemExit, match="2"):
         main(["abort", *store, "--reason", " "])
-    assert main(["step", *store, "--rule", "shares=0.5,0.1"]) == 2
+    assert main(["status", *store, "--rule", "shares=0.5,0.1"]) == 2
     assert "error: shares are" in capsys.readouterr().err
     client.unload(CANARY_NAME)
 

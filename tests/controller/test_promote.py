@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from controller.promote import main
+from controller.release import ReleaseSettings, release
 from evergreen.registry.models import keep_verdict
 from evergreen.registry.promotion_journal import append_promotion, current, read_journal
-from evergreen.serving.release import ReleaseSettings, release
 from evergreen.serving.repository.triton_config import ServingOptions
 
 

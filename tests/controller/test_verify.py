@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from controller import verify as module
+from controller.release import release
 from controller.verify import main, verify
 from evergreen.contracts import criteo, raw_rows
 from evergreen.contracts.manifests import Model, Release
@@ -16,7 +17,6 @@ from evergreen.contracts.workflow import FeatureWorkflow
 from evergreen.registry.models import model_folder, release_path
 from evergreen.registry.promotion_journal import read_entries
 from evergreen.serving.parity import GoldenRows
-from evergreen.serving.release import release
 from evergreen.storage.folder import FolderObjects
 from evergreen.storage.uris import local_path, open_objects
 

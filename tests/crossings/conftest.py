@@ -8,6 +8,7 @@ here may change.
 import os
 import shutil
 import subprocess
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from controller.site import SiteSettings
 from demo.environments import python_of
 from demo.plan import DemoSettings, Services, plan_for_simulator
 from demo.runner import LocalFolders
@@ -34,6 +36,7 @@ from evergreen.contracts.raw_rows import LABEL
 from evergreen.storage.references import keep, refer
 from pipelines.images import ENVIRONMENT_OF_STEP
 from tests.crossings.warm_steps import WarmSteps
+from tests.support.controllers import answering
 from tests.support.lakes import table_in
 from tests.support.paths import REPOSITORY
 from tests.support.recommenders import accept_into, settings_text
@@ -119,9 +122,16 @@ class Chain:
         if step != "deployment":
             common["work"] = self.uri("work")
         all_flags = {**common, **flags, "output": output}
-        code, said = self._run(step, [f"--{flag}={value}" for flag, value in all_flags.items()])
+        words = [f"--{flag}={value}" for flag, value in all_flags.items()]
+        with self._controlled(step):
+            code, said = self._run(step, words)
         assert code == 0, f"{step} of {run} ended with {code}:\n{said[-4000:]}"
         return MANIFESTS[step].read(output), output
+
+    def _controlled(self, step: str) -> AbstractContextManager[None]:
+        """Return a context in which a controller answers the step's request."""
+        site = SiteSettings(store=self.root / "store", repository=self.uri("repository"))
+        return answering(site) if step == "deployment" else nullcontext()
 
     def _run(self, step: str, arguments: list[str]) -> tuple[int, str]:
         """Return the exit code of the step's command, and its output."""
@@ -194,7 +204,7 @@ class Chain:
         """Run all six steps and return their manifests. With a report, skip validation."""
         this = self.turn_to_training(run, validation_report=validation_report)
         self._step_of(this, "evaluation", champion="current", model=this.paths["training"])
-        release = {"repository": self.uri("repository"), "triton_urls": "", "server": "python"}
+        release = {"server": "python"}
         verdict = this.paths["evaluation"]
         self._step_of(this, "deployment", verdict=verdict, trigger_id=f"asked-{run}", **release)
         self.rounds.append(this)

@@ -20,7 +20,7 @@ FLAG_OF_OUTPUT = {
 }
 """Maps an output artifact to the flag for its path."""
 
-SPECIAL = {"server": "onnxruntime", "device": "gpu", "triton_urls": "a:8001,b:8001"}
+SPECIAL = {"server": "onnxruntime", "device": "gpu"}
 TEXTS = ["plain", "a folder with spaces/and = signs", "--looks-like-a-flag", "", "quoted \"'$HOME"]
 
 

@@ -11,7 +11,6 @@ from itertools import groupby
 
 import pytest
 
-from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from evergreen.contracts.manifests import RawDataset
 from evergreen.contracts.records import CLICK, CONVERSION, OutcomeBatch, PredictionBatch
 from evergreen.storage.objects import download
@@ -110,7 +109,7 @@ class Place(monitors.Bench):
 
 
 def extracted(folder, lake, *, run: str) -> tuple[RawDataset, dict]:
-    raw = extract_by_command(folder, lake, run=run, replay_days=0, recommender=CRITEO_RECOMMENDER)
+    raw = extract_by_command(folder, lake, run=run, replay_days=0)
     rows = rows_in(raw.train_uri, raw.holdout_uri)
     labels = {(row["request_id"], row["row"]): row["label"] for row in rows}
     assert len(labels) == len(rows)

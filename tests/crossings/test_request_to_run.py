@@ -160,13 +160,10 @@ def test_local_run_gives_pipeline_only_inputs_that_it_has(
     line = build_parser().parse_args(services.run_command()[3:])
     asked = {"parameters": read_parameters(package, line.parameter), "request": request}
     with raises(PermanentError, "without an outcome"):
-        local_run.run_once(
-            package, services.folders, **asked, places={"triton_urls": line.triton_urls}
-        )
+        local_run.run_once(package, services.folders, **asked)
     _fits(given, inputs)
     assert given["trigger_id"] == request.request_id
     assert given["window_end"] == request.window_end
-    assert placed["triton_urls"] == services.triton_url
     assert placed.keys() <= set(PLACES)
 
 

@@ -11,7 +11,7 @@ from pipelines.images import ENVIRONMENT_OF_STEP
 from tests.support.warm import Warm
 
 IMPORTS = {
-    "driver": "import evergreen.serving.release, components.extraction.extract, "
+    "driver": "import evergreen.serving.prepare, components.extraction.extract, "
     "components.extraction.lake_files",
     "preprocessing": "import components.preprocessing.preprocess",
     "training": "import components.evaluation.evaluate, components.training.pytorch.engine, "

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from evergreen.serving.release import ReleaseSettings, release
+from controller.release import ReleaseSettings, release
 from evergreen.serving.repository.triton_config import ServingOptions
 from tests.support.stored_models import make_candidate, make_parts, raw_rows  # noqa: F401  fixtures
 

@@ -6,11 +6,13 @@ import signal
 import socket
 import subprocess
 import sys
-import urllib.error
 import urllib.request
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tritonclient.grpc import InferenceServerClient
+from tritonclient.utils import InferenceServerException
 
 from demo import triton as module
 from demo.triton import Ports, TritonServer, TritonSettings, check_repository
@@ -31,14 +33,41 @@ def repository(tmp_path):
     return tmp_path / "model repository"
 
 
-def status(url):
-    with urllib.request.urlopen(url, timeout=60) as answer:
-        return answer.status
+def listening(pid):
+    """Return the IPv4 addresses and ports on which a process listens."""
+    inodes = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            inodes.add(os.readlink(descriptor).removeprefix("socket:[").removesuffix("]"))
+        except FileNotFoundError:
+            continue
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:  # 0A = LISTEN
+                host, port = fields[1].split(":")
+                # gRPC listens on an IPv6 socket, to which an IPv4 address is mapped.
+                assert table == "tcp" or host[:24] == "0000000000000000FFFF0000"
+                found.add((socket.inet_ntoa(bytes.fromhex(host[-8:])[::-1]), int(port, 16)))
+    return found
+
+
+@contextmanager
+def calling(server):
+    with InferenceServerClient(server.grpc_url) as client:
+        yield client
+
+
+def is_ready(server, *model):
+    """Return whether the server, or a model and its version, is ready."""
+    with calling(server) as client:
+        return client.is_model_ready(*model) if model else client.is_server_ready()
 
 
 def test_empty_repository_starts_and_stops_leaving_nothing(tmp_path):
     with TritonServer(tmp_path / "new repository", log=tmp_path / "logs" / "triton.log") as server:
-        assert status(f"{server.http_url}/v2/health/ready") == 200
+        assert is_ready(server)
         assert b"nv_" in urllib.request.urlopen(server.metrics_url, timeout=60).read()
         assert server.alive()
         assert server.returncode is None
@@ -66,6 +95,29 @@ def test_published_model_is_served_from_paths_with_spaces(repository, tmp_path):
         assert b"MARK=mine" in Path(f"/proc/{server.pid}/environ").read_bytes()
     assert scores.tolist() == [0.25] * 3
     assert version == 1
+
+
+def test_server_listens_on_loopback_alone_and_only_for_grpc_and_metrics(repository, tmp_path):
+    with TritonServer(repository, log=tmp_path / "triton.log") as server:
+        assert listening(server.pid) == {("127.0.0.1", port) for port in server._listening}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client: client.register_system_shared_memory("mine", "/mine", 64),
+        lambda client: client.update_trace_settings(settings={"trace_level": ["TIMESTAMPS"]}),
+        lambda client: client.update_log_settings({"log_verbose_level": 1}),
+    ],
+    ids=["shared memory", "trace", "log"],
+)
+def test_client_may_not_register_memory_nor_change_traces_and_logs(repository, tmp_path, call):
+    with (
+        TritonServer(repository, log=tmp_path / "triton.log") as server,
+        calling(server) as client,
+        pytest.raises(InferenceServerException, match="restricted|expected header"),
+    ):
+        call(client)
 
 
 def test_proxy_in_environment_is_not_asked(repository, tmp_path, monkeypatch):
@@ -104,7 +156,7 @@ def test_port_taken_between_choice_and_start_leads_to_other_ports(tmp_path, monk
         monkeypatch.setattr(module, "_free_ports", unlucky_once)
         with TritonServer(tmp_path / "repository", log=tmp_path / "triton.log") as server:
             assert taken not in server._listening
-            assert status(f"{server.http_url}/v2/health/ready") == 200
+            assert is_ready(server)
     assert len(num_choices) == 2
 
 
@@ -124,9 +176,8 @@ def test_version_folder_that_is_not_configured_may_be_half_copied(repository, tm
     (repository / "click_model" / "2").mkdir()
     (repository / "click_model" / "2" / "model.onnx").write_bytes(b"the first half of")
     with TritonServer(repository, log=tmp_path / "triton.log") as server:
-        assert status(f"{server.http_url}/v2/models/click_model/versions/1/ready") == 200
-        with raises(urllib.error.HTTPError, "400"):
-            status(f"{server.http_url}/v2/models/click_model/versions/2/ready")
+        assert is_ready(server, "click_model", "1")
+        assert not is_ready(server, "click_model", "2")
 
 
 def test_model_that_cannot_load_ends_start_with_servers_own_words(repository, tmp_path):
@@ -160,7 +211,7 @@ def test_killed_server_is_noticed_and_found_on_same_ports_after_restart(reposito
         server.start()
         assert server._listening == ports
         assert server.pid != first
-        assert status(f"{server.http_url}/v2/models/click_model/versions/1/ready") == 200
+        assert is_ready(server, "click_model", "1")
 
 
 def test_shared_memory_of_killed_owner_alone_is_swept_at_next_start(tmp_path):
@@ -191,7 +242,7 @@ def test_canary_is_loaded_at_start_beside_live_model(repository, tmp_path):
     )
     with TritonServer(repository, log=tmp_path / "triton.log") as server:
         for name in ("click_model", "click_model_canary"):
-            assert status(f"{server.http_url}/v2/models/{name}/ready") == 200
+            assert is_ready(server, name)
 
 
 def test_server_and_its_stubs_do_not_outlive_their_killed_owner(repository, tmp_path):

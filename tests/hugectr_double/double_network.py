@@ -58,6 +58,11 @@ class Network:
             tops = [(fan_out,)]
         elif kind == "MultiCross":
             (n,), k = shapes[0], layer.projection_dim
+            if k and layer.num_layers > 1 and (2 * n * k + n) % 4:
+                raise RuntimeError(
+                    "CUBLAS_STATUS_NOT_SUPPORTED: the second cross layer's weights are not at a "
+                    "multiple of 16 bytes"
+                )
             for _ in range(layer.num_layers):
                 sd = (2 / (n + k)) ** 0.5 if k else n**-0.5
                 parameters += (

@@ -2,15 +2,21 @@
 
 Columns are selected by sorted index, never by name. A label or dense column of another 4-byte type
 is reinterpreted as float. Keys are shifted by their slot's offset and not checked against its size.
-A slot of lists has as many keys as a row's list. Absent files are skipped. Row counts must match
-`_metadata.json`. Each worker forms batches from its own files.
+A slot of lists has as many keys as a row's list. HugeCTR refuses neither nulls nor too many keys.
+Here a null is 0, and additional keys are dropped. Each worker forms batches from its own files.
+
+HugeCTR reads the metadata in the calling thread, and aborts if row counts differ or a listed file
+is absent. HugeCTR reads rows in threads of its own. An error there ends the thread, and the next
+`train` waits for ever (`double_fate`).
 """
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import double_fate
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 
@@ -22,7 +28,6 @@ class Reader:
         *,
         source: str,
         most_keys: list[int],
-        is_fixed: list[bool],
         label_dim: int,
         dense_dim: int,
         batch_size: int,
@@ -31,17 +36,8 @@ class Reader:
         num_gpus: int,
         i64: bool,
     ) -> None:
-        """Open the source.
-
-        `most_keys` is the maximum number of keys of each slot, and `is_fixed` says whether the slot
-        always has that many.
-        """
-        self.source, self.batch_size, self._most_keys, self._is_fixed = (
-            source,
-            batch_size,
-            most_keys,
-            is_fixed,
-        )
+        """Open the source. `most_keys` is the maximum number of keys of each slot."""
+        self.source, self.batch_size, self._most_keys = source, batch_size, most_keys
         num_slots = len(most_keys)
         self._label_dim, self._dense_dim = label_dim, dense_dim
         if slot_sizes and len(slot_sizes) != num_slots:
@@ -50,20 +46,25 @@ class Reader:
             )
         sizes = np.array(slot_sizes or [0] * num_slots, dtype=np.int64)
         self._offsets = np.cumsum(sizes) - sizes
-        self._num_workers = max(1, min(num_workers, len(_listed(source)), num_gpus))
+        files = _listed(source)
+        self._num_workers = max(1, min(num_workers, len(files), num_gpus))
         self._key_type = np.int64 if i64 else np.int32
         self._batches: Iterator | None = None
         self._ended = False
         # Buffers are sized for the largest row group of the first source.
-        self._room = max((_largest_group(path) for path, _, _ in _listed(source)), default=0)
+        self._room = max((_largest_group(path) for path, _ in files), default=0)
+
+    @property
+    def is_started(self) -> bool:
+        """Whether the reader ever got a source."""
+        return self._batches is not None
 
     def set_source(self, file_name: str) -> None:
-        if self._batches is not None and not self._ended:
-            raise RuntimeError(
-                "IllegalCall: DataSource cannot be changed when a worker is not in the EOF state"
-            )
-        self.source = file_name or self.source
-        self._batches, self._ended = self._read(), False
+        """Read another source. HugeCTR accepts the call before the end of the previous source."""
+        if not file_name:
+            raise RuntimeError("invalid file_name")
+        self.source = file_name
+        self._batches, self._ended = self._read(_listed(file_name)), False
 
     def next(self) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
         """Return labels, dense values and keys of a batch, or None once at the end.
@@ -77,16 +78,18 @@ class Reader:
                 "Start the data reader first before calling Model::train() or Model::eval()"
             )
         if self._ended:
-            raise RuntimeError(
-                "the data reader is past its end: HugeCTR would wait for ever; set_source comes "
-                "first"
-            )
-        batch = next(self._batches, None)
+            double_fate.hang("the data reader is past its end, set_source comes first")
+        try:
+            batch = next(self._batches, None)
+        except _ThreadError as error:
+            double_fate.hang(f"the reader's thread ended: {error}")
+            raise
         self._ended = batch is None
         return batch
 
-    def _read(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        files = _listed(self.source)
+    def _read(
+        self, files: list[tuple[Path, dict]]
+    ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         # There are as many workers as the first source needed. Workers without a file end at once.
         workers = [
             self._worker(files[number :: self._num_workers]) for number in range(self._num_workers)
@@ -100,11 +103,11 @@ class Reader:
                     yield batch
 
     def _worker(
-        self, files: list[tuple[Path, dict, int]]
+        self, files: list[tuple[Path, dict]]
     ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         held: list[np.ndarray] | None = None
-        for path, metadata, num_rows in files:
-            read = self._file(path, metadata, num_rows)
+        for path, metadata in files:
+            read = self._file(path, metadata)
             held = read if held is None else [np.concatenate(pair) for pair in zip(held, read)]
             while len(held[0]) >= self.batch_size:
                 yield tuple(part[: self.batch_size] for part in held)
@@ -112,32 +115,30 @@ class Reader:
         if held is not None and len(held[0]):
             yield tuple(held)
 
-    def _file(self, path: Path, metadata: dict, num_rows: int) -> list[np.ndarray]:
-        if (group := _largest_group(path)) > self._room:
-            raise RuntimeError(
-                f"{path} has a row group of {group} rows, the buffers hold {self._room}"
-            )
-        table = pq.read_table(path)
-        if table.num_rows != num_rows:
-            raise RuntimeError(
-                f"BrokenFile: {path} has {table.num_rows} rows, {num_rows} in _metadata.json"
+    def _file(self, path: Path, metadata: dict) -> list[np.ndarray]:
+        try:
+            group, table = _largest_group(path), pq.read_table(path)
+        except (OSError, pa.ArrowException) as error:
+            raise _ThreadError(f"{path} cannot be read: {error}") from error
+        if group > self._room:
+            double_fate.abort(
+                f"{path} has a row group of {group} rows, which HugeCTR writes past buffers of "
+                f"{self._room}"
             )
 
-        def columns(kind: str) -> list[np.ndarray]:
+        def columns(kind: str) -> list[pa.Array]:
             found = [
                 table.column(index) for index in sorted(entry["index"] for entry in metadata[kind])
             ]
-            if any(column.null_count for column in found):
-                raise RuntimeError(f"{path} has nulls in its {kind}")
-            return [column.combine_chunks() for column in found]
+            return [_without_nulls(column.combine_chunks()) for column in found]
 
         floats = [
-            _bits_as_float(column.to_numpy(), path)
+            _bits_as_float(column.to_numpy(zero_copy_only=False), path)
             for column in columns("labels") + columns("conts")
         ]
         keys = columns("cats")
         if len(floats) != self._label_dim + self._dense_dim or len(keys) != len(self._most_keys):
-            raise RuntimeError(
+            raise _ThreadError(
                 "Parquet reader: Dense dim of given file and dense dim doesn't match"
             )
         matrix = np.stack(floats, axis=1)
@@ -146,32 +147,30 @@ class Reader:
         )
         return [matrix[:, : self._label_dim], matrix[:, self._label_dim :], shifted]
 
-    def _padded(self, column, slot: int, path: Path) -> np.ndarray:
+    def _padded(self, column: pa.Array, slot: int, path: Path) -> np.ndarray:
         """Return the keys of a slot [n, most keys], shifted by its offset and padded with -1."""
         is_list = str(column.type).startswith("list")
-        keys = column.flatten() if is_list else column
-        if keys.null_count:
-            raise RuntimeError(f"{path} has nulls in its cats")
-        keys = keys.to_numpy()
+        keys = _without_nulls(column.flatten() if is_list else column).to_numpy()
         if keys.dtype.itemsize != np.dtype(self._key_type).itemsize:
-            raise RuntimeError(
+            raise _ThreadError(
                 f"{path} has keys of {keys.dtype}, expected {self._key_type.__name__}"
             )
         lengths = np.diff(column.offsets.to_numpy()) if is_list else np.ones(len(column), int)
         most = self._most_keys[slot]
-        if len(lengths) and (
-            lengths.max() > most or (self._is_fixed[slot] and lengths.min() < most)
-        ):
-            expected = f"{most} of each row" if self._is_fixed[slot] else f"at most {most}"
-            raise RuntimeError(
-                f"{path} has {lengths.min()}..{lengths.max()} keys in slot {slot}, expected "
-                f"{expected}"
-            )
-        padded = np.full((len(lengths), most), -1, np.int64)
-        padded[np.arange(most) < lengths[:, None]] = (
-            keys.view(self._key_type).astype(np.int64) + self._offsets[slot]
-        )
-        return padded
+        is_used = np.arange(lengths.max(initial=most)) < lengths[:, None]
+        padded = np.full(is_used.shape, -1, np.int64)
+        padded[is_used] = keys.view(self._key_type).astype(np.int64) + self._offsets[slot]
+        return padded[:, :most]
+
+
+class _ThreadError(Exception):
+    """An error in a reader's thread, which ends the thread and nothing else."""
+
+
+def _without_nulls(column: pa.Array) -> pa.Array:
+    return (
+        column.fill_null(0) if column.null_count and not pa.types.is_list(column.type) else column
+    )
 
 
 def _largest_group(path: Path) -> int:
@@ -184,24 +183,30 @@ def _largest_group(path: Path) -> int:
 
 def _bits_as_float(column: np.ndarray, path: Path) -> np.ndarray:
     if column.dtype.itemsize != 4:
-        raise RuntimeError(f"{path} has a column of {column.dtype} where floats are expected")
+        raise _ThreadError(f"{path} has a column of {column.dtype} where floats are expected")
     return column.view(np.float32)
 
 
-def _listed(file_list: str) -> list[tuple[Path, dict, int]]:
-    """Return path, metadata and number of rows of each listed file that exists."""
+def _listed(file_list: str) -> list[tuple[Path, dict]]:
+    """Return path and metadata of each listed file."""
     try:
         count, *names = Path(file_list).read_text().split("\n")
     except OSError as error:
-        raise RuntimeError(f"FileCannotOpen: {file_list}: {error}") from error
+        raise RuntimeError(f"file list open failed: {file_list}: {error}") from error
     paths = [Path(name) for name in names[: int(count)]]
     if not paths or paths[0].suffix != ".parquet":
         raise RuntimeError(f"{file_list} lists no .parquet file first")
     try:
         metadata = json.loads((paths[0].parent / "_metadata.json").read_text())
     except OSError as error:
-        raise RuntimeError(f"FileCannotOpen: _metadata.json of {file_list}: {error}") from error
+        raise RuntimeError(f"file_stream.is_open() failed: {error}") from error
     rows = {Path(entry["file_name"]).name: entry["num_rows"] for entry in metadata["file_stats"]}
-    if absent := [path.name for path in paths if path.name not in rows]:
-        raise RuntimeError(f"{absent} of {file_list} have no entry in _metadata.json")
-    return [(path, metadata, rows[path.name]) for path in paths if path.exists()]
+    for path in paths:
+        if path.name not in rows or not path.exists():
+            double_fate.abort(f"getting file{path.name} stats out of range")
+        if (found := pq.read_metadata(path).num_rows) != rows[path.name]:
+            double_fate.abort(
+                f"Parquet file number of rows mismatch with _metadata.json: {path} has {found}, "
+                f"expected {rows[path.name]}"
+            )
+    return [(path, metadata) for path in paths]

@@ -8,6 +8,7 @@ indices (the dump sorts them), and optimizer states in the same order, for the w
 import logging
 from pathlib import Path
 
+import double_fate
 import numpy as np
 import torch
 from torch import Tensor
@@ -58,9 +59,9 @@ class Table:
         gpu = key % self.num_gpus
         rows = self._rows[gpu]
         if len(rows) >= self.capacity:
-            raise RuntimeError(
-                f"Runtime vocabulary size ({len(rows) + 1}) exceeds max_vocabulary_size_per_gpu "
-                f"({self.capacity})"
+            double_fate.abort(
+                f"Runtime vocabulary size {len(rows) + 1} exceeds max_vocabulary_size_per_gpu "
+                f"{self.capacity} on GPU {gpu}"
             )
         rows[key] = len(rows)
         return gpu * self.capacity + rows[key]
@@ -108,8 +109,9 @@ class Table:
     def load_states(self, path: str) -> None:
         count = self.states[0].numel()
         values = np.fromfile(path, dtype="<f4")
-        if len(values) < 2 * count:
-            raise OSError(f"{path}: {len(values)} values, expected {2 * count}")
+        # HugeCTR copies its whole buffer, also if the file did not fill it.
+        uninitialised = np.full(max(0, 2 * count - len(values)), 1e9, "<f4")
+        values = np.concatenate([values, uninitialised])
         for number, state in enumerate(self.states):
             state.copy_(
                 torch.from_numpy(values[number * count : (number + 1) * count].reshape(state.shape))

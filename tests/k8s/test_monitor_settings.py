@@ -18,7 +18,7 @@ from pipelines.retraining import PIPELINE_NAME
 from tests.k8s.environment import command, container, environment_of, volume_at
 from tests.k8s.pod import triton_container, variables
 from tests.support.paths import REPOSITORY
-from tests.support.rendering import Manifest, find, pod_spec, workloads
+from tests.support.rendering import Manifest, find, workloads
 
 CASES = ("cpu", "gke", "gke-mig", "gke+webhook", "cpu+webhook+kubeflow-network+kubeflow-multi-user")
 
@@ -286,13 +286,11 @@ def test_second_recommender_has_own_log_disk_registry_lake_on_one_triton(rendere
                 settings.actions.kubeflow.kubeflow_experiment,
             }
         )
-        (canary,) = pod_spec(find(objects, "CronJob", f"canary{suffix}"))["containers"]
-        asked = container(
+        controller = container(
             find(objects, "Deployment", f"release-controller{suffix}"), "release-controller"
-        )["args"]
-        assert f"--store={settings.store}" in asked
-        assert f"--store={settings.store}" in canary["args"]
-        assert variables(objects, canary)["LAKE"] == uploader.lake
+        )
+        assert f"--store={settings.store}" in controller["args"]
+        assert variables(objects, controller)["LAKE"] == uploader.lake
     assert [len(each) for each in places] == [5, 5]
     assert places[0].isdisjoint(places[1])
     told = (REPOSITORY / "k8s/components/second-recommender/shop/shop.env").read_text()

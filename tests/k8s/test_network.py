@@ -79,28 +79,20 @@ class Flow(NamedTuple):
 NEEDED = {
     *(
         Flow(each, "dns", 53, protocol)
-        for each in ("triton", "monitor", "release-controller", "canary")
+        for each in ("triton", "monitor", "release-controller")
         for protocol in (TCP, UDP)
     ),
-    *(
-        Flow(each, "node dns", 53, UDP)
-        for each in ("triton", "monitor", "release-controller", "canary")
-    ),
+    *(Flow(each, "node dns", 53, UDP) for each in ("triton", "monitor", "release-controller")),
     Flow("client", "triton", 8000),
     Flow("client", "triton", 8001),
-    Flow("deployment step", "triton", 8001),
-    *(
-        Flow(each, "triton", port)
-        for each in ("release-controller", "canary")
-        for port in (8001, 8002)
-    ),
+    *(Flow("release-controller", "triton", port) for port in (8001, 8002)),
     Flow("prometheus", "triton", 8002),
     Flow("prometheus", "monitor", 9464),
     Flow("monitor", "kubeflow api", 8888),
 }
 ON_GOOGLE = {
     Flow(each, *where)
-    for each in ("triton", "monitor", "release-controller", "canary")
+    for each in ("triton", "monitor", "release-controller")
     for where in (
         ("internet", 443),
         ("google privately", 443),
@@ -184,12 +176,12 @@ def test_every_flow_that_is_needed_is_let_through(case):
 TOLERATED = {
     *(
         Flow(each, "node dns", 53, TCP)
-        for each in ("triton", "monitor", "release-controller", "canary", *DASK_PODS)
+        for each in ("triton", "monitor", "release-controller", *DASK_PODS)
     ),
     # Additional ports of GKE's data planes: 8080, and 987 of Cloud DNS.
     *(
         Flow(each, *where)
-        for each in ("triton", "monitor", "release-controller", "canary")
+        for each in ("triton", "monitor", "release-controller")
         for where in (
             ("metadata", 8080),
             ("metadata", 53),

@@ -84,11 +84,11 @@ def test_every_image_of_ours_comes_from_registry_with_tag(registry, overlay, cha
 
 
 def lakes(objects):
-    """Return the path that the uploader writes, and the path that the canary's steps read."""
+    """Return the path that the uploader writes, and the path that the release controller reads."""
     uploader = environment_of(objects, find(objects, "Deployment", "monitor"), "uploader")
-    (canary,) = pod_spec(find(objects, "CronJob", "canary"))["containers"]
-    assert "--lake=$(LAKE)" in canary["args"]
-    return {uploader["EVERGREEN_UPLOADER_LAKE"], variables(objects, canary)["LAKE"]}
+    (controller,) = pod_spec(find(objects, "Deployment", "release-controller"))["containers"]
+    assert "--lake=$(LAKE)" in controller["args"]
+    return {uploader["EVERGREEN_UPLOADER_LAKE"], variables(objects, controller)["LAKE"]}
 
 
 @pytest.mark.parametrize("overlay", ["gke", "gke-mig"], indirect=False)

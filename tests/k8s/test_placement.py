@@ -91,17 +91,10 @@ def test_training_goes_to_gpu_nodes_of_serving_servers(compiled, manifests, over
         assert any(tolerates(each, needed) for each in mine), needed
 
 
-def test_release_reaches_every_pod_of_serving_servers(compiled, manifests, overlay):
-    found = re.fullmatch(
-        r"dns:///([a-z-]+)\.([a-z]+)\.svc\.cluster\.local:(\d+)",
-        compiled(overlay).places["triton_urls"],
-    )
-    service = find(manifests, "Service", found[1])
-    assert service["metadata"]["namespace"] == found[2]
-    assert service["spec"]["clusterIP"] == "None"
-    assert {port["port"] for port in service["spec"]["ports"] if port["name"] == "grpc"} == {
-        int(found[3])
-    }
+def test_no_step_sees_model_repository(compiled, overlay):
+    for step in STEPS:
+        covered = [m["mountPath"] for m in compiled(overlay).platform(step)["emptyDirMounts"]]
+        assert "/evergreen/repository" in covered
 
 
 def test_pipeline_names_places_and_device_that_manifests_have(compiled, manifests, overlay):
@@ -115,7 +108,6 @@ def test_pipeline_names_places_and_device_that_manifests_have(compiled, manifest
         "store": find(manifests, "ConfigMap", "monitor-settings")["data"][
             "EVERGREEN_MONITOR_STORE"
         ],
-        "repository": settings["triton-settings"]["MODEL_REPOSITORY"],
         "lake": settings["uploader-settings"]["EVERGREEN_UPLOADER_LAKE"],
         "server": "onnxruntime",
         "device": "gpu" if any(name.startswith("nvidia.com/") for name in limits) else "cpu",

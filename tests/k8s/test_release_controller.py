@@ -1,4 +1,4 @@
-"""Tests of release controller and canary steps as processes of the manifests.
+"""Tests of the release controller as a process of the manifests.
 
 The deployment step's tests cover their findings and repairs with real servers.
 """
@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from controller.__main__ import build_parser as controller_parser
-from controller.canary.__main__ import build_parser as canary_parser
 from evergreen.registry.collect import build_parser as collect_parser
 from evergreen.serving.servers import parse_urls
 from pipelines.images import image_name
@@ -70,7 +69,11 @@ def test_controller_starts_before_release_turns_green_and_ends_on_signal(rendere
         "dns:///triton-headless.evergreen.svc.cluster.local:8001": NOBODY,
         "dns:///triton-headless.evergreen.svc.cluster.local:8002": NOBODY,
     }
-    words = command_line(container, {"MODEL_REPOSITORY": str(share / "repository")}, places)
+    words = command_line(
+        container,
+        {"MODEL_REPOSITORY": str(share / "repository"), "LAKE": str(share / "lake")},
+        places,
+    )
     assert not says_yes(container, "livenessProbe", status), "it is called alive before it looked"
     assert not says_yes(container, "readinessProbe", status)
     process = subprocess.Popen(words, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True)
@@ -97,18 +100,14 @@ def test_controller_starts_before_release_turns_green_and_ends_on_signal(rendere
 
 def test_flags_are_accepted_by_commands_and_addresses_resolve(variant):
     controller = only_container(find(variant, "Deployment", "release-controller"))
-    canary = only_container(find(variant, "CronJob", "canary"))
     collect = only_container(find(variant, "CronJob", "collect"))
-    assert [each["command"][2] for each in (controller, canary, collect)] == [
+    assert [each["command"][2] for each in (controller, collect)] == [
         "controller",
-        "controller.canary",
         "evergreen.registry.collect",
     ]
-    for container in (controller, canary, collect):
+    for container in (controller, collect):
         assert container["image"].rsplit("/", 1)[-1].split(":")[0] == image_name("deployment")
     parsed = controller_parser().parse_args(controller["args"])
-    step = canary_parser().parse_args([*canary["command"][3:], *canary["args"]])
-    assert step.command == "step"
     for manifest in (
         m for m in variant if m["kind"] == "CronJob" and m["metadata"]["name"].startswith("collect")
     ):
@@ -120,7 +119,7 @@ def test_flags_are_accepted_by_commands_and_addresses_resolve(variant):
         }
         assert removes.yes
     services = {m["metadata"]["name"] for m in variant if m["kind"] == "Service"}
-    urls = [url for each in (parsed, step) for url in (each.triton_urls, each.metrics_urls)]
+    urls = [parsed.triton_urls, parsed.metrics_urls]
     for url in parse_urls(",".join(urls)):
         host = url.removeprefix("dns:///").rsplit(":", 1)[0]
         assert host.split(".")[:3] == ["triton-headless", "evergreen", "svc"]

@@ -161,7 +161,6 @@ def test_profile_of_several_users_is_set_in_one_file(tmp_path, monkeypatch, over
     assert policies == {
         f"NetworkPolicy evergreen/{name}"
         for name in (
-            "triton-from-deployment",
             "extraction-dask-scheduler",
             "preprocessing-dask-scheduler",
         )

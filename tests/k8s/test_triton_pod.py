@@ -23,9 +23,10 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
+from controller.release import ReleaseSettings, release
 from demo.stack import LOOPBACK
 from demo.triton import DEFAULT_VENV, prepare
-from evergreen.serving.release import ReleaseSettings, release
+from evergreen.config.release import QUEUE_MICROSECONDS
 from evergreen.serving.repository.triton_config import ServingOptions
 from evergreen.serving.servers import Triton
 from inference_client.scoring import ClientSettings, ScoringClient
@@ -229,7 +230,7 @@ JITTER = 1.1
 SECONDS_TO_FORGET = 5
 """Time in which all nodes remove an ending pod from its Service. Until then new connections can
 reach it."""
-QUEUE_SECONDS = ServingOptions().queue_timeout_microseconds / 1e6 + 0.5
+QUEUE_SECONDS = QUEUE_MICROSECONDS / 1e6 + 0.5
 """Longest wait of an accepted request before it is computed. Triton checks every half second."""
 ROW = np.zeros((1, 13), np.float32), np.zeros((1, 26), np.int64)
 
@@ -257,6 +258,11 @@ def test_pod_outlasts_any_connection_and_has_time_left_to_end(variant):
     assert waits >= age * JITTER + SECONDS_TO_FORGET
     assert drains >= QUEUE_SECONDS + 10
     assert spec_of_triton(variant)["terminationGracePeriodSeconds"] >= waits + drains + 5
+
+
+def test_image_has_fix_of_batchers_lost_instances(variant):
+    year, month = re.search(r":(\d+)\.(\d+)-py3", triton_container(variant)["image"]).groups()
+    assert (int(year), int(month)) >= (26, 8), "triton-inference-server/server#8870"
 
 
 def test_update_brings_new_pod_before_it_takes_old_one(variant):

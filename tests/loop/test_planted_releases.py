@@ -17,6 +17,7 @@ import pytest
 from controller.__main__ import ReleaseController
 from controller.baking import BAKES, COUNTERS_FILE, NONE, P99_READINGS, ROLLED_BACK, Baking
 from controller.inspection import Inspection
+from controller.release import ReleaseSettings, release
 from controller.watchdog import Watchdog
 from demo.triton import TritonServer, TritonSettings
 from evergreen.contracts.criteo import CRITEO_RECOMMENDER
@@ -30,7 +31,6 @@ from evergreen.registry.promotion_journal import (
     blocked_models,
     read_entries,
 )
-from evergreen.serving.release import ReleaseSettings, release
 from evergreen.serving.repository.triton_config import ServingOptions
 from evergreen.serving.servers import Triton
 from evergreen.statistics.metrics import auc_estimate, roc_auc

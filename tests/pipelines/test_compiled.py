@@ -80,6 +80,10 @@ def test_last_retry_may_still_take_as_long_as_first_try(compile_with, step):
     assert limit >= 6 * NEEDS[step].timeout_seconds + waits
 
 
+def mounted(compiled, step):
+    return sorted(m["mountPath"] for m in compiled.platform(step)["emptyDirMounts"])
+
+
 @pytest.mark.parametrize("accelerator", ["nvidia.com/gpu", "nvidia.com/mig-1g.5gb"])
 def test_only_training_asks_for_gpu_by_name_given(compile_with, accelerator):
     compiled = compile_with(accelerator=accelerator)
@@ -88,12 +92,11 @@ def test_only_training_asks_for_gpu_by_name_given(compile_with, accelerator):
         if step in GPU_STEPS:
             assert (asked["resourceType"], asked["resourceCount"]) == (accelerator, "1")
             assert compiled.platform(step)["tolerations"]
-            assert [m["mountPath"] for m in compiled.platform(step)["emptyDirMounts"]] == [
-                "/dev/shm"
-            ]
+            assert mounted(compiled, step) == ["/dev/shm", "/evergreen/repository"]
         else:
             assert asked is None
-            assert not {"tolerations", "emptyDirMounts"} & compiled.platform(step).keys()
+            assert "tolerations" not in compiled.platform(step)
+            assert mounted(compiled, step) == ["/evergreen/repository"]
 
 
 def test_backend_chosen_decides_training_image_and_its_gpus(compile_with):

@@ -101,7 +101,8 @@ def test_every_field_reaches_pods_that_it_is_for(everything, step):
     tolerations = [("nvidia.com/gpu", "Exists", "", "NoSchedule"), spot] if on_gpu else [spot]
     assert [(t.key, t.operator, t.value, t.effect) for t in config.tolerations] == tolerations
     memory = [(m.mount_path, m.medium, m.size_limit) for m in config.empty_dir_mounts]
-    assert memory == ([("/dev/shm", "Memory", "4Gi")] if on_gpu else [])
+    covered = ("/mnt/loop/repository", "", "1Mi")
+    assert memory == [covered, *([("/dev/shm", "Memory", "4Gi")] if on_gpu else [])][::-1]
 
     default = (NEEDS[step].cpu, NEEDS[step].memory, NEEDS[step].timeout_seconds)
     needs = {"training": ("4", "24Gi", 7200), "validation": (default[0], "20Gi", default[2])}.get(
@@ -142,7 +143,7 @@ def test_without_accelerator_all_pods_go_to_other_nodes(compile_with):
     for step in STEPS:
         config = parsed(compiled, step)
         assert dict(config.node_selector.labels) == {"pool": "cpu"}
-        assert list(config.empty_dir_mounts) == []
+        assert [each.mount_path for each in config.empty_dir_mounts] == ["/mnt/loop/repository"]
         assert "accelerator" not in compiled.executor(step)["resources"]
 
 
@@ -150,9 +151,10 @@ def test_step_that_follows_job_leaves_its_needs_to_jobs_pods(compile_with):
     placement = {**EVERYTHING, "trainer": "kubeflow"}
     compiled = compile_with(**placement)
     config, container = parsed(compiled, "training"), compiled.executor("training")
-    assert (dict(config.node_selector.labels), list(config.empty_dir_mounts)) == (
+    mounted = [each.mount_path for each in config.empty_dir_mounts]
+    assert (dict(config.node_selector.labels), mounted) == (
         {"pool": "cpu"},
-        [],
+        ["/mnt/loop/repository"],
     )
     assert (
         container["resources"]["resourceCpuLimit"],
@@ -169,13 +171,10 @@ def test_step_that_follows_job_leaves_its_needs_to_jobs_pods(compile_with):
 
 
 def test_folders_and_servers_are_placements_in_every_step_that_has_them(everything, compile_with):
-    urls = "dns:///triton-headless.evergreen.svc.cluster.local:8001"
     chosen = {
         "lake": "gs://lake/clicks",
         "store": "/shop/store",
         "work": "/shop/work",
-        "repository": "gs://bucket/repository",
-        "triton_urls": urls,
         "server": "python",
         "device": "gpu",
         "served": "gs://lake/served",
@@ -187,8 +186,8 @@ def test_folders_and_servers_are_placements_in_every_step_that_has_them(everythi
         found = {name: given[name]["runtimeValue"]["constant"] for name in chosen if name in given}
         assert found == {name: chosen[name] for name in found}
         assert "store" in found
-    defaults = {name: f"/mnt/loop/{name}" for name in ("lake", "store", "work", "repository")}
-    others = {"triton_urls": "", "server": "onnxruntime", "device": "cpu", "served": ""}
+    defaults = {name: f"/mnt/loop/{name}" for name in ("lake", "store", "work")}
+    others = {"server": "onnxruntime", "device": "cpu", "served": ""}
     assert everything.places == defaults | others
 
 
@@ -211,8 +210,12 @@ def test_folders_and_servers_are_placements_in_every_step_that_has_them(everythi
             "training_processes is 2 with backend hugectr",
         ),
         (
-            {"training_processes": 2, "backend": "torchrec"},
+            {"training_processes": 2, "backend": "torchrec", "fbgemm": "gpu"},
             "training_processes is 2 with 1 training_gpus",
+        ),
+        (
+            {"backend": "torchrec"},
+            "torchrec with accelerator 'nvidia.com/gpu' and fbgemm is 'cpu', expected accelerator",
         ),
         (
             {"needs": {"trainig": NeedsChange(cpu="1")}},

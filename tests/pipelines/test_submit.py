@@ -163,7 +163,7 @@ def test_version_shows_folders_and_servers_of_its_runs_in_kubeflow(server, comma
     digest = hashlib.sha256(GOLDEN.read_bytes()).hexdigest()
     assert server.versions[-1]["description"] == (
         f"sha256:{digest} lake /evergreen/lake, store /evergreen/store, work /evergreen/work, "
-        "repository /evergreen/repository, Triton none"
+        "served by onnxruntime on cpu"
     )
     assert command("--upload-version", "v1", "--no-run") == 0, "the same content"
 

@@ -85,12 +85,19 @@ def stages(image: str) -> list[Stage]:
         line for line in text.splitlines() if not line.lstrip().startswith("#")
     ).replace("\\\n", " ")
     found: list[Stage] = []
+    defaults: dict[str, str] = {}
     for line in filter(None, (line.strip() for line in text.splitlines())):
         keyword, _, argument = line.partition(" ")
         assert keyword in KNOWN, f"{DOCKERFILES[image]}: {keyword} is not read here"
         if keyword == "FROM":
             base, _, name = argument.partition(" AS ")
-            found.append(Stage(base, name))
+            found.append(
+                Stage(re.sub(r"\$\{(\w+)\}", lambda match: defaults[match[1]], base), name)
+            )
+        elif not found:
+            assert keyword == "ARG", f"{DOCKERFILES[image]}: {keyword} before FROM"
+            key, _, default = argument.partition("=")
+            defaults[key] = default
         else:
             found[-1].instructions.append((keyword, argument))
     return found

@@ -18,7 +18,7 @@ from pathlib import Path
 from tests.support.crashes import Kill, sigkill
 
 IMPORTS = (
-    "from controller import baking, rollback; from evergreen.serving import release; "
+    "from controller import baking, rollback; from controller import release; "
     "from tests.support import crash_chain"
 )
 """Imports of the process that is forked."""
@@ -26,7 +26,7 @@ PROGRAM = "import sys; from tests.support.killed_deployments import main; main(s
 
 
 def settings_of(job, checkpoint):
-    from evergreen.serving.release import ReleaseSettings
+    from controller.release import ReleaseSettings
 
     return ReleaseSettings(
         store=Path(job["store"]),
@@ -46,9 +46,9 @@ def connect_of(job):
 
 
 def deploy(job):
+    from controller.release import release
     from controller.rollback import rollback
     from evergreen.contracts.manifests import Model, RawDataset, Verdict
-    from evergreen.serving.release import release
 
     kill = Kill(job["kill_at"], visit=job["occurrence"], end=sigkill)
     settings = settings_of(job, kill.reach)

@@ -37,7 +37,7 @@ def everything(objects):
     return {
         each.name: objects.read(each.name).content
         for each in objects.list()
-        if not each.name.endswith(".lease")
+        if not each.name.endswith((".lease", ".fence.json"))
     }
 
 

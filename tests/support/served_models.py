@@ -6,10 +6,10 @@ import shutil
 import numpy as np
 import pytest
 
+from controller.release import ReleaseSettings, release
 from demo.triton import TritonServer, TritonSettings
 from evergreen.registry.models import GRAPH_FILE
 from evergreen.serving.graph.export import export
-from evergreen.serving.release import ReleaseSettings, release
 from evergreen.serving.repository.model_repository import ModelRepository
 from evergreen.serving.repository.triton_config import ServingOptions
 from evergreen.serving.servers import Triton

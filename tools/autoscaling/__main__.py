@@ -128,7 +128,10 @@ def build_parser() -> argparse.ArgumentParser:
 
     scaler = parser.add_argument_group("autoscaler (default: as the manifests ship it)")
     scaler.add_argument(
-        "--manifest", type=Path, default=SHIPPED_AUTOSCALER, help="another ScaledObject"
+        "--manifest",
+        type=Path,
+        default=SHIPPED_AUTOSCALER,
+        help="another ScaledObject (default: the one of k8s/components/keda)",
     )
     scaler.add_argument(
         "--target-queue-microseconds",

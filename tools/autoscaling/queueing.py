@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from evergreen.config.release import QUEUE_MICROSECONDS, QUEUED_REQUESTS
 from evergreen.contracts.serving import MAX_BATCH_ROWS
 from evergreen.runtime.errors import ContractError
 from evergreen.serving.repository.triton_config import ServingOptions
@@ -106,12 +107,12 @@ def read_service_times(path: Path) -> ServiceTimes:
 class PodSettings:
     """Settings of the served model in a pod.
 
-    The default values are those of the generated `config.pbtxt`.
+    The default values are those of the `config.pbtxt` of an image.
     """
 
     instances: int = ServingOptions.instances
-    max_queued: int = ServingOptions.max_queued_requests
-    timeout_seconds: float = ServingOptions.queue_timeout_microseconds / 1e6
+    max_queued: int = QUEUED_REQUESTS
+    timeout_seconds: float = QUEUE_MICROSECONDS / 1e6
     max_batch_rows: int = MAX_BATCH_ROWS
 
 

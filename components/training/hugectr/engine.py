@@ -8,7 +8,8 @@ call has no effect here.
 
 HugeCTR only logs failed reads and writes, and continues. HugeCTR does not even notice some
 failures. Therefore loaded weights are saved again and compared, and saved weights are checked
-before they are used as a model.
+before they are used as a model. Other errors abort the process, or the call does not return
+(`guard`).
 """
 
 import gc
@@ -16,8 +17,9 @@ import importlib
 import logging
 import math
 import shutil
+import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.training.engine import Rate
-from components.training.hugectr.embeddings import embeddings_of
+from components.training.hugectr.embeddings import (
+    Embedding,
+    embeddings_of,
+    max_vocabulary_size,
+)
 from components.training.hugectr.files import (
     DENSE_FILE,
     DENSE_OPTIMIZER_FILE,
@@ -35,7 +41,8 @@ from components.training.hugectr.files import (
     export_model,
     import_model,
 )
-from components.training.hugectr.layers import MODEL_NAME, Blueprint
+from components.training.hugectr.guard import bounded
+from components.training.hugectr.layers import MODEL_NAME, Blueprint, padded
 from components.training.hugectr.nodes import built, communicator
 from components.training.hugectr.staging import Stage, full_batches, staged
 from components.training.rows import Rows, open_rows
@@ -52,6 +59,9 @@ _IMAGE = "evergreen-training-hugectr (components/training/Dockerfile.hugectr)"
 _SEGMENT_STAGES = 8
 """Stages in one call of `learn`. Writing a stage overlaps with training on the previous one. Before
 scoring, the whole table is saved, so a call of `learn` should be long."""
+_MAX_MESSAGE_BYTES = (1 << 31) - 1
+"""Maximum length of a message of MPI, whose lengths are 32-bit integers. HugeCTR sends each of
+Adam's moments of a node as one message."""
 
 
 @dataclass(kw_only=True)
@@ -96,10 +106,11 @@ class HugectrEngine:
                 this machine.
             scratch: Folder for weights and staged rows. The folder needs four times the disk space
                 of the model with its state, and 264 bytes for each row of three stages. None for a
-                new temporary folder.
+                new temporary folder. Several nodes need a folder that all of them see.
 
         Raises:
-            ContractError: the settings contradict each other.
+            ContractError: the settings contradict each other, HugeCTR cannot read paths in the
+                folder, or a table is too large for several nodes.
             PermanentError: `hugectr` cannot be imported here.
         """
         if not isinstance(config, DcnConfig):
@@ -121,11 +132,19 @@ class HugectrEngine:
         self._settings = settings
         self._places = places or one_each(slot_sizes)
         self._embeddings = embeddings_of(config, slot_sizes, self._places)
-        if scratch is not None:
-            scratch.mkdir(parents=True, exist_ok=True)
-        self._scratch = Path(tempfile.mkdtemp(prefix="hugectr-", dir=scratch))
+        if self._num_nodes > 1:
+            _require_messages(self._embeddings, num_gpus, self._num_gpus)
+        parent = (Path(tempfile.gettempdir()) if scratch is None else scratch).absolute()
+        if ":" in str(parent):
+            raise ContractError(
+                f"folder of temporary files is {parent}, expected a path without ':', after which "
+                "HugeCTR does not find its files"
+            )
+        parent.mkdir(parents=True, exist_ok=True)
+        self._scratch = Path(tempfile.mkdtemp(prefix="hugectr-", dir=parent))
         self._current, self._is_current = self._scratch / "current", False
         self._running: _Running | None = None
+        self._minutes = settings.solver.call_minutes
         self._num_folders = 0
         self.num_steps = 0
 
@@ -180,6 +199,7 @@ class HugectrEngine:
             num_files=gpus // self._num_nodes,  # every node reads all files
             stage_rows=self._settings.solver.stage_rows,
             folder=folder,
+            num_zeros=padded(self._config).num_dense - self._config.num_dense,
         )
         losses: list[float] = []
         for stage in stages:
@@ -201,9 +221,12 @@ class HugectrEngine:
 
     def close(self) -> None:
         """See `Engine`."""
-        self._end_model()
-        if self._nodes is not None:
-            self._nodes.bcast(None)
+        # After an error other nodes may wait in a call. Then `run_together` ends all processes, and
+        # the end of the model would wait for the other nodes.
+        if self._nodes is None or sys.exc_info()[0] is None:
+            self._end_model()
+            if self._nodes is not None:
+                self._nodes.bcast(None)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _train(self, stage: Stage, batch_size: int, rate: Rate) -> Iterator[float]:
@@ -214,34 +237,49 @@ class HugectrEngine:
         running = self._running or self._begin_model(stage, batch_size)
         self._is_current = False
         try:
-            running.reader.set_source(str(stage.file_list))
-            for number in range(stage.num_batches):
-                step = self.num_steps + 1
-                correction = _rate_correction(
-                    self._settings, step=step, model_step=running.steps + 1
-                )
-                running.model.set_learning_rate(rate(step) * correction)
-                if not running.model.train():
+            with bounded(self._minutes) as restart:
+                # The readers of a new model have already started with their stage.
+                if stage is not running.stage:
+                    running.reader.set_source(str(stage.file_list))
+                for number in range(stage.num_batches):
+                    self._step(running, rate, stage=stage, number=number)
+                    if (
+                        number + 1
+                    ) % self._settings.solver.loss_interval == 0 or number + 1 == stage.num_batches:
+                        yield self._loss(running)
+                        restart()
+                # The reader must report the end of its files before it can restart.
+                if running.model.train():
                     raise PermanentError(
-                        f"HugeCTR ended {stage.file_list} after {number} batches, expected "
-                        f"{stage.num_batches}"
+                        f"HugeCTR continues {stage.file_list} after {stage.num_batches} batches, "
+                        "expected its end"
                     )
-                running.steps += 1
-                self.num_steps += 1
-                if (
-                    number + 1
-                ) % self._settings.solver.loss_interval == 0 or number + 1 == stage.num_batches:
-                    yield float(running.model.get_current_loss())
-            # The reader must report the end of its files before it can restart.
-            if running.model.train():
-                raise PermanentError(
-                    f"HugeCTR continues {stage.file_list} after {stage.num_batches} batches, "
-                    "expected its end"
-                )
         except RuntimeError as error:
             raise PermanentError(
-                f"HugeCTR stopped at step {self.num_steps + 1}: {error}"
+                f"HugeCTR stopped at step {self.num_steps + 1}: {error}; its log names the reason"
             ) from error
+
+    def _step(self, running: _Running, rate: Rate, *, stage: Stage, number: int) -> None:
+        """Take the step of batch `number` of a stage, counted from 0."""
+        step = self.num_steps + 1
+        correction = _rate_correction(self._settings, step=step, model_step=running.steps + 1)
+        running.model.set_learning_rate(rate(step) * correction)
+        if not running.model.train():
+            raise PermanentError(
+                f"HugeCTR ended {stage.file_list} after {number} batches, expected "
+                f"{stage.num_batches}"
+            )
+        running.steps += 1
+        self.num_steps += 1
+
+    def _loss(self, running: _Running) -> float:
+        loss = float(running.model.get_current_loss())
+        if loss == 0:
+            raise PermanentError(
+                f"HugeCTR's loss at step {self.num_steps} is 0, expected a positive number: after "
+                "an error, which its log names, HugeCTR returns 0"
+            )
+        return loss
 
     def _delete_stage(self, stage: Stage) -> None:
         """Delete a stage after training, unless the model's reader was created for its folder."""
@@ -251,7 +289,7 @@ class HugectrEngine:
     def _begin_model(self, stage: Stage, batch_size: int) -> _Running:
         """Create a model with the current weights, and verify that HugeCTR loaded them."""
         blueprint = Blueprint(
-            config=self._config,
+            config=padded(self._config),
             embeddings=self._embeddings,
             settings=self._settings,
             num_gpus=self._num_gpus,
@@ -265,13 +303,15 @@ class HugectrEngine:
             f"{each.workspace_mb(self._num_gpus)} MiB" for each in self._embeddings
         )
         try:
-            model, reader = built(self._hugectr, blueprint, self._nodes)
+            with bounded(self._minutes):
+                model, reader = built(self._hugectr, blueprint, self._nodes)
         except RuntimeError as error:
-            sizes = f"workspaces of {workspaces} per GPU"
+            sizes = f"batches of {batch_size} rows and workspaces of {workspaces} per GPU"
             raise PermanentError(
-                f"HugeCTR cannot build the network with {sizes}: {error}"
+                f"HugeCTR cannot build the network with {sizes}: {error}; its log names the reason"
             ) from error
-        self._load(model)
+        with bounded(self._minutes):
+            self._load(model)
         self._running = _Running(
             model=model,
             reader=reader,
@@ -296,8 +336,9 @@ class HugectrEngine:
         if self._running is None:
             return
         folder, self._running = self._running.stage.file_list.parent, None
-        # The garbage collection of the model releases its GPU memory.
-        gc.collect()
+        with bounded(self._minutes):
+            # The garbage collection of the model releases its GPU memory.
+            gc.collect()
         shutil.rmtree(folder, ignore_errors=True)
 
     def _update_current(self) -> None:
@@ -341,9 +382,10 @@ class HugectrEngine:
         success = self._hugectr.Error_t.Success
         try:
             folder.mkdir(parents=True)
-            answer = self._running.model.save_params_to_files(
-                prefix=str(folder / MODEL_NAME), iter=0
-            )
+            with bounded(self._minutes):
+                answer = self._running.model.save_params_to_files(
+                    prefix=str(folder / MODEL_NAME), iter=0
+                )
             if answer is not None and answer != success:
                 raise PermanentError(
                     f"HugeCTR's save to {folder} returned {answer}, expected {success}"
@@ -396,6 +438,19 @@ def _require_settings(settings: TrainingSettings, num_gpus: int) -> None:
         raise ContractError(
             f"batch_size is {settings.batch_size}, expected a multiple of {num_gpus} GPUs"
         )
+
+
+def _require_messages(embeddings: Sequence[Embedding], gpus_of_node: int, num_gpus: int) -> None:
+    """Check that HugeCTR can send Adam's moments from node to node."""
+    for each in embeddings:
+        rows = max_vocabulary_size(each.workspace_mb(num_gpus), each.width)
+        if (found := 4 * gpus_of_node * rows * each.width) > _MAX_MESSAGE_BYTES:
+            raise ContractError(
+                f"{each.num_keys} ids of width {each.width} on {num_gpus} GPUs need {found} bytes "
+                f"for each of Adam's moments on a node, expected at most {_MAX_MESSAGE_BYTES} with "
+                "several nodes, as HugeCTR sends them in one MPI message; use more nodes, one "
+                "node, or backend torchrec"
+            )
 
 
 def _rate_correction(settings: TrainingSettings, *, step: int, model_step: int) -> float:

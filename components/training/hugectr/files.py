@@ -4,7 +4,7 @@ The layout is that of HugeCTR 24.06's `save_params_to_files("<folder>/dcn", 0)`:
 without headers, and float32 unless stated otherwise.
 
 - `dcn_dense_0.model` has all dense parameters in the order of the layers, with InnerProduct weights
-  as [in, out].
+  as [in, out]. A DCN v2 may have additional inputs of 0 (`layers.padded`), whose weights are 0.
 - `dcn_opt_dense_0.model` has Adam's m, then v, which starts at a multiple of 256 bytes.
 - `dcn<i>_sparse_0.model/{key,emb_vector}` of embedding i have int64 keys, and a vector for each
   key.
@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.training.hugectr.embeddings import Embedding, max_vocabulary_size
+from components.training.hugectr.layers import padded
 from evergreen.config.model import DcnConfig
 from evergreen.networks.files import (
     ROWS_PER_CHUNK,
@@ -175,23 +176,32 @@ def _flatten(config: DcnConfig, dense: Mapping[str, FloatArray]) -> FloatArray:
     >>> _flatten(config, dense).tolist()
     [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0]
     """
-    flat = np.concatenate([view.ravel() for view in _in_file_order(config, dense)])
+    wide = _zero_dense(padded(config))
+    for name, values in dense.items():
+        _own_part(wide[name], np.shape(values))[:] = values
+    flat = np.concatenate([view.ravel() for view in _in_file_order(config, wide)])
     return flat.astype("<f4", copy=False)
 
 
 def _unflatten(config: DcnConfig, flat: FloatArray) -> dict[str, FloatArray]:
     """Return the dense parameters by `state_dict` name from an array in HugeCTR's file order."""
-    dense = _empty_dense(config)
+    wide = _zero_dense(padded(config))
     at = 0
-    for view in _in_file_order(config, dense):
+    for view in _in_file_order(config, wide):
         view[:] = flat[at : at + view.size].reshape(view.shape)
         at += view.size
-    return dense
+    shapes = {name: values.shape for name, values in _zero_dense(config).items()}
+    return {name: _own_part(wide[name], shape) for name, shape in shapes.items()}
 
 
-def _empty_dense(config: DcnConfig) -> dict[str, FloatArray]:
+def _own_part(values: FloatArray, shape: tuple[int, ...]) -> FloatArray:
+    """Return the view of a padded parameter that has the parameter's own `shape`."""
+    return values[tuple(map(slice, shape))]
+
+
+def _zero_dense(config: DcnConfig) -> dict[str, FloatArray]:
     shapes = {name: tuple(each.shape) for name, each in build_network(config).named_parameters()}
-    return {name: np.empty(shape, np.float32) for name, shape in shapes.items()}
+    return {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
 
 
 def _in_file_order(config: DcnConfig, dense: Mapping[str, FloatArray]) -> Iterator[FloatArray]:
@@ -220,7 +230,7 @@ def _tower_names(config: DcnConfig) -> list[str]:
 
 
 def _require_dense_sizes(folder: Path, config: DcnConfig) -> None:
-    dense = sum(each.nbytes for each in _empty_dense(config).values())
+    dense = sum(each.nbytes for each in _zero_dense(padded(config)).values())
     _require_size(folder / DENSE_FILE, dense)
     _require_size(
         folder / DENSE_OPTIMIZER_FILE, dense + -dense % _ALIGNMENT_BYTES + dense, 2 * dense

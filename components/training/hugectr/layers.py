@@ -7,7 +7,7 @@ module `hugectr` is an argument, so that this module can be imported without it.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from components.training.hugectr.embeddings import Embedding
@@ -15,7 +15,9 @@ from evergreen.config.model import DcnConfig
 from evergreen.config.training import TrainingSettings
 
 MODEL_NAME = "dcn"
-_LABEL, DENSE = "label", "dense"
+LABEL, DENSE = "label", "dense"
+_ALIGNED_FLOATS = 4
+"""Number of floats in 16 bytes, the alignment of cuBLASLt's fastest algorithms."""
 
 
 class Layer(NamedTuple):
@@ -31,7 +33,23 @@ class Layer(NamedTuple):
     """Additional arguments of `hugectr.DenseLayer` by name."""
 
 
-def _dcn_layers(config: DcnConfig, embeddings: Sequence[Embedding]) -> list[Layer]:
+def padded(config: DcnConfig) -> DcnConfig:
+    """Return the configuration of HugeCTR's network, which may have more dense values per row.
+
+    HugeCTR stores all weights without gaps, and its matrix products for DCN v2 need weights at
+    multiples of 16 bytes. The weights of every cross layer are at such a multiple if the width of
+    x0 is a multiple of 4. The additional dense values are 0. Their weights then have no effect and
+    no gradient, so the model is the same.
+
+    >>> v2 = DcnConfig(num_dense=13, num_categorical=26, embedding_dim=16, projection_dim=64)
+    >>> (v2.input_width, padded(v2).input_width, padded(v2).num_dense)
+    (429, 432, 16)
+    """
+    missing = -config.input_width % _ALIGNED_FLOATS if config.projection_dim else 0
+    return replace(config, num_dense=config.num_dense + missing)
+
+
+def dcn_layers(config: DcnConfig, embeddings: Sequence[Embedding]) -> list[Layer]:
     """Yield the dense layers from the embeddings to the loss, in the order of the dense file.
 
     Without dropout there are no Dropout layers, because HugeCTR accepts only rates above 0.
@@ -41,7 +59,7 @@ def _dcn_layers(config: DcnConfig, embeddings: Sequence[Embedding]) -> list[Laye
     >>> config = DcnConfig(
     ...     num_dense=13, num_categorical=26, embedding_dim=1, num_cross_layers=2, tower=(8,)
     ... )
-    >>> for layer in _dcn_layers(config, embeddings_of(config, [5] * 26, one_each([5] * 26))):
+    >>> for layer in dcn_layers(config, embeddings_of(config, [5] * 26, one_each([5] * 26))):
     ...     print(*layer)
     Reshape ['embedding_0'] ['vectors_0'] {'leading_dim': 26}
     Concat ['vectors_0', 'dense'] ['x0'] {}
@@ -76,7 +94,7 @@ def _dcn_layers(config: DcnConfig, embeddings: Sequence[Embedding]) -> list[Laye
         *layers,
         Layer("Concat", [hidden, "cross"], ["final_input"]),
         Layer("InnerProduct", ["final_input"], ["logit"], {"num_output": 1}),
-        Layer("BinaryCrossEntropyLoss", ["logit", _LABEL], ["loss"]),
+        Layer("BinaryCrossEntropyLoss", ["logit", LABEL], ["loss"]),
     ]
 
 
@@ -116,6 +134,7 @@ class Blueprint:
     """Everything that determines a compiled model except its weights."""
 
     config: DcnConfig
+    """Configuration of HugeCTR's network, see `padded`."""
     embeddings: tuple[Embedding, ...]
     settings: TrainingSettings
     num_gpus: int
@@ -123,8 +142,8 @@ class Blueprint:
     num_nodes: int = 1
     batch_size: int
     file_list: str
-    """Path of the `_file_list.txt` of staged rows. Training and evaluation read these rows until
-    another source is set."""
+    """Path of the `_file_list.txt` of staged rows. The readers of training and evaluation start
+    with these rows."""
 
     @property
     def gpus_of_node(self) -> int:
@@ -133,7 +152,10 @@ class Blueprint:
 
 
 def compiled_model(hugectr: Any, blueprint: Blueprint) -> Any:
-    """Return a compiled `hugectr.Model` with HugeCTR's initial weights."""
+    """Return a compiled `hugectr.Model` with HugeCTR's initial weights. Both readers have started.
+
+    A reader of HugeCTR 24.06 that never started can wait for ever when the model ends.
+    """
     config = blueprint.config
     model = hugectr.Model(
         _solver(hugectr, blueprint),
@@ -153,7 +175,7 @@ def compiled_model(hugectr: Any, blueprint: Blueprint) -> Any:
     model.add(
         hugectr.Input(
             label_dim=1,
-            label_name=_LABEL,
+            label_name=LABEL,
             dense_dim=config.num_dense,
             dense_name=DENSE,
             data_reader_sparse_param_array=keys,
@@ -171,7 +193,7 @@ def compiled_model(hugectr: Any, blueprint: Blueprint) -> Any:
                 optimizer=_optimizer(hugectr, blueprint.settings),
             )
         )
-    for layer in _dcn_layers(config, blueprint.embeddings):
+    for layer in dcn_layers(config, blueprint.embeddings):
         model.add(
             hugectr.DenseLayer(
                 layer_type=getattr(hugectr.Layer_t, layer.type),
@@ -181,6 +203,8 @@ def compiled_model(hugectr: Any, blueprint: Blueprint) -> Any:
             )
         )
     model.compile()
+    for reader in (model.get_data_reader_train(), model.get_data_reader_eval()):
+        reader.set_source(blueprint.file_list)
     return model
 
 
@@ -201,6 +225,9 @@ def _solver(hugectr: Any, blueprint: Blueprint) -> Any:
         # and the missing rows are detected. Without the flag, HugeCTR would train on leftovers of
         # the previous batch in its buffers.
         drop_incomplete_batch=True,
+        # The search takes 7 to 28 seconds for each model. Its result has no effect on GPUs of
+        # NVIDIA's Ampere generation and later.
+        use_algorithm_search=False,
     )
 
 

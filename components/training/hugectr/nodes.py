@@ -3,17 +3,25 @@
 The first process runs the step. HugeCTR's calls are collective. Therefore the other processes
 repeat each call of the first process on a model, in the same order. Each process reads every batch,
 and its own GPUs train on their share of it. The first process receives the sum of the losses, and
-all processes write into the files of an embedding. This description follows HugeCTR's sources and
-has not been tested. The first process names the files, so all nodes must see the engine's scratch
-folder.
+all processes write into the files of an embedding. This description follows HugeCTR's sources. The
+processes were tested with Open MPI 5.0.11, and never with HugeCTR itself. The first process names
+the files, so all nodes must see the engine's scratch folder.
+
+A process that fails ends all processes (`run_together`), because the others would wait for its next
+call for ever.
 """
 
 import importlib
 import os
+import signal
+import sys
 from collections.abc import Callable
 from typing import Any
 
+from components.training.hugectr.guard import bounded
 from components.training.hugectr.layers import Blueprint, compiled_model
+from evergreen.runtime.errors import PermanentError
+from evergreen.runtime.exit_codes import ExitCode, exits_with_code
 
 
 def communicator() -> Any | None:
@@ -23,8 +31,26 @@ def communicator() -> Any | None:
     return importlib.import_module("mpi4py.MPI").COMM_WORLD
 
 
+def run_together(nodes: Any, part: Callable[[], int]) -> int:
+    """Run this process's part of a step. If the part fails, end the processes of all nodes.
+
+    Args:
+        nodes: MPI's communicator.
+        part: Function that returns an `ExitCode` or raises an error. All processes end with the
+            exit code of the failed part.
+    """
+    code = exits_with_code(part)()
+    if code:
+        sys.stderr.flush()
+        nodes.Abort(int(code))
+    return code
+
+
 class _OnAllNodes:
-    """Proxy of a model or its reader that calls each method on all nodes."""
+    """Proxy of a model or its reader that calls each method on all nodes.
+
+    After an error there is no further communication, because another node may wait in the call.
+    """
 
     def __init__(self, nodes: Any, part: str, own: Any) -> None:
         self._nodes, self._part, self._own = nodes, part, own
@@ -32,10 +58,10 @@ class _OnAllNodes:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             self._nodes.bcast((self._part, name, args, kwargs))
-            try:
-                return getattr(self._own, name)(*args, **kwargs)
-            finally:
-                self._nodes.Barrier()  # after this the engine may delete files that the other nodes have read  # noqa: E501
+            result = getattr(self._own, name)(*args, **kwargs)
+            # After the barrier the engine may delete files that the other nodes have read.
+            self._nodes.Barrier()
+            return result
 
         return call
 
@@ -54,15 +80,44 @@ def built(hugectr: Any, blueprint: Blueprint, nodes: Any | None) -> tuple[Any, A
     return _OnAllNodes(nodes, "model", model), _OnAllNodes(nodes, "reader", reader)
 
 
-def follow(hugectr: Any, nodes: Any) -> None:
+def follow(nodes: Any) -> int:
+    """Repeat the calls of the first process until this process sends None.
+
+    SIGTERM and SIGUSR1 are ignored, because only the first process handles them, and it needs this
+    process for its save.
+
+    Returns:
+        `ExitCode.DONE`.
+
+    Raises:
+        PermanentError: HugeCTR stopped on this node, or cannot be imported.
+    """
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        hugectr = importlib.import_module("hugectr")
+        repeat_calls(hugectr, nodes)
+    except (ImportError, OSError, RuntimeError) as error:
+        raise PermanentError(f"HugeCTR stopped on node {nodes.Get_rank()}: {error}") from error
+    return ExitCode.DONE
+
+
+def repeat_calls(hugectr: Any, nodes: Any) -> None:
     """Repeat the calls of the first process until this process sends None."""
     parts: dict[str, Any] = {}
+    minutes = 0.0
     while (request := nodes.bcast(None)) is not None:
         if request[0] == "build":
-            parts.clear()  # releases the GPU memory of the previous model
-            model = compiled_model(hugectr, request[1])
-            parts.update(model=model, reader=model.get_data_reader_train())
+            minutes = request[1].settings.solver.call_minutes
+            with bounded(minutes):
+                parts.clear()  # releases the GPU memory of the previous model
+                model = compiled_model(hugectr, request[1])
+                parts.update(model=model, reader=model.get_data_reader_train())
         else:
             part, name, args, kwargs = request
-            getattr(parts[part], name)(*args, **kwargs)
+            with bounded(minutes):
+                getattr(parts[part], name)(*args, **kwargs)
             nodes.Barrier()
+    if parts:
+        with bounded(minutes):
+            parts.clear()

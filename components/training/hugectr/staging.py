@@ -71,6 +71,7 @@ def staged(
     num_files: int,
     stage_rows: int,
     folder: Path,
+    num_zeros: int = 0,
 ) -> Iterator[Stage]:
     """Write the rows in stages and yield each stage while the next one is written.
 
@@ -82,6 +83,7 @@ def staged(
         num_files: Files of a stage, one for each GPU.
         stage_rows: Approximate rows of a stage.
         folder: Folder to create the stages in.
+        num_zeros: Number of dense columns of zeros after the rows' own.
 
     Raises:
         PermanentError: the disk is full or fails.
@@ -97,6 +99,7 @@ def staged(
             batch_size=batch_size,
             num_files=num_files,
             folder=folder / f"{number:06d}",
+            num_zeros=num_zeros,
         )
 
     with ThreadPoolExecutor(1, thread_name_prefix="stage") as writer:
@@ -117,6 +120,7 @@ def write_stage(
     num_files: int,
     folder: Path,
     group_rows: int = _ROW_GROUP,
+    num_zeros: int = 0,
 ) -> Stage:
     """Write one folder with `_file_list.txt` and `_metadata.json`.
 
@@ -129,6 +133,7 @@ def write_stage(
             batches.
         folder: Folder to create.
         group_rows: Maximum rows of a row group.
+        num_zeros: Number of dense columns of zeros after the rows' own.
 
     Raises:
         PermanentError: the disk is full or fails.
@@ -138,14 +143,23 @@ def write_stage(
     num_files = min(num_files, len(batches))
     names = [f"{number:03d}.parquet" for number in range(num_files)]
     slots = [slot for each in embeddings for slot in each.slots]
+    num_dense = rows.dense.shape[1] + num_zeros
     try:
         folder.mkdir(parents=True)
         for number, name in enumerate(names):
             of_file = batches[number::num_files].reshape(-1)
-            _write_file(folder / name, rows, order=of_file, slots=slots, group_rows=group_rows)
+            _write_file(
+                folder / name,
+                rows,
+                order=of_file,
+                slots=slots,
+                group_rows=group_rows,
+                num_dense=num_dense,
+            )
         counts = [batch_size * len(batches[number::num_files]) for number in range(num_files)]
         write_whole(
-            folder / _METADATA, json.dumps(_metadata(rows, slots, dict(zip(names, counts)))) + "\n"
+            folder / _METADATA,
+            json.dumps(_metadata(num_dense, slots, dict(zip(names, counts)))) + "\n",
         )
         write_file_list(folder, names, final=folder.absolute())
     except (OSError, pa.ArrowException) as error:
@@ -159,9 +173,15 @@ def write_stage(
 
 
 def _write_file(
-    path: Path, rows: Rows, *, order: NDArray[np.int64], slots: Sequence[Slot], group_rows: int
+    path: Path,
+    rows: Rows,
+    *,
+    order: NDArray[np.int64],
+    slots: Sequence[Slot],
+    group_rows: int,
+    num_dense: int,
 ) -> None:
-    numeric, keys = _names(rows, slots)
+    numeric, keys = _names(num_dense, slots)
     a_list = pa.list_(pa.field("element", pa.int64(), nullable=False))
     types = [pa.float32()] * (1 + len(numeric)) + [
         a_list if slot.is_list else pa.int64() for slot in slots
@@ -180,6 +200,7 @@ def _write_file(
             floats = [
                 np.ascontiguousarray(each) for each in (rows.labels[group], *rows.dense[group].T)
             ]
+            floats += [np.zeros(len(group), np.float32)] * (1 + num_dense - len(floats))
             ids = rows.ids[group]
             arrays = [
                 *(pa.array(each, pa.float32()) for each in floats),
@@ -200,19 +221,17 @@ def _keys(ids: NDArray[np.int32], slot: Slot) -> Any:
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(keys[in_use]))
 
 
-def _names(rows: Rows, slots: Sequence[Slot]) -> tuple[list[str], list[str]]:
+def _names(num_dense: int, slots: Sequence[Slot]) -> tuple[list[str], list[str]]:
     """Return the names of the dense columns and of the key columns."""
-    return [f"dense_{i}" for i in range(rows.dense.shape[1])], [
-        f"keys_{i}" for i in range(len(slots))
-    ]
+    return [f"dense_{i}" for i in range(num_dense)], [f"keys_{i}" for i in range(len(slots))]
 
 
-def _metadata(rows: Rows, slots: Sequence[Slot], counts: dict[str, int]) -> dict[str, object]:
+def _metadata(num_dense: int, slots: Sequence[Slot], counts: dict[str, int]) -> dict[str, object]:
     """Return HugeCTR's metadata of files with these numbers of rows.
 
     HugeCTR assigns columns to slots by position, over all embeddings.
     """
-    numeric, keys = _names(rows, slots)
+    numeric, keys = _names(num_dense, slots)
     places = {name: i for i, name in enumerate((LABEL, *numeric, *keys))}
 
     def columns(wanted: list[str]) -> list[dict[str, object]]:

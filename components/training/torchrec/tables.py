@@ -202,7 +202,7 @@ class AdamRows(nn.Module):
             spans = [slice(bounds[i], bounds[i + 1]) for i in group.features]
             counts = torch.tensor([each.stop - each.start for each in spans], device=values.device)
             keys = _side_by_side(values, spans) + group.offsets.repeat_interleave(counts)
-            rows, taken = _distinct(keys)
+            rows, taken, *_ = lookups_of(keys)
             vectors = group.rows.index_select(0, rows)[:, 0].contiguous()
             if torch.is_grad_enabled():
                 group.taken = rows, vectors.requires_grad_()
@@ -240,15 +240,6 @@ class AdamRows(nn.Module):
 def _side_by_side(values: Tensor, spans: Sequence[slice]) -> Tensor:
     is_all = sum(each.stop - each.start for each in spans) == len(values)
     return values if is_all else torch.cat([values[each] for each in spans])
-
-
-def _distinct(keys: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the distinct `keys`, ascending, and the index of each key among them."""
-    if keys.device.type == "cpu":
-        found = lookups_of(keys.numpy().copy())
-        return found.table_rows, found.taken
-    rows, taken = torch.unique(keys, return_inverse=True)
-    return rows, taken
 
 
 def kernels_of(module: nn.Module) -> Iterator[AdamRows]:

@@ -1,1 +1,1 @@
-"""Export the ONNX graph from raw features to probability, and check its parity with training."""
+"""Export the serving graph as ONNX, and check its scores against training."""

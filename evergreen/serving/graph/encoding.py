@@ -3,14 +3,14 @@
 The module adds the network's dense inputs [n, `Features.dense_inputs`] and `table_rows` [n, slots]
 to `evergreen.serving.graph.parts.Parts`. These outputs are bitwise equal to the result of
 `FeatureWorkflow`, except in unused positions of lists. Categories are looked up in a hash table
-that is stored in the graph's own arrays. `evergreen.serving.graph.export` adds the nodes that use
-the result.
+that is stored in the graph's own arrays. `evergreen.serving.graph.export` adds the nodes that read
+the lookup's result.
 
 One hash table serves all columns. The key of a category is its value plus the first key of its
 slot's range. The value stored for a key is the distance from the slot's out-of-vocabulary row to
-the category's row. The default value 0 is therefore correct in every slot. The slot of an excluded
-column has no entries, and its distances count from its row for missing values. Every value of the
-column then counts as missing.
+the category's row. The value 0 of an absent key therefore selects the out-of-vocabulary row in
+every slot. The slot of an excluded column has no entries, and its distances count from its row for
+missing values. All values of an excluded column then count as missing.
 
 The table uses cuckoo hashing with `CHOICES` cells per key (Pagh & Rodler, ESA 2001; Fotakis et al.,
 STACS 2003). Choice d of a key is the cell `starts[d] + key mod primes[d]`, and each choice has its
@@ -40,13 +40,13 @@ PREFIX = "network/"
 DENSE = f"{PREFIX}dense"
 """Name of the network's dense input [n, d]."""
 BUCKETS = "buckets"
-"""Name of the tensor of buckets [n, `Features.bucketed`], which are looked up after the
-categories."""
+"""Name of the tensor of bucket numbers [n, `Features.bucketed`], which follow the categories in the
+lookup."""
 CHOICES = 3
 """Number of possible cells of a key in the hash table."""
 LOAD = 0.8
-"""Share of cells that contain a key. With three choices a table can be built up to a share of 0.92.
-It is built quickly at the share chosen here."""
+"""Share of cells that contain a key. With three choices of a cell per key, up to 92 % of the cells
+can be filled. With the smaller share chosen here, the table is built quickly."""
 EMPTY = -1
 """Key of an empty cell in `HashTable.keys`. Real keys are not negative."""
 MAX_KEYS = 2**30
@@ -56,14 +56,15 @@ _MAX_ROUNDS = 1000
 class KeyRange(NamedTuple):
     """Ranges of the hash table's keys.
 
-    A key is the slot times `spread` plus `first` plus the category.
+    The key of a category is `slot * spread + first + category`.
 
     Raw values are clipped to `lowest` and `highest`, and no vocabulary contains a category beyond
     these bounds. ONNX Runtime 1.31 clips int64 wrongly if a value and the bound agree in their
-    upper 32 bits, because it compares the lower 32 bits as signed numbers. For example, 2^33 - 1 is
-    not clipped to 2^32. The error is harmless with these bounds, because their lower halves have
-    the smallest signed value. A value that is not clipped is at most 2^32 beyond a bound, and the
-    ranges of two slots are further apart.
+    upper 32 bits, because it compares the lower 32 bits as signed numbers. For example, it does not
+    clip 2^33 - 1 to the bound 2^32. This bug does no harm here, because the lower 32 bits of these
+    bounds are the smallest signed number. The clipping error matters only if it moves a value into
+    another slot's range. An unclipped value is at most 2^32 beyond a bound, and the ranges of two
+    slots are further apart.
     """
 
     highest: int
@@ -79,7 +80,7 @@ class KeyRange(NamedTuple):
 
 
 _NARROW = KeyRange(highest=2**32 + 2**31, spread=2**34)
-"""Key ranges for categories below 2^32."""
+"""Key ranges if all categories are below 2^32."""
 _WIDE = KeyRange(highest=2**52 + 2**31, spread=2**53)
 
 
@@ -124,7 +125,7 @@ def encode_dense(parts: Parts, workflow: FeatureWorkflow) -> str:
         )
         if is_logged.all():
             values = logged
-        else:  # the logarithm of other columns may be NaN
+        else:  # the logarithm is NaN in columns that are not log-transformed
             chosen = parts.constant("is_logged", is_logged)
             values = parts.node("Where", [chosen, logged, values], "dense_transformed")
     centred = parts.node(
@@ -154,8 +155,8 @@ def encode_dense(parts: Parts, workflow: FeatureWorkflow) -> str:
 def _bucket(parts: Parts, workflow: FeatureWorkflow, *, values: str, missing: str) -> None:
     """Add `buckets` [n, bucketed columns], the number of boundaries that a clipped value reaches.
 
-    The bucket of a missing value is `MISSING_CATEGORY`. A column with fewer boundaries than another
-    is padded with NaN, which no value reaches.
+    The bucket of a missing value is `MISSING_CATEGORY`. Columns with fewer boundaries than the
+    widest column are padded with NaN, because no value reaches NaN.
     """
     numeric, bucketed = workflow.features.numeric, workflow.features.bucketed
     boundaries = np.full(
@@ -191,7 +192,7 @@ def _column_constant(parts: Parts, name: str, values: Sequence[float]) -> str:
 
 
 def encode_categorical(parts: Parts, workflow: FeatureWorkflow, tables: Sequence[Table]) -> str:
-    """Add `table_rows` [n, `Features.id_places`], the table row (slot offset + id) of each value.
+    """Add `table_rows` [n, `Features.id_places`], the row (slot offset + id) of each value.
 
     The rows of unused positions of lists are arbitrary, and `evergreen.serving.graph.export`
     ignores them.
@@ -241,7 +242,10 @@ def encode_categorical(parts: Parts, workflow: FeatureWorkflow, tables: Sequence
 
 
 def _no_columns(parts: Parts, source: str) -> str:
-    """Add a tensor [n, 0] with as many rows as `source`, for a kind of feature that is absent."""
+    """Add an empty tensor [n, 0] with as many rows as `source`.
+
+    It replaces a kind of feature without columns.
+    """
     first, last, axis = (
         parts.constant(f"no_columns_{n}", np.array([v]))
         for n, v in (("first", 0), ("end", 0), ("axis", 1))
@@ -256,12 +260,12 @@ def _entries(
     keys, distances = (
         [np.zeros(0, np.int64)],
         [np.zeros(0, np.int64)],
-    )  # all columns may be excluded
+    )  # `keys` is empty if all columns are excluded
     for slot, (name, vocabulary) in enumerate(zip(workflow.features.slots, workflow.vocabularies)):
         if name in workflow.excluded:
             continue
-        # An id without a category has no entry. A request that sends the tombstone as a raw value
-        # gets the out-of-vocabulary row.
+        # A tombstone marks an id without a category, which gets no entry. A request that sends the
+        # tombstone as a raw value gets the out-of-vocabulary row.
         real = np.flatnonzero(vocabulary != TOMBSTONE)
         keys.append(
             np.concatenate([[MISSING_CATEGORY], vocabulary[real]])
@@ -302,7 +306,10 @@ def _look_up(parts: Parts, wanted: str, table: "HashTable", *, width: int) -> st
 
 
 class HashTable(NamedTuple):
-    """Arrays of the hash table. Cell 0 is always empty, and unknown keys get its value."""
+    """Arrays of the hash table.
+
+    Cell 0 is always empty, and a key that is not in the table gets the value of cell 0.
+    """
 
     keys: NDArray[np.int64]
     """[cells], `EMPTY` in a cell without a key."""
@@ -333,7 +340,7 @@ def build_table(keys: NDArray[np.int64], values: NDArray[np.int32]) -> HashTable
         owners = _place(keys, np.array(primes), starts)
         if owners is not None:
             break
-        cells += cells // 8 + CHOICES  # keys with a regular structure may need more cells
+        cells += cells // 8 + CHOICES  # regular patterns in the keys may need more cells
     taken = owners >= 0
     cell_keys, cell_values = np.full(len(owners), EMPTY, np.int64), np.zeros(len(owners), np.int32)
     cell_keys[taken], cell_values[taken] = keys[owners[taken]], values[owners[taken]]
@@ -345,9 +352,9 @@ def _place(
 ) -> NDArray[np.int64] | None:
     """Assign keys to cells, and return each cell's key position or -1.
 
-    Returns None if a key found no cell. In each round every key without a cell takes the cell of
+    Returns None if some key found no cell. In each round every key without a cell takes the cell of
     its current choice. If several keys want the same cell, the last of these keys gets it. Keys
-    that got no cell or were evicted try their next choice in the next round.
+    without a cell, and keys that lost their cell, try their next choice in the next round.
     """
     owners = np.full(1 + int(primes.sum()), -1, np.int64)
     choices = np.zeros(len(keys), np.int8)

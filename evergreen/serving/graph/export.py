@@ -86,8 +86,8 @@ def _add_vectors(
 ) -> None:
     """Add the network's embeddings.
 
-    They have the shape [n, F, E] for a single table. The vectors of several tables are joined to
-    [n, 1, X].
+    The embeddings of a single table have the shape [n, F, E]. The vectors of several tables are
+    joined to [n, 1, X].
     """
     weights = _add_weights(parts, workflow) if workflow.features.lists else ""
     if len(tables) == 1:
@@ -287,7 +287,7 @@ def read_network(path: Path) -> Any:
 
 
 def _add_network(parts: Parts, network: Any) -> None:
-    """Add the network after the encoding, down to the probability [n, 1]."""
+    """Add the network, which computes the probability [n, 1] from the encoding's result."""
     graph = onnx.compose.add_prefix(network, PREFIX).graph
     for tensor in graph.initializer:
         parts.constant(tensor.name, numpy_helper.to_array(tensor))

@@ -92,8 +92,8 @@ class Parts:
             [_value(PROBABILITY_OUTPUT)],
             initializer=[],
         )
-        # The sizes of the parts are added up here, because protobuf cannot compute the size of a
-        # message of 2 GB or more.
+        # Add up the sizes of the parts, because protobuf cannot compute the size of a message of 2
+        # GB or more.
         size = sum(part.ByteSize() for part in (*self._constants, *tables, *self.nodes))
         if size > MAX_MESSAGE_BYTES:
             raise ContractError(

@@ -13,8 +13,14 @@ next deployment removes the copy. Recommenders in the same repository share no f
 Changes need `locked()`. In a folder the lock is the kernel's flock, which ends with a killed
 process and must be supported by the filesystem. In a bucket the lock is a lease, which expires. A
 write of the configuration succeeds only if its generation has not changed since the lock holder
-first read it. The write therefore fails for a holder whose lease has expired unnoticed. `switch`
-notifies the servers.
+first read it. A holder whose lease has expired unnoticed therefore cannot write. Another module
+notifies the servers (`controller.moves`).
+
+The object `<name>.fence.json` contains a number, which is increased by one each time the lock is
+taken. The lock holder compares its number with this object before each change, and writes the
+number into the configuration as a comment. If the previous holder did not release the lock, the new
+holder first writes the configuration and the plan again. The next conditional write of the previous
+holder therefore fails, even if that holder is still running.
 
 `version.json` lists every file of its version with size and SHA-256. If a folder lacks this file,
 or if a listed file is absent or has another size, the folder is an interrupted copy and not a
@@ -24,13 +30,14 @@ version. `VersionFolders` reads the versions below one model's name.
 import errno
 import fcntl
 import hashlib
+import json
 import logging
 import os
 import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -66,6 +73,8 @@ WARMUP_FOLDER = "warmup"
 LEASE_SECONDS = 60.0
 GOLDEN_FILE = "golden.npz"
 RECORD_FILE = "version.json"
+_LEASE_COMMENT = "# lease "
+"""Start of the configuration's first line, which names the lease of the holder that wrote it."""
 _SERVED_MODEL = Path(__file__).resolve().parents[1] / "served_model.py"
 
 
@@ -88,7 +97,7 @@ class VersionRecord(Manifest):
     options: ServingOptions
     """Serving options at the time of staging."""
     files: list[FileRecord]
-    """Every file except the record itself."""
+    """List of every file of the version except the record."""
 
     def __post_init__(self) -> None:
         if not {GRAPH_FILE, GOLDEN_FILE} <= (names := {file.name for file in self.files}):
@@ -104,7 +113,7 @@ class VersionRecord(Manifest):
 def assemble(version: int, folder: Path, options: ServingOptions) -> dict[str, Path | bytes]:
     """Return the files of a version by name, from a folder with a graph and golden rows.
 
-    The record is the last file. Without it the version does not exist.
+    The record must be written last. A folder without its record does not count as a version.
     """
     files = {
         name: folder / name
@@ -129,8 +138,8 @@ def assemble(version: int, folder: Path, options: ServingOptions) -> dict[str, P
 def warmup_files(golden: GoldenRows, num_rows: int) -> tuple[list[WarmupRow], dict[str, bytes]]:
     """Return the first golden rows as Triton's warm-up, and the content of each warm-up file.
 
-    The name of a file is the hash of its content. A restored configuration therefore finds its own
-    rows.
+    The name of a file is the hash of its content. A restored configuration therefore refers to its
+    original rows.
     """
     rows: list[WarmupRow] = []
     contents: dict[str, bytes] = {}
@@ -157,7 +166,7 @@ class VersionFolders:
     def sizes(self) -> dict[int, dict[str, int]]:
         """Return the size in bytes of every file, by version and file name.
 
-        Interrupted copies are included.
+        Files of interrupted copies are included.
         """
         found: dict[int, dict[str, int]] = {}
         for each in self._objects.list(f"{self._name}/"):
@@ -181,7 +190,7 @@ class VersionFolders:
         return sorted(whole)
 
     def record(self, version: int) -> VersionRecord:
-        """Read the version's record.
+        """Read the record of a version, which lists its files and hashes.
 
         Raises:
             ContractError: the version does not exist, or its record is corrupt or belongs to
@@ -217,7 +226,7 @@ class VersionFolders:
         return found
 
     def fetch(self, version: int, file: str, target: Path) -> None:
-        """Copy a file of the version to the local path `target`."""
+        """Copy one file of a version to the local path `target`."""
         with TemporaryDirectory(prefix="evergreen-fetch-") as scratch:
             source = self._local_file(version, file, Path(scratch))
             with open(source, "rb") as content, whole_file(target) as copy:
@@ -231,7 +240,7 @@ class VersionFolders:
         """Check every file against the hash in the record.
 
         Raises:
-            ContractError: a file is corrupt or absent. The message names it and both hashes.
+            ContractError: a file is corrupt or absent. The message names the file and both hashes.
         """
         for file in self.record(version).files:
             with TemporaryDirectory(prefix="evergreen-check-") as scratch:
@@ -261,8 +270,10 @@ class ModelRepository:
     Args:
         objects: Folder or bucket.
         names: Names of the recommender's models.
-        holder: Description of this deployment for the error messages of others. The default is this
-            process.
+        holder: Description of this deployment for the error messages of others. The default
+            describes this process.
+        min_lease: Largest lease number in the journal. The number in the repository may be lower,
+            because the repository may have been emptied.
         lease_seconds: Time after which a bucket's lock of a killed holder expires.
         clock: Wall clock in seconds since the epoch.
         monotonic: Monotonic clock in seconds.
@@ -274,6 +285,7 @@ class ModelRepository:
         names: ServedNames,
         *,
         holder: str | None = None,
+        min_lease: int = 0,
         lease_seconds: float = LEASE_SECONDS,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
@@ -288,32 +300,93 @@ class ModelRepository:
         """Versions under the canary's name, at most one."""
         self._holder = holder or f"process {os.getpid()} on {socket.gethostname()}"
         self._lease_seconds, self._clock, self._monotonic = lease_seconds, clock, monotonic
+        self._min_lease = min_lease
         self._check_lock: Callable[[], None] | None = None
-        self._config_generation = ABSENT
+        self.lease = 0
+        """Number of the lock that this process holds, or held last. 0 = this process has never held
+        the lock."""
+        self._config_generation = self._plan_generation = ABSENT
         self._config = f"{names.model}/{CONFIG_FILE}"
         self._plan = traffic_file(names.model)
+        self._fence = f"{names.model}.fence.json"
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether this object holds the lock."""
+        return self._check_lock is not None
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock out the recommender's other deployments, and check that the repository is writable.
+        """Lock out the recommender's other controllers, and check that the repository is writable.
+
+        Inside another `locked` of this object, the call does nothing.
 
         Raises:
             ContractError: the folder is not writable. The message names the path.
-            TemporaryError: another deployment holds the lock. The message names it.
+            TemporaryError: another controller holds the lock. The message names the holder.
         """
+        if self.is_locked:
+            yield
+            return
         lock = (
             self._flock(self.objects.root)
             if isinstance(self.objects, FolderObjects)
             else self._lease()
         )
         with lock as check:
-            config = self.objects.read(self._config)
-            self._config_generation = ABSENT if config is None else config.generation
             self._check_lock = check
             try:
+                self._take_fence()
                 yield
             finally:
+                with suppress(TemporaryError, PermanentError, ContractError):
+                    self._release_fence()
                 self._check_lock = None
+
+    def _take_fence(self) -> None:
+        """Take the next number, and fence off a previous holder that did not release the lock."""
+        stored = self.objects.read(self._fence)
+        number, was_released = (0, True) if stored is None else self._parse_fence(stored.content)
+        number = max(number, self._min_lease)
+        try:
+            self._write_fence(number + 1, False, ABSENT if stored is None else stored.generation)
+        except Changed as error:
+            raise TemporaryError(
+                f"another controller took model repository {self.published.uri} meanwhile"
+            ) from error
+        self.lease = number + 1
+        config, plan = self.objects.read(self._config), self.objects.read(self._plan)
+        self._config_generation = ABSENT if config is None else config.generation
+        self._plan_generation = ABSENT if plan is None else plan.generation
+        if not was_released:
+            logger.warning("lease %d of %s was not released", number, self.published.uri)
+            if config is not None:
+                self.write_config(_without_lease(config.content.decode(errors="replace")))
+            if plan is not None:
+                self._plan_generation = self.objects.write(
+                    self._plan, plan.content, if_generation=self._plan_generation
+                )
+
+    def _release_fence(self) -> None:
+        stored = self.objects.read(self._fence)
+        if stored is not None and self._parse_fence(stored.content)[0] == self.lease:
+            self._write_fence(self.lease, True, stored.generation)
+
+    def _write_fence(self, number: int, is_released: bool, generation: int) -> None:
+        document = {"number": number, "holder": self._holder, "released": is_released}
+        content = (json.dumps(document) + "\n").encode()
+        self.objects.write(self._fence, content, if_generation=generation)
+
+    def _parse_fence(self, content: bytes) -> tuple[int, bool]:
+        """Return the number, and whether its holder released the lock."""
+        try:
+            document = json.loads(content)
+            return int(document["number"]), bool(document["released"])
+        except (ValueError, TypeError, KeyError) as error:
+            raise PermanentError(
+                f"{self.uri}/{self._fence} is no lease number ({error!r}), expected one; remove it "
+                "if no controller is at work"
+            ) from error
 
     @contextmanager
     def _lease(self) -> Iterator[Callable[[], None]]:
@@ -329,7 +402,7 @@ class ModelRepository:
             lease.acquire()
         except TemporaryError as error:
             raise TemporaryError(
-                f"another deployment is running in model repository {self.published.uri}: {error}"
+                f"another controller is at work in model repository {self.published.uri}: {error}"
             ) from error
         with lease.kept():
             yield lease.check
@@ -356,7 +429,7 @@ class ModelRepository:
             except BlockingIOError as error:
                 other = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "unknown"
                 raise TemporaryError(
-                    f"another deployment is running in model repository {self.published.uri}: it "
+                    f"another controller is at work in model repository {self.published.uri}: it "
                     f"is held by {other}"
                 ) from error
             os.ftruncate(descriptor, 0)
@@ -369,15 +442,28 @@ class ModelRepository:
         """Check that the lock is still held.
 
         Raises:
-            TemporaryError: a bucket's lease expired, or another deployment took it over.
+            TemporaryError: a bucket's lease expired, or another controller took the lock over.
         """
         assert self._check_lock is not None, "the model repository is changed without its lock"
         self._check_lock()
+        if (newest := self.newest_lease()) != self.lease:
+            raise TemporaryError(
+                f"{self._holder} no longer holds {self.uri}: lease {self.lease} was followed by "
+                f"{newest}"
+            )
+
+    def newest_lease(self) -> int:
+        """Return the highest lease number in the repository.
+
+        0 = nobody has locked the repository yet.
+        """
+        stored = self.objects.read(self._fence)
+        return 0 if stored is None else self._parse_fence(stored.content)[0]
 
     def versions(self) -> list[int]:
         """Return the complete versions in ascending order.
 
-        The configuration need not name them.
+        The result also contains versions that the configuration does not name.
         """
         return self.published.whole()
 
@@ -418,7 +504,7 @@ class ModelRepository:
         """Move the staged version to its final folder, which no server reads yet.
 
         Raises:
-            ContractError: the staged version is incomplete, or its number is taken.
+            ContractError: the staged version is incomplete, or its version number is already used.
         """
         self.check_held()
         record = self.staged.record(version)
@@ -442,10 +528,10 @@ class ModelRepository:
         self._remove_model(self.names.candidate)
 
     def withdraw(self, version: int) -> None:
-        """Remove a version. From the first deletion on it counts as interrupted.
+        """Remove a version. The version counts as interrupted as soon as its first file is deleted.
 
         Raises:
-            ContractError: the configuration names the version.
+            ContractError: the configuration still names the version.
         """
         self.check_held()
         if version in self._named():
@@ -480,7 +566,7 @@ class ModelRepository:
         """Return the configuration, or None if it is absent."""
         stored = self.objects.read(self._config)
         # A corrupt byte in the old text must not prevent a rollback from replacing the text.
-        return None if stored is None else stored.content.decode(errors="replace")
+        return None if stored is None else _without_lease(stored.content.decode(errors="replace"))
 
     def write_config(self, text: str | None) -> None:
         """Replace the configuration atomically, which publishes the versions that it names.
@@ -488,7 +574,7 @@ class ModelRepository:
         `text` None removes the configuration.
 
         Raises:
-            Changed: another deployment has written it since this lock was taken.
+            Changed: another controller has written the configuration since this lock was taken.
         """
         self.check_held()
         try:
@@ -497,11 +583,13 @@ class ModelRepository:
                 self._config_generation = ABSENT
             else:
                 self._config_generation = self.objects.write(
-                    self._config, text.encode(), if_generation=self._config_generation
+                    self._config,
+                    f"{_LEASE_COMMENT}{self.lease}\n{text}".encode(),
+                    if_generation=self._config_generation,
                 )
         except Changed as error:
             raise Changed(
-                f"another deployment changed {self.uri}/{self._config} since this one began"
+                f"another controller changed {self.uri}/{self._config} since this one began"
             ) from error
 
     def options_for(self, version: int) -> ServingOptions:
@@ -557,19 +645,20 @@ class ModelRepository:
         Raises:
             ContractError: its sequence number does not follow that of the replaced plan. The first
                 plan has the number 1.
-            Changed: another deployment wrote a plan meanwhile.
+            Changed: another controller has written a plan since this lock was taken.
         """
         self.check_held()
         stored = self.objects.read(self._plan)
-        generation, sequence = ABSENT, 0
+        sequence = 0
         if stored is not None:
-            generation = stored.generation
             sequence = TrafficPlan.loads(stored.content, source=f"{self.uri}/{self._plan}").sequence
         if plan.sequence != sequence + 1:
             raise ContractError(
                 f"sequence of the traffic plan is {plan.sequence}, expected {sequence + 1}"
             )
-        self.objects.write(self._plan, plan.dumps(), if_generation=generation)
+        self._plan_generation = self.objects.write(
+            self._plan, plan.dumps(), if_generation=self._plan_generation
+        )
 
     def _named(self) -> set[int]:
         config = self.read_config()
@@ -577,12 +666,15 @@ class ModelRepository:
             return set() if config is None else set(versions_of(config))
         except ContractError as error:
             logger.error("%s/%s is corrupt: %s", self.uri, self._config, error)
-            return set(self.taken_numbers())  # each of them may be the served version
+            return set(self.taken_numbers())  # any version with files may be the served version
 
     def _write_loadable(
         self, name: str, version: int, *, golden: GoldenRows, options: ServingOptions
     ) -> None:
-        """Make the version loadable under `name`. Its configuration is written last."""
+        """Write the files that servers need to load the version under `name`.
+
+        The configuration is written after all files.
+        """
         config = self._write_warmup(name, version, golden=golden, options=options)
         self.objects.write(f"{name}/{CONFIG_FILE}", config.encode())
 
@@ -596,7 +688,10 @@ class ModelRepository:
         return triton_config(name, options, [version], features=golden.features, warmup=rows)
 
     def _remove_interrupted(self) -> None:
-        """Remove interrupted copies of versions. A copy that the configuration names stays."""
+        """Remove interrupted copies of versions.
+
+        A copy is not removed if the configuration names its version.
+        """
         interrupted = set(self.taken_numbers()) - set(self.versions())
         for version in sorted(interrupted - self._named()):
             logger.warning(
@@ -613,3 +708,12 @@ class ModelRepository:
     def _remove(self, prefix: str) -> None:
         for each in self.objects.list(prefix):
             self.objects.delete(each.name)
+
+
+def _without_lease(text: str) -> str:
+    r"""Return the configuration without its first line, if that line names a lease.
+
+    >>> _without_lease("# lease 3\nname: 1"), _without_lease("name: 1")
+    ('name: 1', 'name: 1')
+    """
+    return text.partition("\n")[2] if text.startswith(_LEASE_COMMENT) else text

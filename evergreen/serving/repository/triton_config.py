@@ -4,12 +4,20 @@ There are two backends. `python` is used by a laptop's tritonserver, whose pytho
 `served_model.py` with ONNX Runtime. `onnxruntime` is used by Triton's images, whose ONNX Runtime
 backend reads `model.onnx` and `model.data` itself. The server wheel for laptops lacks the second
 backend, so on a laptop the text for `onnxruntime` is checked only against the format. The
-configuration names no execution accelerator. The graph's lookups are integer operations, which
-TensorRT would pass back to the default provider.
+configuration does not enable TensorRT or another execution accelerator. The graph's lookups are
+integer operations, which TensorRT would pass back to the default provider.
 
-Clients get long deadlines, because a cancelled gRPC call can kill Triton 2.51. The server bounds
-its queue instead. A request that finds the queue full, or waits longer than the time limit, is
-rejected as UNAVAILABLE.
+Clients get long deadlines, because a cancelled gRPC call can kill Triton 2.51. A server in a
+container image limits its queue instead. A request that finds the queue full, or waits longer than
+the time limit, is rejected as UNAVAILABLE.
+
+On a laptop the queue has no limits, because Triton 2.51 stalls with them. If a queue has a size or
+a timeout, its batcher sends a batch only if an instance is idle. An instance that becomes idle does
+not wake the batcher. The next request wakes the batcher, or a timer after 500 ms. If every client
+waits for its response, no next request arrives. More instances make the stall rarer. Without queue
+limits, the batcher sends batches to busy instances in advance, and wakes whenever an instance takes
+one of these batches. Triton 26.08 fixed another loss of idle instances, if batches are also delayed
+(triton-inference-server/server#8870).
 """
 
 import json
@@ -19,7 +27,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from evergreen.config.features import Features
-from evergreen.config.release import ServingSettings
+from evergreen.config.release import QUEUE_MICROSECONDS, QUEUED_REQUESTS, ServingSettings
 from evergreen.contracts.serving import (
     COLUMNS,
     MAX_BATCH_ROWS,
@@ -65,6 +73,29 @@ class ServingOptions(ServingSettings):
                 "GPU"
             )
 
+    @property
+    def queue_limits(self) -> tuple[int, int]:
+        """Return the queue's size and its timeout in microseconds. 0 = unlimited."""
+        size, timeout = self.max_queued_requests, self.queue_timeout_microseconds
+        default_size, default_timeout = _QUEUE_LIMITS[self.server]
+        return (
+            default_size if size is None else size,
+            default_timeout if timeout is None else timeout,
+        )
+
+
+_BUCKETS_MS = [round(0.25 * 2 ** (step / 2), 4) for step in range(25)]
+"""Upper bounds of the latency histogram's buckets in milliseconds, 0.25 to 1,024. The default
+buckets of Triton begin at 100 ms."""
+_METRICS = {
+    "metric_control": [
+        {
+            "metric_identifier": {"family": "nv_inference_first_response_histogram_ms"},
+            "histogram_options": {"buckets": _BUCKETS_MS},
+        }
+    ]
+}
+_QUEUE_LIMITS = {PYTHON: (0, 0), ONNXRUNTIME: (QUEUED_REQUESTS, QUEUE_MICROSECONDS)}
 
 WarmupRow: TypeAlias = Mapping[str, str]
 """Map from input name to a file with one row in the model's folder `warmup`. Triton reads it as raw
@@ -102,6 +133,7 @@ def triton_config(
     threads = (
         ("intra_op_thread_count", "inter_op_thread_count") if options.server == ONNXRUNTIME else ()
     )
+    queue_size, queue_timeout = options.queue_limits
     document = {
         "name": name,
         "backend": options.server,
@@ -113,9 +145,9 @@ def triton_config(
             "max_queue_delay_microseconds": options.max_queue_delay_microseconds,
             "default_queue_policy": {
                 "timeout_action": "REJECT",
-                "default_timeout_microseconds": options.queue_timeout_microseconds,
+                "default_timeout_microseconds": queue_timeout,
                 "allow_timeout_override": False,
-                "max_queue_size": options.max_queued_requests,
+                "max_queue_size": queue_size,
             },
         },
         "response_cache": {"enable": options.response_cache},
@@ -126,6 +158,8 @@ def triton_config(
         },
         "model_warmup": samples,
     }
+    if options.server == ONNXRUNTIME:  # Triton 2.51 rejects a configuration with this field
+        document["model_metrics"] = _METRICS
     config = json_format.ParseDict(document, model_config_pb2.ModelConfig())
     header = "# Written by components.deployment at each release; edits are overwritten.\n"
     return header + str(text_format.MessageToString(config))
@@ -163,14 +197,19 @@ def read_options(text: str) -> ServingOptions:
         group = config.instance_group[0]
         policy = config.dynamic_batching.default_queue_policy
         kind = model_config_pb2.ModelInstanceGroup.Kind.Name(group.kind)
+        found = (policy.max_queue_size, policy.default_timeout_microseconds)
+        size, timeout = (
+            None if value == default else value
+            for value, default in zip(found, _QUEUE_LIMITS.get(config.backend, found))
+        )
         return ServingOptions(
             server=config.backend,
             instances=group.count,
             device=next((device for device, name in _KINDS.items() if name == kind), kind),
             response_cache=config.response_cache.enable,
             warmup_rows=sum(1 for sample in config.model_warmup if sample.batch_size == 1),
-            max_queued_requests=policy.max_queue_size,
-            queue_timeout_microseconds=policy.default_timeout_microseconds,
+            max_queued_requests=size,
+            queue_timeout_microseconds=timeout,
             max_queue_delay_microseconds=config.dynamic_batching.max_queue_delay_microseconds,
         )
     except (text_format.ParseError, IndexError) as error:

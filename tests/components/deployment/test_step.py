@@ -9,13 +9,19 @@ import pytest
 
 from components.deployment.__main__ import main
 from components.deployment.component import deployment
+from controller.reconcile import reconciled
+from controller.site import SiteSettings
 from evergreen.contracts.manifests import RawDataset, Release, Verdict
+from evergreen.contracts.requests import CANCELLED
 from evergreen.registry import runs
 from evergreen.registry.models import keep_verdict
 from evergreen.registry.promotion_journal import canary_at_work, current
+from evergreen.registry.requests import read_requests
 from evergreen.storage.uris import local_path
+from tests.support.controllers import answering
 from tests.support.file_modes import argo_umask, too_open
 from tests.support.recommenders import criteo_with
+from tests.support.served_names import MODEL_NAME
 
 
 @pytest.fixture
@@ -34,7 +40,7 @@ def step(make_candidate, tmp_path):
     evaluate(True, 1)
     evaluate(False, 2)
 
-    def run(accepted, name, *, release=None, **other):
+    def run(accepted, name, *, release=None, urls=(), **other):
         verdict = Verdict.read(paths[accepted])
         raw = RawDataset.read(local_path(verdict.raw_dataset.uri))
         raw = dataclasses.replace(raw, recommender=criteo_with(release=release or {}))
@@ -42,12 +48,18 @@ def step(make_candidate, tmp_path):
         flags = {
             "run": name,
             "store": store,
-            "repository": tmp_path / "repository",
-            "triton-urls": "",
+            "answer-seconds": 30,
             "verdict": paths[accepted],
             "output": tmp_path / "release.json",
         }
-        return main([f"--{key}={value}" for key, value in {**flags, **other}.items()])
+        site = SiteSettings(
+            store=store,
+            repository=str(tmp_path / "repository"),
+            recommender=MODEL_NAME,
+            triton_urls=urls,
+        )
+        with answering(site):
+            return main([f"--{key}={value}" for key, value in {**flags, **other}.items()])
 
     run.evaluate, run.paths = evaluate, paths
     return run
@@ -58,7 +70,7 @@ def test_step_writes_its_manifest_and_notes_and_signs_with_run(step, tmp_path):
     assert Release.read(tmp_path / "release.json").version == 1
     [note] = runs.read_notes(tmp_path / "store", "run-1")
     assert note.facts["version"] == 1
-    assert note.reason == f"version 1 is published; {Verdict.read(step.paths[True]).reason}"
+    assert note.reason == f"version 1 serves; {Verdict.read(step.paths[True]).reason}"
     assert current(tmp_path / "store").who == "run-1"
 
 
@@ -140,12 +152,8 @@ def test_first_version_of_step_killed_before_its_note_is_released_at_once(step, 
 
 
 def test_misuse_is_2_and_server_that_does_not_answer_is_3(step, capsys):
-    assert step(True, "run-3", **{"triton-urls": "http://localhost:8001"}) == 2
-    assert (
-        "error: triton url is 'http://localhost:8001', expected host:grpc_port"
-        in capsys.readouterr().err
-    )
-    assert step(True, "run-4", **{"triton-urls": "127.0.0.1:9"}) == 3
+    assert step(True, "run-4", urls=("127.0.0.1:9",)) == 3
+    assert "triton 127.0.0.1:9: liveness failed" in capsys.readouterr().err
     assert step(True, "run-5", release={"instances": 0}) == 2
     assert "instances is 0" in capsys.readouterr().err
 
@@ -163,20 +171,23 @@ def arguments(make_candidate, tmp_path):
     store = tmp_path / "store"
     _, verdict, raw = make_candidate(store, 1)
     keep_verdict(store, verdict, raw).write(tmp_path / "verdict")
-    folders = {"store": store.as_uri(), "repository": (tmp_path / "a repository").as_uri()}
-    return {
+    site = SiteSettings(
+        store=store, repository=str(tmp_path / "a repository"), recommender=MODEL_NAME
+    )
+    arguments = {
         "run": "run-1",
         "run_resource": "x",
         "run_id": "",
-        "triton_urls": "",
         "server": "python",
         "device": "cpu",
         "trigger_id": "",
-        **folders,
+        "store": store.as_uri(),
         "verdict": SimpleNamespace(path=str(tmp_path / "verdict")),
         "release": SimpleNamespace(path=str(tmp_path / "outputs" / "release")),
         "card": SimpleNamespace(path=str(tmp_path / "outputs" / "card")),
     }
+    with answering(site):
+        yield arguments
 
 
 @pytest.mark.parametrize(
@@ -188,7 +199,7 @@ def test_what_verdict_names_is_released_only_as_it_was_evaluated(
 ):
     file = tmp_path / "store" / path
     assert getattr(Verdict.read(step.paths[True]), name).uri == file.as_uri()
-    line = ["--run=r", f"--store={tmp_path / 'store'}", f"--repository={tmp_path / 'repository'}"]
+    line = ["--run=r", f"--store={tmp_path / 'store'}"]
     line += [f"--verdict={step.paths[True]}", f"--output={tmp_path / 'release.json'}"]
     file.write_text(file.read_text().replace('"digest"', '"another"'))
     assert main(line) == 2
@@ -219,3 +230,22 @@ def test_component_with_stale_verdict_ends_without_release_or_retry(arguments, t
     assert "compared with model-0" in card
     [note] = runs.read_notes(tmp_path / "store", "run-1")
     assert (note.state, "compared with model-0" in note.reason) == ("refused", True)
+
+
+def test_request_that_no_controller_accepts_is_withdrawn_and_never_done(
+    make_candidate, tmp_path, capsys
+):
+    store, verdict = tmp_path / "store", tmp_path / "verdict.json"
+    _, passed, raw = make_candidate(store, 1)
+    keep_verdict(store, passed, raw).write(verdict)
+    flags = {"run": "r", "store": store, "verdict": verdict, "output": tmp_path / "release.json"}
+    words = [f"--{key}={value}" for key, value in flags.items()]
+    assert main([*words, "--answer-seconds=0"]) == 3
+    assert "no controller answered until" in capsys.readouterr().err
+    [state] = read_requests(store)
+    assert state.result.action == CANCELLED
+    site = SiteSettings(store=store, repository=str(tmp_path / "repository"), recommender="shop")
+    with reconciled(site):
+        pass
+    assert current(store) is None
+    assert list((store / "prepared").iterdir()) == []

@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 import pytest
 
 from components.training.__main__ import main
+from components.training.hugectr.guard import GUARDED
 from evergreen.config.data import ColumnNames
 from evergreen.contracts.manifests import Model, ValidationReport
 from evergreen.registry.runs import read_notes
@@ -131,8 +132,13 @@ def train_run(tmp_path, validation_report):
 
 @pytest.fixture
 def double(monkeypatch):
-    """The double's module `hugectr`."""
+    """The double's module `hugectr`, with which the step trains in the test's own process.
+
+    Where HugeCTR would abort or hang, the double then raises `double_fate.Died`.
+    """
+    monkeypatch.setenv(GUARDED, "1")
     monkeypatch.syspath_prepend(str(DOUBLE))
+    importlib.import_module("double_fate").raise_instead()
     return importlib.import_module("hugectr")
 
 

@@ -18,8 +18,8 @@ from components.training.hugectr.files import (
     export_model,
     import_model,
 )
-from components.training.hugectr.layers import Blueprint, compiled_model
-from components.training.hugectr.nodes import follow
+from components.training.hugectr.layers import Blueprint, compiled_model, padded
+from components.training.hugectr.nodes import repeat_calls
 from components.training.hugectr.staging import write_stage
 from components.training.pytorch.engine import PytorchEngine
 from components.training.start import write_initial
@@ -74,6 +74,7 @@ def test_every_setting_arrives_under_its_name(built, double):
         False,
     )
     assert given.batchsize == 64
+    assert not given.use_algorithm_search
 
 
 class Nodes:
@@ -119,7 +120,7 @@ def test_two_nodes_do_same_and_learn_as_one_with_as_many_gpus(
     said, barrier = queue.Queue(), threading.Barrier(2, timeout=60)
     other = SimpleNamespace(**{**vars(double), "Model": Second})
     with ThreadPoolExecutor(1) as pool:
-        followed = pool.submit(follow, other, Nodes(1, said, barrier))
+        followed = pool.submit(repeat_calls, other, Nodes(1, said, barrier))
         arguments = {"scratch": tmp_path}
         many = HugectrEngine(
             config, world.slot_sizes, settings, nodes=Nodes(0, said, barrier), **arguments
@@ -201,6 +202,17 @@ def test_model_exported_and_saved_for_hugectr_in_any_order_loads_again(rank, wor
         np.testing.assert_array_equal(one.table, other.table)
         for name, values in other.dense.items():
             np.testing.assert_array_equal(one.dense[name], values)
+
+
+def test_dcn_v2_is_padded_to_multiple_of_16_bytes(built, double):
+    """cuBLASLt needs the weights of the second cross layer at a multiple of 16 bytes."""
+    v2 = replace(CONFIG, projection_dim=3)
+    assert v2.input_width % 4 == 1
+    model = built(padded(v2))._inner
+    assert model._input.dense_dim == v2.num_dense + 3
+    with pytest.raises(RuntimeError, match="multiple of 16 bytes"):
+        built(v2)
+    assert padded(CONFIG) == CONFIG
 
 
 @pytest.mark.parametrize("name", ["stage_rows", "loss_interval"])

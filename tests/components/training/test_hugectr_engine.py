@@ -1,9 +1,11 @@
 """Tests that concern only HugeCTR: staged files, checks, precision, and a fit."""
 
 import sys
+import tempfile
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -196,6 +198,70 @@ def test_scratch_is_empty_in_end(make_engine, initial, rows, tmp_path):
     assert len(list((tmp_path / "scratch").glob("*/rows-*/*"))) == 1
     engine.close()
     assert not list((tmp_path / "scratch").iterdir())
+
+
+def test_loss_of_zero_is_failure(make_engine, initial, rows):
+    engine = make_engine(methods={"get_current_loss": lambda self: 0.0})
+    engine.restore(initial)
+    with pytest.raises(PermanentError, match="loss at step 1 is 0, expected a positive number"):
+        engine.learn(rows, np.arange(128), batch_size=128, seed=0)
+
+
+def test_colon_in_path_of_temporary_files_is_refused(world, double, tmp_path):
+    with pytest.raises(ContractError, match="a:b, expected a path without ':'"):
+        HugectrEngine(CONFIG, world.slot_sizes, SETTINGS, scratch=tmp_path / "a:b")
+
+
+def test_readers_have_started_when_model_ends_even_after_failed_load(
+    double, make_engine, initial, rows
+):
+    import double_fate
+
+    def fail(self, dense_model_file):
+        raise RuntimeError("no such file")
+
+    trained, failed = make_engine(), make_engine(methods={"load_dense_weights": fail})
+    for engine in (trained, failed):
+        engine.restore(initial)
+    trained.learn(rows, np.arange(256), batch_size=128, seed=0)
+    with pytest.raises(PermanentError, match="cannot load"):
+        failed.learn(rows, np.arange(256), batch_size=128, seed=0)
+    trained.close()
+    failed.close()
+    assert double_fate.deaths == []
+
+
+def test_one_node_keeps_temporary_files_on_own_disk(
+    double, world, train_run, make_training_set, tmp_path, monkeypatch
+):
+    (tmp_path / "disk").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "disk"))
+    used = []
+    write = double.Model.save_params_to_files
+
+    def save(self, prefix, iter=0):
+        used.append(Path(prefix))
+        return write(self, prefix, iter)
+
+    spoilt = Spoilt(double, save_params_to_files=save)
+    monkeypatch.setitem(sys.modules, "hugectr", spoilt)
+    training_set = make_training_set(*world.rows(600)[:3])
+    train_run(training_set, backend="hugectr", config=CONFIG, settings=SETTINGS)
+    assert used
+    assert all(tmp_path / "disk" in path.parents for path in used)
+    assert not list((tmp_path / "disk").iterdir())
+    assert not (tmp_path / "work" / "r" / "training" / "engine").exists()
+
+
+def test_state_too_large_for_message_between_nodes_is_refused(double, tmp_path):
+    config = dcn(embedding_dim=128)
+    sizes = [4_000_000] + [2] * 25
+    two = SimpleNamespace(Get_size=lambda: 2)
+    with pytest.raises(
+        ContractError, match=r"9000050 ids of width 128 on 2 GPUs need 2\d{9} bytes"
+    ):
+        HugectrEngine(config, [9_000_000, *sizes[1:]], SETTINGS, nodes=two, scratch=tmp_path)
+    HugectrEngine(config, sizes, SETTINGS, scratch=tmp_path).close()
 
 
 @pytest.fixture

@@ -7,9 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from components.training.pytorch.engine import PytorchEngine
+from components.training import torch_parts
+from components.training.pytorch.engine import PytorchEngine, gpu_hints
 from components.training.start import write_initial
+from components.training.torch_parts import assemble
 from evergreen.config.training import TrainingSettings
 from evergreen.networks.files import open_model, slot_offsets
 from evergreen.networks.network import build_network, load_dense
@@ -164,6 +167,55 @@ def test_restoring_and_saving_hold_no_second_table(tmp_path):
         finally:
             tracemalloc.stop()
     assert peak < 0.7 * sum(sizes) * 4 * 4
+
+
+class _CalledOperators(TorchDispatchMode):
+    """Names of the operators that torch calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        self.names.append(operator.overloadpacket.__name__)
+        return operator(*args, **(kwargs or {}))
+
+
+@every_network
+def test_step_moves_no_scalars_between_host_and_device(world, rows, config):
+    """`lift_fresh` is a tensor made of a Python number, which a GPU receives by a blocking copy.
+
+    The other two operators read a tensor's value or copy it to another device.
+    """
+    with closing(PytorchEngine(config, world.slot_sizes, SETTINGS, device="cpu")) as engine:
+        batch = assemble(rows, np.arange(64), engine._places)
+        with _CalledOperators() as called:
+            engine._step(batch)
+    assert "_fused_adam_" in called.names
+    assert not {"lift_fresh", "_local_scalar_dense", "_to_copy"} & set(called.names)
+
+
+def test_lookups_move_no_scalars_and_wait_only_for_distinct_rows(world, rows, monkeypatch):
+    monkeypatch.setattr(torch_parts, "_sorted", lambda keys: keys.sort(stable=True))
+    ids = torch.from_numpy(rows.ids[:64])
+    with (
+        closing(PytorchEngine(CONFIG, world.slot_sizes, SETTINGS, device="cpu")) as engine,
+        _CalledOperators() as called,
+    ):
+        engine._places[0].lookups(ids)
+    waits = {"lift_fresh", "_local_scalar_dense", "nonzero"}
+    assert [name for name in called.names if name in waits] == ["nonzero"]
+
+
+def test_gpu_hints_name_batch_size_and_tf32_only_where_setting_limits():
+    defaults = TrainingSettings()
+    of_batch, of_precision = gpu_hints(defaults, defaults.batch_size)
+    assert "batch_size is 2048" in of_batch
+    assert "16384" in of_batch
+    assert "tf32" in of_precision
+    assert gpu_hints(defaults, 500) == [of_precision], "the short window limits the batch"
+    large = TrainingSettings(batch_size=65_536, precision="tf32")
+    assert gpu_hints(large, 65_536) == []
 
 
 def test_call_gets_second_or_so_of_rows_whatever_batch(world):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from components.training.backends import make_engine
+from components.training.hugectr.guard import GUARDED
 from components.training.step import TrainingRun, train
 from evergreen.config.model import config_from_document
 from evergreen.config.training import TrainingSettings
@@ -108,6 +109,7 @@ def test_misuse_ends_with_2_and_one_line(
     step, training_set, capsys, tmp_path, monkeypatch, changed, message
 ):
     monkeypatch.setitem(sys.modules, "hugectr", None)  # Other tests replace the module by a double.
+    monkeypatch.setenv(GUARDED, "1")  # HugeCTR's step otherwise runs in another process.
     assert step(training_set, **changed)[0] == 2
     (line,) = [x for x in capsys.readouterr().err.splitlines() if x.startswith("error: ")]
     assert message in line
@@ -122,6 +124,24 @@ def test_loss_that_is_not_finite_is_failure_and_no_bad_input(
     dense[123] = 3e38
     assert step(make_training_set(labels, dense, ids))[0] == ExitCode.FAILED
     assert "error: loss is not finite in pass 1" in capsys.readouterr().err
+
+
+def test_full_gpu_memory_is_failure_that_names_sizes(step, training_set, capsys, monkeypatch):
+    import torch
+
+    from components.training.pytorch.engine import PytorchEngine
+
+    def fail(self, batch):
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
+
+    monkeypatch.setattr(PytorchEngine, "_step", fail)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (3 << 29, 80 << 30))
+    assert step(training_set)[0] == ExitCode.FAILED
+    text = capsys.readouterr().err
+    assert "error: the GPU has 1.5 GiB free of 80.0 GiB" in text
+    assert f"({sum(training_set.slot_sizes):,} x 4) need 0.0 GiB" in text
+    assert "each batch has up to 256 rows" in text
+    assert text.rstrip().endswith("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
 
 def test_missing_validation_artefact_leaves_no_model(training_set, validation_report, tmp_path):

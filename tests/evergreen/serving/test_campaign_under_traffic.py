@@ -18,10 +18,10 @@ from itertools import cycle
 import numpy as np
 import pytest
 
+from controller.release import release
 from evergreen.registry.models import keep_verdict
 from evergreen.registry.promotion_journal import current, interrupted, read_entries, read_journal
 from evergreen.runtime.exit_codes import ExitCode
-from evergreen.serving.release import release
 from inference_client.scoring import ClientSettings, ScoringClient
 from tests.support.campaigns import Program, faults
 from tests.support.paths import REPOSITORY

@@ -1,6 +1,7 @@
 """Tests of flipped bits in a version's files: the intact copy is used."""
 
 import dataclasses
+import os
 import random
 
 import pytest
@@ -8,12 +9,12 @@ import pytest
 from controller.__main__ import ReleaseController
 from controller.baking import Baking
 from controller.inspection import DAY_SECONDS, RETRY_SECONDS, Inspection
+from controller.release import release
 from controller.watchdog import SUSPECT, WELL, Watchdog
 from evergreen.contracts.serving import versions_of
 from evergreen.registry.models import graph_folder, release_path
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
 from evergreen.serving.intact import find_corrupt, golden_rows
-from evergreen.serving.release import release
 from tests.support.errors import raises
 from tests.support.real_servers import live_version
 from tests.support.served_names import MODEL_NAME
@@ -195,7 +196,7 @@ def test_inspection_leaves_deployment_at_work_alone(world, inspection, clock):
     flip(served(world, 1, "golden.npz"))
     with (
         world.repository.locked(),
-        raises(TemporaryError, "another deployment", "running"),
+        raises(TemporaryError, "another controller", "at work"),
     ):
         inspection.step()
     clock.now += RETRY_SECONDS
@@ -207,7 +208,7 @@ def test_inspection_leaves_deployment_at_work_alone(world, inspection, clock):
 def test_corrupt_configuration_blocks_no_rollback_and_is_written_anew(world, inspection, old):
     world.release(1), world.release(2)
     path = world.repository.objects.root / MODEL_NAME / "config.pbtxt"
-    right = path.read_bytes()
+    right, config = path.read_bytes(), world.repository.read_config()
     path.write_bytes(right.replace(old.encode(), b"\xf2" + old.encode()[1:]))
     controller = ReleaseController(
         watchdog=Watchdog(site=world.settings),
@@ -215,11 +216,20 @@ def test_corrupt_configuration_blocks_no_rollback_and_is_written_anew(world, ins
         inspection=inspection,
     )
     controller.round()
-    assert (path.read_bytes(), len(inspection.healed)) == (right, 1)
+    assert world.repository.read_config() == config
     path.write_bytes(right.replace(old.encode(), b"\xf2" + old.encode()[1:]))
     assert world.rollback().version == 1
     assert versions_of(path.read_text()) == [1]
     world.check_all_is_well(1)
+
+
+def test_inspection_removes_prepared_versions_of_killed_steps_after_a_day(world, inspection):
+    world.release(1)
+    old, new = (world.settings.store / "prepared" / name for name in ("old", "new"))
+    old.mkdir(), new.mkdir()
+    os.utime(old, (0, 0))
+    inspection.step()
+    assert (old.exists(), new.exists()) == (False, True)
 
 
 def test_golden_rows_of_another_version_are_no_copy(world):

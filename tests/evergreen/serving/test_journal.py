@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from dataclasses import replace
 from datetime import datetime, timezone
 
 import pytest
@@ -15,6 +16,7 @@ from evergreen.registry.promotion_journal import (
     current,
     interrupted,
     live_at,
+    newest_lease,
     read_entries,
 )
 from evergreen.runtime.errors import ContractError
@@ -215,3 +217,21 @@ def test_line_that_person_wrote_needs_no_checksum(store):
         match=r"line 10 .* its crc32 is \w{8}, expected \w{8}: .* removing its key crc32",
     ):
         current(store)
+
+
+def test_line_of_an_older_lease_is_ignored_after_a_line_of_a_newer_one(tmp_path):
+    """A holder that lost its lock between its last check and the append changes nothing."""
+    lines = [("release", 1, 1), ("intent", 2, 1), ("intent", 2, 2), ("withdrawn", 2, 2)]
+    for action, version, lease in (*lines, ("release", 2, 1), ("baked", 1, None)):
+        append_promotion(tmp_path, replace(line(action, version, at(7)), lease=lease))
+    found = [(each.action, each.version, each.lease) for each in read_entries(tmp_path)]
+    assert found == [*lines, ("baked", 1, None)]
+    assert current(tmp_path).version == 1
+    assert newest_lease(tmp_path) == 2
+
+
+def test_journal_without_leases_is_read_as_it_is(tmp_path):
+    assert newest_lease(tmp_path) == 0
+    for action, version in (("release", 1), ("intent", 2), ("release", 2)):
+        append_promotion(tmp_path, line(action, version, at(7)))
+    assert (len(read_entries(tmp_path)), newest_lease(tmp_path)) == (3, 0)

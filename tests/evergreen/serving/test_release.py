@@ -7,13 +7,13 @@ from contextlib import ExitStack, closing
 import numpy as np
 import pytest
 
+from controller.release import ReleaseSettings, release
 from demo.triton import TritonServer, TritonSettings
 from evergreen.contracts.manifests import Release
 from evergreen.contracts.serving import MAX_BATCH_ROWS
 from evergreen.registry.models import champion, graph_folder, graph_sha256, release_path
 from evergreen.registry.promotion_journal import read_entries, read_journal
 from evergreen.runtime.errors import ContractError, PermanentError
-from evergreen.serving.release import ReleaseSettings, release
 from evergreen.serving.repository.model_repository import ModelRepository
 from evergreen.serving.repository.triton_config import ServingOptions
 from evergreen.serving.servers import Triton

@@ -7,11 +7,11 @@ import os
 import numpy as np
 import pytest
 
+from controller import site
+from controller.release import release
 from evergreen.registry.models import graph_folder, release_path
 from evergreen.registry.promotion_journal import current, interrupted, read_entries, read_journal
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
-from evergreen.serving import site
-from evergreen.serving.release import release
 from evergreen.serving.repository.model_repository import ModelRepository
 from evergreen.serving.servers import Patience, Triton
 from tests.support.real_servers import kill_stubs
@@ -135,7 +135,7 @@ def test_failed_parity_publishes_nothing_and_keeps_nothing(
         release(model, wrong, raw, settings=settings)
     assert repository.versions() == []
     assert read_entries(settings.store) == []
-    assert list((settings.store / "graphs").iterdir()) == []
+    assert list((settings.store / "prepared").iterdir()) == []
 
 
 def test_dead_python_stub_that_still_says_ready_stops_retried_step(
@@ -184,7 +184,7 @@ def test_second_deployment_at_same_time_is_refused(make_candidate, unserved, loc
     patience = Patience(lock_seconds=30, clock=lambda: next(now), sleep=waits.append)
     settings = dataclasses.replace(unserved, patience=patience)
     candidate = make_candidate(settings.store, 1)
-    with pytest.raises(TemporaryError, match="another deployment is running"):
+    with pytest.raises(TemporaryError, match="another controller is at work"):
         release(*candidate, settings=settings)
     assert 25 <= len(waits) <= 30
     lock_taken()

@@ -224,7 +224,7 @@ def test_configuration_is_not_written_over_anothers(open_objects, put_live):
         mine = with_versions(repository.read_config(), [1])
         open_objects().write("click_model/config.pbtxt", b"by another")
         for text in (mine, None):
-            with raises(Changed, "another deployment changed", "config.pbtxt"):
+            with raises(Changed, "another controller changed", "config.pbtxt"):
                 repository.write_config(text)
     assert repository.read_config() == "by another"
 
@@ -266,11 +266,11 @@ def test_expired_holder_that_passed_its_check_is_stopped_by_generation(open_buck
         text = late.read_config()
         # The lease expires between the check and the write. Another deployment acquires the lease
         # and publishes.
-        late._check_lock = lambda: None
+        late.check_held = lambda: None
         open_bucket().delete(f"{MODEL_NAME}.lease")
         heir = ModelRepository(open_bucket(), NAMES, holder="heir")
         with heir.locked():
             put_live(heir, 2)
-        with raises(Changed, "another deployment changed"):
+        with raises(Changed, "another controller changed"):
             late.write_config(text)
     assert named(heir) == [2]

@@ -4,8 +4,9 @@ import dataclasses
 
 import pytest
 
+from controller.announce import StaleVerdict
+from controller.release import release
 from evergreen.registry.promotion_journal import read_entries, read_journal
-from evergreen.serving.release import StaleVerdict, release
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ from contextlib import ExitStack
 import grpc
 import pytest
 
+from controller.site import add_site_flags, site_of
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
 from evergreen.runtime.flags import CommandParser
 from evergreen.serving.servers import Triton, TritonAccess
-from evergreen.serving.site import add_site_flags, site_of
 from tests.support.served_names import MODEL_NAME
 from tests.support.triton_double import GrpcTriton
 

@@ -7,6 +7,7 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
+from controller.canary.evidence import HISTOGRAM
 from evergreen.config.features import Features
 from evergreen.contracts.criteo import CRITEO
 from evergreen.contracts.serving import (
@@ -19,6 +20,7 @@ from evergreen.contracts.serving import (
 )
 from evergreen.runtime.errors import ContractError
 from evergreen.serving.repository.triton_config import (
+    SERVERS,
     WARMUP_BATCH,
     ServingOptions,
     read_options,
@@ -55,12 +57,33 @@ def test_configuration_says_what_contracts_say(server):
     assert list(config.version_policy.specific.versions) == [3, 4]
     assert versions_of(text) == [3, 4]
     policy = config.dynamic_batching.default_queue_policy
-    assert policy.max_queue_size > 0
-    assert policy.default_timeout_microseconds > 0
     assert policy.timeout_action == model_config_pb2.ModelQueuePolicy.REJECT
     assert config.instance_group[0].kind == model_config_pb2.ModelInstanceGroup.KIND_CPU
     assert not config.response_cache.enable
     assert not config.model_warmup
+
+
+def test_queue_has_limits_in_images_and_none_on_laptop_whose_triton_stalls():
+    limits = {}
+    for server in SERVERS:
+        text = triton_config("click_model", ServingOptions(server=server), [1], features=CRITEO)
+        policy = parsed(text).dynamic_batching.default_queue_policy
+        limits[server] = (policy.max_queue_size, policy.default_timeout_microseconds)
+        assert not policy.allow_timeout_override, "it would count as a limit"
+    assert limits == {"python": (0, 0), "onnxruntime": (512, 5_000_000)}
+
+
+def test_images_count_latencies_in_buckets_far_below_tritons_own():
+    texts = {
+        server: triton_config("click_model", ServingOptions(server=server), [1], features=CRITEO)
+        for server in SERVERS
+    }
+    assert not parsed(texts["python"]).HasField("model_metrics"), "Triton 2.51 refuses the field"
+    [control] = parsed(texts["onnxruntime"]).model_metrics.metric_control
+    assert control.metric_identifier.family == HISTOGRAM
+    bounds = list(control.histogram_options.buckets)
+    assert bounds == sorted(bounds)
+    assert (bounds[0], bounds[-1]) == (0.25, 1024)
 
 
 def test_recommender_without_numeric_features_asks_only_for_categories():

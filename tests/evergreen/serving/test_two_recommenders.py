@@ -4,7 +4,9 @@ import dataclasses
 
 import pytest
 
+from controller import release as serving_canary
 from controller.canary import steps
+from controller.release import release
 from controller.rollback import rollback
 from controller.watchdog import HEALED, WELL, Watchdog
 from demo.triton import models_to_load
@@ -14,8 +16,6 @@ from evergreen.contracts.serving import ServedNames
 from evergreen.registry.models import model_folder
 from evergreen.registry.promotion_journal import current
 from evergreen.runtime.errors import ContractError, TemporaryError
-from evergreen.serving import canary as serving_canary
-from evergreen.serving.release import release
 from evergreen.storage.uris import local_path
 from inference_client.routing import PlanFollower
 from tests.support.errors import raises
@@ -78,7 +78,7 @@ def test_releases_of_one_recommender_leave_other_alone_without_failures(
         shop.release(12)
         assert click.kept() == before
         before = shop.kept()
-        serving_canary.start(*click.candidate(2), settings=click.settings, share=0.5)
+        serving_canary.start_canary(*click.candidate(2), settings=click.settings, share=0.5)
         assert shop.kept() == before
         before = click.kept()
         rollback(shop.settings, reason="drill")
@@ -105,7 +105,7 @@ def test_each_has_lock_and_watchdog_of_its_own(places, triton, client):
     watchdogs = [Watchdog(site=place.settings) for place in places]
     client.unload(SHOP)
     with click.settings.open_repository().locked():
-        with raises(TemporaryError, "running", f"/{MODEL_NAME}"):
+        with raises(TemporaryError, "at work", f"/{MODEL_NAME}"):
             click.release(2)
         found = [[watchdog.look() for watchdog in watchdogs] for _ in range(2)]
         assert shop.release(12).version == 2
@@ -129,7 +129,7 @@ def test_watchdog_waits_for_first_release_of_registry_without_recommender(places
     shop.settings.store.mkdir(parents=True)
     watchdog = Watchdog(site=shop.settings)
     assert watchdog.look() == {}
-    assert steps.step(steps.CanarySettings(site=shop.settings)).action == serving_canary.NONE
+    assert steps.step(steps.CanarySettings(site=shop.settings)).action == steps.NONE
     with raises(ContractError, "no release", "no recommender"):
         shop.settings.open_repository()
     shop.release(11)

@@ -113,11 +113,11 @@ def test_every_request_is_answered_refused_timed_out_or_inside_at_any_cut(
 
 
 def test_defaults_are_what_generated_configuration_says():
-    options = read_options(triton_config("m", ServingOptions(), [1], features=CRITEO))
+    asked = ServingOptions(server="onnxruntime")
+    options = read_options(triton_config("m", asked, [1], features=CRITEO))
     settings = PodSettings()
     assert settings.instances == options.instances
-    assert settings.max_queued == options.max_queued_requests
-    assert settings.timeout_seconds * 1e6 == options.queue_timeout_microseconds
+    assert (settings.max_queued, settings.timeout_seconds * 1e6) == options.queue_limits
     assert options.max_queue_delay_microseconds == 0, (
         "a batch that waits for company is not simulated"
     )

@@ -1,17 +1,9 @@
-"""Open one deployment target, and repair what a crashed deployment left behind.
+"""Open one deployment target: its registry, its model repository and its servers.
 
 A deployment target is a model registry, a Triton model repository and the Triton servers that read
-it. In the code it is called a site. Every command that changes what is served (`release`,
-`rollback`, `promote`, the canary commands) opens the site first. The command writes an intent to
-the promotion journal before it notifies any server. If the change fails, the command withdraws the
-intent.
-
-If the last line of the journal is an intent, either a deployment is running and holds the lock, or
-a deployment was killed. After a kill, the next command that opens the site rolls back. The rollback
-restores the configuration from before the intent, notifies and probes every server, then withdraws
-the intent. The version number of a killed release is not used again. A retry of the step releases
-the same model under the next number. If the recovery itself is killed, the next command starts it
-again.
+it. In the code it is called a site. Only the process that holds the repository's lock changes what
+a site serves (`controller.reconcile`). A running controller holds the lock all the time. Without a
+running controller, a command holds the lock until its own request is done.
 
 The commands share the flags for the target and for the person who asks. The default target is read
 from `<store>/serving.json`, which the last release wrote. An operator on call therefore needs to
@@ -30,21 +22,32 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from controller.protocol import (
+    FAILED,
+    NONE,
+    RUNNING,
+    UNKNOWN,
+    Desired,
+    Observed,
+    ProtocolRule,
+    Server,
+)
 from evergreen.config.reader import add_flags
 from evergreen.contracts.manifests import Model, Release
-from evergreen.contracts.serving import ServedNames
+from evergreen.contracts.serving import ServedNames, versions_of
 from evergreen.registry import promotion_journal
 from evergreen.registry.models import read_serving_place, release_path
 from evergreen.registry.promotion_journal import Promotion, append_promotion
 from evergreen.registry.recommenders import served_name
-from evergreen.registry.traffic_plan import Arm
+from evergreen.registry.traffic_plan import DRAIN_SECONDS, Arm, Baseline, TrafficPlan
 from evergreen.runtime.durable import no_checkpoint
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
 from evergreen.runtime.flags import whoami
 from evergreen.runtime.plain_text import log_as_text
-from evergreen.serving.intact import golden_rows
+from evergreen.serving.canary_policy import CanaryPolicy
 from evergreen.serving.parity import GoldenRows
 from evergreen.serving.repository.model_repository import ModelRepository
+from evergreen.serving.repository.triton_config import ServingOptions, read_options
 from evergreen.serving.servers import (
     ACCESS_FLAGS,
     ACCESS_VARIABLES,
@@ -55,10 +58,8 @@ from evergreen.serving.servers import (
     Triton,
     TritonAccess,
     parse_urls,
-    probe,
     read_access,
     resolve,
-    wait_until_ready,
 )
 from evergreen.storage.uris import open_objects, typed_folder, typed_uri
 
@@ -83,9 +84,17 @@ class SiteSettings:
     servers read it when they start."""
     who: str = field(default_factory=whoami)
     """Person or pipeline run that makes the change, for the journal."""
+    num_kept: int = 3
+    """Number of versions that stay in the repository, including the live version and the previous
+    version."""
     patience: Patience = field(default_factory=Patience)
     connect: Connect = Triton
     resolve: Resolve = resolve
+    held: ModelRepository | None = None
+    """Model repository whose lock this process holds, or None. `open_repository` returns it."""
+    trace: Callable[[ProtocolRule, Desired, Observed], None] = lambda *_: None
+    """Function that is called before each move with the rule, and with the state that selected the
+    rule."""
     clock: Callable[[], datetime] = partial(datetime.now, timezone.utc)
     """Current time, with a time zone."""
     checkpoint: Callable[[str], None] = no_checkpoint
@@ -96,11 +105,15 @@ class SiteSettings:
         return self.clock().astimezone(timezone.utc).isoformat()
 
     def open_repository(self) -> ModelRepository:
-        """Open the model repository. Changes need its lock, reads do not. No server is contacted.
+        """Open the model repository.
+
+        Reads need no lock. Changes need the repository's lock. No server is contacted.
 
         Raises:
             ContractError: the registry does not contain the recommender's name.
         """
+        if self.held is not None:
+            return self.held
         name = self.recommender or served_name(self.store)
         if name is None:
             raise ContractError(
@@ -110,7 +123,8 @@ class SiteSettings:
         holder = f"{self.who}, process {os.getpid()} on {socket.gethostname()}"
         # Triton runs as another user, so the files must be readable for everyone.
         objects = open_objects(self.repository, readable=True)
-        return ModelRepository(objects, ServedNames(name), holder=holder)
+        newest = promotion_journal.newest_lease(self.store)
+        return ModelRepository(objects, ServedNames(name), holder=holder, min_lease=newest)
 
     def serving(self: Settings, model: Model) -> Settings:
         """Return the settings for a deployment of `model`, with its recommender's name.
@@ -134,23 +148,85 @@ class Fallback(NamedTuple):
     golden: GoldenRows
 
 
-@dataclass(kw_only=True)
-class Site:
-    """Open deployment target whose lock is held. `opened` yields it."""
+@dataclass(frozen=True, kw_only=True)
+class CanaryStages:
+    """How a canary grows."""
 
-    settings: SiteSettings
-    repository: ModelRepository
-    fleet: Fleet
-    recovered: Promotion | None = None
-    """Interrupted intent that was withdrawn when the site was opened, or None."""
+    shares: tuple[float, ...] = CanaryPolicy.shares
+    """Share of each stage, ascending."""
+    drain_seconds: float = DRAIN_SECONDS
+    """Seconds until clients have read a plan."""
+    read_baseline: Callable[[TrafficPlan], Baseline] = lambda _: {}
+    """Returns the servers' counters at the start of a stage."""
+
+
+DEFAULT_STAGES = CanaryStages()
+
+
+@dataclass(kw_only=True)
+class Attempt:
+    """State of the change that this process is making."""
+
+    state: str = NONE
+    """`NONE`, `RUNNING` or `FAILED` (`controller.protocol`)."""
+    request: str | None = None
+    """Id of the request, or None before it is known."""
+    line: Promotion | None = None
+    """Journal entry that records the change."""
+    options: ServingOptions | None = None
+    """Serving options of the version."""
+    plan: TrafficPlan | None = None
+    """Plan that shows the version as a canary, or None if the version goes live."""
+    new_version: int | None = None
+    """Version whose files were stored in the registry for this attempt."""
+    is_rehearsed: bool = False
     is_published: bool = False
     """Whether a new configuration was written. If True, servers may already have answered from
     it."""
+    is_shown: bool = False
+    """Whether clients may have read a plan with the canary."""
+    is_blocked: bool = False
+    """Whether a move failed that was to undo the attempt."""
+    error: BaseException | None = None
     lost: list[str] = field(default_factory=list)
     """Error messages of everything that could not be restored after a failure."""
-    needs_recovery: bool = False
-    """Whether restoring the configuration failed. If True, the intent stays in the journal, and the
-    next deployment rolls back."""
+
+
+@dataclass(kw_only=True)
+class Site:
+    """Deployment target whose lock is held. `opened` yields it."""
+
+    settings: SiteSettings
+    repository: ModelRepository
+    stack: ExitStack
+    stages: CanaryStages = DEFAULT_STAGES
+    attempt: Attempt = field(default_factory=Attempt)
+    known: Server | None = None
+    """Models that every server has loaded, as far as this process knows. None = the models that the
+    journal names."""
+    errors: dict[str, BaseException] = field(default_factory=dict)
+    """Error of each request that failed in this process, by the id of the request."""
+    recovered: Promotion | None = None
+    """Interrupted intent that was withdrawn, or None."""
+    _fleet: Fleet | None = None
+
+    @property
+    def fleet(self) -> Fleet:
+        """Connections to every server, which are opened at the first use.
+
+        Raises:
+            TemporaryError: a server does not answer.
+        """
+        if self._fleet is None:
+            settings = self.settings
+            self._fleet = Fleet(
+                settings.triton_urls,
+                settings.connect,
+                patience=settings.patience,
+                resolve=settings.resolve,
+            )
+            self.stack.enter_context(closing(self._fleet))
+        return self._fleet
 
     @property
     def store(self) -> Path:
@@ -169,23 +245,28 @@ class Site:
 
     @property
     def live(self) -> Promotion | None:
-        """Journal entry that made the live version live, or None."""
+        """Journal entry that made the current live version live, or None."""
         return promotion_journal.current(self.store)
 
+    @property
+    def intent(self) -> Promotion | None:
+        """Intent that is neither recorded nor withdrawn, or None.
+
+        A change whose recording failed counts as an intent, although its line may be in the
+        journal.
+        """
+        found = promotion_journal.interrupted(self.store)
+        if found is None and self.attempt.state in (RUNNING, FAILED):
+            return self.attempt.line
+        return found
+
     def checkpoint(self, name: str) -> None:
-        """Report a point where a crash is tested."""
+        """Call the hook that simulates a crash in tests."""
         self.settings.checkpoint(name)
 
     def now(self) -> str:
         """Return the current time as ISO 8601 in UTC."""
         return self.settings.now()
-
-    def fallback(self) -> Fallback | None:
-        """Return the live version with its golden rows, or None if it is not in the repository."""
-        live = self.live
-        if live is None or live.version not in self.repository.versions():
-            return None
-        return Fallback(live.version, golden_rows(self.repository, self.store, live.version))
 
     def entry(
         self,
@@ -193,6 +274,8 @@ class Site:
         release: Release,
         *,
         reason: str,
+        who: str,
+        request: str | None,
         trigger_id: str | None = None,
         decision: str | None = None,
         share: float | None = None,
@@ -209,26 +292,46 @@ class Site:
             release_uri=release_path(self.store, release.version).absolute().as_uri(),
             trigger_id=trigger_id,
             reason=reason,
-            who=self.settings.who,
+            who=who,
             decision=decision,
             parent_model_id=release.parent_model_id,
             sha256=dict(release.sha256),
             share=share,
+            request=request,
         )
 
     def append(self, entry: Promotion) -> Promotion:
         """Append the entry to the journal with the current time, and return the entry as written.
 
         Raises:
-            TemporaryError: the lock was lost. Another deployment may have withdrawn this
-                deployment's intent since then, and the other deployment's entry must remain the
-                last one.
+            TemporaryError: the lock was lost. Another controller may have withdrawn the intent
+                since the lock was lost, and its withdrawal must remain the last entry.
         """
         self.repository.check_held()
-        return append_promotion(self.store, replace(entry, time=self.now()))
+        return append_promotion(
+            self.store, replace(entry, time=self.now(), lease=self.repository.lease)
+        )
+
+    def announce(self, attempt: Attempt) -> None:
+        """Append the intent of the attempt to the journal. From then on the attempt is running.
+
+        The attempt is remembered before, because an error can follow a complete write.
+        """
+        assert attempt.line is not None
+        config = self.repository.read_config()
+        self.attempt, attempt.request = attempt, attempt.line.request
+        self.known = Server(serves=live_version(config), canary=UNKNOWN)
+        attempt.line = replace(attempt.line, config=config)
+        self.append(replace(attempt.line, action=promotion_journal.INTENT))
+        attempt.state = RUNNING
+        self.checkpoint("intent written")
+
+    def fail(self, error: BaseException) -> None:
+        """Mark the current attempt as failed."""
+        self.attempt.state, self.attempt.error = FAILED, error
 
     def holds_lock(self) -> bool:
-        """Return whether this deployment still holds the lock and may undo its changes."""
+        """Return whether this controller still holds the lock and may undo its changes."""
         try:
             self.repository.check_held()
         except (TemporaryError, PermanentError) as error:
@@ -236,52 +339,24 @@ class Site:
             return False
         return True
 
-    @contextmanager
-    def announced(self, intent: Promotion) -> Iterator[Promotion]:
-        """Append `intent` to the journal before the body, and withdraw it if the body fails."""
-        intent = self.append(
-            replace(intent, action=promotion_journal.INTENT, config=self.repository.read_config())
+    def reset_plan(self, reason: str) -> None:
+        """Write a traffic plan that sends all traffic to the live version.
+
+        If there is no plan yet, no plan is written, because clients then call the served model by
+        its name. A plan without a canary keeps its time, because no client has to be drained.
+        """
+        plan, live = self.repository.read_plan(), self.live
+        if plan is None or live is None:
+            return
+        stable = Arm(model_name=self.names.model, version=live.version)
+        published_at = plan.published_at if plan.canary is None else self.now()
+        self.repository.write_plan(
+            plan.without_canary(stable=stable, published_at=published_at, reason=reason)
         )
-        try:
-            self.checkpoint("intent written")
-            yield intent
-        except BaseException as error:
-            if self.needs_recovery:
-                logger.error(
-                    "the next deployment has to withdraw the intent of version %d", intent.version
-                )
-            else:
-                self.withdraw(intent, f"{type(error).__name__}: {error}")
-            raise
-
-    def withdraw(self, intent: Promotion, reason: str) -> None:
-        """Append the withdrawal of `intent` to the journal.
-
-        If the write fails, the next deployment withdraws it.
-        """
-        reason = "; ".join([reason, *self.lost])
-        try:
-            self.append(
-                replace(intent, action=promotion_journal.WITHDRAWN, reason=reason, config=None)
-            )
-        except (OSError, ContractError, TemporaryError, PermanentError) as error:
-            logger.error("the journal in %s cannot be written: %s", self.store, error)
-
-    def reset_plan(self, reason: str) -> bool:
-        """Send all traffic to the live version, by the function `reset_plan`."""
-        return reset_plan(self.settings, self.repository, reason)
-
-    def undo_canary_start(self, intent: Promotion) -> None:
-        """Undo the start of a canary that failed or was killed, so that no request is sent to it.
-
-        If clients may already have read a plan that names the canary, the canary stays loaded. The
-        next canary step unloads it, after the clients have read the new plan.
-        """
-        if not self.reset_plan(f"start of version {intent.version} was withdrawn"):
-            self.remove_canary()
+        logger.info("the traffic plan names version %d alone: %s", live.version, reason)
 
     def remove_canary(self) -> None:
-        """Unload the canary on every server, then remove its files.
+        """Unload the canary on every server, and then remove the canary's files.
 
         The files stay until every server has unloaded the canary.
 
@@ -294,124 +369,39 @@ class Site:
         self.checkpoint("canary removed")
 
 
-def reset_plan(settings: SiteSettings, repository: ModelRepository, reason: str) -> bool:
-    """Write a traffic plan that sends all traffic to the live version. The caller holds the lock.
+def live_version(config: str | None) -> int | None:
+    """Return the version that answers clients with this configuration.
 
-    Returns True if a plan was written. If there is no plan yet, no plan is written, because clients
-    then call the served model by its name.
+    Returns None if there is no configuration, and `UNKNOWN` if the configuration is corrupt.
     """
-    plan, live = repository.read_plan(), promotion_journal.current(settings.store)
-    if plan is None or live is None:
-        return False
-    stable = Arm(model_name=repository.names.model, version=live.version)
-    if plan.canary is None and plan.stable == stable:
-        return False
-    # If the plan has no canary, its time is kept, because no client has to be drained.
-    published_at = plan.published_at if plan.canary is None else settings.clock().isoformat()
-    repository.write_plan(
-        plan.without_canary(stable=stable, published_at=published_at, reason=reason)
-    )
-    logger.info("the traffic plan names version %d alone: %s", live.version, reason)
-    return True
+    if config is None:
+        return None
+    try:
+        read_options(config)
+        return max(versions_of(config), default=UNKNOWN)
+    except ContractError:
+        return UNKNOWN
 
 
 @contextmanager
-def opened(settings: SiteSettings) -> Iterator[Site]:
-    """Open the site: take the lock, repair a killed deployment, connect to every server.
+def opened(settings: SiteSettings, *, stages: CanaryStages = DEFAULT_STAGES) -> Iterator[Site]:
+    """Take the lock if this process does not hold it yet, and open the site.
+
+    Servers are contacted only when a move needs them.
 
     Raises:
         ContractError: the repository is not writable.
-        TemporaryError: another deployment holds the lock for longer than `patience.lock_seconds`,
-            or a server does not answer or cannot be restored yet.
+        TemporaryError: another controller holds the lock for longer than `patience.lock_seconds`.
     """
     repository, patience = settings.open_repository(), settings.patience
     with ExitStack() as stack:
         patience.until_done(lambda: stack.enter_context(repository.locked()), patience.lock_seconds)
-        interrupted = promotion_journal.interrupted(settings.store)
-        if interrupted:
-            # Repair the files before connecting: a server that starts meanwhile must read the
-            # configuration of the live version.
-            _repair_repository(repository, interrupted)
-        fleet = Fleet(
-            settings.triton_urls, settings.connect, patience=patience, resolve=settings.resolve
+        yield Site(
+            settings=replace(settings, held=repository),
+            repository=repository,
+            stack=stack,
+            stages=stages,
         )
-        stack.enter_context(closing(fleet))
-        site = Site(settings=settings, repository=repository, fleet=fleet, recovered=interrupted)
-        if interrupted:
-            _finish_recovery(site, interrupted)
-        yield site
-
-
-def _repair_repository(repository: ModelRepository, intent: Promotion) -> None:
-    """Write the configuration from before `intent`, which starting servers read.
-
-    The caller holds the lock.
-    """
-    logger.warning(
-        "the deployment of version %d by %s was interrupted, rolling back",
-        intent.version,
-        intent.who,
-    )
-    if repository.read_config() != intent.config:
-        repository.write_config(intent.config)
-    repository.discard_candidate()
-
-
-def _finish_recovery(site: Site, intent: Promotion) -> None:
-    """Notify every server, remove the version that never went live, and withdraw the intent.
-
-    Raises:
-        TemporaryError: a server cannot be restored now. The intent stays, and the next deployment
-            tries again.
-    """
-    fallback = site.fallback()
-    problems: list[str] = []
-
-    def restore(server: Triton) -> None:
-        server.unload(site.names.candidate)
-        if problem := restore_server(site, server, intent.config, fallback=fallback):
-            problems.append(problem)
-
-    site.fleet.for_each(restore)
-    if problems:
-        raise TemporaryError(
-            f"the interrupted deployment of version {intent.version} cannot be rolled back: "
-            f"{'; '.join(problems)}"
-        )
-    if intent.share is not None:
-        site.undo_canary_start(intent)
-    known = [
-        *promotion_journal.read_journal(site.store),
-        promotion_journal.canary_at_work(site.store),
-    ]
-    if intent.version not in {entry.version for entry in known if entry is not None}:
-        site.repository.withdraw(intent.version)
-    site.withdraw(intent, f"the deployment by {intent.who} was interrupted")
-    live = f"version {fallback.version} is live" if fallback else "nothing is live"
-    logger.warning(
-        "the interrupted deployment of version %d is withdrawn, %s", intent.version, live
-    )
-
-
-def restore_server(
-    site: Site, server: Triton, config: str | None, *, fallback: Fallback | None
-) -> str | None:
-    """Make one server load the restored configuration, and probe it.
-
-    Returns an error message, or None if the server serves the restored version.
-    """
-    name = site.names.model
-    try:
-        if config is None:
-            server.unload(name)
-        else:
-            server.load(name)
-        if config is not None and fallback is not None:
-            wait_until_ready(server, name, fallback.version, patience=site.patience)
-            probe(server, name, version=fallback.version, golden=fallback.golden, named=False)
-    except (TemporaryError, PermanentError) as error:
-        return f"triton {server.url} could not be restored: {error}"
-    return None
 
 
 def add_site_flags(parser: argparse.ArgumentParser) -> None:
@@ -434,7 +424,7 @@ def add_site_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def site_of(arguments: argparse.Namespace) -> SiteSettings:
-    """Return the settings that the flags describe, and configure the log of the command.
+    """Return the settings from the command's flags, and configure the command's logging.
 
     Raises:
         ContractError: the registry does not exist, or neither the registry nor a flag contains the

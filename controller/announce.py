@@ -1,0 +1,462 @@
+"""Check what a request asks for, choose its version, and announce the change in the journal.
+
+A verdict compares a candidate with one champion. If two runs overlap, another model may have gone
+live since the verdict, so the verdict does not compare the candidate with the live model. The
+candidate is then refused and must be evaluated again. Runs that chose their champion explicitly, or
+chose no champion, are not checked.
+
+A version number that the journal contains is never reused. The registry keeps the graph and the
+golden rows of each version permanently. The gate scores the champion with them, `verify` recomputes
+logged scores, and a rollback restores versions that Triton's repository no longer contains. The
+stored files are copies and not hard links to the served files, because a corrupt served file must
+not corrupt its only backup.
+"""
+
+import logging
+import shutil
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from uuid import uuid4
+
+from controller.moves import forget
+from controller.site import Attempt, Site
+from evergreen.config.reader import read_mapping
+from evergreen.contracts.checks import FAIL, PASS
+from evergreen.contracts.manifests import CURRENT, Release, ServingPlace, Verdict
+from evergreen.contracts.requests import ADVANCE, CANARY, RELEASE, ROLLBACK, ServingRequest
+from evergreen.registry import promotion_journal
+from evergreen.registry.models import (
+    DATA_FILE,
+    GRAPH_FILE,
+    graph_folder,
+    read_release,
+    release_path,
+    write_serving_place,
+)
+from evergreen.registry.promotion_journal import Promotion, canary_at_work
+from evergreen.registry.requests import RequestState
+from evergreen.registry.traffic_plan import Arm, TrafficPlan
+from evergreen.runtime.durable import whole_directory
+from evergreen.runtime.errors import ContractError, PermanentError, Refused, TemporaryError
+from evergreen.serving.intact import golden_rows
+from evergreen.serving.prepare import PreparedVersion, check_belonging, read_prepared
+from evergreen.serving.repository.model_repository import GOLDEN_FILE, ModelRepository
+from evergreen.serving.repository.triton_config import ServingOptions
+from evergreen.serving.servers import probe
+
+logger = logging.getLogger(__name__)
+
+SHADOW_SHARE = 1.0
+"""Share of the requests that both arms score. These requests provide the pairs, and decisions come
+soonest if all requests are used. Clients drop shadow requests that would delay served requests
+(`inference_client.routing`)."""
+
+
+class StaleVerdict(Refused):
+    """The verdict compared the candidate with a model that is no longer live.
+
+    The candidate needs a new evaluation.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Satisfied:
+    """Result for a request whose version already serves."""
+
+    version: int
+
+
+def satisfied(site: Site, state: RequestState) -> Satisfied | None:
+    """Return the version that already serves as the request asks, or None.
+
+    A retried step must not release a model twice. A rollback that was requested while a change was
+    in progress is satisfied if that change was undone.
+    """
+    request, live, at_work = state.request, site.live, canary_at_work(site.store)
+    if state.recorded is not None:
+        return Satisfied(version=state.recorded.version)
+    if request.kind in (RELEASE, CANARY) and live is not None:
+        if live.model_id == request.model_id and live.version in site.repository.versions():
+            return Satisfied(version=live.version)
+        if (
+            request.kind == CANARY
+            and at_work is not None
+            and at_work.model_id == request.model_id
+            and not gives_first_share(site, request)
+        ):
+            return Satisfied(version=at_work.version)
+    wanted = _wanted_then(state)
+    if (
+        request.kind == ROLLBACK
+        and wanted is not None
+        and request.replaces is None
+        and live is not None
+        and live.version == wanted
+        and request.to_version in (None, live.version)
+    ):
+        return Satisfied(version=live.version)
+    return None
+
+
+def _wanted_then(state: RequestState) -> int | None:
+    """Return the version that a requester means during a change, or None without a change.
+
+    Otherwise the requester refers to the version that was live at that time. During a rollback,
+    this is the target of the rollback.
+    """
+    intent = state.intent_then
+    if intent is None:
+        return None
+    return intent.version if state.rollback_then else state.live_then
+
+
+def gives_first_share(site: Site, request: ServingRequest) -> bool:
+    """Return whether a `CANARY` request lets its shadow canary serve traffic."""
+    at_work, plan = canary_at_work(site.store), site.repository.read_plan()
+    return bool(
+        request.kind == CANARY
+        and at_work is not None
+        and at_work.model_id == request.model_id
+        and plan is not None
+        and plan.canary is not None
+        and plan.canary_share == 0.0
+        and request.share
+    )
+
+
+def announce(site: Site, state: RequestState) -> None:
+    """Write the intent of the change that a request asks for.
+
+    Raises:
+        Refused: the change may not be made now. `check_may_replace` lists the reasons.
+        ContractError: the request or a file is invalid.
+        TemporaryError: a server does not answer, or a previous canary is still draining.
+    """
+    _ = site.fleet  # every server must respond before anything is written
+    kind = state.request.kind
+    if kind == RELEASE:
+        _announce_release(site, state)
+    elif kind == CANARY:
+        _announce_canary(site, state)
+    elif kind == ADVANCE:
+        _announce_promotion(site, state)
+    else:
+        _announce_rollback(site, state)
+
+
+def _announce_release(site: Site, state: RequestState) -> None:
+    request, prepared = state.request, read_prepared(site.store, state.id)
+    verdict = prepared.verdict
+    _check_prepared(site, request, prepared)
+    if not verdict.accepted and not request.is_override:
+        raise ContractError(
+            f"verdict on model {request.model_id} is {verdict.decision!r}, expected an accepted one"
+        )
+    options = _options(request)
+    check_may_replace(site, verdict, options, is_override=request.is_override)
+    release = _number(site, request, prepared)
+    line = site.entry(
+        promotion_journal.PROMOTE if request.is_override else promotion_journal.RELEASE,
+        release,
+        reason=f"{request.reason}; the verdict was: {verdict.reason}"
+        if request.is_override
+        else verdict.reason,
+        who=request.who,
+        request=state.id,
+        trigger_id=request.trigger_id,
+        decision=verdict.decision,
+    )
+    site.announce(Attempt(line=line, options=options, new_version=release.version))
+
+
+def _announce_canary(site: Site, state: RequestState) -> None:
+    request, prepared = state.request, read_prepared(site.store, state.id)
+    verdict, repository = prepared.verdict, site.repository
+    _check_prepared(site, request, prepared)
+    if verdict.decision == FAIL:
+        raise ContractError(
+            f"verdict on model {request.model_id} is {FAIL!r}, expected a pass or an inconclusive "
+            "one for a canary"
+        )
+    if (live := site.live) is None:
+        raise ContractError(
+            f"model registry {site.store} has no live version, expected one beside a canary"
+        )
+    if (at_work := canary_at_work(site.store)) is not None:
+        raise Refused(
+            f"version {at_work.version} is a canary, expected its release or end before another "
+            "starts"
+        )
+    options = _options(request)
+    check_may_replace(site, verdict, options)
+    if repository.canary.whole():
+        raise TemporaryError(
+            "clients may still call the previous canary, try again in some seconds"
+        )
+    release, before = _number(site, request, prepared), repository.read_plan()
+    share = request.share or 0.0
+    plan = TrafficPlan(
+        sequence=before.sequence + 1 if before else 1,
+        stable=Arm(model_name=site.names.model, version=live.version),
+        canary=Arm(model_name=site.names.canary, version=release.version),
+        canary_share=share,
+        shadow_share=SHADOW_SHARE,
+        # Use a fresh salt, so that different users see each canary first.
+        salt=uuid4().hex,
+        published_at=site.now(),
+        reason=verdict.reason,
+    )
+    line = site.entry(
+        promotion_journal.CANARY,
+        release,
+        reason=verdict.reason,
+        who=request.who,
+        request=state.id,
+        trigger_id=request.trigger_id,
+        decision=verdict.decision,
+        share=share,
+    )
+    site.announce(Attempt(line=line, options=options, plan=plan, new_version=release.version))
+
+
+def _announce_promotion(site: Site, state: RequestState) -> None:
+    request, at_work = state.request, canary_at_work(site.store)
+    check_plan(site, request)
+    if at_work is None:
+        raise Refused("there is no canary, expected one to release")
+    target = read_release(site.store, at_work.version)
+    line = site.entry(
+        promotion_journal.PROMOTE,
+        target,
+        reason=request.reason,
+        who=request.who,
+        request=state.id,
+        trigger_id=target.trigger_id,
+        decision=at_work.decision,
+    )
+    site.announce(Attempt(line=line, options=site.repository.options_for(target.version)))
+
+
+def _announce_rollback(site: Site, state: RequestState) -> None:
+    request, live = state.request, site.live
+    if live is None:
+        raise ContractError(
+            f"model registry {site.store} has no release, expected one to roll back"
+        )
+    if request.replaces is not None and (
+        live.version != request.replaces or live.action == promotion_journal.ROLLBACK
+    ):
+        raise Refused(
+            f"version {live.version} is live since {live.time}, expected version {request.replaces}"
+        )
+    if (version := request.to_version) is None:
+        wanted = _wanted_then(state)
+        version = wanted if wanted is not None else _replaced_by(site.store, live)
+    target = _target_release(site, live, version)
+    line = site.entry(
+        promotion_journal.ROLLBACK,
+        target,
+        reason=request.reason,
+        who=request.who,
+        request=state.id,
+    )
+    line = replace(line, blocked_model_id=live.model_id if request.replaces else None)
+    site.announce(Attempt(line=line, options=site.repository.options_for(target.version)))
+
+
+def check_plan(site: Site, request: ServingRequest) -> None:
+    """Check that the traffic plan has not changed since the evidence for the request was read.
+
+    Raises:
+        Refused: the plan changed since the evidence for the request was read.
+    """
+    plan = site.repository.read_plan()
+    if request.plan is not None and (plan is None or plan.sequence != request.plan):
+        raise Refused("the plan changed while its evidence was read")
+
+
+def _replaced_by(store: Path, live: Promotion) -> int:
+    """Return the version that was live before the live version's first release.
+
+    Each further rollback therefore returns to an older version.
+    """
+    # Read the journal, because a corrupt manifest of the live version must not prevent a rollback.
+    lines = promotion_journal.read_journal(store)
+    version = next(line.previous_version for line in lines if line.version == live.version)
+    if version is None:
+        raise ContractError(
+            f"version {live.version} is the first release, expected one with a previous version"
+        )
+    return version
+
+
+def _target_release(site: Site, live: Promotion, version: int) -> Release:
+    if version == live.version:
+        raise ContractError(f"version {version} is live already, expected another version")
+    released = sorted({entry.version for entry in promotion_journal.read_journal(site.store)})
+    if version not in released:
+        raise ContractError(f"version {version} was never released, expected one of {released}")
+    return read_release(site.store, version)
+
+
+def _check_prepared(site: Site, request: ServingRequest, prepared: PreparedVersion) -> None:
+    model, name = prepared.model, site.repository.names.model
+    if model.model_id != request.model_id:
+        raise ContractError(
+            f"the prepared version is of model {model.model_id}, expected {request.model_id}"
+        )
+    check_belonging(model, prepared.verdict)
+    if model.recommender.name != name:
+        raise ContractError(
+            f"model {model.model_id} is of recommender {model.recommender.name!r}, expected "
+            f"{name!r}, which the store {site.store} serves: another recommender needs another "
+            "store"
+        )
+
+
+def _options(request: ServingRequest) -> ServingOptions:
+    return read_mapping(ServingOptions, request.options, path="options")
+
+
+def check_may_replace(
+    site: Site, verdict: Verdict, options: ServingOptions, *, is_override: bool = False
+) -> None:
+    """Check that the candidate may replace the live version.
+
+    An inconclusive candidate does not replace a running canary, because a new canary would have to
+    collect its evidence from the start. A candidate that passed is released directly, which ends
+    the canary. A person can end the canary first by `canary abort`.
+
+    Raises:
+        ContractError: the live version uses another backend.
+        Refused: the candidate did not pass while a canary is running, or the candidate was rolled
+            back earlier.
+        StaleVerdict: the live model is not the champion of the verdict.
+    """
+    if (verdict.decision != PASS or is_override) and (canary := canary_at_work(site.store)):
+        raise Refused(
+            f"version {canary.version} is a running canary, expected a candidate that passes the "
+            "gate, or the canary released or ended first"
+        )
+    blocked = promotion_journal.blocked_models(site.store)
+    if not is_override and (line := blocked.get(verdict.candidate_model_id)) is not None:
+        raise Refused(
+            f"model {verdict.candidate_model_id} was rolled back at {line.time} ({line.reason}), "
+            "expected another model, or a promotion with --override"
+        )
+    live = site.live
+    if not is_override and verdict.champion_reference == CURRENT:
+        live_model = live.model_id if live else None
+        if verdict.champion_model_id != live_model:
+            raise StaleVerdict(
+                f"model {verdict.candidate_model_id} was compared with "
+                f"{verdict.champion_model_id or 'no champion'}, but {live_model or 'nothing'} is "
+                "live: evaluate it again, or promote it with --override"
+            )
+    if live is not None and live.version in site.repository.versions():
+        kind = site.repository.published.record(live.version).options.server
+        if kind != options.server:
+            raise ContractError(
+                f"server is {options.server!r}, expected {kind!r} as the live version "
+                f"{live.version} in {site.repository.uri}: one model serves all its versions alike"
+            )
+
+
+def _number(site: Site, request: ServingRequest, prepared: PreparedVersion) -> Release:
+    """Give the prepared version its number, copy its files in the registry, and return its release.
+
+    No server is notified, and the live version does not change.
+    """
+    announced = {entry.version for entry in promotion_journal.read_entries(site.store)}
+    for path in (site.store / "graphs").glob("*"):
+        if path.name.isdigit() and int(path.name) not in announced:
+            # The controller was killed before it announced this version, so no server has loaded
+            # it.
+            forget(site.store, int(path.name))
+    model, proof, live = prepared.model, prepared.proof, site.live
+    version = next_version(site.store, site.repository)
+    folder = graph_folder(site.store, version)
+    with whole_directory(folder, replace=True) as building:
+        for name in (GRAPH_FILE, DATA_FILE, GOLDEN_FILE):
+            if (prepared.folder / name).exists():
+                shutil.copyfile(prepared.folder / name, building / name)
+        # The lease may have expired during the preparation. Another controller may then have used
+        # the same version number.
+        site.repository.check_held()
+    release = Release(
+        model_name=site.names.model,
+        version=version,
+        previous_version=live.version if live else None,
+        model_id=model.model_id,
+        model_uri=model.uri,
+        graph_uri=(folder / GRAPH_FILE).absolute().as_uri(),
+        sha256={
+            "graph": proof.sha256["graph"],
+            "golden": proof.sha256["golden"],
+            "weights": model.sha256["weights"],
+            "workflow": model.sha256["workflow"],
+            "data": prepared.raw.digest,
+        },
+        raw_digest=prepared.raw.digest,
+        parity_max_abs_diff=proof.parity_max_abs_diff,
+        parity_rows=proof.parity_rows,
+        repository_uri=site.repository.uri,
+        trigger_id=request.trigger_id,
+        reason=prepared.verdict.reason,
+        published_at=site.now(),
+        parent_model_id=model.parent_model_id,
+    )
+    release.write(release_path(site.store, version))
+    site.checkpoint("kept")
+    return release
+
+
+def next_version(store: Path, repository: ModelRepository) -> int:
+    """Return one more than the highest version in the repository, the journal and the registry.
+
+    Intents in the journal count too.
+    """
+    journal = [entry.version for entry in promotion_journal.read_entries(store)]
+    manifests = [
+        int(path.stem) for path in (store / "releases").glob("*.json") if path.stem.isdigit()
+    ]
+    graphs = [int(path.name) for path in (store / "graphs").glob("*") if path.name.isdigit()]
+    return 1 + max([0, *repository.taken_numbers(), *journal, *manifests, *graphs])
+
+
+def confirm(site: Site, version: int) -> None:
+    """Probe the servers for a live version that a request asks for again.
+
+    Raises:
+        TemporaryError, PermanentError: a server does not answer, or answers wrongly.
+    """
+    golden = golden_rows(site.repository, site.store, version)
+    site.fleet.for_each(
+        partial(probe, name=site.names.model, version=version, golden=golden, named=False)
+    )
+
+
+def tidy(site: Site, line: Promotion) -> None:
+    """Remove old versions and record where the release went.
+
+    A failure does not affect the release.
+    """
+    settings = site.settings
+    try:
+        kept = {
+            line.version,
+            line.previous_version or line.version,
+            *site.repository.canary.whole(),
+        }
+        removed = site.repository.prune(kept, num_kept=settings.num_kept)
+        site.checkpoint("pruned")
+        logger.info("removed versions %s", removed)
+        place = ServingPlace(
+            repository_uri=site.repository.uri,
+            triton_urls=list(settings.triton_urls),
+            server=site.repository.options_for(line.version).server,
+        )
+        write_serving_place(site.store, place)
+    except (ContractError, TemporaryError, PermanentError, OSError) as error:
+        logger.warning("version %d is live, but tidying failed: %s", line.version, error)

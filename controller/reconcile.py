@@ -1,0 +1,528 @@
+"""Observe a site, choose the next move from the protocol's table, make it, and begin again.
+
+This is the only loop that changes what is served between two probes of the servers. A running
+controller calls it in each round. A command calls it in its own process if no controller is running
+(`carry_out`). If the journal ends with an intent that this process did not write, a controller was
+killed. The loop then undoes the intent like that of a failed change: it restores the configuration
+from before the intent, restores the servers, and withdraws the intent. If the controller is killed
+during the undo, the next controller continues the undo.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from datetime import datetime
+
+from controller import announce as announcing
+from controller.moves import BODIES
+from controller.protocol import (
+    ACCEPT,
+    ANNOUNCE,
+    ANSWER,
+    FAILED,
+    GROW,
+    NONE,
+    RECORD_SHARE,
+    REFUSE,
+    RESET_PLAN,
+    RUNNING,
+    STAND_DOWN,
+    SUPERSEDED_KINDS,
+    UNKNOWN,
+    URGENT_KINDS,
+    WITHDRAW,
+    Desired,
+    Intent,
+    Observed,
+    OpenRequest,
+    ProtocolRule,
+    Server,
+    ShownPlan,
+    next_rule,
+)
+from controller.site import (
+    DEFAULT_STAGES,
+    Attempt,
+    CanaryStages,
+    Site,
+    SiteSettings,
+    live_version,
+    opened,
+)
+from evergreen.contracts.requests import (
+    ABORT,
+    ACCEPTED,
+    ADVANCE,
+    CANARY,
+    DONE,
+    REFUSED,
+    RELEASE,
+    ServingRequest,
+)
+from evergreen.registry import promotion_journal, requests
+from evergreen.registry.promotion_journal import Promotion, canary_at_work
+from evergreen.registry.requests import RequestState
+from evergreen.runtime.errors import ContractError, PermanentError, Refused, TemporaryError
+from evergreen.serving.prepare import remove_prepared
+
+logger = logging.getLogger(__name__)
+
+HANDLED = (ContractError, TemporaryError, PermanentError, Refused, OSError)
+"""Errors of a move that are answered. Any other exception ends the process."""
+_NAMES = ("Refused", "ContractError", "TemporaryError", "PermanentError")
+
+
+def chosen(states: list[RequestState]) -> RequestState | None:
+    """Return the request that is handled next, or None."""
+    found = [state for state in states if state.is_open]
+    urgent = [state for state in found if state.request.kind in URGENT_KINDS]
+    return next(iter([*urgent, *found]), None)
+
+
+def is_superseded(state: RequestState, states: list[RequestState]) -> bool:
+    """Return whether a later rollback or abort supersedes the request."""
+    later = states[[each.id for each in states].index(state.id) + 1 :]
+    return state.recorded is None and any(
+        state.request.kind in SUPERSEDED_KINDS.get(each.request.kind, ())
+        for each in later
+        if each.result is None
+        or each.result.action == DONE
+        # A person who asked for a rollback wants no release, even if no version can be restored.
+        or (each.result.action == REFUSED and each.request.replaces is None)
+    )
+
+
+def observe(site: Site) -> tuple[Desired, Observed, RequestState | None]:
+    """Read journal, repository and plan, and return them with the request that is handled next."""
+    states = requests.read_requests(site.store)
+    _supersede(site, states)
+    state, live, at_work = chosen(states), site.live, canary_at_work(site.store)
+    repository, plan, intent = site.repository, site.repository.read_plan(), site.intent
+    desired = Desired(
+        live=live.version if live else None,
+        canary=at_work.version if at_work else None,
+        share=(at_work.share or 0.0) if at_work else 0.0,
+        intent=None if intent is None else _intent(site, intent),
+        request=None if state is None else _open_request(site, state, states),
+    )
+    versions = set(repository.versions())
+    if intent is not None and site.attempt.state != RUNNING:
+        # An interrupted copy of the intent's version must be removed too.
+        versions |= {intent.version} & set(repository.taken_numbers())
+    attempt = site.attempt
+    is_own = state is not None and attempt.request == state.id
+    config = live_version(repository.read_config())
+    if intent is None and config not in (*repository.taken_numbers(), UNKNOWN):
+        # A repository that was emptied is filled by the next release.
+        config = desired.live
+    ahead = None
+    if plan is not None:
+        published = datetime.fromisoformat(plan.published_at)
+        ahead = (published - site.settings.clock()).total_seconds()
+    placed = _only(repository.canary.sizes(), repository.canary.whole())
+    observed = Observed(
+        lease=repository.lease,
+        fence=repository.newest_lease(),
+        attempt=attempt.state if intent is not None or is_own else NONE,
+        is_blocked=attempt.is_blocked and is_own,
+        is_rehearsed=attempt.is_rehearsed,
+        config=config,
+        staged=_only(repository.staged.sizes(), repository.staged.whole()),
+        versions=frozenset(versions),
+        placed=placed,
+        plan=None
+        if plan is None
+        else ShownPlan(
+            stable=plan.stable.version,
+            canary=plan.canary.version if plan.canary else None,
+            share=plan.canary_share,
+        ),
+        is_drained=ahead is None or -ahead >= site.stages.drain_seconds,
+        is_plan_ahead=ahead is not None and ahead > 0,
+        servers=(_servers(site, desired, placed),) if site.settings.triton_urls else (),
+    )
+    return desired, observed, state
+
+
+def _only(files: object, whole: list[int]) -> int | None:
+    """Return the complete version, `UNKNOWN` for an incomplete copy, or None without files."""
+    return whole[-1] if whole else UNKNOWN if files else None
+
+
+def _servers(site: Site, desired: Desired, placed: int | None) -> Server:
+    """Return what every server has loaded, as far as this process knows."""
+    if site.known is not None:
+        return site.known
+    if desired.intent is not None:
+        return Server(serves=UNKNOWN, canary=UNKNOWN, candidate=UNKNOWN)
+    # The watchdog probes the servers and corrects them. Files of a canary are removed only after
+    # every server has unloaded it.
+    return Server(serves=desired.live, canary=None if placed is None else desired.canary or UNKNOWN)
+
+
+def _intent(site: Site, intent: Promotion) -> Intent:
+    entries = promotion_journal.read_entries(site.store)
+    marks = [
+        at
+        for at, entry in enumerate(entries)
+        if entry.action == promotion_journal.INTENT and entry.version == intent.version
+    ]
+    served = (*promotion_journal.LIVE_ACTIONS, promotion_journal.CANARY)
+    return Intent(
+        version=intent.version,
+        before=live_version(intent.config),
+        is_canary=intent.share is not None,
+        was_known=any(
+            entry.version == intent.version and entry.action in served
+            for entry in entries[: marks[-1] if marks else 0]
+        ),
+        lease=intent.lease,
+    )
+
+
+def _open_request(site: Site, state: RequestState, states: list[RequestState]) -> OpenRequest:
+    return OpenRequest(
+        kind=_kind(site, state.request),
+        is_accepted=state.accepted is not None,
+        is_expired=state.is_expired(site.settings.clock()),
+        is_recorded=state.accepted is not None and announcing.satisfied(site, state) is not None,
+        is_superseded=is_superseded(state, states),
+    )
+
+
+def _kind(site: Site, request: ServingRequest) -> str:
+    """Return the kind of the moves that the request needs."""
+    if request.kind == CANARY and announcing.gives_first_share(site, request):
+        return ADVANCE
+    if request.kind == ADVANCE and _next_share(site, request) is None:
+        return RELEASE
+    return request.kind
+
+
+def _next_share(site: Site, request: ServingRequest) -> float | None:
+    """Return the canary's share at its next stage, or None after the last stage."""
+    if request.kind == CANARY:
+        return request.share
+    plan = site.repository.read_plan()
+    now = plan.canary_share if plan is not None else 0.0
+    return next((share for share in site.stages.shares if share > now), None)
+
+
+def _supersede(site: Site, states: list[RequestState]) -> None:
+    """Fail the running attempt if a later request supersedes its request."""
+    line = site.attempt.line
+    if site.attempt.state != RUNNING or line is None:
+        return
+    if line.action == promotion_journal.ROLLBACK:
+        return
+    for state in states:
+        if state.id == line.request and is_superseded(state, states):
+            site.fail(Refused("a later request to go back supersedes it"))
+
+
+def drive(site: Site, *, stop: Callable[[], bool] = lambda: False) -> None:
+    """Make moves until nothing is to be done, or until `stop` returns True between two changes.
+
+    Raises:
+        ContractError, TemporaryError, PermanentError, OSError: a move failed that belongs to no
+            request, or undoing a failed change failed too. A later call tries again.
+    """
+    before: tuple[Desired, Observed] | None = None
+    while True:
+        desired, observed, state = observe(site)
+        if desired.intent is None and stop():
+            return
+        rule = next_rule(desired, observed)
+        if rule is None:
+            return
+        if (desired, observed) == before:
+            raise PermanentError(f"the move {rule.move!r} changed nothing: {rule.condition}")
+        before = desired, observed
+        site.settings.trace(rule, desired, observed)
+        if rule.move == STAND_DOWN:
+            site.repository.check_held()
+        _perform(site, rule, state)
+
+
+def _perform(site: Site, rule: ProtocolRule, state: RequestState | None) -> None:
+    attempt, is_undoing = site.attempt, rule.state in ("undoing", "undone")
+    is_of_request = rule.state in ("accepted", "abort accepted") or rule.move == ANSWER
+    if is_of_request and state is not None:
+        attempt = site.attempt = Attempt(request=state.id)
+    try:
+        _move(site, rule, state)
+    except BaseException as error:
+        if is_undoing:
+            was_blocked, attempt.is_blocked = attempt.is_blocked, True
+            attempt.lost.append(str(error))
+            is_own = state is not None and attempt.request == state.id
+            if was_blocked or not is_own or not isinstance(error, HANDLED):
+                raise
+            return
+        if not is_of_request and attempt.state != RUNNING:
+            raise
+        logger.error("%s failed: %s", rule.move, error)
+        site.fail(error)
+        if not isinstance(error, HANDLED):
+            with suppress(BaseException):
+                drive(site, stop=lambda: site.attempt.state != FAILED)
+            raise
+
+
+def _move(site: Site, rule: ProtocolRule, state: RequestState | None) -> None:
+    """Carry out the move that the rule names. `state` contains the request that is handled next."""
+    if rule.move in BODIES:
+        BODIES[rule.move](site)
+    elif rule.move == RESET_PLAN:
+        _reset_plan(site, rule, state)
+    elif rule.move == RECORD_SHARE:
+        _record_share(site, state)
+    elif state is not None:
+        _REQUEST_BODIES[rule.move](site, state)
+
+
+def _accept(site: Site, state: RequestState) -> None:
+    _answer(site, state, ACCEPTED)
+
+
+def _withdraw(site: Site, state: RequestState) -> None:
+    reason = f"its deadline {state.request.deadline} passed before it was accepted"
+    who, now = site.settings.who, site.settings.clock()
+    requests.withdraw(site.store, state.id, who=who, now=now, reason=reason)
+    remove_prepared(site.store, state.id)
+
+
+def _result(site: Site, state: RequestState) -> None:
+    request = state.request
+    found = announcing.satisfied(site, state)
+    if request.kind == ABORT:
+        at_work = canary_at_work(site.store)
+        version = at_work.version if at_work else None
+        reason = "no client is sent to the canary" if at_work else "there is no canary"
+    else:
+        assert found is not None
+        version, live = found.version, site.live
+        if live is not None and live.version == version:
+            if request.kind == RELEASE:
+                if state.recorded is None:
+                    announcing.confirm(site, version)
+                announcing.tidy(site, live)
+            reason = f"version {version} is live"
+        else:
+            reason = f"version {version} is the canary"
+    _answer(site, state, DONE, reason=reason, version=version)
+    remove_prepared(site.store, state.id)
+
+
+def _refuse(site: Site, state: RequestState) -> None:
+    attempt, is_own = site.attempt, site.attempt.request == state.id
+    error: BaseException
+    if is_own and attempt.error is not None:
+        error = attempt.error
+        if attempt.lost and isinstance(error, (TemporaryError, PermanentError)):
+            kind = TemporaryError if isinstance(error, TemporaryError) else PermanentError
+            error = kind("; ".join([str(error), *attempt.lost]))
+            error.__cause__ = attempt.error
+    elif state.is_expired(site.settings.clock()):
+        error = TemporaryError(f"its deadline {state.request.deadline} passed before it was done")
+    else:
+        error = Refused("a later request to go back supersedes it")
+    site.errors[state.id] = error
+    if is_own and site.intent is None:
+        site.attempt = Attempt()
+    name = next((each.__name__ for each in type(error).__mro__ if each.__name__ in _NAMES), None)
+    reason = str(error) or type(error).__name__
+    _answer(site, state, REFUSED, reason=reason, error=name or "PermanentError")
+    remove_prepared(site.store, state.id)
+
+
+def _answer(
+    site: Site,
+    state: RequestState,
+    action: str,
+    *,
+    reason: str = "",
+    version: int | None = None,
+    error: str | None = None,
+) -> None:
+    site.repository.check_held()
+    requests.answer(
+        site.store,
+        state.id,
+        action,
+        who=site.settings.who,
+        now=site.settings.clock(),
+        reason=reason,
+        version=version,
+        error=error,
+        lease=site.repository.lease,
+    )
+
+
+def _grow(site: Site, state: RequestState) -> None:
+    request, plan = state.request, site.repository.read_plan()
+    announcing.check_plan(site, request)
+    if plan is None or plan.canary is None:
+        raise Refused("there is no canary, expected one that can grow")
+    share = _next_share(site, request)
+    is_first = request.kind == CANARY
+    baseline = {} if is_first else site.stages.read_baseline(plan)
+    reason = "the shadow canary gets its first share" if is_first else request.reason
+    site.repository.write_plan(
+        plan.next(canary_share=share, reason=reason, published_at=site.now(), baseline=baseline)
+    )
+    site.checkpoint("plan written")
+
+
+def _record_share(site: Site, state: RequestState | None) -> None:
+    at_work, plan = canary_at_work(site.store), site.repository.read_plan()
+    assert at_work is not None
+    assert plan is not None
+    line = replace(at_work, share=plan.canary_share, reason=plan.reason, who=site.settings.who)
+    if state is not None and state.accepted is not None and state.request.kind in (ADVANCE, CANARY):
+        line = replace(line, request=state.id, who=state.request.who)
+    site.append(line)
+    site.checkpoint("journal written")
+
+
+def _reset_plan(site: Site, rule: ProtocolRule, state: RequestState | None) -> None:
+    plan, live, intent = site.repository.read_plan(), site.live, site.intent
+    assert plan is not None
+    if rule.state == "abort accepted" and state is not None:
+        announcing.check_plan(site, state.request)
+        reason = state.request.reason
+        logger.error("the canary is aborted: %s", reason)
+    elif intent is not None:
+        reason = f"start of version {intent.version} was withdrawn"
+    elif rule.state == "draining":
+        # The clock was set back to before the plan's time, so the drain period starts again.
+        site.repository.write_plan(plan.next(published_at=site.now()))
+        return
+    elif live is not None and plan.stable.version != live.version:
+        reason = live.reason
+    else:
+        reason = f"version {plan.canary.version if plan.canary else None} is no longer a canary"
+    site.reset_plan(reason)
+    site.checkpoint("plan reset")
+
+
+_REQUEST_BODIES: dict[str, Callable[[Site, RequestState], None]] = {
+    ACCEPT: _accept,
+    WITHDRAW: _withdraw,
+    ANNOUNCE: announcing.announce,
+    GROW: _grow,
+    ANSWER: _result,
+    REFUSE: _refuse,
+}
+
+
+@contextmanager
+def reconciled(settings: SiteSettings, *, stages: CanaryStages = DEFAULT_STAGES) -> Iterator[Site]:
+    """Open the site after all outstanding work of the site is done.
+
+    Raises:
+        ContractError, TemporaryError, PermanentError: as in `opened` and `drive`.
+    """
+    with opened(settings, stages=stages) as site:
+        drive(site)
+        yield site
+
+
+def carry_out(
+    settings: SiteSettings,
+    request: ServingRequest,
+    *,
+    stages: CanaryStages = DEFAULT_STAGES,
+    report: Callable[[str], None] = lambda _: None,
+) -> RequestState:
+    """Append the request, and return its state after it was done.
+
+    If a controller is running, it carries the request out. Otherwise this process takes the lock
+    and carries the request out.
+
+    Args:
+        settings: Deployment target.
+        request: Request that has not been appended to the journal yet.
+        stages: How a canary grows.
+        report: Function that is called with progress messages.
+
+    Raises:
+        Refused, ContractError, PermanentError: the request was refused. The live version is
+            unchanged.
+        TemporaryError: a server does not answer, or nobody accepted the request, which is then
+            withdrawn. The live version is unchanged.
+    """
+    store, patience, told = settings.store, settings.patience, False
+    request = requests.append_request(store, request)
+    repository = settings.open_repository()
+    with ExitStack() as stack:
+
+        def lock_or_result() -> None:
+            nonlocal told
+            if requests.read_request(store, request.request).is_open:
+                try:
+                    stack.enter_context(repository.locked())
+                except TemporaryError as error:
+                    if not told:
+                        report(f"{error}; waiting for its answer")
+                    told = True
+                    raise
+
+        try:
+            patience.until_done(lock_or_result, patience.lock_seconds)
+        except BaseException as error:
+            state = _withdraw_own(settings, request, error)
+            if state.result is not None and state.accepted is None:
+                raise
+            requests.wait_for_result(
+                store, request, clock=settings.clock, sleep=patience.sleep, report=report
+            )
+        if repository.is_locked:
+            site = Site(
+                settings=replace(settings, held=repository),
+                repository=repository,
+                stack=stack,
+                stages=stages,
+            )
+            _drive_for(site, request)
+    state = requests.read_request(store, request.request)
+    requests.expect_done(state)
+    return state
+
+
+def _drive_for(site: Site, request: ServingRequest) -> None:
+    """Make moves in this process until nothing is to be done.
+
+    Raises:
+        The error of the request.
+    """
+    settings = site.settings
+    try:
+        drive(site)
+    except HANDLED as error:
+        own = site.errors.get(request.request)
+        state = requests.read_request(site.store, request.request)
+        if state.result is None and state.accepted is None:
+            _withdraw_own(settings, request, error)
+        if own is None and (state.result is None or state.result.action != DONE):
+            raise
+        if own is None:
+            logger.warning("%s is done, but what follows failed: %s", request.kind, error)
+    if (failure := site.errors.get(request.request)) is not None:
+        raise failure
+
+
+def _withdraw_own(
+    settings: SiteSettings, request: ServingRequest, error: BaseException
+) -> RequestState:
+    state = requests.withdraw(
+        settings.store,
+        request.request,
+        who=request.who,
+        now=settings.clock(),
+        reason=f"{type(error).__name__}: {error}",
+    )
+    if state.accepted is None:
+        remove_prepared(settings.store, request.request)
+    return state

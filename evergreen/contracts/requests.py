@@ -1,0 +1,86 @@
+"""Entries of the journal about requests: what somebody asks of the controller, and its answers.
+
+Steps of the pipeline and commands of people append a `ServingRequest`. The controller appends
+`ServingAnswer`s to it. Nobody changes an entry later.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+REQUESTED = "requested"
+ACCEPTED = "accepted"
+"""The controller has begun with the request. Only the controller can end it now."""
+DONE = "done"
+REFUSED = "refused"
+"""The request was not carried out. `ServingAnswer.error` is the kind of the error."""
+CANCELLED = "cancelled"
+"""The side that waited withdrew the request before the controller accepted it."""
+ANSWERS = (ACCEPTED, DONE, REFUSED, CANCELLED)
+REQUEST_ACTIONS = (REQUESTED, *ANSWERS)
+
+RELEASE, ROLLBACK, CANARY, ADVANCE, ABORT = KINDS = (
+    "release",
+    "rollback",
+    "canary",
+    "advance",
+    "abort",
+)
+"""Kinds of requests: serve a new version, serve an earlier version, start a canary, give the canary
+its next share, and end the canary."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingRequest:
+    """Entry that asks the controller for one change of what is served."""
+
+    time: str
+    """ISO 8601 UTC."""
+    request: str
+    """Id of the request, which no other request has."""
+    kind: str
+    """One of `KINDS`."""
+    who: str
+    """Person or pipeline run that asks."""
+    reason: str
+    deadline: str
+    """ISO 8601 UTC. The request is not begun after this time."""
+    model_id: str | None = None
+    """Model of a `release` or `canary`."""
+    to_version: int | None = None
+    """Version of a `rollback`. None = the version before the live version."""
+    replaces: int | None = None
+    """Version that an automatic `rollback` removes. The request is refused if another version is
+    live by then. Otherwise the version's model is blocked from automatic releases."""
+    plan: int | None = None
+    """Sequence number of the traffic plan that an automatic `advance` or `abort` decides about."""
+    is_override: bool = False
+    """Whether a `release` ignores the decision of the gate. `reason` is then a person's reason."""
+    share: float | None = None
+    """First share of a `canary`. 0 = shadow traffic only."""
+    trigger_id: str | None = None
+    """Retrain request that a `release` or `canary` answers."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Serving options of a `release` or `canary`
+    (`evergreen.serving.repository.triton_config.ServingOptions`)."""
+    action: str = REQUESTED
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingAnswer:
+    """Entry about the progress or the result of a request."""
+
+    time: str
+    """ISO 8601 UTC."""
+    action: str
+    """One of `ANSWERS`."""
+    request: str
+    """Id of the request."""
+    who: str
+    """Controller that answers, or the side that withdraws its request."""
+    reason: str
+    version: int | None = None
+    """Version that serves because of the request. None if there is none."""
+    error: str | None = None
+    """Name of the error of a refused request, such as `Refused` or `TemporaryError`."""
+    lease: int | None = None
+    """Number of the controller's lease. None for a withdrawal."""

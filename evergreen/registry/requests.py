@@ -1,0 +1,304 @@
+"""Requests to the controller: append one, wait for its answer, or withdraw it.
+
+Requests and answers are lines of the promotion journal. Whoever asks appends a `ServingRequest` and
+waits. The controller accepts the request, carries it out, and appends the result. If no controller
+accepts the request before its deadline, the waiting side withdraws the request.
+
+The order of the lines decides between a withdrawal and an acceptance that are appended at the same
+time: the first of the two counts. Both sides therefore read the journal again after they have
+appended their line.
+
+A request that releases a model refers to a folder with its prepared version
+(`evergreen.serving.prepare`).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from uuid import uuid4
+
+from evergreen.contracts.requests import (
+    ACCEPTED,
+    CANCELLED,
+    DONE,
+    REFUSED,
+    ROLLBACK,
+    ServingAnswer,
+    ServingRequest,
+)
+from evergreen.registry.promotion_journal import (
+    INTENT,
+    LIVE_ACTIONS,
+    WITHDRAWN,
+    Line,
+    Promotion,
+    append_entry,
+    moment_of,
+    read_lines,
+)
+from evergreen.runtime.errors import ContractError, PermanentError, Refused, TemporaryError
+
+GRACE_SECONDS = 600.0
+"""Seconds after its deadline until the side that waits for an accepted request gives up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestState:
+    """One request with what the journal says about it."""
+
+    request: ServingRequest
+    accepted: ServingAnswer | None = None
+    """First acceptance, unless a withdrawal precedes it."""
+    result: ServingAnswer | None = None
+    """First `done` or `refused` entry, or the withdrawal, unless an acceptance precedes it."""
+    live_then: int | None = None
+    """Version that was live when the request was appended. None if no version was live."""
+    intent_then: Promotion | None = None
+    """Intent of the change that was in progress when the request was appended, or None."""
+    rollback_then: bool = False
+    """Whether the change in progress was a rollback."""
+    recorded: Promotion | None = None
+    """Line of the change that the request asked for, or None."""
+
+    @property
+    def id(self) -> str:
+        """Id of the request."""
+        return self.request.request
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the request has no result."""
+        return self.result is None
+
+    def is_expired(self, now: datetime) -> bool:
+        """Return whether the deadline has passed."""
+        return now > moment_of(self.request.deadline)
+
+
+def fold(lines: Sequence[Line]) -> list[RequestState]:
+    """Return every request in the order of the lines, with its answers."""
+    found: dict[str, RequestState] = {}
+    live: int | None = None
+    before: int | None = None
+    last: Promotion | None = None
+    for line in lines:
+        if isinstance(line, ServingRequest):
+            found.setdefault(
+                line.request,
+                RequestState(
+                    request=line,
+                    live_then=live,
+                    intent_then=last if last is not None and last.action == INTENT else None,
+                    rollback_then=last is not None
+                    and last.request in found
+                    and found[last.request].request.kind == ROLLBACK,
+                ),
+            )
+        elif isinstance(line, ServingAnswer):
+            if (state := found.get(line.request)) is not None:
+                found[line.request] = _answered(state, line)
+        else:
+            if line.action in LIVE_ACTIONS:
+                live, before = line.version, live
+            elif (
+                line.action == WITHDRAWN
+                and last is not None
+                and last.action in LIVE_ACTIONS
+                and last.version == line.version
+            ):
+                live = before
+            last = line
+            if line.request in found and line.action != INTENT:
+                recorded = None if line.action == WITHDRAWN else line
+                found[line.request] = replace(found[line.request], recorded=recorded)
+    return list(found.values())
+
+
+def _answered(state: RequestState, answer: ServingAnswer) -> RequestState:
+    if state.result is not None:
+        return state
+    if answer.action == ACCEPTED:
+        return replace(state, accepted=state.accepted or answer)
+    if answer.action == CANCELLED and state.accepted is not None:
+        return state
+    return replace(state, result=answer)
+
+
+def read_requests(store: Path) -> list[RequestState]:
+    """Return every request of the journal, oldest first.
+
+    Raises:
+        ContractError: as in `promotion_journal.read_lines`.
+    """
+    return fold(read_lines(store))
+
+
+def open_requests(store: Path) -> list[RequestState]:
+    """Return the requests without a result, oldest first. Raises the errors of `read_requests`."""
+    return [state for state in read_requests(store) if state.is_open]
+
+
+def read_request(store: Path, request_id: str) -> RequestState:
+    """Return the request of this id.
+
+    Raises:
+        ContractError: the journal has no such request, or as in `read_requests`.
+    """
+    for state in reversed(read_requests(store)):
+        if state.id == request_id:
+            return state
+    raise ContractError(f"request {request_id} is not in the journal of {store}")
+
+
+def new_request(
+    kind: str, *, who: str, reason: str, now: datetime, seconds: float, request_id: str = ""
+) -> ServingRequest:
+    """Return a request that expires after `seconds`, with a new id unless one is given."""
+    return ServingRequest(
+        time=_text(now),
+        request=request_id or new_id(),
+        kind=kind,
+        who=who,
+        reason=reason,
+        deadline=_text(now + timedelta(seconds=seconds)),
+    )
+
+
+def new_id() -> str:
+    """Return a new id of a request."""
+    return uuid4().hex
+
+
+def append_request(store: Path, request: ServingRequest) -> ServingRequest:
+    """Append the request to the journal and return it as written."""
+    return append_entry(store, request)
+
+
+def answer(
+    store: Path,
+    request_id: str,
+    action: str,
+    *,
+    who: str,
+    now: datetime,
+    reason: str = "",
+    version: int | None = None,
+    error: str | None = None,
+    lease: int | None = None,
+) -> RequestState:
+    """Append an answer, and return the state of the request after it.
+
+    The state tells whether the answer counts.
+    """
+    append_entry(
+        store,
+        ServingAnswer(
+            time=_text(now),
+            action=action,
+            request=request_id,
+            who=who,
+            reason=reason,
+            version=version,
+            error=error,
+            lease=lease,
+        ),
+    )
+    return read_request(store, request_id)
+
+
+def withdraw(store: Path, request_id: str, *, who: str, now: datetime, reason: str) -> RequestState:
+    """Withdraw a request that no controller has accepted, and return its state."""
+    return answer(store, request_id, CANCELLED, who=who, now=now, reason=reason)
+
+
+def ask(
+    store: Path,
+    request: ServingRequest,
+    *,
+    clock: Callable[[], datetime],
+    sleep: Callable[[float], None],
+    report: Callable[[str], None] = lambda _: None,
+) -> ServingAnswer:
+    """Append the request, and wait for its result as `wait_for_result` does.
+
+    If the waiting is interrupted, the request is withdrawn unless it is accepted already.
+    """
+    append_request(store, request)
+    try:
+        return wait_for_result(store, request, clock=clock, sleep=sleep, report=report)
+    except BaseException as error:
+        if read_request(store, request.request).is_open:
+            reason = f"{type(error).__name__}: {error}"
+            withdraw(store, request.request, who=request.who, now=clock(), reason=reason)
+        raise
+
+
+def wait_for_result(
+    store: Path,
+    request: ServingRequest,
+    *,
+    clock: Callable[[], datetime],
+    sleep: Callable[[float], None],
+    poll_seconds: float = 0.1,
+    report: Callable[[str], None] = lambda _: None,
+) -> ServingAnswer:
+    """Wait until the request has a result, and return it.
+
+    Args:
+        store: Folder of the model registry.
+        request: Appended request.
+        clock: Current time, with a time zone.
+        sleep: Function that waits for a number of seconds.
+        poll_seconds: Seconds between two looks at the journal.
+        report: Called with a sentence when the request is accepted.
+
+    Raises:
+        TemporaryError: no controller accepted the request before its deadline, and it is withdrawn.
+            Or the controller that accepted the request has not answered for a long time.
+        Refused, ContractError, PermanentError: the controller's reason to refuse the request.
+    """
+    deadline, told = moment_of(request.deadline), False
+    while True:
+        state, now = read_request(store, request.request), clock()
+        if state.result is not None:
+            return expect_done(state)
+        if state.accepted is not None and not told:
+            told = True
+            report(f"{state.accepted.who} carries it out")
+        if state.accepted is None and now > deadline:
+            reason = f"no controller answered until {request.deadline}"
+            state = withdraw(store, request.request, who=request.who, now=now, reason=reason)
+            if state.result is not None:
+                expect_done(state)
+        elif now > deadline + timedelta(seconds=GRACE_SECONDS) and state.accepted is not None:
+            raise TemporaryError(
+                f"request {request.request} was accepted by {state.accepted.who} at "
+                f"{state.accepted.time} and has no result yet"
+            )
+        sleep(poll_seconds)
+
+
+_ERRORS: dict[str, type[Exception]] = {
+    each.__name__: each for each in (Refused, ContractError, TemporaryError, PermanentError)
+}
+
+
+def expect_done(state: RequestState) -> ServingAnswer:
+    """Return the result of a request that was carried out.
+
+    Raises:
+        TemporaryError: the request was withdrawn.
+        Refused, ContractError, TemporaryError, PermanentError: the request was refused.
+    """
+    result = state.result
+    assert result is not None
+    if result.action == DONE:
+        return result
+    if result.action == REFUSED:
+        raise _ERRORS.get(result.error or "", PermanentError)(result.reason)
+    raise TemporaryError(f"{result.reason}; the request is withdrawn")
+
+
+def _text(moment: datetime) -> str:
+    return moment.astimezone(timezone.utc).isoformat()

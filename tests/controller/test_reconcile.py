@@ -1,0 +1,275 @@
+"""Tests of the controller's loop: requests, deadlines, urgent rollbacks, and two holders."""
+
+import dataclasses
+import threading
+from datetime import timedelta
+
+import pytest
+
+from controller.protocol import FAILED, next_rule
+from controller.reconcile import drive, reconciled
+from controller.release import start_canary
+from controller.rollback import main as rollback_command
+from controller.rollback import rollback_request
+from controller.site import opened
+from evergreen.contracts.requests import CANCELLED, DONE, REFUSED, RELEASE
+from evergreen.contracts.serving import versions_of
+from evergreen.registry.promotion_journal import append_promotion, current, read_entries
+from evergreen.registry.requests import append_request, read_request, read_requests, withdraw
+from evergreen.runtime.errors import PermanentError, TemporaryError
+from evergreen.serving.prepare import prepare_request
+from evergreen.serving.repository.model_repository import ModelRepository
+from evergreen.storage.uris import open_objects
+from tests.support.crashes import Killed
+from tests.support.served_names import MODEL_NAME, NAMES
+
+
+def requested(world, seed, *, seconds=60.0):
+    """Append a request to release the model of `seed`."""
+    settings = world.settings
+    request = prepare_request(
+        RELEASE,
+        world.candidate(seed),
+        store=settings.store,
+        options=settings.options,
+        who="a run",
+        now=settings.clock,
+        seconds=seconds,
+    )
+    return append_request(settings.store, request)
+
+
+def state_of(world, request):
+    return read_request(world.settings.store, request.request)
+
+
+def reconcile(world, **changes):
+    with reconciled(dataclasses.replace(world.settings, **changes)):
+        pass
+
+
+def test_requests_are_carried_out_in_their_order_and_answered_once(world):
+    world.release(1)
+    first, second = requested(world, 2), requested(world, 3)
+    reconcile(world)
+    reconcile(world)
+    results = [state_of(world, each).result for each in (first, second)]
+    assert [(each.action, each.version) for each in results] == [(DONE, 2), (DONE, 3)]
+    world.check_all_is_well(3)
+    assert not list((world.settings.store / "prepared").iterdir())
+
+
+def test_withdrawn_and_expired_requests_are_never_carried_out(world):
+    world.release(1)
+    withdrawn, expired = requested(world, 2), requested(world, 3, seconds=0.0)
+    now = world.settings.clock()
+    withdraw(world.settings.store, withdrawn.request, who="a run", now=now, reason="gone")
+    later = lambda: now + timedelta(seconds=1)  # noqa: E731
+    reconcile(world, clock=later)
+    assert [state_of(world, each).result.action for each in (withdrawn, expired)] == [
+        CANCELLED,
+        CANCELLED,
+    ]
+    world.check_all_is_well(1)
+
+
+def test_rollback_supersedes_what_is_requested_before_it(world):
+    world.release(1), world.release(2)
+    waiting = requested(world, 3)
+    assert world.rollback().version == 1
+    assert state_of(world, waiting).result.action == REFUSED
+    world.check_all_is_well(1)
+
+
+def test_rollback_during_release_undoes_it_and_waits_for_no_rehearsal(world):
+    world.release(1)
+    request = requested(world, 2)
+    asked = []
+
+    def ask_back(name):
+        if name == "staged" and not asked:
+            back = rollback_request(world.settings, to_version=None, reason="it is bad")
+            asked.append(append_request(world.settings.store, back))
+
+    reconcile(world, checkpoint=ask_back)
+    assert state_of(world, request).result.action == REFUSED
+    done = state_of(world, asked[0]).result
+    assert (done.action, done.version) == (DONE, 1), "what was live stays live"
+    actions = [entry.action for entry in read_entries(world.settings.store)]
+    assert actions == ["intent", "release", "intent", "withdrawn"]
+    world.check_all_is_well(1)
+
+
+def test_crash_after_the_record_answers_without_a_second_release(world):
+    world.release(1)
+    request = requested(world, 2)
+
+    def kill(name):
+        if name == "journal written":
+            raise Killed(name)
+
+    with pytest.raises(Killed):
+        reconcile(world, checkpoint=kill)
+    reconcile(world)
+    result = state_of(world, request).result
+    assert (result.action, result.version) == (DONE, 2)
+    world.check_all_is_well(2)
+
+
+def test_command_beside_a_controller_only_appends_and_prints_the_result(world, capsys):
+    world.release(1), world.release(2)
+    flags = ["--store", str(world.settings.store), "--reason", "drill", "--triton-urls", ""]
+    repository = ["--repository", world.settings.repository]
+    stop = threading.Event()
+
+    def control():
+        with opened(world.settings) as site:
+            held.set()
+            while not stop.wait(0.02):
+                drive(site)
+
+    held, thread = threading.Event(), threading.Thread(target=control)
+    thread.start()
+    try:
+        assert held.wait(10)
+        assert rollback_command([*flags, *repository]) == 0
+    finally:
+        stop.set()
+        thread.join(30)
+    said = capsys.readouterr()
+    assert "version 1 is live again (was 2)" in said.out
+    assert "another controller is at work" in said.err
+    world.check_all_is_well(1)
+
+
+def test_command_without_waiting_leaves_the_request_to_the_controller(world, capsys):
+    world.release(1), world.release(2)
+    flags = ["--store", str(world.settings.store), "--reason", "drill", "--no-wait"]
+    assert rollback_command([*flags, "--triton-urls", ""]) == 0
+    assert "is in the journal until" in capsys.readouterr().out
+    assert current(world.settings.store).version == 2
+    reconcile(world)
+    world.check_all_is_well(1)
+
+
+def test_holder_with_an_old_lease_writes_neither_configuration_nor_plan_nor_journal(world):
+    """The lock of a network share can be lost without a sign."""
+    world.release(1)
+    objects = open_objects(world.settings.repository)
+    with opened(world.settings) as stale:
+        (objects.root / f".{MODEL_NAME}.lock").unlink()
+        heir = ModelRepository(open_objects(world.settings.repository), NAMES, holder="heir")
+        with heir.locked():
+            assert heir.lease == stale.repository.lease + 1
+            config = stale.repository.read_config()
+            lines = len(read_entries(world.settings.store))
+            request = requested(world, 2)
+            with pytest.raises(TemporaryError, match=f"was followed by {heir.lease}"):
+                drive(stale)
+            stale.repository.check_held = lambda: None
+            with pytest.raises(TemporaryError, match="another controller changed"):
+                stale.repository.write_config(config.replace("instance", "other"))
+            assert stale.repository.read_config() == config
+            assert len(read_entries(world.settings.store)) == lines
+            assert state_of(world, request).is_open
+    reconcile(world)
+    world.check_all_is_well(2)
+
+
+def test_every_move_of_a_release_is_the_one_of_the_table(world):
+    moves = []
+
+    def trace(rule, desired, observed):
+        assert next_rule(desired, observed) is rule
+        moves.append(rule.move)
+
+    world.settings = dataclasses.replace(world.settings, trace=trace)
+    world.release(1)
+    assert moves == [
+        "accept request",
+        "announce intent",
+        "stage files",
+        "rehearse on servers",
+        "publish files",
+        "write configuration",
+        "load on servers",
+        "record change",
+        "answer request",
+    ]
+    moves.clear()
+    start_canary(*world.candidate(2), settings=world.settings)
+    assert moves == [
+        "accept request",
+        "announce intent",
+        "stage files",
+        "rehearse on servers",
+        "publish files",
+        "place canary's files",
+        "load canary on servers",
+        "write plan with canary",
+        "record change",
+        "answer request",
+    ]
+
+
+def test_failed_release_is_undone_by_moves_of_the_table_before_it_is_refused(world):
+    world.release(1)
+    moves, attempts = [], []
+
+    def trace(rule, desired, observed):
+        moves.append(rule.move)
+        attempts.append(observed.attempt)
+
+    def wrong(server, name, *rows, version=None):
+        scores, answered = server.infer(name, *rows, version=version)
+        return (scores + 1e-4 if (name, answered) == (MODEL_NAME, 2) else scores), answered
+
+    world.settings = dataclasses.replace(world.settings, trace=trace)
+    with pytest.raises(PermanentError, match="differs from the training-side score"):
+        world.release(2, infer=wrong)
+    assert moves[moves.index("load on servers") + 1 :] == [
+        "restore configuration",
+        "restore servers",
+        "remove version's files",
+        "withdraw intent",
+        "refuse request",
+    ]
+    assert attempts[-1] == FAILED
+    assert versions_of(world.repository.read_config()) == [1]
+    assert [each.result.action for each in read_requests(world.settings.store)] == [DONE, REFUSED]
+
+
+def test_record_of_a_fenced_holder_has_no_effect_after_its_intent_was_adopted(world):
+    """The model found this: a holder paused between its last check and the record of its change."""
+    world.release(1)
+    request = requested(world, 2)
+
+    def pause(rule, desired, observed):
+        if rule.move == "record change":
+            raise Killed(rule.move)
+
+    with pytest.raises(Killed):
+        reconcile(world, trace=pause)
+    intent = read_entries(world.settings.store)[-1]
+    withdraw_at_undo = []
+
+    def record_late(rule, desired, observed):
+        if rule.move == "remove version's files":
+            late = dataclasses.replace(intent, action="release", config=None)
+            append_promotion(world.settings.store, late)
+            withdraw_at_undo.append(current(world.settings.store).version)
+
+    reconcile(world, trace=record_late)
+    assert withdraw_at_undo == [1], "the late record does not count"
+    assert state_of(world, request).result.version == 3, "the number 2 is not used again"
+    world.check_all_is_well(3)
+
+
+def test_lease_numbers_go_on_after_the_repository_was_emptied(world):
+    world.release(1)
+    number = read_entries(world.settings.store)[-1].lease
+    for path in world.repository.objects.root.glob("*.fence.json"):
+        path.unlink()
+    assert world.release(2).version == 2
+    assert read_entries(world.settings.store)[-1].lease > number
+    world.check_all_is_well(2)

@@ -1,0 +1,140 @@
+"""Tests of requests in the journal: the order of the lines decides, and each has one result."""
+
+import itertools
+from datetime import timedelta
+
+import pytest
+
+from evergreen.contracts.requests import (
+    ACCEPTED,
+    CANCELLED,
+    DONE,
+    REFUSED,
+    ROLLBACK,
+)
+from evergreen.registry.promotion_journal import read_entries, read_lines
+from evergreen.registry.requests import (
+    answer,
+    append_request,
+    ask,
+    new_request,
+    open_requests,
+    read_request,
+    wait_for_result,
+)
+from evergreen.runtime.errors import ContractError, PermanentError, Refused, TemporaryError
+from tests.support.clocks import Clock
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def append(tmp_path, clock):
+    """Appends a request of 60 seconds, and returns it."""
+    return lambda: append_request(
+        tmp_path,
+        new_request(ROLLBACK, who="anna", reason="drill", now=clock.moment(), seconds=60.0),
+    )
+
+
+@pytest.fixture
+def say(tmp_path, clock):
+    """Appends an answer and returns the state after it."""
+    return lambda request, action, **more: answer(
+        tmp_path, request.request, action, who="controller", now=clock.moment(), **more
+    )
+
+
+def test_request_is_open_until_it_has_a_result(tmp_path, append, say):
+    first, second = append(), append()
+    assert [state.id for state in open_requests(tmp_path)] == [first.request, second.request]
+    say(first, ACCEPTED)
+    assert [state.id for state in open_requests(tmp_path)] == [first.request, second.request]
+    assert say(first, DONE, version=3).result.version == 3
+    assert [state.id for state in open_requests(tmp_path)] == [second.request]
+    assert read_entries(tmp_path) == [], "requests are no promotions"
+    assert len(read_lines(tmp_path)) == 4
+
+
+def test_first_of_acceptance_and_withdrawal_counts(append, say):
+    withdrawn, accepted = append(), append()
+    say(withdrawn, CANCELLED)
+    state = say(withdrawn, ACCEPTED)
+    assert (state.accepted, state.result.action) == (None, CANCELLED)
+    say(accepted, ACCEPTED)
+    state = say(accepted, CANCELLED)
+    assert (state.result, state.accepted.action) == (None, ACCEPTED)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations((DONE, REFUSED, CANCELLED))))
+def test_there_is_one_result_whatever_follows(append, say, order):
+    request = append()
+    say(request, ACCEPTED)
+    states = [say(request, action) for action in order]
+    expected = next(action for action in order if action != CANCELLED)
+    assert states[-1].result.action == expected
+
+
+def test_nobody_answers_and_request_is_withdrawn_at_its_deadline(tmp_path, append, clock):
+    request = append()
+    with pytest.raises(TemporaryError, match="no controller answered until .* is withdrawn"):
+        wait_for_result(tmp_path, request, clock=clock.moment, sleep=clock.advance)
+    assert read_request(tmp_path, request.request).result.action == CANCELLED
+
+
+def test_controller_that_accepts_at_the_deadline_is_waited_for(tmp_path, append, say, clock):
+    request = append()
+    waited = []
+
+    def sleep(seconds):
+        clock.advance(10.0)
+        waited.append(seconds)
+        if len(waited) == 3:
+            say(request, ACCEPTED)
+        if len(waited) == 20:
+            say(request, DONE, version=2)
+
+    told = []
+    found = wait_for_result(tmp_path, request, clock=clock.moment, sleep=sleep, report=told.append)
+    assert (found.version, told) == (2, ["controller carries it out"])
+
+
+@pytest.mark.parametrize("kind", [Refused, ContractError, TemporaryError, PermanentError])
+def test_refusal_is_raised_as_the_controllers_error(tmp_path, append, say, clock, kind):
+    request = append()
+    say(request, ACCEPTED)
+    say(request, REFUSED, error=kind.__name__, reason="a canary is running")
+    with pytest.raises(kind, match="a canary is running"):
+        wait_for_result(tmp_path, request, clock=clock.moment, sleep=clock.advance)
+
+
+def test_interrupted_wait_withdraws_the_request(tmp_path, clock):
+    request = new_request(ROLLBACK, who="a", reason="r", now=clock.moment(), seconds=60.0)
+
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ask(tmp_path, request, clock=clock.moment, sleep=interrupt)
+    assert read_request(tmp_path, request.request).result.action == CANCELLED
+
+
+def test_deadline_counts_from_the_request(append, clock):
+    request = append()
+    state = read_request_of(request)
+    assert not state.is_expired(clock.moment() + timedelta(seconds=60))
+    assert state.is_expired(clock.moment() + timedelta(seconds=61))
+
+
+def read_request_of(request):
+    from evergreen.registry.requests import RequestState
+
+    return RequestState(request=request)
+
+
+def test_unknown_request_is_named(tmp_path):
+    with pytest.raises(ContractError, match="request x is not in the journal"):
+        read_request(tmp_path, "x")

@@ -1,0 +1,18 @@
+"""Steps of a canary until it has ended, as the rounds of a controller make them."""
+
+from controller.canary.steps import ENDED, NONE, step
+from evergreen.runtime.errors import TemporaryError
+
+
+def watch(settings, *, interval_seconds, sleep, report=lambda _: None):
+    """Call `step` until there is no canary, and return the last step."""
+    while True:
+        try:
+            done = step(settings)
+        except TemporaryError:
+            sleep(interval_seconds)
+            continue
+        report(done)
+        if done.action in (NONE, ENDED):
+            return done
+        sleep(interval_seconds if done.wait_seconds is None else done.wait_seconds)

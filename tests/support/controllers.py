@@ -1,0 +1,30 @@
+"""A controller in a thread of the test, which answers the requests of a registry."""
+
+import threading
+from contextlib import contextmanager, suppress
+
+from controller.reconcile import HANDLED, reconciled
+from evergreen.registry.recommenders import served_name
+from evergreen.registry.requests import open_requests
+
+
+@contextmanager
+def answering(settings):
+    """Carry out requests of the settings' registry while the body runs."""
+    stop = threading.Event()
+
+    def run():
+        while not stop.wait(0.02):
+            if (settings.recommender or served_name(settings.store)) and open_requests(
+                settings.store
+            ):
+                with suppress(*HANDLED), reconciled(settings):
+                    pass
+
+    thread = threading.Thread(target=run, name="controller", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(60)

@@ -1,0 +1,1035 @@
+"""A finite model of the release protocol, and an exhaustive search of its states.
+
+The model chooses every move by `controller.protocol.TABLE`, which the controller uses too. It adds
+what the table does not contain: the effect of each move on journal, repository, plan and servers,
+and what can disturb it. Two controllers, two servers, a pipeline and a monitor take part. A
+controller can be killed before and after each durable write and between two servers. An answer can
+be lost, a server can restart, a clock can jump, and a lease can expire while its holder is paused
+between its check and its write.
+
+States are immutable, so the search is a breadth-first one over a set, and the path to the first
+violation is a shortest one. `tests/controller/test_protocol_model.py` runs it.
+`tests/controller/test_protocol_traces.py` compares each move's effect with the real controller's.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, NamedTuple
+
+from controller import protocol
+from controller.protocol import FAILED, NONE, RUNNING, SUPERSEDED_KINDS, UNKNOWN, URGENT_KINDS
+from evergreen.contracts.requests import (
+    ABORT,
+    ADVANCE,
+    CANARY,
+    CANCELLED,
+    DONE,
+    REFUSED,
+    RELEASE,
+    ROLLBACK,
+)
+
+
+class Line(NamedTuple):
+    """The change of an attempt, as in its journal entries."""
+
+    version: int
+    before: int | None
+    is_canary: bool
+    was_known: bool
+    request: int
+    lease: int
+    share: int = 0
+
+
+class Ask(NamedTuple):
+    """One request with its answers, folded as in `evergreen.registry.requests`."""
+
+    kind: str
+    model: str = ""
+    replaces: int | None = None
+    live_then: int | None = None
+    intent_then: int | None = None
+    rollback_then: bool = False
+    is_accepted: bool = False
+    is_expired: bool = False
+    result: str | None = None
+    recorded: int | None = None
+
+
+class Journal(NamedTuple):
+    """The journal, folded."""
+
+    live: int = 1
+    before: int | None = None
+    """Version that was live before the last change of the live version."""
+    last: tuple[str, int] = ("live", 1)
+    canary: int | None = None
+    share: int = 0
+    intent: Line | None = None
+    numbers: tuple[tuple[int, str, int | None], ...] = ((1, "first", None),)
+    """Announced versions with their models, and the versions that were live before them."""
+    blocked: frozenset[str] = frozenset()
+    lease: int = 0
+    """Largest lease of an entry."""
+    asks: tuple[Ask, ...] = ()
+
+    def model(self, version: int) -> str:
+        return dict((number, model) for number, model, _ in self.numbers)[version]
+
+
+class Files(NamedTuple):
+    """The model repository with its traffic plan."""
+
+    fence: int = 0
+    config: int | None = 1
+    staged: int | None = None
+    versions: frozenset[int] = frozenset({1})
+    placed: int | None = None
+    plan: tuple[int, int | None, int] | None = None
+    is_drained: bool = True
+    is_ahead: bool = False
+
+
+class Server(NamedTuple):
+    """Versions that one server has loaded."""
+
+    serves: int | None = 1
+    canary: int | None = None
+    candidate: int | None = None
+
+
+class Controller(NamedTuple):
+    """The memory of one controller process."""
+
+    lease: int = 0
+    """0 = the process does not run or waits for the lock."""
+    attempt: str = NONE
+    request: int | None = None
+    line: Line | None = None
+    is_blocked: bool = False
+    is_rehearsed: bool = False
+    known: Server | None = None
+    paused: tuple[int, Line | None, int | None] | None = None
+    """Number of the rule whose move it has checked and not made yet, with the intent and the
+    position of the request that it saw."""
+
+
+class State(NamedTuple):
+    """State of the whole system."""
+
+    journal: Journal = Journal()
+    files: Files = Files()
+    servers: tuple[Server, ...] = (Server(), Server())
+    controllers: tuple[Controller, ...] = (Controller(), Controller())
+    flushed: Journal | None = None
+    """The journal after a crash, if its last entry is not flushed."""
+    budget: tuple[int, ...] = ()
+    """Disturbances that can still happen, by kind, as in `Scenario.budget`."""
+
+
+class View(NamedTuple):
+    """View of a controller."""
+
+    live: int
+    canary: int | None
+    share: int
+    intent: tuple[int, int | None, bool, bool, int] | None
+    request: tuple[str, bool, bool, bool, bool] | None
+    lease: int
+    attempt: str
+    is_blocked: bool
+    is_rehearsed: bool
+    files: Files
+    servers: tuple[Server, ...]
+
+    def as_protocol(self) -> tuple[protocol.Desired, protocol.Observed]:
+        """Return the view in the protocol's types."""
+        intent, request, files = None, None, self.files
+        if self.intent is not None:
+            version, before, is_canary, was_known, lease = self.intent
+            intent = protocol.Intent(
+                version=version,
+                before=before,
+                is_canary=is_canary,
+                was_known=was_known,
+                lease=lease,
+            )
+        if self.request is not None:
+            kind, is_accepted, is_expired, is_recorded, is_superseded = self.request
+            request = protocol.OpenRequest(
+                kind=kind,
+                is_accepted=is_accepted,
+                is_expired=is_expired,
+                is_recorded=is_recorded,
+                is_superseded=is_superseded,
+            )
+        plan = None
+        if files.plan is not None:
+            stable, canary, share = files.plan
+            plan = protocol.ShownPlan(stable=stable, canary=canary, share=float(share))
+        desired = protocol.Desired(
+            live=self.live,
+            canary=self.canary,
+            share=float(self.share),
+            intent=intent,
+            request=request,
+        )
+        observed = protocol.Observed(
+            lease=self.lease,
+            fence=files.fence,
+            attempt=self.attempt,
+            is_blocked=self.is_blocked,
+            is_rehearsed=self.is_rehearsed,
+            config=files.config,
+            staged=files.staged,
+            versions=files.versions,
+            placed=files.placed,
+            plan=plan,
+            is_drained=files.is_drained,
+            is_plan_ahead=files.is_ahead,
+            servers=tuple(protocol.Server(**each._asdict()) for each in self.servers),
+        )
+        return desired, observed
+
+
+DISTURBANCES = CRASH, FAILURE, RESTART, JUMP, PAUSE, RECALL = range(6)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """Requests, and bounds of the disturbances."""
+
+    asks: tuple[Ask, ...]
+    """Requests in the order in which they are appended, at any time."""
+    shares: tuple[int, ...] = (1,)
+    crashes: int = 1
+    failures: int = 1
+    restarts: int = 0
+    jumps: int = 0
+    pauses: int = 1
+    recalls: int = 1
+    """How often a side that waits withdraws its request, or its deadline passes."""
+
+    @property
+    def budget(self) -> tuple[int, ...]:
+        """Return the initial budget, in the order of `DISTURBANCES`."""
+        return (
+            self.crashes,
+            self.failures,
+            self.restarts,
+            self.jumps,
+            self.pauses,
+            self.recalls,
+        )
+
+
+class Violation(Exception):
+    """A property does not hold. The message has its name."""
+
+
+def expect(is_true: bool, name: str) -> None:
+    """Raise a violation of the property `name` unless it holds."""
+    if not is_true:
+        raise Violation(name)
+
+
+JOURNAL_MOVES = {
+    protocol.ACCEPT,
+    protocol.WITHDRAW,
+    protocol.ANNOUNCE,
+    protocol.ADOPT,
+    protocol.RECORD,
+    protocol.WITHDRAW_INTENT,
+    protocol.ANSWER,
+    protocol.REFUSE,
+    protocol.RECORD_SHARE,
+    protocol.END_CANARY,
+}
+SERVER_MOVES = {
+    protocol.REHEARSE,
+    protocol.SERVE,
+    protocol.RESTORE_SERVERS,
+    protocol.LOAD_CANARY,
+    protocol.UNLOAD_CANARY,
+    protocol.HEAL,
+}
+
+
+@dataclass
+class ProtocolModel:
+    """The transitions of the model. Mutants replace `table` or override a method."""
+
+    scenario: Scenario
+    table: tuple[protocol.ProtocolRule, ...] = protocol.TABLE
+    mutant: str = ""
+    """Name of a fault that is built in, or an empty text."""
+    rules: Callable[[View], int | None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        @cache
+        def first(view: View) -> int | None:
+            desired, observed = view.as_protocol()
+            found = (at for at, rule in enumerate(self.table) if rule.holds(desired, observed))
+            return next(found, None)
+
+        self.rules = first
+
+    def start(self) -> State:
+        """Return the initial state: version 1 is live, and no controller runs."""
+        return State(budget=self.scenario.budget)
+
+    # What a controller sees, as in `controller.reconcile.observe`.
+
+    def chosen(self, journal: Journal) -> int | None:
+        """Return the position of the request that is handled next, or None."""
+        results = (None, CANCELLED) if self.mutant == "begin withdrawn requests" else (None,)
+        found = [at for at, ask in enumerate(journal.asks) if ask.result in results]
+        urgent = [at for at in found if journal.asks[at].kind in URGENT_KINDS]
+        return next(iter([*urgent, *found]), None)
+
+    def is_superseded(self, journal: Journal, at: int) -> bool:
+        """Return whether a later rollback or abort supersedes the request."""
+        ask = journal.asks[at]
+        return ask.recorded is None and any(
+            ask.kind in SUPERSEDED_KINDS.get(later.kind, ())
+            for later in journal.asks[at + 1 :]
+            if later.result in (None, DONE) or (later.result == REFUSED and later.replaces is None)
+        )
+
+    def intent(self, state: State, me: int) -> Line | None:
+        """Return the intent that the controller sees."""
+        mine = state.controllers[me]
+        if state.journal.intent is None and mine.attempt in (RUNNING, FAILED):
+            return mine.line
+        return state.journal.intent
+
+    def next_share(self, state: State, ask: Ask) -> int | None:
+        """Return the share of the canary's next stage, or None after the last."""
+        if ask.kind == CANARY:
+            return 1
+        now = state.files.plan[2] if state.files.plan else 0
+        return next((share for share in self.scenario.shares if share > now), None)
+
+    def wanted_then(self, ask: Ask) -> int | None:
+        """Return the version that a rollback during a change wants."""
+        if ask.intent_then is None:
+            return None
+        return ask.intent_then if ask.rollback_then else ask.live_then
+
+    def satisfied(self, state: State, at: int) -> int | None:
+        """Return the version that already serves as the request asks, or None."""
+        journal, ask = state.journal, state.journal.asks[at]
+        if ask.recorded is not None:
+            return ask.recorded
+        if ask.kind in (RELEASE, CANARY) and journal.model(journal.live) == ask.model:
+            return journal.live
+        if ask.kind == CANARY and journal.canary and journal.model(journal.canary) == ask.model:
+            return journal.canary
+        wanted = self.wanted_then(ask)
+        if ask.kind == ROLLBACK and ask.replaces is None and wanted == journal.live:
+            return journal.live
+        return None
+
+    def observe(self, state: State, me: int, *, probed: bool = False) -> View:
+        """Return what the controller sees. `probed` = it asks the servers, like the watchdog."""
+        journal, files, mine = state.journal, state.files, state.controllers[me]
+        at, line, request = self.chosen(journal), self.intent(state, me), None
+        if at is not None:
+            ask = journal.asks[at]
+            kind = ask.kind
+            if kind == ADVANCE and self.next_share(state, ask) is None:
+                kind = RELEASE
+            is_recorded = ask.is_accepted and self.satisfied(state, at) is not None
+            is_superseded = self.is_superseded(journal, at)
+            request = (kind, ask.is_accepted, ask.is_expired, is_recorded, is_superseded)
+        is_own = at is not None and mine.request == at
+        if probed:
+            servers = state.servers
+        elif mine.known is not None:
+            servers = (mine.known,)
+        elif line is not None:
+            servers = (Server(UNKNOWN, UNKNOWN, UNKNOWN),)
+        else:
+            canary = None if files.placed is None else journal.canary or UNKNOWN
+            servers = (Server(journal.live, canary),)
+        return View(
+            live=journal.live,
+            canary=journal.canary,
+            share=journal.share if journal.canary else 0,
+            intent=line and (line.version, line.before, line.is_canary, line.was_known, line.lease),
+            request=request,
+            lease=mine.lease,
+            attempt=mine.attempt if line is not None or is_own else NONE,
+            is_blocked=mine.is_blocked and is_own,
+            is_rehearsed=mine.is_rehearsed,
+            files=files,
+            servers=servers,
+        )
+
+    def superseded(self, state: State, me: int) -> State:
+        """Fail the running attempt if a later request supersedes its request."""
+        mine = state.controllers[me]
+        if mine.attempt != RUNNING or mine.line is None:
+            return state
+        ask = state.journal.asks[mine.line.request]
+        if ask.kind != ROLLBACK and self.is_superseded(state.journal, mine.line.request):
+            return self._with(state, me, attempt=FAILED)
+        return state
+
+    def rule(self, state: State, me: int) -> protocol.ProtocolRule | None:
+        """Return the controller's next rule, or None."""
+        at = self.rules(self.observe(state, me))
+        if at is None:
+            at = self.rules(self.observe(state, me, probed=True))
+            if at is not None and self.table[at].move not in (protocol.HEAL, protocol.LOAD_CANARY):
+                at = None
+        return None if at is None else self.table[at]
+
+    # Effects of moves, as in `controller.moves` and `controller.announce`.
+
+    def _with(self, state: State, me: int, **changes: Any) -> State:
+        controllers = list(state.controllers)
+        controllers[me] = controllers[me]._replace(**changes)
+        return state._replace(controllers=tuple(controllers))
+
+    def _know(self, state: State, me: int, **changes: Any) -> State:
+        known = state.controllers[me].known or Server(serves=None)
+        return self._with(state, me, known=known._replace(**changes))
+
+    def _entry(self, state: State, me: int, change: Callable[[Journal], Journal]) -> State:
+        """Append an entry. Readers ignore one whose lease is older than that of an entry before."""
+        lease, journal = state.controllers[me].lease, state.journal
+        if lease < journal.lease and self.mutant != "count entries of old leases":
+            return state
+        expect(lease >= journal.lease, "entries of a fenced controller have no effect")
+        return state._replace(journal=change(journal)._replace(lease=lease), flushed=None)
+
+    def _answered(self, journal: Journal, at: int, result: str) -> Journal:
+        asks, ask = list(journal.asks), journal.asks[at]
+        if ask.result is None and not (result == CANCELLED and ask.is_accepted):
+            asks[at] = ask._replace(result=result)
+        return journal._replace(asks=tuple(asks))
+
+    def _promoted(self, journal: Journal, line: Line, action: str) -> Journal:
+        """Append an entry about a promotion."""
+        asks, at, version = list(journal.asks), line.request, line.version
+        if action != "intent":
+            asks[at] = asks[at]._replace(recorded=None if action == "withdrawn" else version)
+        known = {number for number, _, _ in journal.numbers}
+        numbers = journal.numbers
+        if version not in known:
+            numbers = (*numbers, (version, asks[at].model, journal.live))
+        changed = journal._replace(asks=tuple(asks), numbers=numbers, last=(action, version))
+        if action == "intent":
+            return changed._replace(intent=line)
+        changed = changed._replace(intent=None)
+        if action == "live":
+            blocked = journal.blocked
+            if (replaces := asks[at].replaces) is not None:
+                blocked |= {journal.model(replaces)}
+            return changed._replace(
+                live=version, before=journal.live, canary=None, share=0, blocked=blocked
+            )
+        if action == "canary":
+            return changed._replace(canary=version, share=line.share)
+        if journal.last == ("live", version):
+            return changed._replace(live=journal.before or journal.live)
+        if journal.last == ("canary", version):
+            return changed._replace(canary=None, share=0)
+        return changed
+
+    def _announce(self, journal: Journal, line: Line) -> Journal:
+        numbers = {number: model for number, model, _ in journal.numbers}
+        model = numbers.get(line.version)
+        expect(
+            line.was_known or model in (None, journal.asks[line.request].model),
+            "no number for two models",
+        )
+        return self._promoted(journal, line, "intent")
+
+    def next_number(self, state: State) -> int:
+        """Return the number of the next version."""
+        used = {number for number, _, _ in state.journal.numbers} | state.files.versions
+        if self.mutant == "reuse the number of a withdrawn version":
+            used = {state.journal.live, *state.files.versions}
+        return 1 + max(used)
+
+    def is_stale(self, journal: Journal, ask: Ask) -> bool:
+        """Return whether the gate compared the model with one that is no longer live."""
+        then = journal.live if ask.live_then is None else ask.live_then
+        return journal.model(then) != journal.model(journal.live)
+
+    def announced(self, state: State, at: int, lease: int) -> Line | None:
+        """Return the change that a request asks for, or None if it is refused."""
+        journal, files, ask = state.journal, state.files, state.journal.asks[at]
+        line = Line(
+            version=0,
+            before=files.config,
+            is_canary=False,
+            was_known=False,
+            request=at,
+            lease=lease,
+        )
+        if ask.kind in (RELEASE, CANARY):
+            if self.is_stale(journal, ask) or ask.model in journal.blocked:
+                return None
+            if ask.kind == CANARY and (journal.canary is not None or files.placed is not None):
+                return None
+            number = self.next_number(state)
+            is_canary = ask.kind == CANARY
+            return line._replace(version=number, is_canary=is_canary, share=int(is_canary))
+        if ask.kind == ADVANCE:
+            if journal.canary is None:
+                return None
+            return line._replace(version=journal.canary, was_known=True)
+        if ask.replaces is not None and journal.live != ask.replaces:
+            return None
+        target = self.wanted_then(ask)
+        if target is None:
+            target = next(before for number, _, before in journal.numbers if number == journal.live)
+        if target is None or target == journal.live:
+            return None
+        return line._replace(version=target, was_known=True)
+
+    def write(
+        self,
+        state: State,
+        me: int,
+        rule: protocol.ProtocolRule,
+        *,
+        seen: tuple[Line | None, int | None] | None = None,
+    ) -> State | None:
+        """Return the state after a move without servers, or None if the move is refused.
+
+        `seen` has the intent and the request that the controller saw, if that was earlier.
+        """
+        move, mine, files = rule.move, state.controllers[me], state.files
+        line, at = seen or (self.intent(state, me), self.chosen(state.journal))
+        if move == protocol.ANNOUNCE:
+            assert at is not None
+            if (line := self.announced(state, at, mine.lease)) is None:
+                return None
+            ask = state.journal.asks[at]
+            expect(ask.result is None, "an answered request is not begun")
+            expect(not ask.is_expired, "no request is begun after its deadline")
+            made = self._entry(state, me, lambda j: self._announce(j, line))
+            if self.mutant == "do not flush the intent":
+                made = made._replace(flushed=state.journal)
+            return self._with(
+                made,
+                me,
+                attempt=RUNNING,
+                request=at,
+                line=line,
+                is_blocked=False,
+                is_rehearsed=False,
+                known=Server(serves=files.config, canary=UNKNOWN),
+            )
+        if move == protocol.RECORD:
+            assert line is not None
+            action = "canary" if line.is_canary else "live"
+            if mine.lease == files.fence and action == "live":
+                served = all(each.serves == line.version for each in state.servers)
+                expect(served, "a version is recorded after every server answers from it")
+            made = self._entry(state, me, lambda j: self._promoted(j, line, action))
+            return self._with(made, me, **_FORGOTTEN, known=None)
+        if move == protocol.ADOPT:
+            assert line is not None
+            line = line._replace(lease=mine.lease)
+            return self._entry(state, me, lambda j: self._promoted(j, line, "intent"))
+        if move == protocol.WITHDRAW_INTENT and self.mutant == "forget to withdraw":
+            return state
+        if move == protocol.WITHDRAW_INTENT:
+            assert line is not None
+            made = self._entry(state, me, lambda j: self._promoted(j, line, "withdrawn"))
+            return self._with(made, me, line=None, known=None)
+        if move == protocol.ACCEPT:
+            return self._entry(state, me, lambda j: self._accepted(j, at))
+        if move in (protocol.ANSWER, protocol.REFUSE, protocol.WITHDRAW):
+            assert at is not None
+            results = {protocol.ANSWER: DONE, protocol.REFUSE: REFUSED}
+            result = results.get(move, CANCELLED)
+            if move == protocol.ANSWER:
+                self.check_done(state, at)
+            made = self._entry(state, me, lambda j: self._answered(j, at, result))
+            if move == protocol.REFUSE and mine.request == at and line is None:
+                made = self._with(made, me, **_FORGOTTEN)
+            if move == protocol.ANSWER:
+                made = self._with(made, me, **{**_FORGOTTEN, "request": at})
+            return made
+        if move == protocol.RECORD_SHARE:
+            assert files.plan is not None
+            share = files.plan[2]
+            return self._entry(state, me, lambda j: self._shared(j, at, share))
+        if move == protocol.END_CANARY:
+            return self._entry(state, me, lambda j: j._replace(canary=None, share=0))
+        return self._written(state, me, rule, line)
+
+    def _accepted(self, journal: Journal, at: int | None) -> Journal:
+        assert at is not None
+        asks = list(journal.asks)
+        if asks[at].result is None or self.mutant == "begin withdrawn requests":
+            asks[at] = asks[at]._replace(is_accepted=True)
+        return journal._replace(asks=tuple(asks))
+
+    def _shared(self, journal: Journal, at: int | None, share: int) -> Journal:
+        asks = list(journal.asks)
+        if at is not None and asks[at].is_accepted and asks[at].kind in (ADVANCE, CANARY):
+            asks[at] = asks[at]._replace(recorded=journal.canary)
+        version = journal.canary or 0
+        return journal._replace(asks=tuple(asks), share=share, last=("canary", version))
+
+    def _written(
+        self, state: State, me: int, rule: protocol.ProtocolRule, line: Line | None
+    ) -> State | None:
+        """Return the state after a write of the repository or of the plan."""
+        move, mine, files = rule.move, state.controllers[me], state.files
+        expect(mine.lease == files.fence, "no write of a fenced controller has an effect")
+        live, version = state.journal.live, line.version if line else 0
+        if move == protocol.STAGE:
+            files = files._replace(staged=version)
+        elif move == protocol.PUBLISH:
+            expect(mine.is_rehearsed, "only a rehearsed version is published")
+            files = files._replace(staged=None, versions=files.versions | {version})
+        elif move == protocol.CONFIGURE:
+            state = self._know(state, me, serves=UNKNOWN)
+            files = files._replace(config=version)
+        elif move == protocol.PLACE_CANARY:
+            files = files._replace(placed=version)
+        elif move == protocol.SHOW_CANARY:
+            plan = (live, version, line.share if line else 0)
+            files = files._replace(plan=plan, is_drained=False, is_ahead=False)
+        elif move == protocol.RESET_PLAN:
+            if files.plan is not None:
+                had = files.plan[1] is not None or rule.state == "draining"
+                drained = files.is_drained and not had
+                ahead = files.is_ahead and not had
+                files = files._replace(plan=(live, None, 0), is_drained=drained, is_ahead=ahead)
+        elif move == protocol.RESTORE_CONFIG:
+            files = files._replace(config=line.before if line else live)
+        elif move == protocol.DISCARD:
+            files = files._replace(staged=None)
+        elif move == protocol.REMOVE_FILES:
+            files = files._replace(versions=files.versions - {version})
+        elif move == protocol.GROW:
+            ask = state.journal.asks[self.chosen(state.journal) or 0]
+            share = self.next_share(state, ask)
+            if files.plan is None or files.plan[1] is None or share is None:
+                return None
+            files = files._replace(plan=(*files.plan[:2], share), is_drained=False, is_ahead=False)
+        else:
+            raise AssertionError(move)
+        return state._replace(files=files)
+
+    def serve(self, state: State, me: int, rule: protocol.ProtocolRule, at: int) -> State:
+        """Return the state after a move's action on the server at this position."""
+        move, files, server = rule.move, state.files, state.servers[at]
+        line = self.intent(state, me)
+        if move == protocol.REHEARSE:
+            server = server._replace(candidate=None)
+        elif move in (protocol.SERVE, protocol.HEAL, protocol.RESTORE_SERVERS):
+            server = server._replace(serves=files.config)
+            if move == protocol.RESTORE_SERVERS:
+                server = server._replace(candidate=None)
+        elif move == protocol.LOAD_CANARY:
+            server = server._replace(canary=files.placed)
+        elif move == protocol.UNLOAD_CANARY:
+            expect(
+                files.plan is None or files.plan[1] != server.canary or server.canary is None,
+                "no server unloads a canary that the plan names",
+            )
+            expect(files.is_drained, "no server unloads a canary that clients may still call")
+            server = server._replace(canary=None)
+        assert line is not None or move not in (protocol.REHEARSE, protocol.SERVE)
+        return self._on(state, at, server)
+
+    def begun(self, state: State, me: int, rule: protocol.ProtocolRule, at: int) -> State:
+        """Return the state in the middle of the action on a server."""
+        server = state.servers[at]
+        if rule.move == protocol.REHEARSE:
+            return self._on(state, at, server._replace(candidate=state.files.staged))
+        return state
+
+    def _on(self, state: State, at: int, server: Server) -> State:
+        servers = list(state.servers)
+        servers[at] = server
+        return state._replace(servers=tuple(servers))
+
+    def served(self, state: State, me: int, rule: protocol.ProtocolRule) -> State:
+        """Return the state after a move's actions on all servers."""
+        move, line = rule.move, self.intent(state, me)
+        if move == protocol.REHEARSE:
+            return self._with(self._know(state, me, candidate=None), me, is_rehearsed=True)
+        if move == protocol.SERVE and line is not None:
+            return self._know(state, me, serves=line.version)
+        if move == protocol.RESTORE_SERVERS and line is not None:
+            return self._know(state, me, serves=line.before, candidate=None)
+        if move == protocol.LOAD_CANARY and state.controllers[me].known is not None:
+            return self._know(state, me, canary=state.files.placed)
+        if move == protocol.UNLOAD_CANARY:
+            return state._replace(files=state.files._replace(placed=None))
+        return state
+
+    def begin(self, state: State, me: int, rule: protocol.ProtocolRule) -> State:
+        """Return the state when the controller begins with a move."""
+        is_of_request = rule.state in ("accepted", "abort accepted") or rule.move == protocol.ANSWER
+        at = self.chosen(state.journal)
+        if is_of_request and at is not None:
+            return self._with(state, me, **{**_FORGOTTEN, "request": at})
+        if rule.move == protocol.REHEARSE:
+            return self._know(state, me, candidate=UNKNOWN)
+        return state
+
+    def done(self, state: State, me: int, rule: protocol.ProtocolRule) -> State:
+        """Return the state after a move without a disturbance, or after its refusal."""
+        before, state = state, self.begin(state, me, rule)
+        if rule.move == protocol.STAND_DOWN:
+            return self._killed(state, me)
+        made: State | None = state
+        if rule.move in SERVER_MOVES:
+            for at in range(len(state.servers)):
+                state = self.serve(state, me, rule, at)
+            made = self.served(state, me, rule)
+        else:
+            made = self.write(state, me, rule)
+        if made is None:
+            return self.failed(state, me, rule)
+        # A move that changes nothing is an error, which ends the round.
+        return self._ended(made, me) if made == before else made
+
+    def failed(self, state: State, me: int, rule: protocol.ProtocolRule) -> State:
+        """Return the state after a move has raised an error, as in `reconcile._perform`."""
+        mine, at = state.controllers[me], self.chosen(state.journal)
+        if rule.state in ("undoing", "undone"):
+            is_own = at is not None and mine.request == at
+            if mine.is_blocked or not is_own:
+                return self._ended(state, me)
+            return self._with(state, me, is_blocked=True)
+        is_of_request = rule.state in ("accepted", "abort accepted") or rule.move == protocol.ANSWER
+        if is_of_request or mine.attempt == RUNNING:
+            return self._with(state, me, attempt=FAILED)
+        return self._ended(state, me)
+
+    def _ended(self, state: State, me: int) -> State:
+        """Return the state after the end of a round. The next round remembers nothing."""
+        return self._with(state, me, **_FORGOTTEN, known=None)
+
+    # Transitions.
+
+    def steps(self, state: State) -> Iterator[tuple[str, State]]:
+        """Yield each possible event with the state after it."""
+        yield from self._outside(state)
+        for me, mine in enumerate(state.controllers):
+            if mine.lease == 0:
+                yield from self._take_lock(state, me)
+            elif mine.paused is not None:
+                rule = self.table[mine.paused[0]]
+                yield f"{me} resumes: {rule.move}", self._resume(state, me, rule)
+                yield from self._spend(state, CRASH, f"{me} is killed", self._killed(state, me))
+            else:
+                state_now = self.superseded(state, me)
+                if (rule := self.rule(state_now, me)) is not None:
+                    yield from self._make(state_now, me, rule)
+
+    def fair(self, state: State) -> State | None:
+        """Return the next state if nothing is disturbed any more, or None if all is settled."""
+        for me, mine in enumerate(state.controllers):
+            if mine.lease and mine.paused is not None:
+                return self._resume(state, me, self.table[mine.paused[0]])
+        holders = [me for me, mine in enumerate(state.controllers) if mine.lease]
+        if not holders:
+            return next(after for _, after in self._take_lock(state, 0))
+        for me in sorted(holders, key=lambda each: state.controllers[each].lease):
+            now = self.superseded(state, me)
+            if (rule := self.rule(now, me)) is not None:
+                return self.done(now, me, rule)
+        if not state.files.is_drained:
+            return state._replace(files=state.files._replace(is_drained=True, is_ahead=False))
+        return None
+
+    def _spend(
+        self, state: State, kind: int, event: str, after: State
+    ) -> Iterator[tuple[str, State]]:
+        if state.budget[kind]:
+            budget = list(state.budget)
+            budget[kind] -= 1
+            yield event, after._replace(budget=tuple(budget))
+
+    def _killed(self, state: State, me: int) -> State:
+        if state.flushed is not None:
+            state = state._replace(journal=state.flushed, flushed=None)
+        return self._with(state, me, **Controller()._asdict())
+
+    def _take_lock(self, state: State, me: int) -> Iterator[tuple[str, State]]:
+        """Take the lock if it is free, or if its holder is paused for too long."""
+        others = [each for each in state.controllers if each.lease]
+        if all(each.paused is not None for each in others):
+            fence = state.files.fence + 1
+            taken = state._replace(files=state.files._replace(fence=fence))
+            yield f"{me} takes lease {fence}", self._with(taken, me, lease=fence)
+
+    def _outside(self, state: State) -> Iterator[tuple[str, State]]:
+        """Yield the events of the pipeline, of the monitor, of servers and of clocks."""
+        journal, files = state.journal, state.files
+        if len(journal.asks) < len(self.scenario.asks):
+            ask = self.scenario.asks[len(journal.asks)]
+            line, last = journal.intent, journal.asks
+            ask = ask._replace(
+                live_then=journal.live,
+                intent_then=line.version if line else None,
+                rollback_then=line is not None and last[line.request].kind == ROLLBACK,
+                replaces=journal.live if ask.replaces is not None else None,
+            )
+            yield (
+                f"{ask.kind} is asked",
+                state._replace(journal=journal._replace(asks=(*journal.asks, ask))),
+            )
+        for at, ask in enumerate(journal.asks):
+            if ask.result is None and not ask.is_expired:
+                asks = list(journal.asks)
+                asks[at] = ask._replace(is_expired=True)
+                after = state._replace(journal=journal._replace(asks=tuple(asks)))
+                yield from self._spend(state, RECALL, f"deadline of {ask.kind} passes", after)
+            if ask.result is None and not ask.is_accepted:
+                after = state._replace(journal=self._answered(journal, at, CANCELLED))
+                yield from self._spend(state, RECALL, f"{ask.kind} is withdrawn", after)
+        if not files.is_drained and not files.is_ahead:
+            yield "clients read the plan", state._replace(files=files._replace(is_drained=True))
+        if files.plan is not None and not files.is_ahead:
+            after = state._replace(files=files._replace(is_ahead=True, is_drained=False))
+            yield from self._spend(state, JUMP, "the clock is set back", after)
+        for at in range(len(state.servers)):
+            fresh = Server(serves=files.config, canary=files.placed)
+            after = self._on(state, at, fresh)
+            yield from self._spend(state, RESTART, f"server {at} restarts", after)
+
+    def _make(
+        self, state: State, me: int, rule: protocol.ProtocolRule
+    ) -> Iterator[tuple[str, State]]:
+        """Yield a move's success, and each way in which it can be disturbed."""
+        name = f"{me}: {rule.move}"
+        yield name, self.done(state, me, rule)
+        if rule.move == protocol.STAND_DOWN:
+            return
+        line, at = self.intent(state, me), self.chosen(state.journal)
+        if rule.move == protocol.ANNOUNCE and at is not None:
+            line = self.announced(state, at, state.controllers[me].lease)
+        seen = (self.table.index(rule), line, at)
+        paused = self._with(state, me, paused=seen)
+        yield from self._spend(state, PAUSE, f"{me} pauses before: {rule.move}", paused)
+        for event, partly in self._parts(self.begin(state, me, rule), me, rule):
+            killed, failed = self._killed(partly, me), self.failed(partly, me, rule)
+            yield from self._spend(state, CRASH, f"{name} killed {event}", killed)
+            yield from self._spend(state, FAILURE, f"{name} fails {event}", failed)
+
+    def _parts(
+        self, state: State, me: int, rule: protocol.ProtocolRule
+    ) -> Iterator[tuple[str, State]]:
+        """Yield what a disturbed move leaves behind."""
+        yield "before", state
+        if rule.move in SERVER_MOVES:
+            for at in range(len(state.servers)):
+                if (begun := self.begun(state, me, rule, at)) != state:
+                    yield f"on server {at}", begun
+                state = self.serve(state, me, rule, at)
+                yield f"after server {at}", state
+            return
+        if (made := self.write(state, me, rule)) is None:
+            return
+        if self.mutant == "configure before the intent" and rule.move == protocol.ANNOUNCE:
+            version = made.journal.intent.version if made.journal.intent else 0
+            yield "between", state._replace(files=state.files._replace(config=version))
+        # After a lost answer the controller remembers what it knew before.
+        memory = self._remembered(state, me, rule)
+        controllers = list(made.controllers)
+        controllers[me] = memory
+        yield "after", made._replace(controllers=tuple(controllers))
+
+    def _remembered(self, state: State, me: int, rule: protocol.ProtocolRule) -> Controller:
+        mine = state.controllers[me]
+        if rule.move != protocol.ANNOUNCE:
+            return mine
+        at = self.chosen(state.journal)
+        assert at is not None
+        line = self.announced(state, at, mine.lease)
+        known = Server(serves=state.files.config, canary=UNKNOWN)
+        return mine._replace(line=line, known=known, request=at)
+
+    def _resume(self, state: State, me: int, rule: protocol.ProtocolRule) -> State:
+        """Make a move that was checked before a pause.
+
+        A holder that was fenced meanwhile ends afterwards, because its next check fails. A write of
+        the repository is conditional, but neither an append to the journal nor a server's load is.
+        """
+        mine, fence = state.controllers[me], state.files.fence
+        assert mine.paused is not None
+        seen = mine.paused[1:]
+        state = self._with(state, me, paused=None)
+        if mine.lease == fence and rule.move in (protocol.ACCEPT, protocol.WITHDRAW):
+            # The side that waits can append a withdrawal in between.
+            return self.write(state, me, rule, seen=seen) or state
+        if mine.lease == fence:
+            now = self.superseded(state, me)
+            current = self.rule(now, me)
+            is_same = current is not None and current.move == rule.move
+            return self.done(now, me, rule) if is_same else now
+        if rule.move in JOURNAL_MOVES:
+            if rule.move == protocol.ANNOUNCE:  # its number was chosen before
+                line = seen[0]
+                if line is not None:
+                    state = self._entry(state, me, lambda j: self._announce(j, line))
+                return self._killed(state, me)
+            made = self.write(state, me, rule, seen=seen)
+            return self._killed(made or state, me)
+        if rule.move in (protocol.SERVE, protocol.HEAL, protocol.RESTORE_SERVERS):
+            for at, server in enumerate(state.servers):  # a load reads the configuration
+                state = self._on(state, at, server._replace(serves=state.files.config))
+        elif self.mutant == "ignore the fencing number" and rule.move not in SERVER_MOVES:
+            return self._killed(self.write(state, me, rule, seen=seen) or state, me)
+        return self._killed(state, me)
+
+    # Properties.
+
+    def check_done(self, state: State, at: int) -> None:
+        """Check that a request that is answered as done was done."""
+        journal, files, ask = state.journal, state.files, state.journal.asks[at]
+        if ask.kind == RELEASE:
+            is_live = journal.model(journal.live) == ask.model
+            expect(is_live or ask.recorded is not None, "a release that is done was live")
+        if ask.kind == ROLLBACK and ask.replaces is not None:
+            expect(journal.live != ask.replaces, "a demanded version is gone when it is done")
+        if ask.kind == ABORT:
+            is_shown = files.plan is not None and files.plan[1] is not None
+            expect(not is_shown, "no client is sent to an aborted canary")
+
+    def check(self, state: State) -> None:
+        """Check the properties of every state."""
+        journal, files = state.journal, state.files
+        named = {number for number, _, _ in journal.numbers}
+        expect(files.config in named, "the configuration names an announced version")
+        expect({each.serves for each in state.servers} <= named, "servers serve announced versions")
+        expect(files.config in files.versions, "the configuration names a complete version")
+        for each in state.servers:
+            allowed = {None, files.staged}
+            expect(each.canary in named | allowed, "canaries are announced versions")
+        if files.plan is not None and files.plan[1] is not None:
+            expect(
+                all(each.canary == files.plan[1] for each in state.servers)
+                or bool(state.budget[RESTART] < self.scenario.restarts),
+                "every server has loaded the canary that the plan names",
+            )
+        numbers = [number for number, _, _ in journal.numbers]
+        expect(len(numbers) == len(set(numbers)), "no number for two models")
+
+    def check_settled(self, state: State) -> None:
+        """Check the properties of a state in which nothing is to be done."""
+        journal, files = state.journal, state.files
+        expect(journal.intent is None, "every intent is recorded or withdrawn")
+        expect(all(ask.result is not None for ask in journal.asks), "every request is answered")
+        expect(files.config == journal.live, "the configuration names the live version")
+        for each in state.servers:
+            expect(each.serves == journal.live, "servers answer from the live version")
+            expect(each.candidate is None, "no server keeps a candidate")
+            expect(each.canary == journal.canary, "servers have the canary of the journal")
+        expect(files.staged is None, "no staged files are left")
+        expect(files.placed == journal.canary, "the canary's files are those of the journal")
+        shown = files.plan[1] if files.plan else None
+        expect(shown == journal.canary, "the plan names the journal's canary")
+        if files.plan is not None:
+            expect(files.plan[0] == journal.live, "the plan names the live version")
+        for at, ask in enumerate(journal.asks):
+            if ask.result == REFUSED and ask.kind == ROLLBACK and ask.replaces is not None:
+                is_last = at == len(journal.asks) - 1
+                spent = state.budget[FAILURE] < self.scenario.failures or ask.is_expired
+                gone = journal.live != ask.replaces or journal.model(journal.live) == "first"
+                expect(gone or spent or not is_last, "a demanded rollback is carried out")
+
+
+_FORGOTTEN = {
+    "attempt": NONE,
+    "request": None,
+    "line": None,
+    "is_blocked": False,
+    "is_rehearsed": False,
+}
+
+
+class Explored(NamedTuple):
+    """Result of a search without a violation."""
+
+    states: int
+    transitions: int
+    longest: int
+    """Largest number of moves from any state until all is settled, if nothing is disturbed."""
+
+
+def canonical(state: State) -> State:
+    """Return the state with servers and controllers in a fixed order, because they are alike."""
+    servers, controllers = state.servers, state.controllers
+    if hash(servers[0]) > hash(servers[1]):
+        servers = servers[::-1]
+    if hash(controllers[0]) > hash(controllers[1]):
+        controllers = controllers[::-1]
+    return state._replace(servers=servers, controllers=controllers)
+
+
+def explore(model: ProtocolModel, *, most: int = 5_000_000) -> Explored:
+    """Search all states breadth first, and check all properties.
+
+    Raises:
+        Violation: a property does not hold. The message has the shortest path to it.
+    """
+    start = model.start()
+    parents: dict[State, tuple[State, str] | None] = {start: None}
+    queue, transitions = deque([start]), 0
+    state = start
+    try:
+        while queue:
+            state = queue.popleft()
+            model.check(state)
+            for event, after in model.steps(state):
+                transitions += 1
+                after = canonical(after)
+                if after not in parents:
+                    parents[after] = (state, event)
+                    queue.append(after)
+                    assert len(parents) <= most, f"more than {most:,} states"
+        longest = 0
+        settled: dict[State, int] = {}
+        for state in parents:
+            longest = max(longest, _check_settles(model, state, settled))
+    except Violation as violation:
+        path, at = [], state
+        while (found := parents[at]) is not None:
+            path.append(found[1])
+            at = found[0]
+        raise Violation("\n  ".join([str(violation), *reversed(path)])) from violation
+    return Explored(len(parents), transitions, longest)
+
+
+def _check_settles(model: ProtocolModel, state: State, settled: dict[State, int]) -> int:
+    """Return the number of undisturbed moves until all is settled, and check that state."""
+    path: list[State] = []
+    seen: set[State] = set()
+    at: State | None = state
+    while at is not None and at not in settled:
+        expect(at not in seen, "undisturbed moves come to an end")
+        seen.add(at)
+        path.append(at)
+        after = model.fair(at)
+        after = None if after is None else canonical(after)
+        if after is None:
+            model.check_settled(at)
+            settled[at] = 0
+            path.pop()
+        at = after
+    steps = settled[path[-1]] if at is None and path and path[-1] in settled else 0
+    if at is not None:
+        steps = settled[at]
+    for each in reversed(path):
+        steps += 1
+        settled[each] = steps
+    return settled.get(state, 0)
