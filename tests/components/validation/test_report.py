@@ -174,7 +174,10 @@ def test_bars_are_drawn_to_scale():
     ]
 
 
-def test_first_screen_has_checks_with_findings_and_fold_has_all_others(document, page):
+def test_first_screen_has_checks_with_findings_and_fold_has_all_others(document):
+    calm = {**document["checks"][0], "value": None, "low": None, "high": None, "detail": ""}
+    document["checks"] += [{**calm, "name": f"rule {i}", "result": "pass"} for i in range(9)]
+    page = draw_page(document)
     drifted = {entry["feature"]: entry for entry in document["drift"] if entry["drifted"]}
     first, others = table_of(page, "What was checked")[1:], table_of(page, "Other checks")[1:]
     names = [row[0] for row in first + others if len(row) > 1]
