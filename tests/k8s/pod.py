@@ -12,9 +12,10 @@ import signal
 import subprocess
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
-from demo.stack import LOOPBACK, tethered
-from demo.triton import DEFAULT_VENV, Ports, _free_ports, prepare
+from demo.stack import LOOPBACK, free_port, tethered
+from demo.triton import DEFAULT_VENV, prepare
 from tests.support.processes import ask, wait_for
 from tests.support.rendering import Manifest, containers, find
 
@@ -52,6 +53,14 @@ def flag(container: Manifest, name: str) -> str:
     return found
 
 
+class PodPorts(NamedTuple):
+    """Ports on which the server of a pod listens. Images have the HTTP endpoint for probes."""
+
+    http: int
+    grpc: int
+    metrics: int
+
+
 class TritonPod:
     """Runs one container between `start` and `stop`, or in a `with` block.
 
@@ -81,14 +90,14 @@ class TritonPod:
         self.container = triton_container(manifests)
         self._values = {**variables(manifests, self.container), "MODEL_REPOSITORY": str(repository)}
         self._folder, self._change, self._environment = folder, change or {}, environment or {}
-        self.ports: Ports
+        self.ports: PodPorts
         self.process: subprocess.Popen[bytes]
 
     def __enter__(self) -> "TritonPod":
         """Start the server, and wait until the requested probe passes."""
         self._folder.mkdir(parents=True, exist_ok=True)
         wheel = prepare(DEFAULT_VENV, self._folder / "runtime")
-        self.ports = _free_ports()
+        self.ports = PodPorts(*(free_port() for _ in PodPorts._fields))
         command, *arguments = self.container["args"]
         assert command == wheel.binary.name
         own = {
@@ -101,7 +110,7 @@ class TritonPod:
             flags.append(
                 f"--{name}={own[name]}" if name in own else expanded(argument, self._values)
             )
-        flags += [f"--{name}-address={LOOPBACK}" for name in Ports._fields]
+        flags += [f"--{name}-address={LOOPBACK}" for name in PodPorts._fields]
         flags += [
             f"--backend-directory={wheel.backends}",
             f"--backend-config=python,shm-region-prefix-name={self._shm}",

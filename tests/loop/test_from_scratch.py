@@ -41,7 +41,7 @@ def shop(tmp_path_factory, write_clicks, run_to_end):
     lake = ["--lake", str(folder / "lake"), "--store", str(folder / "store")]
     package = str(folder / "retraining.yaml")
     for words in (
-        ["ingest", "--data", str(data), *lake],
+        ["data", "ingest", "--data", str(data), *lake],
         ["compile", "--output", package],
         ["run", "--package", package, "--folder", str(folder)],
     ):
