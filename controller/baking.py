@@ -285,7 +285,10 @@ _LE = "le "
 
 
 def _bucket_growth(last: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
-    """Return the new requests in each bucket between two readings of a server, by bound."""
+    """Return how many requests each bucket gained between two readings.
+
+    The keys are upper bounds.
+    """
     names = [name for name in now if name.startswith(_LE) and name in last]
     return {name.removeprefix(_LE): now[name] - last[name] for name in names}
 
@@ -296,7 +299,10 @@ def _sum(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, floa
 
 @dataclass(frozen=True, kw_only=True)
 class VersionCounts(ArmCounts):
-    """Counters of one version summed over all servers while it was live, without warm-ups."""
+    """Counters of one version while it was live, summed over all servers.
+
+    Warm-ups are not counted.
+    """
 
     reloads: int = 0
     """Number of reloads of a server because the version answered wrongly or not at all."""
@@ -323,7 +329,7 @@ class VersionCounts(ArmCounts):
         return median(each[1] for each in self.summed_p99) / 1000
 
     def p99_ms(self, bound: int) -> float | None:
-        """Return the median over the readings of the lowest or highest p99, in milliseconds.
+        """Return the median of the readings' lowest (or highest) p99, in milliseconds.
 
         `bound` selects the lowest (1) or the highest (2) p99 of each reading. Returns None if there
         are too few readings.

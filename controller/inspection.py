@@ -135,7 +135,7 @@ class Inspection:
 
 
 def remove_stale(store: Path, now: datetime) -> None:
-    """Remove prepared versions of a day ago that no open request names.
+    """Remove prepared versions that are over a day old and that no open request names.
 
     These versions are left by steps that were killed before they appended a request.
     """

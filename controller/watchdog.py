@@ -71,7 +71,7 @@ class Watchdog:
 
     site: SiteSettings
     counts: Counter[str] = field(default_factory=Counter)
-    """Number of each finding since the start."""
+    """How often each finding occurred since the start."""
     reloads: Counter[int] = field(default_factory=Counter)
     """Number of reloads of each version since the start."""
 
@@ -232,7 +232,7 @@ class Watchdog:
     ) -> str | None:
         """Return what is wrong with the model's answers, or None.
 
-        `unload` and `load` unload or load the model before the probe.
+        If `unload` or `load` is True, the model is unloaded or loaded before the probe.
         """
         try:
             if unload:

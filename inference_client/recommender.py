@@ -116,7 +116,7 @@ class Ranking:
     """Request id of the outcomes. In an outcome, row i is the candidate at position i + 1 of the
     ranking."""
     candidates: NDArray[np.int64]
-    """[k] position of each candidate in the given candidates."""
+    """[k] index of each ranked candidate among the candidates that the caller passed."""
     scores: NDArray[np.float32]
     """[k] click probabilities."""
     propensities: NDArray[np.float64]

@@ -32,7 +32,8 @@ _DECODED_ROWS = 1 << 14
 """Number of rows that each thread decodes at a time: 4 MB of columns. With half as many rows,
 decoding took 5 % longer."""
 _TRANSPOSED_ROWS = 1 << 12
-"""Rows transposed at a time, so that the written part fits into a core's cache (0.4 MB)."""
+"""Number of rows that are transposed at a time. The part that is written then fits into a core's
+cache (0.4 MB)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -21,7 +21,7 @@ from typing import Any
 from evergreen.runtime.errors import Preempted, TemporaryError
 
 GUARDED = "EVERGREEN_HUGECTR_GUARDED"
-"""Variable that is set in the child process."""
+"""Environment variable that is set in the child process."""
 _STANDARD_ERROR = 2
 _WATCHDOG_CODE = 1
 """Exit code with which `faulthandler` ends a process. No failure of the training step has it."""
@@ -108,7 +108,10 @@ class _Forward:
             self._child.send_signal(signum)
 
     def to(self, child: "subprocess.Popen[bytes]") -> None:
-        """Forward to this child from now on, including a signal that has already arrived."""
+        """Forward signals to this child from now on.
+
+        A signal that has already arrived is forwarded too.
+        """
         self._child = child
         if self.came:
             child.send_signal(signal.SIGTERM)

@@ -36,7 +36,8 @@ from evergreen.runtime.errors import ContractError
 from evergreen.serving.graph.parts import Parts
 
 PREFIX = "network/"
-"""Prefix of every tensor and node of the network, which connects it to the encoding by name."""
+"""Prefix of the names of the network's tensors and nodes. The encoding is connected to the network
+by these names."""
 DENSE = f"{PREFIX}dense"
 """Name of the network's dense input [n, d]."""
 BUCKETS = "buckets"
