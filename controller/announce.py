@@ -1,7 +1,7 @@
 """Check what a request asks for, choose its version, and announce the change in the journal.
 
-A verdict compares a candidate with one champion. If two runs overlap, another model may have gone
-live since the verdict, so the verdict does not compare the candidate with the live model. The
+A verdict compares a candidate with one champion. If two runs overlap, another model may go live
+after the verdict. The verdict then does not compare the candidate with the live model. The
 candidate is then refused and must be evaluated again. Runs that chose their champion explicitly, or
 chose no champion, are not checked.
 

@@ -214,8 +214,8 @@ class Baking:
                 found = read_buckets(text, arm, source=address)
                 seen[key] |= {f"{_LE}{bound}": count for bound, count in (found or {}).items()}
                 last = kept.seen.get(key)
-                # The first counters of a server, and those after its restart, include slow
-                # warm-ups.
+                # The first counters of a server include slow warm-ups, and so do the first counters
+                # after a restart.
                 if last is not None and all(seen[key][name] >= last[name] for name in COUNTERS):
                     growth = {
                         name: growth[name] + seen[key][name] - last[name] for name in COUNTERS
@@ -313,8 +313,8 @@ class VersionCounts(ArmCounts):
     """Last readings: seconds since the version went live, and the p99 of all servers' requests in
     microseconds. This time includes the wait in the queue."""
     open_buckets: dict[str, float] = field(default_factory=dict)
-    """Number of requests of all servers since the last reading, cumulative by upper bound of the
-    latency in milliseconds."""
+    """Number of requests since the last reading, summed over all servers. The keys are upper bounds
+    of the latency in milliseconds, and the numbers are cumulative."""
 
     def plus(self, growth: Mapping[str, float], *, reloads: int) -> "VersionCounts":
         """Return the counts after adding the growth of the counters and of the reloads."""
@@ -450,7 +450,7 @@ class _Counters:
 
     counts: dict[int, VersionCounts] = field(default_factory=dict)
     seen: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Last reading of each server for the live version, by `host:port version`."""
+    """Last reading of each server for the live version. The keys are `host:port version`."""
 
     def __post_init__(self) -> None:
         lacking = [

@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 
 DAY_SECONDS = 86_400.0
 RETRY_SECONDS = 300.0
-"""Seconds until the next inspection if the last inspection failed or found a file that it could not
-repair."""
+"""Seconds until the next inspection, if the last inspection failed or found a file that it could
+not repair."""
 
 
 @dataclass(kw_only=True)

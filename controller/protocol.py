@@ -24,8 +24,8 @@ version number.
 
 Requests are handled in the order of their entries, except that `ROLLBACK` and `ABORT` come first. A
 later rollback supersedes every request that is not recorded yet, and a later abort supersedes
-requests about canaries. A superseded attempt counts as failed, except that of a rollback, which is
-finished.
+requests about canaries. A superseded attempt counts as failed. Only a superseded attempt of a
+rollback is finished.
 
 An entry of a person and an entry of the controller can be appended at the same time. The order of
 the entries decides. A request is accepted only if no withdrawal of the request precedes the

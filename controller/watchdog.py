@@ -61,8 +61,8 @@ comes after twice as many answers, because a model that is unloaded in each roun
 
 _REQUESTS_PER_INSTANCE = 2
 """Probe requests per instance if there are several instances. Triton uses the instances in turn,
-but an instance that returns late to the queue misses its turn. On a busy machine 2 of 300 requests
-went to the same instance as the request before (Triton 2.51, two instances)."""
+but an instance that returns late to the queue misses its turn. On a busy machine with two
+instances, 2 of 300 requests went to the same instance as the previous request (Triton 2.51)."""
 
 
 @dataclass(kw_only=True)

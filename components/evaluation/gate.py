@@ -2,18 +2,19 @@
 
 Two checks compare a 95 % interval with a limit. The floor check compares the candidate's AUC with a
 floor. The champion check compares the AUC difference between candidate and champion with the
-allowed degradation (non-inferiority). The intervals are DeLong's. Rows of one user count as
-dependent, or rows of one request if the user is unknown. An interval check passes if the whole
-interval is on the good side of the limit, and fails if the whole interval is on the bad side. If
-the limit is within the interval, the check is inconclusive. If the result is inconclusive, a canary
-can collect more evidence.
+allowed degradation (non-inferiority). The intervals are computed by DeLong's method. Rows of one
+user count as dependent, or rows of one request if the user is unknown. An interval check passes if
+the whole interval is on the good side of the limit, and fails if the whole interval is on the bad
+side. If the limit is within the interval, the check is inconclusive. If the result is inconclusive,
+a canary can collect more evidence.
 
 Two other checks either pass or fail, and fail only on significant evidence. The slice check tests
 for each slice of the rows whether its log loss increases by more than is allowed (one-sided tests,
 Holm's correction over all slices). The calibration check tests whether expected clicks are off by
 more than a factor. docs/design/gate.md shows the power of each check. The slice check and the
 calibration check use sample weights, because both depend on the click rate. An AUC does not depend
-on the click rate, and its rows count equally. Other modules of this package compute the scores.
+on the click rate, so all rows count equally in it. Other modules of this package compute the
+scores.
 
 A candidate can be weak in a slice although it is good overall. Slices are all rows, rows by the age
 of their categories and items, hours of the day, positions in ranked lists, and frequent values of

@@ -164,7 +164,7 @@ def _request_ids(path: Path) -> Any:
 
 
 def _ids_among(hashes: NDArray[np.uint32], path: Path) -> list[str]:
-    """Return those request ids of a file whose hash is in `hashes`, which are ascending.
+    """Return those request ids of a file whose hash is in `hashes`. The hashes are ascending.
 
     Different ids may have the same hash.
     """

@@ -2,8 +2,8 @@
 
 DuckDB uses the disk if the rows do not fit into its memory limit. A row is an event with an
 identity, (request id, row). A row without a request id gets one from a hash of its content, so that
-the same row in a renamed or grown file is the same event. If a file contains a row again, equal
-copies are dropped. Among different copies of a row the last copy is kept. Rows that the lake
+the same row in a renamed or grown file is the same event. If files contain several copies of a row,
+equal copies are dropped. Among different copies of a row the last copy is kept. Rows that the lake
 already has are left out.
 """
 

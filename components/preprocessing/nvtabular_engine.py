@@ -321,7 +321,7 @@ def _write_vocabularies(features: FeatureWorkflow, storage: Path) -> dict[str, s
 
 
 def _present(columns: tuple[str, ...], excluded: tuple[str, ...]) -> Any:
-    """Return the start of a graph: the columns, of which the excluded columns are emptied."""
+    """Return the columns as the start of a graph. The excluded columns are emptied."""
     return list(columns) >> Emptied(excluded) if set(columns) & set(excluded) else list(columns)
 
 

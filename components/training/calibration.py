@@ -107,10 +107,10 @@ def _evidence(
 ) -> NDArray[np.float64]:
     """Convert each weight, [n], to an effective number of independent rows of weight 1.
 
-    Equal weights become 1. The variance of a weighted sum of errors is estimated by the sum of the
-    squared errors times the squared weights. If the weights were counts of independent rows of
-    weight 1, the variance would be the sum of the squared errors times the weights. The weights are
-    scaled so that both variances are equal.
+    Equal weights become 1. The variance of a weighted sum of errors is estimated by a sum over the
+    rows. Each row adds its squared error times its squared weight. If the weights were counts of
+    independent rows of weight 1, the variance would be the sum of the squared errors times the
+    weights. The weights are scaled so that both variances are equal.
     """
     squares = (labels - probabilities.astype(np.float64)) ** 2
     doubled = _total(squares, weights.astype(np.float64) ** 2)

@@ -128,7 +128,7 @@ def open_served(uri: str) -> Objects:
     """Open the archive of served rows at an absolute path, `file://` or `gs://bucket/prefix`.
 
     Raises:
-        ContractError: `uri` is none of these, or not a folder.
+        ContractError: `uri` has none of these forms, or is not a folder.
         PermanentError: There are no credentials for the bucket.
     """
     if not is_bucket_uri(uri) and not local_path(uri).is_dir():

@@ -66,7 +66,7 @@ MIN_REQUESTS = 50
 """Minimum number of requests with a click, and minimum number of requests with at least one row
 without a click. Fewer requests give no reliable standard error."""
 STEADY_MEAN = 10
-"""Latency can abort a canary only after this many times `min_requests`, because one stall changes
+"""Latency can abort a canary only after `min_requests` times this factor, because one stall changes
 the mean of a hundred requests by half. In simulations with a stall of 100 ms in 500 requests of 1
 ms, an equal model was aborted in 18 % of stages after 100 requests, but only in 2 % after 1000."""
 

@@ -182,7 +182,7 @@ class Triton:
     def load(self, name: str) -> None:
         """Load or reload a model from its folder.
 
-        Versions that remain keep answering meanwhile.
+        Meanwhile, the other versions continue to answer.
         """
         with self._translated(f"load of {name}"):
             self._client.load_model(name, client_timeout=LOAD_SECONDS)

@@ -1,10 +1,10 @@
 """End the step with an exit code if HugeCTR aborts or does not return.
 
 A failed check of HugeCTR aborts the process, and no exception is raised. After an error in one of
-its reading threads, a call waits for ever and holds the interpreter's lock. Therefore the step runs
-in a child process, whose end this module reports. In the child, a watchdog limits the duration of
-each call. MPI starts one process on each node and observes it itself, so these processes have the
-watchdog, but no parent of ours.
+HugeCTR's reading threads, a call of HugeCTR waits for ever and holds the interpreter's lock.
+Therefore the step runs in a child process, whose end this module reports. In the child, a watchdog
+limits the duration of each call. MPI starts one process on each node and observes it itself, so
+these processes have the watchdog, but no parent of ours.
 """
 
 import faulthandler
@@ -24,7 +24,8 @@ GUARDED = "EVERGREEN_HUGECTR_GUARDED"
 """Environment variable that is set in the child process."""
 _STANDARD_ERROR = 2
 _WATCHDOG_CODE = 1
-"""Exit code with which `faulthandler` ends a process. No failure of the training step has it."""
+"""Exit code with which `faulthandler` ends a process. No failure of the training step has this
+code."""
 _STOP_SECONDS = 30.0
 
 
