@@ -1,7 +1,7 @@
 """Check what a request asks for, choose its version, and announce the change in the journal.
 
-A verdict compares a candidate with one champion. If two runs overlap, another model may have gone
-live since the verdict, so the verdict does not compare the candidate with the live model. The
+A verdict compares a candidate with one champion. If two runs overlap, another model may go live
+after the verdict. The verdict then does not compare the candidate with the live model. The
 candidate is then refused and must be evaluated again. Runs that chose their champion explicitly, or
 chose no champion, are not checked.
 
@@ -100,10 +100,10 @@ def satisfied(site: Site, state: RequestState) -> Satisfied | None:
 
 
 def _wanted_then(state: RequestState) -> int | None:
-    """Return the version that a requester means during a change, or None without a change.
+    """Return the version that counted as live for the requester. None if no change was in progress.
 
-    Otherwise the requester refers to the version that was live at that time. During a rollback,
-    this is the target of the rollback.
+    During a rollback this is the target of the rollback. During any other change it is the version
+    that was live at that time.
     """
     intent = state.intent_then
     if intent is None:
@@ -426,7 +426,7 @@ def next_version(store: Path, repository: ModelRepository) -> int:
 
 
 def confirm(site: Site, version: int) -> None:
-    """Probe the servers for a live version that a request asks for again.
+    """Probe the servers, because a request asks for a version that is already live.
 
     Raises:
         TemporaryError, PermanentError: a server does not answer, or answers wrongly.

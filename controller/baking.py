@@ -214,8 +214,8 @@ class Baking:
                 found = read_buckets(text, arm, source=address)
                 seen[key] |= {f"{_LE}{bound}": count for bound, count in (found or {}).items()}
                 last = kept.seen.get(key)
-                # The first counters of a server, and those after its restart, include slow
-                # warm-ups.
+                # The first counters of a server include slow warm-ups, and so do the first counters
+                # after a restart.
                 if last is not None and all(seen[key][name] >= last[name] for name in COUNTERS):
                     growth = {
                         name: growth[name] + seen[key][name] - last[name] for name in COUNTERS
@@ -285,7 +285,10 @@ _LE = "le "
 
 
 def _bucket_growth(last: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
-    """Return the new requests in each bucket between two readings of a server, by bound."""
+    """Return how many requests each bucket gained between two readings.
+
+    The keys are upper bounds.
+    """
     names = [name for name in now if name.startswith(_LE) and name in last]
     return {name.removeprefix(_LE): now[name] - last[name] for name in names}
 
@@ -296,7 +299,10 @@ def _sum(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, floa
 
 @dataclass(frozen=True, kw_only=True)
 class VersionCounts(ArmCounts):
-    """Counters of one version summed over all servers while it was live, without warm-ups."""
+    """Counters of one version while it was live, summed over all servers.
+
+    Warm-ups are not counted.
+    """
 
     reloads: int = 0
     """Number of reloads of a server because the version answered wrongly or not at all."""
@@ -307,8 +313,8 @@ class VersionCounts(ArmCounts):
     """Last readings: seconds since the version went live, and the p99 of all servers' requests in
     microseconds. This time includes the wait in the queue."""
     open_buckets: dict[str, float] = field(default_factory=dict)
-    """Number of requests of all servers since the last reading, cumulative by upper bound of the
-    latency in milliseconds."""
+    """Number of requests since the last reading, summed over all servers. The keys are upper bounds
+    of the latency in milliseconds, and the numbers are cumulative."""
 
     def plus(self, growth: Mapping[str, float], *, reloads: int) -> "VersionCounts":
         """Return the counts after adding the growth of the counters and of the reloads."""
@@ -323,7 +329,7 @@ class VersionCounts(ArmCounts):
         return median(each[1] for each in self.summed_p99) / 1000
 
     def p99_ms(self, bound: int) -> float | None:
-        """Return the median over the readings of the lowest or highest p99, in milliseconds.
+        """Return the median of the readings' lowest (or highest) p99, in milliseconds.
 
         `bound` selects the lowest (1) or the highest (2) p99 of each reading. Returns None if there
         are too few readings.
@@ -444,7 +450,7 @@ class _Counters:
 
     counts: dict[int, VersionCounts] = field(default_factory=dict)
     seen: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Last reading of each server for the live version, by `host:port version`."""
+    """Last reading of each server for the live version. The keys are `host:port version`."""
 
     def __post_init__(self) -> None:
         lacking = [

@@ -216,7 +216,7 @@ def _restore_config(site: Site) -> None:
 
 
 def _restore_servers(site: Site) -> None:
-    """Make every server serve the version from before the intent.
+    """Make every server serve the version that was configured before the intent.
 
     A server that cannot be restored is left to the watchdog, because the configuration is restored.
     """
@@ -330,4 +330,4 @@ BODIES: Mapping[str, Callable[[Site], None]] = {
     UNLOAD_CANARY: _unload_canary,
     END_CANARY: _end_canary,
 }
-"""Function for each move that needs no request."""
+"""Functions that carry out the moves that need no request, by move."""

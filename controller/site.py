@@ -186,7 +186,7 @@ class Attempt:
     is_shown: bool = False
     """Whether clients may have read a plan with the canary."""
     is_blocked: bool = False
-    """Whether a move failed that was to undo the attempt."""
+    """Whether a move that was to undo the attempt has failed."""
     error: BaseException | None = None
     lost: list[str] = field(default_factory=list)
     """Error messages of everything that could not be restored after a failure."""
@@ -317,7 +317,8 @@ class Site:
 
         After that, the attempt counts as running.
 
-        The attempt is remembered before, because an error can follow a complete write.
+        The attempt is stored in `self` before the append, because an error can follow a complete
+        write.
         """
         assert attempt.line is not None
         config = self.repository.read_config()

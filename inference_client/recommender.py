@@ -116,7 +116,7 @@ class Ranking:
     """Request id of the outcomes. In an outcome, row i is the candidate at position i + 1 of the
     ranking."""
     candidates: NDArray[np.int64]
-    """[k] position of each candidate in the given candidates."""
+    """[k] index of each ranked candidate among the candidates that the caller passed."""
     scores: NDArray[np.float32]
     """[k] click probabilities."""
     propensities: NDArray[np.float64]
@@ -305,8 +305,8 @@ class RecommenderClient:
 
         Args:
             rows: Dict of columns, list of dicts, Arrow table, or `FeatureRows`.
-            request_id: Unique id of the request in the event log. None = random. Do
-                not pass an id that several requests share, such as a session's.
+            request_id: Unique id of the request in the event log. None = random. Do not pass an id
+                that several requests share, such as a session's.
             key: User for whom the rows are scored. A traffic plan routes the same key to the same
                 model.
             log: Whether to log the request. Pass False for rows that are shown to nobody, such as a
@@ -315,7 +315,7 @@ class RecommenderClient:
         Raises:
             ContractError: a row is invalid, or a logged request has too many rows
                 (`MAX_ROWS_PER_RECORD`, or fewer if rows are wide). The error is also raised if one
-                of the last `REMEMBERED_IDS` logged requests has the same id.
+                of the last `_REMEMBERED_IDS` logged requests has the same id.
             TemporaryError, PermanentError: the rows were not scored, see `ScoringClient.score`. A
                 failing event log never raises.
         """

@@ -78,7 +78,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 @exits_with_code
 def main(argv: list[str] | None = None) -> int:
-    """Release the model, see the module."""
+    """Release the model as the module's docstring describes."""
     own_umask()
     arguments = build_parser().parse_args(argv)
     log_as_text()

@@ -294,7 +294,7 @@ def _carry_tables(
     changes: Sequence[VocabularyChange],
     random: np.random.Generator | None,
 ) -> None:
-    """Copy the rows of each slot of the old layout into tables of zeros, see `grow`.
+    """Copy the rows of each old slot into the new tables, which contain zeros, see `grow`.
 
     `random` generates fresh vectors if the tensors are weights. If the tensors are moments,
     `random` is None.

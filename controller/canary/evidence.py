@@ -81,7 +81,7 @@ _MAX_COUNT = float(1 << 63)
 _NAMES = {name: short for short, name in COUNTERS.items()}
 
 Fetch = Callable[[str], str]
-"""Returns the metrics text of host:port."""
+"""Function that returns the metrics text of host:port."""
 
 
 def read_pairs(
@@ -137,9 +137,10 @@ def _rows_of_pair(rows: Any, *, stable: int, canary: int, since: datetime) -> An
 
 
 def _oldest(tables: Sequence[Any], most: int) -> Any:
-    """Return the oldest rows sorted by time, twice as many as wanted.
+    """Return the oldest rows, sorted by time.
 
-    The archive and the lake may both contain a row.
+    Twice as many rows as wanted are returned, because both the archive and the lake may contain a
+    row.
     """
     keys = [raw_rows.EVENT_TIME, raw_rows.REQUEST_ID, raw_rows.ROW]
     return pa.concat_tables(tables).sort_by([(key, "ascending") for key in keys]).slice(0, 2 * most)
@@ -319,7 +320,7 @@ def bucket_quantile(buckets: Mapping[str, float], quantile: float) -> float | No
 
 
 def _samples(text: str, arms: Mapping[str, Arm], source: str) -> list[tuple[str, Any]]:
-    """Return the metric samples of each arm's model and version, with the name of the arm."""
+    """Return the metric samples of both arms. Each sample comes with the name of its arm."""
     wanted = {(arm.model_name, str(arm.version)): name for name, arm in arms.items()}
     try:
         samples = [
@@ -335,7 +336,7 @@ def _samples(text: str, arms: Mapping[str, Arm], source: str) -> list[tuple[str,
 
 
 def counts_since(baseline: Baseline, now: Baseline) -> BothCounts:
-    """Return each arm's counts since `baseline`, summed over servers that have one.
+    """Return each arm's counts since `baseline`, summed over the servers that have a baseline.
 
     Servers that are new or were restarted are left out.
     """

@@ -66,7 +66,7 @@ MIN_REQUESTS = 50
 """Minimum number of requests with a click, and minimum number of requests with at least one row
 without a click. Fewer requests give no reliable standard error."""
 STEADY_MEAN = 10
-"""Latency can abort a canary only after this many times `min_requests`, because one stall changes
+"""Latency can abort a canary only after `min_requests` times this factor, because one stall changes
 the mean of a hundred requests by half. In simulations with a stall of 100 ms in 500 requests of 1
 ms, an equal model was aborted in 18 % of stages after 100 requests, but only in 2 % after 1000."""
 
@@ -207,7 +207,7 @@ class CanaryPolicy:
         return self.alpha / (self.max_looks * 2)
 
     def growth_level(self, look: int) -> float:
-        """Return the significance level of the tests for growth at a look, counted from 1.
+        """Return the significance level of the growth tests at look number `look`, from 1.
 
         >>> policy = CanaryPolicy(max_looks=2, growth_alpha=0.03)
         >>> policy.growth_level(1), policy.growth_level(2)
@@ -218,7 +218,7 @@ class CanaryPolicy:
 
 @dataclass(frozen=True)
 class ArmDifference:
-    """Difference canary minus stable with its standard error."""
+    """Metric of the canary minus metric of the stable version, with its standard error."""
 
     value: float
     error: float
@@ -227,7 +227,7 @@ class ArmDifference:
         """Return the one-sided p-value of the hypothesis that the canary is worse.
 
         Args:
-            sign: 1 if a larger metric is better, -1 if a smaller one is.
+            sign: 1 if a larger metric is better, -1 if a smaller metric is better.
         """
         if self.error == 0:
             return 1.0 if sign * self.value >= 0 else 0.0
@@ -285,7 +285,7 @@ class CanaryDecision:
     def of(
         cls, by_counts: CountsDecision, by_pairs: PairsDecision | None = None
     ) -> "CanaryDecision":
-        """Return the decision of all checks. The worst check decides."""
+        """Return the decision that follows from all checks. The worst check decides."""
         checks = [*by_counts.checks, *(by_pairs.checks if by_pairs else ())]
         action = _ACTIONS[decide(checks)]
         return cls(action=action, reason=headline(checks), by_counts=by_counts, by_pairs=by_pairs)

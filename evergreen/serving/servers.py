@@ -118,7 +118,7 @@ class TritonAccess:
 
 
 def read_access(arguments: argparse.Namespace | None = None) -> TritonAccess:
-    """Return the options of the flags of `site.add_site_flags`, or else of the environment.
+    """Return the options from the flags of `site.add_site_flags`, or else from the environment.
 
     The environment variables are `EVERGREEN_TRITON_CA` and others with the same prefix. Environment
     variables are needed because the steps of the pipeline have no such flags.
@@ -182,7 +182,7 @@ class Triton:
     def load(self, name: str) -> None:
         """Load or reload a model from its folder.
 
-        Versions that remain keep answering meanwhile.
+        Meanwhile, the other versions continue to answer.
         """
         with self._translated(f"load of {name}"):
             self._client.load_model(name, client_timeout=LOAD_SECONDS)
@@ -275,10 +275,10 @@ class Triton:
 
 
 Connect = Callable[[str], Triton]
-"""Opens a connection to host:port."""
+"""Function that opens a connection to host:port."""
 Resolve = Callable[[str, int], list[str]]
-"""Returns the current addresses (host:port) of a name and a port, or an empty list if the name has
-no address."""
+"""Function that returns the current addresses (host:port) of a name and a port, or an empty list if
+the name has no address."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,11 +300,14 @@ class Patience:
 
     @property
     def deadline_seconds(self) -> float:
-        """Seconds from a command's request to its deadline. A change takes longer than the lock."""
+        """Seconds from a command's request to its deadline.
+
+        At least 30, because a change can take longer than the wait for the lock.
+        """
         return max(self.lock_seconds, 30.0)
 
     def until(self, answer: Callable[[], T], seconds: float) -> T:
-        """Call `answer` until it is true or `seconds` have passed, and return the last value."""
+        """Call `answer` until its value is true or `seconds` have passed. Return the last value."""
         deadline = self.clock() + seconds
         while not (given := answer()) and self.clock() < deadline:
             self.sleep(self.poll_seconds)

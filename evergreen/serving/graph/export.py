@@ -154,7 +154,7 @@ def _look_up(
     output: str,
     suffix: str = "",
 ) -> str:
-    """Add the vectors [n, F, E] of one table as `output`, with each list pooled to one vector.
+    """Add `output` [n, F, E], the vectors of one table. Each list is pooled to one vector.
 
     A list is pooled by multiplying its weights [n, 1, positions] by its vectors.
 
@@ -200,7 +200,7 @@ def _look_up(
 def _gather(
     parts: Parts, table: RoundedTable, rows: str, *, num_places: int, output: str, suffix: str
 ) -> str:
-    """Add the vectors [n, num_places, E] of `rows` [n, num_places].
+    """Look up each of the `rows` [n, num_places], and add the vectors [n, num_places, E].
 
     The result equals `RoundedTable.vectors`.
     """
@@ -231,7 +231,7 @@ def _gather(
 
 
 def export(model: Model, folder: Path) -> None:
-    """Write the graph of a stored model into `folder` (`evergreen.registry.models`).
+    """Write the graph of a stored model (`evergreen.registry.models`) into `folder`.
 
     Raises:
         ContractError: the model's files are absent, corrupt or different from its manifest.

@@ -50,7 +50,7 @@ class Parts:
         return name
 
     def table(self, name: str, value: NDArray[Any]) -> str:
-        """Add a table, which is not copied before it is written, and return its name."""
+        """Add a table, and return its name. The table is not copied before it is written."""
         self._tables[name] = np.ascontiguousarray(
             value.astype(value.dtype.newbyteorder("<"), copy=False)
         )
