@@ -113,7 +113,7 @@ def _own_seconds() -> float:
 
 
 def own_memory(line: str) -> int:
-    """Return the bytes of a line of this process's `/proc/self/status`.
+    """Return the number of bytes that one line of `/proc/self/status` states.
 
     Examples are `RssAnon` (current) and `VmHWM` (maximum).
     """

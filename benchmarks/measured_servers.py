@@ -205,7 +205,7 @@ class Released:
         ]
 
     def release(self, seed: int) -> Release:
-        """Release the model of `seed`."""
+        """Release the model with this seed."""
         command, output = self.command(seed)
         run_to_end(command)
         return Release.read(output)

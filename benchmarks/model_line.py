@@ -230,8 +230,8 @@ class ModelLine:
     def _step(self, name: str, **flags: Any) -> tuple[bool, float]:
         """Run a step.
 
-        Returns True if the step succeeded, or False if it refused its input, and its processor
-        seconds.
+        Returns whether the step succeeded, and its processor seconds. A step that refused its input
+        did not succeed.
         """
         arguments = [f"--{flag.replace('_', '-')}={value}" for flag, value in flags.items()]
         arguments.append(f"--store={self._root / 'store'}")

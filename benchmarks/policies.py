@@ -397,7 +397,9 @@ def false_alarms(alarms: Sequence[int | None], bound: float | None) -> dict[str,
 
 
 def delay(found: Sequence[int | None], before: int) -> dict[str, Any]:
-    """Return the median rows from the fall to the request, or None if most streams have none.
+    """Return the median rows from the fall to the request.
+
+    Returns None if most streams have no request.
 
     Requests before the AUC falls do not count.
     """

@@ -211,7 +211,7 @@ USES = {each.__name__: each for each in (count_keys, encode_keys, build_graph)}
 
 
 def measure_keys(sizes: Sequence[int]) -> dict[str, float]:
-    """Return the peak bytes of anonymous memory per additional key, by use."""
+    """Return the peak anonymous memory in bytes per additional key, for each use of a key."""
     found = {}
     for name in USES:
         peaks = [

@@ -60,7 +60,7 @@ _MAX_REQUEST_ROWS = 256
 parts."""
 
 _MIN_DATA_ROWS = 1_000
-"""Minimum number of a user's rows. With fewer rows, the AUC of the held-out tenth is too
+"""Minimum number of rows in a user's data. With fewer rows, the AUC of the held-out tenth is too
 uncertain."""
 
 
@@ -109,7 +109,8 @@ class DemoPlan:
     """Mean delay of a label in seconds. The maximum delay is four times the mean."""
     attribution_window_seconds: float = 2.2
     drift_bucket_seconds: float = 2.0
-    """Event time in seconds of a bucket whose features are compared with the training rows."""
+    """Length of a bucket in seconds of event time. The features of each bucket are compared with
+    those of the training rows."""
     drift_grace_seconds: float = 2.0
     """Time in seconds that a bucket waits for late predictions. The client publishes every 0.15
     s."""

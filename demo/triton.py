@@ -52,8 +52,8 @@ def check_repository(repository: Path) -> None:
     A model that was not released by us names no versions in its configuration, and is not checked.
 
     Raises:
-        ContractError: a configured version is absent or lacks a file, with which the start would
-            hang.
+        ContractError: a configured version is absent or lacks a file. Triton would hang at its
+            start.
     """
     for name in models_to_load(repository):
         text = (repository / name / CONFIG_FILE).read_text()
@@ -135,7 +135,7 @@ logger = logging.getLogger(__name__)
 DEFAULT_VENV = Path(__file__).resolve().parents[1] / ".venvs" / "serving"
 """Environment with the server's wheel and the imports of `model.py`."""
 _NAME = "evergreen_"
-"""Prefix of the name of every server here, followed by its owner's process id and its gRPC port."""
+"""Prefix of every server's name. The owner's process id and the server's gRPC port follow."""
 _SHM = Path("/dev/shm")
 _SHM_BYTES = 4 * 2**20
 """Initial shared memory of one model instance in bytes. Triton's default is too large for small

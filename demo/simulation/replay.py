@@ -269,7 +269,7 @@ class _ReplayStatistics:
         self._errors[type(error).__name__] += 1
 
     def take_second(self, time: float) -> dict[str, Any]:
-        """Return the line about the time since the last line.
+        """Return the next line, which covers the time since the previous line.
 
         The line's field `versions` is the number of answered rows by version.
         """

@@ -79,7 +79,7 @@ class Layout:
         self.column_of = np.repeat(np.arange(len(sizes)), sizes)
         """Column of each cell, shape [cells]."""
         self.digest = _digest(reference)
-        """Identifies the layout across restarts."""
+        """Hash that identifies the layout across restarts."""
         self._listed = [self._listed_values(name) for name in self._categorical]
 
     def _listed_values(self, column: str) -> tuple[Any, NDArray[np.int32]]:
@@ -141,7 +141,7 @@ class Layout:
     def element_cells(
         self, categorical: NDArray[np.int64]
     ) -> Iterator[tuple[int, NDArray[np.int32], Ints]]:
-        """Yield each list's column index, the cells of its elements, and elements per row [n].
+        """Yield for each list: its column index, its elements' cells, and the elements per row [n].
 
         The cells of all rows are concatenated.
         """
@@ -206,7 +206,7 @@ class Sketch:
             ),  # same columns as `ColumnProfile.sums`
             "present": np.zeros(
                 (num_columns, 3), np.int64
-            ),  # rows, sum of squared rows per request, requests
+            ),  # number of rows, sum of squares, number of requests
             "missing": np.zeros((num_columns, 3), np.int64),
         }
 

@@ -262,7 +262,7 @@ def _check(name: str, evidence: float, enough: float) -> Check:
 
 
 def _since(evidence: Evidence) -> float:
-    """Return the time from which on all rows so far come from the serving version.
+    """Return the time since which all rows come from the serving version.
 
     Rows of a version that was a canary, or that is live again, can be older than its last
     promotion.

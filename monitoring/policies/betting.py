@@ -289,7 +289,7 @@ def cross_wins(
     rounds: NDArray[np.int64],
     num_rounds: int,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Count pairs of a click and a non-click of different groups, and those that the click wins.
+    """Count the pairs of a click and a non-click from different groups, and the click's wins.
 
     A tie is half a win. Groups and rounds are integers from 0, ascending. All rows of a group are
     in one round, and a round may have no row.

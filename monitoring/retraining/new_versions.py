@@ -110,7 +110,7 @@ class NewVersions:
         self._looked_at: float | None = None
 
     def count_unusable(self, found: Sequence["UnscoredRows"], now: float) -> None:
-        """Count new requests with rows whose score is not a probability, if their version bakes."""
+        """Count a baking version's new requests with scores that are not probabilities."""
         try:
             bakes = baking(self._store)
         except (ContractError, OSError) as error:
@@ -130,7 +130,7 @@ class NewVersions:
         self._is_new = True
 
     def consider(self, decision: Decision, *, now: float) -> None:
-        """Write findings from a decision on a version, if it bakes."""
+        """Write findings from a decision if it is about a version that bakes."""
         numbers = decision.numbers
         version, rows = numbers["version"], numbers["rows_baked"]
         assert version is not None

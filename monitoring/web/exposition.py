@@ -97,7 +97,7 @@ class Exposition:
         self._failed_turn = None
 
     def beat(self) -> None:
-        """Record that the loop is alive within an iteration."""
+        """Record during an iteration that the loop is alive."""
         self._last_beat = self._clock()
 
     def record_failed_iteration(self, reason: str) -> None:

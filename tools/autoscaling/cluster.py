@@ -28,8 +28,8 @@ SCRAPE_SECONDS = 15.0
 class StartTimes:
     """Times until nodes and pods are ready, in seconds.
 
-    The default times are assumptions. The default times were not measured on a cluster. Replace
-    them by measured times of your cluster.
+    The default times are assumptions, and were not measured on a cluster. Replace them by measured
+    times of your cluster.
     """
 
     node: float = 330.0
