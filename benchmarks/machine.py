@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 _BUSY_SHARE = 0.1
-"""Share of the machine's processor time that unrelated processes use, above which figures are
-doubtful."""
+"""Figures are doubtful if unrelated processes use at least this share of the machine's processor
+time."""
 
 
 def facts() -> dict[str, Any]:

@@ -167,7 +167,7 @@ def measure_steps(
 
 
 def count_keys(keys: int) -> None:
-    """Merge the counts of two processes for equal categories of one column, and admit them all."""
+    """Merge two processes' counts of the same categories of a column, and admit all categories."""
     from components.preprocessing.vocabularies import next_column, unseen_column
     from components.preprocessing.window_statistics import merged
     from evergreen.config.preprocessing import PreprocessingSettings

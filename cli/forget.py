@@ -109,7 +109,7 @@ class User:
     """
 
     text: str
-    """The user as the user's files spell it."""
+    """Value of the user, spelled as in the ingested files."""
     recommender: Recommender
     keys: set[tuple[str, int]] = field(default_factory=set)
     """Request id and row number of each row found."""

@@ -100,11 +100,11 @@ class DemoPlan:
     min_clicks: int
     """Minimum clicks and minimum non-clicks of a window for a decision."""
     min_rows_since_breach: int
-    """Number of rows after the alarm before a run is requested. The next model trains on these rows
-    and so adapts to the drift."""
+    """Number of rows that must follow the alarm before a run is requested. The next model trains on
+    these rows and so adapts to the drift."""
     archive_roll_rows: int
     bake_rows: int
-    """Rows after which a version without evidence against it counts as good."""
+    """Number of rows after which a version counts as good if there is no evidence against it."""
     label_delay_seconds: float = 0.4
     """Mean delay of a label in seconds. The maximum delay is four times the mean."""
     attribution_window_seconds: float = 2.2

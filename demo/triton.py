@@ -1,9 +1,10 @@
 """Run a real tritonserver on this machine, from the wheel of the serving environment.
 
 The demo, development and tests use it. The server gets free ports, and must be ready before a
-deadline. It ends with its owner: by its process id, at exit, or by the kernel if the owner is
-killed. The wheel (nvidia-pytriton) has one stub of the python backend per Python version, but not
-at the path where the server looks. Therefore stub and backend are copied into a runtime folder.
+deadline. The server ends with its owner. The owner stops it at exit, and the kernel kills it if the
+owner is killed. The wheel (nvidia-pytriton) has one stub of the python backend per Python version,
+but not at the path where the server looks. Therefore stub and backend are copied into a runtime
+folder.
 
 This Triton (2.51) lacks the security fixes of later releases. The server therefore listens only on
 loopback, has no HTTP endpoint except the metrics, and refuses clients' shared memory and changes of

@@ -154,8 +154,8 @@ class _StoredEvaluator:
 
 
 _STALE_SECONDS = 900.0
-"""Seconds without a new row after which the KPIs of a version are hidden, because its window is out
-of date."""
+"""If a version has no new row for this number of seconds, its KPIs are hidden, because its window
+is out of date."""
 
 
 class _Measurements:

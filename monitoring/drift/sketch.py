@@ -39,7 +39,7 @@ from evergreen.statistics.reference import TrainingReference
 
 SCORE = "score"
 FORMAT_VERSION = 2
-"""Version of a sketch's saved form. Other versions are dropped."""
+"""Version of a sketch's saved form. Sketches of other versions are dropped."""
 
 
 class Layout:
@@ -184,8 +184,8 @@ def _digest(reference: TrainingReference) -> str:
 
 
 _PENDING_ROWS = 4096
-"""Number of rows that are counted at once. A single request of 64 rows would cost ten times as much
-per row."""
+"""Number of rows that are counted at once. If each request of 64 rows were counted alone, a row
+would cost ten times as much."""
 
 
 class Sketch:

@@ -200,7 +200,7 @@ def _below(
 ) -> NDArray[np.float64]:
     """Return for each row the weight of all lower scores plus half the weight of equal scores.
 
-    The rows are ordered by score. `firsts` and `sizes` give the runs of equal scores.
+    The rows are ordered by score. `firsts` and `sizes` describe the groups of equal scores.
     """
     in_run = np.add.reduceat(weights, firsts)
     below: NDArray[np.float64] = np.repeat(np.cumsum(in_run) - in_run / 2, sizes)

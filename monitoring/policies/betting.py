@@ -163,7 +163,7 @@ class EValue:
         self.rounds = int(memory.get("rounds", 0))
         """Number of rounds with at least one pair."""
         self.clicks = int(memory.get("clicks", 0))
-        """Number of clicks in these rounds."""
+        """Number of clicks in the rounds with at least one pair."""
 
     def memory(self) -> dict[str, Any]:
         """Return the state for a successor, a JSON object."""
@@ -225,7 +225,7 @@ class EProcess:
 
     @property
     def clicks(self) -> int:
-        """Number of clicks in these rounds."""
+        """Number of clicks in the rounds with at least one pair."""
         return self._e_value.clicks
 
     @property

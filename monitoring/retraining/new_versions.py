@@ -50,9 +50,10 @@ class _UnusableRows:
     version: int = 0
     rows: int = 0
     requests: list[str] = field(default_factory=list)
-    """Ids of the first `MIN_UNUSABLE_REQUESTS` distinct requests with such rows."""
+    """Ids of the first `MIN_UNUSABLE_REQUESTS` distinct requests that have rows without a usable
+    score."""
     first: float = 0.0
-    """Arrival time of the first such row, in seconds since the epoch."""
+    """Arrival time of the first row without a usable score, in seconds since the epoch."""
     last: float = 0.0
 
     def add(self, request_id: str, rows: int, now: float) -> None:

@@ -68,8 +68,8 @@ _OF_RECORDS = (
 STORE_FILE = "monitor.db"
 """File name in the state folder."""
 _RATED_REQUESTS = 20_000
-"""Number of newest requests that the conversion rate covers, over all versions. The conversion
-windows of these requests have closed."""
+"""The conversion rates cover this number of newest requests over all versions. Only requests count
+whose conversion window has closed."""
 _BLOCK_BYTES = 16 << 20
 """Maximum bytes of numbers in a block, unless a single request is larger. A block is always read
 completely."""
@@ -670,7 +670,7 @@ def matured_rows_of(memory: sqlite3.Connection, user: int) -> int:
 def waiting_requests_of(
     memory: sqlite3.Connection, user: int, *, columns: dict[str, list[str]], places: Sequence[int]
 ) -> int:
-    """Count the unarchived requests in which the user appears in one of these columns."""
+    """Count the unarchived requests that contain the user in one of these columns."""
     saved = memory.execute("SELECT content FROM documents WHERE name = 'features'").fetchone()
     found, arranged = 0, ColumnMap(json.loads(saved[0]) if saved else columns, columns)
     for (content,) in memory.execute("SELECT content FROM block_rows"):
@@ -797,7 +797,7 @@ def _chunks(
 
 
 def _runs(numbers: NDArray[np.int64]) -> Iterable[tuple[int, int]]:
-    """Return first and last number of each run of consecutive numbers.
+    """Return the first and last number of each series of consecutive numbers.
 
     >>> list(_runs(np.array([4, 5, 6, 9])))
     [(4, 6), (9, 9)]

@@ -46,7 +46,7 @@ _TAIL_BYTES = 2 * 2**20
 """Bytes read from the end of each file. This number of bytes contains about 4,000 points of the
 timeline or 7,000 events. Reading and parsing takes about 30 ms."""
 MAX_POINTS = 600
-"""Maximum number of points per version in the chart, more than a phone has pixels."""
+"""Maximum number of points per version in the chart. A phone has fewer pixels."""
 _MARKED_EVENTS = {
     "decision": "trigger",
     "release": "release",
