@@ -46,8 +46,8 @@ MALFORMED_FILE = "_malformed_rows.jsonl"
 """File of malformed rows in the version's folder. The underscore of its name hides the file from
 readers."""
 CLAIM = "_CLAIM"
-"""Object in a version's folder by which a writer claims it. The object is a JSON document with the
-writer's name and the time, for debugging."""
+"""Object in a version's folder that a writer creates to claim the version. The object is a JSON
+document with the writer's name and the time, for debugging."""
 
 
 class Backfilled(NamedTuple):
@@ -213,7 +213,10 @@ def _day_rows(
     malformed: MalformedRows,
     scratch: Path,
 ) -> Iterator[tuple[Any, Copies]]:
-    """Read the day's rows in time order, in bounded chunks, each with its dropped copies."""
+    """Read the day's rows in time order.
+
+    Yields chunks of bounded size, each with a description of the dropped copies.
+    """
     readers = [find_reader(path, recommender) for path in files]
     raw = [isinstance(reader, RawReader) for reader in readers]
     if timed := [

@@ -28,8 +28,7 @@ from evergreen.runtime.flags import CommandParser
 from evergreen.storage.uris import local_path, typed_folder
 
 TEXT_SLICES = 10
-"""Number of slices in the text. Maximum number of slices in the text output. The page and the JSON
-contain more slices."""
+"""Maximum number of slices in the text output. The page and the JSON contain more slices."""
 
 
 @dataclass(frozen=True, kw_only=True)

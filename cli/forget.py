@@ -109,7 +109,7 @@ class User:
     """
 
     text: str
-    """The user as the user's files spell it."""
+    """Value of the user, spelled as in the ingested files."""
     recommender: Recommender
     keys: set[tuple[str, int]] = field(default_factory=set)
     """Request id and row number of each row found."""
@@ -143,7 +143,7 @@ class User:
 
     @cached_property
     def category(self) -> int:
-        """The user's category, by which all packages after extraction know the user."""
+        """The user's category, which identifies the user in all packages after extraction."""
         return category_of(self.text if self._holds_words else str(int(self.text)))
 
     @property
@@ -162,7 +162,7 @@ class User:
         ]
 
     def _are_user(self, values: Any) -> Any:
-        """Return a mask of the values in an Arrow array that are the user.
+        """Return a mask of an Arrow array that is true for each value that is the user.
 
         Values are strings, numbers or categories, and are interpreted as extraction interprets
         them.
@@ -354,7 +354,7 @@ def in_rows(objects: Objects, user: User) -> Iterator[Found]:
 
 
 def in_outcomes(objects: Objects, user: User) -> Iterator[Found]:
-    """Yield files of late outcomes in a lake or an archive that contain the found requests."""
+    """Yield the files with late outcomes of the found requests, in a lake or an archive."""
     for info in [
         each for each in objects.list(_OUTCOMES) if user.keys and each.name.endswith(".parquet")
     ]:

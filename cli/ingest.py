@@ -136,7 +136,7 @@ class Ingested:
     def of(
         cls, counts: RowCounts, read: ReadCounts, *, num_lake: int, num_malformed: int
     ) -> "Ingested":
-        """Return the result from the counts of rows that were read and of rows to write."""
+        """Combine the counts of the rows that were read and of the rows to write into a result."""
         return cls(
             rows=counts.rows,
             lake_rows=num_lake,
@@ -423,7 +423,7 @@ def _write_days(
 
 
 def _publish_days(objects: Objects, days: Path, source: str) -> None:
-    """Publish the files below `days` in the lake, day by day, as the only files of the source.
+    """Publish the files below `days` in the lake day by day, and remove older ones of the source.
 
     The files are named `part-<source>-*.parquet`.
     """

@@ -51,7 +51,7 @@ RANDOM_TRIALS = (
 class Dimension:
     """Possible values of one setting: a lowest and a highest value, or a list of choices.
 
-    The range is one of integers if both ends are integers.
+    If both ends of the range are integers, all its values are integers.
     """
 
     low: int | float = 0
@@ -127,7 +127,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Search or write the manifest, and return 0."""
+    """Run the search, or write it as a manifest, and return 0."""
     arguments = build_parser().parse_args(argv)
     if arguments.trials < 1 or (arguments.katib is None) != (arguments.recommender is None):
         raise ContractError(

@@ -235,7 +235,10 @@ def _canary(line: Promotion | None) -> Canary | None:
 
 
 def _auc(store: Path, live: Promotion | None, snapshot: Snapshot | None) -> Auc | None:
-    """Return the AUC of production, or of the gate before a row of the live version matured."""
+    """Return the AUC in production.
+
+    Until a row of the live version has matured, the gate's AUC is returned instead.
+    """
     for kpis in snapshot.windows if snapshot and live else ():
         if kpis.version == live.version:  # type: ignore[union-attr]
             return Auc(

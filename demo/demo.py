@@ -140,7 +140,7 @@ class _RunWatch:
         self._seen: dict[tuple[str, str], str] = {}
 
     def update(self) -> list[tuple[str, StepNote]]:
-        """Return run and note of each step whose state changed since the last call."""
+        """Return the run and the note of each step that changed its state since the last call."""
         changed = []
         runs = (
             sorted(p.name for p in (self._store / "runs").glob("*")) if self._store.exists() else []

@@ -39,7 +39,8 @@ from pipelines.package import read_places, with_places
 logger = logging.getLogger(__name__)
 
 _REFUSED_EXIT_CODE = 2
-"""Exit code of a step that no retry can help: wrong flags, or invalid input."""
+"""Exit code of a step that would fail in every retry, because its flags are wrong or its input is
+invalid."""
 STEP_NICENESS = 10
 """Niceness of a step. A server on the same machine runs at niceness 0."""
 _TORCH_THREADS = "1"
@@ -204,8 +205,8 @@ def _run_step(command: list[str], environment: Mapping[str, str], log: Any) -> i
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=subprocess.STDOUT,
-        # KFP starts the step in a shell. With a process group of their own, both the shell and the
-        # step can be ended. `yielding` needs a session for the command.
+        # KFP starts the step in a shell. Both the shell and the step can be ended, because they
+        # have their own process group. `yielding` needs a session for the command.
         start_new_session=True,
     )
     try:

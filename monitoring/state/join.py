@@ -2,9 +2,9 @@
 
 `read_records` turns messages into records, or into dead letters with reasons. `attribute` turns
 predictions and their clicks into labels and late outcomes. All rows of a request mature together
-when its window closes. If clicks counted at once and rows without a click only at the end, every
-click rate would be too high while the window is open. `monitoring.state.store` stores records and
-open requests.
+when its window closes. If clicks counted at once, but rows without a click counted only at the end,
+every click rate would be too high while the window is open. `monitoring.state.store` stores records
+and open requests.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,7 +24,7 @@ MAX_FUTURE_SECONDS = 86_400.0
 """Maximum seconds that a record may be in the future. A record with a later time comes from a wrong
 clock, and its labels would stay open until that time."""
 _DECODED_BYTES = 32 << 20
-"""Approximate maximum memory of the records that one call decodes one by one, in bytes. A single
+"""Approximate maximum memory in bytes of the records that one call decodes one by one. A single
 record may be larger."""
 
 
