@@ -29,7 +29,7 @@ def deploy(settings, make_candidate):  # noqa: F811  a fixture
 
 @pytest.fixture
 def expected(make_parts):  # noqa: F811  a fixture
-    """The reference scores on `rows` of the model made with `seed`."""
+    """Computes the reference scores of `rows` by the model that was made with `seed`."""
 
     def scores(seed, rows):
         workflow, toy = make_parts(seed)

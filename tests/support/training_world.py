@@ -89,7 +89,7 @@ def write_workflow(folder: Path, slot_sizes, start=0) -> Path:
 
 
 def training_set_of(folder: Path, num_rows: int, *, workflow: Path, **changes) -> TrainingSet:
-    """Return the manifest of the encoded rows in `folder`, training and holdout rows together."""
+    """Return a manifest whose training rows and holdout rows are the encoded rows in `folder`."""
     values = {
         "train_uri": folder.as_uri(),
         "holdout_uri": folder.as_uri(),

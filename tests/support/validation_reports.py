@@ -63,7 +63,7 @@ NUMBERS = ShownValues()
 
 
 def _measure_rows(now: pa.Table, champion: Champion | None, shown: ShownValues) -> Measured:
-    """Return validation's measurements of `now` and of the champion's rows.
+    """Measure the rows `now` and the champion's rows, like validation does.
 
     Skew and quarantined rows are invented.
     """

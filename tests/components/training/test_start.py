@@ -311,7 +311,7 @@ def layout_of(name, features, *, more=False, **shape):
 
 
 def rows_of(features, rows):
-    """Return the network's inputs of rows given by column: dense [n, d] and ids [n, places]."""
+    """Convert rows given by column to the network's inputs: dense [n, d] and ids [n, places]."""
     return (
         np.stack([rows[name] for name in features.dense_inputs], 1).astype(np.float32),
         np.stack([rows[name] for name in features.id_names], 1).astype(np.int64),

@@ -22,7 +22,7 @@ from evergreen.statistics.profile_counter import BLOCK_ROWS, ProfileCounter
 
 
 def by_request(table, cut=BLOCK_ROWS):
-    """Return a frame with one key per request, divided at the blocks of rows."""
+    """Return a frame with a column `key`, which names the request and its block of rows."""
     frame = table.to_pandas()
     frame["key"] = (
         frame[raw_rows.REQUEST_ID].astype(str) + "/" + (np.arange(len(frame)) // cut).astype(str)
