@@ -68,7 +68,10 @@ def test_entry_point_helps_in_confined_container(podman, images, image):
 
 
 def turn(folder: Path, lake: Path) -> dict:
-    """Run the compiled pipeline on `lake` in `folder`, and return the numbers of its result."""
+    """Run the compiled pipeline on `lake`, and return the numbers of its result.
+
+    All output is below `folder`.
+    """
     folders = runner.LocalFolders(root=folder)
     places = {**folders.places(), "lake": str(lake), "server": "onnxruntime"}
     accept_into(folders.store)

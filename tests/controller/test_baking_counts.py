@@ -45,7 +45,7 @@ BOUNDS = [0.25 * 2 ** (step / 2) for step in range(25)]
 
 
 def histogram(version, milliseconds):
-    """Return a server's histogram of these latencies, as Triton 26.01 and later write it."""
+    """Return a server's histogram of these latencies in the form of Triton 26.01 and later."""
     labels = f'model="{MODEL_NAME}",version="{version}"'
     counts = [(f"{bound}", int((milliseconds <= bound).sum())) for bound in BOUNDS]
     lines = [f"# TYPE {HISTOGRAM} histogram", f"{HISTOGRAM}_count{{{labels}}} {len(milliseconds)}"]

@@ -267,7 +267,7 @@ def chain(tmp_path_factory, warm):
 
 @pytest.fixture(scope="session")
 def held_out_rows():
-    """Reads the raw holdout rows as served tensors and labels, by pyarrow alone."""
+    """Reads the holdout rows by pyarrow alone. Returns served tensors and labels."""
 
     def read(raw: RawDataset):
         table = table_in(raw.holdout_uri)

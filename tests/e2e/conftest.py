@@ -21,7 +21,7 @@ def settings(triton, tmp_path):
 
 @pytest.fixture
 def deploy(settings, make_candidate):  # noqa: F811  a fixture
-    """Releases the model made with a seed. Settings may be changed."""
+    """Releases the model that is made with `seed`. `changes` replaces settings."""
     return lambda seed, **changes: release(
         *make_candidate(settings.store, seed), settings=dataclasses.replace(settings, **changes)
     )

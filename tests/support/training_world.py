@@ -53,7 +53,7 @@ class World:
         return labels, dense, ids, logit
 
     def encoded(self, n, seed=1):
-        """Return the rows of a request in the form in which training reads them."""
+        """Return `n` rows in the form in which training reads them."""
         labels, dense, ids, _ = self.rows(n, seed)
         return Rows(labels=labels, dense=dense, ids=ids.astype(np.int32))
 

@@ -77,7 +77,7 @@ class QuarantineWorld:
 
 
 def rows_of(uri):
-    """Return all rows of a folder, by pandas, in the order of file names."""
+    """Read all rows of a folder by pandas, in the order of file names."""
     return pd.concat(
         [pq.read_table(path).to_pandas() for path in sorted(local_path(uri).glob("*.parquet"))]
     )
