@@ -34,8 +34,7 @@ from tests.support.validation_models import make_dataset, release_validated
 
 pytestmark = [pytest.mark.images, pytest.mark.timeout(5400)]
 CEILINGS_MB = {"driver": 950, "preprocessing": 1150, "validation-trixie": 1650, "training": 1700}
-"""Maximum size of an image by its lock, uncompressed, including the base, with torch's CPU
-build."""
+"""Maximum uncompressed size of each lock's images, with their base and torch's CPU build."""
 
 
 def inspect(podman, reference: str) -> dict:
@@ -69,7 +68,10 @@ def test_entry_point_helps_in_confined_container(podman, images, image):
 
 
 def turn(folder: Path, lake: Path) -> dict:
-    """Run the compiled pipeline on `lake` in `folder`, and return the numbers of its result."""
+    """Run the compiled pipeline on `lake`, and return the numbers of its result.
+
+    All output is below `folder`.
+    """
     folders = runner.LocalFolders(root=folder)
     places = {**folders.places(), "lake": str(lake), "server": "onnxruntime"}
     accept_into(folders.store)
@@ -166,7 +168,7 @@ statistics, schema, in_force = read_statistics(statistics), read_schema(schema),
 told = {"statistics": statistics, "schema": schema, "anomalies": check_statistics(statistics, in_force)}
 print(json.dumps({"version": tfdv.__version__, **{name: MessageToDict(each) for name, each in told.items()}}))
 """  # noqa: E501
-"""Program that prints TFDV's version, and TFDV's messages of a run field by field."""
+"""Program that prints TFDV's version, and each of TFDV's messages about a run as fields."""
 
 
 def leaves(value, path="") -> dict:
@@ -208,7 +210,7 @@ def spoiled(table: pa.Table) -> pa.Table:
 
 
 def validated(python, folder: Path, seen: Path, run: str) -> tuple[dict, dict, str]:
-    """Run the step by `python`, which has `folder` mounted at `seen`.
+    """Run the step with the command `python`, for which `folder` is mounted at `seen`.
 
     Returns:
         TFDV's messages, the report and the page.

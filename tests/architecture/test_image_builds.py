@@ -45,7 +45,7 @@ def git(folder: Path, *words: str) -> str:
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
-    """A repository with this checkout, its uncommitted changes, and files of no image."""
+    """A repository with this checkout, its uncommitted changes, and files that no image needs."""
     if GIT is None:
         pytest.skip("git is not installed")
     try:

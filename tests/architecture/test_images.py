@@ -62,8 +62,8 @@ OPTIONAL = (
     *("tbbpool.cpython-311-x86_64-linux-gnu.so", "omppool.cpython-311-x86_64-linux-gnu.so"),
     "libcaffe2_nvrtc.so",
 )
-"""Libraries that may be absent. Numba has a fallback for its threading layers. The library of
-torch's kernel compiler belongs to the GPU driver. On a node with a GPU, the driver is mounted."""
+"""Libraries that may be absent. Numba has a fallback for its threading layers. Torch's kernel
+compiler needs a library of the GPU driver, which is mounted on nodes with a GPU."""
 ONLY_IN_TESTS = "mpi4py"
 """Package that needs a library of MPI, which only tests install."""
 CUDA_FOLDER = "nvidia"

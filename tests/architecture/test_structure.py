@@ -71,7 +71,7 @@ def source_id(path: Path) -> str:
 
 @pytest.fixture(scope="module")
 def trees() -> dict[str, ast.Module]:
-    """The syntax tree of every source file by its name."""
+    """Maps the name of each source file to its syntax tree."""
     return {source_id(path): ast.parse(path.read_text()) for path in SOURCES}
 
 

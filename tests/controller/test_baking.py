@@ -34,7 +34,7 @@ from tests.support.served_names import MODEL_NAME
 
 
 def limited(settings):
-    """Return the settings for a recommender with its own limits."""
+    """Accept a recommender with its own limits in the registry, and return the settings."""
     accept_into(settings.store, criteo_with(release={"bake_seconds": 60.0, "bake_rows": 1000}))
     return settings
 

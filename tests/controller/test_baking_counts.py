@@ -20,7 +20,7 @@ ADDRESSES = ("triton-a:8002", "triton-b:8002")
 
 
 def told(version, requests, p99_ms):
-    """Return a server's metrics of requests of 1 ms.
+    """Return a server's metrics after `requests` requests of 1 ms each.
 
     None for `p99_ms` means that the server exports no quantiles.
     """
@@ -45,7 +45,7 @@ BOUNDS = [0.25 * 2 ** (step / 2) for step in range(25)]
 
 
 def histogram(version, milliseconds):
-    """Return a server's histogram of these latencies, as Triton 26.01 and later write it."""
+    """Return a server's histogram of these latencies in the form of Triton 26.01 and later."""
     labels = f'model="{MODEL_NAME}",version="{version}"'
     counts = [(f"{bound}", int((milliseconds <= bound).sum())) for bound in BOUNDS]
     lines = [f"# TYPE {HISTOGRAM} histogram", f"{HISTOGRAM}_count{{{labels}}} {len(milliseconds)}"]
@@ -191,9 +191,9 @@ def test_p99_is_not_evaluated_while_server_does_not_answer(rounds):
 
 @pytest.mark.slow
 def test_of_thousand_equal_versions_counters_roll_back_at_most_ten():
-    """Equal versions with an hour of 20 requests a second each, with log-normal times.
+    """For an hour, each version gets 20 requests a second, whose times are log-normal.
 
-    One request in 500 stalls for 100 ms, and one in 200 fails.
+    One request in 500 stalls for 100 ms, and one in 200 fails. The versions are equal.
     """
     looks, requests, taken = 360, 200, 0
     for seed in range(1_000):

@@ -58,7 +58,10 @@ def test_all_states_of_two_requests_keep_every_property(name):
 
 
 def without(move, state=None):
-    """Return the table without the rules of this move, only in the given state if there is one."""
+    """Return the table without this move's rules.
+
+    With `state`, only rules of this state are removed.
+    """
     return tuple(
         rule for rule in TABLE if rule.move != move or state is not None and rule.state != state
     )
@@ -110,7 +113,7 @@ class Mutant:
     """A fault that is built into the protocol.
 
     Args:
-        found: Part of the name of the property that the search must find violated.
+        found: The search must find the violation of a property whose name contains this text.
         scenario: Scenario in which the fault has an effect.
         table: Changed table.
         built_in: Name of a fault in the model's effects.

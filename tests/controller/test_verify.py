@@ -42,7 +42,7 @@ def released(unserved, make_candidate):
 
 @pytest.fixture
 def truth(make_parts, store):
-    """Scores [n] of a table's rows by the stored model of a release, as a reference."""
+    """Computes reference scores [n] of a table's rows by the stored model of a release."""
 
     def scores(done, table):
         folder = model_folder(store, done.model_id)

@@ -69,7 +69,7 @@ SETTINGS = {
 
 @dataclass
 class Round:
-    """The manifests of one run by step, as their readers parse them."""
+    """The manifests of one run, one for each step, as the readers of the manifests parse them."""
 
     run: str
     manifests: dict = field(default_factory=dict)
@@ -91,7 +91,7 @@ class Chain:
     root: Path
     rounds: list[Round] = field(default_factory=list)
     settings: dict[str, dict] = field(default_factory=lambda: dict(SETTINGS))
-    """Changed settings of the recommender for the next runs, by section."""
+    """For each section of the recommender, the settings that the next runs change."""
     warm: WarmSteps | None = None
     """Function that runs a step in a forked process. If None, each step runs as a plain command."""
     recommender: Recommender = CRITEO_RECOMMENDER
@@ -267,7 +267,7 @@ def chain(tmp_path_factory, warm):
 
 @pytest.fixture(scope="session")
 def held_out_rows():
-    """Reads the raw holdout rows as served tensors and labels, by pyarrow alone."""
+    """Reads the holdout rows by pyarrow alone. Returns served tensors and labels."""
 
     def read(raw: RawDataset):
         table = table_in(raw.holdout_uri)

@@ -1,4 +1,4 @@
-"""Tests that each step's parser reads its component's command line back to equal values."""
+"""Tests that each step's parser reads equal values from its component's command line."""
 
 import importlib
 import inspect

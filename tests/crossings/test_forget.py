@@ -185,7 +185,10 @@ def keep_learnt(
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """All files with rows that a shop can have, written by the product's own code."""
+    """Every kind of file in which a shop can have rows.
+
+    The product's own code wrote these files.
+    """
     folder, gone = tmp_path_factory.mktemp("a shop"), tmp_path_factory.mktemp("gone")
     store = folder / "store"
     accept_into(store, SHOP)

@@ -38,7 +38,7 @@ def ask(mlflow, path, body=None):
 
 
 def state_of(mlflow):
-    """Return the runs, MLflow's versions by the registry's number, and the aliases."""
+    """Return MLflow's runs, its versions by the registry's version number, and its aliases."""
     versions = ask(mlflow, "model-versions/search?filter=name%3D%27click_model%27")[
         "model_versions"
     ]

@@ -17,7 +17,7 @@ FOLDER = REPOSITORY / "build" / "promtool"
 
 
 class Question(NamedTuple):
-    """A query at one time, and the expected samples as values by labels (`{pod="a"}`)."""
+    """A query at one time. The expected samples map labels (`{pod="a"}`) to values."""
 
     query: str
     at: str

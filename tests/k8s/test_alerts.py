@@ -164,7 +164,10 @@ def test_cases_use_series_that_exist():
 
 
 def labels_of_record(name: str) -> Labels:
-    """Return the labels of a recorded name, which are its first part by Prometheus' convention."""
+    """Return the labels of a recorded series.
+
+    By convention, the labels are the name's first part.
+    """
     return frozenset(name.split(":")[0].split("_"))
 
 

@@ -29,7 +29,7 @@ REFERENCE = (
 yamls/Autoscaling_custom_metrics/1_custom-metric-server-config.yaml, restricted by namespace as in
 the deployment there. The factor 1000 converts the query's milliseconds to microseconds."""
 ONE = {"{}": 1}
-"""Result of a query over the fleet that compares to true."""
+"""Result of a query that compares values over the fleet, if the comparison is true."""
 
 
 def shipped(*pods):

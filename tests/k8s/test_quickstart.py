@@ -28,7 +28,10 @@ SYSTEM_CORES, SYSTEM_GIB = 1.0, 2.0
 
 
 def command(start: str) -> str:
-    """Return the guide's only command with this start, with continued lines joined."""
+    """Return the only command of the guide that starts with this text.
+
+    Continued lines are joined.
+    """
     (found,) = [line for line in commands() if line.startswith(start)]
     return found
 

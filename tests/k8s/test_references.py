@@ -43,7 +43,7 @@ class Cluster:
         return (kind, namespace, name) in self._known or (kind, namespace, name) in GIVEN
 
     def pods(self, namespace: str, selector: Manifest) -> list[Manifest]:
-        """Return the pod templates of a namespace's workloads that a LabelSelector selects."""
+        """Return the pod templates of the namespace that a LabelSelector selects."""
         return [
             template
             for workload in self.manifests
@@ -68,7 +68,7 @@ def ports(template: Manifest) -> dict[str, int]:
 
 
 def _maps_and_secrets(spec: Manifest):
-    """Yield kind, name, key or None, and optionality of each map and secret of a pod."""
+    """Yield kind, name, key (or None) and optionality for each ConfigMap and Secret of a pod."""
     for volume in spec.get("volumes", ()):
         if "configMap" in volume:
             yield (

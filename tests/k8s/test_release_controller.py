@@ -54,7 +54,7 @@ def says_yes(container: Manifest, probe: str, status: Path) -> bool:
 
 @pytest.fixture
 def share(tmp_path) -> Path:
-    """The shared folder after the first container of the pod has ended."""
+    """The shared folder, as the first container of the pod leaves it."""
     (tmp_path / "share" / "store").mkdir(parents=True)
     return tmp_path / "share"
 

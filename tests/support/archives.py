@@ -49,7 +49,7 @@ def values_of(row: Mapping[str, Any], features: Features) -> tuple[list[float], 
 
 
 def outcome_files(bench: Any) -> dict[str, list[tuple[str, int, str]]]:
-    """Return the (request, row, event) of the archive's outcome files by day folder, in order."""
+    """Map each day folder of the archive to its outcomes (request, row, event), in order."""
     found: dict[str, list[tuple[str, int, str]]] = {}
     for path in sorted(bench.settings.archive.glob("outcomes/day=*/part-*.parquet")):
         for row in pq.ParquetFile(path).read().to_pylist():
@@ -64,7 +64,7 @@ def outcomes(bench: Any) -> list[tuple[str, int, str]]:
 
 
 def day_folders(root: Path, table: pa.Table) -> Iterator[tuple[pa.Table, Path]]:
-    """Yield the rows of each UTC day in order, with the day's new folder below `root`."""
+    """Yield each UTC day's rows and the day's new folder below `root`, in order of the days."""
     days = [str(time.date()) for time in table[raw_rows.EVENT_TIME].to_pylist()]
     for day in sorted(set(days)):
         folder = root / raw_rows.DAY_PARTITION.format(day=day)

@@ -45,7 +45,7 @@ class Program:
             self.process = self._start()
 
     def suffer(self, blow: signal.Signals, seconds: float) -> None:
-        """Kill and restart it, or pause it for `seconds`."""
+        """Kill and restart the program, or pause the program for `seconds`."""
         self.keep_up()
         self.process.send_signal(blow)
         if blow == signal.SIGKILL:

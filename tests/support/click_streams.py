@@ -126,7 +126,7 @@ NO_KPIS = Kpis(
 
 
 class Windows:
-    """KPIs of a stream's windows of `rows` rows, computed once for all policies."""
+    """KPIs of windows of `rows` rows in a stream. They are computed once for all policies."""
 
     def __init__(self, stream: MaturedRows, rows: int) -> None:
         self._stream, self._rows, self._known = stream, rows, dict[int, Kpis]()

@@ -71,7 +71,7 @@ class Kill:
             self._end(name)
 
     def watch(self, owner: object, *names: str, after: bool = False, where=lambda *_: "") -> "Kill":
-        """Make each call of the named functions of `owner` a step, until the context ends.
+        """Count each call of these functions of `owner` as a step, until the context ends.
 
         Args:
             owner: Module or class that contains the functions.

@@ -56,7 +56,7 @@ class Stage:
         return found
 
     def variables(self, inherited: dict[str, str]) -> dict[str, str]:
-        """Return ENV over the variables of the base image, with `${NAME}` filled in."""
+        """Add the ENV variables to those of the base image, and replace `${NAME}` by its value."""
         found = dict(inherited)
         for argument in self.all("ENV"):
             for assignment in shlex.split(argument):
@@ -65,7 +65,10 @@ class Stage:
         return found
 
     def labels(self, arguments: dict[str, str]) -> dict[str, str]:
-        """Return the values of LABEL instructions with ARG values, or `arguments`, inserted."""
+        """Return the labels.
+
+        In their values, each ARG is replaced by its value or by `arguments`.
+        """
         known: dict[str, str] = {}
         for argument in self.all("ARG"):
             name, _, default = argument.partition("=")

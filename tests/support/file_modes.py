@@ -17,7 +17,7 @@ def argo_umask() -> Iterator[None]:
 
 
 def too_open(folder: Path, allowed: int) -> dict[str, str]:
-    """Return the modes of files and folders below `folder` with a bit outside `allowed`.
+    """Return the files and folders below `folder` whose mode has a bit outside `allowed`.
 
     Execute bits are ignored.
     """

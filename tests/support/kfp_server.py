@@ -55,7 +55,7 @@ class ErrorAnswer(Exception):
     def document(self, path: str) -> dict:
         """Return the answer's body.
 
-        Uploads do not pass through the gRPC gateway, so their errors have another form.
+        Uploads do not pass through the gRPC gateway, so the errors of uploads have another form.
         """
         if "/pipelines/upload" in path:
             return {"error_message": str(self), "error_details": str(self)}
@@ -138,7 +138,10 @@ class KfpServer(HttpDouble):
         return run
 
     def commit_late(self, created_at: str = "") -> list[dict]:
-        """Create and return the runs whose clients have given up, by default as the latest runs."""
+        """Create the runs whose clients have given up, and return these runs.
+
+        By default, the new runs are the latest runs.
+        """
         for body in self.late:
             self.create_run(body)
             self.runs[-1]["created_at"] = created_at or self.runs[-1]["created_at"]
@@ -171,7 +174,7 @@ class KfpServer(HttpDouble):
         return run
 
     def constants(self, run: dict) -> dict[str, dict[str, object]]:
-        """Return the constants that each task of the run receives, by the task's name.
+        """Map the name of each task of the run to the constants that the task receives.
 
         The server (2.17, driver/resolve.go) replaces a constant that consists of one placeholder.
         The template of a schedule has no display name, so this name is empty.

@@ -115,7 +115,7 @@ def cached(work: Path) -> dict[str, list[str]]:
 
 
 def table_in(uri: str, *columns: str) -> pa.Table:
-    """Return the rows of a folder of Parquet files in order, with all columns by default."""
+    """Return the rows of a folder of Parquet files in order. All columns are read by default."""
     paths = sorted(local_path(uri).glob("*.parquet"))
     return pa.concat_tables([pq.ParquetFile(path).read(list(columns) or None) for path in paths])
 

@@ -23,7 +23,7 @@ SETTINGS = TrainingSettings(learning_rate=0.1, batch_size=256, min_steps=300, mi
 class LogisticEngine:
     """The engine of this module.
 
-    `calls` contains the calls of the engine, and `rates` the learning rate of each step.
+    `calls` contains the calls of the engine. `rates` contains the learning rate of each step.
     """
 
     backend = "logistic"

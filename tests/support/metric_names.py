@@ -124,7 +124,7 @@ PROMETHEUS: dict[str, Labels] = {
 
 @cache
 def monitor() -> dict[str, Labels]:
-    """Return the metrics of a monitor at work, from its own code."""
+    """Return the metrics that the monitor's own code exports, with their labels."""
     found: dict[str, Labels] = {}
     for family in text_string_to_metric_families(metrics_page(FULL).decode()):
         for sample in family.samples:
@@ -150,7 +150,7 @@ def strangers(expression: str, recorded: dict[str, Labels] | None = None) -> lis
 
     Args:
         expression: PromQL without templates.
-        recorded: Series of recording rules with their labels, which are allowed besides `known`.
+        recorded: Series of recording rules, with their labels. These series are allowed too.
     """
     names = {**known(), **(recorded or {})}
     found = []

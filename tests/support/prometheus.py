@@ -89,7 +89,7 @@ class Prometheus:
             return False
 
     def ask(self, query, **at):
-        """Return the samples at `time`, by default now, by the label `pod`.
+        """Return the samples at `time`, by default now. The keys are values of the label `pod`.
 
         The key is empty for samples without this label.
         """

@@ -341,7 +341,7 @@ class ProtocolModel:
     def observe(self, state: State, me: int, *, probed: bool = False) -> View:
         """Return the controller's observation of the state.
 
-        `probed` = it asks the servers, like the watchdog.
+        If `probed` is true, the controller asks the servers, like the watchdog.
         """
         journal, files, mine = state.journal, state.files, state.controllers[me]
         at, line, request = self.chosen(journal), self.intent(state, me), None
@@ -513,7 +513,7 @@ class ProtocolModel:
         *,
         seen: tuple[Line | None, int | None] | None = None,
     ) -> State | None:
-        """Return the state after a move without servers, or None if the move is refused.
+        """Return the state after a move that involves no servers, or None if the move is refused.
 
         `seen` contains an earlier observation of the intent and the request, if the controller
         paused in between.
@@ -597,7 +597,7 @@ class ProtocolModel:
     def _written(
         self, state: State, me: int, rule: protocol.ProtocolRule, line: Line | None
     ) -> State | None:
-        """Return the state after a write of the repository or of the plan."""
+        """Return the state after the controller has written to the repository or to the plan."""
         move, mine, files = rule.move, state.controllers[me], state.files
         expect(mine.lease == files.fence, "no write of a fenced controller has an effect")
         live, version = state.journal.live, line.version if line else 0
@@ -696,7 +696,7 @@ class ProtocolModel:
         return state
 
     def done(self, state: State, me: int, rule: protocol.ProtocolRule) -> State:
-        """Return the state after a move without a disturbance, or after its refusal."""
+        """Return the state after an undisturbed move, or after the refusal of this move."""
         before, state = state, self.begin(state, me, rule)
         if rule.move == protocol.STAND_DOWN:
             return self._killed(state, me)

@@ -48,7 +48,7 @@ def change_code(triton, version, old, new):
 
 
 class Traffic:
-    """Answers to the clients of `under_load`: versions by client in order, and all failures."""
+    """Answers to the clients of `under_load`: each client's versions in order, and all failures."""
 
     def __init__(self, num_clients):
         self.answers = [[] for _ in range(num_clients)]

@@ -47,7 +47,10 @@ def counted(pod: str, metric: str, start: int, end: int) -> int:
 
 
 def truth(end: int, pods=PODS, *, window: int = 60) -> float:
-    """Return these pods' queue microseconds per request in the window that ends at `end`."""
+    """Return the mean time in microseconds that a request to these pods waited in a queue.
+
+    The mean is over the window that ends at `end`.
+    """
     sums = {
         metric: sum(counted(pod, metric, end - window, end) for pod in pods)
         for metric in (QUEUE, SUCCESS)

@@ -89,7 +89,7 @@ def title(manifest: Manifest) -> str:
 
 
 def pod_template(manifest: Manifest) -> Manifest | None:
-    """Return metadata and spec of a workload's pods, or None if it creates none."""
+    """Return metadata and spec of a workload's pods, or None for an object that creates no pods."""
     kind, spec = manifest["kind"], manifest.get("spec", {})
     if kind == "CronJob":
         template: Manifest = spec["jobTemplate"]["spec"]["template"]
@@ -98,7 +98,7 @@ def pod_template(manifest: Manifest) -> Manifest | None:
 
 
 def pod_spec(manifest: Manifest) -> Manifest | None:
-    """Return the spec of a workload's pods, or None if it creates none."""
+    """Return the spec of a workload's pods, or None for an object that creates no pods."""
     template = pod_template(manifest)
     return template and template["spec"]
 

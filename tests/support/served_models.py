@@ -26,7 +26,7 @@ from tests.support.stored_models import make_candidate, make_parts, raw_rows  # 
 
 @pytest.fixture
 def with_scores():
-    """Returns the verdict after `change(array) -> array` was applied to its scores."""
+    """Applies `change(array) -> array` to a verdict's scores, and returns the new verdict."""
 
     def make(verdict, change, tmp_path):
         path = tmp_path / "other-scores.npz"

@@ -121,7 +121,7 @@ def toy_workflow(seed=0, vocabularies=None):
 
 
 def _known(workflow):
-    """Map every key of each vocabulary to the key's row in the table."""
+    """Map each key of each vocabulary to the row that the key has in the table."""
     return [
         {int(k): 3 + i for i, k in enumerate(vocabulary) if k != TOMBSTONE}
         for vocabulary in workflow.vocabularies

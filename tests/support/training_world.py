@@ -53,7 +53,7 @@ class World:
         return labels, dense, ids, logit
 
     def encoded(self, n, seed=1):
-        """Return the rows of a request in the form in which training reads them."""
+        """Return `n` rows in the form in which training reads them."""
         labels, dense, ids, _ = self.rows(n, seed)
         return Rows(labels=labels, dense=dense, ids=ids.astype(np.int32))
 
@@ -89,7 +89,7 @@ def write_workflow(folder: Path, slot_sizes, start=0) -> Path:
 
 
 def training_set_of(folder: Path, num_rows: int, *, workflow: Path, **changes) -> TrainingSet:
-    """Return the manifest of the encoded rows in `folder`, training and holdout rows together."""
+    """Return a manifest whose training rows and holdout rows are the encoded rows in `folder`."""
     values = {
         "train_uri": folder.as_uri(),
         "holdout_uri": folder.as_uri(),

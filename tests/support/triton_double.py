@@ -324,7 +324,8 @@ class GrpcTriton:
         self.token: str | None = None
         """Required token of a call. None = no token is required."""
         self.odd: dict = {}
-        """Change of the right reply's bytes, or gRPC status instead of a reply, by method."""
+        """Maps a method to a faulty reply: a gRPC status, or a function that changes the right
+        bytes."""
         self.called: list[str] = []
         """Names of the gRPC methods that clients called."""
         self.loop = asyncio.new_event_loop()

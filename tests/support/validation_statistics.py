@@ -1,4 +1,4 @@
-"""TFDV's statistics of a table by the step's code: from a Parquet file, batch by batch."""
+"""TFDV's statistics of a table. The step's code computes them batch by batch from a file."""
 
 import tempfile
 from pathlib import Path

@@ -32,7 +32,10 @@ def distribution(name: str) -> importlib.metadata.Distribution:
 
 
 def needed(texts, extras=frozenset({""})):
-    """Return the distributions that these requirements need, recursively, by name."""
+    """Return the distributions that these requirements need, recursively.
+
+    The keys are their names.
+    """
     found = {}
     for requirement in map(Requirement, texts):
         if requirement.marker is None or any(

@@ -1,4 +1,4 @@
-"""Tests of `evergreen audit compare`: two stored models on rows outside of their training."""
+"""Tests of `evergreen audit compare`: two stored models score rows on which they did not train."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Tests that errors name values of the section `monitor` out of range or in conflict."""
+"""Tests that errors of the section `monitor` name values that are out of range or in conflict."""
 
 import pytest
 

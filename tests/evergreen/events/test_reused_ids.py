@@ -64,7 +64,7 @@ def test_monitor_counts_and_keeps_requests_that_it_cannot_join(
         event["text"] for event in read_events(settings.state) if event["kind"] == "dead_letter"
     ]
     assert "clicks under it count for the first" in said[0]
-    subscriber.replay_dead_letters()  # nothing has changed, so they come back, but are not counted again # noqa: E501
+    subscriber.replay_dead_letters()  # dead-lettered again, but counted only once
     wait_for(
         lambda: monitor.tick() or len(subscriber.list_dead_letters()) == 4, "the dead letters again"
     )

@@ -154,7 +154,7 @@ def test_step_and_scores_are_those_of_embedding_bags(tmp_path, initial):
     for kept, moved in zip(
         *(of_slots(each.weights, config.widths, sizes) for each in (before, after))
     ):
-        np.testing.assert_array_equal(moved[0], kept[0])  # of padding
+        np.testing.assert_array_equal(moved[0], kept[0])  # the vector of padding
         assert (moved != kept).any()
 
 

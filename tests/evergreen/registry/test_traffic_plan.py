@@ -53,7 +53,10 @@ def test_share_of_keys_is_met_within_binomials_error(share, salt):
 
 
 def _counts(first, second):
-    """Return counts of keys by two draws: observed, and as expected for independent draws."""
+    """Return the observed and the expected count for each pair of draws.
+
+    The expected counts assume independent draws.
+    """
     table = {(a, b): 0 for a in (0, 1) for b in (0, 1)}
     for a, b in zip(first, second):
         table[int(a), int(b)] += 1

@@ -1,4 +1,4 @@
-"""Tests of an archive's files: which contain served rows, and the error for an unreadable file."""
+"""Tests which files of an archive contain served rows, and the error for an unreadable file."""
 
 import pyarrow as pa
 import pyarrow.parquet as pq

@@ -47,9 +47,9 @@ except ContractError as error:
 
 @pytest.fixture
 def lake(tmp_path, raw_table):
-    """Writes one day of rows with some columns replaced.
+    """Writes one day of rows, in which some columns are replaced.
 
-    Returns what a process with 4 GiB reads.
+    Returns the output of a process that reads these rows with 4 GiB of memory.
     """
 
     def read(n: int, changes: dict, **options) -> str:

@@ -1,4 +1,4 @@
-"""Tests of the format of a file, of the files that a folder's reader selects, and of Parquet."""
+"""Tests of file formats: how they are recognized, which files a folder has, and Parquet."""
 
 from functools import partial
 

@@ -36,7 +36,7 @@ TURNS = [
     ("controller", "rollback"),
     ("controller", "promote"),
 ]
-"""Target of each fault, and the deployment command that runs when the fault happens."""
+"""Pairs: the target of a fault, and the deployment command that runs when the fault happens."""
 LONGEST = {"rollback": 2.0, "promote": 4.0}
 """Maximum time in seconds between a deployment's start and the fault. A deployment that ends before
 the fault does not count."""

@@ -45,7 +45,9 @@ class Cluster:
         return [f"{host}:8001" for host in self.listed]
 
     def release(self, candidate, **altered):
-        """Release to pods in which some methods are replaced.
+        """Release to pods.
+
+        The clients of these pods have the methods in `altered` instead of their own.
 
         Each replacement method gets the pod as its first argument.
         """

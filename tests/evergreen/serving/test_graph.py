@@ -67,7 +67,10 @@ def test_infinite_value_spoils_its_own_row_at_most(served):
 
 
 def encoder(workflow):
-    """Return dense [n, 13] and rows of the fused table [n, 26] from inside the graph."""
+    """Return a function that reads two inner tensors of the graph.
+
+    The tensors are the dense values [n, 13] and the row numbers in the fused table [n, 26].
+    """
     toy = toy_model(workflow, embedding_dim=1, hidden=2)
     names = [DENSE, "table_rows"]
     session = open_built(workflow, [toy.table], toy.network(), names=names)

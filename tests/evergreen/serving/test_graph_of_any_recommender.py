@@ -1,4 +1,4 @@
-"""Tests of the served graph of other recommenders: other columns, or no columns of a kind."""
+"""Tests of the served graph for recommenders with other columns, or without a kind of column."""
 
 import math
 from dataclasses import replace
@@ -70,7 +70,7 @@ def rows_of(features, count=500):
 
 
 def by_hand(workflow, table, dense, categorical, weights):
-    """Compute probabilities in float64 as defined in the docstring of `contracts.workflow`."""
+    """Compute probabilities in float64 by the definition in `contracts.workflow`."""
     answers = []
     for dense_row, categorical_row in zip(dense, categorical):
         row, offset = [], 0

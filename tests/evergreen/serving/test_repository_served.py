@@ -65,7 +65,7 @@ def site(request, tmp_path):
 
 @pytest.fixture
 def make_version(make_candidate, raw_rows, tmp_path):
-    """A real graph's folder, and golden rows with scores that this process computes with it."""
+    """Exports a real graph, and computes the expected scores of its golden rows in this process."""
 
     def make(seed):
         model, _, _ = make_candidate(tmp_path / "store", seed)

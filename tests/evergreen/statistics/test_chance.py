@@ -6,9 +6,10 @@ from evergreen.statistics.two_sample import MIN_EXPECTED, adjusted, homogeneity,
 
 
 def scipys(now, before):
-    """Return the smallest p-value of SciPy's tests with Bonferroni's correction.
+    """Return the smallest p-value of SciPy's tests, with Bonferroni's correction.
 
-    The tests are Pearson's and the corrected likelihood ratio test of each cell.
+    One test is Pearson's test of all cells. The other tests are the corrected likelihood ratio test
+    of each cell.
     """
     pearson = stats.chi2_contingency([now, before], correction=False).pvalue
     tables = [[[a, sum(now) - a], [b, sum(before) - b]] for a, b in zip(now, before)]
@@ -50,7 +51,10 @@ def test_proportion_test_equals_scipys_and_takes_shares_of_none():
 
 @pytest.mark.parametrize("ratio", [1, 4])
 def test_tail_of_few_rows_is_not_thinner_than_exact_one(ratio):
-    """The p-value for `now` rare rows may be a third smaller than that of Fisher's exact test."""
+    """The p-value may be a third smaller than Fisher's exact one.
+
+    `now` is the number of rows with the rare value.
+    """
     rows = 10_000
     for now, before in ((10, 0), (16, 2), (25, 5), (40, 12)):
         sides = [[now, rows - now], [before * ratio, ratio * rows - before * ratio]]

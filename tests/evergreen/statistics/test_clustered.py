@@ -15,7 +15,10 @@ from evergreen.statistics.two_sample import (
 
 
 def sample(values, requests, cells):
-    """Return rows [n] in a plain table, each with a cell from 0 to cells-1 and a request."""
+    """Count rows [n] by cell, for requests of these rows.
+
+    `values` contains each row's cell, from 0 to cells-1. `requests` contains each row's request.
+    """
     table = np.zeros((requests.max() + 1, cells), np.int64)
     np.add.at(table, (requests, values), 1)
     table = table[table.sum(axis=1) > 0]

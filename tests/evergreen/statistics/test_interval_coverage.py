@@ -14,7 +14,10 @@ from tests.support.planted_models import NOISE, draw, population_auc
 def coverage(
     *, windows: int, rows: int, size: int, rate: float, by_row: bool = False
 ) -> dict[str, float]:
-    """Return the share of intervals that contain the true value, and how many windows have one."""
+    """Return the shares of intervals that contain the true value.
+
+    `exists` is the share of windows that have an interval.
+    """
     random, truth = np.random.default_rng(size), population_auc(rate, NOISE)
     found: dict[str, list[bool]] = {"auc": [], "difference": []}
     for _ in range(windows):
@@ -30,8 +33,8 @@ def coverage(
     }
 
 
-# 99.8 % of Binomial(500, 0.95) is between 92 and 98 %. For the many windows of slow tests it is 93
-# to 97 %.
+# In 99.8 % of all cases, Binomial(500, 0.95) is between 92 and 98 % of 500. The slow tests have
+# more windows, for which these bounds are 93 and 97 %.
 @pytest.mark.parametrize(
     ("windows", "rows", "size", "rate", "off", "exist"),
     [

@@ -42,7 +42,11 @@ def is_nth_part(n, seen):
 
 
 def as_it_passes(cloud_storage, number, do):
-    """Call `do` just before the `number`th request from now, and return the list of requests."""
+    """Call `do` just before the `number`th request from now.
+
+    Returns:
+        A list, to which each request until then is added.
+    """
     passed = []
 
     def before(request):

@@ -168,7 +168,7 @@ def test_version_under_suspicion_goes_on_baking_until_evidence_is_enough(seed):
 
 
 def test_after_change_version_is_held_to_what_its_predecessor_reaches():
-    """Both versions are worse than the gate measured, so a rollback would not help."""
+    """The AUC of both versions is below the gate's measurement, so a rollback would not help."""
     rows = traffic(5, rows=40_000, noise=1.2)
     assert (
         rolled_back(
