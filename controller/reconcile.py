@@ -228,7 +228,7 @@ def drive(site: Site, *, stop: Callable[[], bool] = lambda: False) -> None:
         ContractError, TemporaryError, PermanentError, OSError: a move failed that belongs to no
             request, or undoing a failed change failed too. A later call tries again.
     """
-    before: tuple[Desired, Observed] | None = None
+    before: tuple[Desired, Observed, str | None] | None = None
     while True:
         desired, observed, state = observe(site)
         if desired.intent is None and stop():
@@ -236,9 +236,11 @@ def drive(site: Site, *, stop: Callable[[], bool] = lambda: False) -> None:
         rule = next_rule(desired, observed)
         if rule is None:
             return
-        if (desired, observed) == before:
+        # The answer to one request can lead to another request that looks the same.
+        seen = desired, observed, None if state is None else state.id
+        if seen == before:
             raise PermanentError(f"the move {rule.move!r} changed nothing: {rule.condition}")
-        before = desired, observed
+        before = seen
         site.settings.trace(rule, desired, observed)
         if rule.move == STAND_DOWN:
             site.repository.check_held()

@@ -81,6 +81,14 @@ def test_rollback_supersedes_what_is_requested_before_it(world):
     world.check_all_is_well(1)
 
 
+@pytest.mark.parametrize("seconds", [0.0, 60.0], ids=["expired", "superseded"])
+def test_two_similar_requests_are_both_answered_in_one_call(world, seconds):
+    world.release(1), world.release(2)
+    waiting = [requested(world, seed, seconds=seconds) for seed in (3, 4)]
+    assert world.rollback().version == 1
+    assert not any(state_of(world, each).is_open for each in waiting)
+
+
 def test_rollback_during_release_undoes_it_and_waits_for_no_rehearsal(world):
     world.release(1)
     request = requested(world, 2)
