@@ -22,6 +22,7 @@ version stays in the repository and in the registry, and a rollback loads it fro
 import logging
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,7 +56,7 @@ from evergreen.serving.intact import check_kept, golden_rows, heal
 from evergreen.serving.parity import GoldenRows
 from evergreen.serving.repository.model_repository import GOLDEN_FILE
 from evergreen.serving.repository.triton_config import ServingOptions
-from evergreen.serving.servers import Triton, bring_up, probe, wait_until_ready
+from evergreen.serving.servers import Triton, addresses, bring_up, probe, wait_until_ready
 
 logger = logging.getLogger(__name__)
 
@@ -236,7 +237,16 @@ def _restore_servers(site: Site) -> None:
             logger.error("%s", problem)
             site.attempt.lost.append(problem)
 
-    site.fleet.for_each(restore)
+    try:
+        fleet = site.fleet
+    except TemporaryError:
+        # The intent stays until every server responds, but clients of the others get the version
+        # from before at once.
+        for address in addresses(site.settings.triton_urls, site.settings.resolve):
+            with closing(site.settings.connect(address)) as server:
+                restore(server)
+        raise
+    fleet.for_each(restore)
     _know(site, serves=before, candidate=None)
 
 
