@@ -72,6 +72,8 @@ class Inspection:
             try:
                 if find_corrupt(folders, self.site.store, version):
                     with repository.locked():
+                        # Hashing takes minutes, in which a lease can pass to another controller.
+                        repository.check_held()
                         self._heal(repository, folders, version)
             except (ContractError, OSError) as error:  # the other versions are still inspected
                 problems.append(str(error))
