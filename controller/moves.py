@@ -81,7 +81,8 @@ def load_canary(site: Site, version: int, *, only_missing: bool) -> None:
         site.checkpoint("canary loaded on one")
 
     site.fleet.for_all(load)
-    _know(site, canary=version)
+    if site.known is not None:
+        _know(site, canary=version)
     site.checkpoint("canary loaded")
 
 
@@ -172,6 +173,9 @@ def _load_canary(site: Site) -> None:
     if site.attempt.line is not None:
         load_canary(site, site.attempt.line.version, only_missing=False)
     elif (at_work := canary_at_work(site.store)) is not None:
+        if not site.repository.canary.whole():  # somebody removed the files
+            options = site.repository.options_for(at_work.version)
+            site.repository.place_canary(at_work.version, options)
         load_canary(site, at_work.version, only_missing=True)
 
 
