@@ -329,10 +329,11 @@ def _refuse(site: Site, state: RequestState) -> None:
             kind = TemporaryError if isinstance(error, TemporaryError) else PermanentError
             error = kind("; ".join([str(error), *attempt.lost]))
             error.__cause__ = attempt.error
-    elif state.is_expired(site.settings.clock()):
-        error = TemporaryError(f"its deadline {state.request.deadline} passed before it was done")
-    else:
+    elif is_superseded(state, requests.read_requests(site.store)):
+        # Not a temporary error, because a retried step would release what a person rolled back.
         error = Refused("a later request to go back supersedes it")
+    else:
+        error = TemporaryError(f"its deadline {state.request.deadline} passed before it was done")
     site.errors[state.id] = error
     if is_own and site.intent is None:
         site.attempt = Attempt()

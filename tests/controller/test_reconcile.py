@@ -2,9 +2,10 @@
 
 import dataclasses
 import errno
+import shutil
 import threading
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 
 import pytest
 
@@ -374,3 +375,29 @@ def test_controller_waits_where_the_disk_is_full(world):
     )
     holder.run()
     assert problems == ["[Errno 28] No space left on device"]
+
+
+def test_superseded_request_is_refused_for_good_after_its_deadline(world):
+    world.release(1)
+    request, asked, passed = requested(world, 2), [], [timedelta(0)]
+    world.settings = dataclasses.replace(
+        world.settings, clock=lambda: datetime.now(timezone.utc) + passed[0]
+    )
+
+    def ask_back(name):
+        if name == "staged" and not asked:
+            passed[0] = timedelta(minutes=10)
+            back = rollback_request(world.settings, to_version=None, reason="it is bad")
+            asked.append(append_request(world.settings.store, back))
+
+    reconcile(world, checkpoint=ask_back)
+    result = state_of(world, request).result
+    assert (result.action, result.error) == (REFUSED, "Refused"), "a step must not try again"
+
+
+def test_files_of_the_canary_that_were_removed_are_placed_again(world):
+    world.release(1)
+    start_canary(*world.candidate(2), settings=world.settings)
+    shutil.rmtree(world.repository.objects.root / NAMES.canary)
+    reconcile(world)
+    assert world.repository.canary.whole() == [2]
