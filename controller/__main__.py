@@ -201,7 +201,7 @@ class Holder:
                     repository = self.site.open_repository()
                     with repository.locked():
                         self._run_with(repository)
-            except (ContractError, TemporaryError, PermanentError) as error:
+            except (ContractError, TemporaryError, PermanentError, OSError) as error:
                 problem = str(error)
                 if problem != told:
                     logger.error("waiting: %s", problem)

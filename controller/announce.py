@@ -368,6 +368,8 @@ def _number(site: Site, request: ServingRequest, prepared: PreparedVersion) -> R
 
     No server is notified, and the live version does not change.
     """
+    # Another controller may be copying the files of a version that it has not announced yet.
+    site.repository.check_held()
     announced = {entry.version for entry in promotion_journal.read_entries(site.store)}
     for path in (site.store / "graphs").glob("*"):
         if path.name.isdigit() and int(path.name) not in announced:

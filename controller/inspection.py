@@ -69,12 +69,13 @@ class Inspection:
     def _inspect(self) -> None:
         repository, problems = self.site.open_repository(), []
         for folders, version in self._versions(repository):
-            if not find_corrupt(folders, self.site.store, version):
-                continue
             try:
-                with repository.locked():
-                    self._heal(repository, folders, version)
-            except ContractError as error:
+                if find_corrupt(folders, self.site.store, version):
+                    with repository.locked():
+                        # Hashing takes minutes, in which a lease can pass to another controller.
+                        repository.check_held()
+                        self._heal(repository, folders, version)
+            except (ContractError, OSError) as error:  # the other versions are still inspected
                 problems.append(str(error))
         remove_stale(self.site.store, self.site.clock())
         if problems:

@@ -22,6 +22,7 @@ version stays in the repository and in the registry, and a rollback loads it fro
 import logging
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,7 +56,7 @@ from evergreen.serving.intact import check_kept, golden_rows, heal
 from evergreen.serving.parity import GoldenRows
 from evergreen.serving.repository.model_repository import GOLDEN_FILE
 from evergreen.serving.repository.triton_config import ServingOptions
-from evergreen.serving.servers import Triton, bring_up, probe, wait_until_ready
+from evergreen.serving.servers import Triton, addresses, bring_up, probe, wait_until_ready
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +81,8 @@ def load_canary(site: Site, version: int, *, only_missing: bool) -> None:
         site.checkpoint("canary loaded on one")
 
     site.fleet.for_all(load)
-    _know(site, canary=version)
+    if site.known is not None:
+        _know(site, canary=version)
     site.checkpoint("canary loaded")
 
 
@@ -171,6 +173,9 @@ def _load_canary(site: Site) -> None:
     if site.attempt.line is not None:
         load_canary(site, site.attempt.line.version, only_missing=False)
     elif (at_work := canary_at_work(site.store)) is not None:
+        if not site.repository.canary.whole():  # somebody removed the files
+            options = site.repository.options_for(at_work.version)
+            site.repository.place_canary(at_work.version, options)
         load_canary(site, at_work.version, only_missing=True)
 
 
@@ -236,7 +241,16 @@ def _restore_servers(site: Site) -> None:
             logger.error("%s", problem)
             site.attempt.lost.append(problem)
 
-    site.fleet.for_each(restore)
+    try:
+        fleet = site.fleet
+    except TemporaryError:
+        # The intent stays until every server responds, but clients of the others get the version
+        # from before at once.
+        for address in addresses(site.settings.triton_urls, site.settings.resolve):
+            with closing(site.settings.connect(address)) as server:
+                restore(server)
+        raise
+    fleet.for_each(restore)
     _know(site, serves=before, candidate=None)
 
 

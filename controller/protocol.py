@@ -547,6 +547,7 @@ TABLE: tuple[ProtocolRule, ...] = (
         condition="the plan has another share for the canary than the journal",
         holds=lambda d, o: (
             _settled(d)
+            and d.canary is not None
             and o.plan is not None
             and o.plan.canary is not None
             and o.plan.share != d.share

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
+from typing import Any
 
 from controller import announce as announcing
 from controller.moves import BODIES
@@ -114,7 +115,8 @@ def observe(site: Site) -> tuple[Desired, Observed, RequestState | None]:
     attempt = site.attempt
     is_own = state is not None and attempt.request == state.id
     config = live_version(repository.read_config())
-    if intent is None and config not in (*repository.taken_numbers(), UNKNOWN):
+    is_lost = config not in (*repository.taken_numbers(), UNKNOWN)
+    if intent is None and is_lost and desired.live not in versions:
         # A repository that was emptied is filled by the next release.
         config = desired.live
     ahead = None
@@ -229,7 +231,7 @@ def drive(site: Site, *, stop: Callable[[], bool] = lambda: False) -> None:
         ContractError, TemporaryError, PermanentError, OSError: a move failed that belongs to no
         request, or undoing a failed change failed too. The next call tries again.
     """
-    before: tuple[Desired, Observed] | None = None
+    before: tuple[Desired, Observed, str | None] | None = None
     while True:
         desired, observed, state = observe(site)
         if desired.intent is None and stop():
@@ -237,9 +239,11 @@ def drive(site: Site, *, stop: Callable[[], bool] = lambda: False) -> None:
         rule = next_rule(desired, observed)
         if rule is None:
             return
-        if (desired, observed) == before:
+        # The answer to one request can lead to another request that looks the same.
+        seen = desired, observed, None if state is None else state.id
+        if seen == before:
             raise PermanentError(f"the move {rule.move!r} changed nothing: {rule.condition}")
-        before = desired, observed
+        before = seen
         site.settings.trace(rule, desired, observed)
         if rule.move == STAND_DOWN:
             site.repository.check_held()
@@ -290,8 +294,10 @@ def _accept(site: Site, state: RequestState) -> None:
 def _withdraw(site: Site, state: RequestState) -> None:
     reason = f"its deadline {state.request.deadline} passed before it was accepted"
     who, now = site.settings.who, site.settings.clock()
-    requests.withdraw(site.store, state.id, who=who, now=now, reason=reason)
-    remove_prepared(site.store, state.id)
+    site.repository.check_held()
+    after = requests.withdraw(site.store, state.id, who=who, now=now, reason=reason)
+    if after.accepted is None:
+        remove_prepared(site.store, state.id)
 
 
 def _result(site: Site, state: RequestState) -> None:
@@ -312,8 +318,7 @@ def _result(site: Site, state: RequestState) -> None:
             reason = f"version {version} is live"
         else:
             reason = f"version {version} is the canary"
-    _answer(site, state, DONE, reason=reason, version=version)
-    remove_prepared(site.store, state.id)
+    _end(site, state, DONE, reason=reason, version=version)
 
 
 def _refuse(site: Site, state: RequestState) -> None:
@@ -325,17 +330,27 @@ def _refuse(site: Site, state: RequestState) -> None:
             kind = TemporaryError if isinstance(error, TemporaryError) else PermanentError
             error = kind("; ".join([str(error), *attempt.lost]))
             error.__cause__ = attempt.error
-    elif state.is_expired(site.settings.clock()):
-        error = TemporaryError(f"its deadline {state.request.deadline} passed before it was done")
-    else:
+    elif is_superseded(state, requests.read_requests(site.store)):
+        # Not a temporary error, because a retried step would release what a person rolled back.
         error = Refused("a later request to go back supersedes it")
+    else:
+        error = TemporaryError(f"its deadline {state.request.deadline} passed before it was done")
     site.errors[state.id] = error
     if is_own and site.intent is None:
         site.attempt = Attempt()
     name = next((each.__name__ for each in type(error).__mro__ if each.__name__ in _NAMES), None)
     reason = str(error) or type(error).__name__
-    _answer(site, state, REFUSED, reason=reason, error=name or "PermanentError")
-    remove_prepared(site.store, state.id)
+    _end(site, state, REFUSED, reason=reason, error=name or "PermanentError")
+
+
+def _end(site: Site, state: RequestState, action: str, *, reason: str, **more: Any) -> None:
+    """Append the result, and remove the prepared version unless the result is ignored.
+
+    The journal's readers ignore the result if another controller took the lock meanwhile. That
+    controller still needs the prepared version.
+    """
+    if not _answer(site, state, action, reason=reason, **more).is_open:
+        remove_prepared(site.store, state.id)
 
 
 def _answer(
@@ -346,9 +361,9 @@ def _answer(
     reason: str = "",
     version: int | None = None,
     error: str | None = None,
-) -> None:
+) -> RequestState:
     site.repository.check_held()
-    requests.answer(
+    return requests.answer(
         site.store,
         state.id,
         action,
@@ -455,8 +470,9 @@ def carry_out(
             withdrawn. The live version is unchanged.
     """
     store, patience, told = settings.store, settings.patience, False
-    request = requests.append_request(store, request)
+    # A command that cannot open the repository must not leave a request that is carried out later.
     repository = settings.open_repository()
+    request = requests.append_request(store, request)
     with ExitStack() as stack:
 
         def lock_or_result() -> None:
@@ -474,7 +490,8 @@ def carry_out(
             patience.until_done(lock_or_result, patience.lock_seconds)
         except BaseException as error:
             state = _withdraw_own(settings, request, error)
-            if state.result is not None and state.accepted is None:
+            is_withdrawn = state.result is not None and state.accepted is None
+            if is_withdrawn or not isinstance(error, Exception):  # Ctrl-C ends the waiting
                 raise
             requests.wait_for_result(
                 store, request, clock=settings.clock, sleep=patience.sleep, report=report

@@ -445,7 +445,7 @@ def site_of(arguments: argparse.Namespace) -> SiteSettings:
     access = read_access(arguments)
     connect = partial(Triton, access=access)
     for url in place.triton_urls if place and urls == "" else ():
-        with suppress(TemporaryError), closing(connect(url)) as server:
+        with suppress(TemporaryError, PermanentError), closing(connect(url)) as server:
             server.check_live()
             logger.warning(
                 "%s answers but is not in --triton-urls, so it keeps serving its version", url

@@ -13,6 +13,7 @@ result. After codes 2 and 3 the previous live version is still live.
 import argparse
 import logging
 import time
+from contextlib import suppress
 from dataclasses import fields
 from datetime import datetime, timezone
 from pathlib import Path
@@ -103,7 +104,7 @@ def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
     from evergreen.contracts.checks import PASS
     from evergreen.contracts.manifests import Model, RawDataset, Verdict
     from evergreen.registry.models import read_release, read_serving_place
-    from evergreen.registry.requests import ask, read_request
+    from evergreen.registry.requests import ask, open_requests
     from evergreen.serving.canary_policy import FIRST_SHARE
     from evergreen.serving.prepare import prepare_request, remove_prepared
     from evergreen.storage.references import read_reference
@@ -156,8 +157,9 @@ def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
     try:
         result = ask(store, request, clock=_now, sleep=time.sleep, report=logger.info)
     finally:
-        if not read_request(store, request.request).is_open:
-            remove_prepared(store, request.request)
+        with suppress(ContractError):  # an unreadable journal must not hide the first error
+            if not any(state.id == request.request for state in open_requests(store)):
+                remove_prepared(store, request.request)
     assert result.version is not None
     done = read_release(store, result.version)
     done.write(arguments.output)

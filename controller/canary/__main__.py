@@ -100,7 +100,7 @@ def _start(arguments: argparse.Namespace) -> int:
     )
     if (state := ask(settings, request, waits=arguments.wait)) is not None:
         assert state.result is not None
-        print(f"version {state.result.version} is the canary, model {arguments.model_id}")
+        print(f"{state.result.reason}, model {arguments.model_id}")
     return 0
 
 

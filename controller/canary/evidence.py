@@ -158,17 +158,17 @@ def _shadow_rows(archived: ArchivedFile, schema: Any) -> Any:
             rows = file.read(
                 columns=[name for name in schema.names if name in file.schema_arrow.names]
             )
+            columns = [
+                rows[each.name].cast(each.type)
+                if each.name in rows.column_names
+                else pa.nulls(len(rows), each.type)
+                for each in schema
+            ]
     except MovedAway:
         return None
     except ContractError as error:
         logger.warning("a file is left out of the canary's evidence: %s", error)
         return None
-    columns = [
-        rows[each.name].cast(each.type)
-        if each.name in rows.column_names
-        else pa.nulls(len(rows), each.type)
-        for each in schema
-    ]
     return pa.table(columns, schema=schema)
 
 

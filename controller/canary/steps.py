@@ -380,7 +380,7 @@ def _began(plan: TrafficPlan, store: Path) -> datetime:
     ]
     # Times in the journal never decrease. If the clock was fast when an earlier entry was written,
     # use the time of the plan.
-    return min(map(datetime.fromisoformat, [*times[:1], plan.published_at]))
+    return min(map(promotion_journal.moment_of, [*times[:1], plan.published_at]))
 
 
 def _held(plan: TrafficPlan, found: CanaryDecision) -> Step:

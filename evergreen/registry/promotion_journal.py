@@ -26,7 +26,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from evergreen.contracts.baking import Findings
-from evergreen.contracts.requests import REQUEST_ACTIONS, REQUESTED, ServingAnswer, ServingRequest
+from evergreen.contracts.requests import (
+    KINDS,
+    REQUEST_ACTIONS,
+    REQUESTED,
+    ServingAnswer,
+    ServingRequest,
+)
 from evergreen.runtime.durable import append_record, read_records, write_whole
 from evergreen.runtime.errors import ContractError
 
@@ -155,8 +161,16 @@ def _parsed_lines(path: Path, _identity: tuple[int, int, int]) -> tuple[Line, ..
     for number, entry in enumerate(lines, start=1):
         try:
             moment_of(entry.time)
+            if isinstance(entry, ServingRequest):
+                moment_of(entry.deadline)
         except (ValueError, TypeError, AttributeError) as error:
             raise ContractError(f"{path} line {number} is not a promotion: {error}") from error
+        if isinstance(entry, ServingRequest):
+            _check_request(entry, f"{path} line {number}")
+        elif not (entry.lease is None or type(entry.lease) is int):
+            raise ContractError(
+                f"{path} line {number} has the lease {entry.lease!r}, expected a number"
+            )
         if isinstance(entry, Promotion) and (
             type(entry.version) is not int or entry.action not in ACTIONS
         ):
@@ -172,6 +186,17 @@ def _parsed_lines(path: Path, _identity: tuple[int, int, int]) -> tuple[Line, ..
         if isinstance(entry, Promotion) and entry.config:
             lines[number] = replace(entry, config=None)
     return tuple(_unfenced(lines))
+
+
+def _check_request(request: ServingRequest, source: str) -> None:
+    """Check the fields of a request by which the controller chooses its moves and files."""
+    if request.kind not in KINDS:
+        raise ContractError(
+            f"{source} is a request of kind {request.kind!r}, expected one of {', '.join(KINDS)}"
+        )
+    name = request.request
+    if type(name) is not str or name in ("", "..") or Path(name).name != name:
+        raise ContractError(f"{source} is a request with the id {name!r}, expected a plain name")
 
 
 def _unfenced(lines: list[Line]) -> Iterator[Line]:

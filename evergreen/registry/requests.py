@@ -13,6 +13,7 @@ A request that releases a model refers to a folder with its prepared version
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -224,13 +225,15 @@ def ask(
 
     If the waiting is interrupted, the request is withdrawn unless it is accepted already.
     """
-    append_request(store, request)
     try:
+        append_request(store, request)
         return wait_for_result(store, request, clock=clock, sleep=sleep, report=report)
     except BaseException as error:
-        if read_request(store, request.request).is_open:
-            reason = f"{type(error).__name__}: {error}"
-            withdraw(store, request.request, who=request.who, now=clock(), reason=reason)
+        # If the journal cannot be read or written now, the first error is the one to report.
+        with suppress(ContractError, OSError):
+            if read_request(store, request.request).is_open:
+                reason = f"{type(error).__name__}: {error}"
+                withdraw(store, request.request, who=request.who, now=clock(), reason=reason)
         raise
 
 

@@ -46,7 +46,7 @@ def golden_rows(repository: ModelRepository, store: Path, version: int) -> Golde
     for read in sources:
         try:
             found = read()
-        except ContractError as error:
+        except (ContractError, OSError) as error:
             problems.append(str(error))
             continue
         for problem in problems:

@@ -156,6 +156,17 @@ def test_corrupt_file_is_named_and_no_evidence(tmp_path, caplog):
     )
 
 
+def test_file_with_a_column_of_another_type_is_no_evidence(tmp_path, caplog):
+    rows = [(f"r{i}", 0, i, i % 2, 3, 0.5, 4, 0.25) for i in range(10)]
+    write(tmp_path / "day=2026-01-01" / "a.parquet", rows)
+    odd = pq.read_table(tmp_path / "day=2026-01-01" / "a.parquet", partitioning=None)
+    at = odd.column_names.index("label")
+    odd = odd.set_column(at, "label", pa.array(["click"] * 10))
+    pq.write_table(odd, tmp_path / "day=2026-01-01" / "odd.parquet")
+    assert len(read(tmp_path)) == 10
+    assert "left out of the canary's evidence" in caplog.text
+
+
 def test_file_that_is_in_archive_and_lake_counts_once(tmp_path):
     rows = [(f"r{i}", 0, i, i % 2, 3, 0.5, 4, 0.25) for i in range(10)]
     write(tmp_path / "archive" / "day=2026-01-01" / "part-1.parquet", rows[3:])

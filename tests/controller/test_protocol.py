@@ -37,6 +37,12 @@ def test_every_move_has_a_rule_and_every_next_state_is_a_state():
         assert set(rule.then) <= states, rule
 
 
+def test_canary_of_a_plan_without_a_journal_has_no_share_to_record():
+    """A new registry was given the repository of an older one."""
+    plan = ShownPlan(stable=1, canary=2, share=0.05)
+    assert next_move(Desired(), Observed(config=1, plan=plan)) is None
+
+
 def test_holder_of_an_old_lease_makes_no_move():
     for attempt, intent in itertools.product(
         (NONE, RUNNING, FAILED), (None, Intent(version=2, before=1))

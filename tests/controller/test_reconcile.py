@@ -1,21 +1,32 @@
 """Tests of the controller's loop: requests, deadlines, urgent rollbacks, and two holders."""
 
 import dataclasses
+import errno
+import shutil
 import threading
-from datetime import timedelta
+from contextlib import contextmanager
+from datetime import datetime, timedelta, timezone
 
 import pytest
 
+from controller.__main__ import Holder
 from controller.protocol import FAILED, next_rule
-from controller.reconcile import drive, reconciled
+from controller.reconcile import _refuse, _withdraw, drive, reconciled
 from controller.release import start_canary
 from controller.rollback import main as rollback_command
 from controller.rollback import rollback_request
 from controller.site import opened
-from evergreen.contracts.requests import CANCELLED, DONE, REFUSED, RELEASE
+from evergreen.contracts.requests import ACCEPTED, CANCELLED, DONE, REFUSED, RELEASE
 from evergreen.contracts.serving import versions_of
 from evergreen.registry.promotion_journal import append_promotion, current, read_entries
-from evergreen.registry.requests import append_request, read_request, read_requests, withdraw
+from evergreen.registry.requests import (
+    answer,
+    append_request,
+    open_requests,
+    read_request,
+    read_requests,
+    withdraw,
+)
 from evergreen.runtime.errors import PermanentError, TemporaryError
 from evergreen.serving.prepare import prepare_request
 from evergreen.serving.repository.model_repository import ModelRepository
@@ -79,6 +90,14 @@ def test_rollback_supersedes_what_is_requested_before_it(world):
     assert world.rollback().version == 1
     assert state_of(world, waiting).result.action == REFUSED
     world.check_all_is_well(1)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 60.0], ids=["expired", "superseded"])
+def test_two_similar_requests_are_both_answered_in_one_call(world, seconds):
+    world.release(1), world.release(2)
+    waiting = [requested(world, seed, seconds=seconds) for seed in (3, 4)]
+    assert world.rollback().version == 1
+    assert not any(state_of(world, each).is_open for each in waiting)
 
 
 def test_rollback_during_release_undoes_it_and_waits_for_no_rehearsal(world):
@@ -276,3 +295,112 @@ def test_lease_numbers_go_on_after_the_repository_was_emptied(world):
     assert world.release(2).version == 2
     assert read_entries(world.settings.store)[-1].lease > number
     world.check_all_is_well(2)
+
+
+def test_command_that_cannot_open_repository_leaves_no_request(world, monkeypatch):
+    world.release(1), world.release(2)
+
+    def refuse(settings):
+        raise PermanentError("no credentials for the bucket")
+
+    monkeypatch.setattr(type(world.settings), "open_repository", refuse)
+    with pytest.raises(PermanentError, match="no credentials"):
+        world.rollback()
+    assert open_requests(world.settings.store) == []
+
+
+def test_interrupted_command_does_not_wait_for_an_accepted_request(world):
+    world.release(1), world.release(2)
+    store, now = world.settings.store, world.settings.clock
+
+    def sleep(seconds):
+        [state] = open_requests(store)
+        if state.accepted is None:
+            answer(store, state.id, ACCEPTED, who="controller", now=now())
+            raise KeyboardInterrupt
+        answer(store, state.id, DONE, who="controller", now=now(), version=1)
+
+    world.settings = dataclasses.replace(
+        world.settings, patience=dataclasses.replace(world.settings.patience, sleep=sleep)
+    )
+    holder = ModelRepository(open_objects(world.settings.repository), NAMES, holder="controller")
+    with holder.locked(), pytest.raises(KeyboardInterrupt):
+        world.rollback()
+
+
+@pytest.mark.parametrize("end", [_withdraw, _refuse])
+def test_holder_with_an_old_lease_removes_no_prepared_version(world, end):
+    world.release(1)
+    request = requested(world, 2)
+    store, now = world.settings.store, world.settings.clock()
+    prepared = store / "prepared" / request.request
+    objects = open_objects(world.settings.repository)
+    with opened(world.settings) as stale:
+        seen = state_of(world, request)
+        (objects.root / f".{MODEL_NAME}.lock").unlink()
+        heir = ModelRepository(open_objects(world.settings.repository), NAMES, holder="heir")
+        with heir.locked():
+            answer(store, request.request, ACCEPTED, who="heir", now=now, lease=heir.lease)
+            stale.repository.check_held = lambda: None  # paused between its check and its write
+            end(stale, seen)
+            assert state_of(world, request).is_open
+            assert prepared.exists()
+
+
+def test_configuration_that_was_removed_is_written_again(world):
+    world.release(1), world.release(2)
+    (world.repository.objects.root / MODEL_NAME / "config.pbtxt").unlink()
+    reconcile(world)
+    assert versions_of(world.repository.read_config()) == [2]
+
+
+def test_controller_waits_where_the_disk_is_full(world):
+    stop, problems = threading.Event(), []
+
+    @contextmanager
+    def full(self):
+        raise OSError(errno.ENOSPC, "No space left on device")
+        yield
+
+    class Controller:
+        def write_status(self, findings, *, problem=None):
+            problems.append(problem)
+            stop.set()
+
+    settings = dataclasses.replace(world.settings, recommender=MODEL_NAME)
+    held = settings.open_repository()
+    held.locked = full.__get__(held)
+    holder = Holder(
+        site=dataclasses.replace(settings, held=held),
+        make=lambda site: Controller(),
+        interval_seconds=0.01,
+        stop=stop,
+    )
+    holder.run()
+    assert problems == ["[Errno 28] No space left on device"]
+
+
+def test_superseded_request_is_refused_for_good_after_its_deadline(world):
+    world.release(1)
+    request, asked, passed = requested(world, 2), [], [timedelta(0)]
+    world.settings = dataclasses.replace(
+        world.settings, clock=lambda: datetime.now(timezone.utc) + passed[0]
+    )
+
+    def ask_back(name):
+        if name == "staged" and not asked:
+            passed[0] = timedelta(minutes=10)
+            back = rollback_request(world.settings, to_version=None, reason="it is bad")
+            asked.append(append_request(world.settings.store, back))
+
+    reconcile(world, checkpoint=ask_back)
+    result = state_of(world, request).result
+    assert (result.action, result.error) == (REFUSED, "Refused"), "a step must not try again"
+
+
+def test_files_of_the_canary_that_were_removed_are_placed_again(world):
+    world.release(1)
+    start_canary(*world.candidate(2), settings=world.settings)
+    shutil.rmtree(world.repository.objects.root / NAMES.canary)
+    reconcile(world)
+    assert world.repository.canary.whole() == [2]

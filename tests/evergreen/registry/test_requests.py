@@ -1,6 +1,8 @@
 """Tests of requests in the journal: the order of the lines decides, and each has one result."""
 
+import errno
 import itertools
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -12,6 +14,7 @@ from evergreen.contracts.requests import (
     REFUSED,
     ROLLBACK,
 )
+from evergreen.registry import requests
 from evergreen.registry.promotion_journal import read_entries, read_lines
 from evergreen.registry.requests import (
     answer,
@@ -138,3 +141,55 @@ def read_request_of(request):
 def test_unknown_request_is_named(tmp_path):
     with pytest.raises(ContractError, match="request x is not in the journal"):
         read_request(tmp_path, "x")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("kind", "reload"),
+        ("deadline", "soon"),
+        ("deadline", None),
+        ("request", 7),
+        ("request", ""),
+        ("request", "../graphs"),
+    ],
+)
+def test_request_that_controller_cannot_read_is_named_with_its_line(
+    tmp_path, append, clock, field, value
+):
+    append()
+    append_request(tmp_path, replace(append(), **{field: value}))
+    with pytest.raises(ContractError, match="journal.jsonl line 3 is"):
+        open_requests(tmp_path)
+
+
+def test_lease_that_is_no_number_is_named_with_its_line(tmp_path, append, say):
+    request = append()
+    with pytest.raises(ContractError, match="journal.jsonl line 2 has the lease 'one'"):
+        say(request, ACCEPTED, lease="one")
+
+
+def test_request_that_cannot_be_appended_fails_by_its_own_error(tmp_path, clock, monkeypatch):
+    request = new_request(ROLLBACK, who="a", reason="r", now=clock.moment(), seconds=60.0)
+
+    def full(store, entry):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(requests, "append_entry", full)
+    with pytest.raises(OSError, match="No space left"):
+        ask(tmp_path, request, clock=clock.moment, sleep=clock.advance)
+
+
+def test_request_that_was_appended_before_an_error_is_withdrawn(tmp_path, clock, monkeypatch):
+    request = new_request(ROLLBACK, who="a", reason="r", now=clock.moment(), seconds=60.0)
+    written = requests.append_entry
+
+    def lose_answer(store, entry):
+        monkeypatch.setattr(requests, "append_entry", written)
+        written(store, entry)
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(requests, "append_entry", lose_answer)
+    with pytest.raises(OSError, match="Input/output"):
+        ask(tmp_path, request, clock=clock.moment, sleep=clock.advance)
+    assert read_request(tmp_path, request.request).result.action == CANCELLED

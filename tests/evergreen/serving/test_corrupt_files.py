@@ -10,14 +10,16 @@ from controller.__main__ import ReleaseController
 from controller.baking import Baking
 from controller.inspection import DAY_SECONDS, RETRY_SECONDS, Inspection
 from controller.release import release
+from controller.site import opened
 from controller.watchdog import SUSPECT, WELL, Watchdog
 from evergreen.contracts.serving import versions_of
 from evergreen.registry.models import graph_folder, release_path
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
 from evergreen.serving.intact import find_corrupt, golden_rows
+from evergreen.serving.repository.model_repository import ModelRepository, VersionFolders
 from tests.support.errors import raises
 from tests.support.real_servers import live_version
-from tests.support.served_names import MODEL_NAME
+from tests.support.served_names import MODEL_NAME, NAMES
 
 FILES = ["golden.npz", "model.onnx", "model.py", "version.json"]
 
@@ -256,6 +258,38 @@ def test_release_manifest_that_is_corrupt_is_named(world, inspection):
     flip(release_path(world.settings.store, 1))
     with raises(ContractError, "releases/1.json"):
         inspection.step()
+
+
+def test_corrupt_manifest_of_one_version_keeps_others_inspected(world, inspection):
+    world.release(1), world.release(2)
+    flip(release_path(world.settings.store, 1))
+    flip(served(world, 2, "model.onnx"))
+    with raises(ContractError, "releases/1.json"):
+        inspection.step()
+    assert inspection.healed == [served(world, 2, "model.onnx").as_uri()]
+    assert is_intact(world, 2)
+
+
+def test_inspection_of_holder_with_an_old_lease_replaces_nothing(world):
+    world.release(1)
+    flip(served(world, 1, "model.onnx"))
+    corrupt = served(world, 1, "model.onnx").read_bytes()
+    with opened(world.settings) as stale:
+        (world.repository.objects.root / f".{MODEL_NAME}.lock").unlink()
+        heir = ModelRepository(world.repository.objects, NAMES, holder="heir")
+        with heir.locked(), raises(TemporaryError, "no longer holds"):
+            Inspection(site=stale.settings).step()
+    assert served(world, 1, "model.onnx").read_bytes() == corrupt
+
+
+def test_golden_rows_that_disk_cannot_read_are_read_from_other_copy(world, monkeypatch):
+    world.release(1)
+
+    def unreadable(folders, version):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(VersionFolders, "golden_rows", unreadable)
+    assert golden_rows(world.repository, world.settings.store, 1).expected.size
 
 
 def test_real_server_refuses_to_load_flipped_weights(

@@ -192,6 +192,7 @@ def test_recovery_that_server_prevents_is_tried_again_by_next(world, kill):
     assert versions_of(world.repository.read_config()) == [2], (
         "a server that starts meanwhile serves what is live"
     )
+    assert world.servers[0].loaded() == [2], "the server that responds is restored at once"
     world.servers[1].start()
     world.rollback()
     world.check_all_is_well(2)
