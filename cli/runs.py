@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from cli.models import registry_folder
+from evergreen.contracts.checks import PASS
 from evergreen.contracts.manifests import SCRATCH, Model, Verdict
 from evergreen.registry.models import stored_model, verdict_paths
 from evergreen.registry.runs import (
@@ -280,16 +281,13 @@ def what_next(store: Path, outcome: RunOutcome, *, command: Sequence[str]) -> st
         )
     verdict = _model_and_verdict(store, read_notes(store, outcome.run))[1]
     if outcome.state == "evaluated" and verdict is not None:
-        words = [
-            "evergreen",
-            "release",
-            "promote",
-            "--store",
-            str(store),
-            "--model-id",
-            verdict.candidate_model_id,
-        ]
-        return f"{shlex.join(words)} --override WHY makes the model live"
+        flag = f"--store {shlex.quote(str(store))}"
+        champion, candidate = verdict.champion_model_id, verdict.candidate_model_id
+        comparison = f"evergreen audit compare {champion} {candidate} {flag}"
+        promotion = f"evergreen release promote {flag} --model-id {candidate} --override WHY"
+        doubt = "" if verdict.decision == PASS else f", although its verdict is {verdict.decision}"
+        sentences = [f"{comparison} compares it with the live model"] if champion else []
+        return "\nnext: ".join([*sentences, f"{promotion} makes the model live{doubt}"])
     said = verdict.advice if verdict is not None and outcome.state == "refused" else []
     flags = next(filter(None, map(flags_to_run_again, [*said, outcome.reason])), [])
     sentences = [*said, *([shlex.join(_with_flags(command, flags))] if flags else [])]
