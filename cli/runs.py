@@ -185,17 +185,17 @@ def _model_and_verdict(store: Path, notes: list[StepNote]) -> tuple[Model | None
 
 
 COLUMNS = (
-    TableColumn(name="started"),
-    TableColumn(name="run", is_flexible=True),
+    TableColumn(name="started", is_wide_only=True),
+    TableColumn(name="run", is_cut_in_middle=True),
     TableColumn(name="id"),
     TableColumn(name="state"),
     TableColumn(name="step", is_wide_only=True),
     TableColumn(name="seconds", is_number=True, is_wide_only=True),
-    TableColumn(name="rows", is_number=True),
+    TableColumn(name="rows", is_number=True, is_wide_only=True),
     TableColumn(name="AUC", is_number=True),
     TableColumn(name="verdict", is_wide_only=True),
     TableColumn(name="version", is_number=True),
-    TableColumn(name="model", is_wide_only=True),
+    TableColumn(name="model", is_flexible=True),
 )
 
 
