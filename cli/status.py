@@ -29,6 +29,7 @@ from evergreen.registry.promotion_journal import (
     current,
     interrupted,
 )
+from evergreen.registry.runs import SEARCH_RUN
 from evergreen.runtime.errors import ContractError, TemporaryError
 from evergreen.runtime.exit_codes import ExitCode, exits_with_code
 from evergreen.runtime.flags import CommandParser
@@ -330,7 +331,8 @@ def _needs(
             f"version {live.version} still contains a user whose rows were removed at "
             f"{local_time(removed)}: `evergreen run --from-scratch`"
         )
-    if runs and runs[-1].state == "failed":
+    # A search goes on after a failed trial, and lists it.
+    if runs and runs[-1].state == "failed" and not runs[-1].run.startswith(SEARCH_RUN):
         yield f"run {runs[-1].name} failed at {runs[-1].step}: {runs[-1].reason}"
     if problem:
         yield problem

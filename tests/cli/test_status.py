@@ -11,7 +11,7 @@ from cli.status import main, read_status
 from evergreen.config.monitor import DecisionSettings
 from evergreen.registry.models import verdict_paths
 from evergreen.registry.promotion_journal import ROLLBACK, append_promotion, current
-from evergreen.registry.runs import RunOutcome, write_outcome
+from evergreen.registry.runs import SEARCH_RUN, RunOutcome, new_run_name, write_outcome
 from monitoring.metrics.window import Kpis
 from monitoring.policies.policy import Action, Decision
 from monitoring.retraining.actions import ActionStatus
@@ -126,6 +126,24 @@ def test_failed_run_needs_person(live):
     found = status_of(live)
     assert (found.last_run.run, found.last_run.state) == ("r1", "failed")
     assert "run r1 failed at training: disk is full" in found.needs_person
+
+
+def test_failed_trial_of_search_needs_nobody(live):
+    write_outcome(
+        live / "store",
+        RunOutcome(
+            run=new_run_name(SEARCH_RUN),
+            trigger_id="",
+            state="failed",
+            step="training",
+            reason="network of this run has [64, 32]",
+            version=None,
+            ended_at="2026-03-01T00:00:00Z",
+        ),
+    )
+    found = status_of(live)
+    assert found.last_run.state == "failed"
+    assert found.needs_person == []
 
 
 def roll_back(store, *, blocked):
