@@ -35,6 +35,10 @@ from evergreen.runtime.terminal import TableColumn, add_listing_flags, local_tim
 from evergreen.storage.uris import typed_folder
 
 
+DEMO_STORE = "build/demo/store"
+"""Default registry of the listings, that of the demo."""
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the three commands."""
     parser = CommandParser(prog="evergreen models", description=__doc__)
@@ -51,7 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
     live = commands.add_parser("live-at", help="show which version was live at a time")
     live.add_argument("time", metavar="TIME", help="ISO 8601, in UTC if it has no zone, or `now`")
     for each in (listing, card, live):
-        each.add_argument("--store", required=True, help="model registry, folder or its URI")
+        each.add_argument("--store", default=DEMO_STORE, help="model registry, folder or its URI")
     live.add_argument("--json", action="store_true", help="print JSON")
     add_listing_flags(listing)
     return parser

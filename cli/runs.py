@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
-from cli.models import registry_folder
+from cli.models import DEMO_STORE, registry_folder
 from evergreen.contracts.checks import PASS
 from evergreen.contracts.manifests import SCRATCH, Model, Verdict
 from evergreen.registry.models import stored_model, verdict_paths
@@ -75,7 +75,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="evergreen runs",
         description="List runs: how each ended, its rows, model, AUC and verdict.",
     )
-    runs.add_argument("--store", required=True, help="model registry, folder or its URI")
+    runs.add_argument("--store", default=DEMO_STORE, help="model registry, folder or its URI")
     add_listing_flags(runs)
     runs.add_argument(
         "--newest",
