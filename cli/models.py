@@ -34,7 +34,6 @@ from evergreen.runtime.plain_text import show
 from evergreen.runtime.terminal import TableColumn, add_listing_flags, local_time, print_table
 from evergreen.storage.uris import typed_folder
 
-
 DEMO_STORE = "build/demo/store"
 """Default registry of the listings, that of the demo."""
 
@@ -106,9 +105,9 @@ COLUMNS = (
 def print_models(store: Path, *, as_json: bool = False, wide: bool = False) -> None:
     """Print a table of the journal, newest entry last, and mark the live version.
 
-    The complete reason of the live version follows, because the table may be cut. Intents of deployments that have ended are not in the table. JSON has all
-    lines, with the hashes of the files and the URI of each model's card, or null if there is no
-    card.
+    The complete reason of the live version follows, because the table may be cut. Intents of
+    deployments that have ended are not in the table. JSON has all lines, with the hashes of the
+    files and the URI of each model's card, or null if there is no card.
     """
     entries, live = read_entries(store), current(store)
     if as_json:

@@ -32,8 +32,8 @@ class TableColumn:
     is_flexible: bool = False
     """Whether cells are cut with an ellipsis to make the table fit."""
     is_cut_in_middle: bool = False
-    """Whether cells are cut in the middle, because the ends of names tell them apart. A table has at
-    most one such column, and its cells are cut before those of flexible columns."""
+    """Whether cells are cut in the middle, because the ends of names tell them apart. A table has
+    at most one such column, and its cells are cut before those of flexible columns."""
     is_number: bool = False
     """Whether cells are aligned to the right."""
     is_wide_only: bool = False
