@@ -31,7 +31,7 @@ from evergreen.recommender_file.document import load_document
 from evergreen.recommender_file.form import read_recommender
 from evergreen.registry.models import evaluated_run
 from evergreen.registry.recommenders import accepted, check_run
-from evergreen.registry.runs import find_outcome, new_run_name
+from evergreen.registry.runs import SEARCH_RUN, find_outcome, new_run_name
 from evergreen.runtime.durable import write_whole
 from evergreen.runtime.errors import ContractError, PermanentError
 from evergreen.runtime.exit_codes import exits_with_code
@@ -266,7 +266,7 @@ def run_trial(
     The result always has a `reason`. If the model was evaluated, the result also contains `rows`,
     the metrics and the `interval` of the AUC.
     """
-    name = new_run_name("search")
+    name = new_run_name(SEARCH_RUN)
     texts = {**given, "settings": _unreleased(given, _settings(words)), "trigger_id": name}
     command = [*RUNNER, f"--package={package.resolve()}", f"--folder={folders.root}"]
     command += [f"-p{parameter}={text}" for parameter, text in texts.items()]

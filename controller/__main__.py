@@ -44,6 +44,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+AUTHOR = "controller"
+"""Author of the controller's own changes in the journal, such as automatic rollbacks."""
 MAX_INTERVAL_SECONDS = 3600.0
 POLL_SECONDS = 0.1
 """Seconds between two checks of the journal for new requests."""
@@ -222,7 +224,7 @@ class Holder:
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of the command."""
     parser = CommandParser(prog="evergreen release controller", description=__doc__)
-    add_site_flags(parser)
+    add_site_flags(parser, author=AUTHOR)
     parser.add_argument(
         "--metrics-urls",
         default="",

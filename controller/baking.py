@@ -377,7 +377,7 @@ def check_counts(
     >>> [(check.name, check.value, check.result) for check in checks[:3]]
     [('reloads', 0, 'pass'), ('failure rate', 0.0, 'pass'), ('latency ratio', 3.0, 'fail')]
     >>> headline(checks[2:])
-    'passed 0 of 2 checks; failed: latency ratio 3 (at most 2); inconclusive: p99 ratio (too few requests)'
+    'passed 0 of 2 checks; failed: latency ratio 3 (expected at most 2); inconclusive: p99 ratio (too few requests)'
     """  # noqa: E501
     other = before or VersionCounts()
     usual = other.failure / other.requests if other.requests >= _RULES.min_requests else 0.0

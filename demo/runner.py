@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
@@ -31,7 +32,15 @@ from demo import environments
 from demo.stack import tethered
 from evergreen.contracts.manifests import RetrainRequest
 from evergreen.registry.recommenders import served_name
-from evergreen.registry.runs import RunOutcome, find_outcome, new_run_name
+from evergreen.registry.runs import (
+    STOPPED,
+    RunOutcome,
+    conclude,
+    find_outcome,
+    new_run_name,
+    read_notes,
+    write_outcome,
+)
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
 from pipelines.images import ENVIRONMENT_OF_STEP, step_of_image
 from pipelines.package import read_places, with_places
@@ -354,6 +363,11 @@ def run_once(
             )
         except PipelineFailed as error:
             failure = str(error)
+        except (KeyboardInterrupt, SystemExit):
+            # The pipeline's exit handler, which records the outcome, does not run any more.
+            if find_outcome(folders.store, name) is None:
+                write_outcome(folders.store, _outcome_of_stopped(folders.store, name, request))
+            raise
     outcome = find_outcome(folders.store, name)
     if outcome is None:
         raise PermanentError(
@@ -361,6 +375,17 @@ def run_once(
         )
     logger.info("run %s %s at %s: %s", name, outcome.state, outcome.step, outcome.reason)
     return outcome
+
+
+def _outcome_of_stopped(store: Path, run: str, request: RetrainRequest | None) -> RunOutcome:
+    return conclude(
+        store,
+        read_notes(store, run),
+        run=run,
+        trigger_id=request.request_id if request else "",
+        kfp_state=STOPPED,
+        ended_at=datetime.now(timezone.utc).isoformat(),
+    )
 
 
 @contextlib.contextmanager

@@ -643,9 +643,17 @@ class Monitor:
             clicks = self._store.clicks_on(waiting.numbers)
             requests, late, unmatched = attribute(waiting, clicks, window_seconds=window_seconds)
             counts = {
-                "late_outcome": float(len(late) - unmatched),
-                "unmatched_outcome": float(unmatched),
+                "late_outcome": float(len(late) - len(unmatched)),
+                "unmatched_outcome": float(len(unmatched)),
             }
+            if unmatched:
+                logger.warning(
+                    "%d clicks name a row that their request does not have, such as row %d of "
+                    "request %r: they are archived and set no label",
+                    len(unmatched),
+                    unmatched[0].row,
+                    unmatched[0].request_id,
+                )
             self._store.mature(requests, counts, now=self._clock(), late=late, part_rows=part_rows)
             self._checkpoint("join.matured")
             self._measurements.observe(requests)

@@ -169,7 +169,7 @@ class BakingPolicy:
             process = EProcess(least, state.get("auc", {}))
             process.update(rows, enough)
             state["auc"] = process.memory()
-            found[f"evidence of an AUC below {least:.3f}"] = process.value
+            found[f"evidence that the AUC is below {least:.3f}"] = process.value
         state["sums"] = self._add_terms(rows, state)
         names = {
             _UNDER: f"evidence of more than {settings.max_calibration_ratio:g} times the clicks "
@@ -201,6 +201,9 @@ class BakingPolicy:
             )
         reason = f"{headline(checks)}: {text}"
         if decide(checks) == FAIL:
+            kpis = evidence.kpis
+            if kpis.version == evidence.version and kpis.auc is not None:
+                reason += f", AUC {kpis.auc:.4f} on the last {kpis.rows} rows"
             return {**state, "state": BAD, "reason": reason}
         served = evidence.time - min(state.get("since", evidence.time), _since(evidence))
         if (

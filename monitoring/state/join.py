@@ -143,8 +143,8 @@ class Attribution(NamedTuple):
     late: list[LateOutcome]
     """Clicks that set no label, because they came after the window or name a row that the request
     does not have."""
-    num_unmatched: int
-    """Number of clicks in `late` that name no row of the request."""
+    unmatched: list[LateOutcome]
+    """Clicks in `late` that name no row of the request."""
 
 
 def attribute(waiting: Waiting, clicks: Iterable[Click], *, window_seconds: float) -> Attribution:
@@ -157,7 +157,7 @@ def attribute(waiting: Waiting, clicks: Iterable[Click], *, window_seconds: floa
     """
     labels = np.zeros(waiting.num_rows, np.uint8)
     delays = np.full(waiting.num_rows, np.nan, np.float32)
-    late, num_unmatched = [], 0
+    late, unmatched = [], []
     ends, starts = waiting.micros + microseconds(window_seconds), waiting.starts
     order = np.argsort(waiting.numbers)
     for number, row, time in clicks:
@@ -168,7 +168,8 @@ def attribute(waiting: Waiting, clicks: Iterable[Click], *, window_seconds: floa
             labels[at], delays[at] = 1, time - predicted_at
         else:
             late.append(LateOutcome(waiting.ids[place], row, CLICK, time, predicted_at))
-            num_unmatched += not has_row
+            if not has_row:
+                unmatched.append(late[-1])
     return Attribution(
-        waiting.to(MaturedRequests, labels=labels, click_delays=delays), late, num_unmatched
+        waiting.to(MaturedRequests, labels=labels, click_delays=delays), late, unmatched
     )

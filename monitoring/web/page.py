@@ -51,7 +51,7 @@ _MARKED_EVENTS = {
     "decision": "trigger",
     "release": "release",
     "rollback": "rollback",
-    "promote": "promoted",
+    "promote": "promote",
     "drift": "feature drift",
 }
 """Kinds of events with a mark in the chart, and the text of the mark."""

@@ -10,6 +10,7 @@ import pytest
 from kfp import compiler, dsl
 
 from cli.__main__ import main
+from cli.runs import read_runs
 from demo import environments
 from pipelines.places import PLACES
 from tests.support.paths import REPOSITORY
@@ -39,7 +40,7 @@ def endless(
 
 
 @dsl.pipeline(name="tiny-endless")
-def endless_pipeline(settings: str = ""):
+def endless_pipeline(settings: str = "", trigger_id: str = ""):
     endless(**dict.fromkeys(PLACES, "/of a cluster"))
 
 
@@ -60,6 +61,7 @@ def test_stopped_run_ends_its_step_whose_note_says_so(tmp_path, number, code):
         str(package),
         "--folder",
         str(tmp_path / "a b"),
+        "-ptrigger_id=run",
     ]
     run = subprocess.Popen(
         command, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -81,6 +83,8 @@ def test_stopped_run_ends_its_step_whose_note_says_so(tmp_path, number, code):
     assert "Traceback" not in errors
     note = json.loads((store / "runs" / "run" / "extraction.json").read_text())
     assert (note["state"], note["reason"]) == ("failed", "stopped from outside while it worked")
+    (line,) = read_runs(store)
+    assert (line.state, line.step, line.reason) == ("failed", "extraction", note["reason"])
 
 
 @pytest.fixture

@@ -177,7 +177,7 @@ def test_p99_of_all_requests_must_be_too_high_for_any_split_over_servers(rounds)
     assert (number, found.action) == (P99_READINGS // 2 + 1, ROLLED_BACK), found
     (check,) = (check for check in found.checks if check.result == "fail")
     assert (check.name, check.value, check.limit) == ("p99 ratio", pytest.approx(3.05), 3)
-    assert found.reason.endswith("failed: p99 ratio 3.05 (at most 3)")
+    assert found.reason.endswith("failed: p99 ratio 3.05 (expected at most 3)")
 
 
 def test_slow_minute_after_release_rolls_nothing_back_and_three_do(rounds):

@@ -71,7 +71,7 @@ def test_steps_under_argos_umask_leave_nothing_that_others_may_read(
                 1,
                 "refused",
                 "evaluation",
-                "failed: AUC (at least 0.99)",
+                "failed: AUC (expected at least 0.99)",
             ),
             "/a folder' --set gate.min_auc=0.",
         ),

@@ -285,7 +285,7 @@ def test_stub_that_dies_of_first_odd_row_is_rolled_back_in_third_round(site):
     world.release(2, world.toy)
     dies = f"        if (tensors['dense'] == {ODD}).any():\n            os._exit(1)\n"
     change_code(world.triton, 2, FAULT, FAULT + dies)
-    assert "failed: reloads 3 (at most 2)" in world.until_rolled_back(3)
+    assert "failed: reloads 3 (expected at most 2)" in world.until_rolled_back(3)
 
 
 @pytest.mark.slow
