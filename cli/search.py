@@ -23,17 +23,18 @@ import yaml
 
 from demo.environments import REPOSITORY, python_of
 from demo.runner import LocalFolders
+from evergreen.config.model import config_from_document, network_changes, network_config
 from evergreen.config.reader import parse_settings, read_mapping
 from evergreen.config.sections import check_settings
 from evergreen.config.spec import Recommender
-from evergreen.contracts.manifests import CURRENT
+from evergreen.contracts.manifests import CURRENT, Model
 from evergreen.recommender_file.document import load_document
 from evergreen.recommender_file.form import read_recommender
-from evergreen.registry.models import evaluated_run
+from evergreen.registry.models import evaluated_run, parent
 from evergreen.registry.recommenders import accepted, check_run
 from evergreen.registry.runs import find_outcome, new_run_name
 from evergreen.runtime.durable import write_whole
-from evergreen.runtime.errors import ContractError, PermanentError
+from evergreen.runtime.errors import ContractError, PermanentError, run_again
 from evergreen.runtime.exit_codes import exits_with_code
 from evergreen.runtime.flags import CommandParser
 from pipelines.package import read_parameters, read_places, run_outcome_pod
@@ -147,7 +148,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     recommender = check_run(
         folders.store, reference=given["recommender"], settings=given.get("settings", "")
     )
-    search(arguments, read_space(arguments.space, recommender), folders, given=given)
+    space = read_space(arguments.space, recommender)
+    _expect_continuable(
+        space, recommender, parent=parent(folders.store, given.get("parent", CURRENT))
+    )
+    search(arguments, space, folders, given=given)
     return 0
 
 
@@ -175,6 +180,24 @@ def read_space(path: Path, recommender: Recommender) -> dict[str, Dimension]:
         for word in space[name].words:
             check_settings(recommender.with_settings(parse_settings(_settings({name: word}))))
     return space
+
+
+def _expect_continuable(
+    space: Mapping[str, Dimension], recommender: Recommender, *, parent: Model | None
+) -> None:
+    """Raise ContractError if a value of the space gives a network that cannot continue `parent`."""
+    if parent is None:
+        return
+    before = config_from_document(parent.config)
+    for name, each in space.items():
+        for word in each.words:
+            settings = parse_settings(_settings({name: word}))
+            if network_changes(before, network_config(recommender.with_settings(settings))):
+                raise ContractError(
+                    f"{name} is {word} in a trial, which cannot continue the network of the parent "
+                    f"{parent.model_id}; to train all trials from scratch, "
+                    + run_again("-p parent=none")
+                )
 
 
 def search(
