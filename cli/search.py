@@ -13,6 +13,7 @@ import json
 import os
 import shlex
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -43,6 +44,8 @@ RUNNER = (str(python_of("driver")), "-m", "cli", "run")
 SECTIONS = ("preprocessing", "model", "training")
 """Sections that may be searched. The other sections change the evaluation rows or the gate."""
 DIRECTIONS = {"auc": "maximize", "log_loss": "minimize"}
+SEARCH_LOG = "search.log"
+"""Log of all trials, with a line for each step."""
 RANDOM_TRIALS = (
     5  # random trials before Optuna's sampler (TPE) models the results; Optuna's default is 10
 )
@@ -254,6 +257,12 @@ def search(
         words = (
             {name: _suggested(trial, name, each) for name, each in space.items()} if number else {}
         )
+        shown = _settings(words) or "(as the recommender is)"
+        print(
+            f"trial {trial.number} started: {shown}; its steps: {folders.logs / SEARCH_LOG}",
+            file=sys.stderr,
+            flush=True,
+        )
         facts = run_trial(arguments.package, folders, given=given, words=words)
         if not number and metric not in facts:
             raise PermanentError(f"the first trial has no {metric}: {facts['reason']}")
@@ -294,7 +303,7 @@ def run_trial(
     command = [*RUNNER, f"--package={package.resolve()}", f"--folder={folders.root}"]
     command += [f"-p{parameter}={text}" for parameter, text in texts.items()]
     folders.logs.mkdir(parents=True, exist_ok=True)
-    with open(folders.logs / "search.log", "a") as log:
+    with open(folders.logs / SEARCH_LOG, "a") as log:
         variables = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
         # Ctrl-C also interrupts the run, which then ends its step. `subprocess.run` would instead
         # kill the run in the middle of a step.

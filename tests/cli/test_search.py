@@ -102,6 +102,10 @@ def test_search_starts_with_given_recommender_resumes_and_names_best(tmp_path):
     assert re.search(
         r"  0  auc 0.7000 .* log_loss 0.3000 .*\(as the recommender is\)", first.stdout
     ), first.stderr
+    assert re.findall(r"^trial (\d) started: .*search\.log$", first.stderr, flags=re.M) == [
+        "0",
+        "1",
+    ]
     trials, _, ranking = call(tmp_path, "--trials=6", runner=runner).stdout.partition(
         "\nby auc, the best first:\n"
     )
