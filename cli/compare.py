@@ -2,8 +2,8 @@
 
 The command compares settings and sizes, and the scores of both models on rows that neither model
 was trained on. The rows are held-out rows of the model with the later training data. Rows up to the
-end of the other model's training data are left out. Both models score the rows from their weights,
-as in serving. The command only reports.
+end of the other model's training data are left out. Both models score the rows with their stored
+weights, as in serving. The command only reports.
 """
 
 import argparse

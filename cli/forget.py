@@ -1,6 +1,6 @@
 """`evergreen admin forget` names everything that holds one user, and with `--yes` removes it.
 
-It also names the models that were trained on the user's rows.
+The command also lists the models that were trained on the user's rows.
 
 The command reads all files through the packages that own them. The user is a category of the column
 that the recommender calls `data.user`. A category of a user can also occur in lists that share the
@@ -390,7 +390,7 @@ def _is_in_file(path: Path, user: User) -> bool:
 def unfinished(folder: Path) -> Iterator[Found]:
     """Yield the unfinished files and folders of killed programs below a folder.
 
-    No program reads them, but they may hold rows of any user.
+    No program reads these files, but they may contain rows of any user.
     """
     for here, folders, files in os.walk(folder):
         left = [name for name in (*folders, *files) if _UNFINISHED.fullmatch(name)]
@@ -472,7 +472,7 @@ def _traces(store: Path, model: Model, user: User) -> list[str]:
 def golden_rows(store: Path, user: User) -> Iterator[str]:
     """Yield one line for each model version whose golden rows contain the user.
 
-    Versions in the registry and in Triton's repository are searched.
+    The search covers versions in the registry and in Triton's repository.
     """
     place, served = read_serving_place(store), ServedNames(user.recommender.name)
     kept = [(graph_folder(store, 0).parent.as_uri(), "")]

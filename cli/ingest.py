@@ -109,7 +109,7 @@ class ReadCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class Ingested:
-    """Result of an ingestion. Counts of rows are counts of written rows."""
+    """Result of an ingestion. Only written rows are counted."""
 
     rows: int
     lake_rows: int

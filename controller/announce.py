@@ -6,10 +6,10 @@ candidate is then refused and must be evaluated again. Runs that chose their cha
 chose no champion, are not checked.
 
 A version number that the journal contains is never reused. The registry keeps the graph and the
-golden rows of each version permanently. The gate scores the champion with them, `verify` recomputes
-logged scores, and a rollback restores versions that Triton's repository no longer contains. The
-stored files are copies and not hard links to the served files, because a corrupt served file must
-not corrupt its only backup.
+golden rows of each version permanently. The gate scores the champion with these files, `verify`
+recomputes logged scores, and a rollback restores versions that Triton's repository no longer
+contains. The stored files are copies and not hard links to the served files, because a corrupt
+served file must not corrupt its only backup.
 """
 
 import logging
@@ -48,9 +48,9 @@ from evergreen.serving.servers import probe
 logger = logging.getLogger(__name__)
 
 SHADOW_SHARE = 1.0
-"""Share of the requests that both arms score. These requests provide the pairs, and decisions come
-soonest if all requests are used. Clients drop shadow requests that would delay served requests
-(`inference_client.routing`)."""
+"""Share of the requests that both arms score. These requests provide the pairs. If all requests are
+scored by both arms, a canary is decided soonest. Clients drop shadow requests that would delay
+served requests (`inference_client.routing`)."""
 
 
 class StaleVerdict(Refused):
@@ -438,7 +438,7 @@ def confirm(site: Site, version: int) -> None:
 
 
 def tidy(site: Site, line: Promotion) -> None:
-    """Remove old versions and record where the release went.
+    """Remove old versions, and record the deployment target of the release.
 
     A failure does not affect the release.
     """

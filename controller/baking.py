@@ -11,9 +11,9 @@ p99 of a single server. The version's lowest p99 is therefore compared with the 
 previous version. Each p99 is a median over time.
 
 The monitor evaluates the live traffic, and this module reads its findings from the registry. A
-breach rolls back to the previous version and blocks the model. After that only a person can release
-the model again. A version without a breach becomes `baked` after the required time and number of
-rows.
+breach rolls back to the previous version and blocks the model. A blocked model is released again
+only if a person decides so. A version without a breach becomes `baked` after the required time and
+number of rows.
 
 All state of the baking is in the journal, the findings and `baking/counters.json`, so the next
 round makes up for a lost round. To roll back, the controller appends a request to the journal, as a
@@ -81,8 +81,8 @@ P99_READINGS = 12
 """Number of p99 readings that are stored and required. They span two minutes."""
 NONE, BAKES, ROLLED_BACK = "none", "bakes", "rolled_back"
 _RETRY_ROUNDS = 128
-"""Maximum number of rounds between two attempts of a failing rollback. The number doubles after
-each attempt."""
+"""Maximum number of rounds between two attempts of a failing rollback. The number of rounds doubles
+after each attempt, up to this maximum."""
 _RULES = CanaryPolicy()
 """Default rules, for `min_requests` and `error_alpha`."""
 
@@ -305,7 +305,7 @@ class VersionCounts(ArmCounts):
     servers in microseconds."""
     summed_p99: list[list[float]] = field(default_factory=list)
     """Last readings: seconds since the version went live, and the p99 of all servers' requests in
-    microseconds. It includes the wait in the queue."""
+    microseconds. This time includes the wait in the queue."""
     open_buckets: dict[str, float] = field(default_factory=dict)
     """Number of requests of all servers since the last reading, cumulative by upper bound of the
     latency in milliseconds."""
@@ -427,7 +427,7 @@ def _comparable_p99(
 def _check_ratio(
     name: str, milliseconds: tuple[float | None, float | None], limit: float, *, what: str
 ) -> Check:
-    """Check the version's time divided by that of the version before."""
+    """Check the ratio of the version's time to the previous version's time."""
     now, before = milliseconds
     if not now or not before:
         return Check(name=name, result=INCONCLUSIVE, detail="too few requests")

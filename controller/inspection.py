@@ -47,7 +47,7 @@ class Inspection:
         Raises:
             ContractError: both copies of a file are corrupt. The error is raised again by every
                 call until the next inspection.
-            TemporaryError: a deployment is running, or the storage does not answer. A later call
+            TemporaryError: a deployment is running, or the storage does not answer. The next call
                 tries again.
         """
         now = self.site.patience.clock()

@@ -8,10 +8,10 @@ The rehearsal takes about 0.3 s under traffic. Triton sends requests without a v
 highest version as soon as it is loaded. Any error that a load can show must therefore appear before
 the served name is changed.
 
-The configuration is one atomic write. From then on every starting server serves the new version.
-Running servers load the version one after another. Servers that appear in the meantime are
-included. Each is notified, waited for, and probed with golden rows. Triton itself drains a version
-that it unloads.
+The configuration is one atomic write. After this write, every server that starts serves the new
+version. Running servers load the version one after another. Servers that appear in the meantime are
+included. Each server is notified, and is probed with golden rows after it has loaded the version.
+Triton itself drains a version that it unloads.
 
 The configuration names only the new version. Triton loads the new version before it unloads the
 previous version, which first finishes its requests. Keeping the previous version loaded would have

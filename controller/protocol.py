@@ -219,7 +219,7 @@ class ProtocolRule:
     move: str
     """One of `MOVES`."""
     then: tuple[str, ...]
-    """States that can follow a move that succeeded and that nothing else disturbed."""
+    """Possible states after this move, if the move succeeds and nothing else changes."""
 
 
 def _forward(desired: Desired, observed: Observed) -> bool:

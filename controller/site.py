@@ -313,7 +313,9 @@ class Site:
         )
 
     def announce(self, attempt: Attempt) -> None:
-        """Append the intent of the attempt to the journal. From then on the attempt is running.
+        """Append the intent of the attempt to the journal.
+
+        After that, the attempt counts as running.
 
         The attempt is remembered before, because an error can follow a complete write.
         """

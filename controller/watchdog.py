@@ -52,8 +52,8 @@ _LEVELS = {
     **dict.fromkeys((GONE, ILL), logging.ERROR),
 }
 _DEAD_STUB = "not healthy"
-"""Text in the error message of every request to a model whose stub died. Such a model is reloaded
-at the first error."""
+"""Text in the error message of every request to a model whose stub died. The watchdog reloads a
+model with this error at once."""
 _STRIKES = 2
 """Consecutive failed probes before a model is reloaded. If a reload does not help, the next reload
 comes after twice as many answers, because a model that is unloaded in each round serves no client.
@@ -224,7 +224,7 @@ class Watchdog:
 
     @property
     def _settings(self) -> SiteSettings:
-        """Settings of the site, whose lock the watchdog's repository holds."""
+        """Settings of the watchdog's site."""
         return replace(self.site, held=self._repository)
 
     def _trouble(

@@ -79,7 +79,7 @@ class Observation:
     """Lower end of the value's 95 % interval."""
     high: float | None = None
     limit: float | None = None
-    """Value at which the rule begins to apply."""
+    """Limit for the value, at which the rule begins to apply."""
     bound: str = AT_MOST
     """How the value is compared with the limit, such as `at most`."""
     at_most: str | None = None

@@ -169,8 +169,8 @@ def propose_schema(schema: Any, statistics: Any, raw: RawDataset) -> Any | None:
 
     Returns None if the rows satisfy `schema`. Only changes of features are proposed: wider bounds,
     more values of a domain, fewer values present, or a new column. The label and all other rules
-    that people wrote stay, because rows that break these rules are wrong. The manifest `raw` lists
-    columns of the lake that the schema may lack.
+    that people wrote stay, because rows that break these rules are wrong. `raw` lists columns of
+    the lake for which the schema may have no feature.
     """
     if not num_rows(statistics):
         return None

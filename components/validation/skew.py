@@ -152,7 +152,7 @@ def measure_skew(
 
     Args:
         training: Files of training rows.
-        archive: Served rows, from `open_served`.
+        archive: Archive of the served rows, see `open_served`.
         features: The recommender's features.
         settings: The thresholds.
         excluded: Features that are not compared.
@@ -324,7 +324,9 @@ def compare(
     shown: ShownValues,
     options: ListOptions | None = None,
 ) -> SkewEntry:
-    """Return the differences of one feature in joined rows. There must be joined rows.
+    """Return the differences of one feature in joined rows.
+
+    The number of joined rows must not be 0.
 
     A feature with `options` is a list. Lists differ if one of the elements that count differs.
     """

@@ -11,16 +11,16 @@ Counters are read from every replica's Prometheus text. Counters only grow, so t
 are the differences to the plan's `baseline`. The differences are summed over the replicas before
 any division, which avoids a mean of means. The counters of a new or restarted server include its
 warm-up, which is slow (measured: 70 requests at three times the usual time). The warm-up requests
-would weigh more in the smaller arm. Such a server is left out until a step has recorded its
-baseline (`uncounted`). When a server leaves, its requests are no longer in the counts of either
-arm. A restarted server whose counters exceed its whole baseline at the next step is not detected.
-The counts of both arms are then too low, but never negative.
+would weigh more in the smaller arm. A server without a recorded baseline is therefore left out
+(`uncounted`). The next step records its baseline. When a server leaves, its requests are no longer
+in the counts of either arm. A restarted server whose counters exceed its whole baseline at the next
+step is not detected. The counts of both arms are then too low, but never negative.
 
 Triton reports totals and no medians. The p99 is therefore read in two forms. The quantiles of a
 server (`QUANTILES`) cannot be summed over servers. The buckets of a histogram (`HISTOGRAM`) can be
 summed, and give one p99 of all servers. Triton 2.51 has the histogram only for decoupled models,
 and Triton 26.01 and later for all (triton-inference-server/server#8580). The histogram is off
-unless the server has the flag `--metrics-config=histogram_latencies=true`. Its default buckets
+unless the server has the flag `--metrics-config=histogram_latencies=true`. Triton's default buckets
 begin at 100 ms, so the configuration of our models sets finer ones.
 
 Requests that are rejected before they reach a model are not counted. Requests that the response
@@ -241,8 +241,8 @@ def counted(
     """Return the counters of each arm's model and version in a metrics text. Absent counters are 0.
 
     Raises:
-        TemporaryError: `text` is not a metrics text, or a counter is not a finite number from 0.
-            The message contains `source`.
+        TemporaryError: `text` is not a metrics text, or a counter is negative or not finite. The
+            message contains `source`.
     """
     found = {name: dict.fromkeys(COUNTERS, 0.0) for name in arms}
     for arm, sample in _samples(text, arms, source):
@@ -319,7 +319,7 @@ def bucket_quantile(buckets: Mapping[str, float], quantile: float) -> float | No
 
 
 def _samples(text: str, arms: Mapping[str, Arm], source: str) -> list[tuple[str, Any]]:
-    """Return the samples of each arm's model and version, with the arm's name."""
+    """Return the metric samples of each arm's model and version, with the name of the arm."""
     wanted = {(arm.model_name, str(arm.version)): name for name, arm in arms.items()}
     try:
         samples = [

@@ -10,10 +10,10 @@ A degradation is significant if a one-sided p-value is below alpha / (looks * 2)
 the AUC difference (paired DeLong) and for the mean log loss difference. Rows are clustered by user,
 or by request if there are no users. This Bonferroni correction holds for any dependence between
 looks and metrics. The probability of aborting an equal model is at most `alpha` over the canary's
-whole life. O'Brien-Fleming bounds would have more power. However, these bounds need independent
-increments. Rows mature by request and day, so the increments may be dependent. Both tests assume
-normal means, so at least `MIN_REQUESTS` requests must have clicks, however many rows there are.
-With three clicks, one equal model in thirty would be aborted at its first look.
+whole life. O'Brien-Fleming bounds would have more power. However, O'Brien-Fleming bounds need
+independent increments. Rows mature by request and day, so the increments may be dependent. Both
+tests assume normal means, so at least `MIN_REQUESTS` requests must have clicks, however many rows
+there are. With three clicks, one equal model in thirty would be aborted at its first look.
 
 The canary grows when the tests confirm that both metrics are within their margins. Each look has a
 part of the one-sided level `growth_alpha`, and the parts add up to `growth_alpha`. Both tests must
@@ -75,7 +75,7 @@ ms, an equal model was aborted in 18 % of stages after 100 requests, but only in
 class Pairs:
     """Rows that both arms scored, ordered by time, request and position.
 
-    Each row appears once.
+    No row appears twice.
     """
 
     labels: NDArray[np.uint8]
@@ -120,7 +120,7 @@ class ArmCounts:
     def mean_ms(self) -> float | None:
         """Mean time in the model of a computed request in milliseconds.
 
-        None if there are no such requests.
+        None if the model computed no request.
         """
         return self.infer_us / self.computed / 1000 if self.computed > 0 else None
 

@@ -5,10 +5,10 @@ Servers are therefore probed with golden rows. `switch` decides what servers loa
 
 Servers are listed one by one, or by a name that resolves to several addresses.
 `dns:///triton-headless:8001` is a Kubernetes headless Service with one address per pod. The Service
-needs `publishNotReadyAddresses: true`. Otherwise a pod that reads the old configuration while it
-starts is not listed until it is ready. The pod is then never notified and keeps serving the old
-version. If a resolver's cache still hides a pod at the end of a switch, the watchdog repairs the
-pod later, because it compares every replica with the journal.
+needs `publishNotReadyAddresses: true`. Without this setting, a pod that reads the old configuration
+while it starts is not listed until it is ready. The pod is then never notified and keeps serving
+the old version. If a resolver's cache still hides a pod at the end of a switch, the watchdog
+repairs the pod later, because it compares every replica with the journal.
 
 No other module of this package calls tritonclient. Exceptions of tritonclient become
 `TemporaryError` or `PermanentError`. The deadlines are long on purpose, because Triton 2.51 can
@@ -70,8 +70,8 @@ class TritonAccess:
     key: str = ""
     """PEM file of the client certificate's private key."""
     name: str = ""
-    """Host name in the servers' certificates. It is needed because replicas of a headless Service
-    are called by IP address."""
+    """Host name in the servers' certificates. The certificate is checked against this name, because
+    replicas of a headless Service are called by IP address."""
     token_file: str = ""
     """File with the token that is sent as `authorization: Bearer`. The file is read before each
     call, because tokens rotate."""
@@ -504,8 +504,8 @@ class Fleet:
             servers: Servers to call it on. None = all.
 
         Raises:
-            TemporaryError, PermanentError: `act` failed on a server that is still listed. Later
-                servers were not reached.
+            TemporaryError, PermanentError: `act` failed on a server that is still listed. In this
+                case, the remaining servers were not called.
         """
         for address, server in list(self._servers.items()):
             if servers is not None and server not in servers:
@@ -521,7 +521,7 @@ class Fleet:
     def for_all(self, act: Callable[[Triton], object]) -> None:
         """Call `act` on every server, and on new servers until no further server is listed.
 
-        Servers that do not listen yet come last.
+        Servers whose port is still closed are called last.
         """
         self.for_each(act)
         while newcomers := self._newcomers():

@@ -1,6 +1,6 @@
 """The project's images built by podman, and the compiled pipeline in them.
 
-`make test-images` runs these tests. The tests need root and a package index. They do not cover
+`make test-images` runs these tests. The tests need root and a package index. The tests do not cover
 Python's own base images (`containers` describes the stand-ins), CUDA, NVIDIA's images, or a
 kubelet.
 """
@@ -69,7 +69,7 @@ def test_entry_point_helps_in_confined_container(podman, images, image):
 
 
 def turn(folder: Path, lake: Path) -> dict:
-    """Run the compiled pipeline from `lake` into `folder`, and return its result in numbers."""
+    """Run the compiled pipeline on `lake` in `folder`, and return the numbers of its result."""
     folders = runner.LocalFolders(root=folder)
     places = {**folders.places(), "lake": str(lake), "server": "onnxruntime"}
     accept_into(folders.store)
@@ -128,12 +128,12 @@ def test_compiled_pipeline_comes_to_same_in_containers(podman, images, volume, m
     steps = []
     monkeypatch.delenv(
         "ORT_DISABLE_TELEMETRY", raising=False
-    )  # set by the pipeline, not by the test
+    )  # the pipeline sets this variable itself
     monkeypatch.setattr(
         runner, "_run_step", in_containers(podman, images, steps, "--network=none", mount)
     )
-    # KFP creates the folders of a task's outputs as root beforehand. On a cluster the volume's
-    # group may write.
+    # KFP creates the folders of a task's outputs as root beforehand. On a cluster, the group of the
+    # volume has write permission.
     previous = os.umask(0)
     try:
         inside = turn(volume / "inside", lake)
@@ -180,7 +180,7 @@ def leaves(value, path="") -> dict:
 
 
 def assert_alike(found: dict, expected: dict, *, rel: float) -> None:
-    """Assert equality. Fractions may differ by `rel` of their size."""
+    """Assert equality. Floating-point numbers may differ by the fraction `rel`."""
     found, expected = leaves(found), leaves(expected)
     fractions = {path: leaf for path, leaf in expected.items() if isinstance(leaf, float)}
     assert {path: found.get(path) for path in fractions} == pytest.approx(fractions, rel=rel, abs=0)
@@ -263,7 +263,7 @@ def test_newer_tfdv_of_image_evaluates_as_older_one_of_laptop(podman, images, vo
 
     volume.chmod(0o755)
     for run in ("r1", "r2"):
-        # The run in the image also continues from the laptop's champion.
+        # The run in the image continues from the champion of the run on this machine.
         shutil.copytree(laptop, image, dirs_exist_ok=True)
         give_to_user(image)
         (older, report, page), (newer, its_report, its_page) = (

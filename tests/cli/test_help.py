@@ -81,7 +81,7 @@ NAMED = re.compile(
 
 
 NAMESPACE = REPOSITORY / "tests/cli/test_doctor.py"
-"""File in which `evergreen` is the namespace of kubectl's lines."""
+"""File in which kubectl's output contains the namespace `evergreen`."""
 
 
 def test_every_file_names_commands_that_exist():

@@ -48,7 +48,7 @@ def run_ingest(tmp_path, capsys):
 
 
 def lake_rows(lake: Path) -> list[dict]:
-    """Return all visible rows, and assert that each is in its day's folder."""
+    """Return all rows that readers see, and assert that each row is in the folder of its day."""
     rows = []
     for partition in sorted(lake.glob("day=*")):
         for path in sorted(partition.glob("*.parquet")):
@@ -110,7 +110,7 @@ def test_rows_lie_in_file_order_evenly_over_whole_days(
     assert {r[raw_rows.ROW] for r in rows} == {0}
     assert (
         len({r[raw_rows.REQUEST_ID] for r in rows}) == 1000
-    )  # The file does not say which rows were shown together.
+    )  # The ingested file does not contain which rows were shown together.
     assert {(r[raw_rows.MODEL_VERSION], r[raw_rows.SCORE]) for r in rows} == {(None, None)}
 
 

@@ -1,4 +1,4 @@
-"""Tests of `evergreen run` as a process: stopped or misused, it leaves no child."""
+"""Tests that `evergreen run` leaves no child process after an interruption or wrong arguments."""
 
 import json
 import os
@@ -103,7 +103,7 @@ def test_file_that_is_no_pipeline_is_misuse(run_line, tmp_path, capsys, text):
 
 
 def test_file_of_older_revision_runs_in_no_folder_of_its_defaults(run_line, tmp_path, capsys):
-    """The runs of an older revision got folders as parameters."""
+    """Packages compiled by an older revision take the run's folders as parameters."""
     accept_into(tmp_path / "folder" / "store")
     (package := tmp_path / "old.yaml").write_text(
         "root: {inputDefinitions: {parameters: {}}}\ncomponents: {}\n"

@@ -75,7 +75,10 @@ leave_run(arguments.folder / "store", texts["trigger_id"], 0.9 - settings.get("t
 
 
 def call(folder, *words, runner=search.RUNNER):
-    """Run `evergreen search` over the space in the folder. `runner` runs its trials."""
+    """Run `evergreen search` over the space in the folder.
+
+    `runner` is the program that runs a trial.
+    """
     program = (
         f"import sys; from cli import search; search.RUNNER = {runner}; sys.exit(search.main())"
     )
@@ -124,7 +127,7 @@ def test_search_starts_with_given_recommender_resumes_and_names_best(tmp_path):
 
 
 @built
-@pytest.mark.slow  # two rounds of search
+@pytest.mark.slow  # runs the search twice
 @pytest.mark.timeout(900)
 def test_two_real_trials_are_evaluated_by_same_rows_and_release_nothing(tmp_path):
     accept_into(tmp_path / "store")

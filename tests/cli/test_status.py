@@ -1,4 +1,4 @@
-"""Tests of `evergreen status` over folders without and with a model, and over a running monitor."""
+"""Tests of `evergreen status` for folders with and without a model, and for a running monitor."""
 
 import json
 import sqlite3
@@ -58,7 +58,7 @@ def status_of(folder, *, state=None, address=None):
 
 
 def leave_monitor(state):
-    """Write what a monitor leaves that stopped while it suspected a drift."""
+    """Write the files of a monitor that stopped after it suspected a drift."""
     state.mkdir()
     write_rules(state, DecisionSettings())
     point = {"time": NOW - 60, "backlog": 0, **asdict(KPIS)}

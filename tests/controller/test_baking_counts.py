@@ -22,7 +22,7 @@ ADDRESSES = ("triton-a:8002", "triton-b:8002")
 def told(version, requests, p99_ms):
     """Return a server's metrics of requests of 1 ms.
 
-    If `p99_ms` is None, the server exports no quantiles.
+    None for `p99_ms` means that the server exports no quantiles.
     """
     labels = f'model="{MODEL_NAME}",version="{version}"'
     values = [("request_success", requests), ("compute_infer_duration_us", 1000 * requests)]
@@ -73,7 +73,7 @@ def test_server_without_histogram_has_no_buckets():
 
 
 class Rounds:
-    """Control rounds every ten seconds, with 200 requests to each server per round.
+    """Rounds of a controller every ten seconds, with 200 requests to each server per round.
 
     The test sets the p99.
     """
@@ -85,7 +85,7 @@ class Rounds:
             world.settings.store, criteo_with(release={"bake_seconds": 7200.0, "bake_rows": 0})
         )
         self.latencies = None
-        """All latencies of each server since the release, if the servers have histograms."""
+        """Latencies of all requests since the release by server, if the servers have histograms."""
         self.baking = Baking(site=world.settings, metrics=ADDRESSES, fetch=self.fetch)
 
     def fetch(self, address):
@@ -104,9 +104,9 @@ class Rounds:
         self.world.release(version)
 
     def pass_by(self, number, *p99):
-        """Run at most `number` rounds until a version is rolled back.
+        """Run at most `number` rounds, and stop when a version is rolled back.
 
-        Return the number of rounds and the last step.
+        Return the number of rounds that ran, and the last step.
         """
         self.p99, done = p99, []
         while len(done) < number and (not done or done[-1].action != ROLLED_BACK):
@@ -119,7 +119,7 @@ class Rounds:
 
 
 def test_summed_buckets_find_a_slow_tail_that_bounds_of_servers_cannot(world):
-    """One of the two servers answers 4 of 100 requests slowly, after its first minute."""
+    """After the first minute, one of the two servers answers 4 % of the requests slowly."""
     rounds, random = Rounds(world), np.random.default_rng(5)
     rounds.latencies = {}
 
@@ -193,7 +193,7 @@ def test_p99_is_not_evaluated_while_server_does_not_answer(rounds):
 def test_of_thousand_equal_versions_counters_roll_back_at_most_ten():
     """Equal versions with an hour of 20 requests a second each, with log-normal times.
 
-    One of 500 requests stalls for 100 ms, and one of 200 fails.
+    One request in 500 stalls for 100 ms, and one in 200 fails.
     """
     looks, requests, taken = 360, 200, 0
     for seed in range(1_000):

@@ -1,4 +1,4 @@
-"""Tests of manual promotion: the gate can be overridden, but the parity check cannot."""
+"""Tests of manual promotion: it can override the gate, but not the parity check."""
 
 import dataclasses
 from pathlib import Path

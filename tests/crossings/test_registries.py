@@ -1,4 +1,4 @@
-"""Tests of two real runs in a real MLflow and in a Model Registry double."""
+"""Tests of the export of two real runs to a real MLflow and to a Model Registry double."""
 
 import json
 import os
@@ -59,7 +59,7 @@ def by_key(pairs):
 
 @pytest.fixture(scope="module")
 def story(chain, tmp_path_factory):
-    """A registry exported repeatedly, and the content of both registries after each export."""
+    """A registry with repeated exports, and the content of both targets after each export."""
     folder = tmp_path_factory.mktemp("registries")
     store, kubeflow = chain.copied_to(folder / "chain").root / "store", ModelRegistry()
     mlflow = f"http://127.0.0.1:{(port := free_port())}"
@@ -94,7 +94,7 @@ def story(chain, tmp_path_factory):
         stack.start("mlflow", server)
         export("away", f"http://127.0.0.1:{free_port()}")
         stack.wait_until(lambda: answers(f"{mlflow}/health"), what="MLflow's start", seconds=240)
-        # This is the state after an export was killed between two of its calls.
+        # An export that is killed between two of its calls leaves this state.
         tags = {"model_id": chain.rounds[1].training.model_id, "verdict": "pass"}
         ask(mlflow, "experiments/create", {"name": "click_model"})
         tags = [{"key": key, "value": tags[key]} for key in tags]

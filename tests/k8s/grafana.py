@@ -19,12 +19,12 @@ rate interval is four scrapes."""
 
 
 class Asked(NamedTuple):
-    """A query and its position in the dashboard."""
+    """A query of a dashboard with its position there."""
 
     dashboard: str
     title: str
     letter: str
-    """Name of the query within its panel, or `mark` for an annotation."""
+    """Name of the query within its panel (a letter), or `mark` for an annotation."""
     expr: str
     """Expression without variables."""
 
@@ -38,7 +38,7 @@ def panels(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def filled(text: str) -> str:
-    """Replace Grafana's variables in the text. Raises KeyError for an unknown one."""
+    """Replace Grafana's variables in the text. Raises KeyError if a variable is unknown."""
     return re.sub(r"\$\{?(\w+)\}?", lambda match: CHOSEN[match[1]], text)
 
 

@@ -1,7 +1,7 @@
-"""Tests of rules for every workload: confined, limited, monitored, private, and with known images.
+"""Tests that every workload is confined, limited, monitored and private, and uses known images.
 
 The rules of Pod Security's `restricted` profile are from Kubernetes' documentation ("Pod Security
-Standards"). The other rules are the project's.
+Standards"). The other rules are rules of this project.
 """
 
 import re

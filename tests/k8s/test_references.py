@@ -23,7 +23,7 @@ GIVEN = {
     ("ServiceAccount", "kubeflow", "pipeline-runner"): "Kubeflow Pipelines standalone brings it",
     ("PriorityClass", "", "system-cluster-critical"): "Kubernetes brings it",
 }
-"""Objects that manifests may name but do not define, and their origin."""
+"""Objects that manifests use but do not define, with their origin."""
 
 
 class Cluster:
@@ -186,7 +186,7 @@ def test_role_bindings_name_roles_and_accounts_that_exist(cluster):
 
 
 def test_variables_in_arguments_are_defined(cluster):
-    """Kubernetes leaves `$(NAME)` unchanged if NAME is undefined."""
+    """If NAME is undefined, Kubernetes leaves `$(NAME)` in the argument as it is."""
     for workload, spec in workloads(cluster.manifests):
         for container in containers(spec):
             used = set(

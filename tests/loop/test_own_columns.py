@@ -46,7 +46,7 @@ def test_pickle_is_told_from_what_pipeline_writes(protocol):
 
 
 def tutorial(folder):
-    """Return the README's commands for a user's own data, with the files in `folder`."""
+    """Return the commands of the README for a user's own data, with the files in `folder`."""
     section = (
         (REPOSITORY / "README.md")
         .read_text()

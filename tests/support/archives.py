@@ -1,6 +1,7 @@
 """Reference archives: the rows and outcomes that an archive must contain.
 
-Requests have matured. Helpers read the actual archive for the comparison.
+Requests have matured. These helpers read the archive that the monitor wrote, for the comparison
+with the reference.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -36,7 +37,7 @@ def archived_rows(rows: Collection[Mapping[str, Any]]) -> Rows:
 
 
 def values_of(row: Mapping[str, Any], features: Features) -> tuple[list[float], list[int]]:
-    """Return an archived row's values in the order of the tensors that were served."""
+    """Return the values of an archived row in the order of the served tensors."""
     dense = [np.nan if row[name] is None else row[name] for name in features.numeric]
     categorical = [
         MISSING_CATEGORY if row[name] is None else row[name] for name in features.categorical
@@ -48,7 +49,7 @@ def values_of(row: Mapping[str, Any], features: Features) -> tuple[list[float], 
 
 
 def outcome_files(bench: Any) -> dict[str, list[tuple[str, int, str]]]:
-    """Map each day folder to the (request, row, event) of the archive's outcome files, in order."""
+    """Return the (request, row, event) of the archive's outcome files by day folder, in order."""
     found: dict[str, list[tuple[str, int, str]]] = {}
     for path in sorted(bench.settings.archive.glob("outcomes/day=*/part-*.parquet")):
         for row in pq.ParquetFile(path).read().to_pylist():

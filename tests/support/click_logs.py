@@ -45,7 +45,7 @@ def recommender():
 def criteo_rows():
     """Return `n` rows of 40 texts: the label, integers and hex categories.
 
-    I2 is sometimes negative. An empty text is a missing value.
+    I2 is sometimes negative. An empty text stands for a missing value.
     """
 
     def make(n: int, *, seed: int = 0) -> list[list[str]]:
@@ -175,7 +175,7 @@ def flags(tmp_path, raw_table, write_lake, recommender):
 def released(tmp_path, recommender):
     """Release a model whose newest training row is of `last_learned_time`.
 
-    `more` are further fields of its manifest.
+    `more` contains additional fields of the release's manifest.
     """
 
     def release(last_learned_time: str, *, model_id: str = "m1", version: int = 1, **more) -> None:

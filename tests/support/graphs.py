@@ -29,7 +29,7 @@ def open_built(workflow, tables, network, *, names=(), widths=(), numbers="float
 
 
 def with_inner_values(graph, names):
-    """Return the file of a graph that returns its inner values `names` before the probability."""
+    """Return a changed graph that also outputs its inner values `names`."""
     model = onnx.load(graph, load_external_data=False)
     del model.graph.output[:]
     model.graph.output.extend(

@@ -1,7 +1,7 @@
 """Reference networks from their papers: float64 NumPy, row by row, without the code under test.
 
 Each function takes the dense parameters by their `state_dict` names, and the normalised values [D]
-and vectors [F, E] of one row. The result is the logit.
+and vectors [F, E] of one row. Each function returns the logit.
 """
 
 import numpy as np

@@ -23,7 +23,8 @@ SHOP = Recommender(
         list_options={"genres": ListOptions(max=3), "seen": ListOptions(max=2, table="item")},
     ),
 )
-"""Every kind of column: numbers, categories, a list, and a list that shares a column's vectors."""
+"""Features with every kind of column: numbers, categories, a list, and a list that shares a
+column's vectors."""
 
 
 def draw_arrays(
@@ -64,7 +65,7 @@ def with_sections(recommender: Recommender, **sections: dict[str, Any]) -> Recom
 
 
 def accept_into(store: Path, recommender: Recommender = CRITEO_RECOMMENDER) -> None:
-    """Make this recommender the newest one of the registry, unless it already is."""
+    """Accept the recommender in the registry, unless it is the newest accepted one."""
     lines = read_accepted(store)
     if not lines or lines[-1].digest != recommender.digest:
         accept(

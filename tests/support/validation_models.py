@@ -21,7 +21,7 @@ def make_dataset(
     first_event_time: str = "2026-01-01T00:00:00Z",
     last_event_time: str = TIME,
 ) -> RawDataset:
-    """Return the manifest of the training rows in `folder`. The manifest has no holdout."""
+    """Return the manifest of the training rows in `folder`. The manifest names no holdout rows."""
     return RawDataset(
         source_uri="file:///lake",
         window_start=None,
@@ -46,8 +46,7 @@ def release_validated(
 ) -> Path:
     """Make a model with the statistics, schema and windows of `report` the champion.
 
-    Returns:
-        The model's folder.
+    Returns: The folder of the model.
     """
     folder = store / "models" / model_id
     parts = [(Model.STATISTICS, report.statistics_uri), (Model.SCHEMA, report.schema_uri)]

@@ -65,7 +65,7 @@ NUMBERS = ShownValues()
 def _measure_rows(now: pa.Table, champion: Champion | None, shown: ShownValues) -> Measured:
     """Return validation's measurements of `now` and of the champion's rows.
 
-    Skew and quarantine are made up.
+    Skew and quarantined rows are invented.
     """
     counter = _count_rows(now)
     window = counter.profile()
@@ -101,7 +101,7 @@ def document_of(
 ) -> dict[str, Any]:
     """Return the document of `now` next to `before`.
 
-    The document includes a hostile check and a hostile schema difference.
+    The document contains markup in the texts of a check and of a schema difference.
     """
     rules, folder = ValidationSettings(), Path(tempfile.gettempdir())
     champion = None

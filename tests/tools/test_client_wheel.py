@@ -22,8 +22,8 @@ LIBRARIES = [
     for name in ("serving", "driver")
     for site in (REPOSITORY / ".venvs" / name).glob("lib/python*/site-packages")
 ]
-"""Folders of installed dependencies, the oldest accepted versions first, so that nothing is
-downloaded."""
+"""Folders that contain the installed dependencies in their oldest accepted versions, so that
+nothing is downloaded."""
 
 
 def distribution(name: str) -> importlib.metadata.Distribution:
@@ -82,7 +82,10 @@ def python(wheel, tmp_path_factory):
 
 
 def run(python, text, *arguments, given="", **environment):
-    """Return what a program prints in this environment. The repository is not on its path."""
+    """Return what a program prints in this environment.
+
+    The interpreter's path does not include the repository.
+    """
     command = [python, "-I", "-c", text, *arguments]
     done = subprocess.run(
         command, input=given, env=environment, cwd="/", capture_output=True, text=True, timeout=120

@@ -1,4 +1,4 @@
-"""Tests of the package's declaration: its version, its requirements and the files of its wheel."""
+"""Tests of the package's metadata: its version, its requirements and the files of its wheel."""
 
 import re
 import subprocess

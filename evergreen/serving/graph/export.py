@@ -4,7 +4,7 @@ The input is a fitted `FeatureWorkflow` and a model's weights, and the graph has
 `evergreen.contracts.serving`. The graph contains the whole encoding, so serving cannot encode
 differently from training. `evergreen.serving.graph.encoding` adds the encoding's nodes. The network
 comes from the exported graph beside the weights of every registered model
-(`evergreen.networks.files`). That graph is used unchanged, except for a prefix on its names.
+(`evergreen.networks.files`). The network's graph is unchanged, except for a prefix on its names.
 `evergreen.serving.graph.parts` writes the files, `evergreen.serving.parity` checks the scores, and
 `evergreen.serving.repository` publishes the graph.
 

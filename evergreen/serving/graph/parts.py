@@ -64,7 +64,7 @@ class Parts:
     def write(self, folder: Path, name: str) -> None:
         """Write the graph's files into `folder`, and replace existing ones.
 
-        The message is written last, so a folder with a message is complete.
+        The ONNX message is written last, so a folder with a message is complete.
 
         Raises:
             ContractError: the message exceeds protobuf's limit even without its tables.

@@ -378,7 +378,7 @@ class ModelRepository:
         self.objects.write(self._fence, content, if_generation=generation)
 
     def _parse_fence(self, content: bytes) -> tuple[int, bool]:
-        """Return the number, and whether its holder released the lock."""
+        """Return the lease number, and whether its holder released the lock."""
         try:
             document = json.loads(content)
             return int(document["number"]), bool(document["released"])

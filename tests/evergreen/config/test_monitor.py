@@ -1,4 +1,4 @@
-"""Tests of the section `monitor`: values out of range or in conflict are refused by name."""
+"""Tests that errors name values of the section `monitor` out of range or in conflict."""
 
 import pytest
 

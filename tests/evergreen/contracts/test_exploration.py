@@ -1,4 +1,4 @@
-"""Tests of exploration: propensities are the probabilities that a row has a position."""
+"""Tests that propensities are the probabilities of a row's positions."""
 
 from collections import Counter
 

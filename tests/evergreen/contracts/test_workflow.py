@@ -75,7 +75,7 @@ def test_dense_values_encode_by_stated_arithmetic():
 
 
 def buried(encoder, every=3):
-    """Return the workflow after every third category of each column was evicted."""
+    """Return the workflow after the eviction of every third category in each column."""
     vocabularies = [v.copy() for v in encoder.vocabularies]
     for vocabulary in vocabularies:
         vocabulary[::every] = TOMBSTONE

@@ -235,7 +235,7 @@ def test_what_killed_publisher_was_told_is_stored_is_delivered(bench, subscriber
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait(120)
-        # Messages that are published between the last line and the end.
+        # Add the messages that are published after the last line of output.
         told += [
             name
             for line in process.stdout.read().splitlines(keepends=True)
@@ -301,7 +301,7 @@ def test_oversize_message_is_refused_before_anything_of_its_batch_is_sent(
 def test_connected_log_has_no_problem_and_is_current_once_it_is_empty(bench, publisher, subscriber):
     publisher.publish([("a", b"1")])
     subscriber.acknowledge(d.token for d in pull(subscriber, count=1))
-    bench.expire_leases()  # of a possible predecessor
+    bench.expire_leases()  # the leases of an earlier subscriber
     before = time.time()
 
     def is_read():

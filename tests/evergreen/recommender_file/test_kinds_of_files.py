@@ -23,9 +23,9 @@ N = 240
 
 
 def clicks(**columns):
-    """Return rows of made-up clicks.
+    """Return rows of synthetic clicks.
 
-    Each column is a function of the row's number and of its random numbers.
+    The values of each column depend on the row's number and on random numbers.
     """
     generator = np.random.default_rng(11)
     rows = [
@@ -73,7 +73,10 @@ def line_of(text, name):
 
 
 def question_of(path, key):
-    """Return the draft's question about a key. `check` refuses a draft with open questions."""
+    """Return the draft's question about a key.
+
+    `check` rejects a draft as long as it contains questions.
+    """
     text = draft(read_sample(path), name="shop", now=NOW)
     with raises(ContractError, f"data.{key}", "FILL IN"):
         parse_recommender(text, source="draft")
@@ -569,7 +572,7 @@ def test_titles_are_no_lists_and_numbers_with_comma_are_no_lists_either(write):
     assert "Numbers with a comma: write 3.5" in line_of(text, "preis")
 
 
-# -- forms of files
+# -- file formats
 
 
 @pytest.mark.parametrize(

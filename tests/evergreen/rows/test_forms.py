@@ -1,4 +1,4 @@
-"""Tests of a file's format, of the files that a folder's reader includes, and of Parquet rows."""
+"""Tests of the format of a file, of the files that a folder's reader selects, and of Parquet."""
 
 from functools import partial
 

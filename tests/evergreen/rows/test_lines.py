@@ -1,4 +1,4 @@
-"""Tests of text lines: each is a row, rejected, blank, a comment or a header, and counts once."""
+"""Tests of text lines: each line counts once, as a row, rejected, blank, a comment or a header."""
 
 import codecs
 import csv

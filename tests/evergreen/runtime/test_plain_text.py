@@ -1,4 +1,4 @@
-"""Tests of foreign names: control characters have no effect, and names do not break lines."""
+"""Tests of names from outside: control characters have no effect, and names do not break lines."""
 
 import io
 import logging

@@ -17,7 +17,7 @@ NAME = "dns:///triton-headless:8001"
 
 
 class Cluster:
-    """Pods behind one name, whose state is in files. The test decides which pods are listed."""
+    """Pods behind one name, whose state is in files. The test sets the list of pods."""
 
     def __init__(self, root):
         now = iter(range(1_000_000))
@@ -45,9 +45,9 @@ class Cluster:
         return [f"{host}:8001" for host in self.listed]
 
     def release(self, candidate, **altered):
-        """Release to pods with replaced methods.
+        """Release to pods in which some methods are replaced.
 
-        Each replacement gets the pod as its first argument.
+        Each replacement method gets the pod as its first argument.
         """
         settings = dataclasses.replace(
             self.settings,

@@ -11,7 +11,7 @@ from evergreen.registry.promotion_journal import read_entries, read_journal
 
 @pytest.fixture
 def candidate_of(make_candidate):
-    """The candidate of `seed`, evaluated against `champion`.
+    """Return the model of `seed` as a candidate with a verdict against `champion`.
 
     The verdict names the champion `reference`.
     """

@@ -1,7 +1,7 @@
 """Tests of the coverage of 95 % intervals for rows in requests, simulated with known AUC.
 
-The row-wise interval treats every row as its own group. This interval is simulated too, and its
-coverage is too low.
+The interval by row treats every row as independent. Simulations show that the coverage of this
+interval is too low.
 """
 
 import numpy as np
@@ -55,7 +55,7 @@ def test_rows_taken_one_by_one_would_promise_too_much():
 
 
 def test_users_who_come_back_need_to_be_counted_as_alike():
-    """16 requests of 4 rows share a user.
+    """Each user has 16 requests of 4 rows.
 
     Intervals by request are too narrow, but intervals by user have the right coverage.
     """

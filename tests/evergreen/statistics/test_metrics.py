@@ -233,7 +233,7 @@ def test_user_quality_is_mean_over_users_who_have_both_labels():
             np.mean([(a > b) + (a == b) / 2 for a in score[click == 1] for b in score[click == 0]])
         )
         weights.append(len(click))
-        # This is the mean over random orders of equal scores.
+        # Compute the mean over random orders of the rows with equal scores.
         orders = [np.lexsort((random.random(len(click)), -score)) for _ in range(1000)]
         ideal = sum(1 / np.log2(place + 2) for place in range(click.sum()))
         gains.append(
