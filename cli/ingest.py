@@ -238,8 +238,14 @@ def ingest(
         _publish_days(objects, scratch / "days", source)
         if replay is not None:
             _publish_file(scratch / "replay", replay)
-        _publish_malformed(malformed_file, place.with_name(f"{place.name}.malformed_rows.jsonl"))
+        _publish_malformed(malformed_file, malformed_path(replay))
     return Ingested.of(counts, read, num_lake=num_lake, num_malformed=malformed.num_rows)
+
+
+def malformed_path(replay: Path | None) -> Path:
+    """Return the file for malformed rows, which is beside the replay file if there is one."""
+    place = replay or Path("ingest")
+    return place.with_name(f"{place.name}.malformed_rows.jsonl")
 
 
 def name_of(files: list[Path]) -> str:
@@ -532,7 +538,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     lake = typed_uri(arguments.lake)
     recommender = recommender_of(arguments.store)
     done = ingest(files, recommender, lake=lake, replay=arguments.replay, settings=settings)
-    print(json.dumps({**asdict(done), "passed_over": passed_over(arguments.data)}))
+    file = str(malformed_path(arguments.replay)) if done.malformed else None
+    found = {**asdict(done), "malformed_file": file, "passed_over": passed_over(arguments.data)}
+    print(json.dumps(found, indent=2))
     return 0
 
 

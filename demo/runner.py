@@ -187,9 +187,11 @@ def _task_handler(
                 **self._variables,
             }
             environment.pop("PYTHONHOME", None)
+            begun = time.monotonic()
             with open(logs / f"{self._step}.log", "ab") as log:
                 code = _run_step(self._command, environment, log)
-            logger.info("step %s exited with code %d", self._step, code)
+            seconds = time.monotonic() - begun
+            logger.info("step %s exited with code %d after %.0f s", self._step, code, seconds)
             if code == _REFUSED_EXIT_CODE:
                 refused.add(self._step)
             return status.Status.SUCCESS if code == 0 else status.Status.FAILURE
@@ -246,7 +248,8 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
 def _kfp_output_to(log_path: Path) -> Iterator[None]:
     """Redirect the output and log of KFP to a file.
 
-    KFP's handlers replace those of the root logger, and print all inputs of a task.
+    KFP's handlers replace those of the root logger, and print all inputs of a task. This module's
+    own log also goes to the earlier handlers of the root logger, so that a person sees each step.
     """
     root_logger = logging.getLogger()
     handlers, level = root_logger.handlers[:], root_logger.level
@@ -255,9 +258,13 @@ def _kfp_output_to(log_path: Path) -> Iterator[None]:
         contextlib.redirect_stdout(log),
         contextlib.redirect_stderr(log),
     ):
+        for handler in handlers:
+            logger.addHandler(handler)
         try:
             yield
         finally:
+            for handler in handlers:
+                logger.removeHandler(handler)
             root_logger.handlers[:] = handlers
             root_logger.setLevel(level)
 

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -156,6 +156,11 @@ def _candidate_rows(
         raise ContractError("there are no candidates, expected at least 1")
     if context is None:
         return rows
+    if isinstance(context, Mapping):
+        context = {
+            name: [value] if isinstance(value, str) or not hasattr(value, "__len__") else value
+            for name, value in context.items()
+        }
     one = feature_rows(context, features, may_lack_columns=True)
     if len(one) != 1:
         raise ContractError(f"context has {len(one)} rows, expected 1")
@@ -353,7 +358,9 @@ class RecommenderClient:
             candidates: n rows, n >= 1. Columns that are present in the context may be absent here.
             k: Maximum number of results. If there are fewer candidates, all are returned.
             context: One row, such as the user's features. The values of this row replace missing
-                values of each candidate.
+                values of each candidate. In a dict, a value may be written without a list:
+                `{"age": 31}` is `{"age": [31]}`. The value of a list feature stays in a list of
+                one row.
             request_id: Unique id of the list in the event log. None = random.
             key: User of the list. A traffic plan routes the same key to the same model.
             log: Whether to log the list. Pass False for lists that are shown to nobody.

@@ -85,6 +85,7 @@ def test_rows_lie_in_file_order_evenly_over_whole_days(
         "replay_rows": 200,
         "clicks": sum(row[0] for row in expected),
         "malformed": 0,
+        "malformed_file": None,
         "ahead": 0,
         "duplicates": 0,
         "replaced": 0,
@@ -160,16 +161,17 @@ def test_malformed_lines_are_kept_beside_replay(tmp_path, criteo_rows, write_tex
     rows = criteo_rows(200)
     rows[150] = rows[150][:38]
     _, summary, _ = run_ingest(write_text(tmp_path / "day_0.gz", rows))
+    file = tmp_path / "my replay" / "replay.parquet.malformed_rows.jsonl"
     assert (summary["rows"], summary["malformed"]) == (199, 1)
-    (line,) = (
-        (tmp_path / "my replay" / "replay.parquet.malformed_rows.jsonl").read_text().splitlines()
-    )
+    assert summary["malformed_file"] == str(file)
+    (line,) = file.read_text().splitlines()
     assert (json.loads(line)["line"], json.loads(line)["reason"]) == (
         151,
         "38 columns, expected 40",
     )
-    run_ingest(write_text(tmp_path / "day_1.gz", criteo_rows(20, seed=2)))
-    assert not (tmp_path / "my replay" / "replay.parquet.malformed_rows.jsonl").exists()
+    _, summary, _ = run_ingest(write_text(tmp_path / "day_1.gz", criteo_rows(20, seed=2)))
+    assert summary["malformed_file"] is None
+    assert not file.exists()
 
 
 def test_own_raw_schema_is_ingested_with_warning_that_times_are_replaced(

@@ -191,4 +191,4 @@ def test_programs_of_page_run_as_they_stand_there(
     assert json.loads(shown) == ranked.categorical[:, CATEGORICAL.index("C3")].tolist()
     for told, event in ((click, "click"), (conversion, "conversion")):
         assert (told.request_ids, told.rows.tolist(), told.event) == ((request_id,), [0], event)
-    assert {record.categorical[0, 0] for record in others} == set(range(20))
+    assert len({record.categorical[0, 0] for record in others}) == 4

@@ -138,6 +138,28 @@ def test_column_named_like_times_that_holds_none_is_asked_about(name, written, s
     assert said in question_of(write(clicks(**USERS, **{name: written})), "event_time")
 
 
+@pytest.mark.parametrize(
+    "form",
+    ["%d.%m.%Y %H:%M:%S", "%d.%m.%y", "%m/%d/%Y %H:%M", "%d %b %Y", "%a, %d %b %Y %H:%M:%S GMT"],
+)
+def test_dates_in_unsupported_form_are_named_and_asked_about(form, write):
+    path = write(
+        clicks(**USERS, gesehen=lambda row: f"{row['time']:{form}}"), delimiter="\t", name="c.tsv"
+    )
+    assert "'gesehen' looks like a time in an unsupported form" in question_of(path, "event_time")
+    text = draft(read_sample(path), name="shop", now=NOW)
+    assert f"unsupported form, such as {BEGIN:{form}}" in line_of(text, "gesehen").replace(
+        "It ", ""
+    )
+
+
+def test_birthdays_in_unsupported_form_do_not_replace_event_time(write):
+    columns = clicks(
+        **USERS, born=lambda row: f"{row['time']:%d.%m.%Y}", ts=lambda row: row["time"].isoformat()
+    )
+    assert drafted(write(columns))[1].data.event_time == "ts"
+
+
 def test_times_of_two_forms_are_asked_about_with_days_of_each(write):
     asked = question_of(write(clicks(**USERS, time=lambda row: 1_405_030_600)), "time_format")
     assert "one of YYMMDDhhmm, seconds" in asked  # 06:00 on a day in May, or a moment in July
@@ -303,6 +325,14 @@ def test_names_of_clicks_and_conversions_are_known(name, write):
 def test_column_named_like_label_that_holds_others_is_asked_about(values, said, write):
     path = write(clicks(**{**USERS, "click": lambda row: values[row["click"]]}))
     assert re.search(said, question_of(path, "label"))
+
+
+def test_two_words_of_unnamed_label_are_asked_about(write):
+    columns = clicks(**USERS)
+    columns["geklickt"] = ["ja" if click else "nein" for click in columns.pop("click")]
+    asked = question_of(write(columns), "label")
+    assert re.search(r"'geklickt' \((ja and nein|nein and ja)\) says whether", asked)
+    assert "write 0 and 1" in asked
 
 
 def test_click_comes_before_what_may_follow_it(write):
