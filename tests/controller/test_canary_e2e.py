@@ -126,7 +126,7 @@ def watched(settings, tell):
 
     def sleep(seconds):
         assert time.monotonic() < deadline, "the canary did not end in time"
-        time.sleep(min(seconds, 0.1))
+        time.sleep(max(0.0, min(seconds, 0.1)))
 
     return watch(settings, interval_seconds=0.1, sleep=sleep, report=tell)
 

@@ -101,7 +101,8 @@ def story(chain, tmp_path_factory):
         ask(mlflow, "runs/create", {"experiment_id": "1", "tags": tags})
         kubeflow.items["artifacts"].pop()
         export("first")
-        line = read_journal(store)[0]
+        journal = read_journal(store)
+        line = replace(journal[0], lease=journal[-1].lease)
         append_promotion(store, replace(line, action=CANARY, share=0.1))
         export("canary")
         append_promotion(store, replace(line, action=ROLLBACK))
