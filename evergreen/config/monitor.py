@@ -248,7 +248,7 @@ def own_parts() -> dict[str, type[Any]]:
 
 
 def decision_settings(recommender: Recommender) -> DecisionSettings:
-    """Return a recommender's settings of the section `monitor` and its baking limits.
+    """Return a recommender's baking limits and its settings in the section `monitor`.
 
     The baking limits are settings of the section `release`.
 

@@ -23,8 +23,8 @@ MIN_UNUSABLE_SECONDS = 30.0
 """Minimum time in seconds between the first and the last request that has rows without a usable
 score. A few forged messages usually span a shorter time."""
 UNUSABLE_REQUESTS = "unusable_requests"
-"""Key in `Findings.numbers` for the requests without a usable score. The servers must have counted
-at least as many requests."""
+"""Key in `Findings.numbers` for the number of requests without a usable score. The servers must
+have counted at least this number of requests."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """Base class of all manifests, with writing and strict reading."""
+    """Base class of all manifests. It writes manifests, and reads them strictly."""
 
     FORMAT_VERSION: ClassVar[int] = 1
 
@@ -232,10 +232,10 @@ class RawDataset(Manifest):
     champion_model_id: str | None = None
     """Model with which the candidate is compared. None = no comparison."""
     num_updated: int = 0
-    """Rows left out because another copy with the same features but another label, time or score is
-    used."""
+    """Rows left out because another copy of the row is used. The copy has the same features, but a
+    different label, time or score."""
     num_conflicting: int = 0
-    """Rows left out because another copy with other features is used."""
+    """Rows left out because another copy of the row is used, whose features differ."""
     num_ahead: int = 0
     """Rows left out because their event times are in the future. A later run reads these rows. The
     files of these rows are in `ahead_uri`. Each file in `ahead_uri` has a number of rows and a
@@ -275,20 +275,21 @@ class RawDataset(Manifest):
     ignore them. Excluded features are null in the rows, unless the champion needs them for scoring.
     Readers must therefore check this list of names instead of looking for nulls."""
     days: list[dict[str, Any]] = field(default_factory=list)
-    """Number of rows read, by day, for the days of the window and the days with late rows. Each
-    entry of the list has day (YYYY-MM-DD), version (int), digest (SHA-256) and num_rows. An entry
-    also has num_late_rows if the day has late rows. An entry also has num_holdout_rows if the day
-    has rows newer than `last_learned_time`, which are not used for training."""
+    """Number of rows that were read for each day of the window, and for each day with late rows.
+    Each entry of the list has day (YYYY-MM-DD), version (int), digest (SHA-256) and num_rows. An
+    entry also has num_late_rows if the day has late rows. An entry also has num_holdout_rows if the
+    day has rows newer than `last_learned_time`, which are not used for training."""
     num_late_rows: int = 0
     """Number of late rows. They are included in `num_train_rows`. Late rows are the first rows of
     `train_uri`. Late rows are older than the window. The files of late rows reached the lake after
     the parent's lineage was trained on newer rows. Late rows are never held out and never replayed.
     """
     files: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Files of the lake that the lineage has seen: bytes by file name by day (YYYY-MM-DD), without
-    back-filled versions. The period covers 366 days and ends with the last training row. A file of
-    this period that is not listed is a late file. The first day always has an entry. A later day
-    without an entry had no files. The field says nothing about days before the first entry."""
+    """Files of the lake that the lineage has seen, without back-filled versions. Each day
+    (YYYY-MM-DD) maps file names to sizes in bytes. The period covers 366 days and ends with the
+    last training row. A file of this period that is not listed is a late file. The first day always
+    has an entry. A later day without an entry had no files. The field says nothing about days
+    before the first entry."""
     quarantined_files: list[dict[str, Any]] = field(default_factory=list)
     """Files of the lake that the run left out because their rows cannot be read. Each entry has
     four fields: file (relative to the lake), num_rows (of its footer, or None), reason, and known
@@ -375,8 +376,8 @@ class ValidationReport(Manifest):
     """Differences between training rows and served rows, one for each feature, in the form of
     `components.validation.skew.SkewEntry`. The list is empty if too few rows could be joined."""
     served: dict[str, Any] | None = None
-    """Counts of the rows compared for skew, as `components.validation.skew.ServedRowFacts`. None if
-    the run names no archive of served rows."""
+    """Counts of the rows that were compared to find skew, as
+    `components.validation.skew.ServedRowFacts`. None if the run names no archive of served rows."""
     windows_uri: str | None = None
     """Column profiles of all training windows of the lineage, for the next run's drift check. None
     without rows."""
@@ -405,8 +406,8 @@ class TrainingSet(Manifest):
     slot_sizes: list[int]
     """Number of ids for each categorical column, in column order. Ids are in [0, size)."""
     new_categories: list[int]
-    """Number of categories per column that received an id in this run. The id is either new or
-    reused from a tombstone."""
+    """For each column, the number of categories that received an id in this run. The id is either
+    new or reused from a tombstone."""
     workflow_uri: str
     """Folder of the fitted feature workflow (`contracts.workflow`)."""
     raw_digest: str
@@ -428,7 +429,7 @@ class TrainingSet(Manifest):
     excluded_columns: list[str] = field(default_factory=list)
     """See `RawDataset.excluded_columns`."""
     negative_rate: float = 1.0
-    """Share of non-click rows that were kept among the training and replayed rows, in (0, 1]. The
+    """Share of the non-click training and replayed rows that downsampling retained, in (0, 1]. The
     holdout is not downsampled. Training corrects the model's bias by the logarithm of this rate
     (`training.start`)."""
     num_sampled_out: int = 0
@@ -446,8 +447,8 @@ class TrainingSet(Manifest):
     validation_report: Reference | None = None
     """See `RawDataset.validation_report`."""
     tombstones: list[int] = field(default_factory=list)
-    """Number of tombstones per categorical column: ids whose category was evicted and that have not
-    been reused. Empty if no column has tombstones."""
+    """Number of tombstones per categorical column. A tombstone is an id whose category was evicted
+    and that was not reused. Empty if no column has tombstones."""
     recommender: Recommender
     """See `RawDataset.recommender`."""
 
@@ -579,7 +580,7 @@ class RowsQuality:
 
 @dataclass(frozen=True, kw_only=True)
 class ReorderingGain:
-    """Estimated gain in clicks if lists were shown in the candidate's order, from explored lists.
+    """Gain in clicks if lists were shown in the candidate's order, estimated from explored lists.
 
     Values are None if too few disputed pairs were swapped (`components.evaluation.exploration`).
     """
@@ -594,15 +595,15 @@ class ReorderingGain:
     num_lists: int
     """Number of explored lists in the holdout."""
     num_swaps: int
-    """Number of swaps shown to users that agree with the candidate's order. The gain is estimated
-    from these swaps."""
+    """Number of swaps that were shown to users and agree with the candidate's order. The gain is
+    estimated from these swaps."""
     disputed_share: float
-    """Share of the pairs of neighbours that the candidate would swap."""
+    """Among all pairs of neighbours, the share that the candidate would swap."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict(Manifest):
-    """Decision of the gate whether to accept a candidate.
+    """The gate's decision on a candidate.
 
     Evaluation writes it. Deployment, the pipeline's condition and people read it.
     """

@@ -153,8 +153,9 @@ VERSION_COMPLETE = "_SUCCESS"
 bucket cannot be renamed. Readers ignore a version without the marker."""
 
 OUTCOME_PARTITION = "outcomes/day={day}"
-"""Folder, in an archive or a lake, of outcomes that arrived after their rows were archived. `day`
-is a UTC day, YYYY-MM-DD: the day of the prediction if it is known, else the day of the outcome."""
+"""Folder of late outcomes in an archive or a lake. Late outcomes arrive after their rows were
+archived. `day` is a UTC day, YYYY-MM-DD: the day of the prediction if it is known, else the day of
+the outcome."""
 EVENT = "event"
 OUTCOME_TIME = "outcome_time"
 STORED_AT = "stored_at"
@@ -170,10 +171,10 @@ OUTCOME_TYPES: dict[str, str] = {
 """Arrow type of each column of a file of late outcomes, in file order. None of the columns is ever
 null. `request_id` and `row` identify the raw row, and `event` is one of `records.EVENTS`.
 `outcome_time` is the time of the event, and `stored_at` is the time when the monitor stored the
-event. `window_seconds` is the monitor's attribution window for this kind of event when it wrote the
-file, or 0 if it does not expect this kind. The outcome counts if `outcome_time` is at most
-`window_seconds` after the row's `event_time`, both in whole microseconds. A file may have the same
-outcome more than once."""
+event. `window_seconds` is the attribution window for this kind of event, as set when the monitor
+wrote the file. It is 0 if the monitor does not expect this kind. The outcome counts if
+`outcome_time` is at most `window_seconds` after the row's `event_time`, both in whole microseconds.
+A file may have the same outcome more than once."""
 
 
 def feature_matrix(
@@ -216,7 +217,7 @@ def category_matrix(batch: Any, features: Features) -> "NDArray[np.int64]":
 
 
 def list_matrix(column: Any, options: ListOptions) -> "NDArray[np.int64]":
-    """Return the elements of each list that the model uses, left-aligned, [n, `options.max`]."""
+    """Return the used elements of each list, left-aligned, [n, `options.max`]."""
     elements = column.flatten().fill_null(MISSING_CATEGORY).to_numpy(zero_copy_only=False)
     return placed_lists(elements, list_lengths(column), options)
 
@@ -243,7 +244,7 @@ def placed_lists(
 
 
 def list_lengths(column: Any) -> "NDArray[np.int64]":
-    """Return the length of each list of an Arrow array, not counting elements of null lists."""
+    """Return the length of each list in an Arrow array. A null list has the length 0."""
     import numpy as np
 
     # Arrow may store elements for a null list. Elements of null lists do not count.

@@ -9,9 +9,9 @@ The values of a feature are stored as one packed field. A message of many rows i
 few bytes longer than its numbers. The number of a field is a hash of the kind and the name of its
 feature. If a column is added, dropped or moved, the field numbers of the other columns stay the
 same. The bytes of a packed field of fixed-size numbers equal those of a field of type bytes (little
-endian). NumPy therefore reads these bytes directly, in a fifth of the time of Protobuf's Python
-objects (64 rows of 39 columns). A nested message is a field of bytes too. The features of many
-messages can therefore be read as one array (`_Layout`).
+endian). NumPy therefore reads these bytes directly. This takes a fifth of the time that Protobuf's
+Python objects take (64 rows of 39 columns). A nested message is a field of bytes too. The features
+of many messages can therefore be read as one array (`_Layout`).
 """
 
 import hashlib
@@ -132,8 +132,9 @@ time."""
 _PREDICTION_ARRAYS = ("positions", "propensities", "shadow_scores")
 """Optional arrays of a prediction record."""
 _FRAME_BYTES, _COLUMN_BYTES = 1000, 8
-"""Maximum number of bytes in a message that are not numbers of its arrays. `_FRAME_BYTES` covers
-the ids, the names and the digest. `_COLUMN_BYTES` covers the tag and the length of each feature."""
+"""Maximum bytes that a message needs in addition to the numbers of its arrays. `_FRAME_BYTES`
+covers the ids, the names and the digest. `_COLUMN_BYTES` covers the tag and the length of each
+feature."""
 
 
 class RecordFormat:
@@ -389,8 +390,8 @@ class RecordFormat:
         Returns 0 if no valid record has these sizes.
         """
         num_rows, rest = divmod(score_bytes, _ARRAYS["float"].itemsize)
-        # Features are larger than their numbers alone. Without this check, a corrupt message could
-        # request a layout of any size.
+        # Encoded features take more bytes than their numbers alone. Without this check, a corrupt
+        # message could request a layout of any size.
         is_valid = (
             not rest
             and num_rows <= MAX_ROWS_PER_RECORD
@@ -577,9 +578,8 @@ def _array(message: Any, name: str, kind: str) -> NDArray[Any]:
 def _expect_known(message: Message, what: str) -> None:
     """Refuse a message with unknown fields.
 
-    A newer client or a newer file may have written the unknown fields.
-
-    Decoding would lose the values of unknown fields.
+    Decoding would lose the values of these fields. They may come from a newer client, or from a
+    client with a newer recommender's file.
     """
     if unknown := [each.field_number for each in UnknownFieldSet(message)]:
         raise ContractError(

@@ -96,7 +96,7 @@ PROBABILITY_OUTPUT = Tensor("probability", "FP32", 1)
 def input_tensors(features: Features) -> tuple[Tensor, ...]:
     """Return the inputs of a served graph in order.
 
-    A kind of column without features has no input tensor.
+    If the model has no numeric or no categorical columns, the tensor of that kind is omitted.
 
     >>> input_tensors(Features(numeric=(), categorical=("item", "shop")))
     (Tensor(name='categorical', datatype='INT64', width=2),)
@@ -139,7 +139,12 @@ class ColumnMap:
     def rows(
         self, dense: NDArray[np.float32], categorical: NDArray[np.int64]
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Return the model's columns [n, d] and [n, c] for the rows' columns [n, d] and [n, c]."""
+        """Convert rows to the model's numeric columns [n, d] and categorical columns [n, c].
+
+        Args:
+            dense: Numeric columns of the rows.
+            categorical: Categorical columns of the rows.
+        """
         if self._is_same:
             return dense, categorical
         return (

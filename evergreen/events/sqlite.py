@@ -220,7 +220,7 @@ class SqliteLog:
     def read_up_to(self) -> float | None:
         """See `event_log.Subscriber`.
 
-        Returns the time at which the last pull started that found fewer messages than requested.
+        Returns the start time of the last pull that found fewer messages than requested.
 
         The watermark does not move while a pulled message waits for its acknowledgement. The
         watermark also does not move while a killed predecessor may hold leases, because no pull

@@ -1,4 +1,4 @@
-"""A first `recommender.yaml` for a click log, with a guess about each column and its reason.
+"""A first `recommender.yaml` for a click log, with a guess and a reason for each column.
 
 `columns` reads the first rows as `ingest` does, and `guesses` decides the role of each column. The
 user corrects the guesses and answers the questions. Comments in the file list the columns that

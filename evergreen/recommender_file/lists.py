@@ -24,8 +24,7 @@ OBJECTS, DECIMAL_COMMA = "objects", "decimal comma"
 """Reasons why texts of a column cannot be used as lists."""
 _MOST_LOOKED_AT = 20_000
 _SEPARATED_SHARE = 0.25
-"""Minimum share of a column's distinct texts that contain a separator, for the column to look like
-lists."""
+"""A column looks like lists if at least this share of its distinct texts contains a separator."""
 _MIN_REPEATS = 3.0
 """Minimum for the mean number of texts that contain an element. If elements repeat this often,
 texts with a separator count as lists, whatever the column's name is."""

@@ -190,7 +190,7 @@ def newest_lease(store: Path) -> int:
 
 
 def read_standing(store: Path) -> list[Promotion]:
-    """Return the lines about canaries, baking and live versions, without withdrawn ones.
+    """Return the lines about canaries, baking and live versions, without withdrawn lines.
 
     If a deployment failed while it wrote a line, the following `withdrawn` line cancels it. Raises
     the errors of `read_entries`.
@@ -254,7 +254,7 @@ def blocked_models(store: Path) -> dict[str, Promotion]:
 
 
 def interrupted(store: Path) -> Promotion | None:
-    """Return the intent in the last promotion, or None if the last promotion is not an intent.
+    """Return the last promotion if it is an intent, or None otherwise.
 
     The deployment that wrote the intent is active or was killed.
     """
@@ -285,7 +285,9 @@ def canary_at_work(store: Path) -> Promotion | None:
 
 
 def live_at(store: Path, moment: datetime) -> tuple[Promotion, Promotion | None] | None:
-    """Return the journal line that made a version live at `moment`, and the line that ended this.
+    """Return the journal lines that began and ended the live time of a version.
+
+    The version is the one that was live at `moment`.
 
     Args:
         store: Folder of the model registry.

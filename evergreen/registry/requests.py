@@ -40,12 +40,13 @@ from evergreen.registry.promotion_journal import (
 from evergreen.runtime.errors import ContractError, PermanentError, Refused, TemporaryError
 
 GRACE_SECONDS = 600.0
-"""Seconds after its deadline until the side that waits for an accepted request gives up."""
+"""Seconds that the waiting side still waits for an accepted request after the request's
+deadline."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RequestState:
-    """One request with what the journal says about it."""
+    """One request, and its state according to the journal."""
 
     request: ServingRequest
     accepted: ServingAnswer | None = None
@@ -187,7 +188,7 @@ def answer(
     error: str | None = None,
     lease: int | None = None,
 ) -> RequestState:
-    """Append an answer, and return the state of the request after it.
+    """Append an answer, and return the new state of the request.
 
     The state tells whether the answer counts.
     """
@@ -251,7 +252,7 @@ def wait_for_result(
         clock: Current time, with a time zone.
         sleep: Function that waits for a number of seconds.
         poll_seconds: Seconds between two looks at the journal.
-        report: Called with a sentence when the request is accepted.
+        report: Function that is called with a sentence when the request is accepted.
 
     Raises:
         TemporaryError: no controller accepted the request before its deadline, and it is withdrawn.

@@ -1,4 +1,4 @@
-"""The Parquet files of an archive or a lake: listing those with served rows, and opening them.
+"""Listing and opening of the Parquet files with served rows, in an archive or a lake.
 
 `reading_parquet` reports files that are not readable Parquet. `open_parquet` also refuses files
 that would fill the memory.
@@ -29,7 +29,7 @@ from evergreen.storage.objects import ObjectInfo, Objects, local_copy
 
 @contextmanager
 def reading_parquet(name: object) -> Iterator[None]:
-    """Convert errors while the Parquet file `name` is read to `ContractError`."""
+    """Convert errors to `ContractError` while the Parquet file `name` is read."""
     try:
         yield
     except (
@@ -89,7 +89,7 @@ _MAX_TEXT_BYTES = 256 << 20
 
 
 def open_parquet(path: Path) -> pq.ParquetFile:
-    """Open a Parquet file, refusing one that would fill the memory.
+    """Open a Parquet file, unless it would fill the memory.
 
     Raises:
         ContractError: it is not a regular file, not complete Parquet, or its footer states more
@@ -262,7 +262,7 @@ def archived_files(
 
 
 def arrow_schema(types: dict[str, str]) -> pa.Schema:
-    """Return the Arrow schema of columns with types as in `contracts.raw_rows`.
+    """Return the Arrow schema of columns. The types have the names that `contracts.raw_rows` uses.
 
     >>> str(arrow_schema({"a": "int32", "b": "bool"})).split()
     ['a:', 'int32', 'b:', 'bool']

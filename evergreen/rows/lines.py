@@ -478,10 +478,10 @@ class _Splitter:
         return regular
 
     def _headers(self) -> NDArray[np.bool_]:
-        """Return which lines are headers, which contain the names of the columns.
+        """Return which lines are headers.
 
-        A file has several header lines if files with headers were concatenated. Case and quotes are
-        ignored in this comparison.
+        A header contains the names of the columns. A file has several header lines if files with
+        headers were concatenated. Case and quotes are ignored in this comparison.
 
         Raises:
             ContractError: A line has the names of the columns, but in another order than the

@@ -30,8 +30,8 @@ EARLIEST = to_micros(datetime(1990, 1, 1))
 USUAL = to_micros(datetime(2000, 1, 1))
 """Start of the period of common times. Earlier times are read with a warning."""
 _SURE_HUNDREDS = 24
-"""Minimum number of distinct values, ignoring their last two digits, that proves calendar digits in
-a column. With fewer values, they may look like calendar digits by chance."""
+"""Minimum number of distinct values, ignoring their last two digits, for a safe decision in favour
+of calendar digits. With fewer values, the digits may look like calendar digits by chance."""
 _FITTING_SHARE = 0.9
 """Minimum share of a column's distinct values that a format must parse. Values that the format
 cannot parse are malformed."""

@@ -27,9 +27,9 @@ from evergreen.runtime.plain_text import printable
 P = ParamSpec("P")
 
 _OBJECTS_PER_COLLECTION = 50_000
-"""Number of new objects after which Python's garbage collector runs in a command. With Python's
-default of 700, the collections took 1.2 of the 9.4 s of the validation step during its imports, and
-another 1.6 s at its end."""
+"""Number of new objects after which Python's garbage collector runs in a command. The validation
+step took 9.4 s. With Python's default of 700, collections took 1.2 s of this time during the
+imports, and another 1.6 s at the end."""
 
 
 class ExitCode(IntEnum):

@@ -19,7 +19,7 @@ from evergreen.runtime.plain_text import printable
 ABSENT = "-"
 """Cell of a value that does not exist."""
 UNLIMITED = 10_000
-"""Columns of output that is not a terminal."""
+"""Width in characters of a table that is not cut to the width of a terminal."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -62,11 +62,11 @@ from evergreen.statistics.two_sample import (
 _LEAST_SHARE_CHANGE = 0.002
 """Minimum change of a category's share that counts, even for a very rare category."""
 _KNOWN_FACTOR = 4
-"""Minimum ratio of a value's rows to the possible error of its count (`floor`) for the value to get
-its own cell."""
+"""A value gets its own cell if its row count is at least this multiple of the count's maximum error
+(`floor`)."""
 _CERTAIN_ROWS = 10
-"""Minimum expected number of independent rows of an absent value, before the value counts as
-certainly new when it appears. The probability that such a value is absent by chance is e^-10."""
+"""A value that was absent counts as certainly new if at least this number of independent rows with
+it was expected. The probability that such a value is absent by chance is e^-10."""
 _OTHERS = "other values"
 """Displayed name of the cell that contains all values without a cell of their own."""
 _VALUES, _MEAN, _MISSING, _OUTLIERS = "values", "mean", "missing", "outliers"
@@ -136,8 +136,8 @@ class ColumnDrift:
     design_effect: float | None
     """Number of rows that are equivalent to one independent row."""
     excess: float
-    """Ratio of an effect in `changes` to its minimum relevant effect, for the effect with the
-    largest ratio. 0 if `changes` is empty. Reports sort columns by this ratio."""
+    """Largest ratio of an effect in `changes` to the minimum relevant effect of its test. 0 if
+    `changes` is empty. Reports sort columns by this ratio."""
     p_value: float | None
     q_value: float | None
     """q-value of the test with the strongest evidence, adjusted for all tests of the comparison."""
@@ -207,7 +207,7 @@ class ComparedColumn:
     before: ColumnProfile
     tests: ColumnTests
     q_values: dict[str, float]
-    """Adjusted p-values by test. The test of a hypothesis is absent if it was not possible."""
+    """Adjusted p-values by test. A test that was not possible has no entry."""
     changes: tuple[str, ...]
     """Names of the tests that are significant and have a relevant effect."""
 
@@ -259,8 +259,8 @@ class ComparedColumn:
             threshold=values.floor if values else None,
             detectable=values.detectable if values else None,
             design_effect=values.design if values else None,
-            # If both samples have a single value in a column, the shift has no standard deviation
-            # and is infinite.
+            # If each sample has a single value in a column, the standard deviation is 0. The shift
+            # of the mean is then infinite.
             excess=max((each for each in excesses if math.isfinite(each)), default=0.0),
             p_value=found[decisive].p_value if decisive else None,
             q_value=self.q_values[decisive] if decisive else None,
@@ -360,7 +360,7 @@ class _Comparison:
     tables: tuple[TableProfile, TableProfile]
     thresholds: DriftThresholds
     level: float
-    """p-value below which a change counts, for the detectable effect."""
+    """Significance level of the tests for which the detectable effects are computed."""
     mean_drift: float | None
     bounds: tuple[int, int] | None
     outlier_floor: float
@@ -640,7 +640,8 @@ def _count_new(now: Ints, before: Ints, designs: _Floats, *, ratio: float, floor
     """Count the rows of categories that are certainly new.
 
     A category is certainly new if it was absent although at least `_CERTAIN_ROWS` rows of it were
-    expected. The expected number follows from the category's present rows, minus 4 standard errors.
+    expected. The expected number is estimated from the category's rows in `now`, minus 4 standard
+    errors.
     """
     needed = (_CERTAIN_ROWS * designs + 2 * floor) * ratio
     certain = (before == 0) & (now - 4 * np.sqrt(now * designs) >= needed)
@@ -648,7 +649,7 @@ def _count_new(now: Ints, before: Ints, designs: _Floats, *, ratio: float, floor
 
 
 def _cells_of(column: ColumnProfile, sums: Ints, *, others: int = 0) -> Clustered:
-    """Return the column's rows in cells.
+    """Count the column's rows in each cell.
 
     If `others` is 1, an additional last cell contains all other rows.
 

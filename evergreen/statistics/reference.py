@@ -93,7 +93,7 @@ class TrainingReference:
     use."""
     categorical: tuple[str, ...]
     lists: dict[str, int] = field(default_factory=dict)
-    """Number of positions of each list on the categorical axis, in the order of the lists."""
+    """Number of positions that each list has on the categorical axis, in the order of the lists."""
     scores: ScoreHistogram | None = None
     """Histogram of scores. None if evaluation stored none, because the model was never
     evaluated."""

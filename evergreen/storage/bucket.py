@@ -6,8 +6,8 @@ the object's metadata. If the write is repeated, this signature shows that an ea
 succeeded. Each read gets one generation of an object, and compares the bytes with the CRC32C of
 that generation. Exceptions of the client are translated to errors of `evergreen.runtime.errors`.
 The module supports version 3 of the client. The module also handles the exceptions that version 2
-raises on reads, because Beam pins version 2 in the validation image. `STORAGE_EMULATOR_HOST` is
-honoured, without credentials.
+raises on reads, because Beam pins version 2 in the validation image. If `STORAGE_EMULATOR_HOST` is
+set, the client uses that emulator without credentials.
 """
 
 import io

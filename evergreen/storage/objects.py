@@ -163,7 +163,7 @@ class Objects(Protocol):
         """Delete the object. An absent object is not an error, with or without a condition.
 
         Raises:
-            Changed: the object already exists, at another generation.
+            Changed: the object exists, but has another generation.
         """
 
     def move(self, source: str, target: str) -> None:
@@ -194,8 +194,9 @@ def check_name(name: str, uri: str) -> str:
     r"""Return `name` if it is allowed below `uri` both in a folder and in a bucket.
 
     Raises:
-        ContractError: the name leaves the root, has an empty part, a part that starts with a dot
-            (reserved for unfinished files and locks), or a control character, or it is too long.
+        ContractError: the name leaves the root, is too long, or has a control character or an empty
+            part. The error is also raised if a part starts with a dot, because such names are
+            reserved for unfinished files and locks.
 
     >>> check_name("click_model/1/model.onnx", "file:///models")
     'click_model/1/model.onnx'

@@ -82,7 +82,7 @@ def open_objects(uri: str, *, readable: bool = False) -> Objects:
     Args:
         uri: Root of the objects.
         readable: Whether other users may read new files. It has no effect in a bucket, which has
-            its own permissions. A bucket has its own permissions.
+            its own permissions.
 
     Raises:
         ContractError: `uri` has none of these forms, or the library for buckets is not installed.

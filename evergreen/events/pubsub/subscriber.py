@@ -8,8 +8,8 @@ acknowledges it. `ReadMark` estimates the watermark of the log.
 Dead letters have their own topic. A dead letter is the original payload with id, reason and time as
 attributes. If Pub/Sub itself moved a message to this topic, the message has no reason. Pub/Sub
 cannot list messages without pulling them. While one call lists or replays dead letters, a second
-such call sees fewer messages. Fewer messages are also seen for `lease_seconds` after a list or
-replay was killed.
+such call sees fewer messages. If a list or replay is killed, the next calls see fewer messages for
+`lease_seconds`.
 """
 
 import logging
