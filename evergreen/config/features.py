@@ -192,7 +192,7 @@ class Places(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class NumericOptions:
-    """Options of a numeric feature: how it becomes an input of the network.
+    """Options of a numeric feature, which decide how the feature becomes an input of the network.
 
     Raises:
         ContractError: `fill` or a bound is not a finite float32, or `transform` is not a valid
@@ -419,9 +419,9 @@ class Features:
 
     @property
     def columns(self) -> dict[str, list[str]]:
-        """Return the names of the columns of tensors and records, by kind, for JSON.
+        """Return the names of the columns that tensors and records have.
 
-        Each position of a list is one column.
+        The names are grouped by kind, for JSON. Each position of a list is one column.
         """
         return {"numeric": list(self.numeric), "categorical": list(self.place_names)}
 
@@ -502,7 +502,7 @@ class Features:
 
     @property
     def places(self) -> Places:
-        """Return the slots and the lists of the positions on the categorical axis of tensors.
+        """Return what the positions on the categorical axis of tensors mean: slots and lists.
 
         >>> last, tags = ListOptions(max=2, table="item"), ListOptions(max=1, pool="sum")
         >>> names = {"numeric": (), "categorical": ("user", "item"), "lists": ("last", "tags")}

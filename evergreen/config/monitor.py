@@ -239,7 +239,10 @@ class DecisionSettings:
 
 
 def own_parts() -> dict[str, type[Any]]:
-    """Return each settings class of the section `monitor`, by its field in `DecisionSettings`."""
+    """Return the settings classes of the section `monitor`.
+
+    The keys are fields of `DecisionSettings`.
+    """
     return {
         part: kind
         for part, kind in get_type_hints(DecisionSettings).items()

@@ -154,7 +154,7 @@ def metrics(checks: Iterable[Check]) -> dict[str, float]:
     """Return the finite values and interval ends of checks, by metric name.
 
     An interval has two entries: `<name>_low` and `<name>_high`. The checks of rules are counted by
-    action and rule, because their columns differ from run to run.
+    action and rule, because the checked columns differ between runs.
 
     >>> metrics([Check(name="AUC", value=0.5, low=0.4, high=0.6, result="pass")])
     {'auc': 0.5, 'auc_low': 0.4, 'auc_high': 0.6}

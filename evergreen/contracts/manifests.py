@@ -125,14 +125,14 @@ def checksummed(document: Mapping[str, Any]) -> dict[str, Any]:
 
 def _crc32(document: Mapping[str, Any]) -> str:
     """Return the CRC-32 of a document's values, which does not depend on the layout of the text."""
-    # JSON keys are texts. The conversion to JSON and back turns numeric keys into texts, as in the
-    # stored file, before the keys are sorted.
+    # JSON keys are texts. Before the keys are sorted, the values are converted to JSON and back, so
+    # that numeric keys are texts as in the stored file.
     values = json.loads(json.dumps(document))
     return f"{zlib.crc32(json.dumps(values, sort_keys=True).encode()):08x}"
 
 
 def _from_fields(kind: type[_T], values: dict[str, Any], *, source: str) -> _T:
-    """Return the dataclass `kind` with these values, converting nested objects to dataclasses."""
+    """Create the dataclass `kind` from these values. Nested objects become dataclasses too."""
     fields = dataclasses.fields(kind)  # type: ignore[arg-type]
     known = {f.name for f in fields}
     required = {
@@ -214,9 +214,9 @@ class RawDataset(Manifest):
     """Folder of Parquet files in the raw schema (`contracts.raw_rows.raw_types`). The file names
     are in time order: first the late rows, then the rows of the window."""
     holdout_uri: str
-    """Folder of the newest rows, which are held out from training, in the same schema. The
-    candidate, its parent and the champion were trained on older rows only. All rows of a request
-    are either in this folder, or in `train_uri` and `replay_uri`."""
+    """Folder of the newest rows, which are held out from training. The schema is that of
+    `train_uri`. The candidate, its parent and the champion were trained on older rows only. All
+    rows of a request are either in this folder, or in `train_uri` and `replay_uri`."""
     num_train_rows: int
     num_holdout_rows: int
     num_malformed: int
@@ -252,8 +252,8 @@ class RawDataset(Manifest):
     their requests also have training rows. These rows belong to the window of the next run, like
     the held-out rows."""
     replay_uri: str | None = None
-    """Folder of training rows drawn from days before the window, in the same schema. None = no
-    replay."""
+    """Folder of training rows that were drawn from days before the window. The schema is that of
+    `train_uri`. None = no replay."""
     num_replay_rows: int = 0
     replay_holdout_uri: str | None = None
     """Folder of rows from the replayed days that are held out from training. These rows measure how
@@ -399,7 +399,7 @@ class TrainingSet(Manifest):
     """Folder with Parquet files, `_metadata.json` and `_file_list.txt`. The label and the numeric
     columns (I1..I13 for Criteo) are float32, and the categorical columns (C1..C26) are int64."""
     holdout_uri: str
-    """Folder of the held-out rows in the same format, in the row order of
+    """Folder of the held-out rows in the same format. The rows have the same order as in
     `RawDataset.holdout_uri`."""
     num_train_rows: int
     num_holdout_rows: int
@@ -524,8 +524,8 @@ class Model(Manifest):
     """`TrainingSet` of the model. None in the model registry, because the encoded rows are deleted
     earlier than the models."""
     days: list[dict[str, Any]] = field(default_factory=list)
-    """Days of the rows on which the model's own run was trained, with the versions of these days
-    (see `RawDataset.seen_days`)."""
+    """Days of the rows on which the model was trained in its own run. Each day has its version (see
+    `RawDataset.seen_days`)."""
     files: dict[str, dict[str, int]] = field(default_factory=dict)
     """Files that were in the lake at the time of the model's run (see `RawDataset.files`). A file
     that is not listed here counts as late."""
@@ -635,8 +635,8 @@ class Verdict(Manifest):
     rows of earlier days were held out. The gate uses this quality only if the settings require it.
     """
     reordering_gain: ReorderingGain | None = None
-    """Estimated gain in clicks if the candidate orders the lists, measured on randomized rankings.
-    None if the holdout has no randomized ranking. The gate does not use this estimate."""
+    """Gain in clicks if the candidate orders the lists. The gain is estimated from randomized
+    rankings. None if the holdout has no randomized ranking. The gate does not use this estimate."""
     champion_reference: str = "current"
     """How the run specified the champion: `current`, `none` or a model id. Only a comparison with
     the reference `current` becomes outdated when another model goes live."""

@@ -54,8 +54,8 @@ ROW_TYPES: dict[str, str] = {
 """Arrow type of each column that all raw rows have. The feature columns follow the first of these
 columns."""
 FINITE = "a finite number"
-"""Rule for a numeric value that is not missing, for error messages. The function `is_infinite`
-finds values that break the rule."""
+"""Rule that error messages state for numeric values. It does not apply to missing values. The
+function `is_infinite` finds values that break the rule."""
 _LIST = "list<{type}>"
 """Arrow type of a list whose elements have `type`."""
 
@@ -84,7 +84,7 @@ def raw_types(features: Features, *, weighted: bool = False) -> dict[str, str]:
 
 
 def lake_types(features: Features, *, weighted: bool = False) -> dict[str, str]:
-    """Return the Arrow type of each column of rows in a user's files, in file order."""
+    """Return the Arrow type of each column that rows in a user's files have, in file order."""
     words = {
         name: _LIST.format(type="string") if name in features.lists else "string"
         for name in features.words
@@ -144,10 +144,11 @@ DAY_PARTITION = "day={day}"
 """Lake folder of one UTC day. `day` is the UTC date of the rows' `event_time`, as YYYY-MM-DD."""
 
 VERSION_PARTITION = "version={version}"
-"""Sub-folder of a day's folder with a back-filled version of the day, from 1 up. Parquet files
-directly in the day's folder are version 0, to which the uploader appends. Readers use the complete
-version with the highest number. Readers also use files of version 0 that arrived after that version
-was made. The version's marker does not name those files (`components.extraction.lake_files`)."""
+"""Sub-folder of a day's folder. It contains a back-filled version of the day. Versions are numbered
+from 1. Parquet files directly in the day's folder are version 0, to which the uploader appends.
+Readers use the complete version with the highest number. Readers also use files of version 0 that
+arrived after that version was made. The version's marker does not name those files
+(`components.extraction.lake_files`)."""
 VERSION_COMPLETE = "_SUCCESS"
 """Marker file in the folder of a complete version. The marker is written last, because files of a
 bucket cannot be renamed. Readers ignore a version without the marker."""
@@ -168,8 +169,8 @@ OUTCOME_TYPES: dict[str, str] = {
     STORED_AT: "timestamp[us, tz=UTC]",
     WINDOW_SECONDS: "float64",
 }
-"""Arrow type of each column of a file of late outcomes, in file order. None of the columns is ever
-null. `request_id` and `row` identify the raw row, and `event` is one of `records.EVENTS`.
+"""Arrow type of each column in a file with late outcomes, in file order. None of the columns is
+ever null. `request_id` and `row` identify the raw row, and `event` is one of `records.EVENTS`.
 `outcome_time` is the time of the event, and `stored_at` is the time when the monitor stored the
 event. `window_seconds` is the attribution window for this kind of event, as set when the monitor
 wrote the file. It is 0 if the monitor does not expect this kind. The outcome counts if

@@ -80,8 +80,8 @@ class Tensor(NamedTuple):
 
 
 COLUMNS = "columns"
-"""Parameter in a model's Triton configuration: the model's input columns (`Features.columns`) as
-JSON."""
+"""Name of a parameter in a model's Triton configuration. Its value is the model's input columns
+(`Features.columns`) as JSON."""
 DENSE_INPUT = "dense"
 """Name of the tensor of raw numeric features, in their order. NaN = missing."""
 CATEGORICAL_INPUT = "categorical"
@@ -115,10 +115,11 @@ def named_inputs(dense: NDArray[Any], categorical: NDArray[Any]) -> dict[str, ND
 
 
 class ColumnMap:
-    """Conversion of rows to the columns of a model, by name.
+    """Conversion of rows to the columns of a model.
 
-    If the rows lack a column of the model, the column is filled with the missing value. The columns
-    of the rows and those of the model both have the form of `Features.columns`.
+    Columns are matched by name. If the rows lack a column of the model, the column is filled with
+    the missing value. The columns of the rows and those of the model both have the form of
+    `Features.columns`.
     """
 
     def __init__(

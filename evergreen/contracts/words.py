@@ -24,7 +24,7 @@ frequent half of them is dropped."""
 
 
 class WordCounts:
-    """Counter of the texts of columns, in bounded memory.
+    """Counter of columns' texts, which uses bounded memory.
 
     The same texts in the same order always produce the same list of texts. The counts are lower
     bounds, because a text may be dropped in a part of the rows where it is rare.

@@ -52,7 +52,7 @@ class Tensors:
 
     @property
     def table(self) -> FloatArray:
-        """The only table of a model whose vectors all have the same width."""
+        """Return the only table. All vectors of the model must have the same width."""
         (table,) = self.tables
         return table
 

@@ -548,7 +548,8 @@ def _shape(text: str) -> str:
 
 
 _MIN_PER_LABEL = 20
-"""Minimum rows of each label to check whether a column alone predicts the label."""
+"""The check whether a column alone predicts the label needs at least this number of rows of each
+label."""
 DECIDING_AUC = 0.99
 """Maximum AUC that a feature may have when it is used alone. A column with a higher AUC is not used
 as a feature, because it was recorded after the label or is the label itself."""

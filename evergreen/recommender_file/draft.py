@@ -162,7 +162,7 @@ def _lines_of_data(guesses: Guesses) -> list[str]:
 def _line_of_feature(
     feature: tuple[SampledColumn, Guess], of_kind: Sequence[tuple[SampledColumn, Guess]]
 ) -> str:
-    """Return the line of the file for a feature.
+    """Return the line that describes a feature in the drafted file.
 
     The text is a name, or a name with options if another feature of the same kind has options.
     """

@@ -80,7 +80,8 @@ class Guess(NamedTuple):
     """Probable role of a column."""
 
     role: str
-    """Role of the column: a field of `ColumnNames`, a kind of features, or `LEFT_OUT`."""
+    """Role of the column: the name of a field of `ColumnNames`, a kind of feature, or
+    `LEFT_OUT`."""
     why: str
     options: str = ""
     """Options of the feature in the text form of the file."""
@@ -546,7 +547,7 @@ class _Guesser:
 
 
 _UNNAMED = 4
-"""Rank of a column whose values are labels, but whose name is not typical of labels."""
+"""Rank of a column that has labels as values, although its name is not typical of labels."""
 
 
 def _label_tier(column: SampledColumn) -> int:

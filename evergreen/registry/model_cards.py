@@ -118,7 +118,7 @@ class ModelCard(Manifest):
     """Limits of the gate by name. One of the limits is the minimum number of requests of each class
     for an interval."""
     slices: list[SliceQuality]
-    """Slices, ordered from the one with the worst result for the model to the one with the best."""
+    """Slices, ordered by the result of the model. The slice with the worst result comes first."""
     calibration: list[CalibrationBin]
     champion_calibration: list[CalibrationBin]
     """Calibration of the champion on the same rows. Empty if there is no champion."""
@@ -169,7 +169,7 @@ def read_card(store: Path, reference: str) -> ModelCard:
 
 
 def completed(store: Path, card: ModelCard) -> ModelCard:
-    """Return the card with the model's lineage and its current state from the registry.
+    """Return the card, completed by the model's lineage and current state in the registry.
 
     Raises:
         ContractError: the journal or a manifest is corrupt.

@@ -41,8 +41,8 @@ WITHDRAWN = "withdrawn"
 """Action of a line that cancels the preceding intent, because it failed. The live version did not
 change."""
 CANARY = "canary"
-"""`version` answers the share `share` of the traffic. The live version answers the rest of the
-traffic."""
+"""`version` answers a part of the traffic. `share` is the size of this part. The live version
+answers the rest of the traffic."""
 CANARY_ENDED = "canary_ended"
 """`version` no longer answers requests. The live version answers all requests."""
 BAKED = "baked"
@@ -81,13 +81,14 @@ class Promotion:
     sha256: dict[str, str] = field(default_factory=dict)
     """Hashes of the version's files, as in the version's `Release`."""
     share: float | None = None
-    """Share of the traffic, for `canary` and for the intent before the first `canary` line."""
+    """Share of the traffic. Lines with `canary` have a share, and so does the intent before the
+    first of these lines."""
     blocked_model_id: str | None = None
     """Id of the model that an automatic `rollback` removed from traffic. The model is not released
     again unless a person overrides the block."""
     config: str | None = None
-    """Text of Triton's configuration before an `intent`. It is restored if the deployment is
-    interrupted. None if there was no configuration, or another promotion follows."""
+    """Text of Triton's configuration before an `intent`. The text is restored if the deployment is
+    interrupted. The field is None if there was no configuration, or if a later promotion exists."""
     request: str | None = None
     """Id of the request that led to the line. None if the controller's own evidence led to it."""
     lease: int | None = None
@@ -117,8 +118,8 @@ def read_lines(store: Path) -> tuple[Line, ...]:
     """Return every line of the journal, oldest first.
 
     Returns an empty tuple if there is no journal. A last line without its newline is an incomplete
-    append and is ignored. A line whose lease is older than that of a line before it is ignored too.
-    Its controller lost the lock between its last check and the append.
+    append and is ignored. A line is also ignored if an earlier line has a newer lease. The
+    controller that wrote the line lost its lease between its last check and the append.
 
     Raises:
         ContractError: the file cannot be read, a complete line is neither a promotion nor a request

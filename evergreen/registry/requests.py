@@ -52,15 +52,17 @@ class RequestState:
     accepted: ServingAnswer | None = None
     """First acceptance, unless a withdrawal precedes it."""
     result: ServingAnswer | None = None
-    """First `done` or `refused` entry, or the withdrawal, unless an acceptance precedes it."""
+    """First `done` or `refused` entry, or the withdrawal. A withdrawal after an acceptance does not
+    count."""
     live_then: int | None = None
     """Version that was live when the request was appended. None if no version was live."""
     intent_then: Promotion | None = None
-    """Intent of the change that was in progress when the request was appended, or None."""
+    """Intent of the change that was in progress when the request was appended. None if there was no
+    such change."""
     rollback_then: bool = False
     """Whether the change in progress was a rollback."""
     recorded: Promotion | None = None
-    """Line of the change that the request asked for, or None."""
+    """Journal line of the change that was requested. None if the change was not made."""
 
     @property
     def id(self) -> str:

@@ -78,7 +78,8 @@ class RunOutcome:
     """Step that decided the outcome."""
     reason: str
     version: int | None
-    """Number of the version that this run made live or a canary, or None."""
+    """Number of the version that this run released or started as a canary. None if there is
+    none."""
     ended_at: str
     reports: dict[str, str] = field(default_factory=dict)
     """URI of each step's HTML report (`reports_of`)."""
@@ -354,8 +355,8 @@ def conclude(
     if last.state == "refused" and last.facts.get("rollout") == UNRELEASED:
         state = "evaluated"
     elif last.state == "refused" and last.step == _LAST_STEP and (canary := canary_at_work(store)):
-        # The running canary is not affected. The refusal is not a reason for a longer cooldown or
-        # an alert.
+        # The running canary is not affected. This refusal causes neither a longer cooldown nor an
+        # alert.
         state, version = "canary", canary.version
     elif last.state == "refused":
         state = "refused"

@@ -18,9 +18,10 @@ RIGHT = 14
 TOP = 42
 BOTTOM = 34
 _MARK_ROWS = 3
-"""Text rows above the chart for event names, so that neighbouring names do not overlap."""
+"""Number of text rows above the chart, over which event names are distributed so that they do not
+overlap."""
 _CHARACTER = 0.85
-"""Approximate width of a character in percent of the plot's width on a desktop."""
+"""Approximate width of a character on a desktop, in percent of the plot's width."""
 _SERIES_SHARE = 1 / 8
 """Upper limit of the distance between two marks of a series, as a share of the horizontal axis. All
 marks of a series have the same text."""
@@ -306,7 +307,7 @@ def ticks(low: float, high: float, about: int) -> list[float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """Bar of the current share of rows, in front of a bar of the earlier share."""
+    """Bar that shows the current share of rows. Behind it, another bar shows the earlier share."""
 
     label: str
     now: float
@@ -325,7 +326,7 @@ class _Rectangle:
 
 @dataclass(frozen=True, kw_only=True)
 class BarChart(PageBlock):
-    """Bars side by side, with `title` as their text for screen readers.
+    """Bars side by side. Screen readers read the text `title`.
 
     Bars of earlier rows are wider, so that they differ in shape and not only in colour.
     """

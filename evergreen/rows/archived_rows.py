@@ -127,8 +127,9 @@ def bounded_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Read some columns of one row group in batches of bounded size.
 
-    A batch has at most `_MAX_TEXT_BYTES` of text in a column. Texts that the file stores
-    dictionary-encoded remain encoded. A long text that many rows share is then in memory once.
+    A batch has at most `_MAX_TEXT_BYTES` of text in a column. If the file stores texts as a
+    dictionary, the texts remain dictionary-encoded. A long text that many rows share is then in
+    memory only once.
 
     Args:
         path: File that `open_parquet` accepted.

@@ -74,7 +74,7 @@ _TRAIN, _TEST = (re.compile(rf"{name}\.txt(\.gz)?", re.IGNORECASE) for name in (
 
 
 class FileRows(Protocol):
-    """Rows of a file with its own columns, in any format."""
+    """Rows of a file in any format. The columns are those of the file."""
 
     @property
     def path(self) -> Path:
@@ -89,7 +89,7 @@ class FileRows(Protocol):
 
 
 class Reader(Protocol):
-    """Reader of one file of click logs for a recommender."""
+    """Reader of one click log file for a recommender."""
 
     @property
     def path(self) -> Path:

@@ -412,7 +412,7 @@ class MalformedRows:
 
 
 BATCH_ROWS = 65_536
-"""Number of rows of a batch in memory, and of a row group on disk."""
+"""Number of rows in a batch in memory, and in a row group on disk."""
 
 
 KEY_COLUMNS = (raw_rows.REQUEST_ID, raw_rows.ROW, raw_rows.EVENT_TIME)
@@ -421,7 +421,7 @@ TIME_TYPE = pa.timestamp("us", tz="UTC")
 _EXPECTED_WEIGHT = "a finite number of at least 0"
 """Rule for valid sample weights, for error messages."""
 BYTES = (pa.types.is_binary, pa.types.is_large_binary)
-"""Functions that test for Arrow's types of bytes. Some writers store texts as bytes."""
+"""Functions that recognize Arrow's types for bytes. Some writers store texts as bytes."""
 
 
 def raw_schema(features: Features, *, weighted: bool = False) -> Any:
@@ -451,9 +451,9 @@ def open_parquet(path: Path) -> Any:
 
 
 def raw_batch(columns: dict[str, Any], schema: Any) -> Any:
-    """Return a record batch in the raw schema, from some of its columns.
+    """Return a record batch in the raw schema that contains the given columns.
 
-    All other columns are null.
+    All other columns of the schema are null.
     """
     num_rows = len(next(iter(columns.values())))
     arrays = [columns.get(f.name) for f in schema]
@@ -504,7 +504,9 @@ def categories(values: Any, *, holds_words: bool = True) -> Any:
 
 
 def whole_numbers(values: Any) -> Any:
-    """Return the values of a feature of type `int64` in the form of a lake (Arrow int64).
+    """Convert the values of a feature of type `int64` to the form in which a lake stores them.
+
+    The Arrow type of the result is int64.
 
     Truth values, and numbers that need 64 unsigned bits, are stored as their categories. A stored
     category does not change when it is converted again.

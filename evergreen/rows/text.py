@@ -74,7 +74,7 @@ class Texts(Protocol):
 
 
 class _Lines:
-    """Texts of rows in a format where each row is one record of lines (see `Texts`)."""
+    """Texts of rows, if each row of the file is one record of lines (see `Texts`)."""
 
     def __init__(self, lines: LineTexts) -> None:
         self._lines = lines

@@ -48,7 +48,7 @@ _SCIENTIFIC = re.compile(r"\d(?:\.\d{1,18})?[eE]\+?\d{1,2}", re.ASCII)
 
 
 def iso_micros(text: str) -> int | None:
-    """Return the microseconds since the epoch of an ISO 8601 date or time.
+    """Convert an ISO 8601 date or time to microseconds since the epoch.
 
     A time without a zone is UTC. Returns None if the text is not a date or time.
 

@@ -40,8 +40,8 @@ _PRIVATE = 0o027
 """Mode bits that are removed from files of the model registry and of a run: all bits of other
 users, and the write bit of the group."""
 READABLE = 0o022
-"""Mode bits that are removed from files that programs of another user read, for example files of a
-model repository."""
+"""Mode bits that are removed from files if programs of another user read them. Examples are the
+files of a model repository."""
 
 
 def own_umask(mask: int = _PRIVATE) -> int:

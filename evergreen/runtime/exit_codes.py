@@ -59,8 +59,8 @@ def exits_with_code(main: Callable[P, int]) -> Callable[P, int]:
     `head`, is not an error. Any other exception is a bug. In this case the traceback is printed,
     and the exit code differs from that of a refusal.
 
-    While `main` runs, the process collects garbage less often, and at its end not at all
-    (`_OBJECTS_PER_COLLECTION`).
+    While `main` runs, Python collects garbage less often (`_OBJECTS_PER_COLLECTION`). When the
+    process ends, Python collects no garbage.
 
     >>> @exits_with_code
     ... def main() -> int:

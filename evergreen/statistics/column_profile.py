@@ -73,7 +73,10 @@ def bucket_of(edges: NDArray[np.float64], values: NDArray[Any]) -> Ints:
 
 
 class RowTotal(NamedTuple):
-    """Number of rows with some property, and sums about their distribution over requests."""
+    """Number of rows that have some property.
+
+    The sums describe how these rows are distributed over requests.
+    """
 
     rows: int = 0
     squares: int = 0

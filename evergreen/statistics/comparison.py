@@ -3,8 +3,8 @@
 Validation compares a run's rows with the training rows of the champion's lineage. The monitor
 compares served rows with the model's training rows. Each column that both tables have is tested for
 a change of its values and of its missing share. Tests of the mean and of the outliers are optional.
-The p-values of the hypothesis of no change are corrected for dependent rows of a request. Each
-effect has a 95 % interval.
+The null hypothesis is that nothing has changed. Its p-values are corrected for dependent rows of a
+request. Each effect has a 95 % interval.
 
 All p-values of a comparison are adjusted together by Benjamini and Hochberg's procedure. The
 expected share of false alarms among the drifted columns is then at most `false_discovery_rate`. If
@@ -109,7 +109,8 @@ class ColumnDrift:
     """One column's change. A number that is undefined is None."""
 
     feature: str
-    """Name of the feature, of the length of a list (`features.LENGTH`), or of the score."""
+    """Name of a feature or of the score. The length of a list also has a name
+    (`features.LENGTH`)."""
     drifted: bool
     """Whether the column has drifted: a test of values, mean or missing share is significant with a
     relevant effect. A column has not drifted if the model was already trained on the change
@@ -123,9 +124,9 @@ class ColumnDrift:
     """Names of the tests (`values`, `mean`, `missing`, `outliers`) that are significant with a
     relevant effect."""
     effect: float | None
-    """Size of the change of the values. For a categorical column, it is the change of the share
-    that changed most relative to its threshold. For a numeric column, it is the Jensen-Shannon
-    divergence in bits, minus the divergence that chance adds."""
+    """Size of the change of the values. For a categorical column, it is the change of one
+    category's share. This category changed most relative to its threshold. For a numeric column, it
+    is the Jensen-Shannon divergence in bits, minus the divergence that chance adds."""
     effect_low: float | None
     effect_high: float | None
     """Upper end of the effect's 95 % interval."""
@@ -598,7 +599,7 @@ def _choose_cells(
     their numbers, and the tests merge them into groups. Rare values are not sorted by their number
     of rows, because this would separate the samples. A value of a single request has as many rows
     as that request, and the samples may differ in the size of their requests. Sorting by rows was
-    tried with requests of 64 rows in one sample, and of 40 to 64 rows in the other. This sorting
+    tried on two samples: requests had 64 rows in one, and 40 to 64 rows in the other. This sorting
     reported drift in six columns of unchanged traffic.
     """
     assert now.values is not None

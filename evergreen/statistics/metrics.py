@@ -346,7 +346,7 @@ def calibration(
 def expected_calibration_error(
     labels: ArrayLike, scores: ArrayLike, *, bins: int = _ECE_BINS
 ) -> float | None:
-    """Return the mean difference of predicted and observed click rate, over bins of equal size.
+    """Return the mean difference between predicted and observed click rate over equal bins.
 
     The error is the sum over bins of (rows of the bin / rows) |mean score - click rate| (Naeini et
     al. 2015). The bins split the rows by rank (Nixon et al. 2019), because at click rates of a few
@@ -446,9 +446,9 @@ def ndcg_at_k(positions_of_clicks: ArrayLike, *, k: int) -> float | None:
     """Return the normalized discounted cumulative gain of one list, or None without a click.
 
     The gain of a click is 1. DCG@k is the sum of 1 / log2(1 + position) over clicks at positions up
-    to k (Jarvelin and Kekalainen 2002). The DCG is divided by the DCG of the same number of clicks
-    at the first positions. A list without clicks contains no information about its order. A mean
-    over lists should omit lists for which the result is None.
+    to k (Jarvelin and Kekalainen 2002). The DCG is divided by its maximum, which the same number of
+    clicks has at the first positions. A list without clicks contains no information about its
+    order. A mean over lists should omit lists for which the result is None.
 
     Args:
         positions_of_clicks: Positions of the clicked rows in the list, counted from 1. Each

@@ -1,4 +1,6 @@
-"""Counters of a table's rows, from which its profile and a model's training reference are built.
+"""Counters of a table's rows.
+
+The profile of the table and a model's training reference are built from them.
 
 Counters of parts are merged by addition, without access to the rows. Categories are counted exactly
 up to a maximum number. Above this number the least frequent categories are dropped as in a
@@ -318,7 +320,9 @@ class ProfileCounter:
         return content.getvalue()
 
     def merge_dumped(self, content: bytes) -> None:
-        """Add the counts from the bytes that `dumps` returned for a counter of the same columns.
+        """Add the counts in the bytes that another counter's `dumps` returned.
+
+        The other counter must have the same columns.
 
         Raises:
             ContractError: The content is corrupt, or does not fit the columns of this counter.

@@ -38,7 +38,7 @@ this number."""
 def homogeneity(now: Counts, before: Counts, design: float | Floats) -> float | None:
     """Return the p-value of the hypothesis that two samples have the same distribution.
 
-    The p-value is twice the smaller of two p-values. One of them is that of Pearson's chi-square
+    The p-value is twice the smaller of two p-values. One of them comes from Pearson's chi-square
     over all cells, which detects many small changes. The other one is the p-value of `proportion`
     for the cell that changed most, multiplied by the number of cells. This p-value detects one
     change among many cells. Before the tests, neighbouring cells are merged (`_taken_together`).
@@ -194,7 +194,7 @@ class Clustered:
     rows: int
     """Rows of all cells."""
     sizes: int
-    """Sum over requests of the squared number of rows of the request."""
+    """Sum over requests of the squared number of rows in the request."""
     requests: int
     """Number of requests. 0 = unknown."""
 
@@ -207,11 +207,12 @@ class Clustered:
 
 
 def correlations(samples: tuple[Clustered, ...]) -> tuple[Floats, float]:
-    """Return the correlation between two rows of a request, for each cell [k] and for all cells.
+    """Return the correlation between two rows of a request.
 
-    All results are in [0, 1]. Each cell has at least the correlation of all cells together, because
-    a rare cell has too few requests for a precise estimate. Without data about requests the
-    correlation is assumed to be 1, the worst case.
+    The first result is the correlation for each cell [k], and the second is that for all cells
+    together. All results are in [0, 1]. Each cell has at least the correlation of all cells
+    together, because a rare cell has too few requests for a precise estimate. Without data about
+    requests the correlation is assumed to be 1, the worst case.
     """
     beyond, possible = np.zeros(len(samples[0].counts)), np.zeros(len(samples[0].counts))
     for sample in samples:
@@ -284,7 +285,8 @@ def with_few(p_value: float | None, freedom: float) -> float | None:
     """Convert a normal p-value to a p-value of Student's t, for a variance estimated from few rows.
 
     Args:
-        p_value: p-value by the normal distribution. If it is None, None is returned.
+        p_value: p-value by the normal distribution. If `p_value` is None, the function returns
+            None.
         freedom: Degrees of freedom: the number of independent rows or requests from which the
             variance was estimated, minus 1. Values below 1 are replaced by 1.
     """

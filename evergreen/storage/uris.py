@@ -46,7 +46,7 @@ def local_path(uri: str) -> Path:
 
 
 def typed_uri(text: str) -> str:
-    """Return a folder from the command line as a URI or an absolute path.
+    """Convert a folder from the command line to a URI or an absolute path.
 
     A relative path is resolved against the current working folder. Use this for command lines only:
     manifests and pipelines name complete URIs, so a relative path there is a mistake. Empty text

@@ -59,7 +59,7 @@ def close_consumer(consumer: Consumer) -> None:
 
 
 def _end_rebalances(consumer: Consumer, deadline: float) -> None:
-    """Unsubscribe, and serve callbacks until no partition is assigned.
+    """Unsubscribe, and handle callbacks until no partition is assigned.
 
     The function returns only after `_SETTLE_SECONDS` without a callback.
     """
