@@ -44,7 +44,7 @@ since 1970."""
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnNames:
-    """Names that a user's files give to the columns of every raw row.
+    """Names that the columns of every raw row have in a user's files.
 
     A column whose name is not the default must be in the files. A column with its default name may
     be absent, except the label. If the column `row` is absent, the rows of a request are numbered

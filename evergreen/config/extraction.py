@@ -100,7 +100,7 @@ class ExtractionSettings:
         return round(self.attribution_hours * 3_600_000_000)
 
     def num_replayed(self, num_train_rows: int) -> int:
-        """Return the number of old rows that make `replay_share` their share of all training rows.
+        """Return the number of old rows that are `replay_share` of all training rows.
 
         >>> ExtractionSettings(replay_share=0.2).num_replayed(1000)
         250

@@ -192,7 +192,7 @@ class Places(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class NumericOptions:
-    """Options of a numeric feature: how it becomes an input of the network.
+    """Options of a numeric feature, which decide how the feature becomes an input of the network.
 
     Raises:
         ContractError: `fill` or a bound is not a finite float32, or `transform` is not a valid
@@ -419,9 +419,9 @@ class Features:
 
     @property
     def columns(self) -> dict[str, list[str]]:
-        """Return the names of the columns of tensors and records, by kind, for JSON.
+        """Return the names of the columns that tensors and records have.
 
-        Each position of a list is one column.
+        The names are grouped by kind, for JSON. Each position of a list is one column.
         """
         return {"numeric": list(self.numeric), "categorical": list(self.place_names)}
 
@@ -431,7 +431,10 @@ class Features:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Return the categorical features and lists of strings (see `CategoricalOptions`)."""
+        """Return the categorical features and the lists whose values are strings.
+
+        See `CategoricalOptions`.
+        """
         return tuple(
             name for name in self.categorical + self.lists if self.type_of(name) == "string"
         )
@@ -447,7 +450,7 @@ class Features:
         return self.categorical_options.get(name, _CATEGORICAL_DEFAULTS).type
 
     def embed_of(self, name: str) -> int | None:
-        """Return the vector length of a categorical or bucketed feature or a list.
+        """Return the vector length of a feature, which may be categorical, bucketed or a list.
 
         Returns None if the feature uses the model's default length.
         """
@@ -460,9 +463,9 @@ class Features:
 
     @property
     def served_as(self) -> dict[int, int]:
-        """Return the fixed categories of features that are served with a fixed value, by position.
+        """Return the fixed category of each feature that is served with a fixed value.
 
-        See `CategoricalOptions.served_as`.
+        The keys are positions on the categorical axis. See `CategoricalOptions.served_as`.
         """
         values = {name: each.served_as for name, each in self.categorical_options.items()}
         return {
@@ -499,7 +502,7 @@ class Features:
 
     @property
     def places(self) -> Places:
-        """Return the slots and the lists of the positions on the categorical axis of tensors.
+        """Return what the positions on the categorical axis of tensors mean: slots and lists.
 
         >>> last, tags = ListOptions(max=2, table="item"), ListOptions(max=1, pool="sum")
         >>> names = {"numeric": (), "categorical": ("user", "item"), "lists": ("last", "tags")}
@@ -654,9 +657,10 @@ class Features:
         return lost
 
     def joined(self, other: "Features") -> "Features":
-        """Return these features plus those that only `other` has, within each kind.
+        """Return the features of both sides.
 
-        If both sides define a column, the options of these features apply.
+        Within each kind, features that only `other` has come last. If both sides define a column,
+        the options of these features apply.
 
         >>> other = Features(numeric=("c", "a"), categorical=())
         >>> Features(numeric=("a",), categorical=("b",)).joined(other).names

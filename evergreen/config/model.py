@@ -270,7 +270,7 @@ def network_config(recommender: Recommender) -> NetworkConfig:
 
 
 def config_from_document(document: Mapping[str, Any]) -> NetworkConfig:
-    """Return the configuration in a document that `as_document` wrote.
+    """Read the configuration from a document that `as_document` wrote.
 
     Raises:
         ContractError: the document's name is not the name of a network, or it has unknown or

@@ -239,7 +239,10 @@ class DecisionSettings:
 
 
 def own_parts() -> dict[str, type[Any]]:
-    """Return each settings class of the section `monitor`, by its field in `DecisionSettings`."""
+    """Return the settings classes of the section `monitor`.
+
+    The keys are fields of `DecisionSettings`.
+    """
     return {
         part: kind
         for part, kind in get_type_hints(DecisionSettings).items()
@@ -248,7 +251,7 @@ def own_parts() -> dict[str, type[Any]]:
 
 
 def decision_settings(recommender: Recommender) -> DecisionSettings:
-    """Return a recommender's settings of the section `monitor` and its baking limits.
+    """Return a recommender's baking limits and its settings in the section `monitor`.
 
     The baking limits are settings of the section `release`.
 

@@ -154,7 +154,7 @@ def _described(
     value: Any = values
     hint: Any = kind
     for step in re.findall(r"\[\.\.\.\]|[^.\[\]`]+", at):
-        if step == "[...]":  # msgspec's error does not name the value of a mapping that failed
+        if step == "[...]":  # msgspec's error does not name the failed value in a mapping
             step = next(name for name, each in value.items() if not _is_valid(each, _inner(hint)))
             path = f"{path}.{step}"
         else:
@@ -229,10 +229,10 @@ def build_parser(kind: Any, *, prog: str, description: str) -> argparse.Argument
 
 
 def read_flags(kind: Any, arguments: argparse.Namespace, *, prefix: str = "") -> dict[str, Any]:
-    """Return the settings of a section that parsed arguments contain, by name, for `make_settings`.
+    """Read the settings of a section from parsed arguments.
 
-    An argument that is None or absent is ignored. A text is converted, and any other value is used
-    unchanged.
+    Returns the values by name, for `make_settings`. An argument that is None or absent is ignored.
+    A text is converted, and any other value is used unchanged.
 
     Raises:
         ContractError: A text cannot be converted.
@@ -249,7 +249,9 @@ def read_flags(kind: Any, arguments: argparse.Namespace, *, prefix: str = "") ->
 def read_environment(
     kind: Any, environment: Mapping[str, str], *, prefix: str, is_strict: bool = True
 ) -> dict[str, Any]:
-    """Return the settings of a section from environment variables, by name, for `make_settings`.
+    """Read the settings of a section from environment variables.
+
+    Returns the values by name, for `make_settings`.
 
     Args:
         kind: The section.
@@ -327,10 +329,10 @@ def read_settings(
 
 
 def parse_settings(text: str) -> dict[str, Any]:
-    """Return the settings by path in a text for one run, such as `training.seed=7 model.kind=dcn`.
+    """Parse the settings in a text for one run, such as `training.seed=7 model.kind=dcn`.
 
-    The settings are separated and quoted like words of a shell. A value is parsed as JSON. A value
-    that is not JSON is used as text.
+    Returns the values by path. The settings are separated and quoted like words of a shell. A value
+    is parsed as JSON. A value that is not JSON is used as text.
 
     Raises:
         ContractError: A word is not PATH=VALUE, a path occurs twice, or a value is not a finite

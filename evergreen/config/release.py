@@ -23,7 +23,7 @@ QUEUED_REQUESTS, QUEUE_MICROSECONDS = 512, 5_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class ServingSettings:
-    """Serving settings of a version that do not depend on the kind of server.
+    """Settings for serving a version. They do not depend on the kind of server.
 
     Raises:
         ContractError: no server supports a value.

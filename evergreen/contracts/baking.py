@@ -15,16 +15,16 @@ version is within the limits until now. `bad`: the version must be rolled back."
 
 
 MIN_UNUSABLE_ROWS = 100
-"""Minimum rows without a usable score for a rollback. Fewer rows are not evidence, even if they are
-a large share of all rows."""
+"""A rollback requires at least this number of rows without a usable score. Fewer rows are not
+evidence, even if they are a large share of all rows."""
 MIN_UNUSABLE_REQUESTS = 50
 """Minimum number of distinct requests that have rows without a usable score."""
 MIN_UNUSABLE_SECONDS = 30.0
 """Minimum time in seconds between the first and the last request that has rows without a usable
 score. A few forged messages usually span a shorter time."""
 UNUSABLE_REQUESTS = "unusable_requests"
-"""Key in `Findings.numbers` for the requests without a usable score. The servers must have counted
-at least as many requests."""
+"""Key of `Findings.numbers`. The value is the number of requests without a usable score. The
+servers must have counted at least this number of requests."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from typing import TypeVar
 PASS, WARN, INCONCLUSIVE, FAIL = RESULTS = ("pass", "warn", "inconclusive", "fail")
 """Possible results of a check, and of a list of checks, from the best to the worst."""
 _NUM_NAMED = 4
-"""Maximum number of checks of one result that a headline names."""
+"""Maximum number of checks that a headline names for each result."""
 AT_LEAST, AT_MOST, BELOW, WITHIN_FACTOR = "at least", "at most", "below", "within a factor of"
 """How a value is compared with its limit."""
 
@@ -71,7 +71,7 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class RuleCheck(Check):
-    """Check of a data set or of one column by a rule whose action is a setting.
+    """Check of one column or of the data set, made by a rule whose action is a setting.
 
     The action decides the result: `block` fails, `warn`, `notify` and `quarantine` warn, and `info`
     passes. A rule that found nothing has one check, which passes.
@@ -149,7 +149,7 @@ def sentence(check: Check) -> str:
 
 
 def advice(checks: Iterable[Check]) -> list[str]:
-    """Return the advice of each check that did not pass, if it is known."""
+    """Return the advice of the checks that did not pass and have advice."""
     return [check.advice for check in checks if check.result != PASS and check.advice]
 
 
@@ -157,7 +157,7 @@ def metrics(checks: Iterable[Check]) -> dict[str, float]:
     """Return the finite values and interval ends of checks, by metric name.
 
     An interval has two entries: `<name>_low` and `<name>_high`. The checks of rules are counted by
-    action and rule, because their columns differ from run to run.
+    action and rule, because the checked columns differ between runs.
 
     >>> metrics([Check(name="AUC", value=0.5, low=0.4, high=0.6, result="pass")])
     {'auc': 0.5, 'auc_low': 0.4, 'auc_high': 0.6}

@@ -1,4 +1,4 @@
-"""Features of the Criteo click log, with the names that a recommender without a file uses.
+"""Features of the Criteo click log. A recommender without a file uses these names.
 
 `evergreen.config.features` defines features.
 """

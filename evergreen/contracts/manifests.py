@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """Base class of all manifests, with writing and strict reading."""
+    """Base class of all manifests. It writes manifests, and reads them strictly."""
 
     FORMAT_VERSION: ClassVar[int] = 1
 
@@ -125,14 +125,14 @@ def checksummed(document: Mapping[str, Any]) -> dict[str, Any]:
 
 def _crc32(document: Mapping[str, Any]) -> str:
     """Return the CRC-32 of a document's values, which does not depend on the layout of the text."""
-    # JSON keys are texts. The conversion to JSON and back turns numeric keys into texts, as in the
-    # stored file, before the keys are sorted.
+    # JSON keys are texts. Before the keys are sorted, the values are converted to JSON and back, so
+    # that numeric keys are texts as in the stored file.
     values = json.loads(json.dumps(document))
     return f"{zlib.crc32(json.dumps(values, sort_keys=True).encode()):08x}"
 
 
 def _from_fields(kind: type[_T], values: dict[str, Any], *, source: str) -> _T:
-    """Return the dataclass `kind` with these values, converting nested objects to dataclasses."""
+    """Create the dataclass `kind` from these values. Nested objects become dataclasses too."""
     fields = dataclasses.fields(kind)  # type: ignore[arg-type]
     known = {f.name for f in fields}
     required = {
@@ -214,9 +214,9 @@ class RawDataset(Manifest):
     """Folder of Parquet files in the raw schema (`contracts.raw_rows.raw_types`). The file names
     are in time order: first the late rows, then the rows of the window."""
     holdout_uri: str
-    """Folder of the newest rows, which are held out from training, in the same schema. The
-    candidate, its parent and the champion were trained on older rows only. All rows of a request
-    are either in this folder, or in `train_uri` and `replay_uri`."""
+    """Folder of the newest rows, which are held out from training. The schema is that of
+    `train_uri`. The candidate, its parent and the champion were trained on older rows only. All
+    rows of a request are either in this folder, or in `train_uri` and `replay_uri`."""
     num_train_rows: int
     num_holdout_rows: int
     num_malformed: int
@@ -232,10 +232,10 @@ class RawDataset(Manifest):
     champion_model_id: str | None = None
     """Model with which the candidate is compared. None = no comparison."""
     num_updated: int = 0
-    """Rows left out because another copy with the same features but another label, time or score is
-    used."""
+    """Rows left out because another copy of the row is used. The copy has the same features, but a
+    different label, time or score."""
     num_conflicting: int = 0
-    """Rows left out because another copy with other features is used."""
+    """Rows left out because another copy of the row is used, whose features differ."""
     num_ahead: int = 0
     """Rows left out because their event times are in the future. A later run reads these rows. The
     files of these rows are in `ahead_uri`. Each file in `ahead_uri` has a number of rows and a
@@ -252,8 +252,8 @@ class RawDataset(Manifest):
     their requests also have training rows. These rows belong to the window of the next run, like
     the held-out rows."""
     replay_uri: str | None = None
-    """Folder of training rows drawn from days before the window, in the same schema. None = no
-    replay."""
+    """Folder of training rows that were drawn from days before the window. The schema is that of
+    `train_uri`. None = no replay."""
     num_replay_rows: int = 0
     replay_holdout_uri: str | None = None
     """Folder of rows from the replayed days that are held out from training. These rows measure how
@@ -275,20 +275,21 @@ class RawDataset(Manifest):
     ignore them. Excluded features are null in the rows, unless the champion needs them for scoring.
     Readers must therefore check this list of names instead of looking for nulls."""
     days: list[dict[str, Any]] = field(default_factory=list)
-    """Number of rows read, by day, for the days of the window and the days with late rows. Each
-    entry of the list has day (YYYY-MM-DD), version (int), digest (SHA-256) and num_rows. An entry
-    also has num_late_rows if the day has late rows. An entry also has num_holdout_rows if the day
-    has rows newer than `last_learned_time`, which are not used for training."""
+    """Number of rows that were read for each day of the window, and for each day with late rows.
+    Each entry of the list has day (YYYY-MM-DD), version (int), digest (SHA-256) and num_rows. An
+    entry also has num_late_rows if the day has late rows. An entry also has num_holdout_rows if the
+    day has rows newer than `last_learned_time`, which are not used for training."""
     num_late_rows: int = 0
     """Number of late rows. They are included in `num_train_rows`. Late rows are the first rows of
     `train_uri`. Late rows are older than the window. The files of late rows reached the lake after
     the parent's lineage was trained on newer rows. Late rows are never held out and never replayed.
     """
     files: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Files of the lake that the lineage has seen: bytes by file name by day (YYYY-MM-DD), without
-    back-filled versions. The period covers 366 days and ends with the last training row. A file of
-    this period that is not listed is a late file. The first day always has an entry. A later day
-    without an entry had no files. The field says nothing about days before the first entry."""
+    """Files of the lake that the lineage has seen, without back-filled versions. Each day
+    (YYYY-MM-DD) maps file names to sizes in bytes. The period covers 366 days and ends with the
+    last training row. A file of this period that is not listed is a late file. The first day always
+    has an entry. A later day without an entry had no files. The field says nothing about days
+    before the first entry."""
     quarantined_files: list[dict[str, Any]] = field(default_factory=list)
     """Files of the lake that the run left out because their rows cannot be read. Each entry has
     four fields: file (relative to the lake), num_rows (of its footer, or None), reason, and known
@@ -375,8 +376,8 @@ class ValidationReport(Manifest):
     """Differences between training rows and served rows, one for each feature, in the form of
     `components.validation.skew.SkewEntry`. The list is empty if too few rows could be joined."""
     served: dict[str, Any] | None = None
-    """Counts of the rows compared for skew, as `components.validation.skew.ServedRowFacts`. None if
-    the run names no archive of served rows."""
+    """Counts of the rows that were compared to find skew, as
+    `components.validation.skew.ServedRowFacts`. None if the run names no archive of served rows."""
     windows_uri: str | None = None
     """Column profiles of all training windows of the lineage, for the next run's drift check. None
     without rows."""
@@ -398,15 +399,15 @@ class TrainingSet(Manifest):
     """Folder with Parquet files, `_metadata.json` and `_file_list.txt`. The label and the numeric
     columns (I1..I13 for Criteo) are float32, and the categorical columns (C1..C26) are int64."""
     holdout_uri: str
-    """Folder of the held-out rows in the same format, in the row order of
+    """Folder of the held-out rows in the same format. The rows have the same order as in
     `RawDataset.holdout_uri`."""
     num_train_rows: int
     num_holdout_rows: int
     slot_sizes: list[int]
     """Number of ids for each categorical column, in column order. Ids are in [0, size)."""
     new_categories: list[int]
-    """Number of categories per column that received an id in this run. The id is either new or
-    reused from a tombstone."""
+    """For each column, the number of categories that received an id in this run. The id is either
+    new or reused from a tombstone."""
     workflow_uri: str
     """Folder of the fitted feature workflow (`contracts.workflow`)."""
     raw_digest: str
@@ -428,7 +429,7 @@ class TrainingSet(Manifest):
     excluded_columns: list[str] = field(default_factory=list)
     """See `RawDataset.excluded_columns`."""
     negative_rate: float = 1.0
-    """Share of non-click rows that were kept among the training and replayed rows, in (0, 1]. The
+    """Share of the non-click training and replayed rows that downsampling retained, in (0, 1]. The
     holdout is not downsampled. Training corrects the model's bias by the logarithm of this rate
     (`training.start`)."""
     num_sampled_out: int = 0
@@ -446,8 +447,8 @@ class TrainingSet(Manifest):
     validation_report: Reference | None = None
     """See `RawDataset.validation_report`."""
     tombstones: list[int] = field(default_factory=list)
-    """Number of tombstones per categorical column: ids whose category was evicted and that have not
-    been reused. Empty if no column has tombstones."""
+    """Number of tombstones per categorical column. A tombstone is an id whose category was evicted
+    and that was not reused. Empty if no column has tombstones."""
     recommender: Recommender
     """See `RawDataset.recommender`."""
 
@@ -523,8 +524,8 @@ class Model(Manifest):
     """`TrainingSet` of the model. None in the model registry, because the encoded rows are deleted
     earlier than the models."""
     days: list[dict[str, Any]] = field(default_factory=list)
-    """Days of the rows on which the model's own run was trained, with the versions of these days
-    (see `RawDataset.seen_days`)."""
+    """Days of the rows on which the model was trained in its own run. Each day has its version (see
+    `RawDataset.seen_days`)."""
     files: dict[str, dict[str, int]] = field(default_factory=dict)
     """Files that were in the lake at the time of the model's run (see `RawDataset.files`). A file
     that is not listed here counts as late."""
@@ -579,7 +580,7 @@ class RowsQuality:
 
 @dataclass(frozen=True, kw_only=True)
 class ReorderingGain:
-    """Estimated gain in clicks if lists were shown in the candidate's order, from explored lists.
+    """Gain in clicks if lists were shown in the candidate's order, estimated from explored lists.
 
     Values are None if too few disputed pairs were swapped (`components.evaluation.exploration`).
     """
@@ -594,15 +595,15 @@ class ReorderingGain:
     num_lists: int
     """Number of explored lists in the holdout."""
     num_swaps: int
-    """Number of swaps shown to users that agree with the candidate's order. The gain is estimated
-    from these swaps."""
+    """Number of swaps that were shown to users and agree with the candidate's order. The gain is
+    estimated from these swaps."""
     disputed_share: float
-    """Share of the pairs of neighbours that the candidate would swap."""
+    """Among all pairs of neighbours, the share that the candidate would swap."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict(Manifest):
-    """Decision of the gate whether to accept a candidate.
+    """The gate's decision on a candidate.
 
     Evaluation writes it. Deployment, the pipeline's condition and people read it.
     """
@@ -634,8 +635,8 @@ class Verdict(Manifest):
     rows of earlier days were held out. The gate uses this quality only if the settings require it.
     """
     reordering_gain: ReorderingGain | None = None
-    """Estimated gain in clicks if the candidate orders the lists, measured on randomized rankings.
-    None if the holdout has no randomized ranking. The gate does not use this estimate."""
+    """Gain in clicks if the candidate orders the lists. The gain is estimated from randomized
+    rankings. None if the holdout has no randomized ranking. The gate does not use this estimate."""
     champion_reference: str = "current"
     """How the run specified the champion: `current`, `none` or a model id. Only a comparison with
     the reference `current` becomes outdated when another model goes live."""

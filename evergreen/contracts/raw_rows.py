@@ -54,8 +54,8 @@ ROW_TYPES: dict[str, str] = {
 """Arrow type of each column that all raw rows have. The feature columns follow the first of these
 columns."""
 FINITE = "a finite number"
-"""Rule for a numeric value that is not missing, for error messages. The function `is_infinite`
-finds values that break the rule."""
+"""Rule that error messages state for numeric values. It does not apply to missing values. The
+function `is_infinite` finds values that break the rule."""
 _LIST = "list<{type}>"
 """Arrow type of a list whose elements have `type`."""
 
@@ -84,7 +84,7 @@ def raw_types(features: Features, *, weighted: bool = False) -> dict[str, str]:
 
 
 def lake_types(features: Features, *, weighted: bool = False) -> dict[str, str]:
-    """Return the Arrow type of each column of rows in a user's files, in file order."""
+    """Return the Arrow type of each column that rows in a user's files have, in file order."""
     words = {
         name: _LIST.format(type="string") if name in features.lists else "string"
         for name in features.words
@@ -144,17 +144,19 @@ DAY_PARTITION = "day={day}"
 """Lake folder of one UTC day. `day` is the UTC date of the rows' `event_time`, as YYYY-MM-DD."""
 
 VERSION_PARTITION = "version={version}"
-"""Sub-folder of a day's folder with a back-filled version of the day, from 1 up. Parquet files
-directly in the day's folder are version 0, to which the uploader appends. Readers use the complete
-version with the highest number. Readers also use files of version 0 that arrived after that version
-was made. The version's marker does not name those files (`components.extraction.lake_files`)."""
+"""Sub-folder of a day's folder. It contains a back-filled version of the day. Versions are numbered
+from 1. Parquet files directly in the day's folder are version 0, to which the uploader appends.
+Readers use the complete version with the highest number. Readers also use files of version 0 that
+arrived after that version was made. The version's marker does not name those files
+(`components.extraction.lake_files`)."""
 VERSION_COMPLETE = "_SUCCESS"
 """Marker file in the folder of a complete version. The marker is written last, because files of a
 bucket cannot be renamed. Readers ignore a version without the marker."""
 
 OUTCOME_PARTITION = "outcomes/day={day}"
-"""Folder, in an archive or a lake, of outcomes that arrived after their rows were archived. `day`
-is a UTC day, YYYY-MM-DD: the day of the prediction if it is known, else the day of the outcome."""
+"""Folder of late outcomes in an archive or a lake. Late outcomes arrive after their rows were
+archived. `day` is a UTC day, YYYY-MM-DD: the day of the prediction if it is known, else the day of
+the outcome."""
 EVENT = "event"
 OUTCOME_TIME = "outcome_time"
 STORED_AT = "stored_at"
@@ -167,13 +169,13 @@ OUTCOME_TYPES: dict[str, str] = {
     STORED_AT: "timestamp[us, tz=UTC]",
     WINDOW_SECONDS: "float64",
 }
-"""Arrow type of each column of a file of late outcomes, in file order. None of the columns is ever
-null. `request_id` and `row` identify the raw row, and `event` is one of `records.EVENTS`.
+"""Arrow type of each column in a file with late outcomes, in file order. None of the columns is
+ever null. `request_id` and `row` identify the raw row, and `event` is one of `records.EVENTS`.
 `outcome_time` is the time of the event, and `stored_at` is the time when the monitor stored the
-event. `window_seconds` is the monitor's attribution window for this kind of event when it wrote the
-file, or 0 if it does not expect this kind. The outcome counts if `outcome_time` is at most
-`window_seconds` after the row's `event_time`, both in whole microseconds. A file may have the same
-outcome more than once."""
+event. `window_seconds` is the attribution window for this kind of event, as set when the monitor
+wrote the file. It is 0 if the monitor does not expect this kind. The outcome counts if
+`outcome_time` is at most `window_seconds` after the row's `event_time`, both in whole microseconds.
+A file may have the same outcome more than once."""
 
 
 def feature_matrix(
@@ -216,7 +218,7 @@ def category_matrix(batch: Any, features: Features) -> "NDArray[np.int64]":
 
 
 def list_matrix(column: Any, options: ListOptions) -> "NDArray[np.int64]":
-    """Return the elements of each list that the model uses, left-aligned, [n, `options.max`]."""
+    """Return the used elements of each list, left-aligned, [n, `options.max`]."""
     elements = column.flatten().fill_null(MISSING_CATEGORY).to_numpy(zero_copy_only=False)
     return placed_lists(elements, list_lengths(column), options)
 
@@ -243,7 +245,7 @@ def placed_lists(
 
 
 def list_lengths(column: Any) -> "NDArray[np.int64]":
-    """Return the length of each list of an Arrow array, not counting elements of null lists."""
+    """Return the length of each list in an Arrow array. A null list has the length 0."""
     import numpy as np
 
     # Arrow may store elements for a null list. Elements of null lists do not count.

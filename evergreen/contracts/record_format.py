@@ -8,10 +8,10 @@ prints. `contracts.records` describes the meaning of a record, and `events.event
 The values of a feature are stored as one packed field. A message of many rows is therefore only a
 few bytes longer than its numbers. The number of a field is a hash of the kind and the name of its
 feature. If a column is added, dropped or moved, the field numbers of the other columns stay the
-same. The bytes of a packed field of fixed-size numbers equal those of a field of type bytes (little
-endian). NumPy therefore reads these bytes directly, in a fifth of the time of Protobuf's Python
-objects (64 rows of 39 columns). A nested message is a field of bytes too. The features of many
-messages can therefore be read as one array (`_Layout`).
+same. If a packed field contains fixed-size numbers, its bytes equal those of a field of type bytes
+(little endian). NumPy therefore reads these bytes directly. This takes a fifth of the time that
+Protobuf's Python objects take (64 rows of 39 columns). A nested message is a field of bytes too.
+The features of many messages can therefore be read as one array (`_Layout`).
 """
 
 import hashlib
@@ -55,8 +55,8 @@ _ARRAYS: Mapping[str, np.dtype[Any]] = {
     "sfixed32": np.dtype("<i4"),
     "sfixed64": np.dtype("<i8"),
 }
-"""NumPy types of the repeated number fields, by Protobuf type. The packed form of such a field
-equals the bytes of an array."""
+"""For each Protobuf type of a repeated number field, its NumPy type. The packed form of such a
+field equals the bytes of an array."""
 
 
 @dataclass(frozen=True)
@@ -132,8 +132,8 @@ time."""
 _PREDICTION_ARRAYS = ("positions", "propensities", "shadow_scores")
 """Optional arrays of a prediction record."""
 _FRAME_BYTES, _COLUMN_BYTES = 1000, 8
-"""Maximum number of bytes in a message that are not numbers of its arrays. `_FRAME_BYTES` covers
-the ids, the names and the digest. `_COLUMN_BYTES` covers the tag and the length of each feature."""
+"""Maximum bytes of a message in addition to the numbers in its arrays. `_FRAME_BYTES` covers the
+ids, the names and the digest. `_COLUMN_BYTES` covers the tag and the length of each feature."""
 
 
 class RecordFormat:
@@ -205,7 +205,7 @@ class RecordFormat:
         return "\n".join([*lines, *(f"  {_line(each)}" for each in _RECORD), "}", ""])
 
     def max_rows(self, num_bytes: int) -> int:
-        """Return the number of prediction rows that fit in a message of `num_bytes`.
+        """Return how many prediction rows fit in a message of `num_bytes`.
 
         The size includes positions, propensities and shadow scores.
 
@@ -389,8 +389,8 @@ class RecordFormat:
         Returns 0 if no valid record has these sizes.
         """
         num_rows, rest = divmod(score_bytes, _ARRAYS["float"].itemsize)
-        # Features are larger than their numbers alone. Without this check, a corrupt message could
-        # request a layout of any size.
+        # Encoded features take more bytes than their numbers alone. Without this check, a corrupt
+        # message could request a layout of any size.
         is_valid = (
             not rest
             and num_rows <= MAX_ROWS_PER_RECORD
@@ -495,7 +495,9 @@ class RecordFormat:
 
 
 class _Layout:
-    """Byte offset of each column's numbers in the message `Features`, for a given number of rows.
+    """Offset in bytes at which each column's numbers start in the message `Features`.
+
+    A layout is valid for one number of rows.
 
     Protobuf writes all fields in the order of their numbers.
     """
@@ -577,9 +579,8 @@ def _array(message: Any, name: str, kind: str) -> NDArray[Any]:
 def _expect_known(message: Message, what: str) -> None:
     """Refuse a message with unknown fields.
 
-    A newer client or a newer file may have written the unknown fields.
-
-    Decoding would lose the values of unknown fields.
+    Decoding would lose the values of these fields. They may come from a newer client, or from a
+    client with a newer recommender's file.
     """
     if unknown := [each.field_number for each in UnknownFieldSet(message)]:
         raise ContractError(

@@ -165,7 +165,9 @@ NO_VERSION = -1
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Requests:
-    """Columns of several requests: arrays of one value per request, [m], or per row, [n].
+    """Columns of several requests.
+
+    Each column is an array, with one value per request, [m], or per row, [n].
 
     The rows of a request are consecutive. Requests that arrive together are decoded, stored and
     counted by one call. The arrays are faster than one object per request: for requests with a

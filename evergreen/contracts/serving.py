@@ -80,8 +80,8 @@ class Tensor(NamedTuple):
 
 
 COLUMNS = "columns"
-"""Parameter in a model's Triton configuration: the model's input columns (`Features.columns`) as
-JSON."""
+"""Name of a parameter in a model's Triton configuration. Its value is the model's input columns
+(`Features.columns`) as JSON."""
 DENSE_INPUT = "dense"
 """Name of the tensor of raw numeric features, in their order. NaN = missing."""
 CATEGORICAL_INPUT = "categorical"
@@ -96,7 +96,7 @@ PROBABILITY_OUTPUT = Tensor("probability", "FP32", 1)
 def input_tensors(features: Features) -> tuple[Tensor, ...]:
     """Return the inputs of a served graph in order.
 
-    A kind of column without features has no input tensor.
+    If the model has no numeric or no categorical columns, the tensor of that kind is omitted.
 
     >>> input_tensors(Features(numeric=(), categorical=("item", "shop")))
     (Tensor(name='categorical', datatype='INT64', width=2),)
@@ -115,10 +115,11 @@ def named_inputs(dense: NDArray[Any], categorical: NDArray[Any]) -> dict[str, ND
 
 
 class ColumnMap:
-    """Conversion of rows to the columns of a model, by name.
+    """Conversion of rows to the columns of a model.
 
-    If the rows lack a column of the model, the column is filled with the missing value. The columns
-    of the rows and those of the model both have the form of `Features.columns`.
+    Columns are matched by name. If the rows lack a column of the model, the column is filled with
+    the missing value. The columns of the rows and those of the model both have the form of
+    `Features.columns`.
     """
 
     def __init__(
@@ -139,7 +140,12 @@ class ColumnMap:
     def rows(
         self, dense: NDArray[np.float32], categorical: NDArray[np.int64]
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Return the model's columns [n, d] and [n, c] for the rows' columns [n, d] and [n, c]."""
+        """Convert rows to the model's numeric columns [n, d] and categorical columns [n, c].
+
+        Args:
+            dense: Numeric columns of the rows.
+            categorical: Categorical columns of the rows.
+        """
         if self._is_same:
             return dense, categorical
         return (

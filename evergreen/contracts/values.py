@@ -1,4 +1,4 @@
-"""The meaning of one value of a feature: whether it is missing, and its text as a category.
+"""The meaning of a feature's value: whether the value is missing, and its text as a category.
 
 Users' files, the lake and the inference client may spell the same value in different ways. For
 example, a truth value is `True` in a CSV, a bit in Parquet and a bool in a service. All readers use

@@ -24,7 +24,7 @@ frequent half of them is dropped."""
 
 
 class WordCounts:
-    """Counter of the texts of columns, in bounded memory.
+    """Counter of columns' texts, which uses bounded memory.
 
     The same texts in the same order always produce the same list of texts. The counts are lower
     bounds, because a text may be dropped in a part of the rows where it is rare.
@@ -34,7 +34,7 @@ class WordCounts:
         self._counts: dict[str, Counter[str]] = {}
 
     def add(self, column: str, words: Any) -> None:
-        """Count the texts in an Arrow array, except null and "". Null and "" are skipped."""
+        """Count the texts in an Arrow array. Null and "" are skipped."""
         found = words.value_counts()
         pairs = zip(found.field("values").to_pylist(), found.field("counts").to_pylist())
         self._add(column, {word: count for word, count in pairs if word})

@@ -52,11 +52,12 @@ VOCABULARIES_FILE = "vocabularies.npz"
 
 
 def unscaled(features: Features, dense: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the raw numbers [n, d], filled, clipped and in logarithms, but not scaled.
+    """Fill and clip the raw numbers [n, d], and take the logarithm of logged features.
 
-    NaN is missing. The result has the type float32. The logarithm is computed in float64 and
-    rounded, because float32 logarithms differ in their last bits between libraries and processors.
-    In some libraries the last bits even depend on the position in the array.
+    The numbers are not scaled. NaN is missing. The result has the type float32. The logarithm is
+    computed in float64 and rounded, because float32 logarithms differ in their last bits between
+    libraries and processors. In some libraries the last bits even depend on the position in the
+    array.
     """
     options = [features.options_of(name) for name in features.numeric]
     values: NDArray[np.float32] = np.where(
@@ -96,8 +97,8 @@ class FeatureWorkflow:
     """Value that the last step subtracts from each numeric feature, [d]: the mean, the minimum for
     `minmax`, or 0."""
     stds: NDArray[np.float32]
-    """Divisor of each numeric feature after the subtraction, [d]: the standard deviation, the width
-    of the range for `minmax`, or 1."""
+    """After the subtraction, each numeric feature is divided by this number, [d]: the standard
+    deviation, the width of the range for `minmax`, or 1."""
     frequency_threshold: int
     """Minimum count of a category, summed over runs, to enter a vocabulary. The value is the
     setting of the last run."""

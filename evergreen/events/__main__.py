@@ -59,7 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     log_as_text(level=logging.WARNING)
     url = LogUrl.parse(arguments.url)
-    # Refuse a path without a file. A mistyped path would otherwise create a new, empty log.
+    # Refuse a path at which no file exists. A mistyped path would otherwise create a new, empty
+    # log.
     if url.scheme == "sqlite" and not Path(url.path).is_file():
         raise ContractError(f"log is {redacted(url.text)!r}, but there is no file {url.path}")
     with closing(open_subscriber(arguments.url)) as log:
@@ -127,7 +128,7 @@ def _document(message: DeadLetter) -> dict[str, object]:
 
 
 def _beginning(message: DeadLetter) -> str:
-    """Return the first bytes of a message, with escapes."""
+    """Return the first bytes of a message. Special characters are escaped."""
     return repr(message.payload[:_SHOWN_BYTES])[2:-1] + (
         "..." if len(message.payload) > _SHOWN_BYTES else ""
     )

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 from evergreen.runtime.errors import ContractError
 
 MAX_MESSAGE_BYTES = 1_000_000
-"""Maximum size of a message in bytes that all backends accept. The value is Kafka's default limit,
+"""All backends accept messages of up to this number of bytes. The value is Kafka's default limit,
 which is the smallest of the three backends' limits."""
 
 
@@ -150,7 +150,7 @@ def expect_size(message_id: str, payload: bytes) -> None:
 
 
 def partition_of(request_id: str, count: int) -> int:
-    """Return the number of the partition that gets all records of a request, less than `count`.
+    """Return the number of the partition, below `count`, that gets all records of a request.
 
     All writers must choose the same partition, because a prediction and its outcomes are joined
     within one partition.

@@ -1,4 +1,4 @@
-"""Embedded event log in one SQLite file, the default on a laptop.
+"""Event log that is embedded in one SQLite file. It is the default log on a laptop.
 
 The inference client and the monitor open the same file from two processes. In WAL mode both
 processes can work at the same time. With `synchronous=FULL`, messages are durable when `publish`
@@ -109,8 +109,9 @@ class SqliteLog:
                 self._connection.executescript(_SCHEMA)
                 break
             except sqlite3.OperationalError as error:
-                # If two processes switch a new file to WAL mode at the same time, SQLite fails one
-                # of them at once, without waiting for the busy timeout.
+                # If two processes switch a new file to WAL mode at the same time, one of them gets
+                # an error from SQLite at once. SQLite does not wait for the busy timeout in this
+                # case.
                 if "locked" not in str(error) or time.monotonic() >= deadline:
                     raise
                 time.sleep(0.01)
@@ -172,7 +173,7 @@ class SqliteLog:
                 "WHERE number = ? AND attempts = ? AND state = 'waiting'",
                 [tuple(map(int, token.split("/"))) for token in ended],
             )
-            # Delete more of the oldest ids than were added, but only a limited number, so that no
+            # Delete some of the oldest ids: more than were added, but a limited number, so that no
             # call takes long. A time in the future was recorded before the clock was set back.
             now = self._clock()
             connection.execute(
@@ -220,7 +221,7 @@ class SqliteLog:
     def read_up_to(self) -> float | None:
         """See `event_log.Subscriber`.
 
-        Returns the time at which the last pull started that found fewer messages than requested.
+        Returns the start time of the last pull that found fewer messages than requested.
 
         The watermark does not move while a pulled message waits for its acknowledgement. The
         watermark also does not move while a killed predecessor may hold leases, because no pull

@@ -52,7 +52,7 @@ class Tensors:
 
     @property
     def table(self) -> FloatArray:
-        """The only table of a model whose vectors all have the same width."""
+        """Return the only table. All vectors of the model must have the same width."""
         (table,) = self.tables
         return table
 
@@ -292,7 +292,7 @@ def num_rows(tables: Sequence[Table], slot_sizes: Sequence[int]) -> list[int]:
 def require_rows(
     values: Sequence[Sized], tables: Sequence[Table], slot_sizes: Sequence[int]
 ) -> None:
-    """Check that the `values` have the number of rows of the tables.
+    """Check that `values` has the number of rows that `tables` describes.
 
     Args:
         values: Table contents.
@@ -310,7 +310,7 @@ def require_rows(
 
 
 def columns_of(tables: Sequence[Table]) -> list[Columns]:
-    """Return an index for each table that selects its id columns.
+    """Return one index per table, which selects the id columns of that table.
 
     The index of a single table is a slice, which selects columns without a copy.
     """

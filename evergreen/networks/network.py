@@ -23,7 +23,8 @@ from evergreen.config.model import NetworkConfig
 from evergreen.runtime.errors import ContractError
 
 _OPSET = 17
-"""Version of the ONNX operators in the export and in the served graph around it."""
+"""Version of the ONNX operators. The exported network and the served graph that contains it both
+use this version."""
 _DENSE_INPUT, _EMBEDDINGS_INPUT, _LOGIT_OUTPUT = "dense", "embeddings", "logit"
 """Names of the tensors of the exported graph. Their shapes are [rows, D], [rows, F, E] and [rows].
 See `Network.forward`."""

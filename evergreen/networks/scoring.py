@@ -130,7 +130,7 @@ class Scorer:
 
 
 def pooled(vectors_BPE: Tensor, is_there_BP: Tensor, places: Places) -> Tensor:
-    """Return the vectors of each row, [B, F, E], pooled over its positions, [B, P, E].
+    """Pool the vectors at the P positions of each row to the row's F vectors, [B, F, E].
 
     Args:
         vectors_BPE: Vector at each position.
@@ -169,7 +169,7 @@ def side_by_side(found: Sequence[Tensor], tables: Sequence[Table]) -> Tensor:
 def load_network(
     folder: Path, config: NetworkConfig, slot_sizes: Sequence[int]
 ) -> tuple[Network, list[Tensor]]:
-    """Return the network with the weights in `folder`, and its tables, mapped from the file.
+    """Load the network from `folder`, and map its tables from the file.
 
     Args:
         folder: Folder of the model.

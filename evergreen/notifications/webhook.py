@@ -19,7 +19,8 @@ from urllib3.exceptions import InvalidHeader
 from urllib3.util import Retry
 
 _MAX_CHARACTERS = 3000
-"""Longest text in characters, short enough to read at a glance. Slack truncates at 40,000."""
+"""Maximum characters of a text, so that people can read it at a glance. Slack truncates at
+40,000."""
 _AMOUNTS = (
     ("auc", "AUC"),
     ("auc_low", "95 % from"),
@@ -88,7 +89,7 @@ class Answer(NamedTuple):
     reason: str = ""
     """Reason without the address."""
     retry_after: float | None = None
-    """Seconds to wait before the next attempt, if the server sent this time."""
+    """Seconds to wait before the next attempt, if the server specified this time."""
 
 
 def post_to_file(

@@ -1,8 +1,8 @@
 """Sample of the columns of a click log, with their distinct values and kinds.
 
 `open_rows` reads the rows, and the rules of `evergreen.rows` define the meaning of a value. For
-each column, the sample stores the distinct values, and for each row the number of its value. The
-needed memory is therefore limited by the number of sampled rows.
+each column, the sample stores the distinct values. For each row, it stores the index of the row's
+value. The needed memory is therefore limited by the number of sampled rows.
 """
 
 import re
@@ -83,7 +83,10 @@ class SampledColumn:
 
     @cached_property
     def is_present(self) -> NDArray[np.bool_]:
-        """Return whether each of `values` is a value, not a text that means a missing value."""
+        """Return whether each of `values` is a real value.
+
+        Some texts mean that a value is missing.
+        """
         if self.kind_of_type == OTHER:
             return np.ones(len(self.values), bool)
         if is_text(self.values.type):
@@ -288,7 +291,7 @@ class SampledColumn:
 
     @property
     def groups(self) -> NDArray[np.int32]:
-        """Return the number of each row's value, with -1 for a missing value."""
+        """Return the index of each row's value, or -1 for a missing value."""
         numbers = np.where(self.is_present, np.arange(len(self.values)), -1).astype(np.int32)
         found: NDArray[np.int32] = self.row_values(numbers, np.int32(-1)).astype(np.int32)
         return found
@@ -315,7 +318,8 @@ class ColumnSample:
 def read_sample(path: Path, *, rows: int = SAMPLE_ROWS, max_bytes: int = MAX_BYTES) -> ColumnSample:
     """Read the first rows of a file.
 
-    For each column, the result has the distinct values, and for each row the number of its value.
+    For each column, the result has the distinct values. For each row, it has the index of the row's
+    value.
 
     Args:
         path: The file, in any format that `open_rows` reads.
@@ -373,7 +377,8 @@ def read_sample(path: Path, *, rows: int = SAMPLE_ROWS, max_bytes: int = MAX_BYT
 class Coder:
     """Collector of a column that is read in chunks.
 
-    The collector stores each distinct value once, and for each row the number of its value.
+    The collector stores each distinct value once. For each row, it stores the index of the row's
+    value.
     """
 
     def __init__(self) -> None:
@@ -543,7 +548,8 @@ def _shape(text: str) -> str:
 
 
 _MIN_PER_LABEL = 20
-"""Minimum rows of each label to check whether a column alone predicts the label."""
+"""The check whether a column alone predicts the label needs at least this number of rows of each
+label."""
 DECIDING_AUC = 0.99
 """Maximum AUC that a feature may have when it is used alone. A column with a higher AUC is not used
 as a feature, because it was recorded after the label or is the label itself."""
@@ -634,11 +640,10 @@ def find_copies(key: Sequence[SampledColumn], content: Sequence[SampledColumn]) 
 
 
 def _combinations(columns: Sequence[SampledColumn]) -> NDArray[np.int64]:
-    """Return a number for each row that identifies the combination of the row's values.
+    """Return a number for each row.
 
-    It identifies the combination of the row's values.
-
-    Rows with the same number are equal in all columns.
+    The number identifies the combination of the row's values. Rows with the same number are equal
+    in all columns.
     """
     found = np.zeros(columns[0].num_rows, np.int64)
     for column in columns:

@@ -35,7 +35,7 @@ _LEAST_RUN = 3
 
 
 class NameRange(str):
-    """Range of names, written without quotes in a file: `I1..I13`."""
+    """Range of names. In a file it is written without quotes: `I1..I13`."""
 
 
 class Document(NamedTuple):
@@ -44,8 +44,8 @@ class Document(NamedTuple):
     source: str
     value: Any
     lines: dict[str, int]
-    """Line of each value, from 1, by the value's path, such as `training.round_rates[1]`. The line
-    of a mapping's value is the line of its key."""
+    """Line number of each value, from 1. The keys are the paths of the values, such as
+    `training.round_rates[1]`. The line of a mapping's value is the line of its key."""
 
     def refusal(self, path: str, problem: str) -> ContractError:
         """Return an error about the value at `path`, with a line number.

@@ -1,4 +1,4 @@
-"""A first `recommender.yaml` for a click log, with a guess about each column and its reason.
+"""A first `recommender.yaml` for a click log, with a guess and a reason for each column.
 
 `columns` reads the first rows as `ingest` does, and `guesses` decides the role of each column. The
 user corrects the guesses and answers the questions. Comments in the file list the columns that
@@ -162,7 +162,7 @@ def _lines_of_data(guesses: Guesses) -> list[str]:
 def _line_of_feature(
     feature: tuple[SampledColumn, Guess], of_kind: Sequence[tuple[SampledColumn, Guess]]
 ) -> str:
-    """Return the line of the file for a feature.
+    """Return the line that describes a feature in the drafted file.
 
     The text is a name, or a name with options if another feature of the same kind has options.
     """

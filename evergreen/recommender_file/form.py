@@ -1,4 +1,4 @@
-"""Conversion of a user's file to a `Recommender` and back.
+"""Conversion of a user's file to a `Recommender`, and of a `Recommender` to a file.
 
 An error names the line, the path, the value, and the expected value. The classes of the sections
 check their own settings (`config.sections`), and `document` reads YAML. `compare` lists the
@@ -45,7 +45,7 @@ OPTIONS: dict[str, type[Any]] = {
     "categorical": CategoricalOptions,
     "lists": ListOptions,
 }
-"""Class of the options of a column, by kind of column."""
+"""For each kind of column, the class of the column's options."""
 _FIELDS = {
     "numeric": "numeric_options",
     "categorical": "categorical_options",
@@ -147,7 +147,7 @@ def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _written_columns(features: Features, kind: str) -> list[str] | dict[str, Any]:
-    """Return the columns of a kind in the form of a file.
+    """Return the columns of a kind as a file contains them.
 
     The result is a mapping with options if at least one column of the kind has options.
     """

@@ -72,7 +72,8 @@ _MAX_REQUEST_ROWS = 10_000
 _FROM_ROWS = 100
 """Minimum rows to conclude that a column identifies rows because each row has a different value."""
 _MAX_WORDS = 5
-"""Maximum distinct texts in a column of numbers that are assumed to mean a missing number."""
+"""If a column of numbers has at most this number of distinct texts, these texts are assumed to mean
+a missing number."""
 _WIDE = 10**9
 """Smallest whole number that is treated as an id, unless the column's name is that of a
 quantity."""
@@ -82,7 +83,8 @@ class Guess(NamedTuple):
     """Probable role of a column."""
 
     role: str
-    """Role of the column: a field of `ColumnNames`, a kind of features, or `LEFT_OUT`."""
+    """Role of the column: the name of a field of `ColumnNames`, a kind of feature, or
+    `LEFT_OUT`."""
     why: str
     options: str = ""
     """Options of the feature in the text form of the file."""
@@ -99,7 +101,8 @@ class Guesses:
     time_format: str | None = None
     """Value for `ColumnNames.time_format`. None if the times are ISO 8601."""
     entities: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """Features that identify the user and the item, each with the reason, by `user` and `item`."""
+    """Features that identify the user and the item, each with the reason. The keys are `user` and
+    `item`."""
 
 
 def guess_roles(
@@ -571,7 +574,7 @@ class _Guesser:
 
 
 _UNNAMED = 4
-"""Rank of a column whose values are labels, but whose name is not typical of labels."""
+"""Rank of a column that has labels as values, although its name is not typical of labels."""
 
 
 def _label_tier(column: SampledColumn) -> int:

@@ -41,7 +41,10 @@ def json_schema() -> dict[str, Any]:
 
 
 def _columns(kind: str) -> dict[str, Any]:
-    """Return the schema of the columns of one kind: a list of names, or names with options."""
+    """Return the schema of one kind of columns.
+
+    The columns are a list of names, or a mapping of names to options.
+    """
     options = _object([OPTIONS[kind]])
     names = {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1}
     return {
@@ -53,7 +56,7 @@ def _columns(kind: str) -> dict[str, Any]:
 
 
 def _object(kinds: list[type[Any]]) -> dict[str, Any]:
-    """Return one schema for the fields of several dataclasses.
+    """Return one schema that covers the fields of several dataclasses.
 
     The schema describes a mapping with optional keys.
     """

@@ -24,18 +24,17 @@ OBJECTS, DECIMAL_COMMA = "objects", "decimal comma"
 """Reasons why texts of a column cannot be used as lists."""
 _MOST_LOOKED_AT = 20_000
 _SEPARATED_SHARE = 0.25
-"""Minimum share of a column's distinct texts that contain a separator, for the column to look like
-lists."""
+"""A column looks like lists if at least this share of its distinct texts contains a separator."""
 _MIN_REPEATS = 3.0
-"""Minimum for the mean number of texts that contain an element. If elements repeat this often,
-texts with a separator count as lists, whatever the column's name is."""
+"""On average, each distinct element must occur at least this often in the texts. If elements repeat
+this often, texts with a separator count as lists, whatever the column's name is."""
 _MOST_LETTERS = 40
 """Maximum letters of an element. A longer text is assumed to be a sentence."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListLooks:
-    """Result of looking for lists in the texts of a column."""
+    """Result of the detection of lists in a column's texts."""
 
     separator: str | None = None
     """Separator between the elements, or `BRACKETS`. None if the texts are not lists."""

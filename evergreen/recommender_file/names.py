@@ -167,7 +167,7 @@ TIMES = (
     "yyyymmdd",
     "thedate",
 )
-"""Names of the time when a row was shown, the most likely ones first."""
+"""Column names for the time when a row was shown, with the most likely names first."""
 CERTAIN_TIMES = frozenset(TIMES[: TIMES.index("sessiontime")]) - {"time", "showtime"}
 """Column names that are used only for times. If a column with such a name has no valid times, the
 drafted file asks the user."""
@@ -234,8 +234,8 @@ USERS = (
     "anonymous",
     "device",
 )
-"""Words in column names that refer to the person who sees a row, the most likely ones first. A word
-counts if it is the complete column name, or if one of `_ID_ENDS` follows it."""
+"""Words in column names that refer to the person who sees a row. The most likely words come first.
+A word counts if it is the complete column name, or if one of `_ID_ENDS` follows it."""
 ITEMS = (
     "item",
     "product",

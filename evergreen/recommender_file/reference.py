@@ -36,7 +36,7 @@ def reference() -> str:
 
 
 def settings_table(section: str, kinds: list[type[Any]], text: str = "") -> str:
-    """Return a heading and the table of the settings of some dataclasses.
+    """Return a heading, and a table with the settings of several dataclasses.
 
     A setting that only some of the networks have is marked in section `model`.
     """
@@ -80,7 +80,7 @@ def _rows(kind: type[Any], prefix: str = "") -> Iterator[str]:
 
 
 def type_text(hint: object) -> str:
-    """Return a type as text for a cell of a table, without module names."""
+    """Convert a type to text without module names, for a cell of a table."""
     text = inspect.formatannotation(hint)
     return re.sub(r"\b(?:[a-z_]+\.)+(?=[A-Z])", "", text).replace("|", "\\|")
 

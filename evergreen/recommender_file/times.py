@@ -58,8 +58,7 @@ class NoTimes:
     forms: tuple[str, ...] = ()
     """Formats that fit, if there are several."""
     span: DaySpan | None = None
-    """Days of the rows, if the values are interpreted as seconds since 1970 or by their own
-    type."""
+    """Days of the rows. The values are interpreted as seconds since 1970, or by their own type."""
 
 
 def read_times(column: SampledColumn, *, now: float) -> Times | NoTimes:

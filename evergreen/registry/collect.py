@@ -130,7 +130,7 @@ def _work_of_runs(store: Path, work: Path, before: datetime) -> list[Removable]:
 
 
 def _left_behind(folder: Path, pattern: str, before: datetime) -> list[Removable]:
-    """Return what killed collections and killed writes left behind.
+    """Return the leftovers of collections and of writes that were killed.
 
     A leftover of a write is skipped if any of its files is younger than `before`, because the write
     may still be active.

@@ -38,7 +38,7 @@ def keep_forgotten(store: Path, models: Sequence[str], *, now: datetime) -> None
 
 
 def removed_at(store: Path, model_id: str) -> str | None:
-    """Return the time of the last removal of rows on which the model was trained.
+    """Return when rows on which the model was trained were last removed.
 
     Removed rows of the model's ancestors count too. Returns None if no such rows were removed.
 

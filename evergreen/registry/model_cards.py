@@ -2,8 +2,8 @@
 
 Evaluation writes the card for the first time. Deployment writes it again when the model is
 released. The card contains the manifests themselves. Neither the manifests nor the card contain a
-value of a user column. The part from the promotion journal is read again with each read of a card,
-so it is up to date.
+value of a user column. Each read of a card also reads the promotion journal again, so the data
+from the journal are up to date.
 
 Layout: `<store>/verdicts/<model_id>/card.json`.
 """
@@ -115,10 +115,10 @@ class ModelCard(Manifest):
     raw: RawDataset
     verdict: Verdict
     gate: Mapping[str, float]
-    """Limits of the gate by name. The limits include the number of requests of each class that an
-    interval needs."""
+    """Limits of the gate by name. One of the limits is the minimum number of requests of each class
+    for an interval."""
     slices: list[SliceQuality]
-    """Slices, ordered from the one with the worst result for the model to the one with the best."""
+    """Slices, ordered by the result of the model. The slice with the worst result comes first."""
     calibration: list[CalibrationBin]
     champion_calibration: list[CalibrationBin]
     """Calibration of the champion on the same rows. Empty if there is no champion."""
@@ -169,7 +169,7 @@ def read_card(store: Path, reference: str) -> ModelCard:
 
 
 def completed(store: Path, card: ModelCard) -> ModelCard:
-    """Return the card with the model's lineage and its current state from the registry.
+    """Return the card, completed by the model's lineage and current state in the registry.
 
     Raises:
         ContractError: the journal or a manifest is corrupt.

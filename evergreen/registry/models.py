@@ -82,13 +82,13 @@ def graph_sha256(folder: Path) -> str:
 
 
 def verdict_paths(store: Path, model_id: str) -> tuple[Path, Path]:
-    """Return the paths of a model's last `Verdict` and of the `RawDataset` with its holdout."""
+    """Return the paths of a model's last `Verdict`, and of the `RawDataset` that was evaluated."""
     folder = store / "verdicts" / model_id
     return folder / "verdict.json", folder / "raw_dataset.json"
 
 
 def scores_path(store: Path, model_id: str) -> Path:
-    """Return the path of the histogram of a model's scores on the holdout rows."""
+    """Return the path of the file with a model's score histogram."""
     return store / "verdicts" / model_id / "scores.json"
 
 
@@ -192,7 +192,8 @@ def verified_part(model: Model, part: str) -> Path:
         part: One of `Model.PARTS`.
 
     Raises:
-        ContractError: a file is not the one that was stored. The message names the folder.
+        ContractError: a file was changed or lost after the model was stored. The message names the
+            folder.
     """
     folder = local_path(model.uri) / part
     if part in model.sha256:

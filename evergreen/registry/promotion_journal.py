@@ -47,8 +47,8 @@ WITHDRAWN = "withdrawn"
 """Action of a line that cancels the preceding intent, because it failed. The live version did not
 change."""
 CANARY = "canary"
-"""`version` answers the share `share` of the traffic. The live version answers the rest of the
-traffic."""
+"""`version` answers a part of the traffic. `share` is the size of this part. The live version
+answers the rest of the traffic."""
 CANARY_ENDED = "canary_ended"
 """`version` no longer answers requests. The live version answers all requests."""
 BAKED = "baked"
@@ -88,13 +88,14 @@ class Promotion:
     sha256: dict[str, str] = field(default_factory=dict)
     """Hashes of the version's files, as in the version's `Release`."""
     share: float | None = None
-    """Share of the traffic, for `canary` and for the intent before the first `canary` line."""
+    """Share of the traffic. Lines with `canary` have a share, and so does the intent before the
+    first of these lines."""
     blocked_model_id: str | None = None
     """Id of the model that an automatic `rollback` removed from traffic. The model is not released
     again unless a person overrides the block."""
     config: str | None = None
-    """Text of Triton's configuration before an `intent`. It is restored if the deployment is
-    interrupted. None if there was no configuration, or another promotion follows."""
+    """Text of Triton's configuration before an `intent`. The text is restored if the deployment is
+    interrupted. The field is None if there was no configuration, or if a later promotion exists."""
     request: str | None = None
     """Id of the request that led to the line. None if the controller's own evidence led to it."""
     lease: int | None = None
@@ -124,8 +125,8 @@ def read_lines(store: Path) -> tuple[Line, ...]:
     """Return every line of the journal, oldest first.
 
     Returns an empty tuple if there is no journal. A last line without its newline is an incomplete
-    append and is ignored. A line whose lease is older than that of a line before it is ignored too.
-    Its controller lost the lock between its last check and the append.
+    append and is ignored. A line is also ignored if an earlier line has a newer lease. The
+    controller that wrote the line lost its lease between its last check and the append.
 
     Raises:
         ContractError: the file cannot be read, a complete line is neither a promotion nor a request
@@ -216,7 +217,7 @@ def newest_lease(store: Path) -> int:
 
 
 def read_standing(store: Path) -> list[Promotion]:
-    """Return the lines about canaries, baking and live versions, without withdrawn ones.
+    """Return the lines about canaries, baking and live versions, without withdrawn lines.
 
     If a deployment failed while it wrote a line, the following `withdrawn` line cancels it. Raises
     the errors of `read_entries`.
@@ -280,7 +281,7 @@ def blocked_models(store: Path) -> dict[str, Promotion]:
 
 
 def interrupted(store: Path) -> Promotion | None:
-    """Return the intent in the last promotion, or None if the last promotion is not an intent.
+    """Return the last promotion if it is an intent, or None otherwise.
 
     The deployment that wrote the intent is active or was killed.
     """
@@ -311,7 +312,9 @@ def canary_at_work(store: Path) -> Promotion | None:
 
 
 def live_at(store: Path, moment: datetime) -> tuple[Promotion, Promotion | None] | None:
-    """Return the journal line that made a version live at `moment`, and the line that ended this.
+    """Return the journal lines that began and ended the live time of a version.
+
+    The version is the one that was live at `moment`.
 
     Args:
         store: Folder of the model registry.

@@ -93,7 +93,7 @@ def accepted(store: Path, reference: str) -> Recommender:
 
 
 def check_run(store: Path, *, reference: str, settings: str) -> Recommender:
-    """Return the recommender that a run's two parameters name, after checking the settings.
+    """Check the settings of a run, and return the recommender that its parameters name.
 
     Raises:
         ContractError: the recommender does not exist, or a setting is wrong.

@@ -41,26 +41,29 @@ from evergreen.registry.promotion_journal import (
 from evergreen.runtime.errors import ContractError, PermanentError, Refused, TemporaryError
 
 GRACE_SECONDS = 600.0
-"""Seconds after its deadline until the side that waits for an accepted request gives up."""
+"""Seconds that the waiting side still waits for an accepted request after the request's
+deadline."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RequestState:
-    """One request with what the journal says about it."""
+    """One request, and its state according to the journal."""
 
     request: ServingRequest
     accepted: ServingAnswer | None = None
     """First acceptance, unless a withdrawal precedes it."""
     result: ServingAnswer | None = None
-    """First `done` or `refused` entry, or the withdrawal, unless an acceptance precedes it."""
+    """First `done` or `refused` entry, or the withdrawal. A withdrawal after an acceptance does not
+    count."""
     live_then: int | None = None
     """Version that was live when the request was appended. None if no version was live."""
     intent_then: Promotion | None = None
-    """Intent of the change that was in progress when the request was appended, or None."""
+    """Intent of the change that was in progress when the request was appended. None if there was no
+    such change."""
     rollback_then: bool = False
     """Whether the change in progress was a rollback."""
     recorded: Promotion | None = None
-    """Line of the change that the request asked for, or None."""
+    """Journal line of the change that was requested. None if the change was not made."""
 
     @property
     def id(self) -> str:
@@ -188,7 +191,7 @@ def answer(
     error: str | None = None,
     lease: int | None = None,
 ) -> RequestState:
-    """Append an answer, and return the state of the request after it.
+    """Append an answer, and return the new state of the request.
 
     The state tells whether the answer counts.
     """
@@ -254,7 +257,7 @@ def wait_for_result(
         clock: Current time, with a time zone.
         sleep: Function that waits for a number of seconds.
         poll_seconds: Seconds between two looks at the journal.
-        report: Called with a sentence when the request is accepted.
+        report: Function that is called with a sentence when the request is accepted.
 
     Raises:
         TemporaryError: no controller accepted the request before its deadline, and it is withdrawn.

@@ -1,9 +1,9 @@
 """Files of a run in the model registry: a note and a report of each step, and the run's outcome.
 
 The exit handler reads the notes to find out which step failed and why, because neither KFP backend
-reports this. The exit handler of the hosted backend gets an empty message, and that of the local
-backend gets its own name. The monitor shows the outcomes and the reports. Each step decides what
-its report contains.
+reports this. On the hosted backend the exit handler gets an empty message. On the local backend it
+gets its own name. The monitor shows the outcomes and the reports. Each step decides what its report
+contains.
 
 Layout: `<store>/runs/<run>/<step>.json`, `<step>_report.html` and `.json`, and `outcome.json` from
 the exit handler. A run from Kubeflow gets a folder name from `store_name`, because run names in
@@ -80,7 +80,8 @@ class RunOutcome:
     """Step that decided the outcome."""
     reason: str
     version: int | None
-    """Number of the version that this run made live or a canary, or None."""
+    """Number of the version that this run released or started as a canary. None if there is
+    none."""
     ended_at: str
     reports: dict[str, str] = field(default_factory=dict)
     """URI of each step's HTML report (`reports_of`)."""
@@ -103,8 +104,8 @@ def run_title(name: str) -> str:
 
 
 _LONGEST_NAME = 180
-"""Largest number of bytes of Kubeflow's name in a folder's name. File systems allow 255 bytes, and
-the names of temporary files are 34 bytes longer."""
+"""A folder's name contains at most this number of bytes of Kubeflow's name. File systems allow 255
+bytes, and the names of temporary files are 34 bytes longer."""
 
 
 def store_name(run: str, resource: str, run_id: str) -> str:
@@ -187,7 +188,7 @@ class Stopped(SystemExit):
 
 @contextmanager
 def _sigterm_as_error() -> Iterator[None]:
-    """Raise Stopped in the body of the `with` statement on SIGTERM.
+    """Raise Stopped in the body of the `with` statement when SIGTERM arrives.
 
     Otherwise SIGTERM would end the process before the note is written.
     """
@@ -363,8 +364,8 @@ def conclude(
     if last.state == "refused" and last.facts.get("rollout") == UNRELEASED:
         state = "evaluated"
     elif last.state == "refused" and last.step == _LAST_STEP and (canary := canary_at_work(store)):
-        # The running canary is not affected. The refusal is not a reason for a longer cooldown or
-        # an alert.
+        # The running canary is not affected. This refusal causes neither a longer cooldown nor an
+        # alert.
         state, version = "canary", canary.version
     elif last.state == "refused":
         state = "refused"
@@ -413,7 +414,7 @@ def _failure(last: StepNote, kfp_state: str) -> str:
 
 
 def _promotion_of(store: Path, run: str) -> Promotion | None:
-    """Return the newest journal line of a release or canary of `run`, or None."""
+    """Return the newest journal line about a release or canary that `run` made, or None."""
     lines = [
         line
         for line in read_standing(store)

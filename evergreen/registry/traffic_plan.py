@@ -32,7 +32,7 @@ CANARY = "canary"
 
 
 def traffic_file(model_name: str) -> str:
-    """Return the name of the object with the plan of a served model.
+    """Return the name of the object that contains the plan for a served model.
 
     >>> traffic_file("shop")
     'shop.traffic.json'

@@ -1,4 +1,4 @@
-"""List of events on a page, with one line for each event, grouped by date.
+"""List of events on a page. Each event has one line, and lines are grouped by date.
 
 On the page, events of routine kinds are hidden until the reader unfolds them.
 """
@@ -26,7 +26,7 @@ class ShownEvent:
     times: int = 1
     """Number of equal consecutive events that this line shows."""
     after: str = ""
-    """Time between the start of the incident or run and the event, as text."""
+    """Time from the start of the incident or run until the event, as text."""
 
     @property
     def clock(self) -> str:
@@ -35,7 +35,7 @@ class ShownEvent:
 
     @property
     def name(self) -> str:
-        """Kind of the event, written with spaces, and the number of events."""
+        """Name of the event's kind, with spaces between words, followed by the number of events."""
         name = self.kind.replace("_", " ")
         return name if self.times == 1 else f"{name}, {self.times} in a row"
 

@@ -18,11 +18,13 @@ RIGHT = 14
 TOP = 42
 BOTTOM = 34
 _MARK_ROWS = 3
-"""Text rows above the chart for event names, so that neighbouring names do not overlap."""
+"""Number of text rows above the chart, over which event names are distributed so that they do not
+overlap."""
 _CHARACTER = 0.85
-"""Approximate width of a character in percent of the plot's width on a desktop."""
+"""Approximate width of a character on a desktop, in percent of the plot's width."""
 _SERIES_SHARE = 1 / 8
-"""Share of the horizontal axis. Marks with one text and a smaller distance are one series."""
+"""Upper limit of the distance between two marks of a series, as a share of the horizontal axis. All
+marks of a series have the same text."""
 _ROW = 24
 """Height of one row of an interval chart in pixels."""
 STEPS = 1000
@@ -167,7 +169,7 @@ def line_chart(
 
 
 def _firsts(marks: Sequence[Mark], *, apart: float) -> list[Mark]:
-    """Return the marks in order, and of each series of marks with one text only the first."""
+    """Return the marks in order. Only the first mark of a series with the same text is returned."""
     last: dict[str, float] = {}
     firsts = []
     for mark in sorted(marks, key=lambda mark: mark.x):
@@ -178,7 +180,7 @@ def _firsts(marks: Sequence[Mark], *, apart: float) -> list[Mark]:
 
 
 def _draw_marks(marks: Sequence[tuple[float, Mark]]) -> list[_DrawnMark]:
-    """Return marks with the position of their names: the first row in which the name has space.
+    """Place the name of each mark in the first row that has space for it, and return the marks.
 
     Near the right edge a name is written on the left side of its line.
     """
@@ -305,7 +307,7 @@ def ticks(low: float, high: float, about: int) -> list[float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """Bar of the current share of rows, in front of a bar of the earlier share."""
+    """Bar that shows the current share of rows. Behind it, another bar shows the earlier share."""
 
     label: str
     now: float
@@ -324,7 +326,7 @@ class _Rectangle:
 
 @dataclass(frozen=True, kw_only=True)
 class BarChart(PageBlock):
-    """Bars side by side, with `title` as their text for screen readers.
+    """Bars side by side. Screen readers read the text `title`.
 
     Bars of earlier rows are wider, so that they differ in shape and not only in colour.
     """

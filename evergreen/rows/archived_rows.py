@@ -1,4 +1,4 @@
-"""The Parquet files of an archive or a lake: listing those with served rows, and opening them.
+"""Listing and opening of the Parquet files with served rows, in an archive or a lake.
 
 `reading_parquet` reports files that are not readable Parquet. `open_parquet` also refuses files
 that would fill the memory.
@@ -29,7 +29,7 @@ from evergreen.storage.objects import ObjectInfo, Objects, local_copy
 
 @contextmanager
 def reading_parquet(name: object) -> Iterator[None]:
-    """Convert errors while the Parquet file `name` is read to `ContractError`."""
+    """Convert errors to `ContractError` while the Parquet file `name` is read."""
     try:
         yield
     except (
@@ -89,7 +89,7 @@ _MAX_TEXT_BYTES = 256 << 20
 
 
 def open_parquet(path: Path) -> pq.ParquetFile:
-    """Open a Parquet file, refusing one that would fill the memory.
+    """Open a Parquet file, unless it would fill the memory.
 
     Raises:
         ContractError: it is not a regular file, not complete Parquet, or its footer states more
@@ -127,8 +127,9 @@ def bounded_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Read some columns of one row group in batches of bounded size.
 
-    A batch has at most `_MAX_TEXT_BYTES` of text in a column. Texts that the file stores
-    dictionary-encoded remain encoded. A long text that many rows share is then in memory once.
+    A batch has at most `_MAX_TEXT_BYTES` of text in a column. If the file stores texts as a
+    dictionary, the texts remain dictionary-encoded. A long text that many rows share is then in
+    memory only once.
 
     Args:
         path: File that `open_parquet` accepted.
@@ -262,7 +263,7 @@ def archived_files(
 
 
 def arrow_schema(types: dict[str, str]) -> pa.Schema:
-    """Return the Arrow schema of columns with types as in `contracts.raw_rows`.
+    """Return the Arrow schema of columns. The types have the names that `contracts.raw_rows` uses.
 
     >>> str(arrow_schema({"a": "int32", "b": "bool"})).split()
     ['a:', 'int32', 'b:', 'bool']

@@ -43,7 +43,7 @@ class CriteoRows:
 
     rows: TextRows
     columns: dict[str, str]
-    """Name of each raw column in the file."""
+    """Name that each raw column has in the file."""
 
     @property
     def path(self) -> Path:

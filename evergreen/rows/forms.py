@@ -1,4 +1,4 @@
-"""Reading of the files of rows in a folder: their formats, and their rows in the raw schema.
+"""Detection of the formats of files with rows, and reading of the rows in the raw schema.
 
 A file is Parquet, text with a header, JSON lines, or Criteo's text. `ColumnNames` has the names of
 the file's columns. The values of every format are parsed by the same rules (`values`,
@@ -74,7 +74,7 @@ _TRAIN, _TEST = (re.compile(rf"{name}\.txt(\.gz)?", re.IGNORECASE) for name in (
 
 
 class FileRows(Protocol):
-    """Rows of a file with its own columns, in any format."""
+    """Rows of a file in any format. The columns are those of the file."""
 
     @property
     def path(self) -> Path:
@@ -89,7 +89,7 @@ class FileRows(Protocol):
 
 
 class Reader(Protocol):
-    """Reader of one file of click logs for a recommender."""
+    """Reader of one click log file for a recommender."""
 
     @property
     def path(self) -> Path:
@@ -186,7 +186,7 @@ def _natural_key(name: str) -> list[tuple[int, int, str]]:
 
 
 def open_rows(path: Path) -> FileRows:
-    """Return the rows of a file with its columns: Parquet, JSON lines, or text with a header.
+    """Open a file of Parquet, JSON lines, or text with a header, and return its rows.
 
     Raises:
         ContractError: The file has none of these formats, is empty or is corrupt.
@@ -211,7 +211,7 @@ def _is_parquet(path: Path) -> bool:
 
 
 def unlabelled_reader(path: Path, recommender: Recommender) -> "FileReader":
-    """Return the reader of a file whose rows are scored only.
+    """Return the reader of a file whose rows will only be scored.
 
     The reader reads the features, but not label, ids and times. A feature that is served with a
     fixed value may be absent from the file.
@@ -424,12 +424,12 @@ class NumberedRows(NamedTuple):
 
 @dataclass(kw_only=True)
 class FileReader:
-    """Reader of the rows of a user's file in the lake's schema (see `Reader`)."""
+    """Reader that returns the rows of a user's file in the lake's schema (see `Reader`)."""
 
     rows: FileRows
     recommender: Recommender
     columns: Mapping[str, str]
-    """Name of each raw column in the file, as returned by `columns_of`."""
+    """Name that each raw column has in the file, as returned by `columns_of`."""
     rules: Mapping[str, ValueRule | ListRule]
     """Parsing rule of each column except the time."""
     now: float

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from evergreen.runtime.errors import ContractError
 
 BLOCK_BYTES = 4 << 20
-"""Bytes of a block of lines, about 17,000 Criteo rows."""
+"""Size of a block of lines in bytes. A block has about 17,000 Criteo rows."""
 _MAX_LINE_BYTES = 1 << 20
 _MAX_RECORD_LINES = 100
 """Maximum lines of one record. A quote that is not closed within this number of lines is treated as
@@ -72,8 +72,7 @@ class LineCounts:
     """Number of records and single lines that did not become rows. The file of malformed rows lists
     the line number and the reason of each rejected line."""
     continued: int = 0
-    """Number of further lines of records that span several lines. The first line of each record is
-    not counted."""
+    """Number of lines that continue a record. The first line of each record is not counted."""
     header: int = 0
     """Lines with the names of the columns. A file has several header lines if files with headers
     were concatenated."""
@@ -103,7 +102,7 @@ class Rejected(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Complete lines of a file in UTF-8, each ended by a line feed."""
+    """Complete lines of a file. They are UTF-8, and each line ends in a line feed."""
 
     first_line: int
     """Number of the first line in the file, from 1."""
@@ -241,11 +240,11 @@ def shown(line: bytes) -> str:
 
 
 def read_blocks(path: Path, *, block_bytes: int = BLOCK_BYTES) -> Iterator[Block]:
-    """Yield the lines of a text file in blocks of UTF-8 with line feeds, in bounded memory.
+    """Yield a text file in blocks of complete lines, in bounded memory.
 
-    Files may be plain, gzip, bzip2 or zstd. The encoding is UTF-8, or UTF-16 if there is a byte
-    order mark or every second byte is zero. If a file has no line feed, a carriage return ends a
-    line.
+    The blocks are UTF-8, and each line ends in a line feed. Files may be plain, gzip, bzip2 or
+    zstd. The encoding is UTF-8, or UTF-16 if there is a byte order mark or every second byte is
+    zero. If a file has no line feed, a carriage return ends a line.
 
     Raises:
         ContractError: The file is an archive or binary, corrupt or truncated, does not match its
@@ -478,10 +477,10 @@ class _Splitter:
         return regular
 
     def _headers(self) -> NDArray[np.bool_]:
-        """Return which lines are headers, which contain the names of the columns.
+        """Return which lines are headers.
 
-        A file has several header lines if files with headers were concatenated. Case and quotes are
-        ignored in this comparison.
+        A header contains the names of the columns. A file has several header lines if files with
+        headers were concatenated. Case and quotes are ignored in this comparison.
 
         Raises:
             ContractError: A line has the names of the columns, but in another order than the
@@ -585,7 +584,10 @@ class _Splitter:
 
     @property
     def _as_header(self) -> str:
-        """Return the header as text for the error about a line with a wrong number of fields."""
+        """Return the header as text.
+
+        It is part of the error about a line's wrong number of fields.
+        """
         header = self._dialect.header
         return "" if header is None else f", as in the header {shown(header)[:80]!r}"
 

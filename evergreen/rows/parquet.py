@@ -204,7 +204,7 @@ class GroupTimes(NamedTuple):
 
 
 def group_times(group: Any) -> GroupTimes | None:
-    """Return the range of the event times of a row group in a raw file.
+    """Return the range of the event times in one row group of a raw file.
 
     Returns None if the file has no statistics of times.
     """

@@ -6,18 +6,18 @@ Readers skip excluded features and return null for them, unless the champion use
 scores the candidate and the champion on the same held-out rows. A champion without one of its
 features would lose to any candidate.
 
-Extraction writes rows in the raw schema, and casts a feature whose type became text if possible. A
-column that is not in the schema is not read. The next step cannot see these changes, so
-`RawDataset.schema_mismatches` reports them. A column that is absent or cannot be cast stops the
-step (`rows.parquet`).
+Extraction writes rows in the raw schema. If the type of a feature became text, extraction casts the
+feature if possible. A column that is not in the schema is not read. The next step cannot see these
+changes, so `RawDataset.schema_mismatches` reports them. A column that is absent or cannot be cast
+stops the step (`rows.parquet`).
 
 Malformed rows are counted and stored with their reason. The step stops if a file has too many
 malformed rows. A reader records each row that it cannot use, and counts all rows that it has read.
 Each malformed row is a line of a JSONL file: `file`, `line` (from 1; the row's number in a Parquet
 file), `reason`, `text` (the original).
 
-The rows of the written files, in the order of file names, are in the original order. The caller
-publishes a folder as a whole.
+If the written files are read in the order of their names, the rows are in their original order. The
+caller publishes a folder as a whole.
 """
 
 import json
@@ -179,8 +179,8 @@ def _is_number(found: Any) -> bool:
 logger = logging.getLogger(__name__)
 
 CHECKED_FROM_ROWS = 10_000
-"""Minimum rows of a file to check it while it is read. The step then stops early at a file with too
-many malformed rows. Each file is checked again at its end."""
+"""After this number of rows, a file is checked while it is read. The step then stops early at a
+file with too many malformed rows. Each file is checked again at its end."""
 _NUM_EXAMPLES = 3
 Named = Callable[[Path], str]
 """Function that converts the path of a file to its displayed name."""
@@ -412,7 +412,7 @@ class MalformedRows:
 
 
 BATCH_ROWS = 65_536
-"""Number of rows of a batch in memory, and of a row group on disk."""
+"""Number of rows in a batch in memory, and in a row group on disk."""
 
 
 KEY_COLUMNS = (raw_rows.REQUEST_ID, raw_rows.ROW, raw_rows.EVENT_TIME)
@@ -421,7 +421,7 @@ TIME_TYPE = pa.timestamp("us", tz="UTC")
 _EXPECTED_WEIGHT = "a finite number of at least 0"
 """Rule for valid sample weights, for error messages."""
 BYTES = (pa.types.is_binary, pa.types.is_large_binary)
-"""Functions that test for Arrow's types of bytes. Some writers store texts as bytes."""
+"""Functions that recognize Arrow's types for bytes. Some writers store texts as bytes."""
 
 
 def raw_schema(features: Features, *, weighted: bool = False) -> Any:
@@ -451,9 +451,9 @@ def open_parquet(path: Path) -> Any:
 
 
 def raw_batch(columns: dict[str, Any], schema: Any) -> Any:
-    """Return a record batch in the raw schema, from some of its columns.
+    """Return a record batch in the raw schema that contains the given columns.
 
-    All other columns are null.
+    All other columns of the schema are null.
     """
     num_rows = len(next(iter(columns.values())))
     arrays = [columns.get(f.name) for f in schema]
@@ -504,7 +504,9 @@ def categories(values: Any, *, holds_words: bool = True) -> Any:
 
 
 def whole_numbers(values: Any) -> Any:
-    """Return the values of a feature of type `int64` in the form of a lake (Arrow int64).
+    """Convert the values of a feature of type `int64` to the form in which a lake stores them.
+
+    The Arrow type of the result is int64.
 
     Truth values, and numbers that need 64 unsigned bits, are stored as their categories. A stored
     category does not change when it is converted again.
@@ -531,7 +533,7 @@ def _number_or_category(word: str) -> int:
 
 
 def _exact_whole(values: Any) -> Any:
-    """Return floats (Arrow) that are exactly whole numbers as int64. NaN becomes null.
+    """Convert floats (Arrow) that are exactly whole numbers to int64. NaN becomes null.
 
     Raises:
         pa.ArrowException: A value is not whole, or is too large to be exact.
@@ -551,8 +553,6 @@ def _of_distinct(
     values: Any, convert: Callable[[str], Any], kind: Any, *, holds_words: bool
 ) -> Any:
     """Apply `convert` to the canonical form of each text, once for each distinct text.
-
-    Equal texts are converted once.
 
     The Arrow type of the result is `kind`. Missing texts become null.
     """
@@ -585,7 +585,7 @@ def in_lists(values: Any, convert: Callable[[Any], Any]) -> Any:
 
 
 def list_positions(lists: Any) -> NDArray[np.int64]:
-    """Return the position of the list that contains each element of `lists` (Arrow)."""
+    """Return for each element of `lists` (Arrow) the position of its list."""
     positions: NDArray[np.int64] = np.repeat(np.arange(len(lists)), raw_rows.list_lengths(lists))
     return positions
 
@@ -635,13 +635,13 @@ def find_malformed(
     keys: Collection[str] = (),
     names: Mapping[str, str] | None = None,
 ) -> dict[int, str]:
-    """Return the first reason why each malformed row of a raw batch is malformed.
+    """Return the first reason that was found for each malformed row of a raw batch.
 
     Args:
         batch: The rows. The weight of a row is checked if the batch has a column of weights.
         features: Features of the recommender.
         keys: Columns of `KEY_COLUMNS` that must have a value too.
-        names: Name in the file of each column whose name differs from the raw name.
+        names: Names in the file, for the columns that have another name in the file.
 
     Returns:
         The reason for each malformed row, by the row's position.

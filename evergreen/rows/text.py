@@ -74,7 +74,7 @@ class Texts(Protocol):
 
 
 class _Lines:
-    """Texts of rows in a format where each row is one record of lines (see `Texts`)."""
+    """Texts of rows, if each row of the file is one record of lines (see `Texts`)."""
 
     def __init__(self, lines: LineTexts) -> None:
         self._lines = lines
@@ -335,7 +335,7 @@ def _split(line: str, delimiter: str) -> list[str]:
 
 
 def _fit(lines: list[str], delimiter: str) -> tuple[float, int]:
-    """Return the share of lines with as many fields as the header, and this number of fields."""
+    """Return the share of lines that fit the header, and the number of fields in the header."""
     num_fields = len(_split(lines[0], delimiter))
     if num_fields == 1:
         return 0.0, 1

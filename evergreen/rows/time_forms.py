@@ -30,8 +30,8 @@ EARLIEST = to_micros(datetime(1990, 1, 1))
 USUAL = to_micros(datetime(2000, 1, 1))
 """Start of the period of common times. Earlier times are read with a warning."""
 _SURE_HUNDREDS = 24
-"""Minimum number of distinct values, ignoring their last two digits, that proves calendar digits in
-a column. With fewer values, they may look like calendar digits by chance."""
+"""Minimum number of distinct values, ignoring their last two digits, for a safe decision in favour
+of calendar digits. With fewer values, the digits may look like calendar digits by chance."""
 _FITTING_SHARE = 0.9
 """Minimum share of a column's distinct values that a format must parse. Values that the format
 cannot parse are malformed."""
@@ -48,7 +48,7 @@ _SCIENTIFIC = re.compile(r"\d(?:\.\d{1,18})?[eE]\+?\d{1,2}", re.ASCII)
 
 
 def iso_micros(text: str) -> int | None:
-    """Return the microseconds since the epoch of an ISO 8601 date or time.
+    """Convert an ISO 8601 date or time to microseconds since the epoch.
 
     A time without a zone is UTC. Returns None if the text is not a date or time.
 

@@ -11,7 +11,7 @@ DAY_MICROS = 86_400_000_000
 
 
 def to_micros(time: datetime) -> int:
-    """Return the microseconds since the epoch of a time. A time without a zone is UTC."""
+    """Convert a time to microseconds since the epoch. A time without a zone is UTC."""
     return ((time if time.tzinfo else time.replace(tzinfo=timezone.utc)) - _EPOCH) // _MICROSECOND
 
 
@@ -25,7 +25,7 @@ def to_iso(micros: int) -> str:
 
 
 def parse_time(name: str, text: str) -> int:
-    """Return the microseconds since the epoch of an ISO 8601 date or time.
+    """Convert an ISO 8601 date or time to microseconds since the epoch.
 
     A time without a zone is UTC.
 

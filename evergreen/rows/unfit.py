@@ -56,7 +56,7 @@ def expect_few(
 
     Args:
         unfit: Files that are unfit to read.
-        num_fit: Number of other files that are not unfit.
+        num_fit: Number of all other files.
         what: Kind of the files, for the error message.
         max_fraction: Maximum share of unfit files, in [0, 1].
 

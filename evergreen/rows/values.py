@@ -51,8 +51,8 @@ class ValueRule:
     """Function that converts an array of distinct texts, without missing ones, to an array of
     `type`. A malformed text becomes null."""
     of_typed: Callable[[Any], Any]
-    """Converts an array of numbers, truth values or times to an array of `type`. A malformed value
-    becomes null."""
+    """Function that converts an array of numbers, truth values or times to an array of `type`. A
+    malformed value becomes null."""
     is_required: bool = False
     """Whether a row with a missing value is malformed."""
 
@@ -111,8 +111,8 @@ def plain(column: Any) -> Any:
 
 
 def _decoded(value: bytes | None) -> str | None:
-    # A byte that is not UTF-8 makes its row malformed, but not the whole file. An invalid byte
-    # becomes the replacement character, which no rule accepts.
+    # A byte that is not UTF-8 makes only its row malformed. Such a byte becomes the replacement
+    # character, which no rule accepts.
     return None if value is None else value.decode(errors="replace")
 
 

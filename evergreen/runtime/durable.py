@@ -37,11 +37,11 @@ def no_checkpoint(name: str) -> None:
 
 
 _PRIVATE = 0o027
-"""Mode bits that are removed from files of the model registry and of a run: all bits of others, and
-writing by the group."""
+"""Mode bits that are removed from files of the model registry and of a run: all bits of other
+users, and the write bit of the group."""
 READABLE = 0o022
-"""Mode bits that are removed from files that programs of another user read, for example files of a
-model repository."""
+"""Mode bits that are removed from files if programs of another user read them. Examples are the
+files of a model repository."""
 
 
 def own_umask(mask: int = _PRIVATE) -> int:
@@ -156,7 +156,7 @@ def read_records(path: Path, kind: Callable[..., T], *, name: str) -> list[T]:
 
     Args:
         path: The file.
-        kind: Dataclass of the records, or a function that makes a record of its fields.
+        kind: Dataclass of the records, or a function that makes a record from its fields.
         name: Name of a record in error messages.
 
     Raises:
@@ -188,7 +188,7 @@ brace."""
 
 
 def _with_checksum(document: str) -> str:
-    """Return an object in JSON with the CRC-32 of its text as its last key."""
+    """Append a key with the CRC-32 of the text to an object in JSON."""
     head = document.encode().removesuffix(_END)
     return (head + _CHECKSUM + _digits(head) + b'"}').decode()
 
@@ -284,7 +284,7 @@ def sha256_file(path: Path) -> str:
 
 
 def sha256_tree(folder: Path) -> str:
-    """Return the SHA-256 over relative names and contents of all files below `folder`.
+    """Return one SHA-256 of the relative names and the contents of all files below `folder`.
 
     Files are hashed in name order.
     """

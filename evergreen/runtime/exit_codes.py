@@ -27,9 +27,9 @@ from evergreen.runtime.plain_text import printable
 P = ParamSpec("P")
 
 _OBJECTS_PER_COLLECTION = 50_000
-"""Number of new objects after which Python's garbage collector runs in a command. With Python's
-default of 700, the collections took 1.2 of the 9.4 s of the validation step during its imports, and
-another 1.6 s at its end."""
+"""Number of new objects after which Python's garbage collector runs in a command. The validation
+step took 9.4 s. With Python's default of 700, collections took 1.2 s of this time during the
+imports, and another 1.6 s at the end."""
 
 
 class ExitCode(IntEnum):
@@ -59,8 +59,8 @@ def exits_with_code(main: Callable[P, int]) -> Callable[P, int]:
     `head`, is not an error. Any other exception is a bug. In this case the traceback is printed,
     and the exit code differs from that of a refusal.
 
-    While `main` runs, the process collects garbage less often, and at its end not at all
-    (`_OBJECTS_PER_COLLECTION`).
+    While `main` runs, Python collects garbage less often (`_OBJECTS_PER_COLLECTION`). When the
+    process ends, Python collects no garbage.
 
     >>> @exits_with_code
     ... def main() -> int:

@@ -82,7 +82,7 @@ class KubeflowServer:
         token_file: File with the token, read again for each request. If it is empty, kfp's own
             variable names the file, or else the pod's projected token is used. If the default file
             is absent, no token is sent. A single-user installation needs no token.
-        timeout_seconds: Timeouts of each request for connecting and for reading.
+        timeout_seconds: Timeouts of each request: one for connecting, and one for reading.
 
     Every method raises TemporaryError if the server does not answer, reports an error of its own,
     or does not accept the token now. Every method raises PermanentError if the server refuses the
@@ -189,7 +189,7 @@ class KubeflowServer:
     def find_pipeline(self, name: str) -> str | None:
         """Return the id of the uploaded pipeline with this display name, or None if there is none.
 
-        The search by name of kfp's client omits the namespace, so it finds only shared pipelines.
+        If kfp's client searches by name, it omits the namespace and finds only shared pipelines.
 
         Raises:
             PermanentError: several pipelines have the name.

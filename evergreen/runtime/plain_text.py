@@ -93,7 +93,10 @@ class _JsonFormatter(logging.Formatter):
 
 
 def configure_logging(style: str) -> None:
-    """Send log records from level INFO on to standard error, in the format `style` of `FORMATS`."""
+    """Send log records of level INFO and above to standard error.
+
+    `style` is one of `FORMATS`.
+    """
     handler = logging.StreamHandler()
     handler.setFormatter(_JsonFormatter() if style == _JSON else LineFormatter(TIMED))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

@@ -21,7 +21,7 @@ ABSENT = "-"
 _MIN_CUT_WIDTH = 12
 """Minimum width of a column that is cut in the middle."""
 UNLIMITED = 10_000
-"""Columns of output that is not a terminal."""
+"""Width in characters of a table that is not cut to the width of a terminal."""
 
 
 @dataclass(frozen=True, kw_only=True)

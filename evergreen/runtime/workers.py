@@ -19,8 +19,8 @@ from evergreen.runtime.errors import ContractError, TemporaryError, first_line
 
 _CONNECT_SECONDS = "20s"
 _SHARES_PER_THREAD = 4
-"""Number of shares of the work for each thread of a Dask worker. If a worker is lost, other workers
-repeat only the shares of that worker."""
+"""The work is divided into this number of shares for each thread of a Dask worker. If a worker is
+lost, other workers repeat only the shares of that worker."""
 
 
 class Workers(NamedTuple):

@@ -1,7 +1,7 @@
 """Profiles of a table's columns: counts of their values, and the correlation within requests.
 
 Validation profiles the rows of a run, and the monitor profiles the served rows. Profiles of
-disjoint rows can be added, which needs no access to the rows. The module `comparison` compares two
+disjoint rows can be added without access to the rows. The module `comparison` compares two
 profiles.
 
 A profile counts rows in cells: the buckets of a numeric column, or the listed values of a
@@ -45,9 +45,9 @@ Beyond 10 each bucket is 30 % wider than the previous one. The first and the las
 values beyond the edges, even infinity."""
 NUM_BUCKETS = len(DENSE_EDGES) - 1
 SCORE_EDGES = _make_score_edges()
-"""Edges of the buckets of scores, in steps of a quarter in the logit, from -10 to 10. Edges are
-spaced in the logit, because at a click rate of 0.1 % scores differ by factors rather than by
-amounts."""
+"""Edges of the buckets of scores. The logits of the edges go from -10 to 10 in steps of 0.25. The
+steps are equal in the logit, because at a click rate of 0.1 % scores differ by factors rather than
+by amounts."""
 
 
 def count_between(edges: NDArray[np.float64], values: NDArray[Any]) -> Ints:
@@ -73,7 +73,10 @@ def bucket_of(edges: NDArray[np.float64], values: NDArray[Any]) -> Ints:
 
 
 class RowTotal(NamedTuple):
-    """Number of rows with some property, and sums about their distribution over requests."""
+    """Number of rows that have some property.
+
+    The sums describe how these rows are distributed over requests.
+    """
 
     rows: int = 0
     squares: int = 0
@@ -91,7 +94,7 @@ def request_totals(rows: Ints, of: Ints) -> Ints:
 
     Args:
         rows: Number of rows of each kind in each request, [g, c].
-        of: Number of rows in each request that can have the kind, [g, c] or [g, 1].
+        of: Number of rows that can be of the kind, in each request, [g, c] or [g, 1].
     """
     return np.stack([rows.sum(axis=0), (rows * rows).sum(axis=0), (rows * of).sum(axis=0)], axis=1)
 
@@ -101,9 +104,9 @@ def cell_sums(cells: Ints, requests: Ints, *, totals: Ints, column_of: Ints) -> 
 
     Args:
         cells: Cell of each value, [n].
-        requests: Number of each value's request, [n].
+        requests: Index of the request that contains each value, [n].
         totals: Number of values per request and column, [g, c].
-        column_of: Number of the column to which each cell belongs, [k].
+        column_of: Index of the column to which each cell belongs, [k].
     """
     num_cells = len(column_of)
     # Each key stands for one request and one cell.

@@ -3,8 +3,8 @@
 Validation compares a run's rows with the training rows of the champion's lineage. The monitor
 compares served rows with the model's training rows. Each column that both tables have is tested for
 a change of its values and of its missing share. Tests of the mean and of the outliers are optional.
-The p-values of the hypothesis of no change are corrected for dependent rows of a request. Each
-effect has a 95 % interval.
+The null hypothesis is that nothing has changed. Its p-values are corrected for dependent rows of a
+request. Each effect has a 95 % interval.
 
 All p-values of a comparison are adjusted together by Benjamini and Hochberg's procedure. The
 expected share of false alarms among the drifted columns is then at most `false_discovery_rate`. If
@@ -62,11 +62,11 @@ from evergreen.statistics.two_sample import (
 _LEAST_SHARE_CHANGE = 0.002
 """Minimum change of a category's share that counts, even for a very rare category."""
 _KNOWN_FACTOR = 4
-"""Minimum ratio of a value's rows to the possible error of its count (`floor`) for the value to get
-its own cell."""
+"""A value gets its own cell if its row count is at least this multiple of the count's maximum error
+(`floor`)."""
 _CERTAIN_ROWS = 10
-"""Minimum expected number of independent rows of an absent value, before the value counts as
-certainly new when it appears. The probability that such a value is absent by chance is e^-10."""
+"""A value that was absent counts as certainly new if at least this number of independent rows with
+it was expected. The probability that such a value is absent by chance is e^-10."""
 _OTHERS = "other values"
 """Displayed name of the cell that contains all values without a cell of their own."""
 _VALUES, _MEAN, _MISSING, _OUTLIERS = "values", "mean", "missing", "outliers"
@@ -109,7 +109,8 @@ class ColumnDrift:
     """One column's change. A number that is undefined is None."""
 
     feature: str
-    """Name of the feature, of the length of a list (`features.LENGTH`), or of the score."""
+    """Name of a feature or of the score. The length of a list also has a name
+    (`features.LENGTH`)."""
     drifted: bool
     """Whether the column has drifted: a test of values, mean or missing share is significant with a
     relevant effect. A column has not drifted if the model was already trained on the change
@@ -123,9 +124,9 @@ class ColumnDrift:
     """Names of the tests (`values`, `mean`, `missing`, `outliers`) that are significant with a
     relevant effect."""
     effect: float | None
-    """Size of the change of the values. For a categorical column, it is the change of the share
-    that changed most relative to its threshold. For a numeric column, it is the Jensen-Shannon
-    divergence in bits, minus the divergence that chance adds."""
+    """Size of the change of the values. For a categorical column, it is the change of one
+    category's share. This category changed most relative to its threshold. For a numeric column, it
+    is the Jensen-Shannon divergence in bits, minus the divergence that chance adds."""
     effect_low: float | None
     effect_high: float | None
     """Upper end of the effect's 95 % interval."""
@@ -136,8 +137,8 @@ class ColumnDrift:
     design_effect: float | None
     """Number of rows that are equivalent to one independent row."""
     excess: float
-    """Ratio of an effect in `changes` to its minimum relevant effect, for the effect with the
-    largest ratio. 0 if `changes` is empty. Reports sort columns by this ratio."""
+    """Largest ratio of an effect in `changes` to the minimum relevant effect of its test. 0 if
+    `changes` is empty. Reports sort columns by this ratio."""
     p_value: float | None
     q_value: float | None
     """q-value of the test with the strongest evidence, adjusted for all tests of the comparison."""
@@ -207,7 +208,7 @@ class ComparedColumn:
     before: ColumnProfile
     tests: ColumnTests
     q_values: dict[str, float]
-    """Adjusted p-values by test. The test of a hypothesis is absent if it was not possible."""
+    """Adjusted p-values by test. A test that was not possible has no entry."""
     changes: tuple[str, ...]
     """Names of the tests that are significant and have a relevant effect."""
 
@@ -259,8 +260,8 @@ class ComparedColumn:
             threshold=values.floor if values else None,
             detectable=values.detectable if values else None,
             design_effect=values.design if values else None,
-            # If both samples have a single value in a column, the shift has no standard deviation
-            # and is infinite.
+            # If each sample has a single value in a column, the standard deviation is 0. The shift
+            # of the mean is then infinite.
             excess=max((each for each in excesses if math.isfinite(each)), default=0.0),
             p_value=found[decisive].p_value if decisive else None,
             q_value=self.q_values[decisive] if decisive else None,
@@ -360,7 +361,7 @@ class _Comparison:
     tables: tuple[TableProfile, TableProfile]
     thresholds: DriftThresholds
     level: float
-    """p-value below which a change counts, for the detectable effect."""
+    """Significance level of the tests for which the detectable effects are computed."""
     mean_drift: float | None
     bounds: tuple[int, int] | None
     outlier_floor: float
@@ -598,7 +599,7 @@ def _choose_cells(
     their numbers, and the tests merge them into groups. Rare values are not sorted by their number
     of rows, because this would separate the samples. A value of a single request has as many rows
     as that request, and the samples may differ in the size of their requests. Sorting by rows was
-    tried with requests of 64 rows in one sample, and of 40 to 64 rows in the other. This sorting
+    tried on two samples: requests had 64 rows in one, and 40 to 64 rows in the other. This sorting
     reported drift in six columns of unchanged traffic.
     """
     assert now.values is not None
@@ -640,7 +641,8 @@ def _count_new(now: Ints, before: Ints, designs: _Floats, *, ratio: float, floor
     """Count the rows of categories that are certainly new.
 
     A category is certainly new if it was absent although at least `_CERTAIN_ROWS` rows of it were
-    expected. The expected number follows from the category's present rows, minus 4 standard errors.
+    expected. The expected number is estimated from the category's rows in `now`, minus 4 standard
+    errors.
     """
     needed = (_CERTAIN_ROWS * designs + 2 * floor) * ratio
     certain = (before == 0) & (now - 4 * np.sqrt(now * designs) >= needed)
@@ -648,7 +650,7 @@ def _count_new(now: Ints, before: Ints, designs: _Floats, *, ratio: float, floor
 
 
 def _cells_of(column: ColumnProfile, sums: Ints, *, others: int = 0) -> Clustered:
-    """Return the column's rows in cells.
+    """Count the column's rows in each cell.
 
     If `others` is 1, an additional last cell contains all other rows.
 

@@ -65,7 +65,7 @@ def _checked(labels: ArrayLike, scores: ArrayLike) -> tuple[NDArray[np.bool_], N
 
 
 def _wins(values: NDArray[np.float64], against: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return for each of `values` [n] the number of smaller values in `against` [m].
+    """Count the smaller values in `against` [m] for each of `values` [n].
 
     An equal number counts as half a smaller one.
     """
@@ -149,15 +149,15 @@ class Deviation(NamedTuple):
 
 
 def grouped_deviation(*samples: tuple[NDArray[np.float64], NDArray[np.int64]]) -> Deviation | None:
-    """Return the standard error of the sum of the samples' means, for values in groups.
+    """Add the means of all samples, and return the standard error of this sum.
 
     Values of one group depend on each other, also across samples. The contribution of a group to a
     mean is divided by the square root of the share of other groups in the sample. Without this, few
     or uneven groups would make the error too small (the CR2 form of Bell and McCaffrey 2002). If
     every value is its own group, the result is the usual standard error of a mean. The degrees of
-    freedom are Satterthwaite's (1946) for the squares of the groups' parts, and are limited to the
-    number of groups of each sample minus one. docs/design/gate.md reports the measured coverage of
-    the intervals.
+    freedom are computed from the squared contributions of the groups (Satterthwaite 1946). They are
+    limited to the number of groups in the smallest sample, minus one. docs/design/gate.md reports
+    the measured coverage of the intervals.
 
     Returns None with fewer than `MIN_DEGREES` degrees of freedom.
 
@@ -280,9 +280,9 @@ def row_weighted(values: NDArray[np.float64], weights: ArrayLike | None) -> NDAr
     """Return the values [n] rescaled so that their plain mean is the weighted mean.
 
     The difference between a value and the weighted mean is multiplied by the value's weight and
-    divided by the mean weight. The `grouped_deviation` of the returned values is that of the
-    weighted mean, which is a ratio of sums. If `weights` is None, the values are returned
-    unchanged. If all weights are 0, the mean is undefined, and the result is empty.
+    divided by the mean weight. Pass the returned values to `grouped_deviation` to get the standard
+    error of the weighted mean, which is a ratio of sums. If `weights` is None, the values are
+    returned unchanged. If all weights are 0, the mean is undefined, and the result is empty.
     """
     if weights is None:
         return values
@@ -346,13 +346,13 @@ def calibration(
 def expected_calibration_error(
     labels: ArrayLike, scores: ArrayLike, *, bins: int = _ECE_BINS
 ) -> float | None:
-    """Return the mean difference of predicted and observed click rate, over bins of equal size.
+    """Return the mean difference between predicted and observed click rate over equal bins.
 
     The error is the sum over bins of (rows of the bin / rows) |mean score - click rate| (Naeini et
-    al. 2015). The bins split the rows by rank (Nixon et al. 2019), because bins of equal width
-    would leave all but one empty at click rates of a few percent. Rows with equal scores share
-    their click rate, so that their order does not matter at the edge of a bin. Even calibrated
-    scores have an error above 0, because noise alone adds about sqrt(2 bins rate / (pi rows)).
+    al. 2015). The bins split the rows by rank (Nixon et al. 2019), because at click rates of a few
+    percent all bins of equal width except one would be empty. Rows with equal scores share their
+    click rate, so that their order does not matter at the edge of a bin. Even calibrated scores
+    have an error above 0, because noise alone adds about sqrt(2 bins rate / (pi rows)).
 
     Returns None with fewer rows than bins.
 
@@ -385,8 +385,8 @@ class UserQuality(NamedTuple):
     gauc: float | None = None
     """Mean of the users' AUCs, weighted by their rows (Zhu et al. 2017, arXiv 1706.06978)."""
     ndcg: float | None = None
-    """Mean of the users' NDCGs over all their rows, ordered by score. The mean gives each user the
-    same weight."""
+    """Mean of the users' NDCGs, with the same weight for each user. A user's NDCG covers all rows
+    of the user, ordered by score."""
 
 
 def user_quality(labels: ArrayLike, scores: ArrayLike, *, users: ArrayLike) -> UserQuality:
@@ -446,9 +446,9 @@ def ndcg_at_k(positions_of_clicks: ArrayLike, *, k: int) -> float | None:
     """Return the normalized discounted cumulative gain of one list, or None without a click.
 
     The gain of a click is 1. DCG@k is the sum of 1 / log2(1 + position) over clicks at positions up
-    to k (Jarvelin and Kekalainen 2002). The DCG is divided by the DCG of the same number of clicks
-    at the first positions. A list without clicks contains no information about its order. A mean
-    over lists should omit lists for which the result is None.
+    to k (Jarvelin and Kekalainen 2002). The DCG is divided by its maximum, which the same number of
+    clicks has at the first positions. A list without clicks contains no information about its
+    order. A mean over lists should omit lists for which the result is None.
 
     Args:
         positions_of_clicks: Positions of the clicked rows in the list, counted from 1. Each

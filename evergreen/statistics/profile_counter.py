@@ -1,4 +1,6 @@
-"""Counters of a table's rows, from which its profile and a model's training reference are built.
+"""Counters of a table's rows.
+
+The profile of the table and a model's training reference are built from them.
 
 Counters of parts are merged by addition, without access to the rows. Categories are counted exactly
 up to a maximum number. Above this number the least frequent categories are dropped as in a
@@ -171,11 +173,11 @@ class ProfileCounter:
         # Each sum is stored as an array with one part per half.
         self._values = {name: (ValueCounts(), ValueCounts()) for name in self._categorical}
         self._sums = {
-            "rows": np.zeros((2, 3), np.int64),  # rows, requests, sum of squared rows by request
+            # Number of rows, number of requests, and the sum over requests of squared row counts.
+            "rows": np.zeros((2, 3), np.int64),
             "clicks": np.zeros((2, 1, 3), np.int64),
-            "present": np.zeros(
-                (2, columns, 3), np.int64
-            ),  # number of rows, sum over requests of squared rows, and number of requests
+            # Number of rows, the sum over requests of squared row counts, and number of requests.
+            "present": np.zeros((2, columns, 3), np.int64),
             "missing": np.zeros((2, columns, 3), np.int64),
             "buckets": np.zeros((2, num_dense * NUM_BUCKETS, 3), np.int64),
             "places": np.zeros((2, num_dense, 3), np.int64),
@@ -284,8 +286,8 @@ class ProfileCounter:
         distinct = None
         if int(values.max()).bit_length() + bits > 63:  # the key would need more than 63 bits
             distinct, values = np.unique(values, return_inverse=True)
-        # A single sort is sufficient. Sorting makes the rows of a value in one request adjacent,
-        # and also the requests of a value in one half.
+        # A single sort is sufficient. After it, rows with the same value and request are adjacent.
+        # Requests with the same value and half are adjacent too.
         keys = np.sort((values << bits) | requests)
         starts = _run_starts(keys)
         runs, rows = keys[starts], np.diff(np.append(starts, len(keys)))
@@ -318,10 +320,12 @@ class ProfileCounter:
         return content.getvalue()
 
     def merge_dumped(self, content: bytes) -> None:
-        """Add the counts from the bytes that `dumps` returned for a counter of the same columns.
+        """Add the counts in the bytes that another counter's `dumps` returned.
+
+        The other counter must have the same columns.
 
         Raises:
-            ContractError: The content is not such counts.
+            ContractError: The content is corrupt, or does not fit the columns of this counter.
         """
         other = ProfileCounter(self.features, self._excluded)
         expected = other._arrays()

@@ -61,7 +61,7 @@ def inner_buckets(choosing: Ints) -> Bounds:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ScoreHistogram:
-    """Histogram of a model's scores of the held-out rows."""
+    """Histogram of the scores that a model gave to the held-out rows."""
 
     edges: NDArray[np.float64]
     counts: Ints
@@ -87,13 +87,13 @@ class TrainingReference:
     profile: TableProfile
     """Profile of the rows in the fair half. It contains the columns that the model uses."""
     bounds: dict[str, Bounds]
-    """Bounds of outliers of each numeric column of the profile."""
+    """For each numeric column of the profile, the bounds outside which values are outliers."""
     numeric: tuple[str, ...]
     """Numeric features of the training rows in file order, including those that the model does not
     use."""
     categorical: tuple[str, ...]
     lists: dict[str, int] = field(default_factory=dict)
-    """Number of positions of each list on the categorical axis, in the order of the lists."""
+    """Number of positions that each list has on the categorical axis, in the order of the lists."""
     scores: ScoreHistogram | None = None
     """Histogram of scores. None if evaluation stored none, because the model was never
     evaluated."""
@@ -138,7 +138,7 @@ class TrainingReference:
 
 
 def read_reference(path: Path, *, scores: Path | None = None) -> TrainingReference:
-    """Return the training profile in a file, with the score histogram.
+    """Read the training profile from a file, together with the score histogram.
 
     Args:
         path: File of the profile.

@@ -1,8 +1,8 @@
 """Two-sample tests of counts: p-values, effects, and corrections for dependent rows of a request.
 
-The callers decide whether an effect is relevant. Only `scipy.special` is imported, because
-`scipy.stats` takes another 0.4 s and 70 MB. The monitor would need `scipy.stats` only for Benjamini
-and Hochberg's procedure.
+The callers decide whether an effect is relevant. Only `scipy.special` is imported, because the
+import of `scipy.stats` takes another 0.4 s and 70 MB. The monitor would need `scipy.stats` only for
+Benjamini and Hochberg's procedure.
 
 Rows of one request are correlated. For each cell, the correlation between two rows of a request is
 estimated from two numbers: the cell's rows, and their sum of squares over requests. The tests use
@@ -38,14 +38,14 @@ this number."""
 def homogeneity(now: Counts, before: Counts, design: float | Floats) -> float | None:
     """Return the p-value of the hypothesis that two samples have the same distribution.
 
-    The p-value is twice the smaller of two p-values. One of them is that of Pearson's chi-square
+    The p-value is twice the smaller of two p-values. One of them comes from Pearson's chi-square
     over all cells, which detects many small changes. The other one is the p-value of `proportion`
     for the cell that changed most, multiplied by the number of cells. This p-value detects one
     change among many cells. Before the tests, neighbouring cells are merged (`_taken_together`).
 
     If the cells have different design effects, the chi-square is divided by their mean. The degrees
     of freedom are reduced according to the variation of the design effects. The reduction is Rao
-    and Scott's second-order correction, by the cells' own variances alone.
+    and Scott's second-order correction. It is computed from the cells' own variances only.
 
     Returns None if a sample is empty, and 1 if one cell has all rows.
 
@@ -72,7 +72,7 @@ def homogeneity(now: Counts, before: Counts, design: float | Floats) -> float | 
 def _taken_together(
     now: Counts, before: Counts, design: float | Floats
 ) -> tuple[Counts, Counts, Floats]:
-    """Return both samples' rows and the design effects after merging neighbouring cells, each [g].
+    """Merge neighbouring cells, and return both samples' rows and the design effects, each [g].
 
     Each merged cell has an expectation of at least `MIN_EXPECTED` rows in the smaller sample. Both
     samples must have rows.
@@ -87,9 +87,9 @@ def _taken_together(
 
 
 def mean_design(rows: Counts, designs: Floats) -> tuple[float, float]:
-    """Return the mean design effect of at least two cells, and its squared variation coefficient.
+    """Return the mean of the cells' design effects, and their squared coefficient of variation.
 
-    A cell's weight is its share of the expected chi-square.
+    There must be at least two cells. A cell's weight is its share of the expected chi-square.
 
     Args:
         rows: Rows of both samples, [k].
@@ -124,9 +124,10 @@ def proportion(a: int, n: int, *, b: int, m: int, design: float) -> float | None
 
 
 def _deviances(a: Counts, n: int, *, b: Counts, m: int, design: float | Floats) -> Floats:
-    """Return the likelihood ratio statistic of each cell, for two shares against a common share.
+    """Return the likelihood ratio statistic of each cell.
 
-    The correction first moves each count by half of `design` rows towards the common share.
+    The statistic compares two different shares with one common share. The correction first moves
+    each count by half of `design` rows towards the common share.
     """
     share = (a + b) / (n + m)
     beyond = a - n * share
@@ -193,7 +194,7 @@ class Clustered:
     rows: int
     """Rows of all cells."""
     sizes: int
-    """Sum over requests of the squared number of rows of the request."""
+    """Sum over requests of the squared number of rows in the request."""
     requests: int
     """Number of requests. 0 = unknown."""
 
@@ -206,11 +207,12 @@ class Clustered:
 
 
 def correlations(samples: tuple[Clustered, ...]) -> tuple[Floats, float]:
-    """Return the correlation between two rows of a request, for each cell [k] and for all cells.
+    """Return the correlation between two rows of a request.
 
-    All results are in [0, 1]. Each cell has at least the correlation of all cells together, because
-    a rare cell has too few requests for a precise estimate. Without data about requests the
-    correlation is assumed to be 1, the worst case.
+    The first result is the correlation for each cell [k], and the second is that for all cells
+    together. All results are in [0, 1]. Each cell has at least the correlation of all cells
+    together, because a rare cell has too few requests for a precise estimate. Without data about
+    requests the correlation is assumed to be 1, the worst case.
     """
     beyond, possible = np.zeros(len(samples[0].counts)), np.zeros(len(samples[0].counts))
     for sample in samples:
@@ -223,9 +225,9 @@ def correlations(samples: tuple[Clustered, ...]) -> tuple[Floats, float]:
 
 
 def _agreement(sample: Clustered) -> tuple[Floats, Floats]:
-    """Return the excess of agreement between rows of a request over chance, for each cell [k].
+    """Measure for each cell how far the rows of one request agree more than by chance.
 
-    The second result is the maximum of this excess, [k].
+    Returns the excess over chance, and the maximum of this excess, both [k].
     """
     beyond, possible = np.zeros(len(sample.counts)), np.zeros(len(sample.counts))
     if sample.requests < 2 or not sample.rows:
@@ -283,7 +285,8 @@ def with_few(p_value: float | None, freedom: float) -> float | None:
     """Convert a normal p-value to a p-value of Student's t, for a variance estimated from few rows.
 
     Args:
-        p_value: p-value by the normal distribution. If it is None, None is returned.
+        p_value: p-value by the normal distribution. If `p_value` is None, the function returns
+            None.
         freedom: Degrees of freedom: the number of independent rows or requests from which the
             variance was estimated, minus 1. Values below 1 are replaced by 1.
     """
@@ -389,7 +392,7 @@ def detectable_share(share: float, *, n: int, m: int, design: float, level: floa
 
 
 def detectable_mean(n: int, m: int, *, design: float, level: float) -> float:
-    """Return the smallest shift of a mean that a test detects, in standard deviations.
+    """Return the smallest shift of a mean, in standard deviations, that a test detects.
 
     See `detectable_share`.
     """

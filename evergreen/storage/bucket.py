@@ -6,8 +6,8 @@ the object's metadata. If the write is repeated, this signature shows that an ea
 succeeded. Each read gets one generation of an object, and compares the bytes with the CRC32C of
 that generation. Exceptions of the client are translated to errors of `evergreen.runtime.errors`.
 The module supports version 3 of the client. The module also handles the exceptions that version 2
-raises on reads, because Beam pins version 2 in the validation image. `STORAGE_EMULATOR_HOST` is
-honoured, without credentials.
+raises on reads, because Beam pins version 2 in the validation image. If `STORAGE_EMULATOR_HOST` is
+set, the client uses that emulator without credentials.
 """
 
 import io
@@ -48,7 +48,7 @@ except ImportError:  # Client 2 ships its transfers as a separate package.
 logger = logging.getLogger(__name__)
 
 _ROLE = "roles/storage.objectUser"
-"""Role that readers and writers need. It allows to get, list, create and delete objects, but not to
+"""Role that readers and writers need. The role can get, list, create and delete objects, but cannot
 read the bucket's own properties."""
 _RETRY_SECONDS = 60.0
 _FIRST_DELAY_SECONDS = 0.5
@@ -63,8 +63,8 @@ _READ_ATTEMPTS = 5
 """Maximum number of reads of a small object. A second read is needed if the object was replaced or
 corrupted during the first read."""
 _FETCH_ATTEMPTS = 3
-"""Maximum number of reads of a large object that was corrupted on the way. If a large object was
-replaced, the read raises `Changed` instead."""
+"""If a large object was corrupted on the way, it is read at most this number of times. If a large
+object was replaced, the read raises `Changed` instead."""
 _SIGNATURE = "evergreen-write"
 _CONTENT_TYPE = "application/octet-stream"
 
@@ -78,7 +78,8 @@ class BucketObjects:
         first_delay_seconds: Upper bound of the wait before the first retry. The pause doubles with
             every retry.
         call_seconds: Seconds that one attempt waits for the next byte.
-        chunk_bytes: Part of a large object that is sent in one request, a multiple of 256 KiB.
+        chunk_bytes: Size of the parts in which a large object is sent, one part per request. The
+            size is a multiple of 256 KiB.
     """
 
     def __init__(

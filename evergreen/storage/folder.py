@@ -276,7 +276,7 @@ class FolderObjects:
 
 
 def _fill(copy: BinaryIO, source: BinaryIO, now: int) -> None:
-    """Copy `source` to `copy` and set its time to `now` (nanoseconds)."""
+    """Copy `source` to `copy`, and set the time of `copy` to `now` (nanoseconds)."""
     shutil.copyfileobj(source, copy, _CHUNK_BYTES)
     copy.flush()
     os.utime(copy.fileno(), ns=(now, now))

@@ -1,4 +1,4 @@
-"""Lease in a bucket: at most one process has it at a time, without a file lock.
+"""Lease in a bucket. At most one process at a time has the lease, and no file lock is needed.
 
 One object contains the name of the holder and the end of the lease. The object is created if it is
 absent. The holder renews it while it runs. Another holder may take it over only after the end of

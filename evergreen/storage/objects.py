@@ -1,4 +1,4 @@
-"""The interface of a folder and a bucket: named objects whose generation changes at every write.
+"""Common interface of folders and buckets: named objects whose generation changes at every write.
 
 The implementations are `folder.FolderObjects` and `bucket.BucketObjects`. Both implementations pass
 the same conformance suite. A write is atomic: a reader gets either the complete old object or the
@@ -99,7 +99,7 @@ class Objects(Protocol):
         """
 
     def fetch(self, wanted: ObjectInfo, part: Path) -> None:
-        """Download the bytes of one write of an object to the local file `part`.
+        """Download one generation of an object to the local file `part`.
 
         The bytes are verified and flushed to disk. For a bucket, the call resumes an earlier call
         that ended by a lost connection or a kill. If `part` has content, it counts as the first
@@ -125,8 +125,8 @@ class Objects(Protocol):
         Args:
             name: Name of the object.
             content: Bytes of the object, or a local file to copy.
-            if_generation: Generation that the write may replace. `ABSENT` writes only if there is
-                no object, and None writes in any case.
+            if_generation: Generation that the write may replace. With `ABSENT` the object is
+                written only if it does not exist. With None it is always written.
 
         Raises:
             Changed: the object has another generation.
@@ -163,7 +163,7 @@ class Objects(Protocol):
         """Delete the object. An absent object is not an error, with or without a condition.
 
         Raises:
-            Changed: the object already exists, at another generation.
+            Changed: the object exists, but has another generation.
         """
 
     def move(self, source: str, target: str) -> None:
@@ -194,8 +194,9 @@ def check_name(name: str, uri: str) -> str:
     r"""Return `name` if it is allowed below `uri` both in a folder and in a bucket.
 
     Raises:
-        ContractError: the name leaves the root, has an empty part, a part that starts with a dot
-            (reserved for unfinished files and locks), or a control character, or it is too long.
+        ContractError: the name leaves the root, is too long, or has a control character or an empty
+            part. The error is also raised if a part starts with a dot, because such names are
+            reserved for unfinished files and locks.
 
     >>> check_name("click_model/1/model.onnx", "file:///models")
     'click_model/1/model.onnx'

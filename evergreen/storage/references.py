@@ -38,7 +38,7 @@ def read_reference(reference: Reference | None, kind: type[M], *, source: str) -
         reference: Reference. The reference is None in a manifest that was not written by a step of
             the pipeline.
         kind: Class of the manifest.
-        source: Description of the manifest with the reference, for error messages.
+        source: Description of the manifest that contains the reference, for error messages.
 
     Raises:
         ContractError: There is no reference, or the file is absent, was changed, or is not a

@@ -46,7 +46,7 @@ def local_path(uri: str) -> Path:
 
 
 def typed_uri(text: str) -> str:
-    """Return a folder from the command line as a URI or an absolute path.
+    """Convert a folder from the command line to a URI or an absolute path.
 
     A relative path is resolved against the current working folder. Use this for command lines only:
     manifests and pipelines name complete URIs, so a relative path there is a mistake. Empty text
@@ -82,7 +82,7 @@ def open_objects(uri: str, *, readable: bool = False) -> Objects:
     Args:
         uri: Root of the objects.
         readable: Whether other users may read new files. It has no effect in a bucket, which has
-            its own permissions. A bucket has its own permissions.
+            its own permissions.
 
     Raises:
         ContractError: `uri` has none of these forms, or the library for buckets is not installed.

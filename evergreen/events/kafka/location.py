@@ -122,7 +122,8 @@ class KafkaLocation:
     def client(self, **settings: Any) -> dict[str, Any]:
         """Return the settings of one librdkafka client.
 
-        `settings` override the settings of the file. In their names, `_` stands for `.`.
+        `settings` override the settings of the file. In the names of `settings`, `_` stands for
+        `.`.
         """
         ours = {name.replace("_", "."): value for name, value in settings.items()}
         return {

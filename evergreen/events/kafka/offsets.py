@@ -59,7 +59,7 @@ def close_consumer(consumer: Consumer) -> None:
 
 
 def _end_rebalances(consumer: Consumer, deadline: float) -> None:
-    """Unsubscribe, and serve callbacks until no partition is assigned.
+    """Unsubscribe, and handle callbacks until no partition is assigned.
 
     The function returns only after `_SETTLE_SECONDS` without a callback.
     """
@@ -117,8 +117,8 @@ class PartitionProgress(Generic[M]):
     def take_expired(self, now: float, count: int, *, until: float) -> list[int]:
         """Renew at most `count` expired leases of messages, and return the messages' offsets.
 
-        The oldest messages come first. A lease that ends later than a new lease would was acquired
-        before the clock was set back. Such a lease counts as expired.
+        The oldest messages come first. If a lease ends later than a new lease would end, it was
+        acquired before the clock was set back. Such a lease counts as expired.
         """
         expired = [offset for offset, held in self.held.items() if not now < held.until <= until][
             :count

@@ -237,7 +237,7 @@ class KafkaSubscriber:
         return pulled
 
     def _take_message(self, message: Message, until: float) -> list[Delivery]:
-        """Return the delivery of a message.
+        """Return a list with the delivery of a message.
 
         The list is empty if the partition is now assigned elsewhere.
         """

@@ -40,7 +40,7 @@ RESOURCE_NAME = re.compile(r"(?!goog)[A-Za-z][A-Za-z0-9._~+%-]{2,254}")
 ID = "id"
 """Attribute with the message's id. Pub/Sub's own id changes when a message is published again."""
 MAX_ATTRIBUTE_BYTES = 1024
-"""Longest value of an attribute in bytes that Pub/Sub accepts."""
+"""Pub/Sub accepts attribute values of up to this number of bytes."""
 CALL_SECONDS = 10.0
 """Timeout of one unary call in seconds."""
 _RETRYABLE = (
@@ -224,7 +224,10 @@ class PubsubPublisher:
     """Publisher to one topic. Several threads may share one publisher."""
 
     def __init__(self, names: Names, client: Any) -> None:
-        """Use `client` of `resources.publisher_client`, and close it with this publisher."""
+        """Store a client from `resources.publisher_client`.
+
+        It is closed together with this publisher.
+        """
         self._names = names
         self._client = client
         self._closed = False

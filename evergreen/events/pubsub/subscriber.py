@@ -8,8 +8,8 @@ acknowledges it. `ReadMark` estimates the watermark of the log.
 Dead letters have their own topic. A dead letter is the original payload with id, reason and time as
 attributes. If Pub/Sub itself moved a message to this topic, the message has no reason. Pub/Sub
 cannot list messages without pulling them. While one call lists or replays dead letters, a second
-such call sees fewer messages. Fewer messages are also seen for `lease_seconds` after a list or
-replay was killed.
+such call sees fewer messages. If a list or replay is killed, the next calls see fewer messages for
+`lease_seconds`.
 """
 
 import logging
@@ -206,7 +206,7 @@ _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.5, 30.0
 pause."""
 _MAX_QUEUED_BYTES = 100_000_000
 _FULL_SECONDS = 0.02
-"""Seconds between two checks of a full queue for free space."""
+"""While the queue is full, seconds between two checks for free space."""
 _CLOSE_SECONDS = 5.0
 
 
@@ -236,7 +236,7 @@ class _InHand:
 
 
 class ReadMark:
-    """Estimate of the watermark from the messages' publish times, as the broker reports none.
+    """Estimates the watermark from publish times, because the broker reports no watermark.
 
     Pub/Sub reports neither the number of messages left nor their order. The estimate depends on the
     publish times of arrived messages, and on the time since the last arrival:
@@ -302,10 +302,11 @@ class PubsubSubscriber:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Store the clients, without taking messages from other readers before the first `pull`.
+        """Store the clients.
 
-        `publisher` and `subscriber` are clients from the module `resources`. `publisher` is used
-        for dead letters. Both clients are closed together with this subscriber.
+        Before the first `pull`, no messages are taken from other readers. `publisher` and
+        `subscriber` are clients from the module `resources`. `publisher` is used for dead letters.
+        Both clients are closed together with this subscriber.
         """
         self._names, self._settings = names, settings
         self._clock, self._monotonic = clock, monotonic
