@@ -24,7 +24,10 @@ from demo.environments import REPOSITORY, python_of
 
 
 class Plan(NamedTuple):
-    """Environment and maximum minutes of a benchmark, a multiple of its time on two cores."""
+    """Environment and maximum duration of a benchmark.
+
+    The maximum is a multiple of the duration on two cores.
+    """
 
     environment: str
     quick: int
@@ -60,9 +63,10 @@ PLANS = {
 
 
 def is_done(name: str, commit: str | None, *, is_quick: bool) -> bool:
-    """Return whether `name` was measured at this commit, in full unless `is_quick`.
+    """Return whether `name` was measured at this commit.
 
-    A measurement of uncommitted changes never counts.
+    Without `is_quick`, only a full measurement counts. A measurement of uncommitted changes never
+    counts.
     """
     path = MEASURED / f"{name}.json"
     if commit is None or " " in commit or not path.exists():

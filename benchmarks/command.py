@@ -29,7 +29,10 @@ MEASURED = Path("build/benchmarks")
 
 
 def benchmark_parser(name: str, description: str | None, *, quick: str) -> argparse.ArgumentParser:
-    """Return a parser with `--quick`, whose help is `quick`, and `--output` for the document."""
+    """Return a parser with the flags `--quick` and `--output`.
+
+    The help text of `--quick` is `quick`, and `--output` names the document.
+    """
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{name}",
         description=description,

@@ -68,7 +68,10 @@ class PlantedLogit:
     def __init__(
         self, slot_sizes: list[int], seed: int = 1, *, features: Features = CRITEO
     ) -> None:
-        """Draw the weights. `features` are Criteo's, and lists of their categories."""
+        """Draw the weights.
+
+        `features` are Criteo's columns, and may include lists of their categories.
+        """
         random = np.random.default_rng(seed)
         self.slot_sizes, self._places = slot_sizes, features.places
         self._by_id = [

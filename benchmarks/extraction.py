@@ -210,7 +210,7 @@ def figures(taken: Sequence[dict[str, Any]], num_rows: int) -> dict[str, dict[st
 
 
 def ratio_to_pyarrow(taken: Sequence[dict[str, Any]]) -> Spread:
-    """Return our rate relative to the faster way of pyarrow, per round."""
+    """Return for each round our rate relative to the faster way of pyarrow."""
     return spread(
         [min(told[way]["seconds"] for way in PYARROW) / told[OURS]["seconds"] for told in taken]
     )

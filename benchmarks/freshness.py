@@ -80,11 +80,11 @@ POLICIES = {
     "every 30 min": Cadence(0.5),
 }
 PUBLISHED = {"every 5 h": 0.24, "every 1 h": 0.34, "every 30 min": 0.37}
-"""Published gains in AUC points by interval: See Monolith (Liu et al. 2022, arXiv 2209.07663),
-table 2. Each gain is the mean AUC of DeepFM on Criteo's rows with parameters synchronised at this
-interval, minus that of batch training alone."""
+"""Published gains in AUC points by interval, from table 2 of Monolith (Liu et al. 2022, arXiv
+2209.07663). Each gain is the mean AUC of DeepFM on Criteo's rows with parameters synchronised at
+this interval, minus that of batch training alone."""
 PUBLISHED_SAVING = 45
-"""Published factor by which incremental training is cheaper than stateless batch training: See
+"""Published factor by which incremental training is cheaper than stateless batch training, from
 Grubhub (Egg 2021, arXiv 2107.07106)."""
 OUTCOMES = (RELEASED, CANARY, GAVE_WAY, REFUSED)
 COLORS = {
@@ -105,8 +105,8 @@ class Days:
     """Length, size and policies of the study."""
 
     hours: int
-    """Hours of traffic before hour 0, on which the first model trains, and hours after it, which
-    are scored."""
+    """Hours of traffic: the number of hours before hour 0 that train the first model, and the
+    number of hours after hour 0 that are scored."""
     rows_per_hour: int
     policies: dict[str, Cadence]
     seed: int
@@ -136,7 +136,10 @@ def drifting_world(seed: int, *, is_still: bool = False) -> DriftingWorld:
 
 
 def _traffic(world: DriftingWorld, days: Days, hours: range) -> Iterator[tuple[float, TimedRows]]:
-    """Yield the end in hours and the rows of each step in `hours`, equal for equal seeds."""
+    """Yield for each step in `hours` its end in hours and its rows.
+
+    Equal seeds give equal rows.
+    """
     step = world.drift.step_minutes / 60.0
     count = round(days.rows_per_hour * step)
     for number in range(round(hours.start / step), round(hours.stop / step)):
@@ -226,7 +229,7 @@ def figures(scores: Scores) -> dict[str, Any]:
 
 
 def _cost(rounds: Sequence[LineRound]) -> dict[str, Any]:
-    """Return training rows and processor seconds over all runs, for training and for all steps."""
+    """Return the training rows of all runs, and the CPU seconds of training and of all steps."""
     return {
         "rows": sum(each.rows for each in rounds),
         "training_seconds": sum(each.seconds["training"] for each in rounds),

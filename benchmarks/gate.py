@@ -178,7 +178,7 @@ def round_that_passes(random: Generator, rows_per_request: int, loss: float) -> 
 
 
 def canaries(rate: float, repeats: int, *, seed: int) -> list[dict[str, Any]]:
-    """Return the shares of canaries that the shipped policy gives more traffic or rolls back.
+    """Return the shares of canaries that the shipped policy rolls back or gives more traffic.
 
     The result also contains the number of row pairs until the increase.
     """

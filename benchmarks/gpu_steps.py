@@ -116,9 +116,10 @@ def seconds_of(work: Callable[[], object], times: int = 10) -> float:
 
 
 def limits(name: str, *, is_quick: bool) -> StepFigures:
-    """Measure the hardware's limits: products by precision, memory, and transfer to the GPU.
+    """Measure the hardware's limits: matrix products, memory, and transfer to the GPU.
 
-    Memory is measured for sequential access and for random rows of a table.
+    Matrix products are measured at each precision. Memory is measured for sequential access and for
+    random rows of a table.
     """
     step, size = StepFigures(), 2**22 if is_quick else 2**30
     side = 512 if is_quick else 8192
@@ -514,7 +515,10 @@ def sample_of(batch: int) -> tuple[Tensor, Tensor]:
 
 
 def passes_of(config: NetworkConfig, batch: int, make: Callable[..., Any]) -> Callable[[], object]:
-    """Return a function that runs forward and backward of the network after the change `make`."""
+    """Return a function that runs the forward and backward pass of the network.
+
+    `make` changes the network before that.
+    """
     dense, vectors = sample_of(batch)
     model = build_network(config).to(DEVICE)
     parameters = list(model.parameters())
@@ -655,7 +659,7 @@ def memory(name: str, *, is_quick: bool) -> StepFigures:
 
 
 def serving(name: str, *, is_quick: bool) -> StepFigures:
-    """Measure the served graph in ONNX Runtime by CUDA provider and CPU.
+    """Measure the served graph in ONNX Runtime with the CUDA provider and with the CPU provider.
 
     The figures are milliseconds per response, and the difference of the scores.
     """

@@ -29,7 +29,7 @@ def write_initial_model(
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Write the model of `write_initial_model`."""
+    """Write the model whose folder and settings `write_initial_model` passes as arguments."""
     from components.training.start import write_initial
     from evergreen.networks.network import export_onnx
     from evergreen.networks.scoring import load_network

@@ -46,7 +46,7 @@ _BATCHES = (1, 64, 1024)
 _MOST_ROWS = 4096
 _ROUNDS, _QUICK_ROUNDS = 15, 3
 _SECONDS, _QUICK_SECONDS = 0.4, 0.05
-"""Seconds of each graph per round."""
+"""Seconds for which each graph runs in a round."""
 
 
 class TimedGraph:

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 _BUSY_SHARE = 0.1
-"""Share of the machine's processor time that unrelated processes use, above which figures are
-doubtful."""
+"""Figures are doubtful if unrelated processes use at least this share of the machine's processor
+time."""
 
 
 def facts() -> dict[str, Any]:
@@ -113,7 +113,7 @@ def _own_seconds() -> float:
 
 
 def own_memory(line: str) -> int:
-    """Return the bytes of a line of this process's `/proc/self/status`.
+    """Return the number of bytes that one line of `/proc/self/status` states.
 
     Examples are `RssAnon` (current) and `VmHWM` (maximum).
     """

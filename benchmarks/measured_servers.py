@@ -179,7 +179,7 @@ class Released:
         self._live: str | None = None
 
     def command(self, seed: int) -> tuple[list[str], Path]:
-        """Return the command that releases the model of `seed`, and the path of its manifest."""
+        """Return the command that releases the model with this seed, and the path of its output."""
         output = self._models.folder / f"release-{seed}.json"
         flags = {
             "run": f"benchmark-{seed}",
@@ -205,7 +205,7 @@ class Released:
         ]
 
     def release(self, seed: int) -> Release:
-        """Release the model of `seed`."""
+        """Release the model with this seed."""
         command, output = self.command(seed)
         run_to_end(command)
         return Release.read(output)
@@ -225,7 +225,7 @@ class Released:
 def running(
     models: Models, peers_python: Path
 ) -> Iterator[tuple[Released, dict[str, MeasuredServer]]]:
-    """Yield our server with the model of seed 0 released, and all servers to measure."""
+    """Release the model with seed 0 onto our server, and yield it with all servers to measure."""
     ours = Released(models)
     # Triton runs its models with the first Python on PATH.
     variables = {

@@ -61,7 +61,8 @@ finally:
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     print("\\n", sum(each.ru_utime + each.ru_stime for each in used), flush=True)
 """
-"""Program that runs a step, and prints its processor seconds without imports in the last line."""
+"""Program that runs a step. The last line of its output has the step's processor seconds, without
+imports."""
 
 
 class CanaryEnd(NamedTuple):
@@ -230,8 +231,8 @@ class ModelLine:
     def _step(self, name: str, **flags: Any) -> tuple[bool, float]:
         """Run a step.
 
-        Returns True if the step succeeded, or False if it refused its input, and its processor
-        seconds.
+        Returns whether the step succeeded, and its processor seconds. A step that refused its input
+        did not succeed.
         """
         arguments = [f"--{flag.replace('_', '-')}={value}" for flag, value in flags.items()]
         arguments.append(f"--store={self._root / 'store'}")

@@ -55,14 +55,15 @@ from monitoring.state.store import StateStore
 from tests.support.releases import keep_model, release
 
 TARGETS = {64: 100_000, 1: 60_000}
-"""Rows per second of one core, by rows of a message."""
+"""Target of rows per second on one core, by the number of rows in a message."""
 CLICK_RATE = 0.032
 START = 1_763_000_000.0
 _FORM = RecordFormat(CRITEO)
 TICK_SECONDS, WINDOW_SECONDS = 1.0, 5.0
 MESSAGES_A_TICK = 1000
 LOADS = {64: (MESSAGES_A_TICK, TICK_SECONDS), 1: (9000, 0.2)}
-"""Predictions of a turn and its simulated seconds, by rows of a message."""
+"""Number of predictions in a turn, and the turn's simulated seconds, by the number of rows in a
+message."""
 _CLICK_BATCH = 100
 
 
@@ -232,7 +233,7 @@ def measure(
             turns.append((int(store.counters.get("archived", 0)), len(turns), cpu, wall))
             resident.append((turns[-1][0], own_memory("RssAnon")))
             for path in settings.archive.glob("day=*/*.parquet"):
-                path.unlink()  # as the uploader does; 10 million rows take 2 GB
+                path.unlink()  # the uploader does this too; 10 million rows take 2 GB
         archived, clicks = int(store.counters["archived"]), int(store.counters["matured_click"])
         buckets = int(store.counters.get("drift_bucket", 0))
         database = (settings.state / "monitor.db").stat().st_size
@@ -332,7 +333,7 @@ def measure_partitions(rows: int, *, rows_per_message: int, partitions: int) -> 
 
 
 def _memory(resident: list[tuple[int, int]]) -> dict[str, int]:
-    """Return the anonymous memory after a tenth, after half and at the end, and its maximum.
+    """Return the anonymous memory after a tenth and half of the run, at its end, and the maximum.
 
     The maximum does not include the first tenth of the run.
     """

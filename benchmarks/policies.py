@@ -43,8 +43,8 @@ EDGE_ALPHA = 0.05
 enough to count false alarms in 1,000 streams."""
 REFERENCE_ROWS = 200
 REFERENCE_STRIDE = 10
-"""Stride of the reference's checks in records. The reference would check after every record, but
-every tenth record is enough to show its false alarms."""
+"""Number of records between two checks of the reference. The reference would check after every
+record, but a check of every tenth record is enough to show its false alarms."""
 
 
 @dataclass(frozen=True)
@@ -397,7 +397,9 @@ def false_alarms(alarms: Sequence[int | None], bound: float | None) -> dict[str,
 
 
 def delay(found: Sequence[int | None], before: int) -> dict[str, Any]:
-    """Return the median rows from the fall to the request, or None if most streams have none.
+    """Return the median rows from the fall to the request.
+
+    Returns None if most streams have no request.
 
     Requests before the AUC falls do not count.
     """

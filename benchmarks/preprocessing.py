@@ -42,7 +42,7 @@ from tests.support.releases import keep_model
 def step(
     raw: Path, bench: Path, run: str, *, parent: str | None = None, **settings: int | str
 ) -> Run:
-    """Return the command of the step on the raw rows of a manifest.
+    """Return the command that runs the step on a manifest's raw rows.
 
     The command writes `bench/work/<run>/preprocessing` and `bench/<run>.json`.
     """
@@ -58,7 +58,7 @@ def step(
 
 
 def stock(raw: Path, out: Path) -> Run:
-    """Return the command of the stock script on the same rows, and remove earlier output."""
+    """Remove earlier output, and return the command that runs the stock script on the same rows."""
     shutil.rmtree(out, ignore_errors=True)
     return measure([sys.executable, "-m", "benchmarks.stock_nvtabular", str(raw.parent), str(out)])
 
@@ -80,15 +80,16 @@ def keep_as_model(bench: Path, run: str, model_id: str) -> None:
 
 
 TARGETS = {200_000: 4.0, 1_000_000: 6.0}
-"""Target speed as a multiple of the script's, by rows."""
+"""Target speed as a multiple of the script's speed, by the number of rows."""
 FIXED_TARGET_SECONDS, FIXED_ROWS = 5.0, 10_000
 MEMORY_TARGET = 1.15
-"""Target memory for four times the rows, as a multiple of the memory for the rows."""
+"""Target for the peak memory with four times as many rows, as a multiple of the peak memory with
+the original rows."""
 _PARTITION_ROWS = 65_536
 
 
 class PreprocessingBench:
-    """Folders of one benchmark: two windows, a registry with a model of the first, and output."""
+    """Folders of a benchmark: two windows, a registry with the first window's model, and output."""
 
     def __init__(self, folder: Path, num_rows: int) -> None:
         """Write the windows, and fit the model."""

@@ -47,7 +47,10 @@ class Nothing:
 async def hand_over(
     publisher: Any, records: Sequence[PredictionBatch], seconds: float
 ) -> dict[str, Any]:
-    """Add `RATE` records per second, those of each millisecond together, and return durations."""
+    """Add `RATE` records per second, and return the durations.
+
+    The records of each millisecond are added together.
+    """
     took, late, dropped = [], [], 0
     began_cpu, began = time.process_time(), time.perf_counter()
     for number in range(int(RATE * seconds)):

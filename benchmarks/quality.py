@@ -71,7 +71,7 @@ class Split(NamedTuple):
 
 
 class TrainedScores(NamedTuple):
-    """A model's scores of the evaluation rows, and the cost of training it."""
+    """Scores of a model on the evaluation rows, and the cost of its training."""
 
     scores: NDArray[np.float64]
     seconds: float

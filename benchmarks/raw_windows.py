@@ -21,7 +21,8 @@ GROUP_ROWS = 65_536
 HOLDOUT_SHARE = 0.1
 MOST_CATEGORIES, FEWEST = 400_000, 4
 NEW_SHARE = 0.02
-"""Share of a later window's rows with new categories, in every column."""
+"""Share of the rows of a later window that have a new category. The share is the same in every
+column."""
 
 
 def write_window(

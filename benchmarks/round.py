@@ -39,7 +39,7 @@ from evergreen.storage.uris import local_path
 EMPTY_ROWS = 1_000
 """Number of rows of a run whose time counts as the fixed cost."""
 TARGETS = {EMPTY_ROWS: 25.0, 100_000: 25.0}
-"""Target seconds from trigger to serving, by rows of the run."""
+"""Target seconds from trigger to serving, by the number of rows in the run."""
 STARTS = "processes and KFP"
 """Name of the time that no step reports: the start of the run, KFP, and each step's interpreter."""
 
@@ -108,7 +108,7 @@ def report(results: dict[int, list[RoundSeconds]]) -> dict[str, Any]:
 
 BASE_ROWS = 100_000
 SIZES = {EMPTY_ROWS: 5, 10_000: 3, 100_000: 3, 1_000_000: 1}
-"""Number of runs by rows of a run."""
+"""Number of runs for each number of rows in a run."""
 QUICK_SIZES = {EMPTY_ROWS: 2, 10_000: 1}
 _DAY = date(2026, 3, 1)
 ACCEPT_ALL = {

@@ -1,4 +1,4 @@
-"""Compare two folders of encoded rows, the second by a stock NVTabular script.
+"""Compare two folders of encoded rows. A stock NVTabular script wrote the second folder.
 
 Stock ids are ordered by frequency. Categories of equal frequency are in the order of an unstable
 sort. Therefore ids agree if each column has one mapping from the stock ids of all rows to our ids.

@@ -167,7 +167,7 @@ def measure_steps(
 
 
 def count_keys(keys: int) -> None:
-    """Merge the counts of two processes for equal categories of one column, and admit them all."""
+    """Merge two processes' counts of the same categories of a column, and admit all categories."""
     from components.preprocessing.vocabularies import next_column, unseen_column
     from components.preprocessing.window_statistics import merged
     from evergreen.config.preprocessing import PreprocessingSettings
@@ -211,7 +211,7 @@ USES = {each.__name__: each for each in (count_keys, encode_keys, build_graph)}
 
 
 def measure_keys(sizes: Sequence[int]) -> dict[str, float]:
-    """Return the peak bytes of anonymous memory per additional key, by use."""
+    """Return the peak anonymous memory in bytes per additional key, for each use of a key."""
     found = {}
     for name in USES:
         peaks = [

@@ -129,7 +129,7 @@ def sent_on_loopback() -> int:
 def measure(
     backend: str, folder: Path, *, num_rows: int, scratch: Path, rounds: int
 ) -> dict[str, Any]:
-    """Return one engine's seconds per step and bytes per row, by rows per worker and step."""
+    """Return one engine's seconds per step and bytes per row, for each batch size of a worker."""
     from components.training.backends import make_engine
     from components.training.rows import RowFolder
     from components.training.start import write_initial

@@ -66,10 +66,13 @@ def measure(address: str, model: str, *, seconds: float) -> list[dict[str, Any]]
 def _seconds_of_requests(
     client: Any, model: str, requests: Sequence[list[Any]], *, seconds: float
 ) -> list[float]:
-    """Return the seconds of an instance for each request of a period, at least one.
+    """Send requests one by one for `seconds`, and return an instance's seconds for each of them.
+
+    At least one request is sent.
 
     Raises:
-        TemporaryError: the server never counted a request, or also counted those of others.
+        TemporaryError: the server never counted a request, or also counted requests of other
+            callers.
     """
     began, times = time.monotonic(), list[float]()
     count, before = _settled(client, model)
@@ -102,7 +105,7 @@ def _settled(client: Any, model: str) -> tuple[int, float]:
 
 
 def _worked(client: Any, model: str) -> tuple[int, float]:
-    """Return the number of the model's requests so far, and its instances' seconds for them."""
+    """Return the model's number of requests so far, and the total seconds of its instances."""
     counted = counters(client, model)
     return counted["requests"], sum(counted[part] for part in _PARTS) / 1e9
 

@@ -77,7 +77,7 @@ class Models:
         )
 
     def weights(self, seed: int) -> Tensors:
-        """Return the weights of the model of `seed`, which the first call writes."""
+        """Return the weights of the model with this seed. The first call writes them."""
         if seed not in self._weights:
             folder = self.model_folder(seed) / Model.WEIGHTS
             self._weights[seed] = write_initial_model(
@@ -86,11 +86,11 @@ class Models:
         return self._weights[seed]
 
     def model_folder(self, seed: int) -> Path:
-        """Return the folder of the model of `seed` in the registry."""
+        """Return the registry's folder for the model with this seed."""
         return model_folder(self.store, f"model-{seed}")
 
     def expected(self, rows: FeatureRows, seed: int) -> NDArray[np.float32]:
-        """Return the probabilities [n] of `rows` by the model of `seed`."""
+        """Return the probabilities [n] that the model with this seed gives to `rows`."""
         weights = self.weights(seed)
         first_rows = np.concatenate([[0], np.cumsum(self.workflow.slot_sizes)[:-1]])
         embeddings = weights.table[self.workflow.encode_categorical(rows.categorical) + first_rows]
@@ -100,7 +100,10 @@ class Models:
         return (1 / (1 + np.exp(-logits))).astype(np.float32)
 
     def verdict(self, seed: int, champion: str | None) -> Path:
-        """Write the model of `seed` like training and evaluation, and return deployment's input."""
+        """Write the model with this seed as the steps would, and return deployment's input.
+
+        The steps are training and evaluation.
+        """
         model_id, folder = f"model-{seed}", self.model_folder(seed)
         self.weights(seed)
         self.workflow.save(folder / Model.WORKFLOW)

@@ -81,7 +81,7 @@ class Disagreement(Refused):
 
 
 async def check_parity(servers: dict[str, MeasuredServer], models: Models) -> dict[str, float]:
-    """Return each server's largest difference from the expected scores, except the floor's.
+    """Return the largest difference from the expected scores for each server except the floor.
 
     Raises:
         Disagreement: a server's difference is above `PARITY`.
@@ -115,7 +115,7 @@ class Alone:
         self._session, self._rows = open_graph(graph), rows
 
     def run(self, batch: int, seconds: float, *, threads: int = 1, pause: float = 0.0) -> Answers:
-        """Run batches for `seconds` in each thread, with a pause of `pause` seconds before each."""
+        """Run batches for `seconds` in each thread, and pause for `pause` seconds before each."""
         began = time.monotonic()
         with ThreadPoolExecutor(threads) as pool:
             runs = list(
@@ -219,7 +219,7 @@ def _counters(server: MeasuredServer) -> dict[str, int] | None:
 
 
 def cold_starts(ours: Released, models: Models, sizes: Sizes) -> list[float]:
-    """Return the seconds from a server's start to ready, over a copy of the served model."""
+    """Start servers on a copy of the served model, and return the seconds until each is ready."""
     repository = models.folder / "cold"
     shutil.copytree(ours.repository / CRITEO_RECOMMENDER.name, repository / CRITEO_RECOMMENDER.name)
     found = []
@@ -307,7 +307,7 @@ def summary(answers: Answers, batch: int) -> dict[str, Any]:
 
 
 def over_rounds(rounds: Sequence[dict[str, Any]], figure: str) -> Spread:
-    """Return the spread of one value of `summary` over all rounds with this value."""
+    """Return the spread of one value of `summary` over all rounds that have the value."""
     return spread([one[figure] for one in rounds if one[figure] is not None])
 
 
@@ -317,7 +317,7 @@ def ratios(ours: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]], fig
 
 
 def least_ms(rounds: dict[str, list[dict[str, Any]]]) -> list[float]:
-    """Return a lower bound of the p50 of any server that runs the graph, per round.
+    """Return for each round a lower bound of the p50 of any server that runs the graph.
 
     The bound is the sum of the floor's p50 and of ONNX Runtime's p50 after a rest of the core.
     """
@@ -363,7 +363,7 @@ def server_split(
 def release_figures(
     answers: Answers, *, window: tuple[float, float], began: float, batch: int
 ) -> dict[str, Any]:
-    """Compare the requests in the window of a release with those of equal time before it.
+    """Compare the requests in a release's window with those of an equally long time before it.
 
     The window is from the release's announcement to its record.
 

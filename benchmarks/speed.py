@@ -36,7 +36,7 @@ point of the sigmoid, this is a difference of 1e-5 between logits."""
 
 
 class NetworksDiffer(Exception):
-    """A peer's scores differ from our network's with equal weights, so a ratio is meaningless."""
+    """With equal weights, a peer's scores differ from our network's, so a ratio is meaningless."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,7 +38,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def share_interval(hits: int, count: int) -> tuple[float, float]:
-    """Return Wilson's 95 % interval of the share that `hits` of `count` independent trials show.
+    """Return Wilson's 95 % interval for the share `hits` / `count` of independent trials.
 
     >>> low, high = share_interval(500, 1000)
     >>> round(low, 3), round(high, 3)

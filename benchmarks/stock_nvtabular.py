@@ -2,8 +2,8 @@
 
 The script uses the default reader, operators, scheduler and files. The script has one fit, and one
 transform and to_parquet per part. Only the output types are set, because HugeCTR would misread
-others. `python -m benchmarks.stock_nvtabular RAW OUT` fits on `RAW/train`, and encodes it and
-`RAW/holdout` below `OUT`.
+others. `python -m benchmarks.stock_nvtabular RAW OUT` fits on `RAW/train`, and writes the encoded
+rows of `RAW/train` and `RAW/holdout` below `OUT`.
 """
 
 import sys
@@ -17,7 +17,10 @@ FREQUENCY_THRESHOLD = 2
 
 
 def run(raw: Path, out: Path) -> None:
-    """Fit on `raw/train`, and encode it and `raw/holdout` below `out`."""
+    """Fit on `raw/train`, then write the encoded rows of both parts below `out`.
+
+    The parts are `raw/train` and `raw/holdout`.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import nvtabular as nvt

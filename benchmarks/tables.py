@@ -43,14 +43,14 @@ from inference_client.rows import FeatureRows
 
 _ROWS, _QUICK_ROWS, _WIDTH = 10_000_000, 1_000_000, 16
 _ROUNDS, _SECONDS = 7, 0.5
-"""Rounds and seconds of each number type and batch size."""
+"""Number of rounds, and seconds for each number type and batch size."""
 _ASKED = 65_536
 SERVED_MODEL = REPOSITORY / "evergreen/serving/served_model.py"
 IN_PROCESS, TRITON = "onnxruntime", "triton"
 
 
 def quality(demo: Path, scratch: Path) -> Iterator[dict[str, Any]]:
-    """Return the figures of each of the demo's models in each number type."""
+    """Return the figures of every demo model in every number type."""
     for manifest in sorted(demo.glob("artifacts/*/training/model")):
         model = Model.read(manifest)
         raw = RawDataset.read(manifest.parents[1] / "validation/valid_dataset")

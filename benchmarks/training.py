@@ -44,7 +44,7 @@ _AUC_TARGET = 0.002
 
 
 def measure_case(name: str, scratch: Path, *, is_quick: bool) -> dict[str, Any]:
-    """Return the figures of a network on a table, with the peers'."""
+    """Return our figures and the peers' figures for a network on a table."""
     # Import torch late, because it takes a second, and wrong flags are reported without it.
     from benchmarks import speed
 
@@ -84,8 +84,8 @@ def print_case(result: dict[str, Any]) -> None:
 def figures_of(result: dict[str, Any], *, ratio_target: float) -> list[Figure]:
     """Return the figures of one case.
 
-    The figures are our ratio to the faster peer, rows per second, and the AUC. The AUC must not
-    fall for speed.
+    The figures are our ratio to the faster peer, rows per second, and the AUC. A higher speed must
+    not lower the AUC.
     """
     rows = []
     for name in result["ours"]:
@@ -134,7 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def values_read(results: dict[str, Any], table: str) -> Figure:
-    """Return the rate of values in rows with lists relative to that with Criteo's columns alone.
+    """Return the rate of values in rows with lists, relative to rows with only Criteo's columns.
 
     Each element of a list counts as one value.
     """

@@ -1,4 +1,4 @@
-"""Read Triton's counters of one model over all its versions from the server's statistics."""
+"""Read one model's counters from Triton's statistics, summed over all versions."""
 
 from typing import Any
 
@@ -7,7 +7,9 @@ PARTS = ("queue", "compute_input", "compute_infer", "compute_output")
 
 
 def counters(client: Any, model: str) -> dict[str, int]:
-    """Return successful requests and cache hits since loading, and nanoseconds in each part.
+    """Return the requests and cache hits since the model was loaded, and each part's nanoseconds.
+
+    Only successful requests are counted.
 
     Args:
         client: A tritonclient of the server's gRPC.

@@ -9,10 +9,10 @@ from demo.simulation.tables import INTERACTION_BUCKETS, Tables
 def effects_of(
     tables: Tables, dense: NDArray[np.float32], categorical: NDArray[np.int64]
 ) -> NDArray[np.float32]:
-    """Return the sum of the effects [n] of rows, possibly drawn by another set of tables.
+    """Return for each row [n] the sum of its effects by `tables`.
 
-    A category that is not in `tables` has the effect 0. Integers must be among those that `tables`
-    can draw.
+    Another set of tables may have drawn the rows. A category that is not in `tables` has the effect
+    0. Integers must be among those that `tables` can draw.
 
     >>> from demo.simulation.world import World
     >>> tables = World.create(7).tables

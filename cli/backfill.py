@@ -1,8 +1,9 @@
 """`evergreen data backfill` replaces a past day of the lake by a new version.
 
 The rows of the given files become the rows of the day, in time order and without copies. The
-earlier files of the day stay in the lake, but readers skip them (`lake_files`). Nothing is lost,
-and `lineage` shows which model saw which version. Rows keep only the columns of the raw schema.
+earlier files of the day stay in the lake, but readers skip them (`lake_files`). The replaced rows
+stay in the lake, and `lineage` shows which model saw which version. Rows keep only the columns of
+the raw schema.
 
 A writer first claims a version number, so that two writers never share a number. The writer then
 writes the files. Finally, the writer writes a marker, which makes the version visible to readers.
@@ -45,8 +46,8 @@ MALFORMED_FILE = "_malformed_rows.jsonl"
 """File of malformed rows in the version's folder. The underscore of its name hides the file from
 readers."""
 CLAIM = "_CLAIM"
-"""Object in a version's folder by which a writer claims it. The object is a JSON document with the
-writer's name and the time, for debugging."""
+"""Object in a version's folder that a writer creates to claim the version. The object is a JSON
+document with the writer's name and the time, for debugging."""
 
 
 class Backfilled(NamedTuple):
@@ -180,7 +181,7 @@ class DayVersions:
             return version
 
     def publish(self, rows: Path, marker: VersionMarker) -> None:
-        """Publish the files of the folder `rows` as the marker's version.
+        """Publish the files of the folder `rows` as the version that the marker describes.
 
         Raises:
             PermanentError: files of the version were removed or changed while it was written.
@@ -212,7 +213,10 @@ def _day_rows(
     malformed: MalformedRows,
     scratch: Path,
 ) -> Iterator[tuple[Any, Copies]]:
-    """Read the day's rows in time order, in bounded chunks, each with its dropped copies."""
+    """Read the day's rows in time order.
+
+    Yields chunks of bounded size, each with a description of the dropped copies.
+    """
     readers = [find_reader(path, recommender) for path in files]
     raw = [isinstance(reader, RawReader) for reader in readers]
     if timed := [

@@ -2,8 +2,8 @@
 
 The command compares settings and sizes, and the scores of both models on rows that neither model
 was trained on. The rows are held-out rows of the model with the later training data. Rows up to the
-end of the other model's training data are left out. Both models score the rows from their weights,
-as in serving. The command only reports.
+end of the other model's training data are left out. Both models score the rows with their stored
+weights, as in serving. The command only reports.
 """
 
 import argparse
@@ -28,8 +28,7 @@ from evergreen.runtime.flags import CommandParser
 from evergreen.storage.uris import local_path, typed_folder
 
 TEXT_SLICES = 10
-"""Number of slices in the text. Maximum number of slices in the text output. The page and the JSON
-contain more slices."""
+"""Maximum number of slices in the text output. The page and the JSON contain more slices."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,9 +124,14 @@ def _differing(a: Model, b: Model) -> Iterator[tuple[str, tuple[Any, Any]]]:
 def _configured(model: Model) -> dict[str, Any]:
     """Return the configuration, the data and the parent of a model, by name."""
     features = model.recommender.features
+    settings = model.recommender.named_settings
     return {
-        **model.recommender.named_settings,
-        **{f"network.{name}": value for name, value in model.config.items()},
+        # The network has all settings of the section `model`, including defaults.
+        **{name: value for name, value in settings.items() if not name.startswith("model.")},
+        **{
+            f"model.{'kind' if name == 'network' else name}": value
+            for name, value in model.config.items()
+        },
         "engine": model.backend,
         "parent": model.parent_model_id,
         "trained from": model.window_start,
@@ -161,6 +165,7 @@ def comparison_page(found: Comparison) -> str:
         first=[
             Text(f"{_rows_sentence(found)} Below, B is the candidate and A the champion."),
             *quality_blocks(found.quality, (f"B, {found.b}", f"A, {found.a}")),
+            *map(Text, _doubts(found)),
         ],
         sections={
             "What differs": [differing],
@@ -190,9 +195,10 @@ def comparison_text(found: Comparison) -> str:
         )
     if (lead := quality.difference) is not None and lead.auc is not None:
         lines += [
-            f"AUC, B minus A: {lead.auc:+.4f} [{number(lead.low)}, {number(lead.high)}], p "
+            f"AUC, B minus A: {lead.auc:+.4f} [{_signed(lead.low)}, {_signed(lead.high)}], p "
             f"{probability(lead.p_value)}"
         ]
+    lines += _doubts(found)
     for title, pairs in (("what differs", found.differing), ("sizes", found.sizes)):
         lines += ["", title, *(f"{name:34} {a:>32} {b:>32}" for name, a, b in _cells(pairs))]
     lines += ["", f"slices that speak most against B{'':2}{'rows':>8}{'log loss':>10}{'p':>10}"]
@@ -202,6 +208,26 @@ def comparison_text(found: Comparison) -> str:
             f"{part.name[:34]:34}{part.num_rows:>8}{change:>10}{probability(part.p_value):>10}"
         ]
     return "\n".join(lines)
+
+
+def _signed(value: float | None) -> str:
+    return ABSENT if value is None else f"{value:+.4f}"
+
+
+def _doubts(found: Comparison) -> list[str]:
+    """Return a sentence if the rows do not show which model has the higher AUC, or an empty list.
+
+    Few rows give a wide interval, so the sentence also warns of few rows.
+    """
+    lead = found.quality.difference
+    if lead is None or lead.low is None or lead.high is None:
+        return ["These rows are too few to compare the AUC of the models."]
+    if lead.low <= 0 <= lead.high:
+        return [
+            f"The interval includes 0: these {found.quality.num_rows} rows do not show which model "
+            "is better. More rows give a narrower interval."
+        ]
+    return []
 
 
 def _rows_sentence(found: Comparison) -> str:

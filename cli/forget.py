@@ -1,6 +1,6 @@
 """`evergreen admin forget` names everything that holds one user, and with `--yes` removes it.
 
-It also names the models that were trained on the user's rows.
+The command also lists the models that were trained on the user's rows.
 
 The command reads all files through the packages that own them. The user is a category of the column
 that the recommender calls `data.user`. A category of a user can also occur in lists that share the
@@ -109,7 +109,7 @@ class User:
     """
 
     text: str
-    """The user as the user's files spell it."""
+    """Value of the user, spelled as in the ingested files."""
     recommender: Recommender
     keys: set[tuple[str, int]] = field(default_factory=set)
     """Request id and row number of each row found."""
@@ -143,7 +143,7 @@ class User:
 
     @cached_property
     def category(self) -> int:
-        """The user's category, by which all packages after extraction know the user."""
+        """The user's category, which identifies the user in all packages after extraction."""
         return category_of(self.text if self._holds_words else str(int(self.text)))
 
     @property
@@ -162,7 +162,7 @@ class User:
         ]
 
     def _are_user(self, values: Any) -> Any:
-        """Return a mask of the values in an Arrow array that are the user.
+        """Return a mask of an Arrow array that is true for each value that is the user.
 
         Values are strings, numbers or categories, and are interpreted as extraction interprets
         them.
@@ -354,7 +354,7 @@ def in_rows(objects: Objects, user: User) -> Iterator[Found]:
 
 
 def in_outcomes(objects: Objects, user: User) -> Iterator[Found]:
-    """Yield files of late outcomes in a lake or an archive that contain the found requests."""
+    """Yield the files with late outcomes of the found requests, in a lake or an archive."""
     for info in [
         each for each in objects.list(_OUTCOMES) if user.keys and each.name.endswith(".parquet")
     ]:
@@ -390,7 +390,7 @@ def _is_in_file(path: Path, user: User) -> bool:
 def unfinished(folder: Path) -> Iterator[Found]:
     """Yield the unfinished files and folders of killed programs below a folder.
 
-    No program reads them, but they may hold rows of any user.
+    No program reads these files, but they may contain rows of any user.
     """
     for here, folders, files in os.walk(folder):
         left = [name for name in (*folders, *files) if _UNFINISHED.fullmatch(name)]
@@ -472,7 +472,7 @@ def _traces(store: Path, model: Model, user: User) -> list[str]:
 def golden_rows(store: Path, user: User) -> Iterator[str]:
     """Yield one line for each model version whose golden rows contain the user.
 
-    Versions in the registry and in Triton's repository are searched.
+    The search covers versions in the registry and in Triton's repository.
     """
     place, served = read_serving_place(store), ServedNames(user.recommender.name)
     kept = [(graph_folder(store, 0).parent.as_uri(), "")]

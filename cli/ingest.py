@@ -109,7 +109,7 @@ class ReadCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class Ingested:
-    """Result of an ingestion. Counts of rows are counts of written rows."""
+    """Result of an ingestion. Only written rows are counted."""
 
     rows: int
     lake_rows: int
@@ -136,7 +136,7 @@ class Ingested:
     def of(
         cls, counts: RowCounts, read: ReadCounts, *, num_lake: int, num_malformed: int
     ) -> "Ingested":
-        """Return the result from the counts of rows that were read and of rows to write."""
+        """Combine the counts of the rows that were read and of the rows to write into a result."""
         return cls(
             rows=counts.rows,
             lake_rows=num_lake,
@@ -238,8 +238,14 @@ def ingest(
         _publish_days(objects, scratch / "days", source)
         if replay is not None:
             _publish_file(scratch / "replay", replay)
-        _publish_malformed(malformed_file, place.with_name(f"{place.name}.malformed_rows.jsonl"))
+        _publish_malformed(malformed_file, malformed_path(replay))
     return Ingested.of(counts, read, num_lake=num_lake, num_malformed=malformed.num_rows)
+
+
+def malformed_path(replay: Path | None) -> Path:
+    """Return the file for malformed rows, which is beside the replay file if there is one."""
+    place = replay or Path("ingest")
+    return place.with_name(f"{place.name}.malformed_rows.jsonl")
 
 
 def name_of(files: list[Path]) -> str:
@@ -423,7 +429,7 @@ def _write_days(
 
 
 def _publish_days(objects: Objects, days: Path, source: str) -> None:
-    """Publish the files below `days` in the lake, day by day, as the only files of the source.
+    """Publish the files below `days` in the lake day by day, and remove older ones of the source.
 
     The files are named `part-<source>-*.parquet`.
     """
@@ -532,7 +538,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     lake = typed_uri(arguments.lake)
     recommender = recommender_of(arguments.store)
     done = ingest(files, recommender, lake=lake, replay=arguments.replay, settings=settings)
-    print(json.dumps({**asdict(done), "passed_over": passed_over(arguments.data)}))
+    file = str(malformed_path(arguments.replay)) if done.malformed else None
+    found = {**asdict(done), "malformed_file": file, "passed_over": passed_over(arguments.data)}
+    print(json.dumps(found, indent=2))
     return 0
 
 

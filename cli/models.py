@@ -17,6 +17,7 @@ from evergreen.registry.model_cards import card_path, read_card
 from evergreen.registry.promotion_journal import (
     INTENT,
     JOURNAL_FILE,
+    ROLLBACK,
     Promotion,
     current,
     interrupted,
@@ -33,7 +34,8 @@ from evergreen.runtime.plain_text import show
 from evergreen.runtime.terminal import TableColumn, add_listing_flags, local_time, print_table
 from evergreen.storage.uris import typed_folder
 
-HASH_DIGITS = 12
+DEMO_STORE = "build/demo/store"
+"""Default registry of the listings, that of the demo."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -42,7 +44,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     listing = commands.add_parser(
         "list",
-        help="list all releases, rollbacks and promotions, with person, time, reason and hashes",
+        help="list all releases, rollbacks and promotions, with author, time and reason",
     )
     card = commands.add_parser("show", help="print a model's card, or write it as a page")
     card.add_argument(
@@ -52,7 +54,7 @@ def build_parser() -> argparse.ArgumentParser:
     live = commands.add_parser("live-at", help="show which version was live at a time")
     live.add_argument("time", metavar="TIME", help="ISO 8601, in UTC if it has no zone, or `now`")
     for each in (listing, card, live):
-        each.add_argument("--store", required=True, help="model registry, folder or its URI")
+        each.add_argument("--store", default=DEMO_STORE, help="model registry, folder or its URI")
     live.add_argument("--json", action="store_true", help="print JSON")
     add_listing_flags(listing)
     return parser
@@ -95,17 +97,17 @@ COLUMNS = (
     TableColumn(name="action"),
     TableColumn(name="time"),
     TableColumn(name="model", is_wide_only=True),
-    TableColumn(name="by", is_flexible=True),
+    TableColumn(name="by", is_wide_only=True),
     TableColumn(name="reason", is_flexible=True),
-    TableColumn(name="hashes", is_wide_only=True),
 )
 
 
 def print_models(store: Path, *, as_json: bool = False, wide: bool = False) -> None:
     """Print a table of the journal, newest entry last, and mark the live version.
 
-    Intents of deployments that have ended are not in the table. JSON has all lines, and the URI of
-    each model's card, or null if there is no card.
+    The complete reason of the live version follows, because the table may be cut. Intents of
+    deployments that have ended are not in the table. JSON has all lines, with the hashes of the
+    files and the URI of each model's card, or null if there is no card.
     """
     entries, live = read_entries(store), current(store)
     if as_json:
@@ -125,6 +127,8 @@ def print_models(store: Path, *, as_json: bool = False, wide: bool = False) -> N
         begun = interrupted(store)
         shown = [each for each in entries if each.action != INTENT or each == begun]
         print_table(COLUMNS, [_cells(each, is_live=each == live) for each in shown], wide=wide)
+    if live is not None:
+        show(f"version {live.version} is live ({action_text(live)}): {live.reason}")
     if live is not None and (removed := removed_at(store, live.model_id)):
         print(
             f"version {live.version} still contains a user whose rows were removed at {removed}, "
@@ -154,17 +158,27 @@ def show_card(store: Path, reference: str, *, output: Path | None) -> None:
 
 
 def _cells(entry: Promotion, *, is_live: bool) -> tuple[str | None, ...]:
-    share = f" {100 * entry.share:g} %" if entry.share is not None else ""
     return (
         "*" if is_live else " ",
         str(entry.version),
-        f"{entry.action}{share}",
+        action_text(entry),
         local_time(entry.time),
         entry.model_id,
         entry.who or "unknown",
         entry.reason,
-        " ".join(f"{name} {value[:HASH_DIGITS]}" for name, value in sorted(entry.sha256.items())),
     )
+
+
+def action_text(entry: Promotion) -> str:
+    """Return the action of a journal entry for a table or a sentence.
+
+    The text contains the share of a canary, and the version that a rollback removed from traffic.
+    """
+    if entry.share is not None:
+        return f"{entry.action} {100 * entry.share:g} %"
+    if entry.action == ROLLBACK and entry.previous_version is not None:
+        return f"{entry.action} from {entry.previous_version}"
+    return entry.action
 
 
 def print_live_at(store: Path, time: str, *, as_json: bool = False) -> None:
@@ -192,7 +206,7 @@ def print_live_at(store: Path, time: str, *, as_json: bool = False) -> None:
     show(f"version {entry.version}, model {entry.model_id}")
     show(
         f"since {local_time(entry.time)} "
-        f"({entry.action} by {entry.who or 'unknown'}: {entry.reason})"
+        f"({action_text(entry)} by {entry.who or 'unknown'}: {entry.reason})"
     )
     until = (
         f"until {local_time(after.time)} "

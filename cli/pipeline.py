@@ -208,6 +208,7 @@ def _run_compile(arguments: argparse.Namespace) -> int:
     placement = read_placement(arguments.placement, flags)
     compile_pipeline(arguments.output, placement)
     print(f"{arguments.output}: {describe_places(placement.places)}")
+    print("(on this machine, `evergreen run --folder FOLDER` uses the folders in FOLDER instead)")
     return 0
 
 

@@ -119,11 +119,10 @@ def _init(arguments: argparse.Namespace) -> int:
     if arguments.output.exists():
         raise ContractError(f"{arguments.output} exists already, expected a new file (--output)")
     name = arguments.name or recommender_name(arguments.data.name.partition(".")[0])
-    write_whole(arguments.output, draft(read_sample(arguments.data), name=name))
-    print(
-        f"{arguments.output} is drafted: read its comments, correct it, fill in what is marked "
-        f"{FILL_IN}, then"
-    )
+    text = draft(read_sample(arguments.data), name=name)
+    write_whole(arguments.output, text)
+    gaps = f", fill in what is marked {FILL_IN}" if f": {FILL_IN}  #" in text else ""
+    print(f"{arguments.output} is drafted: read its comments, correct it{gaps}, then")
     print(f"  evergreen data check {arguments.output} --data {arguments.data}")
     return ExitCode.DONE
 

@@ -296,7 +296,7 @@ def alerts_page() -> str:
 
 
 def _sentence(text: str) -> str:
-    """Return the text with a capital and a full stop."""
+    """Return the text as a sentence, with a capital letter and a full stop."""
     text = " ".join(text.split())
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "`")) or not text else ".")
 

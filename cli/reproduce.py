@@ -1,10 +1,10 @@
 """`evergreen audit reproduce` trains a stored model again, and compares each step.
 
 The steps run as commands. Their inputs come from the model's manifests and from the notes of its
-run. They see a view of the model registry in the work folder. In this view, files are symbolic
-links, journals end at the start of the original run, and the recommender is the one of the model.
-Files of the lake that were written later are skipped. The command only reads the registry, and
-neither evaluates nor releases a model.
+run. The steps work on a view of the model registry, which is in the work folder. In this view,
+files are symbolic links, journals end at the start of the original run, and the recommender is the
+one of the model. Files of the lake that were written later are skipped. The command only reads the
+registry, and neither evaluates nor releases a model.
 
 On the same kind of processor, with the same number of threads, all bytes are equal. Names, times
 and folders of the run are not compared. TFDV's statistics are not compared either, because TFDV
@@ -204,7 +204,7 @@ class Reproduction:
         return output
 
     def _written_since(self) -> list[str]:
-        """Return a line that names later files of the model's days, which were not read."""
+        """Return a line that names the unread files that were added later to the model's days."""
         begun, days = (
             moment_of(self.until).timestamp(),
             {f"day={each['day']}" for each in self.model.days},

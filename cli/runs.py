@@ -13,7 +13,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
-from cli.models import registry_folder
+from cli.models import DEMO_STORE, registry_folder
+from evergreen.contracts.checks import PASS
 from evergreen.contracts.manifests import SCRATCH, Model, Verdict
 from evergreen.registry.models import stored_model, verdict_paths
 from evergreen.registry.runs import (
@@ -74,7 +75,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="evergreen runs",
         description="List runs: how each ended, its rows, model, AUC and verdict.",
     )
-    runs.add_argument("--store", required=True, help="model registry, folder or its URI")
+    runs.add_argument("--store", default=DEMO_STORE, help="model registry, folder or its URI")
     add_listing_flags(runs)
     runs.add_argument(
         "--newest",
@@ -184,17 +185,17 @@ def _model_and_verdict(store: Path, notes: list[StepNote]) -> tuple[Model | None
 
 
 COLUMNS = (
-    TableColumn(name="started"),
-    TableColumn(name="run", is_flexible=True),
+    TableColumn(name="started", is_wide_only=True),
+    TableColumn(name="run", is_cut_in_middle=True),
     TableColumn(name="id"),
     TableColumn(name="state"),
     TableColumn(name="step", is_wide_only=True),
     TableColumn(name="seconds", is_number=True, is_wide_only=True),
-    TableColumn(name="rows", is_number=True),
+    TableColumn(name="rows", is_number=True, is_wide_only=True),
     TableColumn(name="AUC", is_number=True),
     TableColumn(name="verdict", is_wide_only=True),
     TableColumn(name="version", is_number=True),
-    TableColumn(name="model", is_wide_only=True),
+    TableColumn(name="model", is_flexible=True),
 )
 
 
@@ -280,16 +281,13 @@ def what_next(store: Path, outcome: RunOutcome, *, command: Sequence[str]) -> st
         )
     verdict = _model_and_verdict(store, read_notes(store, outcome.run))[1]
     if outcome.state == "evaluated" and verdict is not None:
-        words = [
-            "evergreen",
-            "release",
-            "promote",
-            "--store",
-            str(store),
-            "--model-id",
-            verdict.candidate_model_id,
-        ]
-        return f"{shlex.join(words)} --override WHY makes the model live"
+        flag = f"--store {shlex.quote(str(store))}"
+        champion, candidate = verdict.champion_model_id, verdict.candidate_model_id
+        comparison = f"evergreen audit compare {champion} {candidate} {flag}"
+        promotion = f"evergreen release promote {flag} --model-id {candidate} --override WHY"
+        doubt = "" if verdict.decision == PASS else f", although its verdict is {verdict.decision}"
+        sentences = [f"{comparison} compares it with the live model"] if champion else []
+        return "\nnext: ".join([*sentences, f"{promotion} makes the model live{doubt}"])
     said = verdict.advice if verdict is not None and outcome.state == "refused" else []
     flags = next(filter(None, map(flags_to_run_again, [*said, outcome.reason])), [])
     sentences = [*said, *([shlex.join(_with_flags(command, flags))] if flags else [])]

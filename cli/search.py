@@ -13,6 +13,7 @@ import json
 import os
 import shlex
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -23,17 +24,18 @@ import yaml
 
 from demo.environments import REPOSITORY, python_of
 from demo.runner import LocalFolders
+from evergreen.config.model import config_from_document, network_changes, network_config
 from evergreen.config.reader import parse_settings, read_mapping
 from evergreen.config.sections import check_settings
 from evergreen.config.spec import Recommender
-from evergreen.contracts.manifests import CURRENT
+from evergreen.contracts.manifests import CURRENT, Model
 from evergreen.recommender_file.document import load_document
 from evergreen.recommender_file.form import read_recommender
-from evergreen.registry.models import evaluated_run
+from evergreen.registry.models import evaluated_run, parent
 from evergreen.registry.recommenders import accepted, check_run
-from evergreen.registry.runs import find_outcome, new_run_name
+from evergreen.registry.runs import SEARCH_RUN, find_outcome, new_run_name
 from evergreen.runtime.durable import write_whole
-from evergreen.runtime.errors import ContractError, PermanentError
+from evergreen.runtime.errors import ContractError, PermanentError, run_again
 from evergreen.runtime.exit_codes import exits_with_code
 from evergreen.runtime.flags import CommandParser
 from pipelines.package import read_parameters, read_places, run_outcome_pod
@@ -42,6 +44,8 @@ RUNNER = (str(python_of("driver")), "-m", "cli", "run")
 SECTIONS = ("preprocessing", "model", "training")
 """Sections that may be searched. The other sections change the evaluation rows or the gate."""
 DIRECTIONS = {"auc": "maximize", "log_loss": "minimize"}
+SEARCH_LOG = "search.log"
+"""Log of all trials, with a line for each step."""
 RANDOM_TRIALS = (
     5  # random trials before Optuna's sampler (TPE) models the results; Optuna's default is 10
 )
@@ -51,7 +55,7 @@ RANDOM_TRIALS = (
 class Dimension:
     """Possible values of one setting: a lowest and a highest value, or a list of choices.
 
-    The range is one of integers if both ends are integers.
+    If both ends of the range are integers, all its values are integers.
     """
 
     low: int | float = 0
@@ -127,7 +131,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Search or write the manifest, and return 0."""
+    """Run the search, or write it as a manifest, and return 0."""
     arguments = build_parser().parse_args(argv)
     if arguments.trials < 1 or (arguments.katib is None) != (arguments.recommender is None):
         raise ContractError(
@@ -147,7 +151,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     recommender = check_run(
         folders.store, reference=given["recommender"], settings=given.get("settings", "")
     )
-    search(arguments, read_space(arguments.space, recommender), folders, given=given)
+    space = read_space(arguments.space, recommender)
+    _expect_continuable(
+        space, recommender, parent=parent(folders.store, given.get("parent", CURRENT))
+    )
+    search(arguments, space, folders, given=given)
     return 0
 
 
@@ -175,6 +183,24 @@ def read_space(path: Path, recommender: Recommender) -> dict[str, Dimension]:
         for word in space[name].words:
             check_settings(recommender.with_settings(parse_settings(_settings({name: word}))))
     return space
+
+
+def _expect_continuable(
+    space: Mapping[str, Dimension], recommender: Recommender, *, parent: Model | None
+) -> None:
+    """Raise ContractError if a value of the space gives a network that cannot continue `parent`."""
+    if parent is None:
+        return
+    before = config_from_document(parent.config)
+    for name, each in space.items():
+        for word in each.words:
+            settings = parse_settings(_settings({name: word}))
+            if network_changes(before, network_config(recommender.with_settings(settings))):
+                raise ContractError(
+                    f"{name} is {word} in a trial, which cannot continue the network of the parent "
+                    f"{parent.model_id}; to train all trials from scratch, "
+                    + run_again("-p parent=none")
+                )
 
 
 def search(
@@ -231,6 +257,12 @@ def search(
         words = (
             {name: _suggested(trial, name, each) for name, each in space.items()} if number else {}
         )
+        shown = _settings(words) or "(as the recommender is)"
+        print(
+            f"trial {trial.number} started: {shown}; its steps: {folders.logs / SEARCH_LOG}",
+            file=sys.stderr,
+            flush=True,
+        )
         facts = run_trial(arguments.package, folders, given=given, words=words)
         if not number and metric not in facts:
             raise PermanentError(f"the first trial has no {metric}: {facts['reason']}")
@@ -266,12 +298,12 @@ def run_trial(
     The result always has a `reason`. If the model was evaluated, the result also contains `rows`,
     the metrics and the `interval` of the AUC.
     """
-    name = new_run_name("search")
+    name = new_run_name(SEARCH_RUN)
     texts = {**given, "settings": _unreleased(given, _settings(words)), "trigger_id": name}
     command = [*RUNNER, f"--package={package.resolve()}", f"--folder={folders.root}"]
     command += [f"-p{parameter}={text}" for parameter, text in texts.items()]
     folders.logs.mkdir(parents=True, exist_ok=True)
-    with open(folders.logs / "search.log", "a") as log:
+    with open(folders.logs / SEARCH_LOG, "a") as log:
         variables = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
         # Ctrl-C also interrupts the run, which then ends its step. `subprocess.run` would instead
         # kill the run in the middle of a step.

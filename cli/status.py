@@ -22,7 +22,14 @@ from cli.runs import RunLine, read_runs
 from evergreen.contracts.manifests import Verdict
 from evergreen.registry.forgotten import removed_at
 from evergreen.registry.models import verdict_paths
-from evergreen.registry.promotion_journal import Promotion, canary_at_work, current, interrupted
+from evergreen.registry.promotion_journal import (
+    ROLLBACK,
+    Promotion,
+    canary_at_work,
+    current,
+    interrupted,
+)
+from evergreen.registry.runs import SEARCH_RUN
 from evergreen.runtime.errors import ContractError, TemporaryError
 from evergreen.runtime.exit_codes import ExitCode, exits_with_code
 from evergreen.runtime.flags import CommandParser
@@ -45,6 +52,9 @@ class LiveModel:
 
     version: int
     model_id: str
+    previous_version: int | None
+    """Version that was live before the action. After a rollback, this is the version that was
+    rolled back."""
     since: str
     action: str
     who: str | None
@@ -225,7 +235,8 @@ def _find_snapshot(
 
 def _live_model(live: Promotion) -> LiveModel:
     known = {
-        name: getattr(live, name) for name in ("version", "model_id", "action", "who", "reason")
+        name: getattr(live, name)
+        for name in ("version", "model_id", "previous_version", "action", "who", "reason")
     }
     return LiveModel(since=live.time, **known)
 
@@ -235,7 +246,10 @@ def _canary(line: Promotion | None) -> Canary | None:
 
 
 def _auc(store: Path, live: Promotion | None, snapshot: Snapshot | None) -> Auc | None:
-    """Return the AUC of production, or of the gate before a row of the live version matured."""
+    """Return the AUC in production.
+
+    Until a row of the live version has matured, the gate's AUC is returned instead.
+    """
     for kpis in snapshot.windows if snapshot and live else ():
         if kpis.version == live.version:  # type: ignore[union-attr]
             return Auc(
@@ -304,6 +318,12 @@ def _needs(
     flag = f"--store {shlex.quote(str(store))}"
     if live is None:
         yield "no version is live: release a first model, `evergreen run --help`"
+    if live and live.action == ROLLBACK and live.blocked_model_id:
+        yield (
+            f"version {live.previous_version} was rolled back automatically at "
+            f"{local_time(live.time)} ({live.reason}): `evergreen models show "
+            f"{live.previous_version} {flag}` prints its card, and the next release clears this"
+        )
     if line := interrupted(store):
         yield (
             f"a deployment of version {line.version} began at {local_time(line.time)} and has no "
@@ -314,7 +334,8 @@ def _needs(
             f"version {live.version} still contains a user whose rows were removed at "
             f"{local_time(removed)}: `evergreen run --from-scratch`"
         )
-    if runs and runs[-1].state == "failed":
+    # A search goes on after a failed trial, and lists it.
+    if runs and runs[-1].state == "failed" and not runs[-1].run.startswith(SEARCH_RUN):
         yield f"run {runs[-1].name} failed at {runs[-1].step}: {runs[-1].reason}"
     if problem:
         yield problem
@@ -361,8 +382,8 @@ def _facts(status: Status) -> Iterator[tuple[str, str]]:
     live, canary, run = status.live, status.canary, status.last_run
     yield (
         "live",
-        f"version {live.version} since {local_time(live.since)} ({live.action} by "
-        f"{live.who or 'unknown'})"
+        f"version {live.version} since {local_time(live.since)} "
+        f"({_action_text(live)} by {live.who or 'unknown'})"
         if live
         else "no version",
     )
@@ -381,6 +402,12 @@ def _facts(status: Status) -> Iterator[tuple[str, str]]:
     yield "next run", _next_text(status.next_run)
     since = f", its numbers are of {local_time(status.as_of)}" if status.as_of else ""
     yield "monitor", f"{status.monitor}{since}"
+
+
+def _action_text(live: LiveModel) -> str:
+    if live.action != ROLLBACK or live.previous_version is None:
+        return live.action
+    return f"{live.action} from version {live.previous_version}"
 
 
 _DRIFT_WORDS = {

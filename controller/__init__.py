@@ -1,4 +1,4 @@
 """Controller of the served version between two pipeline runs.
 
-It runs canaries, baking, healing, rollback and promotion.
+The controller runs canaries, baking, healing, rollback and promotion.
 """

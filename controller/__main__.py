@@ -2,9 +2,9 @@
 
 `python -m controller --store S`. The controller holds the lock of Triton's model repository while
 it runs. In each round it carries out the open requests of the journal (`controller.reconcile`), and
-undoes a change that was interrupted. Then the watchdog probes every Triton server and reloads
-models that answer wrongly (`controller.watchdog`). The baking version is evaluated, and rolled back
-if it is bad (`controller.baking`). The canary is evaluated, and grows or ends
+undoes a change that was interrupted. After the requests, the watchdog probes every Triton server
+and reloads models that answer wrongly (`controller.watchdog`). The baking version is evaluated, and
+rolled back if it is bad (`controller.baking`). The canary is evaluated, and grows or ends
 (`controller.canary.steps`). At the start and once a day the versions' files are compared with their
 hashes (`controller.inspection`). Between two rounds the controller looks for new requests.
 
@@ -44,6 +44,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+AUTHOR = "controller"
+"""Author of the controller's own changes in the journal, such as automatic rollbacks."""
 MAX_INTERVAL_SECONDS = 3600.0
 POLL_SECONDS = 0.1
 """Seconds between two checks of the journal for new requests."""
@@ -160,8 +162,8 @@ def control(
 ) -> None:
     """Run rounds until `wait` returns True.
 
-    `wait` is called with the seconds between two rounds, in parts after which new requests are
-    carried out.
+    `wait` gets the seconds until the next round. It is called several times per round, because new
+    requests are carried out in between.
 
     Raises:
         TemporaryError: `check_held`, which is called before each round, found that the lock was
@@ -222,7 +224,7 @@ class Holder:
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of the command."""
     parser = CommandParser(prog="evergreen release controller", description=__doc__)
-    add_site_flags(parser)
+    add_site_flags(parser, author=AUTHOR)
     parser.add_argument(
         "--metrics-urls",
         default="",

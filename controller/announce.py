@@ -1,15 +1,15 @@
 """Check what a request asks for, choose its version, and announce the change in the journal.
 
-A verdict compares a candidate with one champion. If two runs overlap, another model may have gone
-live since the verdict, so the verdict does not compare the candidate with the live model. The
+A verdict compares a candidate with one champion. If two runs overlap, another model may go live
+after the verdict. The verdict then does not compare the candidate with the live model. The
 candidate is then refused and must be evaluated again. Runs that chose their champion explicitly, or
 chose no champion, are not checked.
 
 A version number that the journal contains is never reused. The registry keeps the graph and the
-golden rows of each version permanently. The gate scores the champion with them, `verify` recomputes
-logged scores, and a rollback restores versions that Triton's repository no longer contains. The
-stored files are copies and not hard links to the served files, because a corrupt served file must
-not corrupt its only backup.
+golden rows of each version permanently. The gate scores the champion with these files, `verify`
+recomputes logged scores, and a rollback restores versions that Triton's repository no longer
+contains. The stored files are copies and not hard links to the served files, because a corrupt
+served file must not corrupt its only backup.
 """
 
 import logging
@@ -48,9 +48,9 @@ from evergreen.serving.servers import probe
 logger = logging.getLogger(__name__)
 
 SHADOW_SHARE = 1.0
-"""Share of the requests that both arms score. These requests provide the pairs, and decisions come
-soonest if all requests are used. Clients drop shadow requests that would delay served requests
-(`inference_client.routing`)."""
+"""Share of the requests that both arms score. These requests provide the pairs. If all requests are
+scored by both arms, a canary is decided soonest. Clients drop shadow requests that would delay
+served requests (`inference_client.routing`)."""
 
 
 class StaleVerdict(Refused):
@@ -100,10 +100,10 @@ def satisfied(site: Site, state: RequestState) -> Satisfied | None:
 
 
 def _wanted_then(state: RequestState) -> int | None:
-    """Return the version that a requester means during a change, or None without a change.
+    """Return the version that counted as live for the requester. None if no change was in progress.
 
-    Otherwise the requester refers to the version that was live at that time. During a rollback,
-    this is the target of the rollback.
+    During a rollback this is the target of the rollback. During any other change it is the version
+    that was live at that time.
     """
     intent = state.intent_then
     if intent is None:
@@ -428,7 +428,7 @@ def next_version(store: Path, repository: ModelRepository) -> int:
 
 
 def confirm(site: Site, version: int) -> None:
-    """Probe the servers for a live version that a request asks for again.
+    """Probe the servers, because a request asks for a version that is already live.
 
     Raises:
         TemporaryError, PermanentError: a server does not answer, or answers wrongly.
@@ -440,7 +440,7 @@ def confirm(site: Site, version: int) -> None:
 
 
 def tidy(site: Site, line: Promotion) -> None:
-    """Remove old versions and record where the release went.
+    """Remove old versions, and record the deployment target of the release.
 
     A failure does not affect the release.
     """

@@ -11,9 +11,9 @@ p99 of a single server. The version's lowest p99 is therefore compared with the 
 previous version. Each p99 is a median over time.
 
 The monitor evaluates the live traffic, and this module reads its findings from the registry. A
-breach rolls back to the previous version and blocks the model. After that only a person can release
-the model again. A version without a breach becomes `baked` after the required time and number of
-rows.
+breach rolls back to the previous version and blocks the model. A blocked model is released again
+only if a person decides so. A version without a breach becomes `baked` after the required time and
+number of rows.
 
 All state of the baking is in the journal, the findings and `baking/counters.json`, so the next
 round makes up for a lost round. To roll back, the controller appends a request to the journal, as a
@@ -81,8 +81,8 @@ P99_READINGS = 12
 """Number of p99 readings that are stored and required. They span two minutes."""
 NONE, BAKES, ROLLED_BACK = "none", "bakes", "rolled_back"
 _RETRY_ROUNDS = 128
-"""Maximum number of rounds between two attempts of a failing rollback. The number doubles after
-each attempt."""
+"""Maximum number of rounds between two attempts of a failing rollback. The number of rounds doubles
+after each attempt, up to this maximum."""
 _RULES = CanaryPolicy()
 """Default rules, for `min_requests` and `error_alpha`."""
 
@@ -214,8 +214,8 @@ class Baking:
                 found = read_buckets(text, arm, source=address)
                 seen[key] |= {f"{_LE}{bound}": count for bound, count in (found or {}).items()}
                 last = kept.seen.get(key)
-                # The first counters of a server, and those after its restart, include slow
-                # warm-ups.
+                # The first counters of a server include slow warm-ups, and so do the first counters
+                # after a restart.
                 if last is not None and all(seen[key][name] >= last[name] for name in COUNTERS):
                     growth = {
                         name: growth[name] + seen[key][name] - last[name] for name in COUNTERS
@@ -285,7 +285,10 @@ _LE = "le "
 
 
 def _bucket_growth(last: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
-    """Return the new requests in each bucket between two readings of a server, by bound."""
+    """Return how many requests each bucket gained between two readings.
+
+    The keys are upper bounds.
+    """
     names = [name for name in now if name.startswith(_LE) and name in last]
     return {name.removeprefix(_LE): now[name] - last[name] for name in names}
 
@@ -296,7 +299,10 @@ def _sum(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, floa
 
 @dataclass(frozen=True, kw_only=True)
 class VersionCounts(ArmCounts):
-    """Counters of one version summed over all servers while it was live, without warm-ups."""
+    """Counters of one version while it was live, summed over all servers.
+
+    Warm-ups are not counted.
+    """
 
     reloads: int = 0
     """Number of reloads of a server because the version answered wrongly or not at all."""
@@ -305,10 +311,10 @@ class VersionCounts(ArmCounts):
     servers in microseconds."""
     summed_p99: list[list[float]] = field(default_factory=list)
     """Last readings: seconds since the version went live, and the p99 of all servers' requests in
-    microseconds. It includes the wait in the queue."""
+    microseconds. This time includes the wait in the queue."""
     open_buckets: dict[str, float] = field(default_factory=dict)
-    """Number of requests of all servers since the last reading, cumulative by upper bound of the
-    latency in milliseconds."""
+    """Number of requests since the last reading, summed over all servers. The keys are upper bounds
+    of the latency in milliseconds, and the numbers are cumulative."""
 
     def plus(self, growth: Mapping[str, float], *, reloads: int) -> "VersionCounts":
         """Return the counts after adding the growth of the counters and of the reloads."""
@@ -323,7 +329,7 @@ class VersionCounts(ArmCounts):
         return median(each[1] for each in self.summed_p99) / 1000
 
     def p99_ms(self, bound: int) -> float | None:
-        """Return the median over the readings of the lowest or highest p99, in milliseconds.
+        """Return the median of the readings' lowest (or highest) p99, in milliseconds.
 
         `bound` selects the lowest (1) or the highest (2) p99 of each reading. Returns None if there
         are too few readings.
@@ -371,7 +377,7 @@ def check_counts(
     >>> [(check.name, check.value, check.result) for check in checks[:3]]
     [('reloads', 0, 'pass'), ('failure rate', 0.0, 'pass'), ('latency ratio', 3.0, 'fail')]
     >>> headline(checks[2:])
-    'passed 0 of 2 checks; failed: latency ratio 3 (at most 2); inconclusive: p99 ratio (too few requests)'
+    'passed 0 of 2 checks; failed: latency ratio 3 (expected at most 2); inconclusive: p99 ratio (too few requests)'
     """  # noqa: E501
     other = before or VersionCounts()
     usual = other.failure / other.requests if other.requests >= _RULES.min_requests else 0.0
@@ -427,7 +433,7 @@ def _comparable_p99(
 def _check_ratio(
     name: str, milliseconds: tuple[float | None, float | None], limit: float, *, what: str
 ) -> Check:
-    """Check the version's time divided by that of the version before."""
+    """Check the ratio of the version's time to the previous version's time."""
     now, before = milliseconds
     if not now or not before:
         return Check(name=name, result=INCONCLUSIVE, detail="too few requests")
@@ -444,7 +450,7 @@ class _Counters:
 
     counts: dict[int, VersionCounts] = field(default_factory=dict)
     seen: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Last reading of each server for the live version, by `host:port version`."""
+    """Last reading of each server for the live version. The keys are `host:port version`."""
 
     def __post_init__(self) -> None:
         lacking = [

@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 
 DAY_SECONDS = 86_400.0
 RETRY_SECONDS = 300.0
-"""Seconds until the next inspection if the last inspection failed or found a file that it could not
-repair."""
+"""Seconds until the next inspection, if the last inspection failed or found a file that it could
+not repair."""
 
 
 @dataclass(kw_only=True)
@@ -47,7 +47,7 @@ class Inspection:
         Raises:
             ContractError: both copies of a file are corrupt. The error is raised again by every
                 call until the next inspection.
-            TemporaryError: a deployment is running, or the storage does not answer. A later call
+            TemporaryError: a deployment is running, or the storage does not answer. The next call
                 tries again.
         """
         now = self.site.patience.clock()
@@ -136,7 +136,7 @@ class Inspection:
 
 
 def remove_stale(store: Path, now: datetime) -> None:
-    """Remove prepared versions of a day ago that no open request names.
+    """Remove prepared versions that are over a day old and that no open request names.
 
     These versions are left by steps that were killed before they appended a request.
     """

@@ -8,10 +8,10 @@ The rehearsal takes about 0.3 s under traffic. Triton sends requests without a v
 highest version as soon as it is loaded. Any error that a load can show must therefore appear before
 the served name is changed.
 
-The configuration is one atomic write. From then on every starting server serves the new version.
-Running servers load the version one after another. Servers that appear in the meantime are
-included. Each is notified, waited for, and probed with golden rows. Triton itself drains a version
-that it unloads.
+The configuration is one atomic write. After this write, every server that starts serves the new
+version. Running servers load the version one after another. Servers that appear in the meantime are
+included. Each server is notified, and is probed with golden rows after it has loaded the version.
+Triton itself drains a version that it unloads.
 
 The configuration names only the new version. Triton loads the new version before it unloads the
 previous version, which first finishes its requests. Keeping the previous version loaded would have
@@ -221,7 +221,7 @@ def _restore_config(site: Site) -> None:
 
 
 def _restore_servers(site: Site) -> None:
-    """Make every server serve the version from before the intent.
+    """Make every server serve the version that was configured before the intent.
 
     A server that cannot be restored is left to the watchdog, because the configuration is restored.
     """
@@ -352,4 +352,4 @@ BODIES: Mapping[str, Callable[[Site], None]] = {
     UNLOAD_CANARY: _unload_canary,
     END_CANARY: _end_canary,
 }
-"""Function for each move that needs no request."""
+"""Functions that carry out the moves that need no request, by move."""

@@ -7,6 +7,7 @@ apply.
 """
 
 import argparse
+import sys
 from dataclasses import fields
 
 from controller.release import ReleaseSettings
@@ -14,8 +15,10 @@ from controller.site import SiteSettings, add_site_flags, change_reason, site_of
 from controller.waiting import add_waiting_flag, ask
 from evergreen.contracts.requests import RELEASE
 from evergreen.registry.models import evaluated_model, read_release, read_serving_place
+from evergreen.registry.promotion_journal import blocked_models
 from evergreen.runtime.exit_codes import exits_with_code
 from evergreen.runtime.flags import CommandParser
+from evergreen.runtime.plain_text import show
 from evergreen.serving.prepare import prepare_request
 from evergreen.serving.repository.triton_config import ServingOptions, read_options
 
@@ -57,6 +60,12 @@ def main(argv: list[str] | None = None) -> int:
     site = site_of(arguments)
     candidate = evaluated_model(site.store, arguments.model_id)
     settings = as_served_now(site.serving(candidate[0]))
+    if line := blocked_models(site.store).get(arguments.model_id):
+        show(
+            f"model {arguments.model_id} was rolled back from version {line.previous_version} at "
+            f"{line.time} by {line.who or 'unknown'} ({line.reason}): --override releases it again",
+            file=sys.stderr,
+        )
     request = prepare_request(
         RELEASE,
         candidate,

@@ -1,10 +1,10 @@
 """Decide the next move of the release protocol from what is desired and what is observed.
 
-This module does no input and no output. The journal of promotions and requests folds to a
-`Desired`. The model repository, the traffic plan and the servers give an `Observed`. `TABLE` is the
-whole protocol. The first rule whose condition is true names the next move. The controller makes
-that move, observes again, and asks for the next move (`controller.reconcile`). After a crash the
-controller makes the same observation, so recovery needs no code of its own.
+This module does no input and no output. A `Desired` is computed from the journal of promotions and
+requests. An `Observed` is read from the model repository, the traffic plan and the servers. `TABLE`
+is the whole protocol. The first rule whose condition is true names the next move. The controller
+makes that move, observes again, and asks for the next move (`controller.reconcile`). After a crash
+the controller makes the same observation, so recovery needs no code of its own.
 
 Each move is one durable write, or one idempotent action on the servers:
 
@@ -24,8 +24,8 @@ version number.
 
 Requests are handled in the order of their entries, except that `ROLLBACK` and `ABORT` come first. A
 later rollback supersedes every request that is not recorded yet, and a later abort supersedes
-requests about canaries. A superseded attempt counts as failed, except that of a rollback, which is
-finished.
+requests about canaries. A superseded attempt counts as failed. Only a superseded attempt of a
+rollback is finished.
 
 An entry of a person and an entry of the controller can be appended at the same time. The order of
 the entries decides. A request is accepted only if no withdrawal of the request precedes the
@@ -57,7 +57,7 @@ SUPERSEDED_KINDS = {
     ROLLBACK: (RELEASE, ROLLBACK, CANARY, ADVANCE),
     ABORT: (CANARY, ADVANCE),
 }
-"""Kinds of earlier requests that a later request of each kind supersedes."""
+"""For each kind of request, the kinds of earlier requests that it supersedes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +110,7 @@ class Desired:
     intent: Intent | None = None
     request: OpenRequest | None = None
     is_baked: bool = False
-    """Whether the evidence allows the end of the live version's baking."""
+    """Whether the evidence allows the live version to end its baking."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,7 +219,7 @@ class ProtocolRule:
     move: str
     """One of `MOVES`."""
     then: tuple[str, ...]
-    """States that can follow a move that succeeded and that nothing else disturbed."""
+    """Possible states after this move, if the move succeeds and nothing else changes."""
 
 
 def _forward(desired: Desired, observed: Observed) -> bool:
@@ -315,7 +315,7 @@ def _failed(desired: Desired, observed: Observed) -> bool:
 
 
 def _is_left_over(observed: Observed) -> bool:
-    """Return whether files or a loaded version remain of a canary that is not in the plan."""
+    """Return whether a canary that is not in the plan still has files or is still loaded."""
     return _plan_canary(observed) is None and (
         observed.placed is not None or not _load_canary(observed, None)
     )

@@ -89,7 +89,8 @@ def is_superseded(state: RequestState, states: list[RequestState]) -> bool:
         for each in later
         if each.result is None
         or each.result.action == DONE
-        # A person who asked for a rollback wants no release, even if no version can be restored.
+        # After a person's request for a rollback, no release may follow, even if no version can be
+        # restored.
         or (each.result.action == REFUSED and each.request.replaces is None)
     )
 
@@ -228,7 +229,7 @@ def drive(site: Site, *, stop: Callable[[], bool] = lambda: False) -> None:
 
     Raises:
         ContractError, TemporaryError, PermanentError, OSError: a move failed that belongs to no
-            request, or undoing a failed change failed too. A later call tries again.
+        request, or undoing a failed change failed too. The next call tries again.
     """
     before: tuple[Desired, Observed, str | None] | None = None
     while True:

@@ -83,7 +83,7 @@ class SiteSettings:
     """Addresses of the running servers, see `servers`. If empty, a release is only published, and
     servers read it when they start."""
     who: str = field(default_factory=whoami)
-    """Person or pipeline run that makes the change, for the journal."""
+    """Person, pipeline run or program that makes the change, for the journal."""
     num_kept: int = 3
     """Number of versions that stay in the repository, including the live version and the previous
     version."""
@@ -186,7 +186,7 @@ class Attempt:
     is_shown: bool = False
     """Whether clients may have read a plan with the canary."""
     is_blocked: bool = False
-    """Whether a move failed that was to undo the attempt."""
+    """Whether a move that was to undo the attempt has failed."""
     error: BaseException | None = None
     lost: list[str] = field(default_factory=list)
     """Error messages of everything that could not be restored after a failure."""
@@ -313,9 +313,12 @@ class Site:
         )
 
     def announce(self, attempt: Attempt) -> None:
-        """Append the intent of the attempt to the journal. From then on the attempt is running.
+        """Append the intent of the attempt to the journal.
 
-        The attempt is remembered before, because an error can follow a complete write.
+        After that, the attempt counts as running.
+
+        The attempt is stored in `self` before the append, because an error can follow a complete
+        write.
         """
         assert attempt.line is not None
         config = self.repository.read_config()
@@ -404,8 +407,13 @@ def opened(settings: SiteSettings, *, stages: CanaryStages = DEFAULT_STAGES) -> 
         )
 
 
-def add_site_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags for the deployment target and for the person who asks."""
+def add_site_flags(parser: argparse.ArgumentParser, *, author: str = "") -> None:
+    """Add the flags for the deployment target and for the author of the changes.
+
+    Args:
+        parser: Parser of the command.
+        author: Default author in the journal. Empty = the person who starts the command.
+    """
     parser.add_argument("--store", required=True, help="model registry, folder or its URI")
     parser.add_argument(
         "--repository",
@@ -418,7 +426,11 @@ def add_site_flags(parser: argparse.ArgumentParser) -> None:
         "empty = none; default: those of the last release",
     )
     parser.add_argument(
-        "--who", default="", help="person who makes the change, for the journal; default: user@host"
+        "--who",
+        default=author,
+        help="author of the changes in the journal"
+        if author
+        else "person who makes the change, for the journal; default: user@host",
     )
     add_flags(parser, TritonAccess, prefix=ACCESS_FLAGS, variables=ACCESS_VARIABLES)
 

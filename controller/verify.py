@@ -100,7 +100,7 @@ class Verification:
     model_id: str
     checks: list[HashCheck]
     num_files: int
-    """Number of files with rows of the version that were read."""
+    """Number of files that were read and have rows of the version."""
     num_rows: int
     num_different: int
     tolerance: float

@@ -1,4 +1,4 @@
-"""Append a request for a command, and wait for its result unless the caller does not want to."""
+"""Append a request for a command, and wait for the result if the caller wants it."""
 
 import argparse
 import sys

@@ -52,8 +52,8 @@ _LEVELS = {
     **dict.fromkeys((GONE, ILL), logging.ERROR),
 }
 _DEAD_STUB = "not healthy"
-"""Text in the error message of every request to a model whose stub died. Such a model is reloaded
-at the first error."""
+"""Text in the error message of every request to a model whose stub died. The watchdog reloads a
+model with this error at once."""
 _STRIKES = 2
 """Consecutive failed probes before a model is reloaded. If a reload does not help, the next reload
 comes after twice as many answers, because a model that is unloaded in each round serves no client.
@@ -61,8 +61,8 @@ comes after twice as many answers, because a model that is unloaded in each roun
 
 _REQUESTS_PER_INSTANCE = 2
 """Probe requests per instance if there are several instances. Triton uses the instances in turn,
-but an instance that returns late to the queue misses its turn. On a busy machine 2 of 300 requests
-went to the same instance as the request before (Triton 2.51, two instances)."""
+but an instance that returns late to the queue misses its turn. On a busy machine with two
+instances, 2 of 300 requests went to the same instance as the previous request (Triton 2.51)."""
 
 
 @dataclass(kw_only=True)
@@ -71,7 +71,7 @@ class Watchdog:
 
     site: SiteSettings
     counts: Counter[str] = field(default_factory=Counter)
-    """Number of each finding since the start."""
+    """How often each finding occurred since the start."""
     reloads: Counter[int] = field(default_factory=Counter)
     """Number of reloads of each version since the start."""
 
@@ -227,7 +227,7 @@ class Watchdog:
 
     @property
     def _settings(self) -> SiteSettings:
-        """Settings of the site, whose lock the watchdog's repository holds."""
+        """Settings of the watchdog's site."""
         return replace(self.site, held=self._repository)
 
     def _trouble(
@@ -235,7 +235,7 @@ class Watchdog:
     ) -> str | None:
         """Return what is wrong with the model's answers, or None.
 
-        `unload` and `load` unload or load the model before the probe.
+        If `unload` or `load` is True, the model is unloaded or loaded before the probe.
         """
         try:
             if unload:

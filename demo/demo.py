@@ -140,7 +140,7 @@ class _RunWatch:
         self._seen: dict[tuple[str, str], str] = {}
 
     def update(self) -> list[tuple[str, StepNote]]:
-        """Return run and note of each step whose state changed since the last call."""
+        """Return the run and the note of each step that changed its state since the last call."""
         changed = []
         runs = (
             sorted(p.name for p in (self._store / "runs").glob("*")) if self._store.exists() else []
@@ -563,7 +563,8 @@ def _prepare_lake(
     lake = lake[:2] if described.has_times else lake
     ingest = ["cli.ingest", *lake, "--data", str(settings.data), "--max-rows", str(settings.rows)]
     ingest += ["--store", str(folders.store), "--lake-fraction", "0.6", "--replay", str(replay)]
-    made = _printed(stack, "ingest", ingest)
+    stack.start("ingest", [sys.executable, "-m", *ingest])
+    made = printed_json(stack.finish("ingest", seconds=_PREPARE_SECONDS))
     for sentence in ingested_sentences(
         made, replay, most=settings.rows, has_times=described.has_times
     ):

@@ -87,7 +87,7 @@ def sqlite_log(root: Path) -> LogPlace:
 
 
 def start_log(kind: str, root: Path, stack: Stack) -> LogPlace:
-    """Return the log of this kind, with its server started as a process of `stack` and ready.
+    """Start the server of this kind of log in `stack`, and return the log when it is ready.
 
     Raises:
         ContractError: the kind is unknown, or its server is not installed.

@@ -60,7 +60,7 @@ _MAX_REQUEST_ROWS = 256
 parts."""
 
 _MIN_DATA_ROWS = 1_000
-"""Minimum number of a user's rows. With fewer rows, the AUC of the held-out tenth is too
+"""Minimum number of rows in a user's data. With fewer rows, the AUC of the held-out tenth is too
 uncertain."""
 
 
@@ -100,16 +100,17 @@ class DemoPlan:
     min_clicks: int
     """Minimum clicks and minimum non-clicks of a window for a decision."""
     min_rows_since_breach: int
-    """Number of rows after the alarm before a run is requested. The next model trains on these rows
-    and so adapts to the drift."""
+    """Number of rows that must follow the alarm before a run is requested. The next model trains on
+    these rows and so adapts to the drift."""
     archive_roll_rows: int
     bake_rows: int
-    """Rows after which a version without evidence against it counts as good."""
+    """Number of rows after which a version counts as good if there is no evidence against it."""
     label_delay_seconds: float = 0.4
     """Mean delay of a label in seconds. The maximum delay is four times the mean."""
     attribution_window_seconds: float = 2.2
     drift_bucket_seconds: float = 2.0
-    """Event time in seconds of a bucket whose features are compared with the training rows."""
+    """Length of a bucket in seconds of event time. The features of each bucket are compared with
+    those of the training rows."""
     drift_grace_seconds: float = 2.0
     """Time in seconds that a bucket waits for late predictions. The client publishes every 0.15
     s."""

@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
@@ -31,7 +32,15 @@ from demo import environments
 from demo.stack import tethered
 from evergreen.contracts.manifests import RetrainRequest
 from evergreen.registry.recommenders import served_name
-from evergreen.registry.runs import RunOutcome, find_outcome, new_run_name
+from evergreen.registry.runs import (
+    STOPPED,
+    RunOutcome,
+    conclude,
+    find_outcome,
+    new_run_name,
+    read_notes,
+    write_outcome,
+)
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
 from pipelines.images import ENVIRONMENT_OF_STEP, step_of_image
 from pipelines.package import read_places, with_places
@@ -39,7 +48,8 @@ from pipelines.package import read_places, with_places
 logger = logging.getLogger(__name__)
 
 _REFUSED_EXIT_CODE = 2
-"""Exit code of a step that no retry can help: wrong flags, or invalid input."""
+"""Exit code of a step that would fail in every retry, because its flags are wrong or its input is
+invalid."""
 STEP_NICENESS = 10
 """Niceness of a step. A server on the same machine runs at niceness 0."""
 _TORCH_THREADS = "1"
@@ -177,9 +187,11 @@ def _task_handler(
                 **self._variables,
             }
             environment.pop("PYTHONHOME", None)
+            begun = time.monotonic()
             with open(logs / f"{self._step}.log", "ab") as log:
                 code = _run_step(self._command, environment, log)
-            logger.info("step %s exited with code %d", self._step, code)
+            seconds = time.monotonic() - begun
+            logger.info("step %s exited with code %d after %.0f s", self._step, code, seconds)
             if code == _REFUSED_EXIT_CODE:
                 refused.add(self._step)
             return status.Status.SUCCESS if code == 0 else status.Status.FAILURE
@@ -204,8 +216,8 @@ def _run_step(command: list[str], environment: Mapping[str, str], log: Any) -> i
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=subprocess.STDOUT,
-        # KFP starts the step in a shell. With a process group of their own, both the shell and the
-        # step can be ended. `yielding` needs a session for the command.
+        # KFP starts the step in a shell. Both the shell and the step can be ended, because they
+        # have their own process group. `yielding` needs a session for the command.
         start_new_session=True,
     )
     try:
@@ -236,7 +248,8 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
 def _kfp_output_to(log_path: Path) -> Iterator[None]:
     """Redirect the output and log of KFP to a file.
 
-    KFP's handlers replace those of the root logger, and print all inputs of a task.
+    KFP's handlers replace those of the root logger, and print all inputs of a task. This module's
+    own log also goes to the earlier handlers of the root logger, so that a person sees each step.
     """
     root_logger = logging.getLogger()
     handlers, level = root_logger.handlers[:], root_logger.level
@@ -245,9 +258,13 @@ def _kfp_output_to(log_path: Path) -> Iterator[None]:
         contextlib.redirect_stdout(log),
         contextlib.redirect_stderr(log),
     ):
+        for handler in handlers:
+            logger.addHandler(handler)
         try:
             yield
         finally:
+            for handler in handlers:
+                logger.removeHandler(handler)
             root_logger.handlers[:] = handlers
             root_logger.setLevel(level)
 
@@ -353,6 +370,11 @@ def run_once(
             )
         except PipelineFailed as error:
             failure = str(error)
+        except (KeyboardInterrupt, SystemExit):
+            # The pipeline's exit handler, which records the outcome, does not run any more.
+            if find_outcome(folders.store, name) is None:
+                write_outcome(folders.store, _outcome_of_stopped(folders.store, name, request))
+            raise
     outcome = find_outcome(folders.store, name)
     if outcome is None:
         raise PermanentError(
@@ -360,6 +382,17 @@ def run_once(
         )
     logger.info("run %s %s at %s: %s", name, outcome.state, outcome.step, outcome.reason)
     return outcome
+
+
+def _outcome_of_stopped(store: Path, run: str, request: RetrainRequest | None) -> RunOutcome:
+    return conclude(
+        store,
+        read_notes(store, run),
+        run=run,
+        trigger_id=request.request_id if request else "",
+        kfp_state=STOPPED,
+        ended_at=datetime.now(timezone.utc).isoformat(),
+    )
 
 
 @contextlib.contextmanager

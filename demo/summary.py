@@ -39,7 +39,7 @@ _MAX_ROLLBACK_SECONDS = 60.0
 _WIDE_INTERVAL = 0.06
 """Width of a 95 % interval of the AUC above which the AUC is called uncertain."""
 _SECONDS_BESIDE_RELEASE = 10
-"""Seconds of traffic before and after a release with which the release is compared."""
+"""Seconds of traffic before a release and after it. The release is compared with this traffic."""
 
 Lines = Sequence[Mapping[str, Any]]
 """Lines of a JSON-lines file, as defined by its writer."""
@@ -162,8 +162,8 @@ class TrafficDuring:
     requests_sent: int
     requests_failed: int
     p99_ms: float | None
-    """99th percentile of a second, as the maximum over all seconds. With a few dozen requests per
-    second, the percentile is about the slowest request of the second."""
+    """Maximum over all seconds of the 99th percentile within a second. With a few dozen requests
+    per second, the percentile is about the slowest request of the second."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +174,7 @@ class ReleaseNumbers:
     seconds: float | None
     during: TrafficDuring
     p99_ms_before: float | None
-    """Median over seconds before the release."""
+    """Median 99th percentile of the seconds before the release."""
     p99_ms_after: float | None
 
 
@@ -184,7 +184,7 @@ class BadReleaseNumbers:
 
     made: LiveChange
     rolled_back: LiveChange
-    """The rollback. The rollback starts when the bad version was live on all servers."""
+    """The rollback, which starts when the bad version is live on all servers."""
     during: TrafficDuring
 
 
@@ -426,7 +426,7 @@ def bad_release_numbers(planted: Sequence[LiveChange], traffic: Lines) -> BadRel
 
 
 def count_served_rows(lake: Path) -> int:
-    """Count the rows of the lake that a model of ours scored, distinct by (request_id, row)."""
+    """Count the distinct (request_id, row) pairs in the lake that have a score of our models."""
     key, is_served = (
         [raw_rows.REQUEST_ID, raw_rows.ROW],
         ds.field(raw_rows.MODEL_VERSION).is_valid(),

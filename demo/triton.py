@@ -1,9 +1,10 @@
 """Run a real tritonserver on this machine, from the wheel of the serving environment.
 
 The demo, development and tests use it. The server gets free ports, and must be ready before a
-deadline. It ends with its owner: by its process id, at exit, or by the kernel if the owner is
-killed. The wheel (nvidia-pytriton) has one stub of the python backend per Python version, but not
-at the path where the server looks. Therefore stub and backend are copied into a runtime folder.
+deadline. The server ends with its owner. The owner stops it at exit, and the kernel kills it if the
+owner is killed. The wheel (nvidia-pytriton) has one stub of the python backend per Python version,
+but not at the path where the server looks. Therefore stub and backend are copied into a runtime
+folder.
 
 This Triton (2.51) lacks the security fixes of later releases. The server therefore listens only on
 loopback, has no HTTP endpoint except the metrics, and refuses clients' shared memory and changes of
@@ -52,8 +53,8 @@ def check_repository(repository: Path) -> None:
     A model that was not released by us names no versions in its configuration, and is not checked.
 
     Raises:
-        ContractError: a configured version is absent or lacks a file, with which the start would
-            hang.
+        ContractError: a configured version is absent or lacks a file. Triton would hang at its
+            start.
     """
     for name in models_to_load(repository):
         text = (repository / name / CONFIG_FILE).read_text()
@@ -135,7 +136,7 @@ logger = logging.getLogger(__name__)
 DEFAULT_VENV = Path(__file__).resolve().parents[1] / ".venvs" / "serving"
 """Environment with the server's wheel and the imports of `model.py`."""
 _NAME = "evergreen_"
-"""Prefix of the name of every server here, followed by its owner's process id and its gRPC port."""
+"""Prefix of every server's name. The owner's process id and the server's gRPC port follow."""
 _SHM = Path("/dev/shm")
 _SHM_BYTES = 4 * 2**20
 """Initial shared memory of one model instance in bytes. Triton's default is too large for small

@@ -57,8 +57,8 @@ _MAX_AHEAD_SECONDS = 86_400.0
 """Maximum seconds between now and an outcome's time. A later time is an error, for example a time
 in milliseconds."""
 _RECORD_BYTES, _ARRAY_BYTES, _OUTCOME_BYTES = 975, 125, 325
-"""Bytes of Python objects in the queue, for a record with three arrays, for each further array, and
-for an outcome."""
+"""Memory in bytes of Python objects in the queue: of a record with three arrays, of each further
+array, and of an outcome."""
 _ROWS_SHARE = 0.75
 
 
@@ -114,7 +114,7 @@ def _seconds_of(time: object) -> float:
 
 
 def _memory_bytes(queued: PredictionBatch | Outcome) -> int:
-    """Return an upper bound of the memory of a queued record or outcome in bytes."""
+    """Return an upper bound in bytes of the memory that a queued record or outcome takes."""
     if isinstance(queued, Outcome):
         return _OUTCOME_BYTES + len(queued.request_id)
     num_bytes = _RECORD_BYTES + len(queued.request_id)
@@ -155,8 +155,8 @@ METRICS = (
     ("queued_rows", "", "Rows of predictions that wait for the event log."),
     ("queued_outcomes", "", "Outcomes that wait for their time or for the event log."),
 )
-"""Entries of three values: a field of `PublishingCounts`, the suffix of the metric's name, and the
-help text."""
+"""Metrics. Each entry consists of a field of `PublishingCounts`, the suffix of the metric's name,
+and the help text."""
 
 
 def metrics_text(counts: Mapping[str, PublishingCounts]) -> str:

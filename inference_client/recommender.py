@@ -10,7 +10,7 @@ import asyncio
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -116,7 +116,7 @@ class Ranking:
     """Request id of the outcomes. In an outcome, row i is the candidate at position i + 1 of the
     ranking."""
     candidates: NDArray[np.int64]
-    """[k] position of each candidate in the given candidates."""
+    """[k] index of each ranked candidate among the candidates that the caller passed."""
     scores: NDArray[np.float32]
     """[k] click probabilities."""
     propensities: NDArray[np.float64]
@@ -156,6 +156,11 @@ def _candidate_rows(
         raise ContractError("there are no candidates, expected at least 1")
     if context is None:
         return rows
+    if isinstance(context, Mapping):
+        context = {
+            name: [value] if isinstance(value, str) or not hasattr(value, "__len__") else value
+            for name, value in context.items()
+        }
     one = feature_rows(context, features, may_lack_columns=True)
     if len(one) != 1:
         raise ContractError(f"context has {len(one)} rows, expected 1")
@@ -305,8 +310,8 @@ class RecommenderClient:
 
         Args:
             rows: Dict of columns, list of dicts, Arrow table, or `FeatureRows`.
-            request_id: Unique id of the request in the event log. None = random. Do
-                not pass an id that several requests share, such as a session's.
+            request_id: Unique id of the request in the event log. None = random. Do not pass an id
+                that several requests share, such as a session's.
             key: User for whom the rows are scored. A traffic plan routes the same key to the same
                 model.
             log: Whether to log the request. Pass False for rows that are shown to nobody, such as a
@@ -315,7 +320,7 @@ class RecommenderClient:
         Raises:
             ContractError: a row is invalid, or a logged request has too many rows
                 (`MAX_ROWS_PER_RECORD`, or fewer if rows are wide). The error is also raised if one
-                of the last `REMEMBERED_IDS` logged requests has the same id.
+                of the last `_REMEMBERED_IDS` logged requests has the same id.
             TemporaryError, PermanentError: the rows were not scored, see `ScoringClient.score`. A
                 failing event log never raises.
         """
@@ -353,7 +358,9 @@ class RecommenderClient:
             candidates: n rows, n >= 1. Columns that are present in the context may be absent here.
             k: Maximum number of results. If there are fewer candidates, all are returned.
             context: One row, such as the user's features. The values of this row replace missing
-                values of each candidate.
+                values of each candidate. In a dict, a value may be written without a list:
+                `{"age": 31}` is `{"age": [31]}`. The value of a list feature stays in a list of
+                one row.
             request_id: Unique id of the list in the event log. None = random.
             key: User of the list. A traffic plan routes the same key to the same model.
             log: Whether to log the list. Pass False for lists that are shown to nobody.

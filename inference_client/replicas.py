@@ -58,7 +58,7 @@ class Connection:
         self.slowest = max(self._last_end - self.calls.pop(call), 0.9 * self.slowest)
 
     def silent_seconds(self) -> float:
-        """Return the seconds since the last answer, while calls are waiting."""
+        """Return for how many seconds waiting calls have had no answer. 0 if no call is waiting."""
         if not self.calls:
             return 0.0
         return self._clock() - max(next(iter(self.calls.values())), self._last_end)

@@ -225,7 +225,9 @@ class PlannedClient:
         request_id: str | None = None,
         key: str | None = None,
     ) -> Scored:
-        """Score the rows by the arm of the key. `ScoringClient.score` describes rows and errors.
+        """Score the rows by the arm to which the plan routes the key.
+
+        `ScoringClient.score` describes rows and errors.
 
         Args:
             dense: Dense features [n, d].

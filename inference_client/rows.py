@@ -47,7 +47,7 @@ class FeatureRows:
         return FeatureRows(dense=self.dense[selection], categorical=self.categorical[selection])
 
     def filled_from(self, context: "FeatureRows", features: Features) -> "FeatureRows":
-        """Return these rows with missing values taken from the single row `context`.
+        """Return a copy in which values of the single row `context` replace missing values.
 
         A list counts as one value, and is replaced as a whole.
         """
@@ -61,8 +61,8 @@ class FeatureRows:
 
 
 RowsByName: TypeAlias = Any
-"""Dict of columns (lists or arrays), list of rows (dicts), or Arrow table or batch, for which mypy
-has no types."""
+"""Rows as a dict of columns (lists or arrays), a list of rows (dicts), or an Arrow table or batch.
+mypy has no types for Arrow."""
 
 
 class WrongValue(ContractError):

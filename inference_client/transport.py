@@ -1,4 +1,4 @@
-"""Call Triton by gRPC with limits in number and time, over several replicas, without cancelling.
+"""Call Triton's replicas by gRPC. Calls are limited in number and time, and are never cancelled.
 
 Triton before 2.68 (26.04) can crash when a gRPC call is cancelled or its deadline expires on the
 wire. Version 2.51, which runs on a laptop, crashed in 7 of 7 load tests with short deadlines
@@ -287,7 +287,7 @@ class GrpcTransport:
             self._line.release()
 
     def pick(self, send_call: SendCall, *, avoid: Container[str] = ()) -> Replica | None:
-        """Return the replica with the fewest calls that has a free slot, or None.
+        """Return the replica that has a free slot and the fewest calls, or None.
 
         A replica that answers is preferred to a replica that does not answer. If a failing replica
         is due for a new attempt, it gets a copy of this call.

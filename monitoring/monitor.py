@@ -154,8 +154,8 @@ class _StoredEvaluator:
 
 
 _STALE_SECONDS = 900.0
-"""Seconds without a new row after which the KPIs of a version are hidden, because its window is out
-of date."""
+"""If a version has no new row for this number of seconds, its KPIs are hidden, because its window
+is out of date."""
 
 
 class _Measurements:
@@ -264,13 +264,13 @@ _FILE_PARTS = 8
 """Minimum number of parts in a full archive file. Rows of one part are written together."""
 FORGET_SECONDS = 600.0
 ORPHAN_SECONDS = 3600.0
-"""Seconds after its window for which an outcome waits for its unknown request. After this time the
-outcome is archived as a late outcome."""
+"""Seconds for which an outcome with an unknown request waits after the end of its window. After
+this time the outcome is archived as a late outcome."""
 _LAST_MOMENT = 2e-6
-"""Tolerance in seconds, above the rounding error of times that are compared in microseconds."""
+"""Tolerance in seconds, larger than the rounding error of times in microseconds."""
 _MAX_VERSIONS_SEEN = 1000
-"""Number of highest model versions whose first prediction is remembered, so that it is reported
-once."""
+"""Maximum number of remembered model versions. The first prediction of a remembered version was
+already reported. The highest versions are remembered."""
 _MAX_REASON_CHARACTERS = 400
 """Maximum length of a dead letter's reason. The message of the dead letter is stored beside its
 reason."""
@@ -353,7 +353,8 @@ class Monitor:
         self._decision_text: str | None = None
         self._forgot_at = clock()
         self._unmeasured: set[int] = set()
-        """Versions with rows that matured since their last measurement."""
+        """Versions to measure again, because some of their rows matured since the last
+        measurement."""
         self._rebuild_windows()
         self._emit_started()
 
@@ -590,7 +591,7 @@ class Monitor:
     def _count_reused(
         self, reused: Sequence[tuple[Delivery, str]], now: float
     ) -> list[tuple[Delivery, str]]:
-        """Count predictions with the id of another request, and return dead-letter reasons."""
+        """Count predictions that reuse another request's id, and return the dead-letter reasons."""
         self._store.count_reused(
             [reused_key(each.message_id, each.payload) for each, _ in reused], now=now
         )
@@ -642,9 +643,17 @@ class Monitor:
             clicks = self._store.clicks_on(waiting.numbers)
             requests, late, unmatched = attribute(waiting, clicks, window_seconds=window_seconds)
             counts = {
-                "late_outcome": float(len(late) - unmatched),
-                "unmatched_outcome": float(unmatched),
+                "late_outcome": float(len(late) - len(unmatched)),
+                "unmatched_outcome": float(len(unmatched)),
             }
+            if unmatched:
+                logger.warning(
+                    "%d clicks name a row that their request does not have, such as row %d of "
+                    "request %r: they are archived and set no label",
+                    len(unmatched),
+                    unmatched[0].row,
+                    unmatched[0].request_id,
+                )
             self._store.mature(requests, counts, now=self._clock(), late=late, part_rows=part_rows)
             self._checkpoint("join.matured")
             self._measurements.observe(requests)
@@ -661,7 +670,10 @@ class Monitor:
         return self._without_corrupt(lambda: self._store.waiting(before, _MATURE_REQUESTS))
 
     def _without_corrupt(self, read: Callable[[], Waiting | None]) -> Waiting | None:
-        """Return the result of `read`, after giving up each corrupt block that it reports."""
+        """Call `read` again until it reports no corrupt block, and return its result.
+
+        The rows of a corrupt block are given up.
+        """
         while True:
             try:
                 return read()
@@ -703,7 +715,7 @@ class Monitor:
         )
 
     def _close_drift(self) -> None:
-        """Pass the drift buckets that ended to the evaluator, and store the open buckets."""
+        """Pass the ended drift buckets to the evaluator, and store the open buckets."""
         read_up_to = self._read_up_to
         # Clients publish after the event, so the last predictions of a bucket may arrive after the
         # watermark passed its end.
@@ -720,7 +732,7 @@ class Monitor:
         self._drift.save_if_due()
 
     def _roll_archive(self) -> TemporaryError | None:
-        """Write due archive files, and return the error.
+        """Write due archive files, and return the error if there is one.
 
         A full disk must not stop the decisions.
         """

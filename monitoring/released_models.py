@@ -1,9 +1,10 @@
 """Read released versions from the model registry: gate AUC, training rows, statistics.
 
-A version leads to its release, the release to its model, and the model to its last verdict,
-manifest and training profile. A file that cannot be read is logged and counts as missing, so that
-neither decisions nor the archive stop. `monitoring.policies.evaluation` remembers baselines, so
-that a later verdict on the same model changes no decision.
+A version identifies its release, and the release identifies its model. The registry has the last
+verdict, the manifest and the training profile of each model. A file that cannot be read is logged
+and counts as missing, so that neither decisions nor the archive stop.
+`monitoring.policies.evaluation` remembers baselines, so that a later verdict on the same model
+changes no decision.
 """
 
 import logging

@@ -126,8 +126,8 @@ class Uploader:
             self._lake.root.mkdir(parents=True, exist_ok=True)
         self._failed: set[str] = set()
         self.refused: dict[str, str] = {}
-        """Files that exist in the lake with other bytes, with the message. The refused files stay
-        in the archive and are not tried again."""
+        """Archive files whose names exist in the lake with other bytes, each with its error
+        message. The refused files stay in the archive and are not tried again."""
 
     def run_once(self) -> list[str]:
         """Move the files that are sealed now, and return their names.

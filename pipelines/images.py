@@ -34,7 +34,8 @@ DOCKERFILES = {
 repository's root."""
 
 STEP_OF_VARIANT = {"training_hugectr": "training", "preprocessing_gpu": "preprocessing"}
-"""Step of each image that is built on NVIDIA's Merlin image instead of the step's own lock."""
+"""Step of each image that uses NVIDIA's Merlin image as its base and does not install the step's
+lock."""
 
 _PREFIX = "evergreen-"
 

@@ -109,8 +109,8 @@ def build_command(
 ) -> list[str]:
     """Return the engine's command that builds image `name` in the repository's root.
 
-    If the environment names another package index (`INDEXES`), wheels come from there. The engine
-    reads the value of a `--build-arg` without a value from the environment. The address of the
+    If the environment names another package index (`INDEXES`), wheels come from there. If a
+    `--build-arg` has no value, the engine reads the value from the environment. The address of the
     index is therefore in no file and no log of this program.
     """
     facts = {"VERSION": tag, "REVISION": revision, "SOURCE": source}

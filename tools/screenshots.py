@@ -21,7 +21,7 @@ from evergreen.runtime.flags import CommandParser
 FOLDER = REPOSITORY / "docs" / "images"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 SCHEMES = {"light": "1", "dark": "0"}
-"""Value of Blink's `preferredColorScheme` by name of the picture."""
+"""Value of Blink's `preferredColorScheme` for each picture, by the name of the picture."""
 WIDTH, HEIGHT = 1280, 446
 WAIT_SECONDS = 120.0
 

@@ -16,7 +16,7 @@ from evergreen.runtime.workers import THIS_PROCESS
 
 
 def fit(raw: Path, num_rows: int, output: Path) -> None:
-    """Write both forms of the workflow of the rows in `raw`."""
+    """Fit a workflow on the rows in `raw`, and write it in both forms."""
     plan = raw_partitions.plan_partitions(
         raw, expected_rows=num_rows, partition_rows=100_000, features=CRITEO
     )

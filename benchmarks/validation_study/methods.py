@@ -23,15 +23,19 @@ from typing import Any
 from evergreen.contracts.criteo import CATEGORICAL, DENSE, FEATURES
 
 Method = Callable[[Path, Path], "dict[str, list[str]]"]
-"""Function from the earlier and the later folder to the features with an alarm, by name of the
-method's setting. Both folders are in one folder, into which the function may write."""
+"""Function that takes the earlier and the later folder. It returns the features with an alarm, by
+the name of the method's setting. Both folders are in one folder, into which the function may write.
+"""
 
 OURS, TFDV = "ours", "TFDV"
 THRESHOLDS = {"TFDV, threshold 0.01": 0.01, "TFDV, threshold 0.3": 0.3}
 
 
 def alarms_by_ours(before: Path, now: Path) -> dict[str, list[str]]:
-    """Return the features, and `dataset`, with a check that did not pass."""
+    """Return the features with a check that did not pass.
+
+    A check of the complete window counts as the feature `dataset`.
+    """
     checks = _validate_window(now, now.parent / "validation", _champion_of(before)).checks
     return {OURS: sorted({check.column for check in checks if not check.passed})}
 

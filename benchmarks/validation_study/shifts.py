@@ -27,8 +27,8 @@ USER_COLUMNS = DENSE[:6] + CATEGORICAL[:13]
 properties of an item."""
 _FIRST_SECOND = 1_760_000_000.0
 EQUAL, UNEQUAL, INDEPENDENT = "equal", "unequal", "independent"
-"""Kinds of requests: of 64 rows each, of 64 rows on average with some of hundreds (geometric), and
-of one row."""
+"""Kinds of requests: 64 rows each, 64 rows on average (geometric, so that some have hundreds), and
+one row each."""
 
 
 class DrawnWindow(NamedTuple):

@@ -1,8 +1,8 @@
 """`evergreen models sync` brings MLflow, Kubeflow's Model Registry or both up to date.
 
 The source is an Evergreen model registry. Existing entries do not change. The next call also
-exports what a failed or skipped call did not. If one registry is unreachable, the command still
-updates the other one, logs one line and ends with exit code 3.
+exports the entries that a failed or skipped call did not export. If one registry is unreachable,
+the command still updates the other one, logs one line and ends with exit code 3.
 """
 
 import argparse
@@ -55,7 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _exporters(
     mlflow: str | None, model_registry: str | None
 ) -> Iterator[Callable[[Exported], None]]:
-    """Yield the exporter of each requested registry. Each client takes seconds to import."""
+    """Yield the exporter of each requested registry.
+
+    Exporters are imported late, because each client takes seconds to import.
+    """
     if mlflow:
         # Disable usage reports, four minutes of retries for an unreachable server, and printed
         # addresses.

@@ -27,8 +27,8 @@ class Exported:
     """Versions that served traffic, live or as a canary, with the cards of their models. The
     versions are in ascending order. Versions without a graph in the store are left out."""
     aliases: dict[str, int | None]
-    """Number of the live version as `champion` and of the canary as `candidate`, by the promotion
-    journal. None if there is no such version."""
+    """Version numbers from the promotion journal by alias: `champion` is the live version, and
+    `candidate` the canary. A number is None if there is no such version."""
 
 
 def read_store(store: Path) -> Exported | None:

@@ -1,6 +1,6 @@
 """Deployment step of the pipeline: request that an accepted model is served, or request nothing.
 
 The model is exported as one ONNX graph from raw features to probability, and its parity is checked.
-The step then appends a request to the journal and waits for the controller's answer. It writes
-nothing outside the model registry.
+The step then appends a request to the journal and waits for the controller's answer. The step
+writes only to the model registry.
 """

@@ -79,7 +79,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 @exits_with_code
 def main(argv: list[str] | None = None) -> int:
-    """Release the model, see the module."""
+    """Release the model as the module's docstring describes."""
     own_umask()
     arguments = build_parser().parse_args(argv)
     log_as_text()
@@ -103,7 +103,7 @@ def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
     from evergreen.contracts import requests as kinds
     from evergreen.contracts.checks import PASS
     from evergreen.contracts.manifests import Model, RawDataset, Verdict
-    from evergreen.registry.models import read_release
+    from evergreen.registry.models import read_release, read_serving_place
     from evergreen.registry.requests import ask, open_requests
     from evergreen.serving.canary_policy import FIRST_SHARE
     from evergreen.serving.prepare import prepare_request, remove_prepared
@@ -163,7 +163,9 @@ def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
     assert result.version is not None
     done = read_release(store, result.version)
     done.write(arguments.output)
-    note.reason = f"version {done.version} {SERVES[rollout]}; {verdict.sentence}"
+    place = read_serving_place(store)
+    serves = SERVES[rollout] if place is not None and place.triton_urls else "is published"
+    note.reason = f"version {done.version} {serves}; {verdict.sentence}"
     note.facts = {
         "rollout": rollout,
         "version": done.version,

@@ -127,7 +127,10 @@ def evaluate(
 
 
 def _find_leaks(raw: RawDataset, auc: float | None) -> tuple[dict[str, float], list[str]]:
-    """Return each column's own AUC, and a warning, if the candidate's AUC is suspiciously high."""
+    """Return each column's own AUC and a warning.
+
+    Both are empty unless the candidate's AUC is suspiciously high.
+    """
     if auc is None or auc <= SUSPICIOUS_AUC:
         return {}, []
     aucs = column_aucs(raw)
@@ -164,7 +167,7 @@ def check_holdout(
 
 
 def _new_ids(training_set: TrainingSet) -> list[NDArray[np.int64]]:
-    """Return per column the ids that were assigned in this run."""
+    """Return the ids that were assigned in this run, by column."""
     now = FeatureWorkflow.load(local_path(training_set.workflow_uri))
     parent = training_set.parent_model_uri
     before = (

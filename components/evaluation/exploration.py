@@ -48,16 +48,20 @@ from evergreen.contracts.raw_rows import POSITION, PROPENSITY, SCORE, feature_ma
 _COLUMNS = [POSITION, PROPENSITY, SCORE]
 _ALPHA = 0.05
 MIN_SWAPS = 30
-"""Minimum number of swaps of disputed pairs for an estimate."""
+"""An estimate needs at least this number of swaps of disputed pairs."""
 _LAMBDAS = 0.8 / 2.0 ** np.arange(7)
-"""Values of lambda. Large lambdas give narrow intervals for few swaps, and small lambdas for a
-million swaps."""
+"""Values of lambda. The large values give narrow intervals for few swaps. The small values give
+narrow intervals for a million swaps."""
 _LARGEST = 2.0
 """Upper bound of |X|, because a pair has at most two clicks."""
 
 
 class ShownRows(NamedTuple):
-    """Rows of randomized rankings, one list after another, in the order shown, each [n]."""
+    """Rows of randomized rankings.
+
+    Every array is [n]. One list follows the other, and the rows of a list are in the order in which
+    they were shown.
+    """
 
     lists: NDArray[np.int64]
     """Request of each row, as in `ScoredHoldout`. Rows of one request are adjacent."""
@@ -131,7 +135,7 @@ def reordering_gain(rows: ShownRows) -> ReorderingGain | None:
 
 
 def deviation_bound(sums: NDArray[np.float64]) -> float:
-    """Return a bound on the sum of the terms minus the sum of their expectations.
+    """Return a bound on how far the sum of the terms is from the sum of their expectations.
 
     The bound holds for all n simultaneously, with a probability of at least 1 - `_ALPHA`. The terms
     [n] are in [-2, 2].
@@ -146,9 +150,11 @@ def deviation_bound(sums: NDArray[np.float64]) -> float:
 def _calibration_before(
     clicks: NDArray[np.float64], scores: NDArray[np.float64], of_pair: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Return for each pair the ratio of clicks to expected clicks in all earlier lists.
+    """Return each pair's ratio of clicks to expected clicks.
 
-    The ratio is 1 before the first list.
+    The ratio counts all lists before the pair's own list.
+
+    For the first list the ratio is 1.
     """
     sums = [np.bincount(of_pair, each) for each in (clicks, scores)]
     seen, expected = (1.0 + np.cumsum(each) - each for each in sums)
@@ -157,7 +163,10 @@ def _calibration_before(
 
 
 class _ExploredPairs(NamedTuple):
-    """Pairs of neighbours in complete lists that follow the rule, each [pairs]."""
+    """Pairs of neighbours.
+
+    Every array is [pairs]. The lists of the pairs are complete and follow the rule.
+    """
 
     upper: NDArray[np.int64]
     """Row in the upper position of the pair, as shown."""

@@ -2,18 +2,19 @@
 
 Two checks compare a 95 % interval with a limit. The floor check compares the candidate's AUC with a
 floor. The champion check compares the AUC difference between candidate and champion with the
-allowed degradation (non-inferiority). The intervals are DeLong's. Rows of one user count as
-dependent, or rows of one request if the user is unknown. An interval check passes if the whole
-interval is on the good side of the limit, and fails if the whole interval is on the bad side. If
-the limit is within the interval, the check is inconclusive. If the result is inconclusive, a canary
-can collect more evidence.
+allowed degradation (non-inferiority). The intervals are computed by DeLong's method. Rows of one
+user count as dependent, or rows of one request if the user is unknown. An interval check passes if
+the whole interval is on the good side of the limit, and fails if the whole interval is on the bad
+side. If the limit is within the interval, the check is inconclusive. If the result is inconclusive,
+a canary can collect more evidence.
 
 Two other checks either pass or fail, and fail only on significant evidence. The slice check tests
 for each slice of the rows whether its log loss increases by more than is allowed (one-sided tests,
 Holm's correction over all slices). The calibration check tests whether expected clicks are off by
 more than a factor. docs/design/gate.md shows the power of each check. The slice check and the
 calibration check use sample weights, because both depend on the click rate. An AUC does not depend
-on the click rate, and its rows count equally. Other modules of this package compute the scores.
+on the click rate, so all rows count equally in it. Other modules of this package compute the
+scores.
 
 A candidate can be weak in a slice although it is good overall. Slices are all rows, rows by the age
 of their categories and items, hours of the day, positions in ranked lists, and frequent values of
@@ -59,7 +60,8 @@ from evergreen.statistics.metrics import (
 )
 
 MIN_CLASS_REQUESTS = 10
-"""Minimum requests (or users) with a click, and also with a non-click, for a reliable interval.
+"""Minimum number of requests (or users) that have a click. The same minimum applies to requests
+that have a row without a click. With fewer requests an interval is not reliable.
 
 In simulations in which only 4 to 9 requests have clicks, some 95 % intervals cover the true value
 in only 92 % of the windows (docs/design/gate.md).
@@ -67,8 +69,8 @@ in only 92 % of the windows (docs/design/gate.md).
 _CHANCE = 0.5
 """AUC of random scores."""
 SLICE_ALPHA = 0.05
-"""Maximum probability, over all slices, of refusing a model that degrades no slice by more than is
-allowed."""
+"""Maximum probability that the slice check refuses a model that degrades no slice by more than is
+allowed. The maximum holds for all slices together."""
 _TOP_VALUES = 5
 _MAX_POSITION = 10
 MAX_SHOWN = 40
@@ -76,8 +78,8 @@ MAX_SHOWN = 40
 p-values."""
 _HOUR_SECONDS = 3_600
 _NOTHING = MISSING_CATEGORY - 1
-"""Marker of a slot without a value to count: a repeated value of its row, or an empty slot beside
-other values."""
+"""Marks a slot that is not counted. Either another slot of the row has the same value, or the slot
+is empty and another slot of the row has a value."""
 _MORE_ROWS = "bring more rows, or hold out a larger share of them (extraction.holdout_fraction)"
 
 
@@ -151,7 +153,8 @@ def decide(
         champion: The champion's scores, [n]. None skips the champion check and the slice check.
         groups: User or request of each row, [n]. The rows of one group are not independent.
         weights: Sample weight of each row, [n]. None = all rows count alike.
-        slices: Whether each row belongs to a slice, [n], by the slice's name. Slices may overlap.
+        slices: Mask [n] for each slice, which selects the rows of the slice. The keys are names.
+            Slices may overlap.
         settings: The limits.
 
     Raises:
@@ -199,7 +202,10 @@ def _check_requests(click: NDArray[np.int8], group: NDArray[np.int64]) -> Check 
 
 
 def _fewest_requests(click: NDArray[np.int8], group: NDArray[np.int64]) -> tuple[str, int]:
-    """Return the class, click or non-click, with the fewest requests, and their number."""
+    """Return the class, clicks or non-clicks, that fewer requests have.
+
+    Also return the number of these requests.
+    """
     found = {
         "clicks": len(np.unique(group[click == 1])),
         "rows without a click": len(np.unique(group[click == 0])),
@@ -289,7 +295,8 @@ def _check_slices(evidence: _Evidence, settings: GateSettings) -> Check | None:
 def _check_calibration(evidence: _Evidence, settings: GateSettings) -> Check:
     """Fail if expected clicks are off by significantly more than the factor.
 
-    The check passes if the champion's expected clicks are further off.
+    The check passes if the expected clicks of the champion are further off than those of the
+    candidate.
     """
     click, weights, factor = evidence.click, evidence.weights, settings.max_calibration_factor
     scores = np.asarray(evidence.candidate, np.float64)
@@ -331,7 +338,9 @@ def _slice_p_values(
     *,
     slices: Mapping[str, NDArray[np.bool_]],
 ) -> dict[str, float]:
-    """Return the p-value of each slice for the hypothesis that its mean `excess` is at most 0.
+    """Return the p-value of each slice.
+
+    The hypothesis is that the mean `excess` of the slice is at most 0.
 
     `excess` has one value per row, [n]. A slice with too few clicks to test is left out.
     """
@@ -359,7 +368,7 @@ def _mean_p_value(values: NDArray[np.float64], group: NDArray[np.int64]) -> floa
 
 
 def holm(p_values: Mapping[str, float], alpha: float) -> list[str]:
-    """Return the names of the hypotheses that Holm (1979) rejects, smallest p-value first.
+    """Return the hypotheses that Holm's method (1979) rejects, smallest p-value first.
 
     The probability that the result contains a true hypothesis is at most `alpha`.
 
@@ -377,7 +386,7 @@ def holm(p_values: Mapping[str, float], alpha: float) -> list[str]:
 def cut_slices(
     scored: ScoredHoldout, *, is_first_round: bool | None, shown: ShownValues
 ) -> dict[str, NDArray[np.bool_]]:
-    """Return whether each row [n] belongs to a slice, by the slice's name.
+    """Return a mask [n] for each slice, which selects the rows of the slice. The keys are names.
 
     Args:
         scored: The rows.
@@ -403,7 +412,7 @@ def cut_slices(
 def measure_slices(
     scored: ScoredHoldout, slices: Mapping[str, NDArray[np.bool_]], p_values: Mapping[str, float]
 ) -> list[SliceQuality]:
-    """Return the metrics of the slices with the smallest p-values, smallest first."""
+    """Return the metrics of the slices that have the smallest p-values, ordered by p-value."""
     shown = sorted(slices, key=lambda name: p_values.get(name, 1.0))[:MAX_SHOWN]
     parts = {name: scored.of_rows(slices[name]) for name in shown}
     return [
@@ -473,7 +482,7 @@ def _by_newness(
 def _by_value(
     column: str, values: NDArray[np.int64], shown: ShownValues
 ) -> Iterator[tuple[str, NDArray[np.bool_]]]:
-    """Yield the slices of the values [n, slots].
+    """Yield the name and the mask [n] of each slice of a column. The `values` are [n, slots].
 
     A row belongs to the slice of each of its values, or to `missing` if it has no value.
     """

@@ -27,12 +27,12 @@ from evergreen.storage.uris import local_path
 SUSPICIOUS_AUC = 0.99
 """AUC on held-out rows above which a leak is more likely than a good model."""
 _MAX_TRAINING_ROWS = 500_000
-"""Maximum number of training rows for the click rates by value. The newest rows are used."""
+"""Maximum number of training rows from which click rates are computed. The newest rows are used."""
 _BATCH_ROWS = 65_536
 
 
 def column_aucs(raw: RawDataset) -> dict[str, float]:
-    """Return the AUC of each column alone on the held-out rows, highest first.
+    """Return the AUC of each column if it alone ranks the held-out rows, highest first.
 
     Args:
         raw: The rows. Columns that the run left out are not measured.
@@ -92,7 +92,7 @@ def describe_leak(auc: float, aucs: dict[str, float]) -> str:
 
 
 class _ClickRates:
-    """Click rates of the training rows by value."""
+    """Click rate of each value of a column in the training rows."""
 
     def __init__(self, labels: NDArray[np.int8], values: NDArray[Any]) -> None:
         rows, held = _held(values)
@@ -103,7 +103,9 @@ class _ClickRates:
         self._rates = (clicks + self._rate) / (np.bincount(index, minlength=len(self._values)) + 1)
 
     def of(self, values: NDArray[Any]) -> NDArray[np.float64]:
-        """Return each row's rate [n], averaged over the values of its list.
+        """Return a click rate for each row [n].
+
+        If the row has a list, this is the mean rate of its values.
 
         Unknown values have the overall rate.
         """
@@ -133,7 +135,7 @@ def _held(values: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[Any]]:
 
 
 def _ranks(scores: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the order of the scores as finite numbers, with equal ranks for equal scores."""
+    """Return the rank of each score as a finite number. Equal scores have equal ranks."""
     ranks: NDArray[np.int64] = np.unique(scores, return_inverse=True)[1]
     return ranks
 
@@ -141,7 +143,9 @@ def _ranks(scores: NDArray[np.float64]) -> NDArray[np.int64]:
 def _read_column(
     raw: RawDataset, uri: str, column: str, *, newest: int | None = None
 ) -> tuple[NDArray[np.int8], NDArray[Any]]:
-    """Read the labels [n] and the values [n, slots] of one column, of the newest rows or of all.
+    """Read the labels [n] and one column's values [n, slots].
+
+    If `newest` is given, only the newest rows are read, at least this number.
 
     Missing numbers are NaN, and missing categories are -1.
     """

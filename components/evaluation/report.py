@@ -52,7 +52,8 @@ def make_card(
 def metrics_document(verdict: Verdict, *, train_rows: int) -> dict[str, float]:
     """Return the metrics by which people compare runs in Kubeflow. Unknown metrics are left out.
 
-    Each check is a metric, with the ends of its interval. The model's card has the other numbers.
+    A check gives its value and, if it has an interval, the two ends of the interval. The model's
+    card has the other numbers.
 
     Args:
         verdict: The gate's verdict on the candidate.
@@ -93,7 +94,7 @@ _MAX_ROC_POINTS = 200
 
 
 class RocPoint(NamedTuple):
-    """Rates of the rows that score at or above `threshold`."""
+    """Rates if rows with a score of at least `threshold` are classified as positive."""
 
     false_positive_rate: float
     true_positive_rate: float
@@ -137,7 +138,9 @@ def calibration_bins(
     *,
     weights: NDArray[np.float32] | None = None,
 ) -> list[CalibrationBin]:
-    """Return the mean score and the click rate of bins of equal size, lowest scores first.
+    """Return the mean score and the click rate of each bin, lowest scores first.
+
+    All bins have about equally many rows.
 
     Both numbers are weighted if rows have weights. There are never more bins than rows.
     """

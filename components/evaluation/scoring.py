@@ -53,7 +53,7 @@ class RawBatch(NamedTuple):
     event_seconds: NDArray[np.float64]
     """Event times, seconds since the epoch."""
     requests: NDArray[np.int64]
-    """Number of each row's request, from 0 in the order of the folder."""
+    """Request of each row. Requests are numbered from 0 in the order of the folder."""
     positions: NDArray[np.int32]
     """Position in the ranked list, from 1. 0 if the row belongs to no list."""
     dense: NDArray[np.float32]
@@ -88,7 +88,7 @@ class ScoredHoldout:
     labels: NDArray[np.int8]
     event_seconds: NDArray[np.float64]
     requests: NDArray[np.int64]
-    """Number of each row's request, from 0."""
+    """Request of each row. Requests are numbered from 0."""
     users: NDArray[np.int64] | None
     """User of each row, `MISSING_CATEGORY` if unknown. None if the recommender names no user
     column."""
@@ -161,9 +161,9 @@ def candidate_scorer(model: Model) -> ScoreEncoded:
 
 
 def champion_scorer(release: Release, features: Features) -> ScoreRaw:
-    """Return a function that scores raw rows of `features` with the live release's graph.
+    """Return a function that scores raw rows with the live release's graph.
 
-    Each column is found by its name.
+    The rows have the columns of `features`, and each column of the graph is found by its name.
 
     Raises:
         ContractError: The graph is absent or corrupt, or is not the released graph.
@@ -331,7 +331,7 @@ def _raw_parts(
 def _newness(
     ids: NDArray[np.int64], is_new: Sequence[NDArray[np.bool_]], item: int | None
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.int8]]:
-    """Return whether each row has a new or an unknown category, and its item's newness."""
+    """Return for each row whether a category is new or unknown, and how new the item is."""
     found, of_item = np.zeros(len(ids), np.bool_), np.zeros(len(ids), np.int8)
     for known, column in zip(is_new, ids.T):
         found |= known[column]
@@ -472,7 +472,7 @@ def _num_rows(folder: Path) -> int:
 def column_batches(
     folder: Path, columns: list[str], batch_rows: int = _BATCH_ROWS
 ) -> Iterator[Any]:
-    """Yield these columns of the rows of `folder` in order, as Arrow record batches.
+    """Yield Arrow record batches of these columns, in the order of the rows in `folder`.
 
     Raises:
         ContractError: A file is unreadable or lacks a column.

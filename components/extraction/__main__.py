@@ -39,8 +39,8 @@ _COUNTS = (
     "quarantined_files",
 )
 _TIMES = ("first_event_time", "last_event_time", "last_learned_time")
-"""Fields of a `RawDataset` in the step's note. The fields in `_COUNTS` have the prefix `num_` in a
-`RawDataset`."""
+"""Fields of a `RawDataset` that the step's note contains. The fields in `_COUNTS` have the prefix
+`num_` in a `RawDataset`."""
 
 
 def build_parser() -> argparse.ArgumentParser:

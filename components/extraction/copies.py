@@ -59,7 +59,7 @@ class Copies:
         source: str,
         key: tuple[str, str] = (REQUEST_ID, ROW),
     ) -> None:
-        """Check that few rows have the same key as a row with other features.
+        """Check that few rows share their key with a row that has other features.
 
         Args:
             num_kept: Number of rows that were kept.
@@ -150,7 +150,7 @@ def without_known(table: Any, known: Any, features: Features) -> tuple[Any, Copi
 
 
 def _repeated(table: Any) -> NDArray[np.int64]:
-    """Return the positions of rows whose key occurs more than once, ascending."""
+    """Return the ascending positions of the rows whose key occurs more than once."""
     keyed = table.select(KEY).append_column("position", pa.array(np.arange(table.num_rows)))
     groups = keyed.group_by(KEY).aggregate([("position", "min"), ("position", "max")])
     if len(groups) == table.num_rows:
@@ -162,7 +162,7 @@ def _repeated(table: Any) -> NDArray[np.int64]:
 
 
 def _positions_in(keys: Any, wanted: Any) -> NDArray[np.int64]:
-    """Return the positions of keys that are in `wanted`, ascending."""
+    """Return the ascending positions of the keys that are in `wanted`."""
     keyed = keys.append_column("position", pa.array(np.arange(keys.num_rows)))
     found = keyed.join(wanted, KEY, join_type="left semi").column("position").to_numpy()
     positions: NDArray[np.int64] = np.sort(found).astype(np.int64)

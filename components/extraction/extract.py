@@ -1,8 +1,8 @@
 """The extraction of one window: rows sorted by time, split into training rows and holdout.
 
-The holdout consists of the newest rows. The candidate, its parent and the champion were trained on
-no row of the holdout's times or requests. A model looks better than it is on its own training rows,
-and on other rows of the same requests, because the rows of a request are alike. The split is
+The holdout consists of the newest rows. No row with a time or a request of the holdout was used to
+train the candidate, its parent or the champion. A model looks better than it is on its own training
+rows, and on other rows of the same requests, because the rows of a request are alike. The split is
 therefore a point in time after the newest training row of the parent and the champion. A row after
 the split is dropped if its request has rows before the split. The dropped row is not lost, because
 the next run begins after the newest training row of this run. If all other rows of a request are
@@ -164,7 +164,7 @@ def _request_ids(path: Path) -> Any:
 
 
 def _ids_among(hashes: NDArray[np.uint32], path: Path) -> list[str]:
-    """Return the request ids of a file whose hashes are among these ascending hashes.
+    """Return those request ids of a file whose hash is in `hashes`. The hashes are ascending.
 
     Different ids may have the same hash.
     """
@@ -382,7 +382,7 @@ def _write_rows(
     baselines: Baselines,
     workers: Workers,
 ) -> _Written:
-    """Write the output folders that the module's docstring lists into `folder`.
+    """Write the output folders into `folder`. The module's docstring lists them.
 
     Raises the errors of `_extract_fit`.
     """
@@ -434,7 +434,9 @@ def _write_rows(
 
 
 def _expect_few_unfit(lake: Lake, window: TimeSpan, *, settings: ExtractionSettings) -> None:
-    """Check that most files with rows of the window, late rows or late outcomes can be read.
+    """Check that most files can be read.
+
+    Only files that have rows of the window, late rows or late outcomes count.
 
     Files that an earlier run of the lineage left out do not count.
 
@@ -538,7 +540,10 @@ def _checked_copies(
 
 
 def data_digest(folder: Path) -> str:
-    """Return the SHA-256 of names and bytes of a dataset's Parquet files, including old rows."""
+    """Hash the names and the bytes of a dataset's Parquet files with SHA-256.
+
+    Files of old rows are included.
+    """
     parts = [part for part in ("train", "holdout", REPLAYED, HELD_OUT) if (folder / part).exists()]
     trees = "".join(f"{part} {sha256_tree(folder / part)}\n" for part in parts)
     return hashlib.sha256(trees.encode()).hexdigest()
@@ -693,7 +698,7 @@ def _split(parts: list[PartFile], cut: Cut, *, num_late: int, folder: Path) -> _
 
 
 def _remove_straddling(folder: Path, num_newer: int, window: TimeSpan, *, workers: Workers) -> int:
-    """Remove the holdout rows of requests with training rows, and return their number.
+    """Remove holdout rows whose request also has training rows, and return how many were removed.
 
     Raises:
         ContractError: no holdout row would remain.
@@ -761,7 +766,7 @@ def _cut(
 
 
 def _enough(lake: Lake, learned: int, attribution: int) -> str:
-    """Return a phrase for messages that says which end of the window would leave enough rows.
+    """Return a phrase that says which end of the window would leave enough rows, for messages.
 
     Only rows after the time `learned` are counted.
     """

@@ -88,7 +88,7 @@ class LateClicks:
     `_COUNTS_FROM` of its clicks."""
 
     def join(self, table: Any, day: date) -> Any:
-        """Set label 1 for the raw rows of the UTC day `day` that have a late click.
+        """Set the label to 1 in rows that have a late click. All rows are of the UTC day `day`.
 
         Raises:
             UnfitFiles: files of outcomes are corrupt, or lack a column.
@@ -130,7 +130,7 @@ class LateClicks:
         self._hashes.update(other._hashes)
 
     def digest(self) -> str | None:
-        """Return the SHA-256 of the names and bytes of the files that were read, or None."""
+        """Hash the names and bytes of all files that were read. Return None if no file was read."""
         if not self._hashes:
             return None
         lines = "".join(f"{name}\0{content}\n" for name, content in sorted(self._hashes.items()))
@@ -193,9 +193,8 @@ class Piece(NamedTuple):
 
     day: date
     files: list[Path]
-    """Files of the day that may have rows of the interval, by the statistics of their row groups.
-    The first piece of a day has all files, so that rows without a time or of another day are found.
-    """
+    """Files of the day in which the statistics of the row groups allow rows of the interval. The
+    first piece of a day has all files, so that rows without a time or of another day are found."""
     span: TimeSpan
     num_rows: float
     """Approximate number of rows in the interval, from the statistics of the row groups."""
@@ -276,7 +275,7 @@ def _times_within(path: Path, span: TimeSpan) -> Any:
 
 
 def _may_hold_rows(path: Path, span: TimeSpan) -> bool:
-    """Return whether a raw file may have a row within `span`, by the statistics of its row groups.
+    """Return whether the statistics of a raw file's row groups allow a row within `span`.
 
     Returns True if there are no statistics.
 
@@ -289,7 +288,7 @@ def _may_hold_rows(path: Path, span: TimeSpan) -> bool:
 
 
 def _cut_evenly(day: date, files: list[Path], span: TimeSpan, *, piece_rows: int) -> list[Piece]:
-    """Divide `span` into pieces of about `piece_rows` rows each, in order.
+    """Divide `span` into consecutive pieces of about `piece_rows` rows each.
 
     There is at least one piece.
 
@@ -387,7 +386,7 @@ class Lake:
         object.__setattr__(self, "late", LateClicks(self.files))
 
     def of_part(self) -> "Lake":
-        """Return a copy for reading a part of the rows, with counters of its own.
+        """Return a copy that reads a part of the rows and has its own counters.
 
         `add_part` adds these counters to those of the whole lake.
         """
@@ -615,7 +614,7 @@ class Lake:
     def late_tables(
         self, window: TimeSpan, malformed: MalformedRows
     ) -> Iterator[tuple[Any, Copies]]:
-        """Yield the late rows (see `seen_files`) in the form of `tables`.
+        """Yield the late rows (see `seen_files`) in the same form as `tables` does.
 
         If a file of the day that is not late contains the same row, the late row is left out,
         because the lineage was already trained on it. A warning reports how many of these rows
@@ -660,7 +659,10 @@ class Lake:
                 yield self.late.join(table, day), copies
 
     def _late_pieces(self, day: date, files: list[ObjectInfo]) -> Iterator[tuple[Piece, bool]]:
-        """Yield the pieces of a day's late rows, each with whether it is the first of its files."""
+        """Yield the pieces of a day's late rows.
+
+        The flag is True for the first piece of a group of files.
+        """
         assert self.seen is not None
         for span in dict.fromkeys(self.seen.not_learned(day, file) for file in files):
             own = self.files.paths(
@@ -718,7 +720,7 @@ class Lake:
     def read(
         self, piece: Piece, malformed: MalformedRows, *, with_strays: bool = False
     ) -> tuple[Any, Copies]:
-        """Return the rows of a piece without copies, and counts of the copies.
+        """Return the rows of a piece without duplicates, and the counts of dropped duplicates.
 
         The labels include late clicks. See `RawParquet` for `with_strays`.
         """

@@ -12,9 +12,9 @@ In the cache, `objects/<generation>/<name>` is complete and never changes. A nam
 cache, and it locks the file `lock`. Objects that the run did not need are deleted.
 
 A day consists of its newest complete version and the files that were added to version 0 later. A
-back-fill replaces the files of the day's folder that its marker names, and nothing else. Files that
-the uploader appends later contain new rows and are read too. `cli.backfill` writes versions. The
-caller of `replace_file` decides which rows a file loses.
+back-fill replaces only those files of the day's folder that its marker names. Files that the
+uploader appends later contain new rows and are read too. `cli.backfill` writes versions. The caller
+of `replace_file` decides which rows a file loses.
 """
 
 import fcntl
@@ -88,7 +88,7 @@ class VersionMarker:
     num_rows: int
     created_at: str
     reason: str
-    """Reason for the version, for people."""
+    """Reason why the version was written, as a sentence for people."""
 
     def to_json(self) -> str:
         """Return the text of the marker."""
@@ -129,7 +129,7 @@ class DayFiles:
     own: list[ObjectInfo]
     """All files of version 0, including those that the version replaces."""
     sha256: dict[str, str] = field(default_factory=dict)
-    """SHA-256 of the version's files by name."""
+    """SHA-256 of each file of the version, by name."""
     incomplete: list[int] = field(default_factory=list)
     """Incomplete versions, which are ignored."""
 
@@ -201,7 +201,7 @@ def _has_place(name: str) -> bool:
 def _files_in_place(
     objects: Objects, listed: Iterable[ObjectInfo], pass_over: Sequence[str], *, name: str
 ) -> list[ObjectInfo]:
-    """Leave out the files to pass over, and check that all other files are allowed in a lake.
+    """Leave out files that match `pass_over`, and check that all others are allowed in a lake.
 
     Args:
         objects: Objects of the lake.
@@ -247,7 +247,7 @@ def _folder_pattern(name: str) -> str:
 def objects_by_day(
     uri: str, listed: Iterable[ObjectInfo], partition: str
 ) -> dict[date, dict[str, ObjectInfo]]:
-    """Return the objects of each day in order, by name within the day's folder.
+    """Return each day's objects by their name in the day's folder. The days are ascending.
 
     Days without Parquet files are left out.
 
@@ -463,7 +463,7 @@ class DownloadCache:
         return found == wanted.crc32c
 
     def _make_room(self, uri: str, downloads: list[Download]) -> int:
-        """Return the number of bytes still to download, after freeing disk space if necessary.
+        """Return how many bytes must still be downloaded. If necessary, disk space is freed first.
 
         Raises:
             PermanentError: the disk is too full.
@@ -525,9 +525,9 @@ class LakeFiles:
             ]
             for day, names in outcomes.items()
         }
-        """Files of late outcomes, by day in order."""
+        """Files of late outcomes by day. The days are ascending."""
         self.of_day: Callable[[date], DayFiles] = functools.cache(self._files_of_day)
-        """Function that returns the files to read of a day, see `files_of_day`."""
+        """Function that returns which files of a day are read, see `files_of_day`."""
         self.unfit: dict[str, QuarantinedFile] = {}
         """Files that are left out, by name."""
         self._names: dict[Path, str] = {}
@@ -561,7 +561,7 @@ class LakeFiles:
         self.of_day = functools.cache(self._files_of_day)
 
     def own_files(self, day: date) -> dict[str, ObjectInfo]:
-        """Return the listed files of a day's version 0 by name."""
+        """Return the listed files of a day's version 0. The keys are names."""
         return {
             name: each
             for name, each in sorted(self._rows.get(day, {}).items())
@@ -589,7 +589,7 @@ class LakeFiles:
         return paths
 
     def named(self, text: object) -> str:
-        """Replace paths of cached copies in an error or a path by the names of the objects."""
+        """Return a text in which the names of the objects replace the paths of cached copies."""
         if self._cache is None:
             return str(text)
         return re.sub(rf"{re.escape(str(self._cache.objects_folder))}/\d+", self.uri, str(text))

@@ -117,7 +117,9 @@ def find_lineages(store: Path, *, model: str | None = None) -> list[ModelLineage
 
 
 def lake_versions(lake: str) -> dict[str, int]:
-    """Return the newest complete version of each day of a lake, from the names of its objects.
+    """Return the newest complete version of each day of a lake.
+
+    Only the names of the lake's objects are read.
 
     Raises:
         ContractError: the lake is not a folder, or the name of a partition contains no date.
@@ -194,7 +196,7 @@ COLUMNS = (
 
 
 def _rows(document: dict[str, Any]) -> Iterator[tuple[str | None, ...]]:
-    """Yield the cells of each day that a model was trained on."""
+    """Yield one table row for each day that a model was trained on."""
     for seen in document["days"]:
         notes = ["replayed"] if seen["replay"] else []
         if seen.get("outdated"):

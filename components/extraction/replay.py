@@ -158,7 +158,7 @@ def _draw(
 def _copy_drawn(
     lake: Lake, pieces: list[Piece], wanted: dict[str, int], *, salt: np.uint64, folder: Path
 ) -> dict[str, dict[str, int]]:
-    """Write the sampled rows and return their numbers by day and side."""
+    """Write the sampled rows, and return the number of rows of each day on each side."""
     days: dict[str, dict[str, int]] = {}
     taken = dict.fromkeys(wanted, 0)
     kept_aside = MalformedRows(
@@ -211,7 +211,7 @@ def _spread(
 
 
 def _stretch(piece: Piece, num_rows: float, *, at: float) -> Piece:
-    """Return the piece with a shorter span, which has about `num_rows` rows.
+    """Return a copy of the piece whose span is shortened to about `num_rows` rows.
 
     `at` in [0, 1] selects the start: 0 is the earliest possible start, and 1 the latest.
     """

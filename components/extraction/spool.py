@@ -2,8 +2,8 @@
 
 DuckDB uses the disk if the rows do not fit into its memory limit. A row is an event with an
 identity, (request id, row). A row without a request id gets one from a hash of its content, so that
-the same row in a renamed or grown file is the same event. If a file contains a row again, equal
-copies are dropped. Among different copies of a row the last copy is kept. Rows that the lake
+the same row in a renamed or grown file is the same event. If files contain several copies of a row,
+equal copies are dropped. Among different copies of a row the last copy is kept. Rows that the lake
 already has are left out.
 """
 
@@ -147,7 +147,7 @@ class Spool:
         return Events(self)
 
     def rows_of(self, source: str, *, more: str = "") -> str:
-        """Return the SQL query of key, label, time, weight and a digest of the features.
+        """Return an SQL query that selects key, label, time, weight and a digest of the features.
 
         The digest covers the names and values of all features that are not null. The digest depends
         neither on the order of the features nor on new features without a value.
@@ -239,7 +239,7 @@ class Events:
         self._connection.close()
 
     def leave_out_known(self, files: Sequence[Path], *, with_times: bool) -> Known:
-        """Leave out the events that Parquet files of a lake have with the same content.
+        """Leave out the events that occur with the same content in a lake's Parquet files.
 
         Args:
             files: Files in the lake's schema.
@@ -315,7 +315,7 @@ class Events:
         )
 
     def in_time_order(self) -> Iterator[Any]:
-        """Yield the events as batches in the lake's schema, by time, then request and row."""
+        """Yield batches of events in the lake's schema, sorted by time, then request, then row."""
         yield from self._batches("time", "time, request, number")
 
     def spread(self, *, start: int, length: int) -> Iterator[Any]:

@@ -68,7 +68,7 @@ class SeenFiles:
         return TimeSpan(None, self.watermark + 1)
 
     def not_learned(self, day: date, file: ObjectInfo) -> TimeSpan:
-        """Return the times of the day at which no row of this unseen file was used for training."""
+        """Return the part of the day of which no row in this unseen file was used for training."""
         learned = self.learned.get(day, {}).get(base_name(file))
         return day_span(day).clipped(TimeSpan(None if learned is None else learned + 1, None))
 

@@ -30,7 +30,7 @@ def statistics_of_all(
     workers: Workers,
     scratch: Path,
 ) -> Statistics:
-    """Return the statistics of all shares of the rows.
+    """Return the statistics of all rows, which `shares` divides among tasks.
 
     Each worker has only a few statistics in memory at a time.
 

@@ -1,7 +1,7 @@
 """NVTabular's engine: one graph computes the input of the fit, and another applies the workflow.
 
-The second graph is built from a `FeatureWorkflow`. The second graph uses Categorify with vocabulary
-files in the order of our ids, and `Normalize` with given moments. NVTabular therefore computes
+The second graph is built from a `FeatureWorkflow`. In the second graph, Categorify reads vocabulary
+files in the order of our ids, and `Normalize` uses given moments. NVTabular therefore computes
 exactly the numbers of the served graph. `numpy_engine` computes the same encoding.
 
 NVTabular plans, executes and types the graphs, and Categorify looks up every id. The operators in
@@ -10,8 +10,8 @@ reasons, which its docstring states:
 
 - The operator is faster. Categorify gets each distinct value of a column once, because its merge
   and sort of all rows would take 10 to 20 times as long as everything else.
-- A case in which NVTabular 23.8 fails.
-- A result that must be equal on every machine.
+- NVTabular 23.8 fails in a certain case.
+- The result must be equal on every machine.
 """
 
 from collections.abc import Callable
@@ -53,7 +53,7 @@ def _stored_name(name: str) -> str:
 
 
 class DistinctCategorify(ops.Categorify):  # type: ignore[misc]
-    """Categorify that looks up each distinct value of a column once.
+    """Variant of Categorify that looks up each distinct value of a column once.
 
     The operator also accepts a partition in which a column has no value at all. NVTabular 23.8
     raises an error for such a partition.
@@ -100,7 +100,7 @@ class DistinctCategorify(ops.Categorify):  # type: ignore[misc]
 
 
 class KnownBucketize(ops.Bucketize):  # type: ignore[misc]
-    """Bucketize that keeps missing values missing.
+    """Variant of Bucketize that keeps missing values missing.
 
     NVTabular 23.8 puts missing values into the last bucket.
     """
@@ -114,7 +114,7 @@ class KnownBucketize(ops.Bucketize):  # type: ignore[misc]
 
 
 class RoundedLogOp(ops.LogOp):  # type: ignore[misc]
-    """LogOp that computes in float64 and rounds to float32.
+    """Variant of LogOp that computes in float64 and rounds to float32.
 
     The docstring of `FeatureWorkflow.encode_dense` gives the reason.
     """
@@ -321,7 +321,7 @@ def _write_vocabularies(features: FeatureWorkflow, storage: Path) -> dict[str, s
 
 
 def _present(columns: tuple[str, ...], excluded: tuple[str, ...]) -> Any:
-    """Return the columns as the start of a graph, with the excluded columns emptied."""
+    """Return the columns as the start of a graph. The excluded columns are emptied."""
     return list(columns) >> Emptied(excluded) if set(columns) & set(excluded) else list(columns)
 
 

@@ -50,7 +50,7 @@ def save_columns(columns: Sequence[Column], folder: Path) -> None:
 
 
 def load_columns(folder: Path, features: FeatureWorkflow) -> list[Column]:
-    """Return the categorical columns of the workflow `features` in `folder`.
+    """Read the categorical columns from `folder`. They belong to the workflow `features`.
 
     Raises:
         ContractError: the file is absent or corrupt.

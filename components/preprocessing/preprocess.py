@@ -4,8 +4,8 @@ The step fits the workflow, encodes the rows and verifies the files. The step co
 files with `evergreen.contracts.workflow`, because the served graph is built from this workflow
 alone.
 
-This module also does negative downsampling. Of the training rows without a click, including
-replayed rows, only a share is kept. The choice is the same in every try. Extraction does not
+This module also does negative downsampling. Only a share of the training rows without a click is
+kept. This also applies to replayed rows. The choice is the same in every try. Extraction does not
 downsample. Validation and the monitor's reference therefore see all rows, and windows of runs with
 different rates stay comparable. Categories are counted after downsampling. Held-out rows are never
 downsampled. `components.training.start` corrects the bias for the rate.
@@ -64,7 +64,8 @@ _REPLAY, _REPLAY_HOLDOUT = "replay", "replay_holdout"
 """Parts with old rows. Old rows are encoded with this run's workflow, but the workflow is not
 fitted on these rows."""
 _SCRATCH = ".scratch"
-"""Temporary folder for counts of parts of the rows, and then for files of the engine."""
+"""Temporary folder. It first contains counts of parts of the rows, and later files of the
+engine."""
 _DOWNSAMPLED = ".downsampled"
 """Temporary folder for the training rows that `negative_rate` keeps."""
 
@@ -79,7 +80,7 @@ def thin(
     weighted: bool = False,
     workers: Workers = THIS_PROCESS,
 ) -> int:
-    """Copy the raw rows of a folder that negative downsampling keeps, and return their number.
+    """Copy the raw rows that negative downsampling keeps, and return the number of copied rows.
 
     Rows stay in order, and weights do not change. Each worker has one batch in memory at a time.
 
@@ -266,7 +267,7 @@ def _facts_of(
 def _parts(
     raw: RawDataset, negative_rate: float, *, aside: Path, workers: Workers
 ) -> Iterator[dict[str, tuple[Path, int]]]:
-    """Yield the folder and the number of rows of each part, with training rows downsampled."""
+    """Downsample the training rows, and yield the folder and the number of rows of each part."""
     stated = {
         _TRAIN: (raw.train_uri, raw.num_train_rows),
         _HOLDOUT: (raw.holdout_uri, raw.num_holdout_rows),
@@ -317,7 +318,7 @@ def _fit_workflow(
     workers: Workers,
     aside: Path,
 ) -> tuple[FeatureWorkflow, list[Column]]:
-    """Fit the workflow of this run, and write it and the recorded counts into `aside`."""
+    """Fit the workflow of this run. Write the workflow and the recorded counts into `aside`."""
     now = raw_rows.microseconds(moment_of(raw.last_event_time).timestamp())
     features = raw.recommender.features
     new = tuple(name for name in features.numeric if parent is None or name not in parent.scaling)

@@ -37,8 +37,8 @@ class Column:
     vocabulary: NDArray[np.int64]
     """See `FeatureWorkflow.vocabularies`."""
     last_seen: NDArray[np.int64]
-    """Time at which each id's category was last seen: the time of the newest row of the last window
-    that had the category. The time of a tombstone is 0."""
+    """Time at which each id's category was last seen. This is the time of the newest row in the
+    last window that had the category. The time of a tombstone is 0."""
     candidates: Candidates
 
 

@@ -118,7 +118,9 @@ def _moments(values: NDArray[np.float32]) -> _Moment:
 
 
 def _exact_sums(values: NDArray[np.float32]) -> tuple[int, int]:
-    """Return the exact sum and sum of squares of float32 values, for fewer than 2^29 rows.
+    """Return the exact sum of float32 values, and the exact sum of their squares.
+
+    There must be fewer than 2^29 rows.
 
     Values with equal binary exponents are added together. A mantissa has 24 bits, and its square is
     added in two halves of 24 bits. `bincount` adds in float64, which is exact up to 2^53.

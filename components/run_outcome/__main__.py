@@ -130,7 +130,10 @@ def _message(outcome: RunOutcome, notes: Sequence[StepNote]) -> dict[str, str]:
 
 
 def _reported_by_steps(notes: Sequence[StepNote]) -> list[str]:
-    """Return the sentences under `notify` in the steps' facts, which are always reported."""
+    """Return the steps' sentences that are always reported.
+
+    A step has them under `notify` in its facts.
+    """
     return [
         f"{note.step}: {sentence}" for note in notes for sentence in note.facts.get("notify", [])
     ]

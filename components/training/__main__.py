@@ -137,7 +137,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _guarded(arguments: Sequence[str], store: Path, run: str) -> int:
-    """Run the step in a child process, and record its death if it could not do so itself."""
+    """Run the step in a child process. If the child dies without a record, record its death."""
     try:
         return run_guarded(arguments)
     except TemporaryError:

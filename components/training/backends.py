@@ -15,7 +15,7 @@ from evergreen.runtime.errors import ContractError, PermanentError, first_line
 BACKENDS = ("pytorch", "hugectr", "torchrec")
 """Values of `Model.backend`."""
 _ROW_PARTS = 3
-"""Number of vectors of a table row: its vector and Adam's two moments."""
+"""Number of vectors that are stored for a table row: its vector and Adam's two moments."""
 
 
 def require_backend(
@@ -128,7 +128,7 @@ def make_engine(
 def device_memory_reported(
     config: NetworkConfig, slot_sizes: list[int], *, batch_size: int, features: Features
 ) -> Iterator[None]:
-    """Report that a GPU has too little memory for the body as an error that names the sizes.
+    """Raise an error that names the sizes if the body needs more memory than a GPU has.
 
     Args:
         config: Configuration of the network.

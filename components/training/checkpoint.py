@@ -123,7 +123,7 @@ class Checkpoint:
     final_step: int | None = None
     """Optimizer step of the final weights, or None before the fit has ended."""
     served_shift: float = 0.0
-    """Served shift of the final weights, see `FitResult`."""
+    """Amount that was added to the bias of the final weights, see `Model.served_shift`."""
 
 
 class CheckpointFolder:

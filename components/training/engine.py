@@ -81,7 +81,7 @@ class Engine(Protocol):
         """
 
     def score(self, rows: Rows) -> NDArray[np.float32]:
-        """Return click probabilities of `rows`, [n], without dropout.
+        """Score `rows` without dropout, and return their click probabilities, [n].
 
         An id outside its slot has a zero vector.
         """

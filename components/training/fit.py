@@ -238,7 +238,7 @@ class _Fit:
             )
 
     def _parts(self) -> Iterator[slice]:
-        """Yield slices of the new rows that are small enough to copy."""
+        """Divide the new rows into slices that are small enough to copy."""
         for at in range(0, self._num_new, _PART_ROWS):
             yield slice(at, min(at + _PART_ROWS, self._num_new))
 
@@ -278,7 +278,7 @@ class _Fit:
         return state
 
     def _at_start(self, trial: int) -> Position:
-        """Restore the weights at the start of the fit, and return this position in the fit."""
+        """Restore the initial weights of the fit, and return the first position of the trial."""
         self._engine.restore(self._path(START))
         return Position(trial=trial, passes=0, step=self._engine.num_steps, weights=START)
 
@@ -311,7 +311,10 @@ class _Fit:
         self._leave_trial()
 
     def _leave_trial(self) -> None:
-        """Return to the start for the next trial, or after the last trial to the best weights."""
+        """Restore the initial weights for the next trial.
+
+        After the last trial, restore the best weights.
+        """
         trial, best = self._state.now.trial, self._state.best
         assert best is not None, "the first trial was saved as the best"
         if trial + 1 < len(self._learning_rates):
@@ -438,7 +441,8 @@ class _Fit:
 
         Args:
             numbers: Row numbers.
-            ids: Id that replaces all ids of an id column, by the number of the column.
+            ids: New ids. The key is the number of an id column, and the value replaces all ids of
+                this column.
         """
         rows = self._rows.take(numbers)
         for place, one in (ids or {}).items():

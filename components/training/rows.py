@@ -1,7 +1,7 @@
 """Training rows, decoded once from HugeCTR's Parquet folders into flat, memory-mapped files.
 
 A row takes 4 bytes for each column (ids as int32). The kernel can drop mapped pages again, so the
-rows may be larger than memory. Decoding has some ten thousand rows per thread in memory.
+rows may be larger than memory. Decoding needs memory for some ten thousand rows per thread.
 `evergreen.config.features` defines the columns. Errors in a folder are reported here, before a long
 fit starts. `row_order` decides the training order.
 """
@@ -32,7 +32,8 @@ _DECODED_ROWS = 1 << 14
 """Number of rows that each thread decodes at a time: 4 MB of columns. With half as many rows,
 decoding took 5 % longer."""
 _TRANSPOSED_ROWS = 1 << 12
-"""Rows transposed at a time, so that the written part fits into a core's cache (0.4 MB)."""
+"""Number of rows that are transposed at a time. The part that is written then fits into a core's
+cache (0.4 MB)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -282,7 +283,7 @@ def _decode(
 
 
 def _transpose(columns: list[NDArray[Any]], into: NDArray[Any]) -> None:
-    """Write columns, each [n], into the rows of `into`, [n, columns]."""
+    """Transpose the columns, each [n], into `into`, which is [n, columns]."""
     for start in range(0, len(into), _TRANSPOSED_ROWS):
         part = into[start : start + _TRANSPOSED_ROWS]
         for number, values in enumerate(columns):

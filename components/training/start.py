@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergreen.config.features import Features, Places
-from evergreen.config.model import NetworkConfig, config_from_document
+from evergreen.config.model import NetworkConfig, config_from_document, network_changes
 from evergreen.contracts.manifests import Model, TrainingSet
 from evergreen.contracts.workflow import (
     FIRST_ID,
@@ -294,7 +294,7 @@ def _carry_tables(
     changes: Sequence[VocabularyChange],
     random: np.random.Generator | None,
 ) -> None:
-    """Copy the rows of each slot of the old layout into tables of zeros, see `grow`.
+    """Copy the rows of each old slot into the new tables, which contain zeros, see `grow`.
 
     `random` generates fresh vectors if the tensors are weights. If the tensors are moments,
     `random` is None.
@@ -327,13 +327,8 @@ def _write_fresh_rows(
 def _network_before(parent: Model, config: NetworkConfig) -> NetworkConfig:
     """Return the parent's network if it differs from `config` only in its columns."""
     network = config_from_document(parent.config)
-    kept, asked = network.as_document(), config.as_document()
-    columns = ("num_dense", "num_categorical", "widths")
-    if other := {
-        name: value
-        for name, value in asked.items()
-        if kept.get(name) != value and name not in columns
-    }:
+    if other := network_changes(network, config):
+        kept = network.as_document()
         raise ContractError(
             f"network of this run has {other}, expected the parent {parent.model_id}'s "
             f"{ {name: kept.get(name) for name in other} }; use those, or, to train from scratch, "

@@ -126,7 +126,10 @@ def _copy_parts(parts: Path, workflow_path: Path, report: ValidationReport) -> N
 
 
 def _is_published(folder: Path, weights_hash: str, created_at: datetime) -> bool:
-    """Return whether the folder has this run's model with these weights and all parts unchanged."""
+    """Return whether the folder contains this run's model with these weights.
+
+    All parts must be unchanged.
+    """
     try:
         model = Model.read(folder / Model.MANIFEST)
     except ContractError:
@@ -305,7 +308,7 @@ def forget_checkpoint(work: Path, run: str) -> None:
 
 
 def _begin(folder: Path, fingerprint: str, clock: Callable[[], datetime]) -> datetime:
-    """Return when this run was first tried.
+    """Return the time of this run's first try.
 
     Files of an earlier try with other inputs or settings are removed.
     """

@@ -31,7 +31,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Batch:
-    """Rows of one step, B of them, and the table rows that they look up."""
+    """The B rows of one step, and the table rows that they look up."""
 
     labels: Tensor
     """0 or 1, float32 [B]."""
@@ -53,13 +53,13 @@ class Lookups(NamedTuple):
     order: Tensor
     """Number of the vector of each look-up, int32 [L], ordered by table row."""
     starts: Tensor
-    """Start of each table row's look-ups in `order`, int32 [U]."""
+    """Position in `order` at which the look-ups of each table row start, int32 [U]."""
     bags: Tensor | None = None
-    """Start of each vector's look-ups in `taken`, int32 [B * F]. None if each vector is one
-    look-up."""
+    """Position in `taken` at which the look-ups of each vector start, int32 [B * F]. None if each
+    vector is one look-up."""
     shares: Tensor | None = None
-    """Factor of the sum of each vector's look-ups, float32 [B * F, 1]. None if all factors are
-    1."""
+    """Factor by which the sum of each vector's look-ups is multiplied, float32 [B * F, 1]. None if
+    all factors are 1."""
 
 
 class TablePlaces:
@@ -77,7 +77,7 @@ class TablePlaces:
 
         Args:
             columns: Id columns of the table.
-            offsets: Table row of id 0 (padding) of each place's slot, [P].
+            offsets: For each place, the table row of id 0 (padding) in the place's slot, [P].
             places: Places of the columns.
             device: Device of the batches.
         """

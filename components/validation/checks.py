@@ -79,7 +79,7 @@ class Observation:
     """Lower end of the value's 95 % interval."""
     high: float | None = None
     limit: float | None = None
-    """Value at which the rule begins to apply."""
+    """Limit for the value, at which the rule begins to apply."""
     bound: str = AT_MOST
     """How the value is compared with the limit, such as `at most`."""
     at_most: str | None = None
@@ -107,7 +107,7 @@ def check(measured: Measured, rules: ValidationSettings) -> list[RuleCheck]:
 
 
 def apply_rules(observed: Iterable[Observation], rules: ValidationSettings) -> list[RuleCheck]:
-    """Return one check per observation, without those of rules that are off."""
+    """Return one check per observation. Observations of rules that are off give no check."""
     return [
         RuleCheck(
             name=f"{each.column}: {each.rule}",
@@ -154,7 +154,7 @@ def _observe_rows(measured: Measured, rules: ValidationSettings) -> Observations
 
 
 def _observe_columns(measured: Measured, rules: ValidationSettings) -> Observations:
-    """Yield columns in files of the lake that are not in the schema or have another type."""
+    """Yield the columns of the lake's files that the schema lacks or lists with another type."""
     known = {feature.name for feature in measured.schema.feature}
     for each in measured.rows.dataset.schema_mismatches:
         column, found_type, file = each["column"], each["arrow_type"], each["file"]
@@ -253,7 +253,7 @@ def _may_be_chance(feature: Any, min_fraction: float) -> bool:
 
 
 def _observe_label(measured: Measured, rules: ValidationSettings) -> Observations:
-    """Yield labels that are missing in all rows, or of one class."""
+    """Yield an observation if the label is missing in all rows, or equal in all rows."""
     rows = num_rows(measured.statistics)
     if not rows:
         return
@@ -287,7 +287,10 @@ def _observe_empty_columns(measured: Measured, rules: ValidationSettings) -> Obs
 
 
 def _empty_column(name: str, before: Any, *, rows: int, schema: Any) -> Observation:
-    """Return the observation of a column without a value, compared with the champion's rows."""
+    """Return the observation of a column without a value.
+
+    Its detail compares the column with the champion's rows.
+    """
     known, rows_before = num_values(before), num_values(before) + num_missing(before)
     rule, detail = "column_empty", f"{name} has no value in any of {rows} rows"
     if not known:

@@ -160,8 +160,8 @@ def measure_drift(
 def measure_label_shift(now: TableProfile, kept: KeptWindows) -> LabelShift | None:
     """Return the change of the click rate, or None if a side has no rows.
 
-    A lower click rate often means that not all labels have arrived. `checks` decides whether it is
-    reported.
+    A lower click rate often means that not all labels have arrived. `checks` decides whether the
+    change is reported.
     """
     newest = _compare_click_rates(now, kept.newest) if len(kept.windows) > 1 else None
     return _compare_click_rates(now, kept.merged, newest)

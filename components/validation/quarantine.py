@@ -36,7 +36,7 @@ _REASON_COLUMN = "quarantine_reason"
 _NUM_EXAMPLES = 3
 
 Reasons = dict[int, str]
-"""Reasons by the position of a rejected row in its batch, ascending."""
+"""Reasons why rows of a batch were rejected. The keys are the positions of the rows, ascending."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +44,10 @@ class ScreenedRows:
     """Rows to check and to train on."""
 
     dataset: RawDataset
-    """Manifest of the run's own dataset if no row was quarantined."""
+    """Manifest of the rows. If no row was quarantined, this is the manifest of the run's own
+    dataset."""
     files: list[Path]
-    """Files of the rows until the step's folder is complete."""
+    """Files of the rows. Their paths are valid until the step's folder is complete."""
     num_outside: int | None = None
     """Number of rows outside the schema's domain. None if the rows were not screened against the
     domain."""

@@ -31,7 +31,8 @@ from evergreen.reports.svg import Bar, BarChart
 
 Entry = Mapping[str, Any]
 Cells = Mapping[str, Callable[[Entry], object]]
-"""Functions that make a table's cells from an entry, by the heading of the column."""
+"""Functions that make the cells of a table row from an entry. The keys are the columns'
+headings."""
 _FIRST_CHECKS = 8
 """Maximum number of checks on the first screen."""
 
@@ -69,9 +70,10 @@ def _state(document: Entry) -> Banner:
 
 
 def _checks(document: Entry) -> list[PageBlock]:
-    """Return the table of the first checks, the worst first, and the other checks in a fold.
+    """Return a table of the first checks, the worst first, and a fold with the other checks.
 
-    The first checks are those that did not pass or have a value. If there are none, all are equal.
+    The first checks are those that failed or have a value. If there are no such checks, the first
+    checks are chosen from all checks.
     """
     names = [each.name for each in fields(RuleCheck)]
     checks = [RuleCheck(**{name: check[name] for name in names}) for check in document["checks"]]
@@ -126,7 +128,7 @@ def _cards(document: Entry) -> Cards:
 
 
 def _evidence_rank(entry: Entry | None) -> tuple[bool, float, float]:
-    """Return a sort key: drifted features first, then adjusted p-value, then effect.
+    """Return a key that sorts drifted features first, then by adjusted p-value, then by effect.
 
     Features without a measurement come last.
     """
@@ -208,7 +210,10 @@ def _describe_values(column: Entry, entry: Entry | None) -> str:
 
 
 def _describe_chart(column: Entry) -> str:
-    """Return a sentence: the largest change of a chart, or without a champion its largest share."""
+    """Return a sentence about the largest change in a chart.
+
+    Without a champion, the sentence is about the largest share.
+    """
     bars, text = column["bars"], f"distribution of {column['column']}"
     if not bars:
         return text

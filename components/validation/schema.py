@@ -31,7 +31,7 @@ _ALIKE_ROWS = 64
 """Number of correlated rows that count as one independent row. The true correlation within a
 request is unknown."""
 _SMALLEST_ROWS = 10_000
-"""Number of rows of the smallest window that a schema must not reject by chance, even if its first
+"""A schema must not reject a window of this number of rows by chance, even if the schema's first
 window was much larger."""
 
 _SIGNED_ROWS = 10_000
@@ -144,8 +144,8 @@ def _set_bounds(feature: Any, numbers: Any, factor: float) -> None:
 def possible_shares(share: float, rows: int) -> tuple[float, float]:
     """Return the lowest and highest true share that are consistent with an observed share.
 
-    The interval is Clopper and Pearson's exact one. The confidence level is that of
-    `_STANDARD_ERRORS` of a normal distribution. Only `rows / _ALIKE_ROWS` rows count as
+    The interval is Clopper and Pearson's exact one. The confidence level equals that of a normal
+    distribution within `_STANDARD_ERRORS` standard errors. Only `rows / _ALIKE_ROWS` rows count as
     independent. A column of the context is missing either in all rows of a request or in none.
 
     >>> low, high = possible_shares(0.5, 64_000)
@@ -160,17 +160,17 @@ def possible_shares(share: float, rows: int) -> tuple[float, float]:
 
 
 def check_statistics(statistics: Any, schema: Any) -> Any:
-    """Return TFDV's `Anomalies` of the statistics of training rows against `schema`."""
+    """Check statistics of training rows against `schema`, and return TFDV's `Anomalies`."""
     return tfdv.validate_statistics(statistics, schema, environment=TRAINING)
 
 
 def propose_schema(schema: Any, statistics: Any, raw: RawDataset) -> Any | None:
-    """Return a copy of `schema` that TFDV updates to the rows.
+    """Return a copy of `schema` that TFDV has adapted to the rows.
 
     Returns None if the rows satisfy `schema`. Only changes of features are proposed: wider bounds,
     more values of a domain, fewer values present, or a new column. The label and all other rules
-    that people wrote stay, because rows that break these rules are wrong. The manifest `raw` lists
-    columns of the lake that the schema may lack.
+    that people wrote stay, because rows that break these rules are wrong. `raw` lists columns of
+    the lake for which the schema may have no feature.
     """
     if not num_rows(statistics):
         return None

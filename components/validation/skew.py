@@ -50,8 +50,8 @@ _SAMPLED_ROWS = 262_144
 """Approximate number of compared training rows. Each row takes 280 bytes per side with 39
 features."""
 _EQUAL_RATIOS = 0.9
-"""Minimum share of the ratios that must agree with their median. Only if this share is reached, the
-median is reported as a factor."""
+"""The median of the ratios is reported as a factor only if at least this share of the ratios agrees
+with it."""
 
 
 class EventSpan(NamedTuple):
@@ -128,7 +128,7 @@ def open_served(uri: str) -> Objects:
     """Open the archive of served rows at an absolute path, `file://` or `gs://bucket/prefix`.
 
     Raises:
-        ContractError: `uri` is none of these, or not a folder.
+        ContractError: `uri` has none of these forms, or is not a folder.
         PermanentError: There are no credentials for the bucket.
     """
     if not is_bucket_uri(uri) and not local_path(uri).is_dir():
@@ -152,7 +152,7 @@ def measure_skew(
 
     Args:
         training: Files of training rows.
-        archive: Served rows, from `open_served`.
+        archive: Archive of the served rows, see `open_served`.
         features: The recommender's features.
         settings: The thresholds.
         excluded: Features that are not compared.
@@ -221,7 +221,9 @@ def read_served(
     unread: list[str],
     words: Sequence[str] = (),
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the columns `types` of the archived rows of the span, in batches, oldest day first.
+    """Yield batches of the archived rows in the span, oldest day first.
+
+    A batch has the columns `types`.
 
     A file is ignored if a column of `words` contains text, because such rows were ingested by
     people and not served. A file is also ignored if it is corrupt, lacks a column or has a column
@@ -262,7 +264,7 @@ def _read_columns(
 
 
 def _sample_requests(batches: Iterable[pa.RecordBatch], one_in: int) -> pa.Table:
-    """Return the rows of requests selected by a hash of their id.
+    """Return the rows of those requests that a hash of the request id selects.
 
     The hash selects the same requests on both sides.
     """
@@ -324,7 +326,9 @@ def compare(
     shown: ShownValues,
     options: ListOptions | None = None,
 ) -> SkewEntry:
-    """Return the differences of one feature in joined rows. There must be joined rows.
+    """Return the differences of one feature in joined rows.
+
+    The number of joined rows must not be 0.
 
     A feature with `options` is a list. Lists differ if one of the elements that count differs.
     """

@@ -56,7 +56,7 @@ def as_lists(batch: pa.RecordBatch, features: Features) -> pa.RecordBatch:
 def summarize_files(
     files: Sequence[Path], counter: ProfileCounter, *, processes: int | None = None
 ) -> Any:
-    """Return the `DatasetFeatureStatisticsList` of the rows of Parquet files, which are read once.
+    """Read Parquet files once, and return the `DatasetFeatureStatisticsList` of their rows.
 
     Without files the statistics have zero examples. Copies of `counter` count the rows, and are
     merged into `counter` in the order of the rows. By default, there are `usual_processes`

@@ -1,4 +1,4 @@
-"""Profiles of the windows of a model's lineage, which the next run's rows are compared with.
+"""Profiles of the windows in a model's lineage. The next run compares its rows with the profiles.
 
 The model's folder contains two profiles (`manifests.Model.WINDOWS`): the newest window, and all
 older windows merged into one. Each profile has at most 2 MB.
@@ -33,7 +33,7 @@ class KeptWindows:
         return self.windows[-1]
 
     def followed_by(self, window: TableProfile) -> "KeptWindows":
-        """Return the windows with `window` as the newest, and all earlier ones merged.
+        """Return windows of which `window` is the newest. All earlier windows are merged into one.
 
         The new window replaces the newest one if both have the same rows.
         """

@@ -11,16 +11,16 @@ Counters are read from every replica's Prometheus text. Counters only grow, so t
 are the differences to the plan's `baseline`. The differences are summed over the replicas before
 any division, which avoids a mean of means. The counters of a new or restarted server include its
 warm-up, which is slow (measured: 70 requests at three times the usual time). The warm-up requests
-would weigh more in the smaller arm. Such a server is left out until a step has recorded its
-baseline (`uncounted`). When a server leaves, its requests are no longer in the counts of either
-arm. A restarted server whose counters exceed its whole baseline at the next step is not detected.
-The counts of both arms are then too low, but never negative.
+would weigh more in the smaller arm. A server without a recorded baseline is therefore left out
+(`uncounted`). The next step records its baseline. When a server leaves, its requests are no longer
+in the counts of either arm. A restarted server whose counters exceed its whole baseline at the next
+step is not detected. The counts of both arms are then too low, but never negative.
 
 Triton reports totals and no medians. The p99 is therefore read in two forms. The quantiles of a
 server (`QUANTILES`) cannot be summed over servers. The buckets of a histogram (`HISTOGRAM`) can be
 summed, and give one p99 of all servers. Triton 2.51 has the histogram only for decoupled models,
 and Triton 26.01 and later for all (triton-inference-server/server#8580). The histogram is off
-unless the server has the flag `--metrics-config=histogram_latencies=true`. Its default buckets
+unless the server has the flag `--metrics-config=histogram_latencies=true`. Triton's default buckets
 begin at 100 ms, so the configuration of our models sets finer ones.
 
 Requests that are rejected before they reach a model are not counted. Requests that the response
@@ -81,7 +81,7 @@ _MAX_COUNT = float(1 << 63)
 _NAMES = {name: short for short, name in COUNTERS.items()}
 
 Fetch = Callable[[str], str]
-"""Returns the metrics text of host:port."""
+"""Function that returns the metrics text of host:port."""
 
 
 def read_pairs(
@@ -137,9 +137,10 @@ def _rows_of_pair(rows: Any, *, stable: int, canary: int, since: datetime) -> An
 
 
 def _oldest(tables: Sequence[Any], most: int) -> Any:
-    """Return the oldest rows sorted by time, twice as many as wanted.
+    """Return the oldest rows, sorted by time.
 
-    The archive and the lake may both contain a row.
+    Twice as many rows as wanted are returned, because both the archive and the lake may contain a
+    row.
     """
     keys = [raw_rows.EVENT_TIME, raw_rows.REQUEST_ID, raw_rows.ROW]
     return pa.concat_tables(tables).sort_by([(key, "ascending") for key in keys]).slice(0, 2 * most)
@@ -241,8 +242,8 @@ def counted(
     """Return the counters of each arm's model and version in a metrics text. Absent counters are 0.
 
     Raises:
-        TemporaryError: `text` is not a metrics text, or a counter is not a finite number from 0.
-            The message contains `source`.
+        TemporaryError: `text` is not a metrics text, or a counter is negative or not finite. The
+            message contains `source`.
     """
     found = {name: dict.fromkeys(COUNTERS, 0.0) for name in arms}
     for arm, sample in _samples(text, arms, source):
@@ -319,7 +320,7 @@ def bucket_quantile(buckets: Mapping[str, float], quantile: float) -> float | No
 
 
 def _samples(text: str, arms: Mapping[str, Arm], source: str) -> list[tuple[str, Any]]:
-    """Return the samples of each arm's model and version, with the arm's name."""
+    """Return the metric samples of both arms. Each sample comes with the name of its arm."""
     wanted = {(arm.model_name, str(arm.version)): name for name, arm in arms.items()}
     try:
         samples = [
@@ -335,7 +336,7 @@ def _samples(text: str, arms: Mapping[str, Arm], source: str) -> list[tuple[str,
 
 
 def counts_since(baseline: Baseline, now: Baseline) -> BothCounts:
-    """Return each arm's counts since `baseline`, summed over servers that have one.
+    """Return each arm's counts since `baseline`, summed over the servers that have a baseline.
 
     Servers that are new or were restarted are left out.
     """

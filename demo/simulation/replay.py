@@ -43,7 +43,7 @@ _BEFORE, _AFTER = "before", "after"
 """Phases of a replay: before and after the drift."""
 _MAX_BEHIND_SECONDS = 1.0
 _MAX_QUEUED_ROWS = 128_000
-"""Number of rows in the queue to the event log at which the replay pauses."""
+"""The replay pauses when this number of rows waits in the queue to the event log."""
 _STOP_SECONDS = 0.1
 """Maximum time in seconds after which a waiting replay notices `stop`."""
 _MAX_LATENCIES = 200_000
@@ -269,7 +269,7 @@ class _ReplayStatistics:
         self._errors[type(error).__name__] += 1
 
     def take_second(self, time: float) -> dict[str, Any]:
-        """Return the line about the time since the last line.
+        """Return the next line, which covers the time since the previous line.
 
         The line's field `versions` is the number of answered rows by version.
         """

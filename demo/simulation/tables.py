@@ -244,8 +244,8 @@ class CategoryTable:
         """Return a table with the same categories and frequencies, but with permuted weights.
 
         Of several random permutations the one with the lowest correlation to the old weights is
-        used. With few categories, a single permutation may keep half of the relation, or reverse
-        it.
+        used. With few categories, a single permutation may keep half of the relation to the old
+        weights, or reverse the relation.
         """
         shares, old = self.row_shares, self.weights.astype(np.float64)
         best, best_relation = old, np.inf

@@ -151,7 +151,7 @@ class Traffic(Protocol):
 
 
 class WorldTraffic:
-    """Rows drawn from a simulator, and after `drift` from the drifted one."""
+    """Rows drawn from a simulator, and after `drift` from the drifted simulator."""
 
     def __init__(self, world: World, drifted: World | None, random: Generator) -> None:
         self._world, self._drifted = world, drifted

@@ -263,9 +263,10 @@ class LakeReport:
 def write_lake(
     world: World, uri: str, *, rows: int, days: int, last_day: date, seed: int
 ) -> LakeReport:
-    """Write simulated rows to a folder or a bucket, in equal numbers per day up to `last_day`.
+    """Write simulated rows to a folder or a bucket.
 
-    Each file is complete or absent. A day is complete when its last file exists.
+    Every day up to `last_day` gets the same number of rows. Each file is complete or absent. A day
+    is complete when its last file exists.
 
     Raises:
         ContractError: there are fewer rows than days, no days, a day exists already, or `uri` is

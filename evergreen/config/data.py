@@ -76,9 +76,10 @@ class ColumnNames:
     """Time when the row was shown. Without this column, rows have no time until `evergreen data
     ingest` assigns a time."""
     time_format: str | None = None
-    """Time format of the files, one of `TIME_FORMATS`. If no format is set, the reader detects it
-    from the values. The files are refused if two formats fit, or if times fall outside 1990 to
-    tomorrow."""
+    """Time format of the files: `iso`, `YYYYMMDD`, `YYMMDDhh`, `YYYYMMDDhh`, `YYMMDDhhmm`,
+    `YYYYMMDDhhmm`, `YYYYMMDDhhmmss`, `seconds`, `milliseconds`, `microseconds` or `nanoseconds`. If
+    no format is set, the reader detects it from the values. The files are refused if two formats
+    fit, or if times fall outside 1990 to tomorrow."""
     user: str | None = None
     """Categorical feature that identifies the user. If a user feature is named, the gate treats the
     rows of a user as correlated, and reports how well each user's rows are ranked."""

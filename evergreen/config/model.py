@@ -287,6 +287,23 @@ def config_from_document(document: Mapping[str, Any]) -> NetworkConfig:
     )
 
 
+def network_changes(before: NetworkConfig, now: NetworkConfig) -> dict[str, Any]:
+    """Return the settings of `now` that differ from `before`, apart from the columns.
+
+    A model can be continued only if the result is empty.
+
+    >>> before = DcnConfig(num_dense=1, num_categorical=2, tower=(8,))
+    >>> network_changes(before, replace(before, num_dense=3, tower=(16,)))
+    {'tower': [16]}
+    """
+    known, columns = before.as_document(), ("num_dense", "num_categorical", "widths")
+    return {
+        name: value
+        for name, value in now.as_document().items()
+        if name not in columns and known.get(name) != value
+    }
+
+
 def _config_class(network: object) -> type[NetworkConfig]:
     if not isinstance(network, str) or network not in NETWORKS:
         raise ContractError(f"model.kind is {network!r}, expected one of {', '.join(NETWORKS)}")

@@ -113,7 +113,7 @@ def headline(checks: Sequence[Check]) -> str:
     >>> headline([auc, lead])
     'AUC 0.7700 [0.7570, 0.7820], +0.1420 against the champion; passed 2 of 2 checks'
     >>> headline([Check(name="requests with clicks", value=3, limit=10, result="inconclusive")])
-    'passed 0 of 1 checks; inconclusive: requests with clicks 3 (at least 10)'
+    'passed 0 of 1 checks; inconclusive: requests with clicks 3 (expected at least 10)'
     """
     estimated = [
         check
@@ -136,8 +136,11 @@ def sentence(check: Check) -> str:
 
     >>> sentence(Check(name="AUC", value=0.5, low=0.4, high=0.6, limit=0.7, result="fail"))
     'AUC 0.5000 [0.4000, 0.6000], at least 0.7: fail'
+    >>> sentence(Check(name="evidence that the AUC is below 0.7", value=537.2, limit=500,
+    ...     bound="below", result="fail"))
+    'evidence that the AUC is below 0.7: 537.2, below 500: fail'
     """
-    text = check.name if check.value is None else f"{check.name} {_number_text(check)}"
+    text = check.name if check.value is None else _valued(check)
     if check.interval:
         low, high = (_number_text(check, end) for end in check.interval)
         text += f" [{low}, {high}]"
@@ -193,7 +196,7 @@ def _estimate(check: Check, first: str) -> str:
         return f"{_number_text(check)} {check.name.removeprefix(first).strip()}"
     assert check.interval
     low, high = (_number_text(check, end) for end in check.interval)
-    return f"{check.name} {_number_text(check)} [{low}, {high}]"
+    return f"{_valued(check)} [{low}, {high}]"
 
 
 def _named(check: Check, shown: Sequence[Check]) -> str:
@@ -204,5 +207,13 @@ def _named(check: Check, shown: Sequence[Check]) -> str:
     """
     if check.value is None and check.detail:
         return f"{check.name} ({check.detail})"
-    value = "" if check.value is None or check in shown else f" {_number_text(check)}"
-    return f"{check.name}{value}" + (f" ({check.limit_text})" if check.limit_text else "")
+    text = check.name if check.value is None or check in shown else _valued(check)
+    return text + (f" (expected {check.limit_text})" if check.limit_text else "")
+
+
+def _valued(check: Check) -> str:
+    """Return the name and the value of a check as text.
+
+    A colon separates the value from a name that ends with a number.
+    """
+    return f"{check.name}{':' if check.name[-1:].isdigit() else ''} {_number_text(check)}"

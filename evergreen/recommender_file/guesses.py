@@ -5,6 +5,7 @@ equally likely, the drafted file asks a question. The command `check` refuses th
 user has answered the question.
 """
 
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -54,6 +55,8 @@ _MAX_FEW = 50
 MANY = 20_000
 """Number of distinct values in a sample from which a column of categories may need more memory than
 a server has."""
+_MOST_DATES = 100
+"""Maximum values of a column that are compared with unsupported forms of dates."""
 _MOST_LABELS = 20_000
 """Maximum distinct values of a label column, even if nearly all of its rows are 0 or 1."""
 _MIN_EACH = 5
@@ -196,6 +199,17 @@ class _Guesser:
             if names.letters(each.name) in names.LABELS + names.TARGETS
         ]
         if not likely:
+            pairs = [
+                f"{each.name!r} ({' and '.join(words)})"
+                for each in self._sample.columns
+                if (words := _answers(each))
+            ]
+            if pairs:
+                return (
+                    "no column holds only 0 and 1, or true and false. If "
+                    f"{' or '.join(pairs)} says whether a row was clicked, write 0 and 1 in the "
+                    "file"
+                )
             return (
                 "no column holds only 0 and 1, or true and false: which says whether a row was "
                 "clicked?"
@@ -245,11 +259,24 @@ class _Guesser:
         elif candidates := [each for each in candidates if _is_dated(each)]:
             said = _listed([each.name for each in candidates])
             self._questions[EVENT_TIME] = f"which of {said} says when a row was shown?"
+        elif alike := [each.name for each in self._free if _is_like_time(each)]:
+            self._questions[EVENT_TIME] = (
+                f"{_listed(alike)} {'looks' if len(alike) == 1 else 'look'} like a time in an "
+                "unsupported form. If it says when a row was shown, write it as "
+                "2026-01-31T00:00:00Z. Or delete this line, and rows have no times"
+            )
         if chosen is not None:
             self._take_time(chosen)
         for column in self._free:
             found = self._times.get(column.name)
-            if isinstance(found, Times) and (_is_dated(column) or _time_rank(column) is not None):
+            if _is_like_time(column):
+                self._leave_out(
+                    column,
+                    f"it looks like a time in an unsupported form, such as {column.example}; write "
+                    "2026-01-31T00:00:00Z for the time of a row, or hours or ages as numbers for a "
+                    "feature",
+                )
+            elif isinstance(found, Times) and (_is_dated(column) or _time_rank(column) is not None):
                 self._leave_out(column, self._why_no_event_time(column, found))
             elif column.kind == TIME:
                 outside = f" ({found.why})" if isinstance(found, NoTimes) else ""
@@ -560,6 +587,14 @@ def _label_tier(column: SampledColumn) -> int:
     return 3 if name in names.REACTIONS else _UNNAMED
 
 
+def _answers(column: SampledColumn) -> list[str]:
+    """Return the two words of a text column that holds exactly two, or an empty list."""
+    if column.kind != TEXT or column.is_list or column.distinct != 2:
+        return []
+    present = np.flatnonzero(column.is_present & (column.counts > 0))
+    return [str(column.values[int(at)].as_py()) for at in present]
+
+
 def _has_few(column: SampledColumn) -> bool:
     return column.distinct <= _MOST_LABELS
 
@@ -658,6 +693,23 @@ def _is_surely_time(column: SampledColumn) -> bool:
         return True
     is_large = column.kind in (INTEGER, FLOAT) and bool(column.bounds and column.bounds[1] >= 10**5)
     return _time_rank(column) is not None and (column.kind in (TEXT, TIME) or is_large)
+
+
+_OTHER_TIME = re.compile(
+    r"(\d{1,2}[./-]\d{1,2}[./-](\d{4}|\d{2})|\d{4}\.\d{1,2}\.\d{1,2}"
+    r"|([A-Za-z]{3,9},? )?\d{1,2}[. -] ?[A-Za-z]{3,9}[., -] ?\d{4}|[A-Za-z]{3,9} \d{1,2},? \d{4})"
+    r"([ T,]+\d{1,2}[:.]\d{2}.*)?"
+)
+"""Dates in forms that the reader of times does not accept, such as 31.01.2026 or Jan 31, 2026."""
+
+
+def _is_like_time(column: SampledColumn) -> bool:
+    """Return whether all values that are looked at are dates in an unsupported form."""
+    if column.kind != TEXT or column.is_list or not column.num_present:
+        return False
+    present = np.flatnonzero(column.is_present & (column.counts > 0))[:_MOST_DATES]
+    texts = [str(column.values[int(at)].as_py()).strip() for at in present]
+    return all(_OTHER_TIME.fullmatch(text) for text in texts)
 
 
 def _is_rising(column: SampledColumn) -> bool:

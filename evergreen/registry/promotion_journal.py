@@ -80,7 +80,8 @@ class Promotion:
     """Id of the retrain request that led to the action. None if a person started the action."""
     reason: str
     who: str | None = None
-    """Person or pipeline run that performed the action."""
+    """Person, pipeline run or program that performed the action. A rollback by the controller has
+    `controller`."""
     decision: str | None = None
     """Decision of the gate on the model. None if the action needed no decision."""
     parent_model_id: str | None = None

@@ -41,6 +41,8 @@ HTML, _JSON = "html", "json"
 """Kinds of reports: HTML for people, and _JSON for programs."""
 STEPS = ("extraction", "validation", "preprocessing", "training", "evaluation", "deployment")
 _LAST_STEP = STEPS[-1]
+STOPPED = "STOPPED"
+"""State of a run on this machine that SIGTERM or Ctrl-C ended."""
 _CANCELED_STATES = frozenset({"CANCELED", "CANCELLED", "CANCELING"})
 _FAILED_STATES = _CANCELED_STATES | {"FAILED", "ERROR"}
 """States of a failed run in Kubeflow, in the spellings of its API and its backends."""
@@ -153,8 +155,15 @@ def kubeflow_name(run: str) -> tuple[str, str]:
     return (unquote(found[1]), found[2]) if found else (run, "")
 
 
+SEARCH_RUN = "search"
+"""Kind of a search's trials, with which their names begin."""
+
+
 def new_run_name(kind: str) -> str:
-    """Return a name for a run that a person starts now, in Kubeflow or on this machine."""
+    """Return a name for a run that a person starts now, in Kubeflow or on this machine.
+
+    The name begins with `kind`.
+    """
     return f"{kind}-{datetime.now(timezone.utc):%Y%m%dT%H%M%S%f}Z"
 
 
@@ -345,7 +354,7 @@ def conclude(
             killed.
         run: The registry's name of the run.
         trigger_id: Retrain request that the run answers. Empty = none.
-        kfp_state: The run's state in Kubeflow, in any spelling.
+        kfp_state: The run's state in Kubeflow, in any spelling, or `STOPPED`.
         ended_at: When the run ended, ISO 8601.
     """
     last = notes[-1] if notes else StepNote(step="none", state="failed", reason="no step started")
@@ -396,6 +405,8 @@ def _failure(last: StepNote, kfp_state: str) -> str:
             "stopped from outside and not tried again (terminated, or preempted without a "
             f"retry): {last.reason}"
         )
+    if kfp_state == STOPPED and last.state == "done":
+        return f"stopped from outside after {last.step}"
     if last.state == "running":
         return f"{last.step} ended without a note (killed, out of memory or out of time)"
     return f"nothing followed {last.step}, KFP says {kfp_state}"

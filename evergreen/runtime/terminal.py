@@ -18,6 +18,8 @@ from evergreen.runtime.plain_text import printable
 
 ABSENT = "-"
 """Cell of a value that does not exist."""
+_MIN_CUT_WIDTH = 12
+"""Minimum width of a column that is cut in the middle."""
 UNLIMITED = 10_000
 """Columns of output that is not a terminal."""
 
@@ -29,6 +31,9 @@ class TableColumn:
     name: str
     is_flexible: bool = False
     """Whether cells are cut with an ellipsis to make the table fit."""
+    is_cut_in_middle: bool = False
+    """Whether cells are cut in the middle, because the ends of names tell them apart. A table has
+    at most one such column, and its cells are cut before those of flexible columns."""
     is_number: bool = False
     """Whether cells are aligned to the right."""
     is_wide_only: bool = False
@@ -63,11 +68,12 @@ def print_table(
     shown = range(len(columns))
     if _natural_width(columns, cells) > console.width:
         shown = [at for at in shown if not columns[at].is_wide_only]  # type: ignore[assignment]
+        _cut_in_middle(columns, cells, shown, width=console.width)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in (columns[at] for at in shown):
         table.add_column(
             column.name,
-            no_wrap=not column.is_flexible,
+            no_wrap=not (column.is_flexible or column.is_cut_in_middle),
             justify="right" if column.is_number else "left",
         )
     for row in cells:
@@ -84,6 +90,31 @@ def _natural_width(columns: Sequence[TableColumn], cells: Sequence[Sequence[str]
         for at, column in enumerate(columns)
     )
     return sum(widths) + 2 * len(columns)
+
+
+def _cut_in_middle(
+    columns: Sequence[TableColumn], cells: list[list[str]], shown: Sequence[int], *, width: int
+) -> None:
+    """Cut the cells of the column that is cut in the middle, until the shown columns fit."""
+    for at in shown:
+        if columns[at].is_cut_in_middle and cells:
+            of_shown = [[row[each] for each in shown] for row in cells]
+            excess = _natural_width([columns[each] for each in shown], of_shown) - width
+            kept = max(max(len(row[at]) for row in cells) - max(excess, 0), _MIN_CUT_WIDTH)
+            for row in cells:
+                row[at] = middle_cut(row[at], kept)
+
+
+def middle_cut(text: str, width: int) -> str:
+    """Return `text`, or its beginning and its longer end if it has more than `width` characters.
+
+    >>> middle_cut("manual-20261129T161234567890Z", 18)
+    'manual-…234567890Z'
+    """
+    if len(text) <= width:
+        return text
+    head = 2 * (width - 1) // 5
+    return f"{text[: head + 1]}…{text[len(text) - (width - 2 - head) :]}"
 
 
 def local_time(time: str | float | None) -> str | None:

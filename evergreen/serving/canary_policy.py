@@ -10,10 +10,10 @@ A degradation is significant if a one-sided p-value is below alpha / (looks * 2)
 the AUC difference (paired DeLong) and for the mean log loss difference. Rows are clustered by user,
 or by request if there are no users. This Bonferroni correction holds for any dependence between
 looks and metrics. The probability of aborting an equal model is at most `alpha` over the canary's
-whole life. O'Brien-Fleming bounds would have more power. However, these bounds need independent
-increments. Rows mature by request and day, so the increments may be dependent. Both tests assume
-normal means, so at least `MIN_REQUESTS` requests must have clicks, however many rows there are.
-With three clicks, one equal model in thirty would be aborted at its first look.
+whole life. O'Brien-Fleming bounds would have more power. However, O'Brien-Fleming bounds need
+independent increments. Rows mature by request and day, so the increments may be dependent. Both
+tests assume normal means, so at least `MIN_REQUESTS` requests must have clicks, however many rows
+there are. With three clicks, one equal model in thirty would be aborted at its first look.
 
 The canary grows when the tests confirm that both metrics are within their margins. Each look has a
 part of the one-sided level `growth_alpha`, and the parts add up to `growth_alpha`. Both tests must
@@ -66,7 +66,7 @@ MIN_REQUESTS = 50
 """Minimum number of requests with a click, and minimum number of requests with at least one row
 without a click. Fewer requests give no reliable standard error."""
 STEADY_MEAN = 10
-"""Latency can abort a canary only after this many times `min_requests`, because one stall changes
+"""Latency can abort a canary only after `min_requests` times this factor, because one stall changes
 the mean of a hundred requests by half. In simulations with a stall of 100 ms in 500 requests of 1
 ms, an equal model was aborted in 18 % of stages after 100 requests, but only in 2 % after 1000."""
 
@@ -75,7 +75,7 @@ ms, an equal model was aborted in 18 % of stages after 100 requests, but only in
 class Pairs:
     """Rows that both arms scored, ordered by time, request and position.
 
-    Each row appears once.
+    No row appears twice.
     """
 
     labels: NDArray[np.uint8]
@@ -120,7 +120,7 @@ class ArmCounts:
     def mean_ms(self) -> float | None:
         """Mean time in the model of a computed request in milliseconds.
 
-        None if there are no such requests.
+        None if the model computed no request.
         """
         return self.infer_us / self.computed / 1000 if self.computed > 0 else None
 
@@ -207,7 +207,7 @@ class CanaryPolicy:
         return self.alpha / (self.max_looks * 2)
 
     def growth_level(self, look: int) -> float:
-        """Return the significance level of the tests for growth at a look, counted from 1.
+        """Return the significance level of the growth tests at look number `look`, from 1.
 
         >>> policy = CanaryPolicy(max_looks=2, growth_alpha=0.03)
         >>> policy.growth_level(1), policy.growth_level(2)
@@ -218,7 +218,7 @@ class CanaryPolicy:
 
 @dataclass(frozen=True)
 class ArmDifference:
-    """Difference canary minus stable with its standard error."""
+    """Metric of the canary minus metric of the stable version, with its standard error."""
 
     value: float
     error: float
@@ -227,7 +227,7 @@ class ArmDifference:
         """Return the one-sided p-value of the hypothesis that the canary is worse.
 
         Args:
-            sign: 1 if a larger metric is better, -1 if a smaller one is.
+            sign: 1 if a larger metric is better, -1 if a smaller metric is better.
         """
         if self.error == 0:
             return 1.0 if sign * self.value >= 0 else 0.0
@@ -285,7 +285,7 @@ class CanaryDecision:
     def of(
         cls, by_counts: CountsDecision, by_pairs: PairsDecision | None = None
     ) -> "CanaryDecision":
-        """Return the decision of all checks. The worst check decides."""
+        """Return the decision that follows from all checks. The worst check decides."""
         checks = [*by_counts.checks, *(by_pairs.checks if by_pairs else ())]
         action = _ACTIONS[decide(checks)]
         return cls(action=action, reason=headline(checks), by_counts=by_counts, by_pairs=by_pairs)

@@ -37,7 +37,7 @@ _FEATURES = "features"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GoldenRows:
-    """Raw rows with the probabilities that training gave them."""
+    """Raw rows, and the probabilities that training computed for them."""
 
     features: Features
     """Features of the recommender, which describe the columns."""

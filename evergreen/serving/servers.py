@@ -5,10 +5,10 @@ Servers are therefore probed with golden rows. `switch` decides what servers loa
 
 Servers are listed one by one, or by a name that resolves to several addresses.
 `dns:///triton-headless:8001` is a Kubernetes headless Service with one address per pod. The Service
-needs `publishNotReadyAddresses: true`. Otherwise a pod that reads the old configuration while it
-starts is not listed until it is ready. The pod is then never notified and keeps serving the old
-version. If a resolver's cache still hides a pod at the end of a switch, the watchdog repairs the
-pod later, because it compares every replica with the journal.
+needs `publishNotReadyAddresses: true`. Without this setting, a pod that reads the old configuration
+while it starts is not listed until it is ready. The pod is then never notified and keeps serving
+the old version. If a resolver's cache still hides a pod at the end of a switch, the watchdog
+repairs the pod later, because it compares every replica with the journal.
 
 No other module of this package calls tritonclient. Exceptions of tritonclient become
 `TemporaryError` or `PermanentError`. The deadlines are long on purpose, because Triton 2.51 can
@@ -70,8 +70,8 @@ class TritonAccess:
     key: str = ""
     """PEM file of the client certificate's private key."""
     name: str = ""
-    """Host name in the servers' certificates. It is needed because replicas of a headless Service
-    are called by IP address."""
+    """Host name in the servers' certificates. The certificate is checked against this name, because
+    replicas of a headless Service are called by IP address."""
     token_file: str = ""
     """File with the token that is sent as `authorization: Bearer`. The file is read before each
     call, because tokens rotate."""
@@ -118,7 +118,7 @@ class TritonAccess:
 
 
 def read_access(arguments: argparse.Namespace | None = None) -> TritonAccess:
-    """Return the options of the flags of `site.add_site_flags`, or else of the environment.
+    """Return the options from the flags of `site.add_site_flags`, or else from the environment.
 
     The environment variables are `EVERGREEN_TRITON_CA` and others with the same prefix. Environment
     variables are needed because the steps of the pipeline have no such flags.
@@ -182,7 +182,7 @@ class Triton:
     def load(self, name: str) -> None:
         """Load or reload a model from its folder.
 
-        Versions that remain keep answering meanwhile.
+        Meanwhile, the other versions continue to answer.
         """
         with self._translated(f"load of {name}"):
             self._client.load_model(name, client_timeout=LOAD_SECONDS)
@@ -275,10 +275,10 @@ class Triton:
 
 
 Connect = Callable[[str], Triton]
-"""Opens a connection to host:port."""
+"""Function that opens a connection to host:port."""
 Resolve = Callable[[str, int], list[str]]
-"""Returns the current addresses (host:port) of a name and a port, or an empty list if the name has
-no address."""
+"""Function that returns the current addresses (host:port) of a name and a port, or an empty list if
+the name has no address."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,11 +300,14 @@ class Patience:
 
     @property
     def deadline_seconds(self) -> float:
-        """Seconds from a command's request to its deadline. A change takes longer than the lock."""
+        """Seconds from a command's request to its deadline.
+
+        At least 30, because a change can take longer than the wait for the lock.
+        """
         return max(self.lock_seconds, 30.0)
 
     def until(self, answer: Callable[[], T], seconds: float) -> T:
-        """Call `answer` until it is true or `seconds` have passed, and return the last value."""
+        """Call `answer` until its value is true or `seconds` have passed. Return the last value."""
         deadline = self.clock() + seconds
         while not (given := answer()) and self.clock() < deadline:
             self.sleep(self.poll_seconds)
@@ -504,8 +507,8 @@ class Fleet:
             servers: Servers to call it on. None = all.
 
         Raises:
-            TemporaryError, PermanentError: `act` failed on a server that is still listed. Later
-                servers were not reached.
+            TemporaryError, PermanentError: `act` failed on a server that is still listed. In this
+                case, the remaining servers were not called.
         """
         for address, server in list(self._servers.items()):
             if servers is not None and server not in servers:
@@ -521,7 +524,7 @@ class Fleet:
     def for_all(self, act: Callable[[Triton], object]) -> None:
         """Call `act` on every server, and on new servers until no further server is listed.
 
-        Servers that do not listen yet come last.
+        Servers whose port is still closed are called last.
         """
         self.for_each(act)
         while newcomers := self._newcomers():

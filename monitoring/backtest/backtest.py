@@ -2,8 +2,8 @@
 
 Input is the files of `monitoring.state.archive` in a folder or a bucket, read day by day in order
 of event time. Rows that none of our models served are skipped. Labels contain only clicks within
-the attribution window, because late outcomes changed no live decision. Peak memory is that of one
-day of rows.
+the attribution window, because late outcomes changed no live decision. Peak memory is the memory
+for one day of rows.
 
 Output is decision points and one `Backtest` per set of policies. The decision lines equal those
 that the monitor wrote over the same records, with two exceptions. The monitor ignored records that
@@ -55,7 +55,7 @@ class ArchivedRequests(NamedTuple):
     matured: MaturedRequests
     """Requests without positions. `times` are seconds with whole microseconds."""
     canary: NDArray[np.bool_]
-    """Whether a canary served each request, shape [m]."""
+    """For each request, whether a canary served it, shape [m]."""
     predictions: Predictions | None
     """Predictions with features, or None if the caller does not read features."""
 
@@ -118,7 +118,9 @@ def read_days(
     user: str | None = None,
     newest_first: bool = False,
 ) -> Iterator[tuple[str, pa.Table]]:
-    """Yield each day that `span` touches, with its served rows by (time, request id, row).
+    """Yield each day that overlaps with `span`, with the served rows of the day.
+
+    The rows are ordered by (time, request id, row).
 
     The arguments and errors are those of `read_requests`.
     """
@@ -179,7 +181,10 @@ def _raw_columns(archived: ArchivedFile, features: Features | None, user: str | 
 
 
 def _served_rows(tables: Sequence[pa.Table], span: Span) -> pa.Table:
-    """Select the rows of a day that one of our models served in `span`, in order."""
+    """Select one day's rows that have a score and a model version and are in `span`.
+
+    The result is ordered by (time, request id, row).
+    """
     table = pa.concat_tables(tables, promote_options="default")
     served = pc.and_(pc.is_valid(table[raw_rows.SCORE]), pc.is_valid(table[raw_rows.MODEL_VERSION]))
     micros = pc.cast(table[raw_rows.EVENT_TIME], pa.int64())
@@ -326,7 +331,10 @@ class _Stream:
             self._evaluator.observe(matured.between(warm, len(matured)))
 
     def pass_until(self, predicted_until: float) -> Iterator[DecisionPoint]:
-        """Decide on all final rows once every prediction before `predicted_until` was added."""
+        """Decide on all rows whose labels are final.
+
+        Every prediction before `predicted_until` must have been added.
+        """
         before = predicted_until - 1e-6  # requests with the same microsecond may follow
         for report in self._watch.close(before - self._settings.evaluation.drift_grace_seconds):
             if report.bucket_end > self._drift_known_until:

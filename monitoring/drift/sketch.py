@@ -39,7 +39,7 @@ from evergreen.statistics.reference import TrainingReference
 
 SCORE = "score"
 FORMAT_VERSION = 2
-"""Version of a sketch's saved form. Other versions are dropped."""
+"""Version of a sketch's saved form. Sketches of other versions are dropped."""
 
 
 class Layout:
@@ -79,7 +79,7 @@ class Layout:
         self.column_of = np.repeat(np.arange(len(sizes)), sizes)
         """Column of each cell, shape [cells]."""
         self.digest = _digest(reference)
-        """Identifies the layout across restarts."""
+        """Hash that identifies the layout across restarts."""
         self._listed = [self._listed_values(name) for name in self._categorical]
 
     def _listed_values(self, column: str) -> tuple[Any, NDArray[np.int32]]:
@@ -141,7 +141,7 @@ class Layout:
     def element_cells(
         self, categorical: NDArray[np.int64]
     ) -> Iterator[tuple[int, NDArray[np.int32], Ints]]:
-        """Yield each list's column index, the cells of its elements, and elements per row [n].
+        """Yield for each list: its column index, its elements' cells, and the elements per row [n].
 
         The cells of all rows are concatenated.
         """
@@ -184,8 +184,8 @@ def _digest(reference: TrainingReference) -> str:
 
 
 _PENDING_ROWS = 4096
-"""Number of rows that are counted at once. A single request of 64 rows would cost ten times as much
-per row."""
+"""Number of rows that are counted at once. If each request of 64 rows were counted alone, a row
+would cost ten times as much."""
 
 
 class Sketch:
@@ -206,7 +206,7 @@ class Sketch:
             ),  # same columns as `ColumnProfile.sums`
             "present": np.zeros(
                 (num_columns, 3), np.int64
-            ),  # rows, sum of squared rows per request, requests
+            ),  # number of rows, sum of squares, number of requests
             "missing": np.zeros((num_columns, 3), np.int64),
         }
 

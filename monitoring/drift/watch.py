@@ -76,8 +76,8 @@ class DriftWatch:
         """First deferred bucket number. Rows in this and later buckets are not counted until
         `resume`."""
         self.passed_over: Counter[str] = Counter()
-        """Rows in no report, by reason: `late`, `no_reference` (no reference with the same columns)
-        or `too_many_versions`."""
+        """Number of rows that no report contains, by reason: `late`, `no_reference` (no reference
+        with the same columns) or `too_many_versions`."""
 
     def observe(self, predictions: Predictions) -> None:
         """Add predictions.
@@ -134,10 +134,7 @@ class DriftWatch:
         return number < farthest
 
     def deferred_since(self, up_to: float) -> float | None:
-        """Return the event time of the first deferred row if it is at most `up_to`, else None.
-
-        Returns None otherwise.
-        """
+        """Return the event time of the first deferred row if it is at most `up_to`, else None."""
         since = None if self._deferred_from is None else self._deferred_from * self._length / 1e6
         return since if since is not None and since <= up_to else None
 

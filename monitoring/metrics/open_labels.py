@@ -7,22 +7,22 @@ of matured rows. Output is the AUC that the open rows will have once their label
 **Bounds.** A click that has arrived remains a click. Any other open row may still become a click or
 not. The bounds are the minimum and maximum over all these labelings, so the matured value always
 lies between them. The ranks of all rows do not depend on labels, and U = (sum of the clicks'
-midranks) - n1 (n1 + 1) / 2. Of all labelings with m more clicks, the largest U has the m highest
-ranks and the smallest U the m lowest. A cumulative sum over the sorted ranks gives the largest and
-smallest U for every m.
+midranks) - n1 (n1 + 1) / 2. Among the labelings with m more clicks, U is largest if the m rows with
+the highest ranks are clicked. U is smallest if the m rows with the lowest ranks are clicked. A
+cumulative sum over the sorted ranks gives the largest and smallest U for every m.
 
 **Estimate.** F(a) is the share of clicks that come within age a. The empirical distribution of the
 click delays of matured rows estimates F. Delays of matured rows are not censored. A row of age a
-without a click becomes one with probability p (1 - F(a)) / (1 - p F(a)) (Chapelle 2014, with
+without a click will be clicked with probability p (1 - F(a)) / (1 - p F(a)) (Chapelle 2014, with
 empirical delays instead of an exponential). Here p is the row's score times a correction. The
 correction is the number of arrived clicks divided by the number expected by now, among rows with
 similar scores. The expected number is the sum of F(a) times the score. The correction makes the
 estimate follow a change in the data as soon as clicks arrive. At the end F is 1, the probabilities
 are 0 or 1, and the estimate is the matured value.
 
-**Assumptions.** Delays depend neither on the score nor on the time. `ages` count up to a time until
-which every click was read, which is the log's watermark and not the clock. With the clock, clicks
-in transit would look like missing clicks.
+**Assumptions.** Delays depend neither on the score nor on the time. `ages` end at the log's
+watermark, because every click before the watermark was read. If ages ended at the clock's time,
+clicks in transit would look like missing clicks.
 """
 
 from dataclasses import dataclass
@@ -82,8 +82,8 @@ class OpenEstimate:
     """Estimated AUC. None with fewer than `MIN_DELAYS` known delays, or if no labeling has both
     classes."""
     auc_low: float | None = None
-    """Lower bound over the labelings that have an AUC, or None without any. `auc_high` is the upper
-    bound."""
+    """Lowest AUC of any labeling, or None if no labeling has an AUC. `auc_high` is the highest
+    AUC."""
     auc_high: float | None = None
 
 
@@ -187,7 +187,7 @@ def expected_auc(probabilities: NDArray[np.float64], scores: NDArray[np.floating
     if not len(firsts):
         return None
     sizes = np.diff(firsts, append=len(p))
-    # `_below` counts half of the weight of the row itself, which is subtracted here.
+    # `_below` includes half of the row's own weight. This half is subtracted here.
     others_below = _below(1 - p, firsts, sizes) - (1 - p) / 2
     pairs = float(p.sum()) * float((1 - p).sum()) - float((p * (1 - p)).sum())
     if pairs <= 1e-12:
@@ -198,9 +198,9 @@ def expected_auc(probabilities: NDArray[np.float64], scores: NDArray[np.floating
 def _below(
     weights: NDArray[np.float64], firsts: NDArray[np.int64], sizes: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Return, per row, the weight of lower scores plus half that of equal scores.
+    """Return for each row the weight of all lower scores plus half the weight of equal scores.
 
-    The rows are ordered by score. `firsts` and `sizes` give the runs of equal scores.
+    The rows are ordered by score. `firsts` and `sizes` describe the groups of equal scores.
     """
     in_run = np.add.reduceat(weights, firsts)
     below: NDArray[np.float64] = np.repeat(np.cumsum(in_run) - in_run / 2, sizes)
@@ -229,10 +229,10 @@ def _click_probabilities(
 def _correction(
     score: NDArray[np.float64], arrived: NDArray[np.float64], clicked: NDArray[np.bool_]
 ) -> NDArray[np.float64]:
-    """Return arrived divided by expected clicks among rows with similar scores, for each row [n].
+    """Return for each row [n] the ratio of arrived to expected clicks at similar scores.
 
-    To both numbers one click is added, in the ratio over all rows. Without clicks the correction is
-    therefore 1.
+    One expected click is added, and as many arrived clicks as the ratio over all rows predicts for
+    it. With few clicks the correction is therefore close to the ratio over all rows.
     """
     expected = score * arrived
     overall = (clicked.sum() + 1) / (expected.sum() + 1)

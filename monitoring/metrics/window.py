@@ -66,7 +66,7 @@ class RankedList(NamedTuple):
 
 
 class VersionWindows:
-    """One `RowWindow` per model version, canaries included, and its newest ranked lists."""
+    """Windows of all model versions including canaries, and each version's newest ranked lists."""
 
     def __init__(self, capacity: int, *, keep_lists: bool = True) -> None:
         """Start empty. `capacity` is the number of rows per window."""

@@ -49,11 +49,12 @@ _MIN_CLICKED_REQUESTS = 50
 """Minimum number of requests with an observed or expected click before a sum is tested. With fewer
 requests, the distribution of the sum is far from normal."""
 _STUCK_ROWS = 1_000
-"""Number of rows with an equal score after which the model counts as ignoring its input."""
+"""If a version has at least this number of rows and all scores are equal, the model counts as
+ignoring its input."""
 _SUSPICION = 3.0
-"""Evidence at which a version becomes suspect. The version bakes until the evidence falls below
-this value or suffices for a rollback. For a version within its limits, the evidence begins at 1 and
-falls."""
+"""A version becomes suspect when its evidence reaches this value. The version then bakes until its
+evidence falls below this value or suffices for a rollback. For a version within its limits, the
+evidence begins at 1 and falls."""
 _TUNED_SQUARES = 50.0
 """Sum of squares at which `mixture_evidence` is most sensitive. For the test of clicks, this is
 about the number of clicks."""
@@ -168,7 +169,7 @@ class BakingPolicy:
             process = EProcess(least, state.get("auc", {}))
             process.update(rows, enough)
             state["auc"] = process.memory()
-            found[f"evidence of an AUC below {least:.3f}"] = process.value
+            found[f"evidence that the AUC is below {least:.3f}"] = process.value
         state["sums"] = self._add_terms(rows, state)
         names = {
             _UNDER: f"evidence of more than {settings.max_calibration_ratio:g} times the clicks "
@@ -200,6 +201,9 @@ class BakingPolicy:
             )
         reason = f"{headline(checks)}: {text}"
         if decide(checks) == FAIL:
+            kpis = evidence.kpis
+            if kpis.version == evidence.version and kpis.auc is not None:
+                reason += f", AUC {kpis.auc:.4f} on the last {kpis.rows} rows"
             return {**state, "state": BAD, "reason": reason}
         served = evidence.time - min(state.get("since", evidence.time), _since(evidence))
         if (
@@ -262,7 +266,7 @@ def _check(name: str, evidence: float, enough: float) -> Check:
 
 
 def _since(evidence: Evidence) -> float:
-    """Return the time from which on all rows so far come from the serving version.
+    """Return the time since which all rows come from the serving version.
 
     Rows of a version that was a canary, or that is live again, can be older than its last
     promotion.

@@ -163,7 +163,7 @@ class EValue:
         self.rounds = int(memory.get("rounds", 0))
         """Number of rounds with at least one pair."""
         self.clicks = int(memory.get("clicks", 0))
-        """Number of clicks in these rounds."""
+        """Number of clicks in the rounds with at least one pair."""
 
     def memory(self) -> dict[str, Any]:
         """Return the state for a successor, a JSON object."""
@@ -225,7 +225,7 @@ class EProcess:
 
     @property
     def clicks(self) -> int:
-        """Number of clicks in these rounds."""
+        """Number of clicks in the rounds with at least one pair."""
         return self._e_value.clicks
 
     @property
@@ -289,7 +289,7 @@ def cross_wins(
     rounds: NDArray[np.int64],
     num_rounds: int,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Count pairs of a click and a non-click of different groups, and those that the click wins.
+    """Count the pairs of a click and a non-click from different groups, and the click's wins.
 
     A tie is half a win. Groups and rounds are integers from 0, ascending. All rows of a group are
     in one round, and a round may have no row.

@@ -39,8 +39,8 @@ from monitoring.policies.policy import (
 from monitoring.rows import MaturedRequests
 
 _MAX_PASSED_OVER = 1000
-"""Number of remembered ids of requests that came too late for their point, so that a restart
-excludes them too."""
+"""Maximum number of remembered request ids. These requests came too late for their decision point,
+and must be excluded after a restart too."""
 
 
 def no_baseline(version: int) -> Baseline | None:
@@ -49,10 +49,10 @@ def no_baseline(version: int) -> Baseline | None:
 
 
 def serving_ahead(settings: EvaluationSettings) -> float:
-    """Return the seconds after a decision point whose predictions determine the serving version.
+    """Return for how long after a decision point predictions determine its serving version.
 
-    The result is the attribution window minus the grace period, because at the watermark the last
-    predictions may not have arrived.
+    The result in seconds is the attribution window minus the grace period, because at the watermark
+    the last predictions may not have arrived.
     """
     return max(settings.attribution_window_seconds - settings.drift_grace_seconds, 0.0)
 
@@ -149,7 +149,7 @@ class Evaluator:
     def record_predictions(
         self, times: NDArray[np.float64], versions: NDArray[np.int32], *, canary: NDArray[np.bool_]
     ) -> None:
-        """Record which versions answered at these times, except canaries.
+        """Record the versions that answered at these times. Canaries are ignored.
 
         Repetitions change nothing.
 
@@ -215,7 +215,7 @@ class Evaluator:
         return points
 
     def _take_due(self, last: int) -> Iterator[tuple[int, MaturedRequests]]:
-        """Yield the pending requests of each point up to `last`, by time and id.
+        """Yield the pending requests of each point up to `last`, ordered by time and id.
 
         Later requests stay pending.
         """
@@ -274,7 +274,7 @@ class Evaluator:
         )
 
     def _remember_baselines(self, versions: set[int]) -> None:
-        """Look up unknown baselines, and drop those of versions whose rows have all matured."""
+        """Look up unknown baselines. Drop the baselines of versions whose rows have all matured."""
         for version in sorted(versions):
             if (key := str(version)) not in self._baselines:
                 found = self._baseline_of(version)
@@ -303,7 +303,7 @@ class Evaluator:
         return Predecessor(**known) if known else None
 
     def _drift_until(self, point: int, version: int) -> tuple[FeatureDrift, ...]:
-        """Remove the buckets closed by now, and return those of `version`.
+        """Remove all buckets that are closed by now, and return the ones of `version`.
 
         When `point` is decided, the log was read up to one attribution window later. Buckets are
         closed up to that time minus the grace period.

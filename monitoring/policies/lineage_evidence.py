@@ -137,8 +137,8 @@ class LineageEvidence:
 
     def update(self, evidence: Evidence, thetas: Mapping[int, float]) -> None:
         """Bet on the new rows of every version that has a theta."""
-        # The capital that later versions bet already includes earlier versions' rows of the same
-        # decision point.
+        # Later versions bet a capital that already includes the bets of earlier versions at the
+        # same decision point.
         for version, rows in evidence.rows_of.items():
             if version not in thetas:
                 continue

@@ -46,7 +46,7 @@ class _ConfiguredPolicy:
     def _decision(
         self, shown: Evidence, action: Action, reason: str, /, **numbers: float | None
     ) -> Decision:
-        """Return a decision with the common numbers and those of this policy."""
+        """Return a decision with the common numbers and the numbers of this policy."""
         common = {**shown.window_numbers(), "threshold": None, "rows_since_breach": 0}
         return Decision(
             policy=self.name, action=action, reason=reason, numbers={**common, **numbers}

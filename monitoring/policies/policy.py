@@ -92,7 +92,8 @@ class Evidence:
     version: int
     """The serving version."""
     serving_since: float
-    """Event time of the first prediction since this version serves, to within one decision span."""
+    """Event time of the first prediction after this version began to serve, to within one decision
+    span."""
     seen_until: float
     """Event time up to which predictions are known, and therefore the serving version too. The
     value is at least `serving_since`."""

@@ -41,7 +41,8 @@ _TRIGGERS = ("none", "local", "kubeflow")
 _NOTIFY_LIMITS = "rate_limits.notify"
 """Name of the document with the rate limits of notifications that replace a run."""
 _REPORTED = "reported"
-"""Name of the document with the last reported action of the drift. Empty after the drift ended."""
+"""Name of the document that contains the last reported action of the drift. The document is empty
+after the drift ended."""
 _LOG_DOWN_SECONDS = 60.0
 """Seconds without the event log before the outage is reported. A broker restarts within this
 time."""
@@ -285,7 +286,7 @@ class DecisionHandler:
         )
 
     def _report_drift(self, decision: Decision) -> None:
-        """Emit an event for a drift's first breach, its hold and its end, once each.
+        """Emit one event each for the first breach, the hold and the end of a drift.
 
         The events are not repeated after a restart. A retrain request emits its own events.
         """

@@ -50,9 +50,10 @@ class _UnusableRows:
     version: int = 0
     rows: int = 0
     requests: list[str] = field(default_factory=list)
-    """Ids of the first `MIN_UNUSABLE_REQUESTS` distinct requests with such rows."""
+    """Ids of the first `MIN_UNUSABLE_REQUESTS` distinct requests that have rows without a usable
+    score."""
     first: float = 0.0
-    """Arrival time of the first such row, in seconds since the epoch."""
+    """Arrival time of the first row without a usable score, in seconds since the epoch."""
     last: float = 0.0
 
     def add(self, request_id: str, rows: int, now: float) -> None:
@@ -110,7 +111,7 @@ class NewVersions:
         self._looked_at: float | None = None
 
     def count_unusable(self, found: Sequence["UnscoredRows"], now: float) -> None:
-        """Count new requests with rows whose score is not a probability, if their version bakes."""
+        """Count a baking version's new requests with scores that are not probabilities."""
         try:
             bakes = baking(self._store)
         except (ContractError, OSError) as error:
@@ -130,7 +131,7 @@ class NewVersions:
         self._is_new = True
 
     def consider(self, decision: Decision, *, now: float) -> None:
-        """Write findings from a decision on a version, if it bakes."""
+        """Write findings from a decision if it is about a version that bakes."""
         numbers = decision.numbers
         version, rows = numbers["version"], numbers["rows_baked"]
         assert version is not None

@@ -5,9 +5,9 @@ release. Within an incident each kind of event is sent once. An open incident is
 `remind_seconds`, and its end is sent too.
 
 Messages are stored on disk in order, and are delivered at least once or dropped. A message is
-dropped if the server refuses it, if it is older than a day, or if too many wait, which drops the
-oldest. One message is sent at a time on a separate thread, so that the loop never waits for the
-server. `evergreen.notifications` formats and sends messages.
+dropped if the server refuses it, or if it is older than a day. If too many messages wait, the
+oldest message is dropped. One message is sent at a time on a separate thread, so that the loop
+never waits for the server. `evergreen.notifications` formats and sends messages.
 """
 
 import dataclasses

@@ -36,11 +36,11 @@ RATE_LIMITS = "rate_limits"
 _RETRY_SECONDS = 15.0
 """Seconds before a busy or unreachable trigger is called again."""
 _UNKNOWN_SECONDS = 60.0
-"""Seconds for which a submitted run may be unknown to its trigger before it counts as failed. The
+"""A submitted run counts as failed if its trigger does not know it for this number of seconds. The
 trigger's list of runs may lag."""
 _OVERDUE_SECONDS = 6 * 3600.0
-"""Seconds after which an active run is reported once. The monitor still follows the run to its
-end."""
+"""A run that is active for this number of seconds is reported once. The monitor still follows the
+run to its end."""
 
 
 @dataclass(frozen=True, kw_only=True)

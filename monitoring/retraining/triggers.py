@@ -199,8 +199,8 @@ class LocalTrigger:
             else:
                 yield descriptor
         finally:
-            # Closing, unlike unlocking, leaves the lock to a process that inherited the same open
-            # file.
+            # Close the file instead of unlocking it, so that a process that inherited the open file
+            # keeps the lock.
             os.close(descriptor)
 
 
@@ -369,7 +369,7 @@ class KubeflowTrigger:
         )
 
     def _resolve_race(self, experiment_id: str, name: str, run_id: str) -> str:
-        """Terminate the new run if another run was created before it, and return the result.
+        """Terminate the new run if another run is older, and return the result for `submit`.
 
         If several runs were created at the same time, the run that was created first stays.
         """

@@ -14,7 +14,8 @@ MAX_OTHERS = 64
 """Maximum number of accepted versions that the promotion journal does not name. Versions outside
 the journal exist, for example, if another program serves a model."""
 _OTHERS_SECONDS = 86_400.0
-"""Seconds without a prediction after which a version outside the journal loses its slot."""
+"""If a version outside the journal has no prediction for this number of seconds, it loses its
+slot."""
 
 
 class AdmittedVersions:

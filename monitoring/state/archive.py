@@ -120,8 +120,8 @@ def _build_outcome_table(
 
     Args:
         outcomes: At least one outcome.
-        windows: Window of each event in seconds, stored beside its outcomes. An event without a
-            window gets 0.
+        windows: Window in seconds of each kind of event. The window is stored with each outcome of
+            this kind. A kind without a window gets 0.
     """
     columns = {
         raw_rows.REQUEST_ID: [each.outcome.request_id for each in outcomes],
@@ -199,9 +199,9 @@ class Archive:
             features: Columns of the recommender.
             roll_rows: Rows of a full file. A file of wide rows has fewer rows.
             roll_seconds: Maximum wait of a row or outcome for its file, in seconds.
-            keep_rows: Newest archived rows of each version that stay in the state for the windows.
-                Rows without a decision yet (after `decided_until` in the document `evaluator`) stay
-                too.
+            keep_rows: Number of the newest archived rows that stay in the state for the window of
+                each version. Rows without a decision yet (after `decided_until` in the document
+                `evaluator`) stay too.
             windows: Window of each event in seconds, stored beside late outcomes.
             on_set_apart: Called with the name of a file that cannot be written, its number of rows,
                 and the reason.
@@ -307,7 +307,7 @@ class Archive:
         return written
 
     def _finish_intended(self) -> None:
-        """Write and seal files that were begun, by a predecessor or before a write failed."""
+        """Write and seal the files that a predecessor or a failed write left unfinished."""
         while names := self._store.files("intended"):  # `_divide` adds two intended files
             for name in names:
                 self._finish_file(name)

@@ -332,7 +332,7 @@ class FileTables(Database):
         return int(self.counters.get("matured", 0) - ended)
 
     def oldest_unarchived_at(self) -> float | None:
-        """Return when the oldest row that is in no archive file matured, or None."""
+        """Return the time at which the oldest unarchived row matured, or None."""
         return self._first_number(
             "SELECT matured_at FROM matured WHERE file IS NULL ORDER BY last LIMIT 1"
         )
@@ -358,7 +358,7 @@ class FileTables(Database):
         return int(self._connection.execute(query, (at_most,)).fetchone()[0])
 
     def oldest_late_at(self) -> float | None:
-        """Return when the oldest late outcome that is in no archive file was stored, or None."""
+        """Return the time at which the oldest unarchived late outcome was stored, or None."""
         return self._first_number(
             "SELECT stored_at FROM late_outcomes WHERE file IS NULL ORDER BY number LIMIT 1"
         )
@@ -484,7 +484,7 @@ class FileTables(Database):
         return "late_outcomes" if holds_outcomes(name) else "matured"
 
     def rows_of_file(self, name: str) -> tuple[Predictions, NDArray[np.uint8]]:
-        """Return the requests assigned to the file `name`, in its order, and each row's label."""
+        """Return the requests of the file `name` in their order, and the label of each row."""
         matured = self._matured_of_file(name)
         found, order = [], []
         for last, of_block in self._by_block(matured.numbers):
@@ -508,7 +508,7 @@ class FileTables(Database):
         return unpack(Predictions, content, last)
 
     def _by_block(self, numbers: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-        """Yield the last prediction number of each block, and those of `numbers` in the block.
+        """Yield the last prediction number of each block, with the `numbers` in the block.
 
         Blocks without any of these predictions are left out.
         """
@@ -535,7 +535,7 @@ class FileTables(Database):
 
         Args:
             name: The file.
-            keep_rows: Newest matured rows of each version that stay.
+            keep_rows: Number of the newest matured rows that stay for each version.
             keep_after: Only requests up to this event time are deleted.
 
         Returns:
@@ -562,7 +562,7 @@ class FileTables(Database):
     def _delete_old_matured(
         self, connection: sqlite3.Connection, keep_rows: int, keep_after: float
     ) -> None:
-        """Delete archived requests beyond the newest rows of each of the newest versions.
+        """Delete archived requests, but keep the newest rows of each of the newest versions.
 
         The ids of deleted requests stay. A part is deleted only as a whole. At most `MAX_VERSIONS *
         keep_rows` rows stay, so that a rare version does not keep the rows of all others.

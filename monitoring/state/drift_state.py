@@ -61,7 +61,7 @@ class StoredDriftWatch:
         self._watch.observe(predictions)
 
     def close(self, up_to: float | None) -> list[DriftReport]:
-        """Report on the buckets that ended by the watermark, and emit an event for each drift.
+        """Report on buckets that end at or before the watermark, and emit an event for each drift.
 
         The caller passes the reports to `save`, together with the documents that the reports
         change.
@@ -117,7 +117,10 @@ class StoredDriftWatch:
             self.save({})
 
     def shown(self, version: int | None) -> dict[str, Any] | None:
-        """Return the newest report on `version`, else on any version, or None before the first."""
+        """Return the newest report on `version`, or if there is none, on any version.
+
+        Returns None before the first report.
+        """
         if version in self._shown:
             return self._shown[version]
         return next(reversed(self._shown.values()), None)

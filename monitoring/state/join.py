@@ -2,9 +2,9 @@
 
 `read_records` turns messages into records, or into dead letters with reasons. `attribute` turns
 predictions and their clicks into labels and late outcomes. All rows of a request mature together
-when its window closes. If clicks counted at once and rows without a click only at the end, every
-click rate would be too high while the window is open. `monitoring.state.store` stores records and
-open requests.
+when its window closes. If clicks counted at once, but rows without a click counted only at the end,
+every click rate would be too high while the window is open. `monitoring.state.store` stores records
+and open requests.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,7 +24,7 @@ MAX_FUTURE_SECONDS = 86_400.0
 """Maximum seconds that a record may be in the future. A record with a later time comes from a wrong
 clock, and its labels would stay open until that time."""
 _DECODED_BYTES = 32 << 20
-"""Approximate maximum memory of the records that one call decodes one by one, in bytes. A single
+"""Approximate maximum memory in bytes of the records that one call decodes one by one. A single
 record may be larger."""
 
 
@@ -143,8 +143,8 @@ class Attribution(NamedTuple):
     late: list[LateOutcome]
     """Clicks that set no label, because they came after the window or name a row that the request
     does not have."""
-    num_unmatched: int
-    """Number of clicks in `late` that name no row of the request."""
+    unmatched: list[LateOutcome]
+    """Clicks in `late` that name no row of the request."""
 
 
 def attribute(waiting: Waiting, clicks: Iterable[Click], *, window_seconds: float) -> Attribution:
@@ -157,7 +157,7 @@ def attribute(waiting: Waiting, clicks: Iterable[Click], *, window_seconds: floa
     """
     labels = np.zeros(waiting.num_rows, np.uint8)
     delays = np.full(waiting.num_rows, np.nan, np.float32)
-    late, num_unmatched = [], 0
+    late, unmatched = [], []
     ends, starts = waiting.micros + microseconds(window_seconds), waiting.starts
     order = np.argsort(waiting.numbers)
     for number, row, time in clicks:
@@ -168,7 +168,8 @@ def attribute(waiting: Waiting, clicks: Iterable[Click], *, window_seconds: floa
             labels[at], delays[at] = 1, time - predicted_at
         else:
             late.append(LateOutcome(waiting.ids[place], row, CLICK, time, predicted_at))
-            num_unmatched += not has_row
+            if not has_row:
+                unmatched.append(late[-1])
     return Attribution(
-        waiting.to(MaturedRequests, labels=labels, click_delays=delays), late, num_unmatched
+        waiting.to(MaturedRequests, labels=labels, click_delays=delays), late, unmatched
     )

@@ -100,7 +100,7 @@ def _same_request(one: Predictions, other: Predictions) -> bool:
 
 
 def reused_key(message_id: str, payload: bytes) -> str:
-    """Return the key that counts a message with a reused id once, however often it is delivered."""
+    """Return the key by which all deliveries of a message with a reused id count once."""
     return f"{message_id}/{hashlib.blake2b(payload, digest_size=8).hexdigest()}"
 
 

@@ -68,8 +68,8 @@ _OF_RECORDS = (
 STORE_FILE = "monitor.db"
 """File name in the state folder."""
 _RATED_REQUESTS = 20_000
-"""Number of newest requests that the conversion rate covers, over all versions. The conversion
-windows of these requests have closed."""
+"""The conversion rates cover this number of newest requests over all versions. Only requests count
+whose conversion window has closed."""
 _BLOCK_BYTES = 16 << 20
 """Maximum bytes of numbers in a block, unless a single request is larger. A block is always read
 completely."""
@@ -114,8 +114,8 @@ class StateStore(FileTables):
         Args:
             predictions: Predictions, or None.
             outcomes: Outcome batches.
-            unusable: Message ids of future dead letters. Dead letters are counted here and stored
-                by the log.
+            unusable: Ids of the messages that become dead letters. They are counted here, and the
+                log stores them.
             now: Seconds since the epoch.
 
         Raises:
@@ -139,7 +139,10 @@ class StateStore(FileTables):
         return stored
 
     def count_reused(self, keys: Sequence[str], *, now: float) -> None:
-        """Count future dead letters with the ids of other requests, each key once."""
+        """Count messages that become dead letters because their id belongs to another request.
+
+        Each key is counted once.
+        """
         counts: dict[str, float] = {}
         with self._transaction(counts) as connection:
             new = _new_dead_letters(connection, keys, now=now)
@@ -275,7 +278,7 @@ class StateStore(FileTables):
     def waiting(
         self, predicted_before: float, limit: int, max_rows: int = 1_000_000
     ) -> Waiting | None:
-        """Return the oldest due predictions without final labels, by time and id, or None.
+        """Return the oldest due predictions whose labels are open, by time and id, or None.
 
         Args:
             predicted_before: Latest time of a prediction, inclusive, in seconds since the epoch.
@@ -366,7 +369,7 @@ class StateStore(FileTables):
         return [click for run in _runs(numbers) for click in self._connection.execute(query, run)]
 
     def waiting_ahead(self, after: float) -> Waiting | None:
-        """Return a block of predictions after this time without final labels, or None."""
+        """Return a block of predictions with open labels that are later than this time, or None."""
         query = (
             "SELECT first, matured_to, requests FROM blocks WHERE waiting_from > ? ORDER BY "
             "waiting_from LIMIT 1"
@@ -402,7 +405,7 @@ class StateStore(FileTables):
         return np.array(times, np.float64), np.array(versions, np.int32), np.array(canary, np.bool_)
 
     def num_rows_of(self, version: int) -> int:
-        """Return the number of rows that a model version scored, in stored predictions."""
+        """Return how many rows of stored predictions this model version scored."""
         query = "SELECT coalesce(sum(num_rows), 0) FROM predictions WHERE model_version = ?"
         return int(self._connection.execute(query, (version,)).fetchone()[0])
 
@@ -415,7 +418,7 @@ class StateStore(FileTables):
         )
 
     def stored_after(self, cursor: int) -> Iterator[Predictions]:
-        """Yield the unarchived predictions stored after number `cursor`, in this order."""
+        """Yield the unarchived predictions with a number above `cursor`, in ascending order."""
         query = "SELECT content, last FROM block_rows WHERE last > ? ORDER BY last"
         return _valid(Predictions, self._connection.execute(query, (cursor,)))
 
@@ -572,7 +575,7 @@ class StateStore(FileTables):
         )
 
     def forget_user(self, category: int) -> None:
-        """Replace the user of this category by the missing category in the stored matured rows."""
+        """Replace this user's category by the missing category in the stored matured rows."""
         with self._transaction({}) as connection:
             held = connection.execute("SELECT last, requests FROM matured").fetchall()
             for last, packed in held:
@@ -667,7 +670,7 @@ def matured_rows_of(memory: sqlite3.Connection, user: int) -> int:
 def waiting_requests_of(
     memory: sqlite3.Connection, user: int, *, columns: dict[str, list[str]], places: Sequence[int]
 ) -> int:
-    """Count the unarchived requests in which the user appears in one of these columns."""
+    """Count the unarchived requests that contain the user in one of these columns."""
     saved = memory.execute("SELECT content FROM documents WHERE name = 'features'").fetchone()
     found, arranged = 0, ColumnMap(json.loads(saved[0]) if saved else columns, columns)
     for (content,) in memory.execute("SELECT content FROM block_rows"):
@@ -689,7 +692,7 @@ def _short_id(message_id: str) -> str:
 
 @contextmanager
 def _records_errors() -> Iterator[None]:
-    """Convert errors of a record's values to ContractError.
+    """Raise ContractError for errors that a record's values cause.
 
     Errors of the database file are not converted.
     """
@@ -755,7 +758,7 @@ def _first_of(found: Sequence[Waiting], limit: int, max_rows: int, *, beyond: in
     """Return the first requests of these blocks within both limits, as `StateStore.waiting` does.
 
     Each element of `found` contains the first requests of its block, in order of time. With
-    `beyond=1` the result includes the first request over the limit, which excludes later ones.
+    `beyond=1` the result also includes the first request over the limit, but no later request.
     """
     joined = Waiting.joined(found)
     joined = joined.ordered(joined.times)
@@ -771,7 +774,7 @@ def bytes_of_row(num_numeric: int, num_categorical: int) -> int:
 def _chunks(
     sizes: NDArray[np.int64], at_most: int, periods: NDArray[np.int64]
 ) -> Iterator[tuple[int, int]]:
-    """Yield start and stop of chunks whose sizes add up to at most `at_most`.
+    """Yield start and stop of each chunk of elements with a total size of at most `at_most`.
 
     A larger element is a chunk of its own. All elements of a chunk have the same period. `periods`
     is ascending.
@@ -794,7 +797,7 @@ def _chunks(
 
 
 def _runs(numbers: NDArray[np.int64]) -> Iterable[tuple[int, int]]:
-    """Return first and last number of each run of consecutive numbers.
+    """Return the first and last number of each series of consecutive numbers.
 
     >>> list(_runs(np.array([4, 5, 6, 9])))
     [(4, 6), (9, 9)]

@@ -17,8 +17,8 @@ from monitoring.retraining.actions import ActionStatus
 from monitoring.web.store_status import StoreStatus
 
 STALL_SECONDS = 60.0
-"""Seconds without a heartbeat after which the loop is stuck. Every single call of the loop is
-shorter."""
+"""Seconds without a heartbeat after which the loop counts as stuck. Every single call of the loop
+is shorter."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ class Exposition:
         self._failed_turn = None
 
     def beat(self) -> None:
-        """Record that the loop is alive within an iteration."""
+        """Record during an iteration that the loop is alive."""
         self._last_beat = self._clock()
 
     def record_failed_iteration(self, reason: str) -> None:

@@ -168,7 +168,7 @@ def _counter(
     counts: Mapping[str, float],
     label: str = "outcome",
 ) -> CounterMetricFamily:
-    """Return a counter by `label`, with 0 for outcomes that never happened."""
+    """Return a counter with the label `label`. An outcome that never happened has the value 0."""
     family = CounterMetricFamily(_PREFIX + name, text, labels=[label])
     for outcome in outcomes:
         family.add_metric([outcome], counts.get(_PREFIX_OF_COUNTS.get(name, "") + outcome, 0))
@@ -176,7 +176,7 @@ def _counter(
 
 
 def _gauges(*gauges: tuple[str, str, float | None]) -> Iterator[GaugeMetricFamily]:
-    """Yield gauges without labels from name, help text and number.
+    """Yield one gauge without labels for each name, help text and number.
 
     A gauge has no sample if its number does not exist.
     """

@@ -46,12 +46,12 @@ _TAIL_BYTES = 2 * 2**20
 """Bytes read from the end of each file. This number of bytes contains about 4,000 points of the
 timeline or 7,000 events. Reading and parsing takes about 30 ms."""
 MAX_POINTS = 600
-"""Maximum number of points per version in the chart, more than a phone has pixels."""
+"""Maximum number of points per version in the chart. A phone has fewer pixels."""
 _MARKED_EVENTS = {
     "decision": "trigger",
     "release": "release",
     "rollback": "rollback",
-    "promote": "promoted",
+    "promote": "promote",
     "drift": "feature drift",
 }
 """Kinds of events with a mark in the chart, and the text of the mark."""
@@ -226,7 +226,7 @@ baking has ended."""
 
 
 def _evaluated(shown: Snapshot, now: float) -> tuple[str, str]:
-    """Return the banner's state and text: whether rows of the serving version were evaluated.
+    """Return the banner's state and text, which say whether the version's rows were evaluated.
 
     The banner is green only if rows were evaluated. Labels are final an attribution window after
     the prediction, so a newly released version has none.
@@ -259,7 +259,7 @@ def _evaluated(shown: Snapshot, now: float) -> tuple[str, str]:
 def _tiles(shown: Snapshot, now: float) -> Tiles:
     by_version = {kpis.version: kpis for kpis in shown.windows}
     scorers = [each.numbers.get("window_version") for each in shown.decisions]
-    # Before a row of the serving version matured, show the rows of the previous version.
+    # Until a row of the serving version has matured, show the rows of the previous version.
     measured = [shown.serving_version, *(int(each) for each in scorers if each is not None)]
     serving = next((by_version[version] for version in measured if version in by_version), None)
     whose = (

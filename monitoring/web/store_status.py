@@ -5,9 +5,9 @@ of runs, files that wait for the uploader, and disk space. The registry may be o
 so a read costs one listing, the journal, and the outcome of each new run. Runs are counted in the
 monitor's state, so the counts survive a restart and the removal of old runs.
 
-The disks are those of the state, the archive, the registry, and of the lake, work folders and model
-repository beside the registry if they share a parent folder. A lake or repository in a bucket has
-no disk. `evergreen.registry.collect` removes old files.
+The disks are those of the state, the archive and the registry. If the lake, the work folders or the
+model repository have the same parent folder as the registry, their disks are included. A lake or
+repository in a bucket has no disk. `evergreen.registry.collect` removes old files.
 """
 
 import logging
@@ -34,8 +34,8 @@ _BESIDE_STORE = ("lake", "work", "repository")
 _RUNS = "runs_counted"
 """Name of the document with the counted runs."""
 _REPEAT_SECONDS = 86_400.0
-"""Seconds after its end for which a run's outcome is read again. A run that is repeated under its
-name counts again."""
+"""Seconds for which the outcome of a run is read again after the run ended. A run that is repeated
+under its name counts again."""
 _RELEASED = "released"
 _CANARY = "canary"
 _EVALUATED = "evaluated"

@@ -47,7 +47,7 @@ def find_address(state: Path) -> str | None:
 
 
 def fetch_snapshot(address: str) -> tuple[Snapshot, str | None]:
-    """Return the snapshot of a running monitor, and why it is not ready, or None if it is.
+    """Return a running monitor's snapshot, and the reason why the monitor is not ready, or None.
 
     Raises:
         TemporaryError: nothing responds at the address.
@@ -69,7 +69,7 @@ def fetch_snapshot(address: str) -> tuple[Snapshot, str | None]:
 def read_snapshot(state: Path, *, now: float) -> Snapshot:
     """Return the last snapshot of a monitor from its state folder.
 
-    The status of the registry is not in it, and the log's is unknown.
+    The snapshot has no status of the registry, and the status of the log is unknown.
 
     Args:
         state: State folder of a monitor. A missing file is like an empty one.

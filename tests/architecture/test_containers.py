@@ -1,6 +1,6 @@
 """The project's images built by podman, and the compiled pipeline in them.
 
-`make test-images` runs these tests. The tests need root and a package index. They do not cover
+`make test-images` runs these tests. The tests need root and a package index. The tests do not cover
 Python's own base images (`containers` describes the stand-ins), CUDA, NVIDIA's images, or a
 kubelet.
 """
@@ -34,8 +34,7 @@ from tests.support.validation_models import make_dataset, release_validated
 
 pytestmark = [pytest.mark.images, pytest.mark.timeout(5400)]
 CEILINGS_MB = {"driver": 950, "preprocessing": 1150, "validation-trixie": 1650, "training": 1700}
-"""Maximum size of an image by its lock, uncompressed, including the base, with torch's CPU
-build."""
+"""Maximum uncompressed size of each lock's images, with their base and torch's CPU build."""
 
 
 def inspect(podman, reference: str) -> dict:
@@ -69,7 +68,10 @@ def test_entry_point_helps_in_confined_container(podman, images, image):
 
 
 def turn(folder: Path, lake: Path) -> dict:
-    """Run the compiled pipeline from `lake` into `folder`, and return its result in numbers."""
+    """Run the compiled pipeline on `lake`, and return the numbers of its result.
+
+    All output is below `folder`.
+    """
     folders = runner.LocalFolders(root=folder)
     places = {**folders.places(), "lake": str(lake), "server": "onnxruntime"}
     accept_into(folders.store)
@@ -128,12 +130,12 @@ def test_compiled_pipeline_comes_to_same_in_containers(podman, images, volume, m
     steps = []
     monkeypatch.delenv(
         "ORT_DISABLE_TELEMETRY", raising=False
-    )  # set by the pipeline, not by the test
+    )  # the pipeline sets this variable itself
     monkeypatch.setattr(
         runner, "_run_step", in_containers(podman, images, steps, "--network=none", mount)
     )
-    # KFP creates the folders of a task's outputs as root beforehand. On a cluster the volume's
-    # group may write.
+    # KFP creates the folders of a task's outputs as root beforehand. On a cluster, the group of the
+    # volume has write permission.
     previous = os.umask(0)
     try:
         inside = turn(volume / "inside", lake)
@@ -166,7 +168,7 @@ statistics, schema, in_force = read_statistics(statistics), read_schema(schema),
 told = {"statistics": statistics, "schema": schema, "anomalies": check_statistics(statistics, in_force)}
 print(json.dumps({"version": tfdv.__version__, **{name: MessageToDict(each) for name, each in told.items()}}))
 """  # noqa: E501
-"""Program that prints TFDV's version, and TFDV's messages of a run field by field."""
+"""Program that prints TFDV's version, and each of TFDV's messages about a run as fields."""
 
 
 def leaves(value, path="") -> dict:
@@ -180,7 +182,7 @@ def leaves(value, path="") -> dict:
 
 
 def assert_alike(found: dict, expected: dict, *, rel: float) -> None:
-    """Assert equality. Fractions may differ by `rel` of their size."""
+    """Assert equality. Floating-point numbers may differ by the fraction `rel`."""
     found, expected = leaves(found), leaves(expected)
     fractions = {path: leaf for path, leaf in expected.items() if isinstance(leaf, float)}
     assert {path: found.get(path) for path in fractions} == pytest.approx(fractions, rel=rel, abs=0)
@@ -208,7 +210,7 @@ def spoiled(table: pa.Table) -> pa.Table:
 
 
 def validated(python, folder: Path, seen: Path, run: str) -> tuple[dict, dict, str]:
-    """Run the step by `python`, which has `folder` mounted at `seen`.
+    """Run the step with the command `python`, for which `folder` is mounted at `seen`.
 
     Returns:
         TFDV's messages, the report and the page.
@@ -263,7 +265,7 @@ def test_newer_tfdv_of_image_evaluates_as_older_one_of_laptop(podman, images, vo
 
     volume.chmod(0o755)
     for run in ("r1", "r2"):
-        # The run in the image also continues from the laptop's champion.
+        # The run in the image continues from the champion of the run on this machine.
         shutil.copytree(laptop, image, dirs_exist_ok=True)
         give_to_user(image)
         (older, report, page), (newer, its_report, its_page) = (

@@ -71,7 +71,7 @@ def test_files_agree_with_published_schema(schema, paths):
 
 
 def test_cloud_build_is_told_nothing_that_it_does_not_know():
-    """The published schema is strict about steps and options, but not about top-level keys."""
+    """The published schema rejects unknown keys, except at the top level."""
     package = pytest.importorskip(
         "check_jsonschema", reason="check-jsonschema is not in this environment"
     )
@@ -238,7 +238,7 @@ def test_cloud_builds_plan_is_script_that_builds_and_pushes(tmp_path):
     (text,) = [text for text in commands() if "DRY_RUN" in text]
     names = load("cloudbuild.yaml")["substitutions"]["_IMAGES"]
     text = text.replace("$_IMAGES", names).replace("build/images.sh", str(tmp_path / "images.sh"))
-    # The text is quoted twice, for this shell and for the shell of make's recipe.
+    # Quote the path twice: once for this shell and once for the shell that make starts.
     text = text.replace("make ", f"make PYTHON={shlex.quote(shlex.quote(sys.executable))} ")
     environment = {**os.environ, "OVERLAY": "k8s/overlays/gke", "REVISION": REVISION}
     subprocess.run(["bash", "-euc", text], check=True, cwd=REPOSITORY, env=environment, timeout=60)
@@ -252,7 +252,7 @@ def test_cloud_builds_plan_is_script_that_builds_and_pushes(tmp_path):
 def checkout(tmp_path):
     """A separate folder with the files that the scripts touch.
 
-    `evergreen` is this environment's command.
+    The command `evergreen` comes from the test's environment.
     """
     folder = tmp_path / "checkout"
     shutil.copytree(REPOSITORY / ".ci", folder / ".ci")
@@ -366,7 +366,7 @@ def test_sample_that_fails_ends_release(checkout, kfp):
 
 @pytest.fixture
 def kubectl(tmp_path):
-    """A PATH and its records.
+    """A folder for PATH with doubles, and the records of their calls.
 
     The kubectl on this PATH is a double that answers port-forwards with a server.
 
@@ -398,8 +398,8 @@ if "port-forward" in sys.argv:
     (folder / "kubectl").chmod(0o755)
     yield f"{folder}:{os.environ['PATH']}", notes
     for line in notes.read_text().splitlines() if notes.exists() else []:
-        # A tunnel that was not stopped and the loop that would restart it. Both run in their own
-        # session.
+        # End a tunnel that was not stopped, and the loop that would restart the tunnel. Both
+        # processes run in their own session.
         with suppress(ProcessLookupError):
             if (group := os.getpgid(int(line.split()[0]))) != os.getpgrp():
                 os.killpg(group, signal.SIGKILL)

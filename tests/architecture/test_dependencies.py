@@ -35,8 +35,8 @@ def test_audit_prints_report_of_service_that_answers_or_that_none_did(tmp_path, 
     shutil.copytree(REPOSITORY / "requirements", tmp_path / "requirements")
     double = tmp_path / ".venvs" / "audit" / "bin" / "pip-audit"
     double.parent.mkdir(parents=True)
-    # pip-audit exits with 1 if it finds a vulnerability, and also if no service answers. Only the
-    # first case writes a report.
+    # pip-audit exits with 1 if it finds a vulnerability, and also if no service answers. pip-audit
+    # writes a report only if it finds a vulnerability.
     double.write_text(f"""#!/bin/bash
 [[ " $* " == *" --vulnerability-service {knows} "* ]] || exit 1
 while [ "$1" != --output ]; do shift; done

@@ -32,15 +32,15 @@ SPEED = re.compile(
     r"(?:processor|wall)))"
     r"|\b(\d[\d,]*\.\d+) m?s\b"
 )
-"""Pattern of measured speed: rates, multiples of another time, and times with decimals. A setting
-is a whole number."""
+"""Pattern of measured speed: rates, multiples of another time, and times with decimals. Whole
+numbers are settings and do not match."""
 OLD = re.compile(r"[Nn]ot\s+measured\s+again\s+since\s+\d{4}-\d\d-\d\d")
 
 
 def anchors(page: Path) -> set[str]:
     """Return GitHub's anchors of a page's headings.
 
-    They are in lower case, with spaces as hyphens and other marks dropped.
+    Anchors are in lower case, with hyphens instead of spaces and without punctuation.
     """
     texts = HEADING.findall(FENCED.sub("", page.read_text()))
     return {
@@ -85,10 +85,10 @@ def test_make_targets_exist(page):
 
 
 def unsourced(text: str, results: dict[str, str]) -> list[str]:
-    """Return the figures of speed that are absent from the results linked in their paragraph.
+    """Return figures of speed that do not occur in the results linked from their paragraph.
 
-    Code is skipped. A table belongs to the paragraph above it. A paragraph that says since when it
-    was not measured again needs no source.
+    Code is skipped. A table is part of the paragraph above it. A paragraph needs no source if it
+    states that the figure was not measured again since some date.
     """
     prose = re.sub(r"^    .*$|`[^`\n]+`", "", FENCED.sub("", text), flags=re.MULTILINE)
     found = []

@@ -45,7 +45,7 @@ def git(folder: Path, *words: str) -> str:
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
-    """A commit of this checkout with its uncommitted changes, and files that belong to no image."""
+    """A repository with this checkout, its uncommitted changes, and files that no image needs."""
     if GIT is None:
         pytest.skip("git is not installed")
     try:
@@ -92,9 +92,9 @@ def tree(original, tmp_path, monkeypatch):
 
 @pytest.fixture
 def engines(tmp_path, monkeypatch):
-    """`engines("docker")` limits PATH to git and scripts of these names.
+    """`engines(*names)` limits PATH to git and scripts with these names.
 
-    The result returns their calls.
+    The returned function reads the calls that the scripts recorded.
     """
     folder, notes = tmp_path / "bin", tmp_path / "notes"
 
@@ -184,7 +184,7 @@ def test_digests_of_docker_are_those_of_repository_that_was_pushed_to(tree, engi
         f"{REGISTRY}/evergreen-monitoring@{digest}",
     ]
     words = ["monitoring", "--registry", REGISTRY, "--push", "--tag", "v1"]
-    assert build_images.main(words) == 3  # The image was pushed, but the engine has no digest.
+    assert build_images.main(words) == 3  # The image was pushed, but the engine reports no digest.
     monkeypatch.setenv("ENGINE_KNOWS", json.dumps(known))
     assert build_images.main(words) == 0
     assert told()[-1][1:] == [
@@ -264,8 +264,8 @@ def test_address_of_private_index_is_passed_on_without_being_written_down(tree, 
         )
         assert ("PIP_INDEX_URL" in flags(command, "--build-arg")) == (environment(name) is not None)
         assert "user:word" not in shlex.join(command)
-        # An ARG that no stage declares would be an error, and one in the last stage would be
-        # visible in the image.
+        # An undeclared ARG would be an error. An ARG in the last stage would be visible in the
+        # image.
         build, *later = stages(name)
         assert ("PIP_INDEX_URL" in build.all("ARG")) == (environment(name) is not None)
         assert not any("PIP_INDEX_URL" in stage.all("ARG") for stage in later)

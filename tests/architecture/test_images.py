@@ -1,8 +1,8 @@
 """Tests of the Dockerfiles without Docker: their content, and whether the copied files suffice.
 
-The COPY lines are replayed into an empty folder, which then holds all of the image's own code.
-`test_containers.py` checks that the programs work there, and `test_image_builds.py` how images are
-built.
+The test copies what the COPY lines name into an empty folder, which then contains all of the
+image's own code. `test_containers.py` checks that the programs work there, and
+`test_image_builds.py` how images are built.
 """
 
 import ast
@@ -32,7 +32,8 @@ from tests.support.sources import HEAVY, imports_of, told_after
 STEPS = sorted(ENVIRONMENT_OF_STEP)
 IMAGES = sorted(DOCKERFILES)
 OURS_ALONE = [image for image in IMAGES if environment(image)]
-"""Images with one of the project's locks. The other images are NVIDIA's with the project's code."""
+"""Images that install only one lock of the project. All other images contain the project's code
+over an image of NVIDIA."""
 OURS = (
     "evergreen",
     "components",
@@ -55,14 +56,14 @@ IN_SLIM_BASE = {
     ),
     *("libgcc_s.so.1", "libstdc++.so.6", "libz.so.1"),
 }
-"""glibc, GCC's run-time libraries and zlib. Debian marks their packages as required, or apt depends
-on them."""
+"""glibc, GCC's run-time libraries and zlib. Debian marks the packages of these libraries as
+required, or apt depends on them."""
 OPTIONAL = (
     *("tbbpool.cpython-311-x86_64-linux-gnu.so", "omppool.cpython-311-x86_64-linux-gnu.so"),
     "libcaffe2_nvrtc.so",
 )
-"""Libraries that may be absent. Numba has a fallback for its threading layers. The library of
-torch's kernel compiler belongs to the GPU driver, and a node with a GPU mounts it."""
+"""Libraries that may be absent. Numba has a fallback for its threading layers. Torch's kernel
+compiler needs a library of the GPU driver, which is mounted on nodes with a GPU."""
 ONLY_IN_TESTS = "mpi4py"
 """Package that needs a library of MPI, which only tests install."""
 CUDA_FOLDER = "nvidia"
@@ -74,7 +75,7 @@ HADOLINT = Path(sys.executable).with_name("hadolint")
 
 @pytest.fixture
 def image(tmp_path):
-    """Replays the COPY lines of an image's Dockerfile and returns the image's root folder."""
+    """Replays the COPY lines of a Dockerfile, and returns the image's root folder."""
     return lambda name: lay_out(name, tmp_path / "image")
 
 
@@ -250,7 +251,7 @@ def test_image_tells_what_it_is_and_runs_as_nobody_special(name):
         "org.opencontainers.image.source": "https://git.example/e",
         "org.opencontainers.image.licenses": "Apache-2.0",
     }
-    # Everything that differs between commits comes last, so that a new label rebuilds no layers.
+    # All instructions that depend on the commit come last, so that a new label rebuilds no layers.
     kinds = [keyword for keyword, _ in shipped.instructions]
     assert kinds.index("ARG") > max(
         i for i, kind in enumerate(kinds) if kind in ("COPY", "RUN", "ENV", "WORKDIR")

@@ -13,7 +13,7 @@ OTHERS = frozenset(
         "flags.output",
         "flags.train_job",
         "settings.access",
-        "spec.groups",  # attributes of an argument
+        "spec.groups",  # attributes of an argument, not modules
         "hugectr.Layer_t",
         "pubsub.subscriptions.get",  # of other projects
         "model.data",  # a file

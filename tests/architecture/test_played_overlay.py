@@ -4,8 +4,8 @@ Part of `make test-images`. Pods share the address 127.0.0.1 of a separate netwo
 cluster's names resolve. `playable` documents what podman 4.3 does not accept from a manifest and
 how it is replaced. The test itself runs the probes of the manifests. A laptop's tritonserver
 replaces NVIDIA's image, and librdkafka's mock cluster replaces Kafka. Each Deployment has one
-replica and there is no kubelet. Restarts, surges and drains of pods, Services and policies are
-therefore not covered.
+replica and there is no kubelet. The tests therefore do not cover restarts, surges and drains of
+pods, Services and policies.
 """
 
 import copy
@@ -63,7 +63,7 @@ TRAFFIC = "evergreen-played-traffic"
 
 @pytest.fixture(scope="module")
 def triton_image(podman, images, tmp_path_factory):
-    """Builds the stand-in for NVIDIA's image."""
+    """Builds the stand-in that replaces NVIDIA's image."""
     dockerfile = tmp_path_factory.mktemp("triton") / "Dockerfile"
     dockerfile.write_text(LAPTOP_TRITON)
     (packages,) = python_of("serving", REPOSITORY).parents[1].glob("lib/python3.11/site-packages")
@@ -80,7 +80,7 @@ def triton_image(podman, images, tmp_path_factory):
 
 @pytest.fixture
 def network(triton_image):
-    """Moves this thread and its children to a network with only loopback, after the builds."""
+    """After the image builds, moves this thread to a network namespace with only loopback."""
     libc = ctypes.CDLL(None, use_errno=True)
     before = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     assert libc.unshare(NEW_NETWORK) == 0, os.strerror(ctypes.get_errno())
@@ -137,7 +137,7 @@ def playable(manifests, workload, claims):
 
 
 class PlayedPod:
-    """The running pod of one Deployment."""
+    """The pod of one Deployment, which is running."""
 
     def __init__(self, podman, manifests, name, *, claims, folder) -> None:
         self.workload = find(manifests, "Deployment", name)
@@ -155,7 +155,10 @@ class PlayedPod:
         self.run("kube", "play", "--network=host", str(self.file))
 
     def delete(self):
-        """Delete the pod by SIGTERM after its grace period, for which `kube down` does not wait."""
+        """Delete the pod with SIGTERM and its grace period.
+
+        `kube down` would not wait for this period.
+        """
         seconds = pod_spec(self.workload)["terminationGracePeriodSeconds"]
         self.run("pod", "stop", "--ignore", f"--time={seconds}", f"{self.name}-pod-0", check=False)
         self.run("kube", "down", str(self.file), check=False)
@@ -295,7 +298,7 @@ def test_overlay_serves_traffic_and_archives_every_record(podman, images, site, 
     sent = root / "traffic.jsonl"
 
     def rows_on(more):
-        """Wait until `more` rows were sent."""
+        """Wait until the client has sent `more` rows."""
         before = rows_sent()
         wait_for(
             lambda: traffic.poll() is not None or rows_sent() >= before + more,
@@ -326,7 +329,7 @@ def test_overlay_serves_traffic_and_archives_every_record(podman, images, site, 
         return not status["log_backlog"] and status["pending_rows"] == 0
 
     wait_for(is_settled, "the last labels", seconds=300)
-    # Records that the monitor archives at its end are uploaded by the next pod.
+    # The next pod uploads the records that the monitor archived during its shutdown.
     for pod in (monitor, triton):
         pod.delete()
         pod.play()

@@ -16,7 +16,8 @@ from tests.support.paths import REPOSITORY
 from tests.support.sources import HEAVY, PACKAGES, imports_of, told_after
 
 MAX_STATEMENTS = 45
-"""Longest function. Statements are counted, because a table of flags has many lines."""
+"""Longest function. The limit counts statements and not lines, because a table of flags has many
+lines."""
 PURE_ROOMS = (
     *("monitoring.metrics", "monitoring.drift", "monitoring.policies", "evergreen.config"),
     *(
@@ -70,7 +71,7 @@ def source_id(path: Path) -> str:
 
 @pytest.fixture(scope="module")
 def trees() -> dict[str, ast.Module]:
-    """The syntax tree of every source file by its name."""
+    """Maps the name of each source file to its syntax tree."""
     return {source_id(path): ast.parse(path.read_text()) for path in SOURCES}
 
 
@@ -174,7 +175,7 @@ def test_settings_and_contracts_import_only_numpy_msgspec_and_protobuf():
         for room in ("config", "contracts")
         for path in (REPOSITORY / "evergreen" / room).glob("*.py")
     }
-    own = {"__mp_main__"}  # This is multiprocessing's name of the main module.
+    own = {"__mp_main__"}  # multiprocessing gives the main module this name
     optional = {"typing_extensions"}  # msgspec imports its supported types if they are installed
     messages = "evergreen.contracts.record_format"
     for modules, more in ((names - {messages}, set()), ({messages}, {"google"})):
@@ -184,7 +185,7 @@ def test_settings_and_contracts_import_only_numpy_msgspec_and_protobuf():
 
 
 def test_compiling_pipeline_loads_kfp_and_nothing_heavier():
-    # google: kfp's own protocol buffers.
+    # kfp includes protocol buffers under the name `google`.
     before = modules_after("import kfp.dsl, kfp.compiler, kfp.kubernetes")
     loaded = (
         modules_after("import kfp.dsl, kfp.compiler, kfp.kubernetes, pipelines.retraining") - before
@@ -193,7 +194,7 @@ def test_compiling_pipeline_loads_kfp_and_nothing_heavier():
 
 
 def num_statements(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Return the number of statements of a function without those of the functions inside it."""
+    """Return the number of statements in a function, without those of nested functions."""
     inner = [each for each in functions(function) if each is not function]
     elsewhere = {id(node) for each in inner for node in ast.walk(each)}
     found = (node for node in ast.walk(function) if isinstance(node, ast.stmt))
@@ -278,8 +279,8 @@ def test_files_use_no_library_newer_than_oldest_python(trees):
 
 
 def test_package_names_belong_to_nobody_else():
-    # The names are generic, see CONTRIBUTING.md. No other distribution of this environment may
-    # shadow them.
+    # CONTRIBUTING.md explains why the package names are generic. No other distribution in this
+    # environment may have a package of the same name.
     owners = importlib.metadata.packages_distributions()
     assert {owner for package in PACKAGES for owner in owners.get(package, ())} <= {"evergreen"}
 

@@ -40,7 +40,7 @@ extract_lake = partial(lakes.extract_lake, recommender=CRITEO_RECOMMENDER)
 
 @pytest.fixture
 def table(raw_table):
-    """Two days of rows."""
+    """Rows of two days."""
     return raw_table(1000, start=START.timestamp(), seconds=2 * 86_400)
 
 
@@ -57,7 +57,7 @@ def lake(tmp_path, table, write_lake):
 
 
 def labelled(table, label: int):
-    """Return the rows of the first day, all with one label."""
+    """Return the rows of the first day, all with the label `label`."""
     day = table.filter(
         pa.array([t.date() == DAY for t in table.column(raw_rows.EVENT_TIME).to_pylist()])
     )

@@ -73,7 +73,8 @@ WHOLE = {
 class KubectlDouble:
     """Answers by namespace and object.
 
-    A missing object is absent, and an exception is an error of kubectl.
+    An object that is not in the answers is absent. If an answer is an exception, kubectl fails with
+    it.
     """
 
     def __init__(self, answers: dict) -> None:
@@ -110,7 +111,7 @@ def server(tmp_path, monkeypatch):
 
 @pytest.fixture
 def look(server, tmp_path):
-    """`look(**changed)` changes these answers of kubectl and returns the findings by part."""
+    """`look(**changed)` replaces answers of kubectl, and returns the findings by part."""
     package = tmp_path / "retraining.yaml"
     compile_pipeline(package, Placement(registry="r.dev", tag="3f2a9c1"))
     kfp = KubeflowServer(server.url, timeout_seconds=(2.0, 2.0))

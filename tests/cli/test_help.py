@@ -77,11 +77,11 @@ def test_every_command_and_flag_that_page_names_exists(page):
 NAMED = re.compile(
     r"(?:[`\"'(]|^[\s#]*(?:\$ )?)evergreen ([a-z][a-z-]*)\b(?: ([a-z][a-z-]*)\b)?", re.M
 )
-"""A command in code, prose, messages and manifests: at the start of a line or of a quotation."""
+"""A command that starts a line or a quotation, in code, prose, messages or manifests."""
 
 
 NAMESPACE = REPOSITORY / "tests/cli/test_doctor.py"
-"""File in which `evergreen` is the namespace of kubectl's lines."""
+"""File in which kubectl's output contains the namespace `evergreen`."""
 
 
 def test_every_file_names_commands_that_exist():

@@ -48,7 +48,7 @@ def run_ingest(tmp_path, capsys):
 
 
 def lake_rows(lake: Path) -> list[dict]:
-    """Return all visible rows, and assert that each is in its day's folder."""
+    """Return all rows that readers see, and assert that each row is in the folder of its day."""
     rows = []
     for partition in sorted(lake.glob("day=*")):
         for path in sorted(partition.glob("*.parquet")):
@@ -85,6 +85,7 @@ def test_rows_lie_in_file_order_evenly_over_whole_days(
         "replay_rows": 200,
         "clicks": sum(row[0] for row in expected),
         "malformed": 0,
+        "malformed_file": None,
         "ahead": 0,
         "duplicates": 0,
         "replaced": 0,
@@ -109,7 +110,7 @@ def test_rows_lie_in_file_order_evenly_over_whole_days(
     assert {r[raw_rows.ROW] for r in rows} == {0}
     assert (
         len({r[raw_rows.REQUEST_ID] for r in rows}) == 1000
-    )  # The file does not say which rows were shown together.
+    )  # The ingested file does not contain which rows were shown together.
     assert {(r[raw_rows.MODEL_VERSION], r[raw_rows.SCORE]) for r in rows} == {(None, None)}
 
 
@@ -160,16 +161,17 @@ def test_malformed_lines_are_kept_beside_replay(tmp_path, criteo_rows, write_tex
     rows = criteo_rows(200)
     rows[150] = rows[150][:38]
     _, summary, _ = run_ingest(write_text(tmp_path / "day_0.gz", rows))
+    file = tmp_path / "my replay" / "replay.parquet.malformed_rows.jsonl"
     assert (summary["rows"], summary["malformed"]) == (199, 1)
-    (line,) = (
-        (tmp_path / "my replay" / "replay.parquet.malformed_rows.jsonl").read_text().splitlines()
-    )
+    assert summary["malformed_file"] == str(file)
+    (line,) = file.read_text().splitlines()
     assert (json.loads(line)["line"], json.loads(line)["reason"]) == (
         151,
         "38 columns, expected 40",
     )
-    run_ingest(write_text(tmp_path / "day_1.gz", criteo_rows(20, seed=2)))
-    assert not (tmp_path / "my replay" / "replay.parquet.malformed_rows.jsonl").exists()
+    _, summary, _ = run_ingest(write_text(tmp_path / "day_1.gz", criteo_rows(20, seed=2)))
+    assert summary["malformed_file"] is None
+    assert not file.exists()
 
 
 def test_own_raw_schema_is_ingested_with_warning_that_times_are_replaced(

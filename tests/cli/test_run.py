@@ -1,4 +1,4 @@
-"""Tests of `evergreen run` as a process: stopped or misused, it leaves no child."""
+"""Tests that `evergreen run` leaves no child process after an interruption or wrong arguments."""
 
 import json
 import os
@@ -10,6 +10,7 @@ import pytest
 from kfp import compiler, dsl
 
 from cli.__main__ import main
+from cli.runs import read_runs
 from demo import environments
 from pipelines.places import PLACES
 from tests.support.paths import REPOSITORY
@@ -39,7 +40,7 @@ def endless(
 
 
 @dsl.pipeline(name="tiny-endless")
-def endless_pipeline(settings: str = ""):
+def endless_pipeline(settings: str = "", trigger_id: str = ""):
     endless(**dict.fromkeys(PLACES, "/of a cluster"))
 
 
@@ -60,6 +61,7 @@ def test_stopped_run_ends_its_step_whose_note_says_so(tmp_path, number, code):
         str(package),
         "--folder",
         str(tmp_path / "a b"),
+        "-ptrigger_id=run",
     ]
     run = subprocess.Popen(
         command, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -81,6 +83,8 @@ def test_stopped_run_ends_its_step_whose_note_says_so(tmp_path, number, code):
     assert "Traceback" not in errors
     note = json.loads((store / "runs" / "run" / "extraction.json").read_text())
     assert (note["state"], note["reason"]) == ("failed", "stopped from outside while it worked")
+    (line,) = read_runs(store)
+    assert (line.state, line.step, line.reason) == ("failed", "extraction", note["reason"])
 
 
 @pytest.fixture
@@ -103,7 +107,7 @@ def test_file_that_is_no_pipeline_is_misuse(run_line, tmp_path, capsys, text):
 
 
 def test_file_of_older_revision_runs_in_no_folder_of_its_defaults(run_line, tmp_path, capsys):
-    """The runs of an older revision got folders as parameters."""
+    """Packages compiled by an older revision take the run's folders as parameters."""
     accept_into(tmp_path / "folder" / "store")
     (package := tmp_path / "old.yaml").write_text(
         "root: {inputDefinitions: {parameters: {}}}\ncomponents: {}\n"

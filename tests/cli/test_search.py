@@ -19,6 +19,7 @@ from cli import search
 from cli.runs import read_runs
 from components.run_outcome import trial
 from demo.environments import python_of
+from evergreen.config.model import network_config
 from evergreen.config.reader import parse_settings
 from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from evergreen.contracts.manifests import ModelQuality
@@ -74,7 +75,10 @@ leave_run(arguments.folder / "store", texts["trigger_id"], 0.9 - settings.get("t
 
 
 def call(folder, *words, runner=search.RUNNER):
-    """Run `evergreen search` over the space in the folder. `runner` runs its trials."""
+    """Run `evergreen search` over the space in the folder.
+
+    `runner` is the program that runs a trial.
+    """
     program = (
         f"import sys; from cli import search; search.RUNNER = {runner}; sys.exit(search.main())"
     )
@@ -101,6 +105,10 @@ def test_search_starts_with_given_recommender_resumes_and_names_best(tmp_path):
     assert re.search(
         r"  0  auc 0.7000 .* log_loss 0.3000 .*\(as the recommender is\)", first.stdout
     ), first.stderr
+    assert re.findall(r"^trial (\d) started: .*search\.log$", first.stderr, flags=re.M) == [
+        "0",
+        "1",
+    ]
     trials, _, ranking = call(tmp_path, "--trials=6", runner=runner).stdout.partition(
         "\nby auc, the best first:\n"
     )
@@ -119,7 +127,7 @@ def test_search_starts_with_given_recommender_resumes_and_names_best(tmp_path):
 
 
 @built
-@pytest.mark.slow  # two rounds of search
+@pytest.mark.slow  # runs the search twice
 @pytest.mark.timeout(900)
 def test_two_real_trials_are_evaluated_by_same_rows_and_release_nothing(tmp_path):
     accept_into(tmp_path / "store")
@@ -163,6 +171,28 @@ def test_wrong_space_is_refused_by_setting_and_value(text, expected, tmp_path):
     (path := tmp_path / "space.yaml").write_text(text)
     with pytest.raises(ContractError, match=re.escape(expected)):
         search.read_space(path, CRITEO_RECOMMENDER)
+
+
+def test_network_that_cannot_continue_live_model_is_refused_before_first_trial(
+    tmp_path, monkeypatch, capsys
+):
+    store = tmp_path / "store"
+    accept_into(store)
+    config = network_config(CRITEO_RECOMMENDER)
+    keep_model(store, "model-1", config=config.as_document())
+    started = []
+    monkeypatch.setattr(search, "search", lambda *_, **given: started.append(given["given"]))
+    line = [f"--package={GOLDEN}", f"--folder={tmp_path}", f"--space={tmp_path}/space.yaml"]
+    (tmp_path / "space.yaml").write_text(f"model.tower: {{choices: [{list(config.tower)}, [9]]}}")
+    assert search.main([*line, "-pparent=model-1"]) != 0
+    message = capsys.readouterr().err
+    assert "model.tower is [9]" in message
+    assert "`-p parent=none`" in message
+    assert not started
+    assert search.main([*line, "-pparent=none"]) == 0
+    (tmp_path / "space.yaml").write_text("training.learning_rate: {low: 1e-3, high: 0.1}")
+    assert search.main([*line, "-pparent=model-1"]) == 0
+    assert [each["parent"] for each in started] == ["none", "model-1"]
 
 
 def test_katib_is_given_experiment_whose_trials_run_uploaded_pipeline(

@@ -1,16 +1,17 @@
-"""Tests of `evergreen status` over folders without and with a model, and over a running monitor."""
+"""Tests of `evergreen status` for folders with and without a model, and for a running monitor."""
 
 import json
 import sqlite3
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
 from cli.status import main, read_status
 from evergreen.config.monitor import DecisionSettings
 from evergreen.registry.models import verdict_paths
-from evergreen.registry.runs import RunOutcome, write_outcome
+from evergreen.registry.promotion_journal import ROLLBACK, append_promotion, current
+from evergreen.registry.runs import SEARCH_RUN, RunOutcome, new_run_name, write_outcome
 from monitoring.metrics.window import Kpis
 from monitoring.policies.policy import Action, Decision
 from monitoring.retraining.actions import ActionStatus
@@ -58,7 +59,7 @@ def status_of(folder, *, state=None, address=None):
 
 
 def leave_monitor(state):
-    """Write what a monitor leaves that stopped while it suspected a drift."""
+    """Write the files of a monitor that stopped after it suspected a drift."""
     state.mkdir()
     write_rules(state, DecisionSettings())
     point = {"time": NOW - 60, "backlog": 0, **asdict(KPIS)}
@@ -125,6 +126,56 @@ def test_failed_run_needs_person(live):
     found = status_of(live)
     assert (found.last_run.run, found.last_run.state) == ("r1", "failed")
     assert "run r1 failed at training: disk is full" in found.needs_person
+
+
+def test_failed_trial_of_search_needs_nobody(live):
+    write_outcome(
+        live / "store",
+        RunOutcome(
+            run=new_run_name(SEARCH_RUN),
+            trigger_id="",
+            state="failed",
+            step="training",
+            reason="network of this run has [64, 32]",
+            version=None,
+            ended_at="2026-03-01T00:00:00Z",
+        ),
+    )
+    found = status_of(live)
+    assert found.last_run.state == "failed"
+    assert found.needs_person == []
+
+
+def roll_back(store, *, blocked):
+    """Write the journal's line that makes version 1 live again in place of version 2."""
+    made = replace(
+        current(store),
+        time="2026-01-02T00:00:00Z",
+        action=ROLLBACK,
+        previous_version=2,
+        who="controller",
+        reason="the monitor: failed",
+        blocked_model_id=blocked,
+    )
+    append_promotion(store, made)
+
+
+def test_automatic_rollback_needs_person_until_next_release(live, capsys):
+    roll_back(live / "store", blocked="m2")
+    assert main([str(live)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "(rollback from version 2 by controller)" in said
+    assert "version 2 was rolled back automatically at " in said
+    assert "(the monitor: failed)" in said
+    make_live(live / "store", release(live / "store", 3, "m1"))
+    assert status_of(live).needs_person == []
+
+
+def test_rollback_by_person_needs_nobody(live):
+    roll_back(live / "store", blocked=None)
+    found = status_of(live)
+    assert (found.live.action, found.live.previous_version) == ("rollback", 2)
+    assert found.needs_person == []
 
 
 def test_stopped_monitor_is_read_from_its_files(live):

@@ -1,6 +1,7 @@
 """Tests of the advice after a run without release, which names a command if one helps."""
 
 import shlex
+from dataclasses import replace
 
 import pytest
 
@@ -77,6 +78,19 @@ def test_refused_model_repeats_gates_advice_and_command(tmp_path, state, step):
     assert f"evergreen release promote --store {tmp_path} --model-id m1 --override" in what_next(
         tmp_path, ended("evaluated"), command=COMMAND
     )
+
+
+def test_experiment_is_compared_before_promotion_is_named(tmp_path):
+    keep_model(tmp_path, "m2")
+    with noted(tmp_path, "r1", "training") as note:
+        note.facts = {"model": "m2"}
+    verdict = passing_verdict("m2", tmp_path / "scores", num_rows=9, champion_model_id="m1")
+    verdict = replace(verdict, decision="inconclusive", accepted=False)
+    verdict.write(verdict_paths(tmp_path, "m2")[0])
+    compare, promote = what_next(tmp_path, ended("evaluated"), command=COMMAND).split("\nnext: ")
+    assert compare.startswith(f"evergreen audit compare m1 m2 --store {tmp_path} ")
+    assert promote.startswith(f"evergreen release promote --store {tmp_path} --model-id m2 ")
+    assert promote.endswith("although its verdict is inconclusive")
 
 
 def test_canary_is_looked_at(tmp_path):

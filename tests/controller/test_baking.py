@@ -1,6 +1,6 @@
 """Tests of baking with counters of real servers.
 
-Bad versions are rolled back once, and good versions are confirmed once.
+Each bad version is rolled back once, and each good version is confirmed once.
 """
 
 import dataclasses
@@ -34,14 +34,17 @@ from tests.support.served_names import MODEL_NAME
 
 
 def limited(settings):
-    """Return the settings for a recommender with its own limits."""
+    """Accept a recommender with its own limits in the registry, and return the settings."""
     accept_into(settings.store, criteo_with(release={"bake_seconds": 60.0, "bake_rows": 1000}))
     return settings
 
 
 @pytest.fixture
 def bakes(world):
-    """Run a round of a new controller, `later` seconds from now, with servers without counts."""
+    """Run one round of a new controller at a time `later` seconds from now.
+
+    The servers have no counts.
+    """
     settings = limited(world.settings)
 
     def make(later=0.0):
@@ -88,8 +91,8 @@ def test_monitors_finding_rolls_back_and_blocks_model_until_override(world, bake
     store = world.settings.store
     world.release(1), world.release(2)
     say(world.settings, BAD, reason="evidence 503 of 500 of an AUC below 0.738")
-    # A controller that was away acts on the events that it missed. A second controller has nothing
-    # left to do.
+    # A controller that was stopped for a while still reacts to earlier events. A second controller
+    # has nothing left to do.
     assert [bakes(later=9_999).step({}).action for _ in range(2)] == [ROLLED_BACK, NONE]
     world.check_all_is_well(1)
     assert told(world.settings) == [(RELEASE, 1), (RELEASE, 2), (ROLLBACK, 1)]
@@ -124,7 +127,7 @@ def test_rows_without_score_that_no_server_counted_take_nothing_back(world, bake
     assert step.action == STILL
     assert "the servers counted 0 requests" in step.reason
     assert told(world.settings) == [(RELEASE, 1), (RELEASE, 2)]
-    # Without metrics there is no independent evidence.
+    # Without the servers' metrics, nothing contradicts the monitor's findings.
     assert dataclasses.replace(bakes(later=9_999), metrics=()).step({}).action == ROLLED_BACK
 
 
@@ -167,7 +170,7 @@ def controller(settings, triton, tmp_path):
 
 def test_version_that_fails_requests_is_rolled_back(deploy, controller, triton, client, raw_rows):
     deploy(1), deploy(2)
-    controller.round()  # A later inspection of version 2 would repair the code.
+    controller.round()  # A later inspection of version 2 would repair the code
     change_code(
         triton,
         2,

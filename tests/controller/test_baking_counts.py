@@ -20,9 +20,9 @@ ADDRESSES = ("triton-a:8002", "triton-b:8002")
 
 
 def told(version, requests, p99_ms):
-    """Return a server's metrics of requests of 1 ms.
+    """Return a server's metrics after `requests` requests of 1 ms each.
 
-    If `p99_ms` is None, the server exports no quantiles.
+    None for `p99_ms` means that the server exports no quantiles.
     """
     labels = f'model="{MODEL_NAME}",version="{version}"'
     values = [("request_success", requests), ("compute_infer_duration_us", 1000 * requests)]
@@ -45,7 +45,7 @@ BOUNDS = [0.25 * 2 ** (step / 2) for step in range(25)]
 
 
 def histogram(version, milliseconds):
-    """Return a server's histogram of these latencies, as Triton 26.01 and later write it."""
+    """Return a server's histogram of these latencies in the form of Triton 26.01 and later."""
     labels = f'model="{MODEL_NAME}",version="{version}"'
     counts = [(f"{bound}", int((milliseconds <= bound).sum())) for bound in BOUNDS]
     lines = [f"# TYPE {HISTOGRAM} histogram", f"{HISTOGRAM}_count{{{labels}}} {len(milliseconds)}"]
@@ -73,7 +73,7 @@ def test_server_without_histogram_has_no_buckets():
 
 
 class Rounds:
-    """Control rounds every ten seconds, with 200 requests to each server per round.
+    """Rounds of a controller every ten seconds, with 200 requests to each server per round.
 
     The test sets the p99.
     """
@@ -85,7 +85,7 @@ class Rounds:
             world.settings.store, criteo_with(release={"bake_seconds": 7200.0, "bake_rows": 0})
         )
         self.latencies = None
-        """All latencies of each server since the release, if the servers have histograms."""
+        """Latencies of all requests since the release by server, if the servers have histograms."""
         self.baking = Baking(site=world.settings, metrics=ADDRESSES, fetch=self.fetch)
 
     def fetch(self, address):
@@ -104,9 +104,9 @@ class Rounds:
         self.world.release(version)
 
     def pass_by(self, number, *p99):
-        """Run at most `number` rounds until a version is rolled back.
+        """Run at most `number` rounds, and stop when a version is rolled back.
 
-        Return the number of rounds and the last step.
+        Return the number of rounds that ran, and the last step.
         """
         self.p99, done = p99, []
         while len(done) < number and (not done or done[-1].action != ROLLED_BACK):
@@ -119,7 +119,7 @@ class Rounds:
 
 
 def test_summed_buckets_find_a_slow_tail_that_bounds_of_servers_cannot(world):
-    """One of the two servers answers 4 of 100 requests slowly, after its first minute."""
+    """After the first minute, one of the two servers answers 4 % of the requests slowly."""
     rounds, random = Rounds(world), np.random.default_rng(5)
     rounds.latencies = {}
 
@@ -177,7 +177,7 @@ def test_p99_of_all_requests_must_be_too_high_for_any_split_over_servers(rounds)
     assert (number, found.action) == (P99_READINGS // 2 + 1, ROLLED_BACK), found
     (check,) = (check for check in found.checks if check.result == "fail")
     assert (check.name, check.value, check.limit) == ("p99 ratio", pytest.approx(3.05), 3)
-    assert found.reason.endswith("failed: p99 ratio 3.05 (at most 3)")
+    assert found.reason.endswith("failed: p99 ratio 3.05 (expected at most 3)")
 
 
 def test_slow_minute_after_release_rolls_nothing_back_and_three_do(rounds):
@@ -191,9 +191,9 @@ def test_p99_is_not_evaluated_while_server_does_not_answer(rounds):
 
 @pytest.mark.slow
 def test_of_thousand_equal_versions_counters_roll_back_at_most_ten():
-    """Equal versions with an hour of 20 requests a second each, with log-normal times.
+    """For an hour, each version gets 20 requests a second, whose times are log-normal.
 
-    One of 500 requests stalls for 100 ms, and one of 200 fails.
+    One request in 500 stalls for 100 ms, and one in 200 fails. The versions are equal.
     """
     looks, requests, taken = 360, 200, 0
     for seed in range(1_000):

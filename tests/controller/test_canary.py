@@ -1,6 +1,4 @@
-"""A canary from its start to its end: in folders and in a bucket, by hand, and killed at every
-named step.
-"""
+"""Tests of a whole canary: in folders, in a bucket, by hand, and killed at every named step."""
 
 import copy
 import dataclasses
@@ -58,7 +56,7 @@ class Place:
         return TritonDouble(url, repository=self.repository, state=self.store.with_name("servers"))
 
     def remember(self, place):
-        """Return a function that restores the current state."""
+        """Return a function that restores the state at the time of this call."""
         root, now, files = self.store.parent, self.clock.now, self.evidence_files
         shutil.copytree(root, place)
         counted = {url: copy.deepcopy(server.counted) for url, server in self.servers.items()}
@@ -103,7 +101,7 @@ class Place:
         return canary.CanarySettings(**{**values, **changes})
 
     def start(self, seed=2, **other):
-        """Start the canary and the counting of its errors and latency."""
+        """Start the canary, and start counting its errors and latency."""
         done = start(*self.candidates[seed], settings=self.release_settings(), **other)
         if self.plan() is not None and not self.plan().baseline:
             self.step()
@@ -133,7 +131,10 @@ class Place:
             )
 
     def pairs(self, num_rows=1300, *, canary_noise=0.3, stable_noise=0.3):
-        """Archive matured rows of the current stage, scored by both arms and served by either."""
+        """Archive matured rows of the current stage.
+
+        The row may be served by either arm, but both arms scored it.
+        """
         self.clock.advance(10)
         plan, random = self.plan(), np.random.default_rng(self.evidence_files)
         truth = random.normal(-1, 1.5, num_rows)
@@ -158,7 +159,10 @@ class Place:
         self.evidence_files += 1
 
     def until_over(self, **changes):
-        """Step like `watch`, with evidence that neither arm is worse, and return the last step."""
+        """Run steps like `watch`, with evidence that neither arm is worse, until the canary ends.
+
+        Return the last step.
+        """
 
         def wait(seconds):
             self.clock.advance(seconds)
@@ -169,7 +173,7 @@ class Place:
         return watch(self.settings(**changes), interval_seconds=1.0, sleep=wait)
 
     def check_served(self):
-        """Check that a version of the journal answers every client, also without a version."""
+        """Check that all clients get a version of the journal, even if they name no version."""
         known = {entry.version for entry in read_entries(self.store)}
         plan, live = self.plan(), current(self.store)
         for server in self.servers.values():
@@ -184,7 +188,7 @@ class Place:
 
 @pytest.fixture(autouse=True)
 def unflushed(monkeypatch):
-    """A killed process loses nothing that it wrote, so these tests skip fsync."""
+    """These tests skip fsync, because a killed process loses nothing that it has written."""
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
@@ -194,7 +198,7 @@ def place(tmp_path, make_candidate):
 
 
 def assert_clean(place):
-    """Check that no server, plan or folder has a canary, and that the journal has none running."""
+    """Check that no server, plan or folder has a canary, and that no canary runs by the journal."""
     assert canary_at_work(place.store) is None
     plan = place.plan()
     assert plan is None or (
@@ -273,7 +277,7 @@ def test_what_servers_counted_before_stage_is_not_held_against_it(place):
 
 @pytest.mark.parametrize("change", ["new", "restarted"])
 def test_warm_up_of_new_or_restarted_server_does_not_count_against_canary(place, change):
-    """70 slow requests are a small share of stable's requests, but a large one of the canary's."""
+    """70 slow requests are a small share of the stable arm, but a large share of the canary."""
     for server in place.servers.values():
         server.count(MODEL_NAME, 1, success=1000, infer_us=1_000_000)
     place.start()
@@ -531,7 +535,7 @@ def test_server_that_is_down_does_not_keep_bad_canary_going(place):
     with pytest.raises(TemporaryError):
         place.step()
     assert place.plan().canary is not None, "a good one waits"
-    place.clock.advance(-12)  # These are older, so they are checked first.
+    place.clock.advance(-12)  # These pairs are older, so the canary is evaluated on them first.
     place.pairs(5000, canary_noise=3.0)
     assert place.step().action == "aborted"
     assert place.plan().canary is None
@@ -631,9 +635,9 @@ def test_clock_that_was_set_back_cannot_keep_canary_draining_for_ever(place):
 
 
 def run_to(place, stage):
-    """Bring a fresh installation to the point before `stage`.
+    """Bring a fresh installation to the state just before `stage`.
 
-    Return the function that runs it.
+    Return the function that runs the stage.
     """
     if stage == "start":
         return place.start

@@ -25,7 +25,7 @@ from tests.support.real_servers import BackgroundTraffic, under_load
 from tests.support.served_names import CANARY_NAME, MODEL_NAME
 from tests.support.shadow_rows import write_shadow_rows
 
-# The two cores are shared with everything else, so the test uses outcomes as evidence, not latency.
+# The two cores also run everything else, so outcomes are asserted but latency is not.
 POLICY = CanaryPolicy(
     min_pairs=150,
     max_looks=3,
@@ -39,10 +39,10 @@ PATIENCE_SECONDS = 100.0
 
 
 class Load(BackgroundTraffic):
-    """Users who send requests according to the plan, without pause, in the background.
+    """Clients in the background that send requests without pause, routed by the traffic plan.
 
-    The rows that both arms scored go to the archive, with labels drawn from the scores of the
-    version named `truth`.
+    Rows that both arms scored are archived. The labels of these rows are drawn from the scores of
+    the version `truth`.
     """
 
     def __init__(self, url, objects, archive, raw_rows, *, truth):
@@ -102,7 +102,7 @@ class Load(BackgroundTraffic):
 
 @pytest.fixture
 def beside(deploy, settings, make_candidate, triton, client, tmp_path):
-    """Version 1 is live. Starts version 2 as a canary and returns its settings."""
+    """The server serves version 1. Starts version 2 as a canary and returns its settings."""
     deploy(1)
     metrics = triton.metrics_url.removeprefix("http://").removesuffix("/metrics")
 
@@ -126,7 +126,7 @@ def watched(settings, tell):
 
     def sleep(seconds):
         assert time.monotonic() < deadline, "the canary did not end in time"
-        time.sleep(min(seconds, 0.1))
+        time.sleep(max(0.0, min(seconds, 0.1)))
 
     return watch(settings, interval_seconds=0.1, sleep=sleep, report=tell)
 

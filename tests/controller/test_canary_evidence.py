@@ -95,7 +95,10 @@ def test_rows_of_one_user_are_one_group_and_unknown_ones_group_by_request(tmp_pa
 
 
 def test_pairs_are_limited_to_what_last_look_needs_and_are_oldest(tmp_path, monkeypatch):
-    """A canary of many days must fit into memory. Archive and lake may both hold a row."""
+    """The evidence of a canary that runs for many days must fit into memory.
+
+    Archive and lake may both hold a row.
+    """
     archive, lake, held = tmp_path / "archive", tmp_path / "lake", []
     for part in reversed(range(50)):
         rows = [
@@ -235,7 +238,7 @@ def test_replicas_are_added_before_anything_is_divided():
 
 
 def test_restarted_or_new_server_counts_only_once_it_has_baseline():
-    """Earlier counts are from the canary's warm-up, which is slow and has no user's request."""
+    """Earlier counts include the slow warm-up of the canary, which answers no client."""
     before = {
         "a": {"stable": one(500.0, 9.0), "canary": one(50.0)},
         "gone": {"stable": one(5.0), "canary": NOTHING},

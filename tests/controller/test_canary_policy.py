@@ -1,4 +1,4 @@
-"""Tests of a canary's rules on simulated pairs: how often they err, and what they never do."""
+"""Tests of a canary's rules on simulated pairs: error rates, and impossible decisions."""
 
 import dataclasses
 import math
@@ -36,7 +36,7 @@ def result_of(found, name):
 def world(
     seed, num_pairs, *, stable_noise=0.5, canary_noise=0.5, rows=1, canary_shift=0.0, base=-1.0
 ):
-    """Return pairs of two models that see a planted logit with noise.
+    """Return pairs of scores by two models, which observe the true logit with noise.
 
     Rows of one request share most of the logit and the noise.
     """
@@ -62,7 +62,7 @@ def world(
 def run(seed, policy=POLICY, counts=HEALTHY, **planted):
     """Return how a canary of this simulator ends, and its number of pairs at that time.
 
-    The policy is asked twice after each look's number of pairs.
+    The policy evaluates the canary twice after each planned number of pairs.
     """
     pairs = world(seed, policy.looks[-1] + 17, **planted)
     for size in policy.looks:
@@ -80,7 +80,8 @@ REPEATS = 120
 
 @pytest.mark.parametrize("rows", [1, 10], ids=["single rows", "lists of ten"])
 def test_equal_model_is_aborted_no_more_often_than_stated(rows):
-    # The margins are out of reach, so that the canary never grows and every look can err.
+    # No canary can reach these margins. The canary therefore never grows, and each look can raise a
+    # false alarm.
     strict = CanaryPolicy(min_pairs=500, max_looks=4, auc_margin=1e-6, log_loss_margin=1e-6)
     aborted = sum(run(seed, strict, rows=rows)[0] == "worse" for seed in range(REPEATS))
     stated = strict.alpha
@@ -92,7 +93,7 @@ def test_equal_model_is_aborted_no_more_often_than_stated(rows):
 def test_few_clicks_are_no_evidence_however_many_pairs_there_are(rows):
     """Three clicks among 2000 pairs are too few for a normal approximation.
 
-    This approximation would abort one of thirty equal models at a single look.
+    With a normal approximation, one of thirty equal models would be aborted at a single look.
     """
     policy = CanaryPolicy()
     found = [
@@ -117,7 +118,7 @@ def test_all_looks_together_have_stated_rates():
 def test_model_that_loses_margin_grows_no_more_often_than_stated(rows):
     """More noise lowers the AUC by 0.039, while the log loss stays far within its margin.
 
-    The noise rises from 0.5 to 1.0.
+    The candidate's noise is 1.0 instead of 0.5.
     """
     policy = CanaryPolicy(
         min_pairs=500, max_looks=4, auc_margin=0.039, log_loss_margin=0.9, alpha=1e-9
@@ -130,9 +131,9 @@ def test_model_that_loses_margin_grows_no_more_often_than_stated(rows):
 
 
 def test_worse_model_is_aborted_with_power_and_early():
-    """Raising the noise from 0.5 to 1.0 lowers the AUC by 0.039 and adds 0.03 nats of log loss.
+    """More noise (1.0 instead of 0.5) lowers the AUC by 0.039 and adds 0.03 nats of log loss.
 
-    The canary nearly always ends before the last look.
+    The canary is nearly always aborted before the last look.
     """  # noqa: E501
     ends = [run(seed, canary_noise=1.0) for seed in range(60)]
     assert sum(end[0] == "worse" and end[1] < POLICY.looks[-1] for end in ends) >= 54
@@ -243,7 +244,7 @@ def test_latency_over_bound_aborts_and_all_failures_leave_no_latency():
 
 
 def test_answers_from_cache_are_no_measure_of_model():
-    """Stable's cache answers nine of ten requests, and the canary's cache is empty.
+    """The cache of the stable arm answers nine of ten requests, and the canary's cache is empty.
 
     The models themselves are equally fast.
     """

@@ -1,4 +1,4 @@
-"""Tests of manual promotion: the gate can be overridden, but the parity check cannot."""
+"""Tests of manual promotion: it can override the gate, but not the parity check."""
 
 import dataclasses
 from pathlib import Path
@@ -55,6 +55,30 @@ def test_model_whose_verdict_is_stale_goes_live(settings, live, make_candidate, 
     keep_verdict(settings.store, stale, raw)
     assert promote("model-2") == 0
     assert [entry.action for entry in read_journal(settings.store)] == ["release", "promote"]
+
+
+def test_promotion_of_model_that_was_rolled_back_says_so(
+    settings, live, make_candidate, promote, capsys
+):
+    candidate = make_candidate(settings.store, 2)
+    keep_verdict(settings.store, *candidate[1:])
+    release(*candidate, settings=settings)
+    line = dataclasses.replace(
+        current(settings.store),
+        action="rollback",
+        version=1,
+        model_id="model-1",
+        previous_version=2,
+        who="controller",
+        reason="the AUC fell",
+        blocked_model_id="model-2",
+    )
+    append_promotion(settings.store, line)
+    assert promote("model-2") == 0
+    said = capsys.readouterr().err
+    assert "model model-2 was rolled back from version 2 at " in said
+    assert "by controller (the AUC fell)" in said
+    assert current(settings.store).model_id == "model-2"
 
 
 def test_parity_is_proven_all_same(

@@ -58,14 +58,17 @@ def test_all_states_of_two_requests_keep_every_property(name):
 
 
 def without(move, state=None):
-    """Return the table without the rules of this move, in this state if it is given."""
+    """Return the table without this move's rules.
+
+    With `state`, only rules of this state are removed.
+    """
     return tuple(
         rule for rule in TABLE if rule.move != move or state is not None and rule.state != state
     )
 
 
 def changed(move, holds, state=None):
-    """Return the table with another condition for the rules of this move."""
+    """Return the table with another condition in the rules of this move."""
     return tuple(
         dataclasses.replace(rule, holds=holds(rule.holds))
         if rule.move == move and state in (None, rule.state)
@@ -75,7 +78,7 @@ def changed(move, holds, state=None):
 
 
 def always_removed(holds):
-    """Return a condition that removes the files even if the record may be in the journal."""
+    """Return a condition that allows removing files even if the journal may have the record."""
 
     def condition(desired, observed):
         intent = desired.intent
@@ -95,7 +98,7 @@ def undrained(holds):
 
 
 def unexpired(holds):
-    """Return a condition that does not know deadlines."""
+    """Return a condition that ignores deadlines."""
 
     def condition(desired, observed):
         request = desired.request
@@ -110,8 +113,8 @@ class Mutant:
     """A fault that is built into the protocol.
 
     Args:
-        found: Part of the name of the property that does not hold.
-        scenario: Scenario whose states show it.
+        found: The search must find the violation of a property whose name contains this text.
+        scenario: Scenario in which the fault has an effect.
         table: Changed table.
         built_in: Name of a fault in the model's effects.
     """

@@ -49,21 +49,21 @@ NEVER = 10**6
 
 
 class TracedModel(ProtocolModel):
-    """The model, whose releases are not compared with the live version."""
+    """Protocol model in which releases are not compared with the live version."""
 
     def is_stale(self, journal, ask):
         return False
 
 
 class Faults:
-    """Faults of one round."""
+    """Faults that are injected in one round."""
 
     def __init__(self, *, kill_before=NEVER, load=NEVER, entry=NEVER):
         self.kill_before, self.load, self.entry = kill_before, load, entry
 
 
 def traces(world, snapshot):
-    """Return a state machine of the real controller beside the model."""
+    """Return a state machine that runs the real controller and the model in parallel."""
 
     class Traces(RuleBasedStateMachine):
         def __init__(self):
@@ -203,7 +203,7 @@ def traces(world, snapshot):
             self.moves += 1
 
         def _finish(self, error):
-            """Make the pending move in the model, as it went."""
+            """Make the pending move in the model, with its outcome in the controller."""
             chosen, self.pending = self.pending, None
             if chosen is None:
                 return
@@ -243,7 +243,7 @@ def traces(world, snapshot):
             server.load = load_or_fail
             return server
 
-        # What must be true after each of these.
+        # Invariants that must hold after each rule of this state machine.
 
         @invariant()
         def model_and_world_agree(self):
@@ -312,7 +312,7 @@ def test_every_move_of_controller_has_the_effect_of_the_model(snapshot, num_exam
 
 
 def forgetful(body):
-    """Return a body of a move that does nothing."""
+    """Return a replacement for the body of a move, which does nothing."""
     return lambda site: None
 
 

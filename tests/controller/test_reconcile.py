@@ -265,7 +265,10 @@ def test_failed_release_is_undone_by_moves_of_the_table_before_it_is_refused(wor
 
 
 def test_record_of_a_fenced_holder_has_no_effect_after_its_intent_was_adopted(world):
-    """The model found this: a holder paused between its last check and the record of its change."""
+    """The search of the protocol's model found this case.
+
+    A holder paused between its last check and the record of its change.
+    """
     world.release(1)
     request = requested(world, 2)
 

@@ -42,7 +42,7 @@ def released(unserved, make_candidate):
 
 @pytest.fixture
 def truth(make_parts, store):
-    """Scores [n] of a table's rows by the stored model of a release, as a reference."""
+    """Computes reference scores [n] of a table's rows by the stored model of a release."""
 
     def scores(done, table):
         folder = model_folder(store, done.model_id)
@@ -77,7 +77,7 @@ def logged(table, version, scores):
 def lake(tmp_path, raw_table, truth):
     """Two days of rows with reference scores.
 
-    `change(scores)` changes the scores of the second file.
+    `change(scores)` modifies the logged scores of the second file.
     """
 
     def make(done, change=lambda scores: scores):
@@ -89,8 +89,8 @@ def lake(tmp_path, raw_table, truth):
             part.mkdir(parents=True)
             table = logged(table, done.version, change(scores) if day == 2 else scores)
             pq.write_table(table, part / "part-a.parquet", row_group_size=64)
-            # These rows are of versions that were never valid, of no version, and of an unfinished
-            # writer.
+            # These rows name versions that were never valid, or no version, or belong to an
+            # unfinished writer.
             other = logged(raw_table(80, seed=seed + 100), done.version + 7, np.float32(0.5))
             pq.write_table(other, part / "part-b.parquet")
             pq.write_table(raw_table(40, seed=seed + 200), part / "simulated.parquet")

@@ -154,9 +154,9 @@ def test_wrong_scores_need_two_readings_and_reloads_become_ever_rarer(
 
 
 class Overloaded(Counted):
-    """Refuses requests like the real server with a full queue.
+    """Server double that rejects requests like the real server with a full queue.
 
-    tests/e2e/test_serving_faults.py checks that the real server does so.
+    tests/e2e/test_serving_faults.py checks that the real server rejects requests in the same way.
     """
 
     def infer(self, *_, **__):
@@ -282,7 +282,10 @@ def test_server_that_is_gone_is_asked_once_a_round(world):
 
 
 def test_response_cache_cannot_answer_for_dead_stub(make_candidate, settings, tmp_path):
-    """The cache continues to answer earlier requests. Shuffled rows avoid the cache."""
+    """Requests that were sent earlier are still answered from the cache.
+
+    Probes with shuffled rows do not hit the cache.
+    """
     with TritonServer(
         tmp_path / "cached",
         log=tmp_path / "triton.log",

@@ -1,6 +1,6 @@
 """The real chain on a tiny lake: each step in its own environment, two runs.
 
-The chain runs once for all crossings. Run 1 starts from scratch. Run 2 gets later days with drift
+The chain runs once for all crossings. Run 1 trains from scratch. Run 2 gets later days with drift
 and continues from run 1's released model. `golden/criteo.json` holds the result, which no setting
 here may change.
 """
@@ -56,7 +56,7 @@ SETTINGS = {
     "preprocessing": {"frequency_threshold": 2},
     "model": {"embedding_dim": 4, "num_cross_layers": 2, "tower": [16, 8]},
     "training": {"learning_rate": 0.003, "batch_size": 256, "seed": 7},
-    # These tests ignore the gate's decision, because so few rows are not conclusive.
+    # The tests with this chain ignore the gate's decision, because so few rows are not conclusive.
     "gate": {
         "min_auc": 0.0,
         "max_auc_loss": 1.0,
@@ -69,12 +69,13 @@ SETTINGS = {
 
 @dataclass
 class Round:
-    """The manifests of one run by step, as their readers parse them."""
+    """The manifests of one run, one for each step, as the readers of the manifests parse them."""
 
     run: str
     manifests: dict = field(default_factory=dict)
     paths: dict[str, Path] = field(default_factory=dict)
-    """Paths of the manifests. `valid` is the manifest of the rows that validation passed on."""
+    """Paths of the manifests. `valid` is the path of the manifest of the rows that passed
+    validation."""
 
     def __getattr__(self, step: str):
         try:
@@ -90,9 +91,9 @@ class Chain:
     root: Path
     rounds: list[Round] = field(default_factory=list)
     settings: dict[str, dict] = field(default_factory=lambda: dict(SETTINGS))
-    """Changes of the recommender's settings for the next runs, by section."""
+    """For each section of the recommender, the settings that the next runs change."""
     warm: WarmSteps | None = None
-    """Function that forks the steps. If None, each step is a plain command."""
+    """Function that runs a step in a forked process. If None, each step runs as a plain command."""
     recommender: Recommender = CRITEO_RECOMMENDER
 
     def copied_to(self, root: Path, **changed: object) -> "Chain":
@@ -184,7 +185,7 @@ class Chain:
     ) -> Round:
         """Run the steps up to training and return their manifests.
 
-        With a report, skip validation.
+        If a report is given, validation is skipped.
         """
         this = Round(run)
         self._step_of(this, "extraction", lake=self.uri("lake"), parent=parent, **asked)
@@ -220,7 +221,7 @@ def warm():
 
 @pytest.fixture
 def chain_of(tmp_path, warm):
-    """Makes an empty chain with changed settings by section, and optionally another recommender."""
+    """Makes an empty chain with changed settings, and optionally another recommender."""
 
     def make(recommender=CRITEO_RECOMMENDER, **sections):
         return Chain(
@@ -232,7 +233,10 @@ def chain_of(tmp_path, warm):
 
 @pytest.fixture(scope="session")
 def chain(tmp_path_factory, warm):
-    """Both rounds, run once. The first uses plain commands."""
+    """The chain after two rounds, which run once per session.
+
+    The first round starts its steps as plain commands.
+    """
     chain = Chain(tmp_path_factory.mktemp("the chain"))
     world = World.create(seed=3)
     write_lake(
@@ -240,8 +244,8 @@ def chain(tmp_path_factory, warm):
     )
     chain.turn("round-1")
     chain.warm = warm
-    # The manifest is as if the first model had been live during extraction. This model is compared
-    # with itself.
+    # In this manifest, the first model was live during extraction. A comparison with the live model
+    # would therefore compare the first model with itself.
     first = chain.rounds[0]
     folder = first.paths["extraction"].parent
     live_first = keep(
@@ -263,7 +267,7 @@ def chain(tmp_path_factory, warm):
 
 @pytest.fixture(scope="session")
 def held_out_rows():
-    """Reads the raw holdout rows as served tensors and labels, by pyarrow alone."""
+    """Reads the holdout rows by pyarrow alone. Returns served tensors and labels."""
 
     def read(raw: RawDataset):
         table = table_in(raw.holdout_uri)

@@ -173,7 +173,7 @@ def lost(installation, tmp_path):
 def everything(root):
     """Return each path below `root` with its kind, content and time.
 
-    For databases and folders the content is a description.
+    The content of a database or a folder is a description of it.
     """
     found = {}
     for path in root.rglob("*"):
@@ -193,7 +193,7 @@ def test_restore_killed_before_any_file_goes_on_at_next_call(lost, installation_
         with Kill(number).watch(os, "replace") as kill:
             restore(backup, within=installation_root.parent, confirm=no)
         assert kill.is_dead
-        # Next to them are leftovers of a power cut.
+        # The folders also contain leftover files of a power cut.
         (installation_root / "lake" / f".file.{'0a' * 16}").write_bytes(b"half")
     restore(backup, within=installation_root.parent, confirm=no)
     assert everything(installation_root) == before

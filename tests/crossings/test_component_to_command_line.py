@@ -1,4 +1,4 @@
-"""Tests that each step's parser reads its component's command line back to equal values."""
+"""Tests that each step's parser reads equal values from its component's command line."""
 
 import importlib
 import inspect
@@ -25,12 +25,12 @@ TEXTS = ["plain", "a folder with spaces/and = signs", "--looks-like-a-flag", "",
 
 
 class Captured(Exception):
-    """Raised with the command line that the component made."""
+    """Exception that carries the command line of the component."""
 
 
 @pytest.fixture
 def command_line(monkeypatch):
-    """Returns the arguments that `step`'s component passes to `main`, and the step's parser."""
+    """Gets the arguments that a component passes to `main`, and the step's parser."""
 
     def capture(step, **values):
         module = importlib.import_module(f"components.{step}.__main__")
@@ -48,7 +48,7 @@ def command_line(monkeypatch):
 
 
 def _arguments(step, text):
-    """Return different values for all parameters and artifacts of the component."""
+    """Return distinct values for all parameters and artifacts of the component."""
     component = getattr(importlib.import_module(f"components.{step}.component"), step)
     values = {}
     for number, parameter in enumerate(

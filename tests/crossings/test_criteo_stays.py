@@ -1,10 +1,10 @@
 """Tests that Criteo's rows give exactly the recorded rows, weights, graph and scores.
 
-`golden/criteo.json` has SHA-256 digests of both runs of the chain, from the code of revision
-a983fef, which had fixed features. This file must not change with code changes that must not alter
-results. The latest digests are in `build/tests/criteo.json`. Metadata entries are ignored. Rows and
-vocabularies are equal everywhere. The arithmetic on weights differs between processors and between
-library versions.
+`golden/criteo.json` contains SHA-256 digests of two runs. Revision a983fef, which had fixed
+features, computed them. Update this file only when results are supposed to change. The latest
+digests are in `build/tests/criteo.json`. Metadata entries are ignored. Rows and vocabularies are
+equal on every machine. The arithmetic on weights differs between processors and between library
+versions.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ open(sys.argv[1], "w").write(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def found(chain, held_out_rows, tmp_path_factory):
-    """The document of the golden file, computed by this code on this machine."""
+    """Digests like those in the golden file, computed by the current code on this machine."""
     turns = [(f"round {number}", turn) for number, turn in enumerate(chain.rounds, 1)]
     document = {
         "everywhere": {name: _rows(turn) for name, turn in turns},

@@ -22,14 +22,14 @@ LISTS, PLACES, SHARE = 700, 4, 0.4
 
 
 class LiveModel:
-    """Ranks by a number of the row that says little about the row's clicks."""
+    """Ranks rows by a feature that hardly predicts the clicks."""
 
     async def score(self, dense, categorical, *, request_id=None, key=None):
         return Scored((0.5 / (1 + np.nan_to_num(dense[:, 0]))).astype(np.float32), 1)
 
 
 def _talk(url, rows, clock):
-    """Rank four rows per list.
+    """Send requests with four rows, each of which is ranked as a list.
 
     Users see lower positions less often, and click rows whose label is 1.
     """
@@ -89,13 +89,13 @@ def test_what_explored_lists_tell_of_candidate_stands_in_verdict(told):
     ]
     assert 0.4 * LISTS < len(lists) < 0.6 * LISTS
 
-    # These are the same sums, computed list by list from the client's lists and clicks.
+    # Compute the same sums list by list from the client's lists and clicks.
     total = num_swaps = num_disputed = 0
     seen = expected = 1.0
     for ranking, clicks in lists:
         order = np.lexsort(
             (ranking.candidates, -ranking.scores)
-        )  # Equal scores preserve the given order.
+        )  # Rows with equal scores stay in the given order.
         seen_before, expected_before = seen, expected
         for upper, lower in zip(order, order[1:]):
             on_pair = float((upper in clicks) + (lower in clicks))

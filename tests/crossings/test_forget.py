@@ -76,7 +76,7 @@ MONITORING = {
 
 
 def rows_of(day: int, users: tuple[str, ...], *, name: str = "r", friend: str = USER) -> pa.Table:
-    """Return 120 rows of one day in the lake's form. Some of them list the friend."""
+    """Return 120 rows of one day in the lake's form. Some rows contain the friend in a list."""
     at = np.arange(120)
     times = pa.array(((START + 86_400 * day + 60 * at) * 1e6).astype(np.int64))
     columns = {
@@ -97,8 +97,9 @@ def rows_of(day: int, users: tuple[str, ...], *, name: str = "r", friend: str = 
 def fill_lake(lake: Path, files: Path) -> None:
     """Write four days.
 
-    The first day has a friend of the user, the next two have rows of the user, and the last has
-    neither. The third day was back-filled. One file of the second day has dictionaries.
+    The first day contains a friend of the user, the next two days contain rows of the user, and the
+    last day contains neither. A back-fill wrote the third day. One file of the second day has
+    dictionaries.
     """
     files.mkdir()
     pq.write_table(rows_of(-1, OTHERS), files / "-1.parquet")
@@ -130,7 +131,7 @@ def users_of_row(row: int) -> list[int]:
 
 
 def run_monitor(folder: Path) -> None:
-    """Run a monitor on requests of two users, with rows in lake, archive and state."""
+    """Run a monitor on requests of two users, so that lake, archive and state contain rows."""
     bench = Bench(folder, archive_roll_rows=40, **MONITORING)
     bench.clock.now = START + 3 * 86_400
     bench.start(SHOP)
@@ -184,7 +185,10 @@ def keep_learnt(
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """All data of a shop that contains rows, written by the product's own writers."""
+    """Every kind of file in which a shop can have rows.
+
+    The product's own code wrote these files.
+    """
     folder, gone = tmp_path_factory.mktemp("a shop"), tmp_path_factory.mktemp("gone")
     store = folder / "store"
     accept_into(store, SHOP)
@@ -264,8 +268,8 @@ def holders(world: Path) -> set[str]:
         table = pq.ParquetFile(path).read() if content[:4] == b"PAR1" else pa.table({})
         users = table["user"].to_pylist() if "user" in table.column_names else []
         if "event" in table.column_names:
-            # Outcomes do not name users. The odd-numbered rows of served requests are the user's.
-            # The last request is not archived yet.
+            # Files of outcomes contain no users. In served requests, the rows with odd numbers
+            # belong to the user. The last request is not archived yet.
             users = [
                 CATEGORY
                 for row in table.to_pylist()
@@ -289,7 +293,7 @@ def rows_of_windows(world: Path) -> int:
 def others_rows(world: Path) -> tuple[list[dict], list[str]]:
     """Return the other users' rows in the lake, and in archive, quarantine and late outcomes.
 
-    Only this user is removed from the friends of other users.
+    Rows of other users lose only this user from their list of friends.
     """
 
     def without_user(row: dict) -> dict:
@@ -367,7 +371,7 @@ def test_models_that_learned_user_are_named_with_run_to_replace_them(world, caps
 
 
 def test_live_version_contains_removed_user_until_full_run_is_live(world, capsys):
-    """Only rows show that m4 was trained on the user, and the first command deletes them."""
+    """Only rows show that m4 was trained on the user, and the first command deletes these rows."""
     store = world / "store"
     make_live(store, release(store, 2, "m4"))
     assert forget(world, "--yes") == 0
@@ -406,7 +410,7 @@ def test_command_names_package_that_is_there_or_first_how_to_compile_it(
 
 
 def test_killed_again_and_again_it_leaves_whole_files_and_goes_on(world):
-    """The command is killed before its third rename, then the fourth, then the third again."""
+    """Three calls are killed before a rename: the third, the fourth, and the third again."""
     before, kills = others_rows(world), 0
     while True:
         with Kill(2 + kills % 2).watch(os, "replace", "rename", "unlink"):
@@ -415,7 +419,7 @@ def test_killed_again_and_again_it_leaves_whole_files_and_goes_on(world):
         kills += 1
         assert others_rows(world)[0] == before[0]
         if (incident := world / "incidents" / "one").exists():
-            replay(incident)  # This fails if a file is absent.
+            replay(incident)  # This call fails if a file of the incident is absent.
     assert kills > 20
     assert (others_rows(world), holders(world)) == (before, set())
     assert [path.name for place in ("work", "incidents") for path in (world / place).iterdir()] == [

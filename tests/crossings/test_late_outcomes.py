@@ -19,7 +19,7 @@ from monitoring.uploader import Uploader
 from tests.support import monitors
 from tests.support.lakes import extract_by_command, rows_in
 
-BEGIN = 1_767_225_400.0  # One midnight passes while rows arrive, and another while clicks arrive.
+BEGIN = 1_767_225_400.0  # One midnight passes while rows arrive, another while clicks arrive.
 WINDOW, STEP, ROWS, NUM_REQUESTS = 30.0, 15.0, 5, 60
 OTHERS = ["at the end", "both", "just late", "clicked late", "days late", "converted"]
 
@@ -53,7 +53,7 @@ class Stream:
                     continue
                 event = CONVERSION if kind == "converted" else CLICK
                 if kind == "both":
-                    # This click is stored before the click that counts.
+                    # This click is stored in the log before the earlier click that counts.
                     self.messages.append(
                         (told - 60.0, self.outcome(batch, row, told - 61.0, event))
                     )
@@ -70,7 +70,7 @@ class Stream:
 
 
 class Place(monitors.Bench):
-    """One monitor, its archive and its lake."""
+    """One monitor with its archive and its lake."""
 
     def __init__(self, folder, lake: str) -> None:
         window = {
@@ -83,11 +83,11 @@ class Place(monitors.Bench):
         self.start()
 
     def run(self, messages, until: float) -> None:
-        """Publish the messages of each `STEP` seconds with a turn of the monitor, up to `until`."""
+        """Publish the messages and run the monitor, in steps of `STEP` seconds up to `until`."""
         for number, group in groupby(
             messages, key=lambda message: int((message[0] - BEGIN) // STEP)
         ):
-            # The clock moves by an hour at a time while nothing is published.
+            # While no messages are published, the clock moves in steps of an hour.
             while self.clock.now + 100 * STEP < BEGIN + number * STEP:
                 self.clock.now += (
                     3600 if BEGIN + number * STEP - self.clock.now > 3700 else 10 * STEP

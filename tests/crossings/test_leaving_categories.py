@@ -1,4 +1,4 @@
-"""Tests of evicted categories through the real steps: their ids are reused and trained."""
+"""Tests that the real steps reuse the ids of evicted categories, and train them again."""
 
 from datetime import date
 
@@ -20,7 +20,7 @@ NEVER_SEEN = 2**32 - 1
 
 @pytest.fixture(scope="module")
 def leaving(chain, tmp_path_factory):
-    """The chain's rounds and two more of a day each.
+    """The chain's rounds, and two more rounds with one day each.
 
     Categories expire after 36 hours, so categories that occur only in round 1 are evicted first.
     """

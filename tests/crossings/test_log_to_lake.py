@@ -51,7 +51,7 @@ def predictions():
 
 @pytest.fixture(scope="module")
 def extracted(tmp_path_factory, predictions):
-    """The RawDataset that extraction makes from the monitor's archive of the client's records."""
+    """RawDataset that extraction makes from the archived records of the client."""
     folder = tmp_path_factory.mktemp("log to lake")
     bench = Bench(
         folder,

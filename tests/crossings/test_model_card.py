@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(900)
 
 @pytest.fixture
 def card_of(tmp_path, capsys):
-    """The parsed card of a version by the command line, and its page."""
+    """Return the card of a version as parsed output of the command line, and as a page."""
 
     def show(chain, reference):
         store = str(chain.root / "store")

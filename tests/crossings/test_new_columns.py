@@ -1,10 +1,10 @@
-"""Tests of a recommender file that gets new columns between two runs.
+"""Tests that a recommender file can add columns between two runs.
 
-The second run continues the model and trains on these columns.
+The second run continues the first model, and trains on the new columns.
 
 The new columns are of all kinds: a number with an indicator and one in buckets, a category that is
 served as one value, lists with their own table and with another column's, and vectors of several
-widths. The released graph scores them like evaluation.
+widths. The graph of the release gives these rows the same scores as evaluation.
 """
 
 import random
@@ -72,13 +72,13 @@ def clicks(day, n):
 
 
 def words(source, num_categories, most):
-    """Return a list in a text file with at most `most` categories."""
+    """Return a list as text with at most `most` categories."""
     return "|".join(str(source.randrange(num_categories)) for _ in range(source.randrange(most)))
 
 
 @pytest.fixture
 def rounds(chain_of):
-    """Both runs, and the second run's rows by request."""
+    """Both runs, and the rows of the second run by request."""
     chain = chain_of(**MODEL)
     for day, n, columns in ((1, 2000, FIRST), (2, 4000, SECOND)):
         text = FILE
@@ -102,9 +102,9 @@ def rounds(chain_of):
 
 
 def places_of(row):
-    """Return the categories of a row as they are served.
+    """Return the categories of a row in the form in which they are served.
 
-    The category `place` is 7 for everybody.
+    The category of column `place` is 7 in all rows.
     """
     tags, last = ([int(word) for word in row[name].split("|") if word] for name in ("tags", "last"))
     found = [row["city"], row["item"], row["place"]]

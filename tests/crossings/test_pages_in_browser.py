@@ -120,7 +120,7 @@ def test_findings_are_found(tmp_path):
 
 
 class SpoiltKeys(dict):
-    """A dict that looks up its original keys, but iterates over keys with `MARKUP`."""
+    """Dictionary for lookups by the original keys, whose iteration yields keys with `MARKUP`."""
 
     def __iter__(self):
         return (f"{key}{MARKUP}" if isinstance(key, str) else key for key in super().__iter__())
@@ -143,7 +143,7 @@ KINDS = ("number", "category", "label", "block", "warn", "info")
 
 
 def spoilt(value):
-    """Append `MARKUP` to each text, including names, except to times and kinds."""
+    """Append `MARKUP` to every text and every name, but not to times and kinds."""
     if isinstance(value, str) and not isinstance(value, Enum):
         return value if value in KINDS or re.match(r"\d{4}-\d\d-\d\d", value) else value + MARKUP
     if isinstance(value, dict):

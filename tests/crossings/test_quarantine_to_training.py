@@ -19,7 +19,7 @@ from tests.support.paths import REPOSITORY
 
 
 def learn(chain, run, *, turn=Chain.turn, **rules):
-    """Run one round as the pipeline joins its steps.
+    """Run one round of the pipeline with `rules` for validation.
 
     Returns:
         The extracted rows, the rows that validation passed on, the training set and the model.

@@ -1,4 +1,4 @@
-"""Tests of two real runs in a real MLflow and in a Model Registry double."""
+"""Tests of the export of two real runs to a real MLflow and to a Model Registry double."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def ask(mlflow, path, body=None):
 
 
 def state_of(mlflow):
-    """Return the runs, MLflow's versions by the registry's number, and the aliases."""
+    """Return MLflow's runs, its versions by the registry's version number, and its aliases."""
     versions = ask(mlflow, "model-versions/search?filter=name%3D%27click_model%27")[
         "model_versions"
     ]
@@ -59,7 +59,7 @@ def by_key(pairs):
 
 @pytest.fixture(scope="module")
 def story(chain, tmp_path_factory):
-    """A registry exported repeatedly, and the content of both registries after each export."""
+    """A registry with repeated exports, and the content of both targets after each export."""
     folder = tmp_path_factory.mktemp("registries")
     store, kubeflow = chain.copied_to(folder / "chain").root / "store", ModelRegistry()
     mlflow = f"http://127.0.0.1:{(port := free_port())}"
@@ -94,14 +94,15 @@ def story(chain, tmp_path_factory):
         stack.start("mlflow", server)
         export("away", f"http://127.0.0.1:{free_port()}")
         stack.wait_until(lambda: answers(f"{mlflow}/health"), what="MLflow's start", seconds=240)
-        # This is the state after an export was killed between two of its calls.
+        # An export that is killed between two of its calls leaves this state.
         tags = {"model_id": chain.rounds[1].training.model_id, "verdict": "pass"}
         ask(mlflow, "experiments/create", {"name": "click_model"})
         tags = [{"key": key, "value": tags[key]} for key in tags]
         ask(mlflow, "runs/create", {"experiment_id": "1", "tags": tags})
         kubeflow.items["artifacts"].pop()
         export("first")
-        line = read_journal(store)[0]
+        journal = read_journal(store)
+        line = replace(journal[0], lease=journal[-1].lease)
         append_promotion(store, replace(line, action=CANARY, share=0.1))
         export("canary")
         append_promotion(store, replace(line, action=ROLLBACK))

@@ -1,4 +1,4 @@
-"""Tests of rehearsal rows from lake to verdict, and of a run after a rollback."""
+"""Tests of rehearsal rows from the lake to the verdict, and of a run after a rollback."""
 
 import numpy as np
 import pytest
@@ -46,7 +46,7 @@ def test_old_rows_are_lakes_and_reach_training_encoded_as_its_own(chain):
 
 @pytest.fixture(scope="module")
 def again(chain, tmp_path_factory):
-    """A copy of the chain after a rollback to version 1, with the second round repeated."""
+    """A copy of the chain in which version 1 was restored and the second round was repeated."""
     back = chain.copied_to(tmp_path_factory.mktemp("gone back"))
     folders = [back.root / "store" / "models" / this.training.model_id for this in chain.rounds]
     before = [sha256_tree(folder) for folder in folders]
@@ -81,7 +81,7 @@ def test_round_after_rollback_continues_model_that_is_live_again(chain, again):
 def test_same_round_after_rollback_gives_same_model_to_last_bit(chain, again):
     """Weights, optimizer state and vocabulary equal those of the first model.
 
-    Any other start would result in another model.
+    A run that started from another model would give other weights.
     """
     second = chain.rounds[1]
     assert again.extraction.digest == second.extraction.digest

@@ -25,7 +25,7 @@ EDITED = Path("lake", "day=2026-01-04", "part-00000.parquet")
 
 @pytest.fixture
 def copy(chain, tmp_path):
-    """A copy of the chain that tests may change."""
+    """A copy of the chain. Tests may change this copy."""
     return chain.copied_to(tmp_path / "a copy")
 
 
@@ -116,7 +116,7 @@ def test_lost_days_of_lake_and_collected_weights_of_parent_are_named(copy, tmp_p
     ],
 )
 def test_difference_that_was_planted_in_step_is_first(copy, second, monkeypatch, step, line):
-    """The other steps pass on the outputs of the original run."""
+    """The remaining steps are replaced by copies of the original run's outputs."""
     this = copy.rounds[1]
     own_work = local_path(this.extraction.train_uri).parents[1]
 

@@ -44,7 +44,7 @@ class Archived:
 
 
 class SilentJournal:
-    """A journal that ignores everything."""
+    """A journal that ignores all entries."""
 
     def emit(self, kind, text, **details):
         json.dumps(details, allow_nan=False)
@@ -66,7 +66,7 @@ def inputs(package):
 
 @pytest.fixture
 def monitor_asks(tmp_path):
-    """Lets the monitor decide, and write and submit a retrain request through `trigger`.
+    """Let the monitor make a decision, write a retrain request, and submit it through `trigger`.
 
     Returns the request.
     """
@@ -106,7 +106,7 @@ def _fits(arguments, inputs):
     unknown = arguments.keys() - inputs.keys()
     assert not unknown, f"the pipeline has no inputs {sorted(unknown)}"
     for name, value in arguments.items():
-        # An integer is also a number.
+        # An integer is a valid value for a float input.
         assert isinstance(value, (int, float) if inputs[name] is float else inputs[name]), (
             name,
             value,
@@ -122,7 +122,9 @@ def test_extraction_understands_requests_window(monitor_asks, tmp_path):
         start=request.window_start, end=request.window_end, parent=baselines.parent
     )
     assert window.start is None
-    assert window.end == round(NOW * 1e6) + 1  # The row at exactly this time belongs to the run.
+    assert (
+        window.end == round(NOW * 1e6) + 1
+    )  # The row at exactly the time of the request belongs to the run.
 
 
 def test_local_triggers_command_line_is_one_that_evergreen_takes(

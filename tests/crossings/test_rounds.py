@@ -28,9 +28,10 @@ NUM_LATE = 400
 
 @pytest.fixture(scope="module")
 def three(chain, tmp_path_factory):
-    """The chain's two rounds and a third.
+    """The chain with its two rounds and a third round.
 
-    Before the third round, the second round's days get more files, one of which is truncated.
+    Before the third round, more files are added to the days of the second round. One of the added
+    files is truncated.
     """
     later = chain.copied_to(tmp_path_factory.mktemp("three rounds"))
     changed = {"replay_share": 0, "max_quarantined_file_fraction": 0.5}
@@ -52,7 +53,7 @@ def three(chain, tmp_path_factory):
 
 
 def _learned(this, cache):
-    """Return the identities of the rows that training reads in a round.
+    """Return the identities of the rows that training reads in this round.
 
     The number of rows must match the manifest.
     """
@@ -118,7 +119,8 @@ def test_late_rows_are_learnt_before_windows_and_encoded_as_these_are(three):
     raw = table_in(third.extraction.train_uri)
     num_late = third.extraction.num_late_rows
     late = raw.slice(0, num_late)
-    # Rows that are newer than the second round's training rows belong to the window.
+    # The window of the test contains only rows that are newer than the training rows of the second
+    # round.
     assert NUM_LATE / 2 < num_late < NUM_LATE
     names = raw[REQUEST_ID].to_pylist()
     assert sum(name.startswith("late-") for name in names) == NUM_LATE

@@ -18,7 +18,7 @@ from tests.crossings.conftest import Chain
 pytestmark = pytest.mark.timeout(900)
 
 ROWS = 16_000
-"""Number of rows in each of the lake's two parts."""
+"""Number of rows in each of the two parts of the lake."""
 RATES = (0.2, 0.3)
 EXCLUDED = ("I4", "C2", "C20")
 KEPT = [name for name in criteo.FEATURES if name not in EXCLUDED]
@@ -58,7 +58,7 @@ def read(folder):
 
 
 def held_out(this):
-    """Return labels of the holdout rows, and their scores by the stored weights."""
+    """Return labels of the holdout rows, and scores computed from the stored weights."""
     labels = read(local_path(this.extraction.holdout_uri))[raw_rows.LABEL].to_numpy()
     with np.load(local_path(this.evaluation.scores_uri), allow_pickle=False) as arrays:
         return labels, arrays["candidate"].astype(np.float64)
@@ -66,7 +66,7 @@ def held_out(this):
 
 @pytest.mark.parametrize("turn", [0, 1])
 def test_scores_of_full_holdout_are_calibrated_only_with_correction(rounds, turn):
-    """The bound is four standard errors of the clicks in holdout and training rows."""
+    """The bound is four standard errors of the number of clicks in holdout and training rows."""
     this, rate = rounds.rounds[turn], RATES[turn]
     labels, scores = held_out(this)
     assert len(labels) == this.extraction.num_holdout_rows
@@ -133,7 +133,8 @@ def test_served_graph_scores_left_out_columns_as_training_without_them(rounds, t
     served = session.run([PROBABILITY_OUTPUT.name], inputs)[0].ravel()
     _, scores = held_out(this)
     np.testing.assert_allclose(served, scores, atol=1e-5, rtol=0)
-    # Other values in excluded columns change nothing, but in other columns they do.
+    # A change in an excluded column does not change the scores, but a change in another column
+    # does.
     dense[:, 3], categorical[:, [1, 19]] = 7.0, 12_345
     np.testing.assert_array_equal(session.run([PROBABILITY_OUTPUT.name], inputs)[0].ravel(), served)
     categorical[:, 0] = 12_345

@@ -1,7 +1,7 @@
 """Tests of weighted rows up to the served graph: click predictions stay calibrated.
 
-The first day's file has one in ten rows without a click, with a weight of 10. The second day's rows
-come from an archive, which has no weights.
+In the file of the first day, only one in ten rows without a click remains, with a weight of 10. The
+second day's rows come from an archive, which has no weights.
 """
 
 import numpy as np
@@ -40,7 +40,10 @@ def drawn(n, seed):
 
 
 def rows_on(day, drawn, *, prefix):
-    """Return rows of single-row requests, spread evenly over the day, in the lake's form."""
+    """Return rows in the lake's form.
+
+    Each row is its own request, and the requests are spread evenly over the day.
+    """
     price, item, _, click = drawn
     seconds = np.arange(len(click)) * 80_000 // len(click) + 86_400 * day
     columns = {"label": click, "price": price.astype(np.float32), "item": item}
@@ -72,7 +75,7 @@ def test_sampled_rows_with_weights_give_click_rate_of_all_rows(chain_of):
     )
     chain.settings["preprocessing"] = {
         "negative_rate": 0.5
-    }  # This is the mean of the remaining rows, with unchanged weights.
+    }  # Expected mean of the remaining rows, whose weights do not change.
     first = chain.turn("sampled")
     labels, weights = (
         each.to_numpy() for each in table_in(first.preprocessing.train_uri, "label", WEIGHT).columns
@@ -87,7 +90,7 @@ def test_sampled_rows_with_weights_give_click_rate_of_all_rows(chain_of):
     )
     assert (
         first.evaluation.decision == "pass"
-    )  # The gate also weights the rows of its log loss and its clicks.
+    )  # The gate also applies row weights to its log loss and its clicks.
     assert 0.9 < first.evaluation.candidate.calibration < 1.1
     assert first.evaluation.candidate.log_loss < 0.25
     assert first.training.progressive["log_loss"] < 0.35  # of downsampled rows
@@ -110,7 +113,7 @@ def test_sampled_rows_with_weights_give_click_rate_of_all_rows(chain_of):
 def check_click_rate(turn, unsampled, *, num_clicks, num_others):
     """Assert that the mean prediction is within four standard errors of the click rate.
 
-    Half of the rows determine the model's mean.
+    The model's mean is estimated from half of the rows.
     """
     price, item, probability, _ = unsampled
     session = onnxruntime.InferenceSession(str(local_path(turn.deployment.graph_uri)))

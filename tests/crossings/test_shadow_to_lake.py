@@ -1,7 +1,7 @@
 """Tests of shadow scores from the client's record to the lake.
 
-Shadow scores do not affect readers that do not need them. Extraction makes the same rows from
-records with and without shadow scores.
+Readers that do not use shadow scores see no difference. Extraction makes the same rows from records
+with and without shadow scores.
 """
 
 import dataclasses
@@ -27,8 +27,8 @@ WINDOW, ROWS, NUM_REQUESTS = 30.0, 4, 25
 def _record(number: int) -> PredictionBatch:
     """Return a record.
 
-    The canary, version 4, answers every third request, and three of four requests have shadow
-    scores.
+    Every third request is answered by the canary (version 4), and three of four requests have
+    shadow scores.
     """
     by_canary, has_shadow = number % 3 == 0, number % 4 != 0
     served = prediction(
@@ -53,7 +53,7 @@ PLAIN = [
 
 
 def _archived(folder, records):
-    """Run a monitor over `records` and a click on row 1 of each, and return the folder."""
+    """Run a monitor over `records` with a click on row 1 of each, and return its folder."""
     bench = Bench(
         folder,
         attribution_window_seconds=WINDOW,

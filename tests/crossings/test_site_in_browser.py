@@ -1,6 +1,6 @@
 """Tests of the documentation site in a real browser, from a phone to a desktop, light and dark.
 
-They run if `make docs` has built the site.
+The tests are skipped unless `make docs` has built the site.
 """
 
 import functools
@@ -31,7 +31,7 @@ WIDTHS = (360, 768, 1280)
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
-    """Handler that logs nothing."""
+    """HTTP request handler that logs nothing."""
 
     def log_message(self, *_):
         pass

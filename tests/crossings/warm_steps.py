@@ -1,6 +1,6 @@
-"""Pipeline steps forked from processes with their environment's libraries (`support/warm.py`).
+"""Run pipeline steps as forks of processes with imported libraries (`support/warm.py`).
 
-The chain's first round uses plain commands, so that a start without a fork is tested too.
+The chain's first round uses plain commands, so that the tests also cover a start without a fork.
 """
 
 from contextlib import ExitStack
@@ -18,7 +18,7 @@ IMPORTS = {
     "components.training.step",
     "validation": "import components.validation.validate",
 }
-"""Modules that an environment's steps import after parsing their arguments."""
+"""Modules that the steps of each environment import after parsing their arguments."""
 STEP = "import runpy; runpy.run_module('components.{}', run_name='__main__', alter_sys=True)"
 
 

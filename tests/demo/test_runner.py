@@ -1,5 +1,6 @@
 """Tests of the local runner: the handler that KFP calls, and the errors of failed runs."""
 
+import logging
 import os
 import subprocess
 import sys
@@ -21,6 +22,16 @@ def test_tasks_run_in_environment_of_their_image_and_clean_up_files(run_tiny, ca
     prefix, temporary, virtual_env = (folder / "first").read_text().splitlines()
     assert prefix == virtual_env == sys.prefix
     assert not Path(temporary).exists()
+
+
+def test_log_of_run_has_one_line_per_step(run_tiny, caplog):
+    caplog.set_level(logging.INFO)
+    handlers = logging.getLogger("demo.runner").handlers[:]
+    run_tiny(passes=True)
+    steps = [record.args[0] for record in caplog.records if "exited with" in record.msg]
+    assert len(steps) == len(set(steps))
+    assert {"extraction", "training"} <= set(steps)
+    assert logging.getLogger("demo.runner").handlers == handlers
 
 
 def test_steps_yield_cpu_to_server_and_get_their_arguments_unchanged():

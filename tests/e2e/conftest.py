@@ -21,7 +21,7 @@ def settings(triton, tmp_path):
 
 @pytest.fixture
 def deploy(settings, make_candidate):  # noqa: F811  a fixture
-    """Releases the model made with a seed. Settings may be changed."""
+    """Releases the model that is made with `seed`. `changes` replaces settings."""
     return lambda seed, **changes: release(
         *make_candidate(settings.store, seed), settings=dataclasses.replace(settings, **changes)
     )
@@ -29,7 +29,7 @@ def deploy(settings, make_candidate):  # noqa: F811  a fixture
 
 @pytest.fixture
 def expected(make_parts):  # noqa: F811  a fixture
-    """The reference scores on `rows` of the model made with `seed`."""
+    """Computes the reference scores of `rows` by the model that was made with `seed`."""
 
     def scores(seed, rows):
         workflow, toy = make_parts(seed)

@@ -184,7 +184,7 @@ def method_class(name: str, implementation: type, *, constructible: bool = True)
 
 
 def wrapped(cls: type, inner: Any) -> Any:
-    """Return an object of a class without a constructor."""
+    """Return an object of `cls` that is made without the class's constructor."""
     made = cls.__new__(cls)
     made._inner = inner
     return made

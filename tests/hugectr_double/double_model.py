@@ -210,7 +210,7 @@ class Model:
         return True
 
     def _pooled(self, embedding: Any, vectors: torch.Tensor, keys: np.ndarray) -> torch.Tensor:
-        """Return a pooled vector for each slot, zero without keys.
+        """Return a pooled vector for each slot. The vector is zero if the slot has no keys.
 
         A mean includes only keys that exist.
         """

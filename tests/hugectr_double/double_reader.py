@@ -148,7 +148,10 @@ class Reader:
         return [matrix[:, : self._label_dim], matrix[:, self._label_dim :], shifted]
 
     def _padded(self, column: pa.Array, slot: int, path: Path) -> np.ndarray:
-        """Return the keys of a slot [n, most keys], shifted by its offset and padded with -1."""
+        """Return the keys of a slot [n, most keys], with the slot's offset added.
+
+        Absent keys are -1.
+        """
         is_list = str(column.type).startswith("list")
         keys = _without_nulls(column.flatten() if is_list else column).to_numpy()
         if keys.dtype.itemsize != np.dtype(self._key_type).itemsize:

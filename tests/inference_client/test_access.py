@@ -26,7 +26,7 @@ def authority():
 
 @pytest.fixture
 def files(tmp_path):
-    """Writes each content to a file of its name, and returns the paths."""
+    """Writes each content to the file that its keyword names, and returns the paths."""
 
     def write(**contents):
         paths = {name: tmp_path / name for name in contents}

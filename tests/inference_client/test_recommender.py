@@ -28,7 +28,7 @@ from inference_client import (
     Unpublished,
 )
 from inference_client.errors import BadReply, ModelAbsent, ServerUnavailable
-from inference_client.recommender import RequestIds
+from inference_client.recommender import RequestIds, _candidate_rows
 from inference_client.rows import FeatureRows, feature_rows
 from inference_client.scoring import ClientSettings, Scored, shadow_of
 from inference_client.timing import Timing
@@ -412,6 +412,20 @@ def test_client_works_by_recommender_that_store_serves_or_file_describes(
             [[7.0], [2.0]],
             [[6, 8], [5, 8]],
         )
+
+
+def test_context_of_one_user_may_be_written_without_lists():
+    items = {"item": [5, 6], "price": [None, 7.0]}
+    one = [
+        _candidate_rows(items, context, SMALL.features)
+        for context in ({"user": [8], "price": [2.0]}, {"user": 8, "price": np.float32(2.0)})
+    ]
+    assert one[0].dense.tolist() == one[1].dense.tolist() == [[2.0], [7.0]]
+    assert one[0].categorical.tolist() == one[1].categorical.tolist() == [[5, 8], [6, 8]]
+    with raises(ContractError, "column user, row 0", "x"):
+        _candidate_rows(items, {"user": "x"}, SMALL.features)
+    with raises(ContractError, "context has 2 rows, expected 1"):
+        _candidate_rows(items, {"user": [8, 9]}, SMALL.features)
 
 
 LISTS = Features(

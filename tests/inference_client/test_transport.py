@@ -283,7 +283,7 @@ def quick_stalls(monkeypatch):
 
 
 async def ask_all(client, rows, *, callers, requests):
-    """Return the answers of `callers` callers with `requests` successive requests each."""
+    """Return the answers of all callers. Each caller sends its requests one after another."""
 
     async def caller():
         return [await client.score(*rows) for _ in range(requests)]

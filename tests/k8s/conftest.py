@@ -25,7 +25,7 @@ def rendered(tmp_path_factory):
 
 @pytest.fixture(params=OVERLAYS)
 def overlay(request) -> str:
-    """Each overlay in turn."""
+    """Runs the test once for each overlay."""
     return request.param
 
 

@@ -1,4 +1,4 @@
-"""The environment, command and writable folders that a rendered pod gives its processes.
+"""Environment, command and writable folders of the processes in a rendered pod.
 
 Tests use this module to compare manifests with code. The module does not depend on Evergreen's
 settings.
@@ -22,7 +22,10 @@ def container(workload: Manifest, name: str) -> Manifest:
 
 
 def environment_of(manifests: list[Manifest], workload: Manifest, name: str) -> dict[str, str]:
-    """Return a container's variables. Its own variables override the variables of ConfigMaps."""
+    """Return a container's variables.
+
+    Variables of the container override those of its ConfigMaps.
+    """
     found: dict[str, str] = {}
     ours = container(workload, name)
     for source in ours.get("envFrom", ()):
@@ -60,7 +63,7 @@ def volume_at(workload: Manifest, name: str, path: str) -> tuple[Manifest, bool]
 
 
 def mounted(workload: Manifest, name: str, text: str, root: Path) -> str:
-    """Replace every path below a mount in `text` by the test's folder below `root`."""
+    """Replace paths below mounts in `text` by paths below the test's folder `root`."""
     paths = sorted(
         (m["mountPath"] for m in container(workload, name)["volumeMounts"]), key=len, reverse=True
     )

@@ -19,12 +19,12 @@ rate interval is four scrapes."""
 
 
 class Asked(NamedTuple):
-    """A query and its position in the dashboard."""
+    """A query of a dashboard with its position there."""
 
     dashboard: str
     title: str
     letter: str
-    """Name of the query within its panel, or `mark` for an annotation."""
+    """Name of the query within its panel (a letter), or `mark` for an annotation."""
     expr: str
     """Expression without variables."""
 
@@ -38,7 +38,7 @@ def panels(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def filled(text: str) -> str:
-    """Replace Grafana's variables in the text. Raises KeyError for an unknown one."""
+    """Replace Grafana's variables in the text. Raises KeyError if a variable is unknown."""
     return re.sub(r"\$\{?(\w+)\}?", lambda match: CHOSEN[match[1]], text)
 
 
@@ -53,7 +53,7 @@ def queries() -> Iterator[Asked]:
 
 
 def offered(dashboard: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield name, series selector and label of each variable that offers a label's values."""
+    """Yield name, series selector and label for each variable that offers a label's values."""
     for variable in dashboard["templating"]["list"]:
         if variable["type"] == "query":
             match = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"]["query"])

@@ -1,10 +1,11 @@
 """Evaluates NetworkPolicies by the rules of Kubernetes' documentation ("Network Policies").
 
-A pod that a policy selects for a direction is isolated in this direction: only connections that
-some policy allows are possible. A connection needs the egress of its source and the ingress of its
-destination. The documentation leaves open whether an `ipBlock` also matches pods' own addresses.
-Here it matches them, so that a denial holds in both interpretations. Whether a cluster's network
-enforces policies at all is outside the scope of these tests.
+If a policy selects a pod for a direction, the pod is isolated in this direction: a connection is
+possible only if some policy allows it. A connection needs the egress of its source and the ingress
+of its destination. The documentation leaves open whether an `ipBlock` also matches pods' own
+addresses. This evaluator matches them, so that a denied connection is denied in both
+interpretations. Whether a cluster's network enforces policies at all is outside the scope of these
+tests.
 """
 
 import ipaddress
@@ -18,7 +19,7 @@ TCP, UDP = "TCP", "UDP"
 
 @dataclass(frozen=True)
 class End:
-    """One end of a connection: a pod, or an address outside."""
+    """One end of a connection: a pod or an external address."""
 
     address: str
     namespace: str = ""

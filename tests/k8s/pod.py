@@ -1,8 +1,9 @@
 """Runs Triton's container from a manifest on this machine, and probes it like a kubelet.
 
-The arguments are the manifest's own, in their order. Only values that differ on this machine are
-replaced: the repository's path and the port numbers. Loopback addresses and the backend's path in
-the wheel are appended. Tests decide what a cluster does with the answers of the probes.
+The container's arguments are those of the manifest, in the same order. Only values that must differ
+on this machine are replaced: the repository's path and the port numbers. Loopback addresses and the
+backend's path in the wheel are appended. Tests decide what a cluster does with the answers of the
+probes.
 """
 
 import os
@@ -11,21 +12,22 @@ import signal
 import subprocess
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
-from demo.stack import LOOPBACK, tethered
-from demo.triton import DEFAULT_VENV, Ports, _free_ports, prepare
+from demo.stack import LOOPBACK, free_port, tethered
+from demo.triton import DEFAULT_VENV, prepare
 from tests.support.processes import ask, wait_for
 from tests.support.rendering import Manifest, containers, find
 
 
 def triton_container(manifests: list[Manifest]) -> Manifest:
-    """Return the one container of Deployment `triton`."""
+    """Return the only container of the Deployment `triton`."""
     (container,) = containers(find(manifests, "Deployment", "triton")["spec"]["template"]["spec"])
     return container
 
 
 def variables(manifests: list[Manifest], container: Manifest) -> dict[str, str]:
-    """Return the container's environment from the ConfigMaps that it names, without Secrets."""
+    """Return the variables of a container, including those from ConfigMaps but not from Secrets."""
     found = {}
     for entry in container.get("env", ()):
         if "value" in entry:
@@ -38,7 +40,10 @@ def variables(manifests: list[Manifest], container: Manifest) -> dict[str, str]:
 
 
 def expanded(text: str, values: dict[str, str]) -> str:
-    """Replace `$(NAME)` like Kubernetes does. An undefined name stays unchanged."""
+    """Replace `$(NAME)` like Kubernetes does.
+
+    If a name is undefined, its placeholder does not change.
+    """
     return re.sub(r"\$\((\w+)\)", lambda found: values.get(found[1], found[0]), text)
 
 
@@ -48,18 +53,27 @@ def flag(container: Manifest, name: str) -> str:
     return found
 
 
+class PodPorts(NamedTuple):
+    """Ports on which the server of a pod listens. Images have the HTTP endpoint for probes."""
+
+    http: int
+    grpc: int
+    metrics: int
+
+
 class TritonPod:
-    """One container between `start` and `stop`, or in a `with` block.
+    """Runs one container between `start` and `stop`, or in a `with` block.
 
     The container's log is written to `folder`.
 
     Args:
         manifests: A rendered overlay.
-        repository: Replaces the manifest's model repository: a folder or a URI.
-        folder: For the log and the prepared backend.
-        change: Maps a flag to another value, for tests that show why the manifest has its value.
+        repository: Folder or URI that replaces the model repository in the manifest.
+        folder: Folder for the log and for a copy of the backend.
+        change: New values by flag. With such a value, tests show what goes wrong without the
+            manifest's value.
         environment: Variables besides this process's own.
-        until: The probe that must pass before the `with` block starts. None waits for nothing.
+        until: Probe that must pass before the body of the `with` block runs. None = do not wait.
     """
 
     def __init__(
@@ -76,14 +90,14 @@ class TritonPod:
         self.container = triton_container(manifests)
         self._values = {**variables(manifests, self.container), "MODEL_REPOSITORY": str(repository)}
         self._folder, self._change, self._environment = folder, change or {}, environment or {}
-        self.ports: Ports
+        self.ports: PodPorts
         self.process: subprocess.Popen[bytes]
 
     def __enter__(self) -> "TritonPod":
-        """Start the server and wait for the requested probe."""
+        """Start the server, and wait until the requested probe passes."""
         self._folder.mkdir(parents=True, exist_ok=True)
         wheel = prepare(DEFAULT_VENV, self._folder / "runtime")
-        self.ports = _free_ports()
+        self.ports = PodPorts(*(free_port() for _ in PodPorts._fields))
         command, *arguments = self.container["args"]
         assert command == wheel.binary.name
         own = {
@@ -96,7 +110,7 @@ class TritonPod:
             flags.append(
                 f"--{name}={own[name]}" if name in own else expanded(argument, self._values)
             )
-        flags += [f"--{name}-address={LOOPBACK}" for name in Ports._fields]
+        flags += [f"--{name}-address={LOOPBACK}" for name in PodPorts._fields]
         flags += [
             f"--backend-directory={wheel.backends}",
             f"--backend-config=python,shm-region-prefix-name={self._shm}",
@@ -136,12 +150,12 @@ class TritonPod:
 
     @property
     def grpc_url(self) -> str:
-        """Address (host:port) that replaces the pod's address and its port `grpc`."""
+        """Address (host:port) of the server's gRPC port on this machine."""
         return f"{LOOPBACK}:{self.ports.grpc}"
 
     @property
     def log(self) -> str:
-        """Output of the server."""
+        """Standard output and standard error of the server."""
         return (self._folder / "triton.log").read_text(errors="replace")
 
     def get(self, path: str, *, port: str = "http", timeout: float = 5.0) -> int:
@@ -157,7 +171,10 @@ class TritonPod:
         return 200 <= status < 400
 
     def wait_for(self, probe: str, seconds: float = 120.0) -> None:
-        """Wait until the probe passes. A timeout reports the server's output."""
+        """Wait until the probe passes.
+
+        If the wait times out, the error contains the server's output.
+        """
 
         def passes() -> bool:
             assert self.process.poll() is None, (

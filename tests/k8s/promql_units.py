@@ -1,4 +1,4 @@
-"""Evaluates PromQL with promtool's own engine: queries over given series, with expected answers.
+"""Evaluate PromQL with promtool's engine: queries over given series, with expected results.
 
 Files and promtool's output are in `build/promtool/`. promtool compares exactly, so a tolerance is
 part of the query.
@@ -17,7 +17,7 @@ FOLDER = REPOSITORY / "build" / "promtool"
 
 
 class Question(NamedTuple):
-    """One query at one time, and its expected samples: labels (`{pod="a"}`) to value."""
+    """A query at one time. The expected samples map labels (`{pod="a"}`) to values."""
 
     query: str
     at: str
@@ -29,13 +29,13 @@ def ask(
 ) -> None:
     """Assert that promtool gets every expected answer.
 
-    The assertion's message is promtool's output.
+    If an answer differs, the assertion shows promtool's output.
 
     Args:
         name: Name of the files.
-        series: Values by series, in promtool's notation (`0+10x5`, `_` = no sample), one each
-            `interval`.
-        questions: The queries with their expected samples.
+        series: Values by series in promtool's notation (`0+10x5`, `_` = no sample). There is one
+            value per `interval`.
+        questions: Queries with the samples that they must return.
         interval: Time between two values.
     """
     if shutil.which("promtool") is None:

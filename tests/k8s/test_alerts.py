@@ -1,6 +1,6 @@
 """Tests of every alert with promtool: it fires on time, is silent below its threshold, and ends.
 
-The cases are in alert_cases.yaml. The rules are read from the manifest, their only source.
+The test cases are in alert_cases.yaml. The rules are read from the manifest, their only source.
 promtool's input and output are in build/promtool/.
 """
 
@@ -26,7 +26,8 @@ from tests.support.paths import REPOSITORY
 
 RUNBOOKS = sorted((REPOSITORY / "docs" / "operate" / "alerts").glob("*.md"))
 BUILD = REPOSITORY / "build" / "promtool"
-# Every value stays text, because YAML would read `0x30`, thirty zeros here, as 48.
+# Read all values as text, because YAML would read `0x30` (promtool's notation for thirty zeros) as
+# the number 48.
 CASES = yaml.load((Path(__file__).parent / "alert_cases.yaml").read_text(), Loader=yaml.BaseLoader)  # noqa: S506
 DEFAULTS = {
     "ctr_monitor_": {"namespace": "evergreen", "pod": "monitor-0", "recommender": "click_model"},
@@ -41,7 +42,7 @@ SERIES = re.compile(r"(?P<name>\w+)(\{(?P<labels>.*)\})?")
 
 
 def with_defaults(series: str) -> tuple[str, dict[str, str]]:
-    """Return name and labels of a case's series."""
+    """Return the name and the labels of the series in a test case."""
     found = SERIES.fullmatch(series)
     (default,) = [labels for prefix, labels in DEFAULTS.items() if found["name"].startswith(prefix)]
     return found["name"], {**default, **dict(re.findall(r'(\w+)="([^"]*)"', found["labels"] or ""))}
@@ -85,7 +86,7 @@ def rules_for(alert: dict[str, Any]) -> list[dict[str, Any]]:
 def run_promtool(folder: Path, alerts: list[dict[str, Any]]) -> dict[str, str]:
     """Return promtool's complaints by alert.
 
-    Each alert gets one file of rules and one file of tests in `folder`.
+    For each alert, a file of rules and a file of tests are written to `folder`.
     """
     if shutil.which("promtool") is None:
         pytest.skip("promtool is not installed: alert rules cannot be run")
@@ -163,7 +164,10 @@ def test_cases_use_series_that_exist():
 
 
 def labels_of_record(name: str) -> Labels:
-    """Return the labels of a recorded name, which are its first part by Prometheus' convention."""
+    """Return the labels of a recorded series.
+
+    By convention, the labels are the name's first part.
+    """
     return frozenset(name.split(":")[0].split("_"))
 
 

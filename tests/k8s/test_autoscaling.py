@@ -33,7 +33,7 @@ def test_adapter_publishes_what_hpa_asks_for_by_kedas_queries():
     assert read_queries(ADAPTER) == read_queries(KEDA)
     assert read_queries(ADAPTER).keys() == asked
     for rule in adapter_rules():
-        # From this label the adapter derives the namespace in which the HPA may request the metric.
+        # The adapter uses this label to derive the namespace in which the HPA may read the metric.
         assert rule["resources"]["overrides"] == {"namespace": {"resource": "namespace"}}
         assert rule["seriesQuery"].endswith('{namespace!="",pod!=""}')
 
@@ -49,7 +49,7 @@ def test_both_ask_prometheus_that_operator_makes():
 def test_targets_are_written_as_api_server_writes_them():
     """The API server uses the largest suffix that leaves a whole number.
 
-    With another form, every apply would change the object.
+    If the manifest had another form, every apply would change the object.
     """
     targets = [metric["external"]["target"] for metric in specification(HPA)["metrics"]]
     assert targets == [
@@ -103,8 +103,8 @@ def test_scaling_to_zero_is_option_and_another_metric_wakes_servers(rendered, tm
     [cron] = [trigger for trigger in spec["triggers"] if trigger["type"] == "cron"]
     assert cron["metadata"]["start"] != cron["metadata"]["end"]
     assert int(cron["metadata"]["desiredReplicas"]) >= spec["minReplicaCount"]
-    # KEDA does not treat an error as inactivity. A query result of 0 would stop the servers
-    # whenever Prometheus is lost.
+    # KEDA does not count a failed query as inactivity. If a failed query counted as 0, KEDA would
+    # stop all servers whenever Prometheus is down.
     assert all(
         t["metadata"]["ignoreNullValues"] == "false" for t in spec["triggers"] if t is not cron
     )

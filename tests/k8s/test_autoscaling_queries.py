@@ -1,6 +1,6 @@
 """Tests that the shipped queries are correct for recorded servers, by Prometheus' own engine.
 
-The query of NVIDIA's reference is not correct. The series are counters of real Tritons
+NVIDIA's reference query gives wrong results. The series are counters of real Tritons
 (`queue_series.json`). The expected values are computed from the same counters, and the answers that
 clients counted verify these counters.
 """
@@ -25,15 +25,15 @@ REFERENCE = (
     f'1000 * avg(delta({QUEUE}{{namespace="evergreen",pod=~"triton-.+"}}[30s])'
     f'/(1+delta({SUCCESS}{{namespace="evergreen",pod=~"triton-.+"}}[30s]))/1000) by (namespace)'
 )
-"""Query of NVIDIA-Merlin/gcp-ml-ops,
-yamls/Autoscaling_custom_metrics/1_custom-metric-server-config.yaml, by namespace as deployed there.
-The factor 1000 converts its milliseconds."""
+"""Query from NVIDIA-Merlin/gcp-ml-ops,
+yamls/Autoscaling_custom_metrics/1_custom-metric-server-config.yaml, restricted by namespace as in
+the deployment there. The factor 1000 converts the query's milliseconds to microseconds."""
 ONE = {"{}": 1}
-"""Result of a fleet's query whose comparison is true."""
+"""Result of a query that compares values over the fleet, if the comparison is true."""
 
 
 def shipped(*pods):
-    """Return the queries as sent, restricted to these pods."""
+    """Return the queries that KEDA and the adapter send, restricted to these pods."""
     return {name: of_pods(query, *pods) for name, query in read_queries(KEDA).items()}
 
 
@@ -46,8 +46,8 @@ def test_recorded_servers_counted_what_their_clients_got_answered():
         assert lost + after_the_last_reading == RECORD["answered"][pod]
 
 
-# At 75 s one of three models has traffic. At 90 s a second model starts with slow and rare
-# requests. At 120 s a server was killed within the window.
+# At 75 s, only one of the three models has traffic. At 90 s, a second model gets its first
+# requests, which are slow and rare. At 120 s, the window contains the kill of a server.
 @pytest.mark.parametrize(
     ("pods", "moment"),
     [
@@ -69,9 +69,9 @@ def test_queue_time_per_request_is_truth(pods, moment):
         recorded_series(),
         [
             Question(close_to(query, truth(moment, pods)), f"{moment}s", ONE),
-            # If the window starts between two readings, it contains 55 s of samples. Prometheus
-            # extrapolates both counters of a model by the same factor. If a model's first requests
-            # fall into the window, the factor differs by up to one reading.
+            # A window that starts between two readings contains samples of 55 s. Prometheus
+            # extrapolates both counters of a model by the same factor. If the first requests of a
+            # model fall into the window, this factor can differ by one reading.
             Question(close_to(query, between, share=0.01), f"{moment + 2}s", ONE),
             Question(
                 close_to(query, 1.02 * truth(moment, pods), share=0.01), f"{moment}s", {"{}": 0}
@@ -96,12 +96,13 @@ def test_reference_query_misses_truth_of_same_series():
             # With two models without traffic, the reference's query gives a third of the true
             # value.
             off_by(["busy"], 75, 0.32, 0.35),
-            # With one more model that has few slow requests, it gives nearly six times the true
-            # value.
+            # With an additional model that has few slow requests, the query gives nearly six times
+            # the true value.
             off_by(["busy"], 150, 5.5, 5.7),
-            # With three requests, adding one to the count loses a quarter of the value.
+            # The query adds one to the count of requests. With three requests, the result is
+            # therefore a quarter too low.
             off_by(["quiet"], 85, 0.74, 0.76),
-            # All pods, one of which hangs.
+            # Use all pods, of which one hangs.
             off_by(PODS, 60, 0.33, 0.35),
             off_by(PODS, 150, 2.9, 3.1),
         ],
@@ -125,8 +126,8 @@ def test_servers_that_complete_nothing_report_zero_queue_time_and_waiting():
 
 def test_no_traffic_is_zero_and_pod_counts_after_two_readings():
     labels = 'namespace="evergreen",model="click_model",version="1"'
-    # The server of this pod answers from the eighth quarter of a minute on. A pod has no series at
-    # all until its server has a model.
+    # The server of this pod starts to respond at the eighth of the readings, which are 15 s apart.
+    # A pod has no series at all until its server has a model.
     series = {
         f'{metric}{{{labels},pod="new"}}': "_x7 0 0 0 0 0" for metric in (QUEUE, SUCCESS, PENDING)
     }
@@ -150,8 +151,8 @@ def test_lone_request_keeps_its_queue_time_and_late_count_is_no_spike():
         {
             f'{QUEUE}{{{labels},pod="lone"}}': "0 0 0 0 9000 9000 9000 9000",
             f'{SUCCESS}{{{labels},pod="lone"}}': "0 0 0 0 1 1 1 1",
-            # The reading is between the server's two additions: the time is counted, but the
-            # request is not counted yet.
+            # This reading was taken between two updates of the server's counters: the time is
+            # counted, but the request is not yet.
             f'{QUEUE}{{{labels},pod="late"}}': "0 0 0 0 9000 9000 9000 9000",
             f'{SUCCESS}{{{labels},pod="late"}}': "0x7",
         },

@@ -1,4 +1,4 @@
-"""Tests that `evergreen doctor` finds its containers, variables and folders in every rendering."""
+"""Tests that `evergreen doctor` finds its containers, variables and folders in all overlays."""
 
 import re
 import subprocess
@@ -16,7 +16,7 @@ PARTS = {"modes of files", "record log", "lake", "model repository"}
 
 @pytest.fixture(params=["cpu", "gke"])
 def in_pods(request, rendered):
-    """The rendering, and the commands that ran in which pod for each part."""
+    """A rendering, and for each checked part the pod and the commands that ran in it."""
     manifests, ran = rendered(request.param), []
 
     def kubectl(command, **_):

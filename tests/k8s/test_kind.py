@@ -1,7 +1,7 @@
 """Tests of `make kind` with doubles of docker, kind and kubectl.
 
-The doubles record their calls and remember what was created. `kubectl kustomize` is the real
-program. No cluster is created.
+The doubles record their calls, and remember the objects that were created. `kubectl kustomize` is
+the real program. No cluster is created.
 """
 
 import json

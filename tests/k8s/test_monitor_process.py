@@ -1,8 +1,8 @@
 """Tests of the real monitor and uploader as the manifests start them.
 
 Without a cluster some things differ: mounts are below a temporary folder, the port is a free one on
-127.0.0.1, Kubeflow is absent, and the log is a SQLite file. Everything else is the rendered text.
-If the kernel allows it, the root file system is read-only, as in the pod.
+127.0.0.1, Kubeflow is absent, and the log is a SQLite file. All other values are those of the
+rendered manifests. If the kernel allows it, the root file system is read-only, as in the pod.
 """
 
 import json
@@ -28,7 +28,7 @@ from tests.support.rendering import Manifest, find
 pytestmark = pytest.mark.e2e
 
 DOCKERFILE = "monitoring/Dockerfile"
-# The folder stays writable through its own mount, and everything else becomes read-only.
+# Remount the folder on itself to keep it writable, and make everything else read-only.
 READ_ONLY_ROOT = [
     "unshare",
     "-Urm",
@@ -39,7 +39,7 @@ READ_ONLY_ROOT = [
 
 
 class Pod:
-    """The monitor's pod on this machine."""
+    """Processes of the monitor's pod on this machine."""
 
     def __init__(self, manifests: list[Manifest], root: Path, prefix: list[str]) -> None:
         self.root, self.prefix, self._manifests = root, prefix, manifests
@@ -65,8 +65,8 @@ class Pod:
             found["EVERGREEN_MONITOR_LOG"] = f"sqlite:///{self.root / 'log.db'}"
             found["EVERGREEN_MONITOR_HTTP_HOST"] = "127.0.0.1"
             found["EVERGREEN_MONITOR_HTTP_PORT"] = str(self.port)
-            # A resolver may take half a minute to report an unknown name. At this address nobody
-            # listens.
+            # A resolver may take half a minute to report an unknown name. No process listens at
+            # this address.
             found["EVERGREEN_MONITOR_KUBEFLOW_HOST"] = "http://127.0.0.1:9"
         return found
 
@@ -76,8 +76,8 @@ class Pod:
             for word in command(self.deployment, name, DOCKERFILE)
         ]
         argv = [sys.executable, *argv[1:]] if argv[0] == "python" else argv
-        # Only PATH is inherited from this session's environment, because the pod has no other
-        # variables of it.
+        # Inherit only PATH from the environment of this session, because the pod has none of its
+        # other variables.
         variables = {
             "PATH": os.environ["PATH"],
             "PYTHONPATH": str(REPOSITORY),
@@ -184,6 +184,6 @@ def test_pod_lives_on_read_only_root(rendered, make_pod, tmp_path):
             "this kernel lets us make no read-only root: "
             f"{probe.stderr.strip() or probe.returncode}"
         )
-    # Every overlay inherits the root from the base. The lake of this overlay is a folder, so its
-    # content can be checked.
+    # All overlays take this setting from the base. This overlay's lake is a folder, so the test can
+    # check its content.
     _lives(make_pod(rendered("cpu"), READ_ONLY_ROOT))

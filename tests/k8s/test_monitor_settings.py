@@ -44,7 +44,7 @@ def read(settings, variables: dict[str, str], prefix: str = ENVIRONMENT_PREFIX):
 
 @pytest.fixture
 def settings(manifests, monitor) -> InstallationSettings:
-    """The settings in the form that the process reads."""
+    """Settings parsed by the process itself."""
     return read(InstallationSettings, environment_of(manifests, monitor, "monitor"))
 
 
@@ -125,8 +125,8 @@ def test_both_claims_of_share_are_bound_to_one_share_that_outlives_them(manifest
         volume = volumes[claim["spec"]["volumeName"]]
         assert volume["claimRef"]["namespace"] == claim["metadata"]["namespace"]
         assert volume["claimRef"]["name"] == "evergreen"
-        # An empty storage class in a claim means no class. The API server drops an empty class from
-        # a volume, so the volume would differ at every apply.
+        # In a claim, an empty storage class means that no class is used. The API server drops an
+        # empty class from a volume. If the volume named one, each apply would find a difference.
         assert claim["spec"]["storageClassName"] == ""
         assert "storageClassName" not in volume
         assert volume["accessModes"] == claim["spec"]["accessModes"]
@@ -156,7 +156,7 @@ def test_stuck_loop_is_restarted_and_unreachable_log_is_not(monitor):
     for name in ("startupProbe", "livenessProbe"):
         assert probes[name]["httpGet"]["path"] == "/healthz", name
     assert probes["readinessProbe"]["httpGet"]["path"] == "/readyz"
-    # The process detects a stuck loop by its own clock. The probes must allow for a slow start.
+    # The process detects a stuck loop with its own timeout. The probes must allow for a slow start.
     startup = probes["startupProbe"]
     assert startup["periodSeconds"] * startup["failureThreshold"] > STALL_SECONDS
 
@@ -203,7 +203,7 @@ def test_webhook_address_is_read_from_optional_secret_and_appears_nowhere(
 def test_shares_folders_are_made_before_anybody_needs_them(monitor, settings, uploader):
     """The folders are created by a user that has the right to do so.
 
-    The pipeline's pods are not in the group of the share's root.
+    Pods of the pipeline do not belong to the group that owns the share's root.
     """
     made = command(monitor, "folders", "monitoring/Dockerfile")
     assert made[:2] == ["mkdir", "-p"]
@@ -223,7 +223,7 @@ def test_shares_folders_are_made_before_anybody_needs_them(monitor, settings, up
 def test_monitor_and_uploader_reach_what_they_need_and_nothing_else(variant):
     """A compromised monitor must not write journal, models or repository.
 
-    A compromised uploader must not read them.
+    A compromised uploader must not be able to read them.
     """
     found = [
         each
@@ -261,7 +261,8 @@ def test_monitor_and_uploader_reach_what_they_need_and_nothing_else(variant):
         assert of_share["uploader"] == {str(lake): (within[lake], True)}
         (disk,) = [m for m in mounts["uploader"] if m["mountPath"].startswith("/var/lib/evergreen")]
         assert (disk["mountPath"], disk["subPath"]) == (str(settings.archive), "archive")
-        # The folder of a subPath must exist. The user that writes to it must have created it.
+        # The folder of a subPath must exist. The user that writes to the folder must also have
+        # created it.
         made = command(workload, "folders", "monitoring/Dockerfile")[2:]
         assert {str(baking), str(lake), str(settings.archive)} <= set(made)
 
@@ -330,7 +331,7 @@ def test_each_archiver_has_own_partition_and_disk_and_rest_is_monitors(rendered)
     }
     (mount,) = [path for path, name in mounts.items() if name == claim["metadata"]["name"]]
     assert all(folder.is_relative_to(mount) for folder in (settings.state, settings.archive))
-    # Neither the monitor's Service nor its Deployment selects an archiver.
+    # The selectors of the monitor's Service and Deployment do not match an archiver.
     labels = spec["template"]["metadata"]["labels"]
     for selector in (
         find(objects, "Service", "monitor")["spec"]["selector"],

@@ -1,7 +1,8 @@
 """Tests of network access: every required flow is allowed, and no other flow.
 
 `tests.k8s.network` evaluates the rendered policies, with the labels of the rendered pods and of the
-compiled pipeline's pods. Whether a cluster's network plugin enforces them is not tested.
+compiled pipeline's pods. The tests do not check whether a cluster's network plugin enforces the
+policies.
 """
 
 import copy
@@ -25,7 +26,7 @@ METADATA, METADATA_CALICO, PRIVATE_GOOGLE = (
 
 
 def outsider(namespace: str, labels: dict[str, str], address: str, **namespace_labels: str) -> End:
-    """Return a foreign pod."""
+    """Return a pod that does not belong to the project."""
     known = {"kubernetes.io/metadata.name": namespace, **namespace_labels}
     return End(address, namespace, labels, known)
 
@@ -123,9 +124,9 @@ NEEDED_OF = {
 
 
 def ends(manifests: list[Manifest]) -> dict[str, End]:
-    """Return our rendered pods and the other pods, by name.
+    """Return the rendered pods of the project and the other pods, by name.
 
-    Each pod can be either end of a flow.
+    A flow can begin or end at any of these pods.
     """
     spaces = {
         m["metadata"]["name"]: m["metadata"].get("labels", {})
@@ -163,7 +164,7 @@ def passing(policies: list[Manifest], known: dict[str, End], flows: set[Flow]) -
 
 @pytest.fixture(params=sorted(NEEDED_OF))
 def case(request, rendered):
-    """Policies, ends and required flows of one rendering."""
+    """Policies, pods and required connections of one rendered overlay."""
     manifests = rendered(request.param)
     return policies_of(manifests), ends(manifests), NEEDED_OF[request.param]
 
@@ -178,7 +179,7 @@ TOLERATED = {
         Flow(each, "node dns", 53, TCP)
         for each in ("triton", "monitor", "release-controller", *DASK_PODS)
     ),
-    # Additional ports of GKE's data planes: 8080, and 987 of Cloud DNS.
+    # Additional ports that GKE's data planes use: 8080, and port 987 for Cloud DNS.
     *(
         Flow(each, *where)
         for each in ("triton", "monitor", "release-controller")
@@ -219,7 +220,7 @@ def _numbers(node) -> Iterator[int]:
 
 
 def test_no_rule_could_be_left_out(case):
-    """Each rule allows a required flow."""
+    """Each rule of the policies is needed by a required flow."""
     policies, known, needed = case
     idle = []
     for number, policy in enumerate(policies):
@@ -233,7 +234,7 @@ def test_no_rule_could_be_left_out(case):
 
 
 def test_every_pod_of_ours_is_isolated_in_both_directions(variant):
-    """A workload that is added later, with any labels, starts with every flow closed."""
+    """Connections of a workload that is added later are denied, whatever its labels are."""
     policies = policies_of(variant)
     newcomer = End(
         "10.4.0.99", "evergreen", {"app": "new"}, {"kubernetes.io/metadata.name": "evergreen"}
@@ -252,8 +253,7 @@ KUBEFLOWS_OWN = {
         "ingress": [{"from": [{"podSelector": {}}]}],
     },
 }
-"""Kubeflow's own policies in newer manifests of Kubeflow Pipelines
-(manifests/kustomize/base/pipeline)."""
+"""Policies in newer manifests of Kubeflow Pipelines (manifests/kustomize/base/pipeline)."""
 
 
 def test_kubeflow_closed_to_other_namespaces_is_opened_for_monitor_alone(rendered):
@@ -289,21 +289,27 @@ def policy(namespace: str = "b", **spec) -> Manifest:
         ([], True),  # "By default, a pod is non-isolated"
         ([policy(policyTypes=["Ingress"])], False),  # default deny
         ([policy("a", policyTypes=["Egress"])], False),
-        ([policy("a", policyTypes=["Ingress"])], True),  # Replies are not ingress.
-        ([policy(policyTypes=["Ingress"], ingress=[{}])], True),  # an empty rule allows all
+        (
+            [policy("a", policyTypes=["Ingress"])],
+            True,
+        ),  # replies on an open connection are not ingress
+        (
+            [policy(policyTypes=["Ingress"], ingress=[{}])],
+            True,
+        ),  # a rule without fields allows everything
         (
             [policy(ingress=[{"from": [{"podSelector": {}}]}])],
             False,
-        ),  # a bare podSelector: the policy's namespace
+        ),  # a podSelector without a namespaceSelector applies to the policy's namespace
         ([policy(ingress=[{"from": [OF_TEAM_X]}])], True),
         (
             [policy(ingress=[{"from": [{**OF_TEAM_X, **OF_APP_B}]}])],
             False,
-        ),  # both selectors of one entry must match
+        ),  # both selectors in one entry must match
         (
             [policy(ingress=[{"from": [OF_TEAM_X, OF_APP_B]}])],
             True,
-        ),  # one of two entries must match
+        ),  # a pod that matches one of two entries is allowed
         ([policy(policyTypes=["Ingress"]), policy(ingress=[{}])], True),  # policies add up
         (
             [policy(podSelector={"matchLabels": {"app": "c"}}, policyTypes=["Ingress"])],

@@ -56,7 +56,7 @@ def test_nothing_is_left_to_replace_once_one_file_is_edited(overlay, rendered, c
 
 def test_every_line_of_one_file_reaches_cluster(overlay, changed):
     values = filled(read_values(K8S / "overlays" / overlay / "cluster.env"))
-    # No shipped text ends like this or has a second line.
+    # No text in the shipped manifests has this ending or a second line.
     marked = {key: f"{value}q{number}q" for number, (key, value) in enumerate(values.items())}
     sent = yaml.safe_dump_all(changed(overlay, marked), width=10_000)
     assert not [key for key, value in marked.items() if value not in sent], "these change nothing"
@@ -84,7 +84,7 @@ def test_every_image_of_ours_comes_from_registry_with_tag(registry, overlay, cha
 
 
 def lakes(objects):
-    """Return the path that the uploader writes, and the path that the release controller reads."""
+    """Return the lake's path in the uploader and in the release controller."""
     uploader = environment_of(objects, find(objects, "Deployment", "monitor"), "uploader")
     (controller,) = pod_spec(find(objects, "Deployment", "release-controller"))["containers"]
     assert "--lake=$(LAKE)" in controller["args"]

@@ -17,7 +17,7 @@ KUBEFLOW = "kubeflow"
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
-    """`compiled(overlay)` compiles the pipeline like a user, with the revision as the only flag."""
+    """`compiled(overlay)` compiles the pipeline like a user, with only the flag `revision`."""
     known: dict[str, Compiled] = {}
 
     def make(overlay: str) -> Compiled:

@@ -39,15 +39,15 @@ def test_it_selects_pods_of_one_deployment_and_one_of_their_ports(manifests, nam
     ports = [port["name"] for container in containers for port in container.get("ports", ())]
     scraped = endpoint(manifests, name)
     assert ports.count(scraped["port"]) == 1
-    # Otherwise the operator refuses the object. The operator itself sets the labels namespace and
-    # pod.
+    # The operator rejects an object with a longer timeout than interval. The operator sets the
+    # labels `namespace` and `pod` by itself.
     assert seconds(scraped["scrapeTimeout"]) <= seconds(scraped["interval"])
     assert not {"relabelings", "metricRelabelings", "honorLabels"} & scraped.keys()
 
 
 @every_monitor
 def test_job_names_are_workloads(manifests, name):
-    """Alerts on `up` use these labels."""
+    """Alerts on the metric `up` use these job labels."""
     monitor = find(manifests, "PodMonitor", name)
     label = monitor["spec"]["jobLabel"]
     assert (

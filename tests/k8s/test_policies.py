@@ -1,7 +1,7 @@
-"""Tests of rules for every workload: confined, limited, monitored, private, and with known images.
+"""Tests that every workload is confined, limited, monitored and private, and uses known images.
 
 The rules of Pod Security's `restricted` profile are from Kubernetes' documentation ("Pod Security
-Standards"). The other rules are the project's.
+Standards"). The other rules are rules of this project.
 """
 
 import re
@@ -67,7 +67,7 @@ def refusals(workload: Manifest, spec: Manifest) -> list[str]:
 
 
 def _of_pod(spec: Manifest) -> list[str]:
-    """Return faults in the pod's part of the restricted profile, and API server access."""
+    """Return the pod's faults by the restricted profile, and its access to the API server."""
     security = spec.get("securityContext", {})
     found = [f"{key} is set" for key in ("hostNetwork", "hostPID", "hostIPC") if spec.get(key)]
     found += [

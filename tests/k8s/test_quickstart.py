@@ -1,4 +1,4 @@
-"""Tests of the commands in docs/kubernetes/gke.md: pods fit the nodes, and files are preserved.
+"""Tests of the commands in docs/kubernetes/gke.md: pods fit nodes, and files are preserved.
 
 Google is never contacted. Machine sizes and GKE's reservations are from its documentation.
 """
@@ -20,15 +20,18 @@ GUIDE = REPOSITORY / "docs" / "kubernetes" / "gke.md"
 POOL = {"gke": "gpu", "gke-mig": "mig"}
 """Maps an overlay to the node pool that the guide creates for it."""
 MACHINES = {"e2-standard-8": (8, 32.0), "e2-standard-16": (16, 64.0), "a2-highgpu-1g": (12, 85.0)}
-"""Maps a machine type to its cores and GiB of memory."""
+"""Number of cores and GiB of memory by machine type."""
 SLICES = {"": 1, "1g.5gb": 7, "3g.20gb": 2}
 """Maps the size of a slice to the number of such slices on a GPU with 40 GB."""
 SYSTEM_CORES, SYSTEM_GIB = 1.0, 2.0
-"""Generous assumption for the node's own pods (network, logs, metrics, drivers)."""
+"""Upper bound for the resources of the node's own pods (network, logs, metrics, drivers)."""
 
 
 def command(start: str) -> str:
-    """Return the guide's only command with this start, with continued lines joined."""
+    """Return the only command of the guide that starts with this text.
+
+    Continued lines are joined.
+    """
     (found,) = [line for line in commands() if line.startswith(start)]
     return found
 
@@ -49,7 +52,7 @@ class Node:
 
 
 def room(machine: str) -> Node:
-    """Return what our pods may request on an empty node, after all reservations."""
+    """Return the resources that the project's pods may request on an empty node."""
     cores, gib = MACHINES[machine]
     kept_cores = sum(
         share * max(0, min(cores, upper) - lower)

@@ -23,7 +23,7 @@ GIVEN = {
     ("ServiceAccount", "kubeflow", "pipeline-runner"): "Kubeflow Pipelines standalone brings it",
     ("PriorityClass", "", "system-cluster-critical"): "Kubernetes brings it",
 }
-"""Objects that manifests may name but do not define, and their origin."""
+"""Objects that manifests use but do not define, with their origin."""
 
 
 class Cluster:
@@ -43,7 +43,7 @@ class Cluster:
         return (kind, namespace, name) in self._known or (kind, namespace, name) in GIVEN
 
     def pods(self, namespace: str, selector: Manifest) -> list[Manifest]:
-        """Return the pod templates of a namespace's workloads that a LabelSelector selects."""
+        """Return the pod templates of the namespace that a LabelSelector selects."""
         return [
             template
             for workload in self.manifests
@@ -68,7 +68,7 @@ def ports(template: Manifest) -> dict[str, int]:
 
 
 def _maps_and_secrets(spec: Manifest):
-    """Yield kind, name, key or None, and optionality of each map and secret of a pod."""
+    """Yield kind, name, key (or None) and optionality for each ConfigMap and Secret of a pod."""
     for volume in spec.get("volumes", ()):
         if "configMap" in volume:
             yield (
@@ -186,7 +186,7 @@ def test_role_bindings_name_roles_and_accounts_that_exist(cluster):
 
 
 def test_variables_in_arguments_are_defined(cluster):
-    """Kubernetes leaves `$(NAME)` unchanged if NAME is undefined."""
+    """If NAME is undefined, Kubernetes leaves `$(NAME)` in the argument as it is."""
     for workload, spec in workloads(cluster.manifests):
         for container in containers(spec):
             used = set(

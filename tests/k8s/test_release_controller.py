@@ -44,7 +44,7 @@ def command_line(
 
 
 def says_yes(container: Manifest, probe: str, status: Path) -> bool:
-    """Return the kubelet's result of the container's probe."""
+    """Return whether the kubelet would see the container's probe pass."""
     words = [
         word.replace("/tmp/controller.json", str(status))
         for word in container[probe]["exec"]["command"]
@@ -54,7 +54,7 @@ def says_yes(container: Manifest, probe: str, status: Path) -> bool:
 
 @pytest.fixture
 def share(tmp_path) -> Path:
-    """The share after the pod's first container."""
+    """The shared folder, as the first container of the pod leaves it."""
     (tmp_path / "share" / "store").mkdir(parents=True)
     return tmp_path / "share"
 

@@ -51,7 +51,7 @@ def parse(line: str) -> None:
 
 
 def inner(line: str) -> list[str] | None:
-    """Return the command that `kubectl exec` runs in the pod, or None for another's program."""
+    """Return the command that `kubectl exec` runs in the pod, or None for another program."""
     words = shlex.split(line.partition(" -- ")[2])
     words = shlex.split(words[2]) if words[:2] == ["sh", "-c"] else words
     return words if words[:1] == ["python"] else None
@@ -127,7 +127,7 @@ def test_settings_and_metrics_named_exist():
 
 
 def test_monitors_account_may_publish_what_page_replays_in_its_pod():
-    """Redelivery publishes to the log.
+    """Redelivery publishes messages to the log.
 
     In Pub/Sub the monitor needs the right to publish only for redelivery.
     """

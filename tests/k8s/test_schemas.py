@@ -28,7 +28,7 @@ QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?")
 def read_each_schema_once():
     """Caches the schemas, because the library parses 1.5 MB of definitions for every object.
 
-    For 300 objects and nine versions this would take minutes.
+    Without the cache, 300 objects and nine versions would take minutes.
     """
     patch = pytest.MonkeyPatch()
     patch.setattr(utils, "schema_contents", functools.cache(utils.schema_contents))
@@ -84,7 +84,7 @@ def _walk(node, path=""):
 
 
 def test_names_labels_and_quantities_are_ones_that_api_takes(variant):
-    """The published schemas accept any string for these fields, but the API server is stricter."""
+    """The API server checks these fields, although the published schemas accept any string."""
     for manifest in variant:
         where = title(manifest)
         assert NAME.fullmatch(manifest["metadata"]["name"]), where
@@ -133,7 +133,7 @@ def test_fault_in_custom_resource_is_refused_and_named(rendered, kind, old, new,
 
 
 def test_every_custom_resource_among_files_has_schema():
-    """The objects include a component that no shipped overlay uses."""
+    """The checked objects include a component that no shipped overlay uses."""
     kinds = set()
     for path in K8S.rglob("*.yaml"):
         for manifest in yaml.safe_load_all(path.read_text()):

@@ -1,9 +1,9 @@
-"""Tests of access rights: no request to Kubernetes, and only granted requests to Kubeflow.
+"""Tests that the project requests nothing from Kubernetes, and only permitted things from Kubeflow.
 
 The checks of a multi-user Kubeflow Pipelines API server are in its source (run_server.go,
-experiment_server.go and pipeline_server.go below backend/src/apiserver/server). Each HTTP call is
-one verb on one resource. Creating a run also reads its pipeline, and requires the right to act as
-the service account that it names.
+experiment_server.go and pipeline_server.go below backend/src/apiserver/server). Each HTTP request
+counts as one verb on one resource. Creating a run also reads its pipeline, and requires the right
+to act as the service account that it names.
 """
 
 import re
@@ -20,7 +20,7 @@ from tests.support.yaml_texts import documents
 
 KFP = "pipelines.kubeflow.org"
 Right = tuple[str, str, str]
-"""API group, resource, verb."""
+"""Kubernetes right as API group, resource and verb."""
 
 CALLS: list[tuple[str, str, Right]] = [
     ("GET", r"experiments", (KFP, "experiments", "list")),
@@ -37,7 +37,7 @@ CALLS: list[tuple[str, str, Right]] = [
 
 
 def right(method: str, path: str) -> Right:
-    """Return the right that the server checks in Kubernetes for this call."""
+    """Return the right that the Kubeflow server checks in Kubernetes for this call."""
     name = path.removeprefix("/apis/v2beta1/")
     (found,) = [
         each for known, pattern, each in CALLS if known == method and re.fullmatch(pattern, name)
@@ -109,7 +109,7 @@ def test_monitor_is_bound_where_its_settings_say_that_runs_are(rendered):
 
 
 def named(value, word: str, path: str = "") -> set[str]:
-    """Return the paths at which `word` is a whole value in a manifest."""
+    """Return the paths in a manifest at which the whole value is `word`."""
     if isinstance(value, dict):
         return set().union(*(named(each, word, f"{path}/{key}") for key, each in value.items()))
     if isinstance(value, list):
@@ -131,7 +131,7 @@ def test_profile_of_several_users_is_set_in_one_file(tmp_path, monkeypatch, over
     left = {(title(each), path) for each in manifests for path in named(each, "kubeflow")}
     left = {
         each for each in left if not each[1].endswith("MONITOR_TRIGGER")
-    }  # This is a program's name, not a namespace.
+    }  # this value is the name of a program and not a namespace
     to = "/spec/egress/to/namespaceSelector/matchLabels/kubernetes.io/metadata.name"
     assert left == {
         ("NetworkPolicy evergreen/monitor-to-kubeflow", to),

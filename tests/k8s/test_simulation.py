@@ -20,7 +20,7 @@ def variant(rendered):
 
 
 def words(container, replaced) -> list[str]:
-    """Return the container's command as a process on this machine, with moved paths."""
+    """Return the container's command with paths for a process on this machine."""
     arguments = list(container["args"])
     for old, new in replaced.items():
         arguments = [word.replace(old, new) for word in arguments]
@@ -53,7 +53,7 @@ def test_traffic_draws_from_world_whose_days_are_in_lake(variant, tmp_path):
 def test_apply_with_another_revision_changes_no_field_that_cannot_change(variant):
     """A Job's template is immutable, so applying the manifests with the next TAG would fail.
 
-    The simulation does not start by itself.
+    The Job of the simulation starts only when a person starts it.
     """
     assert [m for m in variant if m["kind"] == "Job"] == []
     assert find(variant, "CronJob", "simulated-lake")["spec"]["suspend"] is True
@@ -69,7 +69,7 @@ def test_traffic_may_end_as_late_as_its_last_label(variant):
 
 
 def test_traffic_waits_until_model_is_served_and_no_longer(variant):
-    """Otherwise the simulator's pod would fail repeatedly until the first release."""
+    """Without this wait, the simulator's pod would fail repeatedly until the first release."""
     waits = pod_spec(find(variant, "Deployment", "traffic"))["initContainers"][-1]
     listener = socket.create_server(("127.0.0.1", 0), backlog=1)
     address = listener.getsockname()

@@ -68,7 +68,10 @@ def flags(tmp_path):
 
 
 def follow(api, flags, *events):
-    """Return the step's note. At each wait the next of `events` happens."""
+    """Run the step on the double with these events, and return the note that the step wrote.
+
+    Each wait triggers the next of `events`.
+    """
     waiting = iter(events)
     jobs, note = (
         TrainJobs(api.configuration(), NAMESPACE),

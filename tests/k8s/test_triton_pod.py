@@ -1,12 +1,13 @@
 """Tests of a Triton pod's life by its manifest's arguments and probes, on the real server.
 
-The pod is started before any release, with a model, with a canary, with a version in parity check,
-with a broken model, and without a repository. Each test checks whether the pod gets traffic,
-whether it would be killed, and whether a release can reach it. The end of a pod must not lose
-started work or fail a client's request. Kubernetes removes a deleted pod from its Service, runs the
-preStop hook, and only then sends SIGTERM. A gRPC client would keep its one connection all that
-time. Connections therefore have a maximum age, and the hook takes longer than that. A forwarder
-replaces the Service. New connections go to its current target, and old ones stay.
+The pod starts before any release, with a model, with a canary, with a version in parity check, with
+a broken model, and without a repository. Each test checks whether the pod gets traffic, whether it
+would be killed, and whether a release can reach it. The end of a pod must not lose started work or
+fail a client's request. Kubernetes removes a deleted pod from its Service, runs the preStop hook,
+and only then sends SIGTERM. A gRPC client would keep its connection to a deleted pod during this
+hook. The server therefore closes connections after a maximum age, and the preStop hook waits longer
+than this age. A forwarder replaces the Service. Existing connections do not move when the
+forwarder's target changes.
 """
 
 import asyncio
@@ -52,7 +53,7 @@ HALF_COPIED = "class TritonPythonModel:\n    def execute(self, requ"
 
 @pytest.fixture
 def repository(tmp_path):
-    """An empty model repository, as created before the first pod starts."""
+    """Empty model repository, as the setup creates it before the first pod starts."""
     folder = tmp_path / "repository"
     folder.mkdir()
     return folder
@@ -60,9 +61,9 @@ def repository(tmp_path):
 
 @pytest.fixture
 def pod(rendered, repository, tmp_path):
-    """`pod()` returns a pod of the cpu overlay over the repository.
+    """`pod()` returns the Triton pod of the overlay `cpu`, with the test's repository.
 
-    The arguments of all overlays are the same.
+    This overlay stands for all overlays, because their arguments are equal.
     """
     return lambda **more: TritonPod(rendered("cpu"), repository, tmp_path / "pod", **more)
 
@@ -104,7 +105,7 @@ def test_models_and_ports_are_those_that_clients_and_releases_use(manifests, ren
     assert container["args"] == triton_container(rendered("cpu"))["args"], (
         "a pod is started below by cpu's"
     )
-    # Releases reach pods that are not ready, but clients do not.
+    # Releases must reach pods that are not ready yet, but clients must not.
     assert find(manifests, "Service", "triton-headless")["spec"]["publishNotReadyAddresses"] is True
     assert find(manifests, "Service", "triton-headless")["spec"]["clusterIP"] == "None"
     assert not find(manifests, "Service", "triton")["spec"].get("publishNotReadyAddresses", False)
@@ -170,7 +171,7 @@ def test_what_release_writes_can_be_read_by_triton_who_is_another_user(
 def test_over_bucket_pod_needs_first_object_and_then_starts_without_model(
     rendered, cloud_storage, tmp_path
 ):
-    """Therefore a cluster's setup writes one object below the prefix before the first apply."""
+    """The setup of a cluster therefore writes an object below the prefix before the first apply."""
     from evergreen.storage.bucket import BucketObjects
 
     host = cloud_storage.host
@@ -204,7 +205,7 @@ def test_broken_canary_does_not_keep_live_model_from_its_traffic(pod, repository
     write_model(repository, CANARY_NAME, code=BROKEN)
     write_model(
         repository, CANDIDATE_NAME, code=HALF_COPIED
-    )  # in parity check by a release in progress
+    )  # A release in progress has placed a candidate for its parity check.
     with pod(until="readinessProbe") as started:
         assert not loaded(started, CANARY_NAME)
         assert CANDIDATE_NAME not in started.log
@@ -228,10 +229,11 @@ def test_pod_with_broken_model_is_unready_and_alive_and_healed_by_load(pod, repo
 JITTER = 1.1
 """gRPC ends a connection up to a tenth later than its maximum age."""
 SECONDS_TO_FORGET = 5
-"""Time in which all nodes remove an ending pod from its Service. Until then new connections can
-reach it."""
+"""Maximum time until all nodes have removed an ending pod from its Service. Before this time, new
+connections can still reach the pod."""
 QUEUE_SECONDS = QUEUE_MICROSECONDS / 1e6 + 0.5
-"""Longest wait of an accepted request before it is computed. Triton checks every half second."""
+"""Longest wait of an accepted request before it is computed. Triton checks the queue timeout every
+half second."""
 ROW = np.zeros((1, 13), np.float32), np.zeros((1, 26), np.int64)
 
 
@@ -278,7 +280,7 @@ def test_update_brings_new_pod_before_it_takes_old_one(variant):
 class Service:
     """A TCP forwarder that counts the connections of each target.
 
-    The forwarder's `target` can be changed.
+    Tests can change the forwarder's `target`.
     """
 
     def __init__(self, target: int) -> None:
@@ -333,9 +335,9 @@ class Service:
 
 @pytest.fixture
 def make_pod(rendered, tmp_path):
-    """`make_pod(name, seconds=)` returns a ready pod whose model takes that long.
+    """`make_pod(name, seconds=)` returns a ready pod. A request to its model takes `seconds`.
 
-    Connections outlive a request.
+    Connections live longer than a request.
     """
     opened = []
 

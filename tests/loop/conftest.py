@@ -45,12 +45,12 @@ def processes_mentioning(text: str) -> dict[int, str]:
 
 @dataclass(kw_only=True)
 class Command:
-    """One running `evergreen` command. The output of the command goes to a file."""
+    """An `evergreen` command that is running. The output of the command goes to a file."""
 
     process: subprocess.Popen[bytes]
     output_path: Path
     mark: str
-    """Word that is in the environment of all descendants of the process."""
+    """Word in the environment of the process, which all its descendants inherit."""
 
     @property
     def output(self) -> str:
@@ -116,7 +116,10 @@ def _run_to_end(words: list[str], *, output: Path, seconds: float = 800) -> Ende
 
 @pytest.fixture(scope="session")
 def started() -> Callable[..., contextlib.AbstractContextManager[Command]]:
-    """Starts `evergreen <words>` in its own session. All its processes end with the block."""
+    """Starts `evergreen <words>` in its own session.
+
+    All processes of the command end when the block ends.
+    """
     return _started
 
 
@@ -128,9 +131,9 @@ def run_to_end() -> Callable[..., Ended]:
 
 @pytest.fixture(scope="session")
 def turned(tmp_path_factory, run_to_end):
-    """One small finished demo: its folder, its result, its summary.
+    """Folder, result and summary of one small demo that has finished.
 
-    Tests read it, or change a copy.
+    Tests may read the folder, but must change only copies of it.
     """
     folder = tmp_path_factory.mktemp("loop") / "a demo"
     ended = run_to_end(

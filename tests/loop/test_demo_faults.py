@@ -39,7 +39,7 @@ def test_ctrl_c_in_middle_of_step_leaves_nothing(tmp_path, started):
         command.wait_for(lambda: "extraction done" in command.output)
         assert not old.exists()
         command.process.send_signal(signal.SIGINT)
-        command.process.send_signal(signal.SIGINT)  # An impatient user presses Ctrl-C twice.
+        command.process.send_signal(signal.SIGINT)  # an impatient user presses Ctrl-C a second time
         assert command.end(seconds=120) == 130
         assert "stopped; nothing is left running" in command.output
         assert "Traceback" not in command.output

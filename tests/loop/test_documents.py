@@ -1,8 +1,8 @@
 """Tests of README.md and docs/: each page runs its commands in order in its own folder.
 
-This folder has the repository's files, its own `build`, and a copy of one finished demo if the page
-mentions one. `tests/support/documents.py` describes the marks that say where a block is run and
-what it needs.
+A page's folder contains the repository's files, its own `build`, and a copy of a finished demo if
+the page mentions a demo. `tests/support/documents.py` describes the marks that say where a block is
+run and what it needs.
 """
 
 import contextlib
@@ -24,13 +24,13 @@ from tests.support.paths import REPOSITORY
 from tests.support.relocated import replace_in_documents
 
 SLOW = {"window.md", "train.md", "experiment.md"}
-"""Pages that train models, on their own lakes."""
+"""Pages whose commands train models on a lake of their own."""
 RUN = {page: [block for block in blocks(page) if block.runs_here] for page in DOCUMENTS}
 KEEP = 'trap "export -p > {kept}" EXIT; set -euo pipefail; set -a; [ ! -e {kept} ] || . {kept}; '
 
 
 class Page:
-    """One page's folder, and the shell that runs its blocks."""
+    """Folder of one page, and the shell that runs the page's blocks."""
 
     def __init__(self, folder, demo):
         self.folder = folder
@@ -74,7 +74,7 @@ class Page:
 
     @contextlib.contextmanager
     def beside(self, block, script, started):
-        """Start the program, and continue once it has printed the awaited text."""
+        """Start the program in the background, and return once it has printed the text."""
         path = self.folder / "build" / "beside.log"
         with open(path, "w") as log:
             command = self.command(block, f"exec {script}")
@@ -114,7 +114,7 @@ def test_pages_commands_run_as_they_stand_there(page, tmp_path, request):
 
 
 def test_commands_not_run_here_say_why_and_contributing_has_their_number():
-    """The function also prints them if pytest runs with `-s`."""
+    """With `pytest -s`, these commands are also printed."""
     found, reasons = Counter(), Counter()
     for block in (block for page in DOCUMENTS for block in blocks(page)):
         found["here" if block.runs_here else "there" if block.run_by else "nowhere"] += len(

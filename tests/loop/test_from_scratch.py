@@ -1,4 +1,4 @@
-"""Tests that the advised command works if a run cannot continue the live model."""
+"""Tests that the command in the advice works if a run cannot continue the live model."""
 
 import shlex
 from pathlib import Path
@@ -30,7 +30,7 @@ preprocessing: {{frequency_threshold: 2}}
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory, write_clicks, run_to_end):
-    """A folder whose live model has `age` as a number, and a runner of printed commands."""
+    """A folder whose live model uses `age` as a number, and a runner of printed commands."""
     folder = tmp_path_factory.mktemp("from scratch") / "a shop"
 
     def call(*words):
@@ -41,7 +41,7 @@ def shop(tmp_path_factory, write_clicks, run_to_end):
     lake = ["--lake", str(folder / "lake"), "--store", str(folder / "store")]
     package = str(folder / "retraining.yaml")
     for words in (
-        ["ingest", "--data", str(data), *lake],
+        ["data", "ingest", "--data", str(data), *lake],
         ["compile", "--output", package],
         ["run", "--package", package, "--folder", str(folder)],
     ):

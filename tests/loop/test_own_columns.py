@@ -46,7 +46,10 @@ def test_pickle_is_told_from_what_pipeline_writes(protocol):
 
 
 def tutorial(folder):
-    """Return the README's commands for a user's own data, with the files in `folder`."""
+    """Return the commands of the README's section about a user's own data.
+
+    The commands read and write files in `folder`.
+    """
     section = (
         (REPOSITORY / "README.md")
         .read_text()

@@ -10,7 +10,10 @@ from tests.support.recommenders import accept_into
 
 @pytest.fixture(scope="module")
 def small_lake(tmp_path_factory, run_to_end):
-    """A folder with a compiled pipeline, and a small lake with enough rows for the gate."""
+    """A folder with a compiled pipeline and a lake.
+
+    The lake is small, but has enough rows for the gate.
+    """
     root = tmp_path_factory.mktemp("runs") / "a folder"
     lake = [
         "--lake",
@@ -39,7 +42,10 @@ def test_steps_under_argos_umask_leave_nothing_that_others_may_read(
 ):
     words = ["run", "--package", str(small_lake / "pipeline.yaml"), "--folder", str(small_lake)]
     words += ["-p", "trigger_id=umask", "-p", "settings=gate.min_auc=0.99"]
-    for name in ("store", "work"):  # An administrator created these folders.
+    for name in (
+        "store",
+        "work",
+    ):  # These folders were created by an administrator, not by the run.
         (small_lake / name).mkdir(exist_ok=True)
     with argo_umask():
         assert run_to_end(words, output=tmp_path / "run.log").code == 1
@@ -65,7 +71,7 @@ def test_steps_under_argos_umask_leave_nothing_that_others_may_read(
                 1,
                 "refused",
                 "evaluation",
-                "failed: AUC (at least 0.99)",
+                "failed: AUC (expected at least 0.99)",
             ),
             "/a folder' --set gate.min_auc=0.",
         ),

@@ -1,9 +1,10 @@
 """Tests of bad versions under live traffic, with all real programs.
 
 The first version is correct, because clicks are drawn from its reference probabilities. Each bad
-version is released normally and answers the same traffic. The bad version must be rolled back
-within a stated number of rows or rounds, by the default limits. The test controls the time: a round
-of traffic is a minute. Triton measures real time.
+version goes through a normal release, and then answers the same traffic as the good version. The
+bad version must be rolled back within a stated number of rows or rounds, by the default limits. The
+test controls the clock of the loop: each round of traffic counts as a minute. Triton measures real
+time.
 """
 
 import json
@@ -54,7 +55,7 @@ RATE, ROUND_REQUESTS, REQUEST_ROWS, POOL = 0.15, 100, 20, 4_000
 ROUND_ROWS = ROUND_REQUESTS * REQUEST_ROWS
 ANSWER = "        scores = self._session.run([self._output], batch)[0]\n"
 ODD = 4242.0
-"""A value of the first column that occurs in one row of each round."""
+"""Value of the first column that occurs in exactly one row of each round."""
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +68,7 @@ def triton(tmp_path_factory):
 
 
 class Site:
-    """Version 1 released, and the traffic that it answers round by round."""
+    """Installation that serves version 1, with traffic in rounds."""
 
     def __init__(self, triton, folder, rows, make_candidate, limits):
         self.triton, self._make, self.bench = (
@@ -122,8 +123,7 @@ class Site:
         The client fills the columns by `fill`. A failed request, or a timeout on a busy machine,
         ends the minute's traffic.
 
-        Returns:
-            What the controller did.
+        Returns: Result of the controller's round.
         """
         bench, how = (
             self.bench,
@@ -182,7 +182,7 @@ def _shift_to(rate, log_odds):
 
 @pytest.fixture
 def site(triton, tmp_path, raw_rows, make_candidate):
-    """A `Site` after some rounds of version 1."""
+    """A `Site` after some rounds of traffic to version 1."""
     made = []
 
     def make(rounds, **limits):
@@ -215,7 +215,7 @@ def test_calibration_off_by_two_is_rolled_back_within_10_000_rows(site, off, rea
 def test_auc_lower_by_0_05_in_live_traffic_rolls_back_within_100_000_rows(site):
     """The gate evaluated correct columns.
 
-    Since the release, the client sends two values of the previous row.
+    Since the release, the client fills two columns with values of the previous row.
     """
 
     def wrong(rows):
@@ -233,9 +233,9 @@ def test_auc_lower_by_0_05_in_live_traffic_rolls_back_within_100_000_rows(site):
 
 
 def test_non_number_scores_of_one_slice_roll_back_within_10_000_rows(site, raw_rows):
-    """The slice is a category that the golden rows lack.
+    """The affected slice is a category that does not occur in the golden rows.
 
-    This category occurs in 1 to 5 % of the traffic.
+    This category has a share of 1 to 5 % of the traffic.
     """
     world, held_out = site(1), raw_rows(60, 2)[1]
     starts = np.cumsum([0, *(3 + len(each) for each in world.workflow.vocabularies)])
@@ -285,7 +285,7 @@ def test_stub_that_dies_of_first_odd_row_is_rolled_back_in_third_round(site):
     world.release(2, world.toy)
     dies = f"        if (tensors['dense'] == {ODD}).any():\n            os._exit(1)\n"
     change_code(world.triton, 2, FAULT, FAULT + dies)
-    assert "failed: reloads 3 (at most 2)" in world.until_rolled_back(3)
+    assert "failed: reloads 3 (expected at most 2)" in world.until_rolled_back(3)
 
 
 @pytest.mark.slow

@@ -71,7 +71,7 @@ def batch_of(features, rows=4, *, seed=0, **changes):
 
 
 def reference_of(batch, features):
-    """Count archived rows as validation does: return the reference with one row per request."""
+    """Return validation's reference for these rows if each row is its own request."""
     counter, rows = ProfileCounter(features), []
     for at in range(len(batch.scores)):
         arrays = {
@@ -165,7 +165,10 @@ def test_cells_of_every_column_hold_each_row_once_and_changed_one_drifts(feature
 
 
 def lists_of(lengths, elements, *, seed):
-    """Return 4,000 requests of four rows, whose lists have these lengths and elements."""
+    """Yield 4,000 requests of four rows with lists.
+
+    The length of each list is drawn from `lengths`, and its elements are drawn from `elements`.
+    """
     random = np.random.default_rng(seed)
     for at in range(4_000):
         batch = batch_of(LISTS, seed=seed + at, request_id=f"r-{at}")
@@ -177,7 +180,7 @@ def lists_of(lengths, elements, *, seed):
 
 @cache
 def layout_of(lengths, elements):
-    """Return the layout of validation's statistics for such archived rows."""
+    """Return the layout of the statistics that validation counts for these lists."""
     return Layout(counted(lists_of(lengths, elements, seed=1)))
 
 

@@ -111,7 +111,7 @@ def small_disk(folder, size):
 
 
 def fill(folder, left: int):
-    """Fill the disk except for `left` bytes, and return the file that does so."""
+    """Fill the disk except for `left` bytes, and return the path of the new file."""
     ballast = folder / "somebody else's"
     size = 0
     with open(ballast, "wb") as file:
@@ -198,7 +198,7 @@ def spoiled(chance, payload: bytes) -> bytes:
 
 
 def wild(chance, payload: bytes) -> bytes:
-    """Return the message with one unexpected value of the published schema."""
+    """Return the message with an unexpected value in one field of the published schema."""
     record = READER.FromString(payload)
     message = getattr(record, record.ListFields()[0][0].name)
     if message.DESCRIPTOR.name == "Predictions" and chance.random() < 0.5:

@@ -27,7 +27,7 @@ def archived(*batches):
 
 @pytest.fixture
 def beside(bench):
-    """A bench whose monitor has seen version 1 serve, and a newer answer of a canary."""
+    """A bench whose monitor has read a prediction of version 1, then a prediction of a canary."""
     b = bench()
     b.start()
     b.tick(prediction("s", time=START), by_canary("c", time=START + 1))
@@ -71,9 +71,9 @@ def test_events_tell_canary_from_version_that_serves(beside):
 
 
 def test_ranked_list_is_no_pair_because_arm_that_served_it_chose_its_rows():
-    """Two equal models, and the ten best rows of 200 by the first model.
+    """Both models are equally good. The first model ranks 200 rows and serves the best ten rows.
 
-    On these rows the second model seems better by 0.04 of AUC.
+    On these ten rows, the second model's AUC seems to be higher by 0.04.
     """
     shadow = np.array([0.25, 0.5, 0.75], np.float32)
     scored = dataclasses.replace(prediction("scored", 3), shadow_version=9, shadow_scores=shadow)

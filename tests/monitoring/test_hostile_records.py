@@ -19,7 +19,7 @@ from tests.support.processes import wait_for
 from tests.support.record_messages import encode
 
 NARROW = RecordFormat(Features(numeric=("price",), categorical=()))
-"""Writes a recommender's rows without most of their columns. The monitor fills in missing
+"""Writes rows that have only one of the recommender's columns. The monitor fills in the missing
 columns."""
 SLOWER = 10.0
 """Factor by which answers may be slower on a machine that runs other tests. On an idle machine,

@@ -75,7 +75,7 @@ def kept(archive) -> list[str]:
 
 
 def expect_moved(archive, lake, names=tuple(CONTENT)):
-    """Assert that bucket and volume have the same manifest, by the markers' names, sizes and bytes.
+    """Assert that the bucket and the markers have the same names, sizes and hashes of files.
 
     No local file may be left.
     """

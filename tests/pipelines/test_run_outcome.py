@@ -10,6 +10,7 @@ from evergreen.registry.promotion_journal import Promotion, append_promotion
 from evergreen.registry.runs import Stopped, find_outcome, noted, read_outcomes
 from evergreen.runtime.errors import ContractError, Preempted, Refused
 from tests.support.errors import raises
+from tests.support.releases import keep_model
 
 
 def promotion(action, *, version):
@@ -156,6 +157,27 @@ def test_run_that_was_retried_in_kubeflow_ends_as_its_second_pass(tmp_path):
     (line,) = read_runs(tmp_path)
     assert (line.state, line.version) == ("canary", 7)
     assert 0 <= line.seconds < 60
+
+
+def test_table_of_runs_on_narrow_terminal_tells_trials_apart(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    model = "20261129T161234Z-abcdef01"
+    keep_model(tmp_path, model)
+    names = ["search-20261129T161234567890Z", "search-20261129T161633123456Z"]
+    for name in names:
+        with noted(tmp_path, name, "training") as note:
+            note.facts = {"model": model, "train_rows": 24_000}
+        with noted(tmp_path, name, "deployment") as note:
+            note.facts, note.state = {"rollout": "none"}, "refused"
+        _end(tmp_path, name)
+    print_runs(tmp_path)
+    head, first, second = capsys.readouterr().out.splitlines()
+    assert max(len(head), len(first), len(second)) <= 80
+    assert head.split() == ["run", "state", "AUC", "version", "model"]
+    assert first.split()[0] != second.split()[0]
+    assert first.split()[0].startswith("search-")
+    assert first.split()[0].endswith("567890Z")
+    assert [first.split()[-1], second.split()[-1]] == [model, model]
 
 
 def test_second_pass_that_fails_again_says_where(tmp_path):

@@ -1,6 +1,7 @@
 """Reference archives: the rows and outcomes that an archive must contain.
 
-Requests have matured. Helpers read the actual archive for the comparison.
+Requests have matured. These helpers read the archive that the monitor wrote, for the comparison
+with the reference.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -36,7 +37,7 @@ def archived_rows(rows: Collection[Mapping[str, Any]]) -> Rows:
 
 
 def values_of(row: Mapping[str, Any], features: Features) -> tuple[list[float], list[int]]:
-    """Return an archived row's values in the order of the tensors that were served."""
+    """Return the values of an archived row in the order of the served tensors."""
     dense = [np.nan if row[name] is None else row[name] for name in features.numeric]
     categorical = [
         MISSING_CATEGORY if row[name] is None else row[name] for name in features.categorical
@@ -48,7 +49,7 @@ def values_of(row: Mapping[str, Any], features: Features) -> tuple[list[float], 
 
 
 def outcome_files(bench: Any) -> dict[str, list[tuple[str, int, str]]]:
-    """Map each day folder to the (request, row, event) of the archive's outcome files, in order."""
+    """Map each day folder of the archive to its outcomes (request, row, event), in order."""
     found: dict[str, list[tuple[str, int, str]]] = {}
     for path in sorted(bench.settings.archive.glob("outcomes/day=*/part-*.parquet")):
         for row in pq.ParquetFile(path).read().to_pylist():
@@ -63,7 +64,7 @@ def outcomes(bench: Any) -> list[tuple[str, int, str]]:
 
 
 def day_folders(root: Path, table: pa.Table) -> Iterator[tuple[pa.Table, Path]]:
-    """Yield the rows of each UTC day in order, with the day's new folder below `root`."""
+    """Yield each UTC day's rows and the day's new folder below `root`, in order of the days."""
     days = [str(time.date()) for time in table[raw_rows.EVENT_TIME].to_pylist()]
     for day in sorted(set(days)):
         folder = root / raw_rows.DAY_PARTITION.format(day=day)

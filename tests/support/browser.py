@@ -31,7 +31,7 @@ needs_browser = pytest.mark.skipif(
 
 def browse(tmp_path, *flags: str) -> str:
     """Run the browser to its end and return its output."""
-    # It runs without a session bus and a display, as on a server. The browser's profile is deleted
+    # The browser runs without a session bus and without a display. The browser's profile is deleted
     # with the test.
     environment = {**os.environ, "HOME": str(tmp_path)}
     command = [BROWSER, *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", *flags]
@@ -79,7 +79,7 @@ onload = () => document.title = JSON.stringify(Array.from(document.querySelector
 
 
 def pixels_too_wide(tmp_path, page: str, *widths: int) -> list[int]:
-    """Return how many pixels a page overflows a screen of each width.
+    """Return by how many pixels the page is too wide, for each screen width.
 
     A browser window is never narrower than 500 pixels, so the page is measured in frames.
     """
@@ -97,7 +97,7 @@ def beyond_first_screen(tmp_path, page: str) -> list[list[str]]:
 def cut_texts(tmp_path, page: str, *widths: int) -> list[list[str]]:
     """Return the first characters of the texts that a page cuts off at each screen width.
 
-    Texts that overflow the screen count too. Everything foldable is unfolded first.
+    Texts that extend beyond the screen count as cut off. All foldable elements are unfolded first.
     """
     return _in_frames(tmp_path, page, [(width, 900) for width in widths], _CUT)
 
@@ -116,7 +116,7 @@ def _in_frames(tmp_path, page: str, sizes: Sequence[tuple[int, int]], script: st
 def serious_findings(tmp_path, page: str, *flags: str) -> list[list[str]]:
     """Return what axe-core reports as serious or critical in a page.
 
-    Each finding is the rule, the first element and the suggested fix.
+    Each finding contains the rule, the first affected element and the suggested fix.
     """
     if AXE is None:
         pytest.skip("axe-core is not installed (.venvs/driver)")

@@ -32,17 +32,20 @@ class Program:
         self._start, self._may_end = start, may_end
         self.process = start()
         self.ends: list[int] = []
-        """Exit codes of the program when it ended by itself."""
+        """Exit code of the program, for each time that it ended by itself."""
 
     def keep_up(self) -> None:
-        """Restart the program if it has ended. The exit code must be in `may_end`."""
+        """Restart the program if it has ended.
+
+        The exit code of an ended program must be one of `may_end`.
+        """
         if (code := self.process.poll()) is not None:
             assert code in self._may_end, f"{self.process.args} ended with {code}"
             self.ends.append(code)
             self.process = self._start()
 
     def suffer(self, blow: signal.Signals, seconds: float) -> None:
-        """Kill and restart it, or pause it for `seconds`."""
+        """Kill and restart the program, or pause the program for `seconds`."""
         self.keep_up()
         self.process.send_signal(blow)
         if blow == signal.SIGKILL:
@@ -75,7 +78,7 @@ def strike(
 def client(url: str, said: Path, *, number: int, log: Path) -> subprocess.Popen:
     """Start the client `number` of `campaign_client`, which sends to `url`.
 
-    The client records its messages in the file `said`.
+    The client writes a record of its messages to the file `said`.
     """
     command = [sys.executable, "-m", "tests.support.campaign_client", url, str(said), str(number)]
     with open(log, "ab") as file:
@@ -116,7 +119,7 @@ def expect_each_once(said: Path, lake: Path) -> int:
 
 
 def _once(lake: Path, pattern: str, columns: tuple[str, ...]) -> dict[tuple[str, int], tuple]:
-    """Return the rows of the files by request and row. Each must exist once."""
+    """Return the rows of the files, keyed by request and row. Each row must occur exactly once."""
     found: dict[tuple[str, int], tuple] = {}
     for path in sorted(lake.glob(pattern)):
         table = pq.ParquetFile(path).read(columns=list(columns))

@@ -1,4 +1,4 @@
-"""Steps of a canary until it has ended, as the rounds of a controller make them."""
+"""Run the steps of a canary until the canary has ended, like the rounds of a controller."""
 
 from controller.canary.steps import ENDED, NONE, step
 from evergreen.runtime.errors import TemporaryError

@@ -45,7 +45,7 @@ def recommender():
 def criteo_rows():
     """Return `n` rows of 40 texts: the label, integers and hex categories.
 
-    I2 is sometimes negative. An empty text is a missing value.
+    I2 is sometimes negative. An empty text stands for a missing value.
     """
 
     def make(n: int, *, seed: int = 0) -> list[list[str]]:
@@ -89,7 +89,7 @@ def write_text():
 
 @pytest.fixture
 def truth():
-    """Parse Criteo text with the standard library, to tuples of label, numbers and None."""
+    """Parse Criteo text with the standard library. A row is a tuple of label, numbers and None."""
 
     def parse(rows: list[list[str]]) -> list[tuple]:
         text = io.StringIO("\n".join("\t".join(row) for row in rows))
@@ -173,9 +173,9 @@ def flags(tmp_path, raw_table, write_lake, recommender):
 
 @pytest.fixture
 def released(tmp_path, recommender):
-    """Release a model whose newest training row is of `last_learned_time`.
+    """Release a model whose newest training row has the time `last_learned_time`.
 
-    `more` are further fields of its manifest.
+    `more` contains additional fields of the release's manifest.
     """
 
     def release(last_learned_time: str, *, model_id: str = "m1", version: int = 1, **more) -> None:
@@ -211,7 +211,7 @@ def run_main():
 
 @pytest.fixture
 def run_step(tmp_path, recommender):
-    """Extract the whole lake, or a window of it, for the recommender with changed settings."""
+    """Change settings of the recommender, and extract the whole lake or a window of it."""
 
     def run(lake, window=ALL, *, run="run", **settings) -> RawDataset:
         opened = folder_lake(lake, recommender=recommender) if isinstance(lake, Path) else lake

@@ -3,7 +3,8 @@
 Rows are independent, or belong to requests whose rows share their user.
 
 The scores are binormal: scores of non-clicks are standard normal, and scores of clicks are shifted,
-so that AUC = Phi(shift / sqrt 2). Scores are not probabilities, because only their order counts.
+so that AUC = Phi(shift / sqrt 2). The scores are not probabilities, because AUC uses only their
+order.
 """
 
 from dataclasses import dataclass, replace
@@ -78,7 +79,7 @@ def draw_returning(
 
 
 def joined(first: MaturedRows, second: MaturedRows) -> MaturedRows:
-    """Append `second` to `first`."""
+    """Return the rows of `first` followed by the rows of `second`."""
     return MaturedRows(
         labels=np.concatenate((first.labels, second.labels)),
         scores=np.concatenate((first.scores, second.scores)),
@@ -87,9 +88,9 @@ def joined(first: MaturedRows, second: MaturedRows) -> MaturedRows:
 
 
 def part(rows: MaturedRows, begin: int, end: int) -> MaturedRows:
-    """Return rows `begin` to `end` as the evidence of one decision point.
+    """Return the rows from `begin` to `end` as evidence at one decision point.
 
-    Both must be multiples of the rows of a request.
+    `begin` and `end` must be multiples of the number of rows per request.
     """
     groups: NDArray[np.int64] = rows.groups[begin:end]
     return MaturedRows(
@@ -100,7 +101,7 @@ def part(rows: MaturedRows, begin: int, end: int) -> MaturedRows:
 def of_partition(rows: MaturedRows, name: str, *, partitions: int) -> MaturedRows:
     """Return the rows of the requests that the client sends to partition 0 of `partitions`.
 
-    `name` starts the ids of the requests.
+    The ids of the requests start with `name`.
     """
     requests, numbers = np.unique(rows.groups, return_inverse=True)
     chosen = np.array(
@@ -125,7 +126,7 @@ NO_KPIS = Kpis(
 
 
 class Windows:
-    """KPIs of a stream's windows of `rows` rows, computed once for all policies."""
+    """KPIs of windows of `rows` rows in a stream. They are computed once for all policies."""
 
     def __init__(self, stream: MaturedRows, rows: int) -> None:
         self._stream, self._rows, self._known = stream, rows, dict[int, Kpis]()
@@ -133,7 +134,7 @@ class Windows:
     def kpis(self, end: int) -> Kpis:
         """Return the AUC with its interval.
 
-        The AUC is not computed if there are too few clicks for any policy.
+        The AUC is computed only if there are enough clicks for some policy.
         """
         if end not in self._known:
             begin = max(0, end - self._rows)
@@ -168,10 +169,10 @@ def first_run(
         policy: See `policies.policy.Policy`.
         stream: Rows in their order.
         step: Rows per decision point.
-        windows: KPIs of the stream. None if the policy does not read them.
+        windows: KPIs of the stream. None if the policy does not use KPIs.
         gate_auc: AUC that the gate measured, exactly.
-        after: Requests for a run before this row are ignored. The alarm of the sequential test
-            lasts, so an earlier alarm counts at this row.
+        after: Requests before this row are ignored. The sequential test's alarm persists, so the
+            first later row counts if the alarm was earlier.
     """
     memory: Any = {}
     for begin in range(0, len(stream.labels), step):

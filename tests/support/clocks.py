@@ -1,4 +1,4 @@
-"""The fake clock of the tests. Only a test moves it."""
+"""The fake clock of the tests. The time changes only when a test changes it."""
 
 from datetime import datetime, timezone
 

@@ -1,18 +1,18 @@
-"""A local Cloud Storage: the emulator from PyPI, and features of the real service before it.
+"""A local Cloud Storage: the emulator from PyPI, and a front with more features.
 
 The emulator (`gcp-storage-emulator`) stores buckets and objects, serves uploads, downloads,
-listings and rewrites, counts generations and checks CRC32C. The front adds what the service
-documents:
+listings and rewrites, counts generations and checks CRC32C. The front adds these documented
+features of the service:
 
 - preconditions (cloud.google.com/storage/docs/request-preconditions): 412 if `ifGenerationMatch` is
   another generation, at the start and at the end of a resumable upload, and 404 for a read of a
-  `generation` that is gone. Requests pass one at a time, so that the check and the change are one
-  step;
+  `generation` that is gone. Requests are processed one at a time, so that the check and the change
+  are atomic;
 - resumable uploads (.../docs/performing-resumable-uploads): a part that has already arrived counts
   as sent, and a finished upload answers with its object again;
-- the metadata of a rewrite, the generation of a download, and a text with a 404.
+- metadata in a rewrite, `generation` in a download, and an error text in a 404 response.
 
-Neither has permissions, rate limits, paged listings or retention.
+The emulator and the front do not implement permissions, rate limits, paged listings or retention.
 
 The front also injects faults (`Fault`) before or after the emulator.
 """
@@ -46,7 +46,7 @@ class Request:
 
     @property
     def name(self) -> str:
-        """Return the name of the object, or an empty string if the request is about a bucket."""
+        """Return the object's name, or an empty string for a request about a bucket."""
         if "/o/" in self.path:
             return unquote(self.path.partition("/o/")[2].partition("/rewriteTo/")[0])
         if self.query.get("name"):
@@ -76,26 +76,26 @@ class Request:
 
 @dataclass
 class Fault:
-    """A fault for the requests that `on` selects."""
+    """Fault that is applied to the requests for which `on` returns True."""
 
     on: Callable[[Request], bool]
     do: str
-    """Kind of fault. `status` answers with that status and passes nothing on. `cut` closes the
-    connection and passes nothing on. `lose` passes the request on but sends no answer. `half`
-    closes after half of the answer's body. `stall` sends half of it and waits until the front is
-    reset. `damage` changes the answer's body by `change`. `hang` sends no answer until the front is
-    reset."""
+    """Kind of fault. `status` responds with this status, and does not forward the request. `cut`
+    closes the connection without forwarding the request. `lose` forwards the request but sends no
+    response. `half` closes the connection after half of the response's body. `stall` sends half of
+    the response's body, and then waits until the front is reset. `damage` applies `change` to the
+    response's body. `hang` sends no response until the front is reset."""
     status: int = 503
     message: str = "backendError"
     times: int = 1
-    """Number of requests that get this fault."""
+    """Number of requests to which the fault is applied."""
     change: Callable[[bytes], bytes] = lambda body: bytes([body[0] ^ 1]) + body[1:]
     met: int = 0
 
 
 @dataclass
 class Front:
-    """The service. `host` is the value for STORAGE_EMULATOR_HOST."""
+    """The service. Set STORAGE_EMULATOR_HOST to the value of `host`."""
 
     host: str
     faults: list[Fault] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Command lines as a user types them, and the parser of the program that they start.
+"""Parse command lines as a user types them, with the parser of the program that each line starts.
 
 Nothing is run.
 """
@@ -16,7 +16,7 @@ from cli.commands import build_parser, find_command
 from evergreen.runtime.flags import CommandParser
 
 OF_VALIDATION = ("tensorflow_metadata", "tensorflow_metadata.proto", "tensorflow_metadata.proto.v0")
-"""Modules of the validation environment that parsing does not need."""
+"""Modules of the validation environment that are not needed to parse its command lines."""
 
 
 def parser_of(line: str) -> tuple[argparse.ArgumentParser, list[str]]:

@@ -10,7 +10,7 @@ STEPS = tuple(ENVIRONMENT_OF_STEP)
 
 
 class Compiled:
-    """One compiled file and its parts."""
+    """One compiled pipeline file and its parts."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.text = path, path.read_text()

@@ -1,8 +1,8 @@
 """Images built by podman over stand-in bases in a separate storage, and containers of them.
 
 A base is a Debian with Python 3.11 (Debian 13 uses the one of Debian 12), tagged with the name in
-the Dockerfiles, so that the Dockerfiles are built unchanged. A release cannot use a stand-in by
-mistake. A second run reuses the layers.
+the Dockerfiles, so that the Dockerfiles are built unchanged. Stand-ins have names that a release
+cannot use by mistake. A second run reuses the layers.
 """
 
 import ast
@@ -36,14 +36,14 @@ OLDER_PACKAGES_TOO = (
     "sed s/trixie/bookworm/ $1/etc/apt/sources.list > $1/etc/apt/sources.list.d/older.list"
 )
 PLAIN = [image for image in DOCKERFILES if environment(image)]
-"""Images without NVIDIA software."""
+"""Images that contain no NVIDIA software."""
 TRITON = "nvcr.io/nvidia/tritonserver:26.10-py3"
-"""NVIDIA's image, replaced by the laptop's tritonserver. Its container also owns the pod's
-namespaces."""
+"""NVIDIA's image, replaced by the laptop's tritonserver. Triton's container also owns the
+namespaces of the pod."""
 SERVED_AT = [f"{service}.evergreen.svc.cluster.local" for service in ("triton", "triton-headless")]
 """Host names of the cluster. In a container they resolve to this machine."""
 HANDED_OVER = ("PATH", "VIRTUAL_ENV", "PYTHONPATH", "TMPDIR")
-"""Variables that the local runner sets for an environment of a laptop."""
+"""Variables that the local runner sets in an environment on a laptop."""
 
 
 @pytest.fixture(scope="session")
@@ -64,7 +64,7 @@ def podman(tmp_path_factory):
         '"/run/containers/evergreen-tests"\n'
     )
     engine = '[engine]\nruntime = "runc"\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\n'
-    # Settings in containers.conf apply to this machine and reach no image. A step sets
+    # Settings in containers.conf apply to this machine and reach no image. A step passes
     # `--network=none` itself.
     mounts = json.dumps(
         [f"{path}:{path}:ro" for path in pip_places()] + [f"{folder}/pip.conf:/etc/pip.conf:ro"]
@@ -159,7 +159,7 @@ def pip_settings() -> dict[str, str]:
 def pip_places() -> list[str]:
     """Return the local files and folders that pip's settings name.
 
-    For an index these include the folder of its pages.
+    If a setting names a package index as a local path, the folder of the index's pages is included.
     """
     words = [word for value in pip_settings().values() for word in value.split()]
     indexes = [
@@ -185,7 +185,10 @@ def give_to_user(folder: Path) -> None:
 
 
 def in_containers(podman, images, steps, *flags):
-    """Run a task's command line in its image, in place of the local runner's `_run_step`."""
+    """Run a task's command in its image.
+
+    Tests use this function instead of the local runner's `_run_step`.
+    """
 
     def contained(command, variables, log):
         step = command[command.index("--function_to_execute") + 1]

@@ -1,10 +1,10 @@
 """Publisher, monitor and uploader in processes that SIGKILL ends at a given boundary or time.
 
 Such a process is called a life. A life is forked from a process that has imported everything and
-started no thread (`serve`). Forking takes 40 ms, and the imports would take seconds. There is a
+started no thread (`serve`). A fork takes 40 ms, whereas the imports would take seconds. There is a
 boundary before and after every checkpoint of the product and every `os.fsync`, `rename`, `replace`,
-`unlink`, `link`, COMMIT and HTTP request. The life kills itself at a boundary that is given by
-number or by name. Kills at random moments also hit SQLite inside a COMMIT and Arrow inside a write.
+`unlink`, `link`, COMMIT and HTTP request. A kill is requested for a boundary, by its number or its
+name. Kills at random moments also hit SQLite inside a COMMIT and Arrow inside a write.
 """
 
 import json
@@ -45,7 +45,7 @@ def watch_boundaries(kill: Kill) -> None:
 
 
 def place_of(path, *others) -> str:
-    """Describe a file by its folder in the chain, and by whether it is a temporary file."""
+    """Describe a file by its folder in the chain, with a mark if the file is temporary."""
     path = Path(os.readlink(f"/proc/self/fd/{path}") if isinstance(path, int) else path)
     folders = [part for part in path.parts if part in ("archive", "uploaded", "lake", "state")]
     return f" in {'/'.join(folders)}{' of a file aside' if path.name.startswith('.') else ''}"
@@ -115,9 +115,9 @@ def live(order: dict, told: int) -> None:
 
 
 def serve() -> None:
-    """Fork the lives that stdin requests, and report how each ended.
+    """Fork the lives that are requested on stdin, and report the end of each life.
 
-    Each line of stdin lists lives that run at the same time.
+    Each line of stdin contains the lives that run concurrently.
     """
     import google.cloud.storage  # noqa: F401
     import pyarrow.parquet  # noqa: F401
@@ -145,7 +145,7 @@ def serve() -> None:
 
 
 def end_of(process: int, listen: int, kill_after: float | None) -> dict:
-    """Wait for a life's end, or kill it after some seconds.
+    """Wait until a life ends, or kill it after a number of seconds.
 
     Returns:
         How it ended, and the boundaries it reached.

@@ -1,9 +1,10 @@
 """The harness of all crash tests: a process that is killed at a chosen step of its work.
 
-A step is a checkpoint of the product, or a call of a watched function such as `os.rename`. `Kill`
-ends the process at one step: in this process by `Killed`, or by SIGKILL in a forked process. After
-the kill every further step fails too, so cleanup handlers write nothing. `every_kill` kills a
-repeated run at its first step, then at its second step, until the run completes.
+A step is a checkpoint of the product, or a call of a watched function such as `os.rename`. At one
+step, `Kill` ends the process: it raises `Killed` in this process, and uses SIGKILL in a forked
+process. After the kill every further step fails too, so cleanup handlers write nothing.
+`every_kill` runs a function repeatedly, and kills it at its first step, then at its second step,
+until it completes.
 """
 
 import os
@@ -32,10 +33,11 @@ class Kill:
     As a context manager it catches `Killed` and unwatches the functions.
 
     Args:
-        at: Names or numbers of steps. Without any, the process survives.
-        visit: For names, the occurrence from 1 that kills.
-        end: Ends the process at the step of this name.
-        report: Called with the name of each step before the kill.
+        at: Names or numbers of the steps at which the process is killed. If empty, the process is
+            not killed.
+        visit: Occurrence of a named step at which the process is killed, counted from 1.
+        end: Function that ends the process, called with the step's name.
+        report: Function that is called with the name of each step before the kill.
     """
 
     def __init__(
@@ -47,14 +49,17 @@ class Kill:
     ) -> None:
         self.at, self.visit, self._end, self._report = at, visit, end, report
         self.steps: list[str] = []
-        """Names of the steps that were reached, in order."""
+        """Names of the steps so far, in order."""
         self.is_dead = False
         self.is_paused = False
-        """Whether steps are ignored, for the work of a double."""
+        """Whether steps are ignored, because a double is at work."""
         self._real: list[tuple[object, str, Any]] = []
 
     def reach(self, name: str) -> None:
-        """Enter the step `name`. This is a checkpoint of the product."""
+        """Enter the step `name`, and kill the process there if requested.
+
+        The product calls this function at its checkpoints.
+        """
         if self.is_paused:
             return
         if not self.is_dead:
@@ -66,13 +71,13 @@ class Kill:
             self._end(name)
 
     def watch(self, owner: object, *names: str, after: bool = False, where=lambda *_: "") -> "Kill":
-        """Make every call of these functions of `owner` a step, until the context ends.
+        """Count each call of these functions of `owner` as a step, until the context ends.
 
         Args:
-            owner: A module or a class.
+            owner: Module or class that contains the functions.
             names: Functions of `owner`.
             after: Whether a step follows each call too.
-            where: Describes the arguments of a call in the name of the step.
+            where: Function that describes a call's arguments in the step's name.
         """
         for name in names:
             real = getattr(owner, name)
@@ -81,7 +86,7 @@ class Kill:
         return self
 
     def around(self, name: str, real, *, after: bool = False, where=lambda *_: ""):
-        """Return the function with a step before it, and optionally after it."""
+        """Wrap the function with a step before each call, and optionally after each call."""
 
         def call(*arguments, **more):
             full = f"{name}{where(*arguments)}"

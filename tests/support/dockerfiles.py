@@ -20,13 +20,14 @@ LOCKS = {"validation": "validation-trixie"}
 """Maps an image to its lock, for images whose lock differs from the lock of the step's test
 environment. `test_containers.py` compares both locks."""
 PROGRAMS = {"inference_client": "demo.simulation", "monitoring": "monitoring"}
-"""Programs of images that are not steps of the pipeline. Both images install the driver's lock."""
+"""Programs of images that are not steps of the pipeline. The lock of both images is that of the
+driver."""
 KNOWN = {"FROM", "ARG", "COPY", "RUN", "ENV", "WORKDIR", "LABEL", "USER", "ENTRYPOINT"}
 
 
 @dataclass
 class Stage:
-    """One FROM and the instructions that follow it."""
+    """A FROM instruction, and the instructions up to the next FROM."""
 
     base: str
     name: str = ""
@@ -38,7 +39,7 @@ class Stage:
     def copies(self) -> list[tuple[str, str, str]]:
         """Return the source stage, source path and absolute target of each COPY.
 
-        The stage is empty for the build context.
+        The stage is an empty text if the source is the build context.
         """
         here, found = "/", []
         for keyword, argument in self.instructions:
@@ -55,7 +56,7 @@ class Stage:
         return found
 
     def variables(self, inherited: dict[str, str]) -> dict[str, str]:
-        """Return ENV over the variables of the base image, with `${NAME}` filled in."""
+        """Add the ENV variables to those of the base image, and replace `${NAME}` by its value."""
         found = dict(inherited)
         for argument in self.all("ENV"):
             for assignment in shlex.split(argument):
@@ -64,7 +65,10 @@ class Stage:
         return found
 
     def labels(self, arguments: dict[str, str]) -> dict[str, str]:
-        """Return LABEL with the values of ARG, or of `arguments`, filled in."""
+        """Return the labels.
+
+        In their values, each ARG is replaced by its value or by `arguments`.
+        """
         known: dict[str, str] = {}
         for argument in self.all("ARG"):
             name, _, default = argument.partition("=")
@@ -79,7 +83,7 @@ class Stage:
 
 
 def stages(image: str) -> list[Stage]:
-    """Return the stages of the image's Dockerfile. The last stage is shipped."""
+    """Return the stages of the image's Dockerfile. The last stage is the image that is shipped."""
     text = (REPOSITORY / DOCKERFILES[image]).read_text()
     text = "\n".join(
         line for line in text.splitlines() if not line.lstrip().startswith("#")
@@ -104,9 +108,9 @@ def stages(image: str) -> list[Stage]:
 
 
 def environment(image: str) -> str | None:
-    """Return the environment that replaces the image on a laptop.
+    """Return the environment that a laptop uses instead of the image.
 
-    Returns None if NVIDIA's image has the packages.
+    Returns None if the packages are part of NVIDIA's image.
     """
     return None if image in STEP_OF_VARIANT else ENVIRONMENT_OF_STEP.get(image, "driver")
 
@@ -137,7 +141,7 @@ def lay_out(image: str, root: Path, context: Path = REPOSITORY) -> Path:
     """
     for origin, source, target in stages(image)[-1].copies():
         if origin:
-            continue  # built by another stage
+            continue  # the files come from another build stage
         final = root / target.lstrip("/")
         final.parent.mkdir(parents=True, exist_ok=True)
         if (context / source).is_dir():

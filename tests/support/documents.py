@@ -1,8 +1,9 @@
 """The commands in a page's code blocks, with how each block is run or why it is not run.
 
 `sh` and `python` blocks hold programs that must exit with 0. `console` blocks show commands after
-`$ ` and their output, where `...` matches anything. A comment before a block says how it is run,
-see `MARK`. `all need` applies to every block of the page that has no mark of its own.
+`$ ` and their output, where `...` matches anything. A comment before a block contains a mark that
+says how the block is run (`MARK`). `all need` is a mark for all blocks of the page without their
+own mark.
 """
 
 import re
@@ -15,9 +16,10 @@ from markdown_it import MarkdownIt
 from tests.support.paths import REPOSITORY
 
 MARK = re.compile(r"<!-- (needs|run by|until|all need): (.+?) -->")
-"""Mark before a block. `needs: a cluster` is not run. `run by: tests/...` is run by that test.
-`until: TEXT` starts in the background, and the next blocks run once it has printed TEXT. The
-background program is interrupted at the end of the page."""
+"""Comment that says how the next block is run. `needs: a cluster` means that no test runs the
+block. `run by: tests/...` means that this other test runs the block. `until: TEXT` starts in the
+background, and the next blocks run once it has printed TEXT. At the end of the page, this program
+is interrupted."""
 SHELL, CONSOLE, PYTHON = "sh", "console", "python"
 OTHER = ("text", "yaml", "dockerfile")
 DOCUMENTS = sorted(
@@ -28,7 +30,7 @@ DOCUMENTS = sorted(
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """One block of code that shows commands."""
+    """A code block that shows commands."""
 
     page: Path
     line: int
@@ -62,9 +64,9 @@ class Block:
         ]
 
     def steps(self) -> Iterator[tuple[str, str | None]]:
-        """Return (script, expected output) of each step.
+        """Return the script and the expected output of each step in the block.
 
-        If the output is None, it matches anything.
+        None as the expected output accepts any output.
         """
         if self.kind != CONSOLE:
             yield self.text, None
@@ -90,7 +92,7 @@ def inline_code(page: Path) -> list[str]:
 
 
 def blocks(page: Path) -> list[Block]:
-    """Return the page's blocks that show commands, in order."""
+    """Return the blocks of the page that contain commands, in order."""
     found, mark, default = [], {}, {}
     for token in MarkdownIt().parse(page.read_text()):
         if token.type == "html_block":

@@ -1,7 +1,7 @@
 """Assertions on the errors that users see: the type, and the thing and values that are named.
 
-A test that asserts a whole sentence breaks if only the wording changes. Exact texts are in
-`tests/messages.yaml`.
+A test that asserts a whole sentence breaks if only the wording changes. Tests of exact texts read
+them from `tests/messages.yaml`.
 """
 
 import re
@@ -17,7 +17,8 @@ def raises(kind: type[BaseException], *named: object):
 
     Args:
         kind: Type of the error.
-        named: Things, values and decisive words. Each matches as a whole: 1 is not in "10 rows".
+        named: Things, values and decisive words. Each name must match a whole word or number, so 1
+            does not match "10 rows".
     """
     return pytest.raises(kind, match=naming(*named))
 
@@ -37,7 +38,7 @@ def says(kind: type[BaseException], message: str, **values: object):
     """Expect an error whose whole text is the entry `message` of `tests/messages.yaml`.
 
     Args:
-        kind: Type of the error.
+        kind: Expected type of the error.
         message: Key of the entry.
         values: Values of the entry's fields.
     """

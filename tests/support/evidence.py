@@ -1,4 +1,4 @@
-"""Evidence made by hand for the tests of policies."""
+"""Synthetic evidence for the tests of policies."""
 
 import numpy as np
 
@@ -39,7 +39,7 @@ def evidence_of(
 
 
 def rows_of(labels, scores, groups=None) -> MaturedRows:
-    """Return rows in the form that a policy gets.
+    """Return rows as policies receive them.
 
     Each row is its own request unless `groups` is given.
     """

@@ -17,9 +17,9 @@ def argo_umask() -> Iterator[None]:
 
 
 def too_open(folder: Path, allowed: int) -> dict[str, str]:
-    """Return the mode of each file and folder below `folder` with a bit beyond `allowed`.
+    """Return the files and folders below `folder` whose mode has a bit outside `allowed`.
 
-    The execution bits are ignored.
+    Execute bits are ignored.
     """
     modes = {
         path: path.lstat().st_mode & 0o777 for path in folder.rglob("*") if not path.is_symlink()

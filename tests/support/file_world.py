@@ -43,7 +43,7 @@ class World:
     def release(self, seed, **altered):
         """Release to the servers.
 
-        The test can replace methods of a server. Each replacement gets the server as its first
+        Tests can replace the methods of a server. Each replacement gets the server as its first
         argument.
         """
         settings = self.settings

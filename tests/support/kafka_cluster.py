@@ -1,7 +1,8 @@
 """librdkafka's mock cluster: in-process brokers that speak Kafka's protocol and can be stopped.
 
 confluent-kafka's own switch, `test.mock.num.brokers`, starts the same cluster but cannot stop a
-broker. The library itself can stop one (`rd_kafka_mock_broker_set_down`), so it is called directly.
+broker. librdkafka can stop one broker (`rd_kafka_mock_broker_set_down`), so this module calls
+librdkafka directly.
 """
 
 import ctypes
@@ -35,7 +36,7 @@ _SIGNATURES = {
 def _library() -> ctypes.CDLL:
     folder = Path(confluent_kafka.__file__).parents[1] / "confluent_kafka.libs"
     paths = list(folder.glob("librdkafka-*"))
-    if not paths:  # Only wheels for Linux bundle the library at this path.
+    if not paths:  # only wheels for Linux contain the library at this path
         pytest.skip("no librdkafka beside confluent-kafka, whose mock cluster the tests need")
     library = ctypes.CDLL(str(paths[0]))
     for name, (result, arguments) in _SIGNATURES.items():
@@ -70,7 +71,10 @@ class KafkaCluster:
         self._library.rd_kafka_mock_topic_set_error(self._cluster, name.encode(), error)
 
     def take_away(self) -> None:
-        """Close every broker's port and connections. The brokers' stored messages stay."""
+        """Close the port and the connections of every broker.
+
+        The messages that the brokers store remain.
+        """
         for number in range(1, BROKERS + 1):
             assert self._library.rd_kafka_mock_broker_set_down(self._cluster, number) == 0
 

@@ -1,4 +1,4 @@
-"""The monitor's small documents, which are stored in memory and read back as after a restart."""
+"""Small documents of the monitor, which are stored in memory and read back as after a restart."""
 
 import json
 

@@ -12,7 +12,7 @@ from typing import Any
 from tests.support.paths import REPOSITORY
 
 LOCAL_RUN = {"run_resource": "evergreen-retraining-x7k2p", "run_id": ""}
-"""Values on this machine that KFP passes to every step besides the run's name."""
+"""Local values for the parameters that KFP passes to every step, except the run's name."""
 
 
 def run_component(
@@ -26,9 +26,9 @@ def run_component(
     """Run the component of `step`.
 
     Args:
-        step: Package of the component. The function has the same name.
+        step: Package of the component. The component's function has the same name as the package.
         folder: Folder for the artifacts, each under its own name, and for the executor's files.
-        parameters: The function's parameters, over `LOCAL_RUN`.
+        parameters: Parameters of the function that override `LOCAL_RUN`.
         inputs: Kind of each input artifact, such as `Dataset`.
         outputs: Kind of each output artifact.
 

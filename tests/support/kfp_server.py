@@ -4,11 +4,11 @@ The double's state is in memory. The double has experiments, runs, pipelines, ve
 schedules, and follows the real server's rules. Filters are applied. Names of pipelines and of a
 pipeline's versions are unique. A schedule has exactly one source, a cron expression that
 robfig/cron accepts (also with five fields, read as seconds to months), and between 1 and 10
-concurrent runs. Several schedules may have one name. `fire` starts a schedule's run, `constants`
-are the values for the placeholders of a pipeline's tasks, and `end` ends a run.
+concurrent runs. Several schedules may have one name. `fire` starts a run of a schedule, `constants`
+are the values for placeholders in the tasks of a pipeline, and `end` ends a run.
 
 Tests can inject an answer of any status for the next requests or for all, a request that hangs, and
-an answer that is lost after the server has acted. They can also inject a run created after its
+an answer that is lost after the server has acted. Tests can also inject a run created after its
 client has given up, a required token, and a callback between lookup and creation. The double lacks
 access control, validation of the pipeline and MySQL's collation. tests/pipelines/test_kfp_double.py
 compares its answers with those of a real server.
@@ -46,7 +46,7 @@ DEFAULT_EXPERIMENT = {"experiment_id": "default", "display_name": "Default"}
 
 
 class ErrorAnswer(Exception):
-    """An answer with a status other than 200."""
+    """Response with a status other than 200."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -55,7 +55,7 @@ class ErrorAnswer(Exception):
     def document(self, path: str) -> dict:
         """Return the answer's body.
 
-        Uploads bypass the gRPC gateway, and their errors have another form.
+        Uploads do not pass through the gRPC gateway, so the errors of uploads have another form.
         """
         if "/pipelines/upload" in path:
             return {"error_message": str(self), "error_details": str(self)}
@@ -78,26 +78,30 @@ class KfpServer(HttpDouble):
         self.requests: list[tuple[str, str]] = []
         self.failure: int | None = None
         self.failure_text = "as the test says"
-        self.failures: list[int] = []  # Statuses of the next answers. Later answers are normal.
+        self.failures: list[
+            int
+        ] = []  # HTTP statuses of the next responses. Later responses have status 200.
         self.lost: list[
             tuple[str, str]
-        ] = []  # (method, end of path) of requests that are executed but never answered
+        ] = []  # (method, end of path) of requests that are carried out but get no response
         self.num_late = (
-            0  # number of run requests without an answer. The runs are created at `commit_late`
+            0  # number of run requests without an answer. `commit_late` creates these runs.
         )
-        self.late: list[dict] = []  # bodies of the unanswered run requests
-        self.token: str | None = None  # required token in `Authorization: Bearer`
+        self.late: list[dict] = []  # bodies of run requests that got no response
+        self.token: str | None = None  # token that requests must send in `Authorization: Bearer`
         self.before_create = lambda body: (
             None
-        )  # called outside the lock, so that another client can create in between
-        self.advance: dict[str, str] = {}  # state of a run -> state after it was read by name
+        )  # called outside the lock, so that a test can create another run
+        self.advance: dict[
+            str, str
+        ] = {}  # next state of a run by its state, applied after a read by name
         self.uploads: list[bytes] = []
-        self.files: dict[str, bytes] = {}  # uploaded file by version id
+        self.files: dict[str, bytes] = {}  # uploaded file by the id of its version
         self.schedules: list[dict] = []
         self.made_schedules = 0
-        self.errors: dict[str, str] = {}  # run id -> message of its error
+        self.errors: dict[str, str] = {}  # error message by run id
         self.lock = threading.Lock()
-        self.silence = threading.Event()  # if set, accept and never answer
+        self.silence = threading.Event()  # if set, requests are accepted but get no response
         self.release = threading.Event()
         super().__init__()
 
@@ -134,7 +138,10 @@ class KfpServer(HttpDouble):
         return run
 
     def commit_late(self, created_at: str = "") -> list[dict]:
-        """Create and return the runs whose clients have given up, by default as the latest runs."""
+        """Create the runs whose clients have given up, and return these runs.
+
+        By default, the new runs are the latest runs.
+        """
         for body in self.late:
             self.create_run(body)
             self.runs[-1]["created_at"] = created_at or self.runs[-1]["created_at"]
@@ -156,7 +163,7 @@ class KfpServer(HttpDouble):
     def fire(self, schedule_id: str) -> dict:
         """Start a run of the schedule as its controller does.
 
-        The run uses the template that was compiled with the schedule.
+        The run uses the pipeline template that was current when the schedule was created.
         """
         (schedule,) = (each for each in self.schedules if each["recurring_run_id"] == schedule_id)
         name = f"evergreen-retrainingb9625-1-{1829784550 + len(self.runs)}"
@@ -167,10 +174,10 @@ class KfpServer(HttpDouble):
         return run
 
     def constants(self, run: dict) -> dict[str, dict[str, object]]:
-        """Return the constants that each task of the run receives, by the task's name.
+        """Map the name of each task of the run to the constants that the task receives.
 
-        The server (2.17, driver/resolve.go) replaces a constant that consists of one placeholder. A
-        schedule's template has no display name, so the name is empty.
+        The server (2.17, driver/resolve.go) replaces a constant that consists of one placeholder.
+        The template of a schedule has no display name, so this name is empty.
         """
         reference = run["body"].get("pipeline_version_reference")
         if reference:
@@ -195,7 +202,10 @@ class KfpServer(HttpDouble):
         return found
 
     def end(self, run: dict, state: str, **tasks: str) -> None:
-        """End a run. `tasks` are the states of its tasks by name, with `_` for `-`."""
+        """End a run.
+
+        `tasks` contains the states of the run's tasks by name, with `_` instead of `-`.
+        """
         run["state"] = state
         run["finished_at"] = run["created_at"]
         before = ("RUNNING",) if "recurring_run_id" in run else ("PENDING", "RUNNING")
@@ -318,7 +328,7 @@ class KfpServer(HttpDouble):
         chosen = self.select(
             [each for each in self.versions if each["pipeline_id"] == pipeline_id], query
         )
-        # They are stored in order of arrival.
+        # The runs are stored in the order of their creation.
         ordered = chosen[::-1] if query.get("sort_by") else chosen
         start, size = int(query.get("page_token") or 0), int(query.get("page_size") or 10)
         token = str(start + size) if start + size < len(ordered) else ""
@@ -381,7 +391,7 @@ class KfpServer(HttpDouble):
         return {key: value for key, value in run.items() if key not in INNER}
 
     def experiment_of(self, body: dict) -> str:
-        """Return the experiment of a new run, by default the default one."""
+        """Return the experiment that a new run belongs to, by default the default experiment."""
         experiment = body.get("experiment_id", DEFAULT_EXPERIMENT["experiment_id"])
         if experiment not in {
             each["experiment_id"] for each in (*self.experiments, DEFAULT_EXPERIMENT)
@@ -509,7 +519,7 @@ class KfpServer(HttpDouble):
         chosen = self.select(
             [s for s in self.schedules if wanted in (None, s["experiment_id"])], query
         )
-        # Pages are smaller than requested, as a server may choose.
+        # Return smaller pages than requested, as a real server may do.
         start = int(query.get("page_token") or 0)
         token = str(start + 1) if start + 1 < len(chosen) else ""
         shown = chosen[start : start + 1]

@@ -1,12 +1,12 @@
-"""Deployments that kill themselves at a named checkpoint, each in a forked process (`warm`).
+"""Run deployments that kill themselves at a named checkpoint, each in a forked process (`warm`).
 
 A job is JSON with these keys:
 
 - `action`: release, rollback or bake
 - `store`, `repository`, and `urls` and `state` of a `file_world`
-- `candidate`: paths of the three manifests
+- `candidate`: paths of the three manifests of the candidate
 - `kill_at`: a checkpoint, or for `bake` the number of a boundary, see `crash_chain`
-- `occurrence`, from 1, and `lives`
+- `occurrence`: which visit of the checkpoint kills, from 1, and `lives`: number of processes
 """
 
 import json
@@ -61,7 +61,7 @@ def deploy(job):
 
 
 def bake(job):
-    """Run one round of a controller. The servers survive when the controller is killed."""
+    """Run one round of a controller. The server doubles survive because their state is in files."""
     from controller.baking import Baking
     from evergreen.runtime.errors import TemporaryError
     from tests.support.crash_chain import watch_boundaries
@@ -78,12 +78,15 @@ def bake(job):
 
     settings = settings_of(job, kill.reach)
     settings = replace(settings, connect=lambda url: Altered(connect_of(job)(url), load=load))
-    with suppress(TemporaryError):  # another one is running
+    with suppress(TemporaryError):  # another controller is running
         Baking(site=settings, metrics=("triton-a:8002",), fetch=lambda address: "").step({})
 
 
 def main(text):
-    """Run the job in `text`. With `lives` = 2 the job runs twice at the same time."""
+    """Run the deployment that `text` describes.
+
+    With `lives` = 2, two processes run the job concurrently.
+    """
     job = json.loads(text)
     beside = os.fork() if job.get("lives") == 2 else None
     bake(job) if job["action"] == "bake" else deploy(job)

@@ -50,7 +50,7 @@ def extract_lake(
     recommender: Recommender = SHOP,
     **settings,
 ) -> RawDataset:
-    """Run the step without its command line. `opened` contains settings of the cache."""
+    """Run the extraction step as a function. `opened` contains the settings of the cache."""
     more = {"open_storage": open_storage, **(opened or {})} if uri.startswith("gs://") else {}
     with opened_lake(uri, work=work, **more) as files:
         return extract(
@@ -70,7 +70,10 @@ def extract_by_command(
     recommender: Recommender = SHOP,
     **settings,
 ) -> RawDataset:
-    """Run the step as a command over a registry in `folder`. All its outputs are below `folder`."""
+    """Run the step as a command over a registry in `folder`.
+
+    All outputs of the step are below `folder`.
+    """
     accept_into(folder / "store", with_sections(recommender, extraction=settings))
     flags = {
         "run": run,
@@ -87,7 +90,7 @@ def extract_by_command(
 def fetched(seen) -> Counter:
     """Count how often each object was fetched, by its name within the lake.
 
-    Version markers are read, not fetched, and do not count.
+    Version markers do not count, because readers read them directly instead of fetching them.
     """
     names = [request.name.removeprefix("a lake/") for request in seen if request.is_download]
     return Counter(name for name in names if not name.endswith(raw_rows.VERSION_COMPLETE))
@@ -101,7 +104,7 @@ def is_fetch_of(name: str):
 def cached(work: Path) -> dict[str, list[str]]:
     """Map each object to the generations in the cache below `work`.
 
-    Names of unfinished downloads end in .part.
+    Unfinished downloads have names with the suffix .part.
     """
     (cache,) = (work / ".lake-cache").iterdir()
     found: dict[str, list[str]] = {}
@@ -112,13 +115,16 @@ def cached(work: Path) -> dict[str, list[str]]:
 
 
 def table_in(uri: str, *columns: str) -> pa.Table:
-    """Return the rows of a folder of Parquet files in order, with all columns by default."""
+    """Return the rows of a folder of Parquet files in order. All columns are read by default."""
     paths = sorted(local_path(uri).glob("*.parquet"))
     return pa.concat_tables([pq.ParquetFile(path).read(list(columns) or None) for path in paths])
 
 
 def rows_in(*uris: str | None) -> list[dict]:
-    """Return the rows of folders of Parquet files in order. None stands for no folder."""
+    """Return the rows of several folders of Parquet files, in order.
+
+    None means that there is no folder.
+    """
     return [
         row
         for uri in uris

@@ -1,8 +1,9 @@
-"""One bench for each log backend, for the conformance suite.
+"""Test benches for the conformance suite, one for each log backend.
 
-A bench opens both ends of a new log, advances its time, and lists what the backend cannot do. To
-add a backend to the suite, add a subclass of `Bench` to `BENCHES`. Leases run on an injected clock
-if the backend allows it. Otherwise tests wait for the server's clock, with a deadline.
+A bench opens a publisher and a reader of a new log, advances its time, and lists what the backend
+does not support. A new backend joins the suite by a subclass of `Bench` in `BENCHES`. Leases run on
+an injected clock if the backend allows it. If a backend's clock cannot be injected, tests wait for
+the server's clock, with a deadline.
 """
 
 import itertools
@@ -30,7 +31,7 @@ from tests.support.processes import wait_for
 from tests.support.pubsub_emulator import Emulator
 
 SECONDS = 120.0
-"""Deadline of every wait."""
+"""Maximum time of every wait in seconds."""
 
 
 def pull(*subscribers: Subscriber, count: int, seconds: float = SECONDS) -> list[Delivery]:
@@ -65,13 +66,13 @@ class Bench:
     """A fresh log of one backend."""
 
     deduplicates = False
-    """Whether a message that is published twice is delivered once."""
+    """Whether the backend delivers a message only once if it was published twice."""
     knows_backlog = True
     handed_out_at_once = 1
     """Number of messages by which a pull may exceed its byte limit."""
     lease_seconds = 30.0
     environment: dict[str, str] = {}
-    """Environment variables with which another process reaches the log at `url`."""
+    """Environment variables that another process needs to open the log at `url`."""
 
     def __init__(self) -> None:
         self._open: list[Publisher | Subscriber] = []
@@ -79,7 +80,7 @@ class Bench:
 
     @property
     def url(self) -> str:
-        """URL for another process, with leases as short as the backend allows."""
+        """URL of the log for another process, whose leases are as short as the backend allows."""
         raise NotImplementedError
 
     def publisher(self) -> Publisher:
@@ -93,7 +94,7 @@ class Bench:
         raise NotImplementedError
 
     def rest(self, subscriber: Subscriber) -> list[Delivery]:
-        """Return the remaining messages.
+        """Return all messages that are still in the log.
 
         Publish a marker message, return all messages that arrive before it, and acknowledge the
         marker.
@@ -117,7 +118,7 @@ class Bench:
 
 
 class SqliteBench(Bench):
-    """One SQLite file on a manual clock."""
+    """Log in one SQLite file, with a clock that the test sets."""
 
     deduplicates = True
 
@@ -193,9 +194,9 @@ class PubsubBench(Bench):
         return self._open[-1]
 
     def expire_leases(self) -> None:
-        """Return the messages that the readers have pulled, as if Pub/Sub's leases were over.
+        """Release the messages that the readers have pulled, as after the end of Pub/Sub's leases.
 
-        The shortest lease takes ten seconds.
+        A lease lasts at least ten seconds.
         """
         for reader in self._open:
             if isinstance(reader, PubsubSubscriber) and not reader._closing.is_set():
@@ -209,7 +210,9 @@ class PubsubBench(Bench):
 
 
 class KafkaBench(Bench):
-    """A separate topic on librdkafka's mock cluster, with one partition, so messages are ordered.
+    """A topic of its own on librdkafka's mock cluster.
+
+    The topic has one partition, so messages are ordered.
 
     The leases of a running reader expire by the reader's clock. The leases of a killed reader
     expire by the brokers' clock, and the next pulls wait for this.

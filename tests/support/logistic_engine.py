@@ -12,8 +12,8 @@ from evergreen.config.model import DcnConfig
 from evergreen.config.training import TrainingSettings
 from evergreen.networks.files import new_model, open_model
 
-# Names and shapes match the files that `start` writes. The engine only uses tables of width 1 and
-# the bias.
+# Names and shapes match the files that `start` writes. The engine uses only the tables (width 1)
+# and the bias.
 CONFIG = DcnConfig(
     num_dense=13, num_categorical=26, embedding_dim=1, num_cross_layers=1, tower=(1,)
 )
@@ -23,7 +23,7 @@ SETTINGS = TrainingSettings(learning_rate=0.1, batch_size=256, min_steps=300, mi
 class LogisticEngine:
     """The engine of this module.
 
-    `calls` records the calls, and `rates` the learning rate of each step.
+    `calls` contains the calls of the engine. `rates` contains the learning rate of each step.
     """
 
     backend = "logistic"
@@ -129,9 +129,9 @@ class StopAfter:
 
 
 class TimedEngine(LogisticEngine):
-    """An engine in which a call of `learn` takes ten seconds, and a save takes one second.
+    """Engine whose `learn` takes ten seconds, and whose save takes one second.
 
-    `saves` lists the times at which saves ended.
+    `saves` contains the times at which a save ended.
     """
 
     def __init__(self, *arguments, clock, **keywords):
@@ -171,5 +171,5 @@ def content(folder):
 
 
 def learned_rows(engine, first=0):
-    """Return the row numbers of the calls of `learn` from call `first` on."""
+    """Return the numbers of the rows in each call of `learn`, starting with call `first`."""
     return [call[1] for call in engine.calls if call[0] == "learn"][first:]

@@ -1,8 +1,9 @@
 """Names and labels of every metric for alerts and dashboards, and a check of expressions.
 
-The monitor's metrics come from its own page. Triton's are recorded from the server of the serving
-environment, and tests/e2e/test_metric_names.py verifies them. The metrics of kube-state-metrics and
-of NVIDIA's GPUs are taken from their documentation, because no test machine has these exporters.
+The monitor's metrics are read from the monitor's own metrics page. Triton's metrics are recorded
+from the server of the serving environment, and tests/e2e/test_metric_names.py verifies them. The
+metrics of kube-state-metrics and of NVIDIA's GPUs are taken from their documentation, because no
+test machine has these exporters.
 """
 
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from tests.support.snapshots import FULL
 
 Labels = frozenset[str]
 SCRAPED: Labels = frozenset({"namespace", "pod", "container", "endpoint", "job", "instance"})
-"""Labels that Prometheus adds for a PodMonitor."""
+"""Labels that Prometheus adds to metrics scraped through a PodMonitor."""
 
 _MODEL, _NONE = frozenset({"model", "version"}), frozenset[str]()
 _OF_EACH_MODEL = (
@@ -66,7 +67,8 @@ TRITON: dict[str, Labels] = {
     **{f"{name}_{part}": _MODEL for name in _SUMMARIES for part in ("sum", "count")},
     **dict.fromkeys((*_CACHE, *_MACHINE), _NONE),
 }
-"""Metrics of Triton 2.51 with the Deployment's --metrics-config and a local response cache."""
+"""Metrics of Triton 2.51 with the option `--metrics-config` of the Deployment and a local response
+cache."""
 FAILURE_REASONS = frozenset({"OTHER", "CANCELED", "BACKEND", "REJECTED"})
 QUANTILES = frozenset({"0.5", "0.9", "0.95", "0.99", "0.999"})
 GPU: dict[str, Labels] = dict.fromkeys(
@@ -80,7 +82,7 @@ GPU: dict[str, Labels] = dict.fromkeys(
     ),
     frozenset({"gpu_uuid"}),
 )
-"""Source: Triton's docs/user_guide/metrics.md, GPU metrics. A MIG slice has fewer of these
+"""Source: Triton's docs/user_guide/metrics.md, GPU metrics. MIG slices report fewer of these
 metrics."""
 DCGM: dict[str, Labels] = {
     name: frozenset({"gpu", "UUID", "device", "modelName", "Hostname", "GPU_I_PROFILE", "GPU_I_ID"})
@@ -122,7 +124,7 @@ PROMETHEUS: dict[str, Labels] = {
 
 @cache
 def monitor() -> dict[str, Labels]:
-    """Return the metrics of a monitor at work, from its own code."""
+    """Return the metrics that the monitor's own code exports, with their labels."""
     found: dict[str, Labels] = {}
     for family in text_string_to_metric_families(metrics_page(FULL).decode()):
         for sample in family.samples:
@@ -148,7 +150,7 @@ def strangers(expression: str, recorded: dict[str, Labels] | None = None) -> lis
 
     Args:
         expression: PromQL without templates.
-        recorded: Series of recording rules with their labels, which are allowed besides `known`.
+        recorded: Series of recording rules, with their labels. These series are allowed too.
     """
     names = {**known(), **(recorded or {})}
     found = []

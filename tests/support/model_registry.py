@@ -1,10 +1,10 @@
-"""Kubeflow's Model Registry for tests.
+"""Test double of Kubeflow's Model Registry.
 
 The double checks requests and answers by the published OpenAPI file.
 
-`model_registry_api.json` is the part of that file about the client's requests. A request is a fault
-if the file lacks its path, parameter or body. An answer that the file does not allow is a fault
-too.
+`model_registry_api.json` is the part of the OpenAPI file that covers the client's requests. A
+request whose path, parameter or body is not in the OpenAPI file counts as a fault. A response that
+the file does not allow counts as a fault too.
 """
 
 import json
@@ -60,7 +60,7 @@ def _faults(described, value) -> list[str]:
 
 
 class ModelRegistry(HttpDouble):
-    """A running registry. `items` is its content by the collection's name."""
+    """A running registry. `items` contains the registry's entries by collection."""
 
     def __init__(self) -> None:
         self.items: dict[str, list[dict]] = {
@@ -68,7 +68,7 @@ class ModelRegistry(HttpDouble):
             "model_versions": [],
             "artifacts": [],
         }
-        self.version_of: dict[str, str] = {}  # artifact id -> version id
+        self.version_of: dict[str, str] = {}  # version id by artifact id
         self.faults: list[str] = []
         self.is_old = False
         """Whether the registry only has the API v1alpha3."""

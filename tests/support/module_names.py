@@ -65,7 +65,7 @@ def prose_of(path: Path) -> str:
 def modules() -> dict[str, str]:
     """Return the source of every module by dotted name.
 
-    The source of a package is its `__init__`.
+    For a package, this is the source of its `__init__`.
     """
     found = {}
     for package in (*PACKAGES, "tests", "benchmarks"):
@@ -79,7 +79,7 @@ def modules() -> dict[str, str]:
 
 @functools.cache
 def _by_suffix() -> dict[str, list[str]]:
-    """Return the modules by each suffix of their names."""
+    """Return the modules of the project, keyed by every suffix of their dotted names."""
     found: dict[str, list[str]] = {}
     for name in modules():
         parts = name.split(".")
@@ -95,9 +95,9 @@ def _packages_and_modules() -> frozenset[str]:
 
 
 def exists(name: str) -> bool:
-    """Return whether a dotted name is a module of the project, or a name that a module contains.
+    """Return whether a dotted name refers to a module of the project or to a name in such a module.
 
-    The name may lack its first packages, such as `evergreen.rows.times` or `times.to_iso`.
+    The first packages of the name may be missing, as in `times.to_iso`.
     """
     parts = name.split(".")
     for end in range(len(parts), 0, -1):
@@ -112,7 +112,7 @@ def missing_names(text: str, others: frozenset[str]) -> Iterator[str]:
 
     Args:
         text: Prose, see `prose_of`.
-        others: Names that do not belong to a module.
+        others: Names that look like modules of the project but are not.
     """
     for name in dict.fromkeys(_NAME.findall(text)):
         first, last = name.split(".")[0], name.rsplit(".", 1)[-1]

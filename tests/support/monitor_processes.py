@@ -15,7 +15,7 @@ from tests.support.recommenders import accept_into, shop_with
 
 
 class Processes:
-    """Monitors and uploaders of one folder. All end with the test."""
+    """Monitor and uploader processes that share a folder. All processes end with the test."""
 
     def __init__(self, folder) -> None:
         self.folder = folder / "with a space"
@@ -69,7 +69,7 @@ class Processes:
         return json.loads(self.page("/status") or "{}").get("counters", {}).get(name, 0)
 
     def ask(self, path: str) -> Answer:
-        """Return a page's answer, or none while a monitor starts.
+        """Return a page of the monitor, or an empty answer while the monitor starts.
 
         During the start the address may still belong to the predecessor.
         """
@@ -84,7 +84,7 @@ class Processes:
         return answer.text if answer.status == 200 else ""
 
     def refusal(self, path: str) -> str:
-        """Return the loop's reason why a page is unavailable, or an empty string."""
+        """Return the reason that the monitor gives for an unavailable page, or an empty string."""
         answer = self.ask(path)
         return (
             ""

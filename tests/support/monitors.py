@@ -156,7 +156,7 @@ def monitor_settings(folder: Path, **changes) -> MonitorSettings:
 
 
 class Bench:
-    """One monitor in a folder with a space in its name.
+    """One monitor in a folder whose name contains a space.
 
     `restart` creates the next one, as after a kill.
     """
@@ -186,19 +186,19 @@ class Bench:
         return self.monitor
 
     def turn(self, number: int, seconds: float) -> None:
-        """Run turns of the monitor, each followed by `seconds`."""
+        """Run several turns of the monitor, and advance the clock by `seconds` after each turn."""
         for _ in range(number):
             self.monitor.tick()
             self.clock.advance(seconds)
 
     def tick(self, *records, at: float | None = None) -> None:
-        """Run one turn of the monitor after publishing the records and moving the clock to `at`."""
+        """Publish the records, set the clock to `at`, and run one turn of the monitor."""
         publish(self.log, *records, form=self.form)
         self.clock.now = self.clock.now if at is None else at
         self.monitor.tick()
 
     def evaluate(self, name: str, **of_traffic) -> None:
-        """Publish traffic with these arguments of `traffic`, and let the monitor decide on it."""
+        """Publish the traffic of `traffic` with these arguments, and let the monitor decide."""
         traffic(self, name, **of_traffic)
         self.monitor.tick()
 
@@ -241,7 +241,8 @@ DRIFT |= {"window_rows": 1000, "cooldown_seconds": 1000.0}
 def traffic(b: Bench, name: str, *, auc: str, version: int = 1, rows: int = 400) -> None:
     """Publish 20 requests and let their attribution window end.
 
-    Clicks follow the scores if `auc` is `good`, and ignore them if it is `bad`.
+    If `auc` is `good`, clicks follow the scores. If it is `bad`, clicks are independent of the
+    scores.
     """
     scores, time, num_requests = np.linspace(0.0, 1.0, rows), b.clock.now, 20
     is_clicked = np.arange(rows) >= rows // 2 if auc == "good" else np.arange(rows) % 2 == 0

@@ -1,7 +1,7 @@
 """Reference networks from their papers: float64 NumPy, row by row, without the code under test.
 
 Each function takes the dense parameters by their `state_dict` names, and the normalised values [D]
-and vectors [F, E] of one row. The result is the logit.
+and vectors [F, E] of one row. Each function returns the logit.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ def shaped(kind: str, settings, **widths) -> NetworkConfig:
 
 
 def logits(config, dense_parameters, dense, embeddings):
-    """Return logits [n] of normalised values [n, D] and vectors [n, F, E]."""
+    """Compute logits [n] from normalised values [n, D] and vectors [n, F, E]."""
     of_row = {"dcn": _dcn, "deepfm": _deepfm, "dlrm": _dlrm}[config.network]
     p = {name: values.astype(np.float64) for name, values in dense_parameters.items()}
     rows = zip(dense.astype(np.float64), embeddings.astype(np.float64))

@@ -34,7 +34,7 @@ def values_of(name, count, *, seed=0):
 
 
 def unscaled(name, values):
-    """Return the values before scaling."""
+    """Return the values of a column before they are scaled."""
     fill = OPTIONS[name].fill if name in OPTIONS else 0.0
     found = [fill if math.isnan(value) else float(value) for value in values]
     for step in STEPS[name]:

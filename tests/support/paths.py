@@ -1,4 +1,4 @@
-"""Path of the repository."""
+"""Path of the Git repository."""
 
 from pathlib import Path
 

@@ -1,9 +1,9 @@
 """Rows scored by two models with a known AUC difference, as the reference for gate and canary.
 
 The log-odds of a click are normal over rows. A model observes the log-odds with normal noise. Both
-models share most of the noise, like two models of one lineage. Half of each variance is between
-requests. Scores are the best probabilities that such a model can give, so a worse model ranks worse
-but is still calibrated. Population AUCs are computed by integration, not sampled.
+models share most of the noise, because models of one lineage do so too. Requests account for half
+of each variance. The scores of a worse model are calibrated too: each score is the best probability
+that the model can give. Population AUCs are computed by integration, not sampled.
 """
 
 from dataclasses import dataclass
@@ -19,16 +19,17 @@ SPREAD = 1.3
 NOISE = 0.5
 """Variance of the champion's noise."""
 OWN_NOISE = 0.03
-"""Part of the noise that candidate and champion do not share. With it the AUC difference of two
-equal models has a standard error of 0.0017 over 20,000 rows with 3 % of clicks, as for consecutive
-models of the simulated lake."""
+"""Share of the noise variance that the candidate and the champion do not have in common. With this
+value, the AUC difference of two equal models has a standard error of 0.0017 over 20,000 rows with 3
+% of clicks. The AUC difference of consecutive models of the simulated lake has the same standard
+error."""
 
 _PHI = np.vectorize(NormalDist().cdf, otypes=[float])
 
 
 @dataclass(frozen=True)
 class PlantedRows:
-    """Rows in the order of their requests, each field [n]."""
+    """Rows ordered by request. Each field has the shape [n]."""
 
     labels: NDArray[np.uint8]
     candidate: NDArray[np.float64]
@@ -39,14 +40,16 @@ class PlantedRows:
 def draw(
     random: Generator, *, rows: int, rate: float, rows_per_request: int = 1, noise: float = NOISE
 ) -> PlantedRows:
-    """Draw rows with the scores of a champion and of a candidate.
+    """Draw rows that a champion and a candidate have scored.
 
     Args:
         random: Source of randomness.
-        rows: Minimum number of rows. The last request is complete.
+        rows: Minimum number of rows. The result ends with a complete request, so it can be longer.
         rate: Share of clicks.
-        rows_per_request: Rows that share half of every variance.
-        noise: Variance of the candidate's noise, see `noise_that_loses` and `noise_that_costs`.
+        rows_per_request: Number of rows per request. Rows of a request share half of every
+            variance.
+        noise: Variance of the noise in the candidate's scores, see `noise_that_loses` and
+            `noise_that_costs`.
     """
     requests, mean = -(-rows // rows_per_request), mean_log_odds(rate)
 
@@ -78,7 +81,8 @@ def expit(log_odds: NDArray[np.float64]) -> NDArray[np.float64]:
 def _probability(mean: float, seen: NDArray[np.float64], noise: float) -> NDArray[np.float64]:
     """Return the mean probability given the log-odds that the model observes.
 
-    The function uses Gauss-Hermite quadrature on a grid of log-odds with interpolation in between.
+    The integral uses Gauss-Hermite quadrature on a grid of log-odds, and interpolation between the
+    grid points.
     """
     weight = SPREAD**2 / (SPREAD**2 + noise)
     at, (nodes, weights) = np.linspace(-15.0, 15.0, 601), np.polynomial.hermite_e.hermegauss(15)
@@ -99,7 +103,7 @@ def _grid(rate: float) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArra
 
 @lru_cache(maxsize=64)
 def mean_log_odds(rate: float) -> float:
-    """Return the mean of the log-odds for which `rate` of the rows are clicked."""
+    """Return the mean log-odds with which `rate` of the rows are clicked."""
     at = np.linspace(-6.0, 6.0, 241)
     weights = np.exp(-(at**2) / 2) / np.exp(-(at**2) / 2).sum()
     low, high = -20.0, 10.0
@@ -115,7 +119,7 @@ def mean_log_odds(rate: float) -> float:
 
 @lru_cache(maxsize=64)
 def population_auc(rate: float, noise: float) -> float:
-    """Return the AUC of a model with noise of this variance, over rows of different requests."""
+    """Return the population AUC at this noise variance, for rows from different requests."""
     at, clicks, others = _grid(rate)
     return float(clicks @ _PHI((at[:, None] - at[None, :]) / np.sqrt(2 * noise)) @ others)
 
@@ -179,8 +183,8 @@ def draw_slices(
 ) -> dict[str, NDArray[np.bool_]]:
     """Draw slices [n] by name.
 
-    There is one for each of the five most frequent values of a column, and one for its other
-    values. Each slice has between 1/20 and 1/4 of the rows. Every second column is constant in a
+    Each of the five most frequent values of a column is a slice, and the other values are one
+    slice. Each slice has between 1/20 and 1/4 of the rows. Every second column is constant in a
     request. No column depends on clicks or scores.
     """
     frequencies = 1 / np.arange(1, 31)

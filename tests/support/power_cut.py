@@ -1,9 +1,11 @@
-"""A disk that loses unflushed data at a power cut. A SIGKILL alone does not reveal a missing fsync.
+"""A disk that loses unflushed data at a power cut.
+
+A test with SIGKILL alone does not detect a missing fsync.
 
 POSIX only promises that a file's bytes are durable after a flush of the file, and that a new,
-renamed or removed name is durable after a flush of its folder. Any prefix of a folder's later
-changes may have reached the disk. Changes are calls of `os.mkdir`, `rename`, `replace` and
-`unlink`. A file is tracked once it is renamed into place.
+renamed or removed name is durable after a flush of its folder. After a crash, the disk may contain
+any prefix of the later changes of each folder. Changes are calls of `os.mkdir`, `rename`, `replace`
+and `unlink`. A file is tracked from its first rename on.
 """
 
 import os
@@ -17,13 +19,14 @@ from tests.support.crashes import Kill
 
 
 class Disk(Kill):
-    """Watches the changes below `root`, and crashes before the `crash_at`th change or flush."""
+    """Watches changes below `root`, and crashes before change or flush number `crash_at`."""
 
     def __init__(self, root: Path, crash_at: int | None) -> None:
         super().__init__(crash_at)
         self.root = root
         self._pending: list[tuple[Path, Callable[[], None]]] = []
-        """Folder and undo action of each change since its folder's last flush, in order."""
+        """Changes that are not flushed yet, in order, each with its folder and a function that
+        undoes it."""
         self._flushed: set[int] = set()
         self._torn: list[Path] = []
         self.watch(os, "mkdir", "rename", "replace", "unlink", "fsync")
@@ -74,7 +77,7 @@ class Disk(Kill):
             self._flushed.add(status.st_ino)
 
     def cut_power(self, source: random.Random) -> None:
-        """Restore a state that a disk may have after the power cut."""
+        """Restore one of the states in which the power cut may leave the disk."""
         for path in self._torn:
             if path.exists():
                 os.truncate(path, source.randrange(path.stat().st_size))

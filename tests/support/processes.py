@@ -17,10 +17,10 @@ DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class Answer(NamedTuple):
-    """Answer of a server for a page."""
+    """Response of a server to a request for a page."""
 
     status: int
-    """HTTP status, or 0 if nobody answered."""
+    """HTTP status, or 0 without a response."""
     text: str
     headers: Mapping[str, str]
 
@@ -44,7 +44,7 @@ def running_in_group(group):
 def freeze_group(group):
     """Stop a server and its stubs with SIGSTOP, and wait until none of their threads runs.
 
-    On a busy machine this takes about 20 ms.
+    The stop takes about 20 ms on a busy machine.
     """
     os.killpg(group, signal.SIGSTOP)
     wait_for(

@@ -17,10 +17,13 @@ from tests.support.processes import wait_for
 
 
 class Prometheus:
-    """A Prometheus that runs within a `with` block. `pods` maps each pod's name to its metrics URL.
+    """A Prometheus that runs within a `with` block.
 
-    Targets have the labels that the Prometheus Operator gives a PodMonitor's target. `interval` is
-    as short as the tests need. `flags` are further flags of the server.
+    `pods` contains the metrics URL of each pod by name.
+
+    Its targets have the same labels as the targets of a PodMonitor under the Prometheus Operator.
+    `interval` is the scrape interval, which tests keep short. `flags` are further flags of the
+    server.
     """
 
     def __init__(self, folder, pods, *, interval="1s", namespace="evergreen", flags=()):
@@ -86,7 +89,7 @@ class Prometheus:
             return False
 
     def ask(self, query, **at):
-        """Return the samples at `time`, by default now, by the label `pod`.
+        """Return the samples at `time`, by default now. The keys are values of the label `pod`.
 
         The key is empty for samples without this label.
         """
@@ -94,7 +97,7 @@ class Prometheus:
         return {each["metric"].get("pod", ""): float(each["value"][1]) for each in found}
 
     def series(self, selector):
-        """Return the labels of the matching series, as prometheus-adapter discovers them."""
+        """Return the labels of all series that match, as prometheus-adapter requests them."""
         return self._get("series", **{"match[]": selector})
 
     def _get(self, path, **parameters):

@@ -2,14 +2,15 @@
 
 The model chooses every move by `controller.protocol.TABLE`, which the controller uses too. It adds
 what the table does not contain: the effect of each move on journal, repository, plan and servers,
-and what can disturb it. Two controllers, two servers, a pipeline and a monitor take part. A
+and the possible disturbances. Two controllers, two servers, a pipeline and a monitor take part. A
 controller can be killed before and after each durable write and between two servers. An answer can
 be lost, a server can restart, a clock can jump, and a lease can expire while its holder is paused
 between its check and its write.
 
-States are immutable, so the search is a breadth-first one over a set, and the path to the first
-violation is a shortest one. `tests/controller/test_protocol_model.py` runs it.
-`tests/controller/test_protocol_traces.py` compares each move's effect with the real controller's.
+States are immutable, so the search can use a set. It is breadth-first, so the path to a violation
+is a shortest path. `tests/controller/test_protocol_model.py` runs it.
+`tests/controller/test_protocol_traces.py` compares the effect of each move with the effect of the
+real controller's move.
 """
 
 from collections import deque
@@ -33,7 +34,7 @@ from evergreen.contracts.requests import (
 
 
 class Line(NamedTuple):
-    """The change of an attempt, as in its journal entries."""
+    """Change that an attempt makes, in the form of its journal entries."""
 
     version: int
     before: int | None
@@ -64,7 +65,7 @@ class Journal(NamedTuple):
 
     live: int = 1
     before: int | None = None
-    """Version that was live before the last change of the live version."""
+    """Version that was live before the current live version."""
     last: tuple[str, int] = ("live", 1)
     canary: int | None = None
     share: int = 0
@@ -73,7 +74,7 @@ class Journal(NamedTuple):
     """Announced versions with their models, and the versions that were live before them."""
     blocked: frozenset[str] = frozenset()
     lease: int = 0
-    """Largest lease of an entry."""
+    """Highest lease number of any entry."""
     asks: tuple[Ask, ...] = ()
 
     def model(self, version: int) -> str:
@@ -94,7 +95,7 @@ class Files(NamedTuple):
 
 
 class Server(NamedTuple):
-    """Versions that one server has loaded."""
+    """Versions that one server has loaded under each of its three model names."""
 
     serves: int | None = 1
     canary: int | None = None
@@ -102,10 +103,10 @@ class Server(NamedTuple):
 
 
 class Controller(NamedTuple):
-    """The memory of one controller process."""
+    """State in the memory of one controller process."""
 
     lease: int = 0
-    """0 = the process does not run or waits for the lock."""
+    """0 = the process is not running or is waiting for the lock."""
     attempt: str = NONE
     request: int | None = None
     line: Line | None = None
@@ -113,8 +114,8 @@ class Controller(NamedTuple):
     is_rehearsed: bool = False
     known: Server | None = None
     paused: tuple[int, Line | None, int | None] | None = None
-    """Number of the rule whose move it has checked and not made yet, with the intent and the
-    position of the request that it saw."""
+    """Rule whose move was checked but not made yet, with the intent and the request's position that
+    the controller observed."""
 
 
 class State(NamedTuple):
@@ -125,13 +126,13 @@ class State(NamedTuple):
     servers: tuple[Server, ...] = (Server(), Server())
     controllers: tuple[Controller, ...] = (Controller(), Controller())
     flushed: Journal | None = None
-    """The journal after a crash, if its last entry is not flushed."""
+    """Journal that remains after a crash if the last entry was not flushed."""
     budget: tuple[int, ...] = ()
-    """Disturbances that can still happen, by kind, as in `Scenario.budget`."""
+    """Number of disturbances that may still happen, by kind as in `Scenario.budget`."""
 
 
 class View(NamedTuple):
-    """View of a controller."""
+    """Observation of the state by a controller."""
 
     live: int
     canary: int | None
@@ -146,7 +147,7 @@ class View(NamedTuple):
     servers: tuple[Server, ...]
 
     def as_protocol(self) -> tuple[protocol.Desired, protocol.Observed]:
-        """Return the view in the protocol's types."""
+        """Convert the observation to the protocol's types."""
         intent, request, files = None, None, self.files
         if self.intent is not None:
             version, before, is_canary, was_known, lease = self.intent
@@ -203,7 +204,7 @@ class Scenario:
     """Requests, and bounds of the disturbances."""
 
     asks: tuple[Ask, ...]
-    """Requests in the order in which they are appended, at any time."""
+    """Requests in the order of their entries. Each request can be appended at any time."""
     shares: tuple[int, ...] = (1,)
     crashes: int = 1
     failures: int = 1
@@ -211,7 +212,8 @@ class Scenario:
     jumps: int = 0
     pauses: int = 1
     recalls: int = 1
-    """How often a side that waits withdraws its request, or its deadline passes."""
+    """Number of times that a waiting process may withdraw its request, or that a deadline may
+    pass."""
 
     @property
     def budget(self) -> tuple[int, ...]:
@@ -227,11 +229,14 @@ class Scenario:
 
 
 class Violation(Exception):
-    """A property does not hold. The message has its name."""
+    """Raised if a property of the protocol does not hold.
+
+    The message contains the property's name.
+    """
 
 
 def expect(is_true: bool, name: str) -> None:
-    """Raise a violation of the property `name` unless it holds."""
+    """Raise the violation of property `name` if the condition is false."""
     if not is_true:
         raise Violation(name)
 
@@ -260,12 +265,12 @@ SERVER_MOVES = {
 
 @dataclass
 class ProtocolModel:
-    """The transitions of the model. Mutants replace `table` or override a method."""
+    """The transitions of the model. Mutants in the tests replace `table`, or override a method."""
 
     scenario: Scenario
     table: tuple[protocol.ProtocolRule, ...] = protocol.TABLE
     mutant: str = ""
-    """Name of a fault that is built in, or an empty text."""
+    """Name of the built-in fault, or an empty text."""
     rules: Callable[[View], int | None] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -334,7 +339,10 @@ class ProtocolModel:
         return None
 
     def observe(self, state: State, me: int, *, probed: bool = False) -> View:
-        """Return what the controller sees. `probed` = it asks the servers, like the watchdog."""
+        """Return the controller's observation of the state.
+
+        If `probed` is true, the controller asks the servers, like the watchdog.
+        """
         journal, files, mine = state.journal, state.files, state.controllers[me]
         at, line, request = self.chosen(journal), self.intent(state, me), None
         if at is not None:
@@ -400,7 +408,10 @@ class ProtocolModel:
         return self._with(state, me, known=known._replace(**changes))
 
     def _entry(self, state: State, me: int, change: Callable[[Journal], Journal]) -> State:
-        """Append an entry. Readers ignore one whose lease is older than that of an entry before."""
+        """Append an entry.
+
+        Readers ignore an entry with a lower lease number than an earlier entry.
+        """
         lease, journal = state.controllers[me].lease, state.journal
         if lease < journal.lease and self.mutant != "count entries of old leases":
             return state
@@ -458,7 +469,7 @@ class ProtocolModel:
         return 1 + max(used)
 
     def is_stale(self, journal: Journal, ask: Ask) -> bool:
-        """Return whether the gate compared the model with one that is no longer live."""
+        """Return whether the model that the gate compared with is no longer live."""
         then = journal.live if ask.live_then is None else ask.live_then
         return journal.model(then) != journal.model(journal.live)
 
@@ -502,9 +513,10 @@ class ProtocolModel:
         *,
         seen: tuple[Line | None, int | None] | None = None,
     ) -> State | None:
-        """Return the state after a move without servers, or None if the move is refused.
+        """Return the state after a move that involves no servers, or None if the move is refused.
 
-        `seen` has the intent and the request that the controller saw, if that was earlier.
+        `seen` contains an earlier observation of the intent and the request, if the controller
+        paused in between.
         """
         move, mine, files = rule.move, state.controllers[me], state.files
         line, at = seen or (self.intent(state, me), self.chosen(state.journal))
@@ -585,7 +597,7 @@ class ProtocolModel:
     def _written(
         self, state: State, me: int, rule: protocol.ProtocolRule, line: Line | None
     ) -> State | None:
-        """Return the state after a write of the repository or of the plan."""
+        """Return the state after the controller has written to the repository or to the plan."""
         move, mine, files = rule.move, state.controllers[me], state.files
         expect(mine.lease == files.fence, "no write of a fenced controller has an effect")
         live, version = state.journal.live, line.version if line else 0
@@ -647,7 +659,7 @@ class ProtocolModel:
         return self._on(state, at, server)
 
     def begun(self, state: State, me: int, rule: protocol.ProtocolRule, at: int) -> State:
-        """Return the state in the middle of the action on a server."""
+        """Return the state after the action on a server has begun but not ended."""
         server = state.servers[at]
         if rule.move == protocol.REHEARSE:
             return self._on(state, at, server._replace(candidate=state.files.staged))
@@ -674,7 +686,7 @@ class ProtocolModel:
         return state
 
     def begin(self, state: State, me: int, rule: protocol.ProtocolRule) -> State:
-        """Return the state when the controller begins with a move."""
+        """Return the state after the controller has started a move."""
         is_of_request = rule.state in ("accepted", "abort accepted") or rule.move == protocol.ANSWER
         at = self.chosen(state.journal)
         if is_of_request and at is not None:
@@ -684,7 +696,7 @@ class ProtocolModel:
         return state
 
     def done(self, state: State, me: int, rule: protocol.ProtocolRule) -> State:
-        """Return the state after a move without a disturbance, or after its refusal."""
+        """Return the state after an undisturbed move, or after the refusal of this move."""
         before, state = state, self.begin(state, me, rule)
         if rule.move == protocol.STAND_DOWN:
             return self._killed(state, me)
@@ -714,7 +726,10 @@ class ProtocolModel:
         return self._ended(state, me)
 
     def _ended(self, state: State, me: int) -> State:
-        """Return the state after the end of a round. The next round remembers nothing."""
+        """Return the state after the end of a round.
+
+        The next round starts without memory of this round.
+        """
         return self._with(state, me, **_FORGOTTEN, known=None)
 
     # Transitions.
@@ -735,7 +750,7 @@ class ProtocolModel:
                     yield from self._make(state_now, me, rule)
 
     def fair(self, state: State) -> State | None:
-        """Return the next state if nothing is disturbed any more, or None if all is settled."""
+        """Return the next state without further disturbances, or None if nothing is left to do."""
         for me, mine in enumerate(state.controllers):
             if mine.lease and mine.paused is not None:
                 return self._resume(state, me, self.table[mine.paused[0]])
@@ -772,7 +787,7 @@ class ProtocolModel:
             yield f"{me} takes lease {fence}", self._with(taken, me, lease=fence)
 
     def _outside(self, state: State) -> Iterator[tuple[str, State]]:
-        """Yield the events of the pipeline, of the monitor, of servers and of clocks."""
+        """Yield the events of the pipeline, the monitor, servers and clocks."""
         journal, files = state.journal, state.files
         if len(journal.asks) < len(self.scenario.asks):
             ask = self.scenario.asks[len(journal.asks)]
@@ -809,7 +824,7 @@ class ProtocolModel:
     def _make(
         self, state: State, me: int, rule: protocol.ProtocolRule
     ) -> Iterator[tuple[str, State]]:
-        """Yield a move's success, and each way in which it can be disturbed."""
+        """Yield the states after a successful move, and after each way to disturb the move."""
         name = f"{me}: {rule.move}"
         yield name, self.done(state, me, rule)
         if rule.move == protocol.STAND_DOWN:
@@ -842,7 +857,7 @@ class ProtocolModel:
         if self.mutant == "configure before the intent" and rule.move == protocol.ANNOUNCE:
             version = made.journal.intent.version if made.journal.intent else 0
             yield "between", state._replace(files=state.files._replace(config=version))
-        # After a lost answer the controller remembers what it knew before.
+        # If a response is lost, the controller keeps its previous memory.
         memory = self._remembered(state, me, rule)
         controllers = list(made.controllers)
         controllers[me] = memory
@@ -859,10 +874,11 @@ class ProtocolModel:
         return mine._replace(line=line, known=known, request=at)
 
     def _resume(self, state: State, me: int, rule: protocol.ProtocolRule) -> State:
-        """Make a move that was checked before a pause.
+        """Make a move after a pause that followed its check.
 
-        A holder that was fenced meanwhile ends afterwards, because its next check fails. A write of
-        the repository is conditional, but neither an append to the journal nor a server's load is.
+        If another controller took the lock during the pause, the holder's next check fails and the
+        holder stops. A write of the repository is conditional, but neither an append to the journal
+        nor a server's load is.
         """
         mine, fence = state.controllers[me], state.files.fence
         assert mine.paused is not None
@@ -877,7 +893,7 @@ class ProtocolModel:
             is_same = current is not None and current.move == rule.move
             return self.done(now, me, rule) if is_same else now
         if rule.move in JOURNAL_MOVES:
-            if rule.move == protocol.ANNOUNCE:  # its number was chosen before
+            if rule.move == protocol.ANNOUNCE:  # the number was assigned before this move
                 line = seen[0]
                 if line is not None:
                     state = self._entry(state, me, lambda j: self._announce(j, line))
@@ -885,7 +901,9 @@ class ProtocolModel:
             made = self.write(state, me, rule, seen=seen)
             return self._killed(made or state, me)
         if rule.move in (protocol.SERVE, protocol.HEAL, protocol.RESTORE_SERVERS):
-            for at, server in enumerate(state.servers):  # a load reads the configuration
+            for at, server in enumerate(
+                state.servers
+            ):  # a server reads the configuration when it loads
                 state = self._on(state, at, server._replace(serves=state.files.config))
         elif self.mutant == "ignore the fencing number" and rule.move not in SERVER_MOVES:
             return self._killed(self.write(state, me, rule, seen=seen) or state, me)
@@ -925,7 +943,7 @@ class ProtocolModel:
         expect(len(numbers) == len(set(numbers)), "no number for two models")
 
     def check_settled(self, state: State) -> None:
-        """Check the properties of a state in which nothing is to be done."""
+        """Check the properties that must hold when nothing is left to do."""
         journal, files = state.journal, state.files
         expect(journal.intent is None, "every intent is recorded or withdrawn")
         expect(all(ask.result is not None for ask in journal.asks), "every request is answered")
@@ -958,7 +976,7 @@ _FORGOTTEN = {
 
 
 class Explored(NamedTuple):
-    """Result of a search without a violation."""
+    """Result of a search that found no violation."""
 
     states: int
     transitions: int
@@ -980,7 +998,8 @@ def explore(model: ProtocolModel, *, most: int = 5_000_000) -> Explored:
     """Search all states breadth first, and check all properties.
 
     Raises:
-        Violation: a property does not hold. The message has the shortest path to it.
+        Violation: a property does not hold. The message contains the shortest path to the
+            violation.
     """
     start = model.start()
     parents: dict[State, tuple[State, str] | None] = {start: None}

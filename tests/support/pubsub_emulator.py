@@ -15,7 +15,10 @@ _START_SECONDS = 60.0
 
 
 class Emulator:
-    """One emulator. A `start` after `stop` starts an empty emulator on the same port."""
+    """One emulator.
+
+    If `start` is called after `stop`, the emulator is empty but has the same port.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._script = folder, find_emulator()

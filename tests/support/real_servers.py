@@ -19,10 +19,10 @@ def live_version(client, rows, model=MODEL_NAME):
 
 
 def kill_stubs(server):
-    """Kill a server's stubs and leave them as zombies."""
+    """Kill the stub processes of a server, which become zombies."""
     stubs = set()
     for children in Path(f"/proc/{server.pid}/task").glob("*/children"):
-        # A thread of the server, or a stub, may end during the query.
+        # A thread or a stub of the server may end while this loop runs.
         with suppress(OSError):
             stubs |= {int(child) for child in children.read_text().split()}
     killed = {stub for stub in stubs if runs(stub)}
@@ -32,7 +32,7 @@ def kill_stubs(server):
 
 
 FAULT = "    def _fault(self, tensors: Tensors) -> str | None:\n"
-"""Line in the served program at which the work on each batch starts."""
+"""Line in the code of the served model at which the computation of each batch starts."""
 
 
 def change_code(triton, version, old, new):
@@ -48,7 +48,7 @@ def change_code(triton, version, old, new):
 
 
 class Traffic:
-    """Answers to the clients of `under_load`: versions in order per client, and every failure."""
+    """Answers to the clients of `under_load`: each client's versions in order, and all failures."""
 
     def __init__(self, num_clients):
         self.answers = [[] for _ in range(num_clients)]
@@ -59,8 +59,8 @@ class Traffic:
 def under_load(urls, rows, *, until=None, enough=30, model=MODEL_NAME):
     """Send requests every few milliseconds, one client per url, while the body runs.
 
-    With `until`, each client continues until it has `enough` answers from that version, including
-    the last one.
+    If `until` is set, each client continues until `enough` of its answers came from that version,
+    including the last answer.
     """
     traffic, stop, done = Traffic(len(urls)), threading.Event(), threading.Event()
 
@@ -114,7 +114,7 @@ class BackgroundTraffic:
 class RetryingTraffic(BackgroundTraffic):
     """A client that scores the same rows every few milliseconds, with retries.
 
-    It records answers and failures.
+    The client records all answers and all failures.
     """
 
     def __init__(self, url, rows, *, attempts=10):

@@ -23,13 +23,14 @@ SHOP = Recommender(
         list_options={"genres": ListOptions(max=3), "seen": ListOptions(max=2, table="item")},
     ),
 )
-"""Every kind of column: numbers, categories, a list, and a list that shares a column's vectors."""
+"""Features with every kind of column: numbers, categories, a list, and a list that shares a
+column's vectors."""
 
 
 def draw_arrays(
     features: Features, rows: int, random: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draw dense [rows, n] and categorical [rows, m] arrays, with a fifth of missing values."""
+    """Draw arrays: dense [rows, n] and categorical [rows, m]. A fifth of the values are missing."""
     dense = random.integers(0, 100, (rows, len(features.numeric))).astype(np.float32)
     dense[random.random(dense.shape) < 0.2] = np.nan
     categorical = random.integers(0, 2**32, (rows, len(features.place_names)), dtype=np.int64)
@@ -43,17 +44,17 @@ def draw_arrays(
 
 
 def criteo_with(**sections: dict[str, Any]) -> Recommender:
-    """Return Criteo's recommender with these settings by section."""
+    """Return Criteo's recommender with changed settings. The keys of `sections` are sections."""
     return with_sections(CRITEO_RECOMMENDER, **sections)
 
 
 def shop_with(**sections: dict[str, Any]) -> Recommender:
-    """Return the default recommender with these settings by section."""
+    """Return the default recommender with changed settings. The keys of `sections` are sections."""
     return with_sections(SHOP, **sections)
 
 
 def with_sections(recommender: Recommender, **sections: dict[str, Any]) -> Recommender:
-    """Return the recommender with these settings by section."""
+    """Return the recommender with changed settings. The keys of `sections` are sections."""
     return recommender.with_settings(
         {
             f"{section}.{name}": value
@@ -64,7 +65,7 @@ def with_sections(recommender: Recommender, **sections: dict[str, Any]) -> Recom
 
 
 def accept_into(store: Path, recommender: Recommender = CRITEO_RECOMMENDER) -> None:
-    """Make this recommender the newest one of the registry, unless it already is."""
+    """Accept the recommender in the registry, unless it is the newest accepted one."""
     lines = read_accepted(store)
     if not lines or lines[-1].digest != recommender.digest:
         accept(
@@ -77,7 +78,10 @@ def accept_into(store: Path, recommender: Recommender = CRITEO_RECOMMENDER) -> N
 
 
 def settings_text(changes: dict[str, Any]) -> str:
-    """Format settings by path for the parameter `settings`. Strings are written without quotes."""
+    """Format settings for the parameter `settings`. The keys of `changes` are the settings' paths.
+
+    Strings are written without quotes.
+    """
     words = (
         f"{path}={value if isinstance(value, str) else json.dumps(value)}"
         for path, value in changes.items()

@@ -1,9 +1,10 @@
 """Counters of four real Tritons over 150 s (`queue_series.json`), and the expected values.
 
-Each server represents a pod and was read every 5 s, like by Prometheus. `busy` has one model under
-load, one with few slow requests from the middle on, and one idle model. `restarted` was killed in
-the middle while its traffic paused, so its counters start again. `quiet` got three requests at one
-time. `stuck` never completes its requests. `answered` counts the answers that the clients received.
+Each server stands for one pod. Its counters were read every 5 s, like by Prometheus. `busy` has
+three models: one under load, one idle, and one with few slow requests in the second half.
+`restarted` was killed in the middle, while it had no traffic, so its counters start again. `quiet`
+got only three requests, all at the same time. `stuck` completes no request. `answered` contains the
+number of answers that the clients received.
 """
 
 import json
@@ -19,7 +20,7 @@ PODS = tuple(RECORD["readings"])
 
 
 def recorded_series(pods=PODS) -> dict[str, str]:
-    """Return every series of these pods in promtool's notation, with the labels of a PodMonitor."""
+    """Return the series of these pods in promtool's notation, with a PodMonitor's labels."""
     found = {}
     for pod in pods:
         readings = RECORD["readings"][pod]
@@ -46,7 +47,10 @@ def counted(pod: str, metric: str, start: int, end: int) -> int:
 
 
 def truth(end: int, pods=PODS, *, window: int = 60) -> float:
-    """Return these pods' queue microseconds per request in the window that ends at `end`."""
+    """Return the mean time in microseconds that a request to these pods waited in a queue.
+
+    The mean is over the window that ends at `end`.
+    """
     sums = {
         metric: sum(counted(pod, metric, end - window, end) for pod in pods)
         for metric in (QUEUE, SUCCESS)

@@ -1,10 +1,10 @@
 """Simulated traffic under continuous retraining, as the reference for the monitor's decisions.
 
-A model version is released every few seconds. The version was trained on the rows with final labels
-at that time, except for the newest tenth, on which the gate measured the version. A version that
-was trained on rows from after a drift predicts as well as before the drift. Any other version has a
-lower AUC on later rows. Scores are binormal, as in `tests.support.click_streams`. Each request has
-one row.
+A model version is released every few seconds. A version was trained on the rows whose labels were
+final at its training. The newest tenth of these rows is the gate's holdout. A version that was
+trained on rows from after a drift predicts as well as before the drift. Other versions have a lower
+AUC on rows from after the drift. The scores are binormal, see `tests.support.click_streams`. Each
+request has one row.
 """
 
 from collections import deque
@@ -26,7 +26,7 @@ from monitoring.policies.policy import Baseline, DecisionPoint
 from monitoring.rows import MaturedRequests
 
 START = 1_767_225_600.0
-"""Start of the streams, a multiple of every `decide_seconds` used here."""
+"""Start time of the streams. It is a multiple of every `decide_seconds` in these tests."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,28 +48,28 @@ class Releases:
     auc: float = 0.79
     fallen_auc: float = 0.62
     changed_at: float | None = None
-    """Time of the drift. None means no drift."""
+    """Time at which the drift begins. None = there is no drift."""
     changed_again_at: float | None = None
     """Time of the second drift."""
     learns: bool = True
-    """Whether a version that was trained on rows from after the drift predicts as well as before
+    """Whether a version predicts as well as before the drift once it was trained on rows from after
     the drift."""
     learned_after: float = 300.0
-    """Seconds of rows from after a drift that training needs before a version predicts well
-    again."""
+    """Time in seconds for which rows from after a drift must arrive before a version trained on
+    them predicts well again."""
     gate_half_width: float = 0.0
-    """Half width of the gate's interval. 0 means that the gate measures the AUC exactly. This is
-    the limiting case of the error bound."""
+    """Half the width of the gate's confidence interval. With 0, the gate measures the AUC without
+    error. This is the smallest possible error of the gate."""
     holdout_share: float = 0.1
-    """Share of a run's rows, the newest ones, on which its model is evaluated. A run has the rows
-    of one release interval."""
+    """Share of a run's rows, the newest ones, on which its model is evaluated. The rows of a run
+    are those between two releases."""
 
     def version_at(self, time: float) -> int:
         """Return the serving version, from 1."""
         return int(time // self.every) + 1
 
     def trained_until(self, version: int) -> float:
-        """Return the time of the newest training row of the version."""
+        """Return the event time of the newest training row of the version."""
         return (version - 1 - self.holdout_share) * self.every - self.window
 
     def knows_the_change(self, version: int, changed_at: float | None = None) -> bool:
@@ -106,7 +106,7 @@ class Releases:
 def rows_between(
     random: Generator, releases: Releases, begin: float, end: float
 ) -> MaturedRequests:
-    """Return the requests of [begin, end), evenly spaced."""
+    """Return requests that are spread evenly from `begin` to `end`, without `end`."""
     num = round((end - begin) * releases.rows_per_second)
     offsets = begin + (np.arange(num) + 0.5) / releases.rows_per_second
     versions = np.array([releases.version_at(each) for each in offsets.tolist()], np.int32)
@@ -115,7 +115,7 @@ def rows_between(
         pair: _shift(releases.auc_of(*pair))
         for pair in {(int(versions[0]), begin), (int(versions[-1]), end - 1e-6)}
     }
-    # Version and drift change at most once in a decision span, and only at its ends.
+    # The version and the drift may change only at the start of a decision span.
     assert len(set(pairs.values())) == 1, "releases and the change must lie at decision points"
     scores = (
         random.standard_normal(num, np.float32) + np.float32(next(iter(pairs.values()))) * labels
@@ -140,7 +140,8 @@ def requests_of(
         versions=versions,
         sizes=np.ones(num, np.int64),
         numbers=np.arange(num),
-        # The scores become probabilities in the same order, because only the order counts.
+        # Map the scores to probabilities without a change of their order, because only the order is
+        # used.
         scores=(1.0 / (1.0 + np.exp(-scores))).astype(np.float32),
         positions=np.full(num, NO_POSITION, np.int32),
         labels=labels,
@@ -157,7 +158,7 @@ def decisions(
     baking: BakingSettings | None = None,
     window_rows: int = 400,
 ) -> Iterator[DecisionPoint]:
-    """Yield the shipped monitor's decisions over the stream."""
+    """Yield the decisions that the monitor, with its shipped settings, makes on the stream."""
     settings = EvaluationSettings(
         window_rows=window_rows,
         attribution_window_seconds=releases.window,

@@ -36,7 +36,10 @@ def keep_model(store, model_id, **changes) -> Model:
 
 
 def passing_verdict(model_id: str, scores: Path, *, num_rows: int, **changes: Any) -> Verdict:
-    """Return the gate's verdict on a candidate whose holdout scores are in the file `scores`."""
+    """Return a passing verdict of the gate.
+
+    The file `scores` contains the candidate's holdout scores.
+    """
     fields: dict[str, Any] = {
         "candidate_model_id": model_id,
         "champion_model_id": None,

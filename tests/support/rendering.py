@@ -41,8 +41,9 @@ def render(folder: Path) -> str:
 def render_variant(variant: str, scratch: Path) -> str:
     """Render `<overlay>` or `<overlay>+<component>...`.
 
-    The form with components uses a kustomization in `scratch`. Two names may replace the overlay.
-    `base` is common to all overlays, and `kind` is what `make kind` applies.
+    For components, this function writes a kustomization into `scratch`. The names `base` and `kind`
+    are allowed instead of an overlay. `base` is the common base of all overlays, and `kind` is the
+    variant of `make kind`.
     """
     overlay, *components = variant.split("+")
     source = K8S / overlay if overlay in ("base", "kind") else K8S / "overlays" / overlay
@@ -88,7 +89,7 @@ def title(manifest: Manifest) -> str:
 
 
 def pod_template(manifest: Manifest) -> Manifest | None:
-    """Return metadata and spec of a workload's pods, or None if it creates none."""
+    """Return metadata and spec of a workload's pods, or None for an object that creates no pods."""
     kind, spec = manifest["kind"], manifest.get("spec", {})
     if kind == "CronJob":
         template: Manifest = spec["jobTemplate"]["spec"]["template"]
@@ -97,7 +98,7 @@ def pod_template(manifest: Manifest) -> Manifest | None:
 
 
 def pod_spec(manifest: Manifest) -> Manifest | None:
-    """Return the spec of a workload's pods, or None if it creates none."""
+    """Return the spec of a workload's pods, or None for an object that creates no pods."""
     template = pod_template(manifest)
     return template and template["spec"]
 
@@ -117,7 +118,7 @@ def containers(spec: Manifest) -> list[Manifest]:
 def matches(selector: Manifest, labels: dict[str, str]) -> bool:
     """Return whether a LabelSelector selects an object with these labels.
 
-    An empty selector selects all objects.
+    An empty selector matches every object.
 
     Raises:
         ValueError: the selector has an operator that Kubernetes does not know.

@@ -4,7 +4,7 @@ import numpy as np
 
 
 def rounded(table, numbers):
-    """Return the float32 vectors [rows, width] that a server looks up."""
+    """Return the float32 vectors [rows, width] that a server looks up in a rounded table."""
     if numbers == "float32":
         return table
     if numbers == "float16":

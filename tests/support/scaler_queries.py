@@ -14,8 +14,8 @@ KEDA, ADAPTER = K8S / "components" / "keda", K8S / "components" / "prometheus-ad
 def read_queries(folder: Path) -> dict[str, str]:
     """Map each metric's name to its PromQL in KEDA's triggers or prometheus-adapter's rules.
 
-    An adapter's rule is a Go template (pkg/naming/metrics_query.go, `Build`). The shipped templates
-    use no field.
+    An adapter's rule is a Go template (pkg/naming/metrics_query.go, `Build`). The templates in the
+    shipped rules use no field.
     """
     if folder == ADAPTER:
         queries = {metric_name(rule): str(rule["metricsQuery"]) for rule in adapter_rules()}
@@ -39,9 +39,9 @@ def of_pods(query: str, *pods: str) -> str:
 
 
 def metric_name(rule: dict) -> str:
-    """Return the name that an adapter's rule publishes.
+    """Return the name under which a rule of the adapter publishes its metric.
 
-    The rule does not use Go's `$0` and `$1`.
+    Rules with Go's `$0` or `$1` are not supported.
     """
     series = str(rule["seriesQuery"]).partition("{")[0]
     assert re.search(rule["name"]["matches"], series), (

@@ -1,4 +1,4 @@
-"""Fixtures for the tests of the client: a server double, rows, and a log's content."""
+"""Fixtures for the tests of the client: a server double, rows, and the content of a log."""
 
 import asyncio
 from pathlib import Path
@@ -17,7 +17,7 @@ from tests.support.triton_double import GrpcTriton, ScoringDouble, known_scores
 
 @pytest.fixture(scope="session")
 def recommender():
-    """The recommender of the server, rows and records. A folder of tests may have another one."""
+    """The recommender of the server, rows and records. A test folder may override this fixture."""
     return SHOP
 
 
@@ -61,7 +61,10 @@ def served(server):
 
 @pytest.fixture
 def score_rows():
-    """The scoring function of the server. The canary's scores are 1 minus these."""
+    """Scoring function of the server double.
+
+    The scores under the canary's name are 1 minus the returned scores.
+    """
     return known_scores
 
 
@@ -90,7 +93,7 @@ def read_log(recommender):
 
 @pytest.fixture
 def sleeps():
-    """An injected sleep that returns at once and records its arguments in `sleeps.asked`."""
+    """A replacement for sleep that returns at once, and records its arguments in `sleeps.asked`."""
 
     class Sleeps:
         def __init__(self) -> None:

@@ -26,7 +26,7 @@ from tests.support.stored_models import make_candidate, make_parts, raw_rows  # 
 
 @pytest.fixture
 def with_scores():
-    """Returns the verdict with its scores changed by `change(array) -> array`."""
+    """Applies `change(array) -> array` to a verdict's scores, and returns the new verdict."""
 
     def make(verdict, change, tmp_path):
         path = tmp_path / "other-scores.npz"
@@ -40,7 +40,7 @@ def with_scores():
 
 @pytest.fixture
 def exported(tmp_path):
-    """Exports a stored model and returns the graph's file."""
+    """Export a stored model, and return the path of its graph."""
 
     def make(model, name="graph"):
         export(model, tmp_path / name)
@@ -51,9 +51,9 @@ def exported(tmp_path):
 
 @pytest.fixture(scope="session")
 def triton(tmp_path_factory):
-    """A real tritonserver with one repository, shared by tests that start with nothing."""
+    """Real tritonserver with one repository. Tests that share it start with an empty repository."""
     root = tmp_path_factory.mktemp("triton with space")
-    # After a stub was killed, this Triton always uses the full time that is allowed for stopping.
+    # This Triton version always uses its full stop timeout after a stub was killed.
     settings = TritonSettings(stop_seconds=0.2)
     (root / "home").mkdir()
     variables = {"HOME": str(root / "home")}
@@ -65,7 +65,7 @@ def triton(tmp_path_factory):
 
 @pytest.fixture
 def client(triton):
-    """A connection to `triton`. Afterwards nothing is served and the repository is empty."""
+    """A connection to `triton`. At the end, no model is loaded and the repository is empty."""
     client = Triton(triton.grpc_url)
     yield client
     client.unload(MODEL_NAME)
@@ -81,7 +81,7 @@ def settings(triton, client, tmp_path):
         store=tmp_path / "store",
         repository=triton.repository.as_uri(),
         triton_urls=(triton.grpc_url,),
-        # Starting one instance takes half the time of two, and these tests send no parallel
+        # Use one instance, which starts in half the time of two. These tests send no parallel
         # requests.
         options=ServingOptions(instances=1),
         trigger_id="drift-7",
@@ -99,7 +99,7 @@ def unserved(tmp_path):
 
 @pytest.fixture
 def repository(settings):
-    """The model repository that `settings` names."""
+    """Model repository named in `settings`."""
     return ModelRepository(uris.open_objects(settings.repository), NAMES)
 
 
@@ -119,7 +119,10 @@ def world(tmp_path, make_candidate):
 
 @pytest.fixture(params=["folder", "bucket"])
 def open_objects(request, tmp_path):
-    """Opens a model repository's storage. Every call returns another handle on the same root."""
+    """Opens a model repository's storage.
+
+    Each call returns a separate handle on the same folder or bucket.
+    """
     if request.param == "folder":
         return lambda: FolderObjects(tmp_path / "model repository")
     return request.getfixturevalue("open_bucket")
@@ -146,7 +149,7 @@ def make_version(tmp_path):
 def put_live(make_version):
     """Stages, publishes and configures a small version without servers.
 
-    The versions in `beside` stay configured.
+    The configuration also keeps the versions in `beside`.
     """
 
     def do(repository, number, *, beside=(), options=OPTIONS):

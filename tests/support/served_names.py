@@ -1,4 +1,4 @@
-"""Names of Criteo's recommender in Triton, for tests that serve it."""
+"""Names in Triton of Criteo's recommender, for tests that serve it."""
 
 from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from evergreen.contracts.serving import ServedNames

@@ -15,11 +15,11 @@ from tests.support.served_names import MODEL_NAME
 from tests.support.triton import write_model
 
 LONGEST = 3_600_000_000
-"""Maximum queue time in microseconds. The time is so long that no request is refused."""
+"""Maximum queue time in microseconds. Timeout that is long enough to reject no request."""
 
 
 class Client:
-    """Sends the same row to one server and counts the answers.
+    """Client that sends the same row to one server repeatedly, and counts the answers.
 
     The client sets no deadline, because a cancelled call can crash Triton.
     """
@@ -45,7 +45,7 @@ class Client:
     def ask_at_once(self, count: int, model: str = MODEL_NAME) -> list[threading.Thread]:
         """Send `count` requests in parallel and return their threads.
 
-        A server that stops meanwhile answers none of these requests.
+        If the server stops before it answers, the threads end without an answer.
         """
 
         def ask() -> None:

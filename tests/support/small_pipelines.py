@@ -65,7 +65,7 @@ def tiny(folder: str, passes: bool, fails: bool, preemptions: int, refuses: bool
 def run_tiny(tmp_path):
     """Runs the tiny pipeline through the local runner.
 
-    Returns its folder, whose name has a space.
+    Returns the run's folder, whose name contains a space.
     """
     folder = tmp_path / "with space"
     folder.mkdir()
@@ -107,7 +107,7 @@ def run_tiny(tmp_path):
 def compile_with(tmp_path_factory):
     """`compile_with(**placement)` compiles the project's pipeline once a session.
 
-    Do not change the result.
+    Tests must not change the result.
     """
     known: dict[str, Compiled] = {}
 

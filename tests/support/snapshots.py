@@ -135,7 +135,10 @@ EVENTS = [
 
 
 def samples(snapshot: Snapshot) -> dict[tuple, float]:
-    """Map names and labels to numbers, without the label that all metrics have."""
+    """Map (name, labels) to a number.
+
+    The label `recommender`, which all metrics have, is left out.
+    """
     families = text_string_to_metric_families(metrics_page(snapshot).decode())
     found = [sample for family in families for sample in family.samples]
     assert {sample.labels.pop("recommender", "") for sample in found} == {snapshot.recommender}

@@ -47,8 +47,8 @@ def make_candidate(tmp_path, make_parts, raw_table, raw_rows):
 
     The scores are reference scores, not the graph's.
 
-    `parts` are its workflow and toy model, by default new ones. `quality` is the gate's
-    measurement.
+    `parts` are the model's workflow and its toy network. By default, new ones are made. `quality`
+    is the quality that the gate measured.
     """
 
     def make(store, seed, *, n=60, accepted=True, parts=None, quality=None):

@@ -1,6 +1,6 @@
 """A group of TorchRec workers led by the test process.
 
-The other workers are reused by later tests.
+Later tests reuse the other workers.
 """
 
 import os
@@ -21,7 +21,7 @@ class Workers:
         self._size, self._others, self._variables = 1, [], None
 
     def be(self, size):
-        """Change the group to `size` workers."""
+        """Change the number of workers in the group to `size`."""
         if size == self._size:
             return
         self.end()
@@ -53,13 +53,13 @@ class Workers:
 
         from components.training.torchrec.tables import begin_group
 
-        # TorchRec checks a new group once in each process. The other workers are new processes, but
-        # this process is not.
+        # TorchRec checks a new group only once in each process. Workers that are started later
+        # check it again, but this process does not.
         collective_utils._INITIALIZED = False
         begin_group()
 
     def end(self):
-        """Stop the other processes."""
+        """Stop all workers except this process."""
         if self._size == 1:
             return
         from components.training.torchrec.engine import end_group

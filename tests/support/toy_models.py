@@ -1,8 +1,8 @@
 """Stored models without torch: a workflow, a table, and a network written as ONNX node by node.
 
-The product does not know this network: one hidden layer on concat(vectors, dense values). A test
-with it therefore depends only on the exported graph. `scores` computes reference scores from raw
-values, in float64 NumPy, row by row, by the docstrings of `evergreen.contracts.workflow`.
+The product does not know this network: one hidden layer on concat(vectors, dense values). Tests
+with this network therefore depend only on the exported graph. `scores` computes reference scores
+from raw values, in float64 NumPy, row by row, by the docstrings of `evergreen.contracts.workflow`.
 """
 
 import math
@@ -23,7 +23,7 @@ HIDDEN = 8
 
 @dataclass(frozen=True, eq=False)
 class ToyModel:
-    """Weights and table of the toy network."""
+    """Weights of the toy network with its table."""
 
     table: np.ndarray
     dense: dict[str, np.ndarray]
@@ -103,7 +103,7 @@ def toy_model(workflow, seed=0, *, embedding_dim=4, hidden=HIDDEN, scale=0.15):
 def toy_workflow(seed=0, vocabularies=None):
     """Return a workflow with the cardinalities and keys of `raw_table`.
 
-    Every fifth vocabulary is empty.
+    One vocabulary in five is empty.
     """
     random = np.random.default_rng(seed)
     if vocabularies is None:
@@ -121,7 +121,7 @@ def toy_workflow(seed=0, vocabularies=None):
 
 
 def _known(workflow):
-    """Map every key of each vocabulary to the key's row in the table."""
+    """Map each key of each vocabulary to the row that the key has in the table."""
     return [
         {int(k): 3 + i for i, k in enumerate(vocabulary) if k != TOMBSTONE}
         for vocabulary in workflow.vocabularies

@@ -1,10 +1,11 @@
 """The part of a Kubernetes API server that the training step uses: TrainJobs, their pods and logs.
 
-The double follows the real server's rules over real HTTP. A name is unique. A deleted object with
-dependents has a deletion time until its dependents are gone. A custom resource accepts a JSON or
-merge patch but no strategic one. Log lines start with their time, and `sinceSeconds` counts back
-from now. Refusals are `Status` objects. The double runs no controller. The test changes a job by
-`start_pod`, `write`, `end` and `remove`.
+The double follows the real server's rules over real HTTP. Names of objects are unique. A deleted
+object with dependents has a deletion time until its dependents are gone. A custom resource accepts
+a JSON or merge patch but no strategic one. Each log line starts with its time. The parameter
+`sinceSeconds` counts back from the current time. Error responses are `Status` objects. The double
+does not run a controller for TrainJobs. Tests change a job with `start_pod`, `write`, `end` and
+`remove`.
 """
 
 import json
@@ -34,7 +35,7 @@ REASONS = {
 
 
 class Answer(Exception):
-    """An answer with a status other than 200 or 201."""
+    """Response with a status other than 200 or 201."""
 
     def __init__(self, status: int) -> None:
         super().__init__(status)
@@ -42,7 +43,7 @@ class Answer(Exception):
 
 
 class TrainJobApi(HttpDouble):
-    """A running API server. `validate` is called with each created object."""
+    """A running API server. The double calls `validate` with each created object."""
 
     def __init__(self, validate=lambda job: None) -> None:
         self.validate = validate
@@ -52,14 +53,15 @@ class TrainJobApi(HttpDouble):
         self.asked: set[tuple[str, str]] = set()
         """Verbs and resources of the requests, in the terms of RBAC rules."""
         self.failures: list[int] = []
-        """Statuses of the next answers. Later answers are normal."""
+        """Statuses of the next answers. Later responses are normal."""
         self.lingers = False
         """Whether a deleted job stays until the test removes it."""
         self.made = 0
         self.now = 0.0
         """Seconds since `START`."""
         self.silence, self.release = threading.Event(), threading.Event()
-        """`silence` lets the server accept requests without answering, until `release`."""
+        """While `silence` is set, the server accepts requests but does not respond until `release`
+        is set."""
         super().__init__()
 
     def close(self) -> None:

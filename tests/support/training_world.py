@@ -53,7 +53,7 @@ class World:
         return labels, dense, ids, logit
 
     def encoded(self, n, seed=1):
-        """Return the same rows as training reads them."""
+        """Return `n` rows in the form in which training reads them."""
         labels, dense, ids, _ = self.rows(n, seed)
         return Rows(labels=labels, dense=dense, ids=ids.astype(np.int32))
 
@@ -67,8 +67,8 @@ def write_folder(folder: Path, labels, dense, ids, num_files=2) -> Path:
         | {name: pa.array(ids[:, i], pa.int64()) for i, name in enumerate(CATEGORICAL)}
     )
     bounds = np.linspace(0, len(labels), num_files + 1).astype(int)
-    # With two digits, part_10 sorts before part_2. The order of the list counts, not the order of
-    # the names.
+    # For example, part_10 sorts before part_9. Readers must follow the order of the list and not
+    # the order of the names.
     names = [f"part_{i + 9}.parquet" for i in range(num_files)]
     for name, start, stop in zip(names, bounds, bounds[1:]):
         pq.write_table(table.slice(start, stop - start), folder / name, row_group_size=5000)
@@ -89,7 +89,7 @@ def write_workflow(folder: Path, slot_sizes, start=0) -> Path:
 
 
 def training_set_of(folder: Path, num_rows: int, *, workflow: Path, **changes) -> TrainingSet:
-    """Return the manifest of the encoded rows in `folder`, training and holdout rows together."""
+    """Return a manifest whose training rows and holdout rows are the encoded rows in `folder`."""
     values = {
         "train_uri": folder.as_uri(),
         "holdout_uri": folder.as_uri(),
@@ -109,7 +109,7 @@ def training_set_of(folder: Path, num_rows: int, *, workflow: Path, **changes) -
 def training_sets(root: Path):
     """Return `make`, which writes rows, workflow and manifest below `root`.
 
-    `make` returns the TrainingSet.
+    `make` returns a TrainingSet.
     """
 
     def make(labels, dense, ids, slot_sizes=SLOT_SIZES, name="set", workflow_start=0, num_files=2):

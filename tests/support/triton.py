@@ -26,7 +26,8 @@ ONE_INSTANCE = ServingOptions(instances=1)
 def write_model(repository: Path, name: str = MODEL_NAME, work: str = "pass", **more: Any) -> None:
     """Write a model that runs the Python lines `work` with `requests` and returns its first input.
 
-    `more` may hold `code` (the complete program instead), `version`, and the `options` of serving.
+    `more` may contain `code` (the whole program, instead of `work`), the `version`, and the serving
+    `options`.
     """
     version, options = more.get("version", 1), more.get("options", ONE_INSTANCE)
     folder = repository / name / str(version)
@@ -37,5 +38,6 @@ def write_model(repository: Path, name: str = MODEL_NAME, work: str = "pass", **
     (repository / name / "config.pbtxt").write_text(
         triton_config(name, options, [version], features=CRITEO)
     )
-    # The local server requires a graph next to the code at its start. The code does not read it.
+    # The tritonserver on laptops requires a file `model.onnx` beside the code when it starts. The
+    # code of the test's model does not read this file.
     (folder / "model.onnx").touch()

@@ -42,10 +42,10 @@ class TritonDouble:
     """The server `url` over `repository`.
 
     A load reads config.pbtxt and loads exactly the versions that the file names, if their warm-up
-    rows exist. A load that fails for one version loads none. A loaded version answers from the
-    server's own copy, even if the repository changes. The highest version answers requests without
-    a version. A starting server loads what is configured, and its counters are zero. The server
-    scores with ONNX Runtime. Its loaded models are the files
+    rows exist. If one version fails to load, no version is loaded. A server answers from its own
+    copy of a loaded version, even if the repository changes. The highest version answers requests
+    without a version. A starting server loads what is configured, and its counters are zero. The
+    server scores with ONNX Runtime. Its loaded models are the files
     `<state>/<url>/<model>/<version>/model.onnx`, so they outlive the process.
     """
 
@@ -55,7 +55,7 @@ class TritonDouble:
         self.counted: dict[str, Counter] = {name: Counter() for name in COUNTERS}
 
     def start(self):
-        """Start like a pod: clear the memory and the counters, and load what is configured."""
+        """Start as a pod does: clear memory and counters, and load the configured versions."""
         self.counted = {name: Counter() for name in COUNTERS}
         shutil.rmtree(self._memory, ignore_errors=True)
         self._down.unlink(missing_ok=True)
@@ -191,7 +191,10 @@ class Altered:
 
 
 def known_scores(dense: np.ndarray, categorical: np.ndarray) -> np.ndarray:
-    """Return [n] probabilities that depend on every feature. Only this double computes them."""
+    """Return [n] probabilities that depend on every feature.
+
+    Only this double computes these probabilities.
+    """
     logit = np.nansum(np.log1p(np.maximum(dense.astype(np.float64), 0)), axis=1) / 40
     logit += np.cos(categorical.astype(np.float64)).sum(axis=1) / 5 - 1
     return (1 / (1 + np.exp(-logit))).astype(np.float32)
@@ -206,29 +209,29 @@ class ScoringDouble:
     def __init__(self, features: Features = SHOP.features) -> None:
         self.features, self.version = features, 1
         self.versions: list[int] = []
-        """Versions of the next answers, before `version`."""
+        """Versions that the next answers report. Later answers report `version`."""
         self.failures: list[tuple[grpc.StatusCode, str]] = []
         self.always: tuple[grpc.StatusCode, str] | None = None
         self.canary_version: int | str | None = None
-        """Version under the canary's name. None means that it is not served. A text is sent as an
-        unexpected version."""
+        """Version under the canary's name. None = no canary is served. A text makes the reply
+        contain an invalid version."""
         self.canary_failure: tuple[grpc.StatusCode, str] | None = None
         self.canary_wait: asyncio.Event | None = None
         self.asked: list[str] = []
         """Model name of every request."""
         self.reply_scores = None
-        """Function that changes the scores [n] before they are sent. The result may be any
+        """Function that changes the scores [n] before they are sent. The function may return any
         array."""
         self.wait: asyncio.Event | None = None
         self.wire_seconds: list[float] = []
         """Remaining deadline of each request on arrival, in seconds."""
         self.cancelled = 0
-        """Calls that ended before they were answered."""
+        """Calls that the client cancelled before the answer."""
         self.requests: list[int] = []
-        """Rows of every request that was parsed."""
+        """Rows of each parsed request."""
         self.in_flight = self.most_in_flight = 0
         self.columns: dict[int, dict[str, list[str]]] = {}
-        """Columns that a version accepts, if they differ from those of `features`."""
+        """Features that a version accepts, if they differ from `features`."""
 
     def serves(self):
         """Return the calls of Triton's protocol that this double answers, by method."""
@@ -312,18 +315,19 @@ class ScoringDouble:
 class GrpcTriton:
     """A gRPC server with Triton's protocol over `served`, in its own thread and event loop.
 
-    Other processes can call it too.
+    Other processes can also call this server.
     """
 
     def __init__(self, served=None, credentials: grpc.ServerCredentials | None = None) -> None:
         self.scoring = ScoringDouble() if served is None else served
         self._credentials = credentials
         self.token: str | None = None
-        """Required token of a call. None accepts every call."""
+        """Required token of a call. None = no token is required."""
         self.odd: dict = {}
-        """Change of the right reply's bytes, or gRPC status instead of a reply, by method."""
+        """Maps a method to a faulty reply: a gRPC status, or a function that changes the right
+        bytes."""
         self.called: list[str] = []
-        """Methods that clients called."""
+        """Names of the gRPC methods that clients called."""
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()

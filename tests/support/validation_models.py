@@ -21,7 +21,7 @@ def make_dataset(
     first_event_time: str = "2026-01-01T00:00:00Z",
     last_event_time: str = TIME,
 ) -> RawDataset:
-    """Return the manifest of the training rows in `folder`. The manifest has no holdout."""
+    """Return the manifest of the training rows in `folder`. The manifest names no holdout rows."""
     return RawDataset(
         source_uri="file:///lake",
         window_start=None,
@@ -44,10 +44,9 @@ def make_dataset(
 def release_validated(
     store: Path, model_id: str, report: ValidationReport, *, raw_digest: str = "d" * 64
 ) -> Path:
-    """Make a model with the statistics, schema and windows of `report` the champion.
+    """Make a model the champion. Its statistics, schema and windows are those of `report`.
 
-    Returns:
-        The model's folder.
+    Returns: The folder of the model.
     """
     folder = store / "models" / model_id
     parts = [(Model.STATISTICS, report.statistics_uri), (Model.SCHEMA, report.schema_uri)]

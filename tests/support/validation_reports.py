@@ -63,9 +63,9 @@ NUMBERS = ShownValues()
 
 
 def _measure_rows(now: pa.Table, champion: Champion | None, shown: ShownValues) -> Measured:
-    """Return validation's measurements of `now` and of the champion's rows.
+    """Measure the rows `now` and the champion's rows, like validation does.
 
-    Skew and quarantine are made up.
+    Skew and quarantined rows are invented.
     """
     counter = _count_rows(now)
     window = counter.profile()
@@ -99,9 +99,9 @@ def _measure_rows(now: pa.Table, champion: Champion | None, shown: ShownValues) 
 def document_of(
     now: pa.Table, before: pa.Table | None, *, run: str = HOSTILE, shown: ShownValues = NUMBERS
 ) -> dict[str, Any]:
-    """Return the document of `now` next to `before`.
+    """Return the document of a report that compares `now` with `before`.
 
-    The document includes a hostile check and a hostile schema difference.
+    The document contains markup in the texts of a check and of a schema difference.
     """
     rules, folder = ValidationSettings(), Path(tempfile.gettempdir())
     champion = None

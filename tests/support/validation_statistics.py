@@ -1,4 +1,4 @@
-"""TFDV's statistics of a table by the step's code: from a Parquet file, batch by batch."""
+"""TFDV's statistics of a table. The step's code computes them batch by batch from a file."""
 
 import tempfile
 from pathlib import Path
@@ -19,7 +19,7 @@ def statistics_of(
 ) -> Any:
     """Return the statistics of the checked columns of `table`.
 
-    One process computes them in batches of `batch_rows`.
+    The statistics are computed in one process, in batches of `batch_rows`.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "part-0.parquet"
@@ -28,9 +28,9 @@ def statistics_of(
 
 
 def value_counts(feature: Any) -> dict[str, float]:
-    """Return the number of rows of each of the 1000 most frequent categories, most frequent first.
+    """Return the row counts of the 1000 most frequent categories, most frequent first.
 
-    The result is empty if the column has no values.
+    Returns an empty list if the column has no values.
     """
     if feature is None or feature.WhichOneof("stats") != "string_stats":
         return {}

@@ -1,4 +1,4 @@
-"""Virtual time that only sleeps move."""
+"""Virtual clocks, which move only when tasks sleep."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from inference_client.timing import Timing
 class VirtualTime:
     """A clock that moves to the earliest wake-up time when every task waits.
 
-    A cancelled sleep does not move it.
+    Cancelled sleeps do not move the clock.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class VirtualTime:
                 first[2].set()
 
     def run(self, main):
-        """Run a coroutine to its end in virtual time."""
+        """Run a coroutine in virtual time until it ends."""
 
         async def both():
             advancing = asyncio.create_task(self._advance())
@@ -56,7 +56,10 @@ class VirtualTime:
 
 
 class SteppedTime:
-    """A clock that each sleep moves at once. Every wake-up calls the `at_wake` actions."""
+    """A clock that each sleep moves at once.
+
+    Each wake-up of a task calls the actions in `at_wake`.
+    """
 
     def __init__(self, now: float = 1000.0) -> None:
         self.now, self.at_wake = now, []

@@ -41,7 +41,7 @@ exec(asked["program"], {"__name__": "__main__"})
 class Warm:
     """A context with a process of `python` that has executed `imports` and waits.
 
-    The process is killed at the end.
+    The process is killed when the context ends.
     """
 
     def __init__(self, python: Path, imports: str, variables: dict[str, str] | None = None) -> None:
@@ -59,7 +59,7 @@ class Warm:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # This includes a child that the process was just forking.
+        # The kill includes a child process whose fork has just begun.
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.communicate()
 

@@ -13,5 +13,5 @@ from tests.support.served_clients import (  # noqa: F401  fixtures
 
 @pytest.fixture(scope="session")
 def recommender():
-    """The recommender of the programs on the page."""
+    """Recommender of the programs on this page."""
     return CRITEO_RECOMMENDER

@@ -22,8 +22,8 @@ LIBRARIES = [
     for name in ("serving", "driver")
     for site in (REPOSITORY / ".venvs" / name).glob("lib/python*/site-packages")
 ]
-"""Folders of installed dependencies, the oldest accepted versions first, so that nothing is
-downloaded."""
+"""Folders that contain the installed dependencies in their oldest accepted versions, so that
+nothing is downloaded."""
 
 
 def distribution(name: str) -> importlib.metadata.Distribution:
@@ -32,7 +32,10 @@ def distribution(name: str) -> importlib.metadata.Distribution:
 
 
 def needed(texts, extras=frozenset({""})):
-    """Return the distributions that these requirements need, recursively, by name."""
+    """Return the distributions that these requirements need, recursively.
+
+    The keys are their names.
+    """
     found = {}
     for requirement in map(Requirement, texts):
         if requirement.marker is None or any(
@@ -82,7 +85,10 @@ def python(wheel, tmp_path_factory):
 
 
 def run(python, text, *arguments, given="", **environment):
-    """Return what a program prints in this environment. The repository is not on its path."""
+    """Return what a program prints in this environment.
+
+    The interpreter's path does not include the repository.
+    """
     command = [python, "-I", "-c", text, *arguments]
     done = subprocess.run(
         command, input=given, env=environment, cwd="/", capture_output=True, text=True, timeout=120
@@ -185,4 +191,4 @@ def test_programs_of_page_run_as_they_stand_there(
     assert json.loads(shown) == ranked.categorical[:, CATEGORICAL.index("C3")].tolist()
     for told, event in ((click, "click"), (conversion, "conversion")):
         assert (told.request_ids, told.rows.tolist(), told.event) == ((request_id,), [0], event)
-    assert {record.categorical[0, 0] for record in others} == set(range(20))
+    assert len({record.categorical[0, 0] for record in others}) == 4

@@ -1,4 +1,4 @@
-"""Tests of the package's declaration: its version, its requirements and the files of its wheel."""
+"""Tests of the package's metadata: its version, its requirements and the files of its wheel."""
 
 import re
 import subprocess
@@ -16,7 +16,7 @@ PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 
 
 def locked(environment: str) -> dict[str, str]:
-    """Return the versions of a lock by name."""
+    """Map the name of each package in a lock to its version."""
     text = (REPOSITORY / "requirements" / f"{environment}.lock").read_text()
     torch = (REPOSITORY / "requirements" / "torch.txt").read_text()
     return dict(re.findall(r"^([a-z0-9-]+)==([^ \n]+)", f"{text}\n{torch}", flags=re.M))

@@ -12,8 +12,8 @@ from tools.autoscaling import hpa
 from tools.autoscaling.queueing import PodQueue
 
 _READINESS_SECONDS = 5.0
-"""Seconds from a loaded model until the first request. They cover the probe's period, and the time
-until clients see the endpoint."""
+"""Seconds from the time when a pod has loaded its model until its first request. They cover the
+probe's period, and the time until clients see the endpoint."""
 STOP_SECONDS = 40.0
 """Seconds from a pod's removal from the Service to its stop. The preStop hook waits this long, so
 that clients notice the removal."""
@@ -28,14 +28,15 @@ SCRAPE_SECONDS = 15.0
 class StartTimes:
     """Times until nodes and pods are ready, in seconds.
 
-    The default times are assumptions. The default times were not measured on a cluster. Replace
-    them by measured times of your cluster.
+    The default times are assumptions, and were not measured on a cluster. Replace them by measured
+    times of your cluster.
     """
 
     node: float = 330.0
-    """Time from an unschedulable pod to a node with the image. The default consists of 150 s until
-    the node is ready and 180 s to pull Triton's image, about 8 GB compressed at 50 MB/s. GKE's
-    documentation gives minutes for a node, and more for nodes with GPU drivers."""
+    """Time from the creation of an unschedulable pod until a node with the image is ready. The
+    default consists of 150 s until the node is ready and 180 s to pull Triton's image, about 8 GB
+    compressed at 50 MB/s. GKE's documentation gives minutes for a node, and more for nodes with GPU
+    drivers."""
     pod: float = 15.0
     """Time from the container's start to a loaded model: Triton's start, the download of the model
     from the bucket, and warm-up. Triton's own start takes 0.4 s with the laptop's wheel

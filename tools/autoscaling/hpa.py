@@ -179,8 +179,8 @@ class Controller:
             if policy.type == "Pods":
                 limits.append(start + sign * policy.value)
             else:
-                # Round up when scaling up, or one replica could never become two. Truncate when
-                # scaling down.
+                # Round up when scaling up, because one replica could otherwise never become two.
+                # Truncate when scaling down.
                 share = start * (1 + sign * policy.value / 100)
                 limits.append(math.ceil(share) if sign > 0 else int(share))
         widest = max if (rules.select == "Max") == (sign > 0) else min

@@ -1,1 +1,1 @@
-"""HugeCTR engine, on NVIDIA's classic Python API (merlin-hugectr 24.06)."""
+"""HugeCTR engine, which uses NVIDIA's classic Python API (merlin-hugectr 24.06)."""

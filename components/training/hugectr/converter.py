@@ -157,7 +157,7 @@ def _layer_document(layer: Layer) -> dict[str, Any]:
 
 
 def keys_document(embeddings: Sequence[Embedding], columns: Sequence[str]) -> dict[str, Any]:
-    """Return the position and the first key of each id column in the converted graph's inputs.
+    """Return each id column's position in the inputs of the converted graph, and its first key.
 
     The key of an id is `first_key` plus the id. `padding` is a key without a vector. It fills the
     positions of an input that no element uses, such as those of a short list.

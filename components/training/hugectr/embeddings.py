@@ -63,7 +63,7 @@ class Embedding:
         return sum(stop - start for start, stop in self.ranges)
 
     def rows_of(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the numbers of these keys' rows in the model's table."""
+        """Return the row number of each of these keys in the model's table."""
         firsts = slot_offsets([stop - start for start, stop in self.ranges])
         of_range = np.searchsorted(firsts, keys, side="right") - 1
         rows: NDArray[np.int64] = keys - firsts[of_range] + np.array(self.ranges)[of_range, 0]

@@ -454,7 +454,9 @@ def _require_messages(embeddings: Sequence[Embedding], gpus_of_node: int, num_gp
 
 
 def _rate_correction(settings: TrainingSettings, *, step: int, model_step: int) -> float:
-    """Return the factor of the learning rate that corrects HugeCTR's step count.
+    """Return a factor for the learning rate.
+
+    The factor corrects the effect of HugeCTR's step count.
 
     HugeCTR restarts its step count (Adam's t) with every model and does not save it. A new model is
     created whenever weights are restored or the batch size changes. HugeCTR's step is `w -= lr *

@@ -195,7 +195,7 @@ def _unflatten(config: DcnConfig, flat: FloatArray) -> dict[str, FloatArray]:
 
 
 def _own_part(values: FloatArray, shape: tuple[int, ...]) -> FloatArray:
-    """Return the view of a padded parameter that has the parameter's own `shape`."""
+    """Return a view of a padded parameter without its padding. The view has the shape `shape`."""
     return values[tuple(map(slice, shape))]
 
 

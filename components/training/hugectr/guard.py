@@ -1,10 +1,10 @@
 """End the step with an exit code if HugeCTR aborts or does not return.
 
 A failed check of HugeCTR aborts the process, and no exception is raised. After an error in one of
-its reading threads, a call waits for ever and holds the interpreter's lock. Therefore the step runs
-in a child process, whose end this module reports. In the child, a watchdog limits the duration of
-each call. MPI starts one process on each node and observes it itself, so these processes have the
-watchdog, but no parent of ours.
+HugeCTR's reading threads, a call of HugeCTR waits for ever and holds the interpreter's lock.
+Therefore the step runs in a child process, whose end this module reports. In the child, a watchdog
+limits the duration of each call. MPI starts one process on each node and observes it itself, so
+these processes have the watchdog, but no parent of ours.
 """
 
 import faulthandler
@@ -21,10 +21,11 @@ from typing import Any
 from evergreen.runtime.errors import Preempted, TemporaryError
 
 GUARDED = "EVERGREEN_HUGECTR_GUARDED"
-"""Variable that is set in the child process."""
+"""Environment variable that is set in the child process."""
 _STANDARD_ERROR = 2
 _WATCHDOG_CODE = 1
-"""Exit code with which `faulthandler` ends a process. No failure of the training step has it."""
+"""Exit code with which `faulthandler` ends a process. No failure of the training step has this
+code."""
 _STOP_SECONDS = 30.0
 
 
@@ -108,7 +109,10 @@ class _Forward:
             self._child.send_signal(signum)
 
     def to(self, child: "subprocess.Popen[bytes]") -> None:
-        """Forward to this child from now on, including a signal that has already arrived."""
+        """Forward signals to this child from now on.
+
+        A signal that has already arrived is forwarded too.
+        """
         self._child = child
         if self.came:
             child.send_signal(signal.SIGTERM)

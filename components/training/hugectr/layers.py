@@ -34,7 +34,7 @@ class Layer(NamedTuple):
 
 
 def padded(config: DcnConfig) -> DcnConfig:
-    """Return the configuration of HugeCTR's network, which may have more dense values per row.
+    """Return HugeCTR's configuration of the network, with additional dense values if necessary.
 
     HugeCTR stores all weights without gaps, and its matrix products for DCN v2 need weights at
     multiples of 16 bytes. The weights of every cross layer are at such a multiple if the width of
@@ -138,7 +138,7 @@ class Blueprint:
     embeddings: tuple[Embedding, ...]
     settings: TrainingSettings
     num_gpus: int
-    """GPUs of all nodes that share a batch."""
+    """Number of GPUs that share a batch, over all nodes."""
     num_nodes: int = 1
     batch_size: int
     file_list: str

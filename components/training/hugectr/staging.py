@@ -77,13 +77,13 @@ def staged(
 
     Args:
         rows: All rows.
-        order: Row numbers, complete batches.
+        order: Row numbers of complete batches.
         embeddings: Layout of the embeddings.
         batch_size: Rows of a batch.
         num_files: Files of a stage, one for each GPU.
         stage_rows: Approximate rows of a stage.
         folder: Folder to create the stages in.
-        num_zeros: Number of dense columns of zeros after the rows' own.
+        num_zeros: Number of dense columns to append. Appended columns contain zeros.
 
     Raises:
         PermanentError: the disk is full or fails.
@@ -126,14 +126,14 @@ def write_stage(
 
     Args:
         rows: All rows.
-        order: Row numbers, complete batches.
+        order: Row numbers of complete batches.
         embeddings: Layout of the embeddings.
         batch_size: Rows of a batch.
         num_files: Number of files, one for each GPU. There are fewer files if there are fewer
             batches.
         folder: Folder to create.
         group_rows: Maximum rows of a row group.
-        num_zeros: Number of dense columns of zeros after the rows' own.
+        num_zeros: Number of dense columns to append. Appended columns contain zeros.
 
     Raises:
         PermanentError: the disk is full or fails.

@@ -1,1 +1,1 @@
-"""PyTorch engine: any network, on the CPU or an NVIDIA GPU."""
+"""PyTorch engine, which trains any network on the CPU or an NVIDIA GPU."""

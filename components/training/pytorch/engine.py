@@ -62,7 +62,7 @@ logger = logging.getLogger(__name__)
 
 _BATCHES_AHEAD = {"cpu": 1, "cuda": 3}
 _MIN_GPU_BATCH = 16_384
-"""Rows per step below which a GPU mostly waits for its kernels to be started. By arithmetic, 2,048
+"""With fewer rows per step, a GPU mostly waits for its kernels to be started. By arithmetic, 2,048
 rows per step are at most about 1.4 million rows/s, whatever the GPU is."""
 
 
@@ -254,7 +254,7 @@ def gpu_hints(settings: TrainingSettings, batch_size: int) -> list[str]:
 
 
 def _summed_lookups(vectors_UE: Tensor, of: Lookups) -> Tensor:
-    """Return the sum of each vector's look-ups, [B * F, E]."""
+    """Return for each vector the sum of its look-ups, [B * F, E]."""
     if of.bags is None:
         return vectors_UE.index_select(0, of.taken)
     return embedding_bag(of.taken, vectors_UE, of.bags, mode="sum")

@@ -103,7 +103,7 @@ class Steps:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Part:
-    """One worker's rows of a batch, B of them."""
+    """The B rows of a batch that one worker uses."""
 
     labels: Tensor
     weights: Tensor
@@ -227,9 +227,10 @@ class _Worker:
     def _chunk_of_shard(
         self, slot: int, column: int, part: slice, *, width: int, of: int
     ) -> Tensor:
-        """Return a chunk of rows of a shard, which worker `of` sends to the leader.
+        """Send a chunk of a shard's rows from worker `of` to the leader, and return the chunk.
 
-        The result is undefined in all other workers.
+        Only worker `of` and the leader return the chunk. The result of all other workers is
+        undefined.
         """
         if self.rank == of:
             chunk = self._parts[slot, column][part].cpu().contiguous()

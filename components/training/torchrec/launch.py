@@ -69,8 +69,8 @@ def run_workers(arguments: Sequence[str], processes: int) -> int:
             "continues"
         ) from error
     except ChildFailedError as error:
-        # Workers that SIGTERM ended are sorted last, because the failure of another worker is the
-        # cause.
+        # Workers that ended by SIGTERM are sorted last, because they only ended after another
+        # worker had failed.
         for rank, failure in sorted(
             error.failures.items(), key=lambda each: each[1].exitcode == -signal.SIGTERM
         ):

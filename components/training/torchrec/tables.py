@@ -152,7 +152,7 @@ class _Group:
     features: list[int]
     """Positions of the kernel's features that look up rows of this group."""
     offsets: Tensor
-    """First row of each feature's table."""
+    """Number of the row with which each feature's table begins."""
     taken: tuple[Tensor, Tensor] | None = None
     """Distinct rows that the last batch looked up, and their vectors, which collect gradients."""
 

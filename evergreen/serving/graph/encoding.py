@@ -36,7 +36,8 @@ from evergreen.runtime.errors import ContractError
 from evergreen.serving.graph.parts import Parts
 
 PREFIX = "network/"
-"""Prefix of every tensor and node of the network, which connects it to the encoding by name."""
+"""Prefix of the names of the network's tensors and nodes. The encoding is connected to the network
+by these names."""
 DENSE = f"{PREFIX}dense"
 """Name of the network's dense input [n, d]."""
 BUCKETS = "buckets"
@@ -353,8 +354,8 @@ def _place(
     """Assign keys to cells, and return each cell's key position or -1.
 
     Returns None if some key found no cell. In each round every key without a cell takes the cell of
-    its current choice. If several keys want the same cell, the last of these keys gets it. Keys
-    without a cell, and keys that lost their cell, try their next choice in the next round.
+    its current choice. If several keys want the same cell, the last of these keys gets it. In the
+    next round, keys without a cell and keys that lost their cell try their next choice.
     """
     owners = np.full(1 + int(primes.sum()), -1, np.int64)
     choices = np.zeros(len(keys), np.int8)

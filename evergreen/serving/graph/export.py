@@ -4,7 +4,7 @@ The input is a fitted `FeatureWorkflow` and a model's weights, and the graph has
 `evergreen.contracts.serving`. The graph contains the whole encoding, so serving cannot encode
 differently from training. `evergreen.serving.graph.encoding` adds the encoding's nodes. The network
 comes from the exported graph beside the weights of every registered model
-(`evergreen.networks.files`). That graph is used unchanged, except for a prefix on its names.
+(`evergreen.networks.files`). The network's graph is unchanged, except for a prefix on its names.
 `evergreen.serving.graph.parts` writes the files, `evergreen.serving.parity` checks the scores, and
 `evergreen.serving.repository` publishes the graph.
 
@@ -154,7 +154,7 @@ def _look_up(
     output: str,
     suffix: str = "",
 ) -> str:
-    """Add the vectors [n, F, E] of one table as `output`, with each list pooled to one vector.
+    """Add `output` [n, F, E], the vectors of one table. Each list is pooled to one vector.
 
     A list is pooled by multiplying its weights [n, 1, positions] by its vectors.
 
@@ -200,7 +200,7 @@ def _look_up(
 def _gather(
     parts: Parts, table: RoundedTable, rows: str, *, num_places: int, output: str, suffix: str
 ) -> str:
-    """Add the vectors [n, num_places, E] of `rows` [n, num_places].
+    """Look up each of the `rows` [n, num_places], and add the vectors [n, num_places, E].
 
     The result equals `RoundedTable.vectors`.
     """
@@ -231,7 +231,7 @@ def _gather(
 
 
 def export(model: Model, folder: Path) -> None:
-    """Write the graph of a stored model into `folder` (`evergreen.registry.models`).
+    """Write the graph of a stored model (`evergreen.registry.models`) into `folder`.
 
     Raises:
         ContractError: the model's files are absent, corrupt or different from its manifest.

@@ -50,7 +50,7 @@ class Parts:
         return name
 
     def table(self, name: str, value: NDArray[Any]) -> str:
-        """Add a table, which is not copied before it is written, and return its name."""
+        """Add a table, and return its name. The table is not copied before it is written."""
         self._tables[name] = np.ascontiguousarray(
             value.astype(value.dtype.newbyteorder("<"), copy=False)
         )
@@ -64,7 +64,7 @@ class Parts:
     def write(self, folder: Path, name: str) -> None:
         """Write the graph's files into `folder`, and replace existing ones.
 
-        The message is written last, so a folder with a message is complete.
+        The ONNX message is written last, so a folder with a message is complete.
 
         Raises:
             ContractError: the message exceeds protobuf's limit even without its tables.

@@ -111,7 +111,9 @@ class VersionRecord(Manifest):
 
 
 def assemble(version: int, folder: Path, options: ServingOptions) -> dict[str, Path | bytes]:
-    """Return the files of a version by name, from a folder with a graph and golden rows.
+    """Return the path or the content of each file of a version, by name.
+
+    `folder` contains the graph and the golden rows.
 
     The record must be written last. A folder without its record does not count as a version.
     """
@@ -378,7 +380,7 @@ class ModelRepository:
         self.objects.write(self._fence, content, if_generation=generation)
 
     def _parse_fence(self, content: bytes) -> tuple[int, bool]:
-        """Return the number, and whether its holder released the lock."""
+        """Return the lease number, and whether its holder released the lock."""
         try:
             document = json.loads(content)
             return int(document["number"]), bool(document["released"])
@@ -606,7 +608,7 @@ class ModelRepository:
         return replace(options, server=own.server) if own else options
 
     def config_for(self, version: int, options: ServingOptions) -> str:
-        """Return the configuration that serves `version`, warmed up with its golden rows.
+        """Return a configuration that serves `version` after a warm-up with golden rows.
 
         The warm-up rows are written first, because Triton loads no model whose warm-up files are
         absent.

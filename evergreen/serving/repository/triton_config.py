@@ -1,10 +1,10 @@
 """Generate `config.pbtxt`, Triton's configuration of the served model, from the contracts.
 
-There are two backends. `python` is used by a laptop's tritonserver, whose python backend runs
-`served_model.py` with ONNX Runtime. `onnxruntime` is used by Triton's images, whose ONNX Runtime
-backend reads `model.onnx` and `model.data` itself. The server wheel for laptops lacks the second
-backend, so on a laptop the text for `onnxruntime` is checked only against the format. The
-configuration does not enable TensorRT or another execution accelerator. The graph's lookups are
+The model can run in one of two backends. `python` is used by a laptop's tritonserver, whose python
+backend runs `served_model.py` with ONNX Runtime. `onnxruntime` is used by Triton's images, whose
+ONNX Runtime backend reads `model.onnx` and `model.data` itself. The server wheel for laptops lacks
+the second backend, so on a laptop the text for `onnxruntime` is checked only against the format.
+The configuration does not enable TensorRT or another execution accelerator. The graph's lookups are
 integer operations, which TensorRT would pass back to the default provider.
 
 Clients get long deadlines, because a cancelled gRPC call can kill Triton 2.51. A server in a

@@ -9,6 +9,7 @@ from cli.__main__ import main as evergreen
 from controller import __main__ as controller
 from controller import promote, rollback, verify
 from controller.canary import __main__ as canary_command
+from controller.site import site_of
 
 COMMANDS = {
     "rollback": (rollback.main, ["--reason", "why"]),
@@ -44,6 +45,21 @@ def test_relative_paths_count_from_working_folder(main, words, tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     main([*words, "--store", "store", "--repository", "repository", "--triton-urls", ""])
     assert "expected file:///... or an absolute path" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["runs"], ["models", "list"]], ids=" ".join)
+def test_listing_without_store_is_of_demo(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert evergreen(words) == 2
+    assert f"{tmp_path}/build/demo/store is no folder" in capsys.readouterr().err
+    (tmp_path / "build" / "demo" / "store").mkdir(parents=True)
+    assert evergreen(words) == 0
+
+
+def test_controller_is_author_of_its_changes_unless_flag_names_another(tmp_path):
+    words = ["--store", str(tmp_path), "--repository", str(tmp_path), "--triton-urls", ""]
+    for given, author in ([], "controller"), (["--who", "anna"], "anna"):
+        assert site_of(controller.build_parser().parse_args([*words, *given])).who == author
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_step_writes_its_manifest_and_notes_and_signs_with_run(step, tmp_path):
     assert Release.read(tmp_path / "release.json").version == 1
     [note] = runs.read_notes(tmp_path / "store", "run-1")
     assert note.facts["version"] == 1
-    assert note.reason == f"version 1 serves; {Verdict.read(step.paths[True]).reason}"
+    assert note.reason == f"version 1 is published; {Verdict.read(step.paths[True]).reason}"
     assert current(tmp_path / "store").who == "run-1"
 
 

@@ -189,7 +189,7 @@ class Round:
         return [f"--{name}={value}" for name, value in flags.items()]
 
     def scores(self, linear: Linear) -> np.ndarray:
-        """Return the model's probabilities of the holdout rows in float64, from the formula."""
+        """Compute the model's probabilities of the holdout rows in float64 from the formula."""
         return 1 / (1 + np.exp(-logits(linear, self.workflow, self.dense, self.categorical)))
 
     def add_old_rows(

@@ -1,4 +1,4 @@
-"""Tests of `evergreen audit compare`: two stored models on rows outside of their training."""
+"""Tests of `evergreen audit compare`: two stored models score rows on which they did not train."""
 
 import json
 from dataclasses import replace
@@ -8,10 +8,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from cli.compare import main
-from evergreen.contracts.manifests import Model
+from cli.compare import _differing, compare, comparison_text, main
+from evergreen.config.model import network_config
+from evergreen.contracts.manifests import AucLead, Model
 from evergreen.contracts.raw_rows import EVENT_TIME
-from evergreen.registry.models import model_folder, verdict_paths
+from evergreen.registry.models import model_folder, stored_model, verdict_paths
 from evergreen.runtime.durable import sha256_tree
 from evergreen.statistics.metrics import auc_difference, log_loss
 from evergreen.storage.uris import local_path
@@ -73,6 +74,41 @@ def test_difference_and_its_interval_are_those_of_formulas_scores(two, capsys):
     assert found["sizes"]["category ids"] == [sum(made.workflow.slot_sizes)] * 2
     assert not any(part["name"].startswith("categories") for part in found["slices"])
     assert sum(each["num_rows"] for each in found["calibration_a"]) == 3000
+
+
+def test_changed_setting_of_network_is_listed_once_by_its_name(two):
+    made, _ = two
+    models = [
+        keep_model(
+            made.store,
+            f"tower-{width}",
+            config=network_config(recommender).as_document(),
+            recommender=recommender,
+        )
+        for width in (8, 16)
+        for recommender in [criteo_with(model={"tower": [width]})]
+    ]
+    assert dict(_differing(*models)) == {"model.tower": ([8], [16])}
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "shown", "says_unknown"),
+    [
+        (-0.002338, 0.003931, "[-0.0023, +0.0039]", True),
+        (0.0001, 0.0015, "[+0.0001, +0.0015]", False),
+        (None, None, "[–, –]", True),
+    ],
+)
+def test_text_says_if_rows_do_not_show_which_model_is_better(two, low, high, shown, says_unknown):
+    made, _ = two
+    found = compare(
+        made.store, stored_model(made.store, "older"), stored_model(made.store, "candidate")
+    )
+    lead = AucLead(auc=0.0008, low=low, high=high, p_value=0.5)
+    found = replace(found, quality=replace(found.quality, difference=lead))
+    text = comparison_text(found)
+    assert f"+0.0008 {shown}" in text
+    assert ("do not show which" in text or "too few" in text) == says_unknown
 
 
 def test_other_order_turns_sign_and_versions_stand_for_models(two, capsys, tmp_path):

@@ -152,7 +152,7 @@ def test_lists_that_are_not_whole_or_not_by_rule_are_left_out():
 
 
 def explore_some(made, *, lists: int) -> None:
-    """Turn the first holdout rows into `lists` explored lists of ten, like `raw_table`."""
+    """Turn the first holdout rows into `lists` explored lists of ten rows each."""
     chances = np.random.default_rng(4).random(lists)
     odds = np.concatenate([explored(np.arange(10), 0.4, chance)[1] for chance in chances])
     path = made.root / "raw holdout" / "0.parquet"

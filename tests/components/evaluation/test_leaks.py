@@ -107,9 +107,9 @@ def parity(labels, random):
 
 
 def some_missing(large_or_small):
-    """Return continuous values.
+    """Return a function that computes continuous values. Half of the clicks have no value.
 
-    Return values in which clicks have the largest values, or missing values.
+    The other clicks have the largest values, or the smallest values if `large_or_small` is -1.
     """
 
     def values(labels, random):

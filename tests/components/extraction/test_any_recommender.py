@@ -51,7 +51,10 @@ def recommender(features=SHOP, **more):
 
 
 def shop_rows(n: int, *, features=SHOP, seed: int = 0, hours: float = 60.0) -> list[dict]:
-    """Return rows with the raw schema's names in time order, three to a request, with gaps."""
+    """Return rows in time order, in which the columns have the names of the raw schema.
+
+    Each request has three rows, and some values are missing.
+    """
     source = random.Random(seed)
     rows = []
     for i in range(n):
@@ -123,7 +126,7 @@ def test_columns_are_chosen_by_recommenders_names():
 def own_text(rows, names=OWN_NAMES, *, delimiter=",", time=str, leave_out=()) -> str:
     """Format the rows as text with a header and the user's column names.
 
-    The columns are in another order, beside a column that no feature uses.
+    The columns have another order, and one column is not used by any feature.
     """
     raws = {
         names.event_time: raw_rows.EVENT_TIME,
@@ -151,7 +154,10 @@ def own_text(rows, names=OWN_NAMES, *, delimiter=",", time=str, leave_out=()) ->
 
 
 def ingested(tmp_path, path, features=SHOP, *, names=OWN_NAMES, lake_fraction=1.0, **settings):
-    """Write the file's lake and replay file, and return the counts and the rows of both."""
+    """Write the file's rows to a lake and a replay file.
+
+    Return the counts and the rows of both files.
+    """
     counts = ingest(
         [path] if path.is_file() else sorted(path.iterdir()),
         recommender(features, data=names),

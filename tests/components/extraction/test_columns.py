@@ -36,7 +36,7 @@ def champion_without(released, tmp_path):
 
 
 def values_in(dataset, names):
-    """Return the number of values that are not null, by part and column."""
+    """Map each part and each column to its number of values that are not null."""
     found = {}
     for part in ("train", "holdout"):
         paths = sorted(local_path(getattr(dataset, f"{part}_uri")).iterdir())

@@ -32,7 +32,7 @@ ALL = TimeSpan()
 
 @pytest.fixture
 def read_lake(tmp_path):
-    """Reads a window, and returns its rows as dicts, the number of duplicates, and bad rows."""
+    """Reads a window, and returns its rows as dicts, the number of duplicates, and the bad rows."""
 
     def run(lake: Lake, window: TimeSpan = ALL) -> tuple[list[dict], int, list[dict]]:
         path = tmp_path / "lake.jsonl"
@@ -216,7 +216,7 @@ def write_outcomes(
 ):
     """Write outcomes of (request id, row) pairs as one file of the partition `day`.
 
-    By default the times of the outcomes are before any row.
+    By default, the outcomes are earlier than any row.
     """
     folder = lake / raw_rows.OUTCOME_PARTITION.format(day=day)
     folder.mkdir(parents=True, exist_ok=True)

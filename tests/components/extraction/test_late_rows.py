@@ -42,7 +42,7 @@ class Rounds:
         self.num = 0
 
     def add(self, table, name: str) -> None:
-        """Add the rows to the lake. Rows of each day are written to a file of this name."""
+        """Add the rows to the lake. Each day gets a file `name` with its rows."""
         for rows, folder in day_folders(self.lake, table):
             pq.write_table(rows, folder / name, row_group_size=20)
 
@@ -76,7 +76,7 @@ def rows(raw_table):
 
 @pytest.fixture
 def between(rows):
-    """The rows of the hours [first, last) since the start, every `step`-th."""
+    """Selects every `step`-th row from hour `first` to hour `last` after the start."""
 
     def pick(first: float, last: float, *, step: int = 1, offset: int = 0):
         hours = np.arange(len(rows)) * 0.1

@@ -1,4 +1,4 @@
-"""Tests of lineage: which model was trained on which version of which day, or its parents were."""
+"""Tests of lineage: which versions of which days a model or its parents were trained on."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Tests of rehearsal rows: which are drawn and how many, against plain Python."""
+"""Tests that compare rehearsal rows with plain Python: which rows are drawn, and how many."""
 
 from collections import Counter
 from datetime import datetime, timezone

@@ -21,7 +21,7 @@ AHEAD = timedelta(seconds=CLOCK_AHEAD_SECONDS)
 
 @pytest.fixture
 def rows(raw_table):
-    """Makes a row every 6 minutes from an hour on. Each row is its own request."""
+    """Makes one row every 6 minutes, starting at `hour`. Each row is its own request."""
 
     def make(hour: float, num: int, *, seed: int = 0):
         start = (START + timedelta(hours=hour)).timestamp()

@@ -19,7 +19,10 @@ NEWEST = parse_time("newest", "2026-03-05T12:00:00Z")
 
 @pytest.fixture
 def resolve():
-    """Window for a registry without a champion and a lake whose newest row is `NEWEST`."""
+    """Resolves the window of a registry without a champion.
+
+    The newest row is `NEWEST` by default.
+    """
 
     def run(start="", end="", newest=NEWEST, **policy):
         return resolve_window(start=start, end=end, parent=None, newest=lambda: newest, **policy)

@@ -77,7 +77,7 @@ def change_dataset(path, **changes):
 
 @pytest.fixture
 def write_old_rows():
-    """Adds old rows by part to a raw dataset, and returns the path of its manifest."""
+    """Adds old rows to the parts of a raw dataset, and returns the path of its manifest."""
 
     def write(path, *, share=0.25, **tables):
         changes = {"replay_share": share}
@@ -143,7 +143,7 @@ def run_step(tmp_path):
 
 @pytest.fixture
 def keep_as_model(run_step):
-    """Registers a workflow as that of a trained model, as training does."""
+    """Stores a workflow in the registry like training does, as the workflow of a trained model."""
 
     def keep(workflow_folder, slot_sizes, model_id):
         folder = model_folder(run_step.store, model_id)

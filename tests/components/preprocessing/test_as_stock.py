@@ -21,7 +21,7 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 
 @pytest.fixture(scope="module")
 def window(tmp_path_factory):
-    """A window of rows, and the output of the stock NVTabular script for it."""
+    """A window of rows, and the output of the stock NVTabular script for this window."""
     from benchmarks.raw_windows import write_window
 
     folder = tmp_path_factory.mktemp("window")

@@ -59,7 +59,7 @@ class Reader:
             raise Refused(f"positions overlap or leave columns out: {self.order}")
 
     def read(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return labels with dense values, and the keys after adding each slot's offset."""
+        """Return labels with dense values, and keys to which each slot's offset is added."""
         tables = [self._table(path) for path in self.paths]
         values = np.concatenate(
             [self._stacked(t, self.order["labels"] + self.order["conts"]) for t in tables]

@@ -55,7 +55,7 @@ IN_C2 = ([10, 20, 30, 10, 20, 30, 7], [20, 20, 7], [30, 30, 30, 40, 40, 50])
 
 @pytest.fixture
 def play(write_raw, run_step, keep_as_model, raw_table, reading):
-    """Runs round `number` of three from a parent, and stores its workflow as model `keep`."""
+    """Runs one of three rounds from `parent`, and stores the workflow as that of model `keep`."""
 
     def play(number, parent, *, run=None, keep=None):
         values = np.zeros(300)
@@ -108,7 +108,7 @@ def test_nvtabular_encodes_as_contract_while_category_ids_are_reused(play, run_s
 
 
 def carried(encoded_set):
-    """Return the files of the workflow that the next run reads, by name."""
+    """Return the workflow's files that the next run reads. The keys are the names of the files."""
     folder = local_path(encoded_set.workflow_uri)
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 

@@ -69,7 +69,10 @@ MODELS = {
 
 
 def can_be(counts, kind):
-    """Return whether the network has its columns: HugeCTR a category, DLRM two vectors."""
+    """Return whether the network has enough columns.
+
+    HugeCTR needs a category, and DLRM needs two vectors.
+    """
     needed = {"dlrm": 1 if counts[0] else 2, "dcn by hugectr": 1}
     return sum(counts[1:]) >= needed.get(kind, 0)
 

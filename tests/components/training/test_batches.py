@@ -39,7 +39,7 @@ def test_keys_of_table_beyond_32_bits_do_not_collide(rows):
 
 @pytest.fixture(params=["NumPy's sort", "torch's sort"])
 def sort(request, monkeypatch):
-    """Sort keys as on a CPU, or as on a GPU."""
+    """Sorts keys by each of the two implementations: NumPy's for a CPU, and torch's for a GPU."""
     if request.param == "torch's sort":
         monkeypatch.setattr(torch_parts, "_sorted", lambda keys: keys.sort(stable=True))
 
@@ -113,4 +113,4 @@ def test_no_thread_is_left_when_items_are_no_longer_wanted():
     with closing(made_ahead(endless(), 3)) as items:
         assert [next(items) for _ in range(5)] == [0, 1, 2, 3, 4]
     assert threading.active_count() == before
-    assert len(made) <= 5 + 3 + 2  # queue, one waiting, one in progress
+    assert len(made) <= 5 + 3 + 2  # 3 in the queue, 1 that waits, 1 in progress

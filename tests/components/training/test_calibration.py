@@ -29,7 +29,7 @@ HELD_OUT_ROWS = 20_000
 
 
 def thinned(labels, dense, ids, rate, seed=3):
-    """Return the clicks, and the other rows with probability `rate` each."""
+    """Return all clicks. Each other row is returned with probability `rate`."""
     kept = (labels == 1) | (np.random.default_rng(seed).random(len(labels)) < rate)
     return labels[kept], dense[kept], ids[kept]
 

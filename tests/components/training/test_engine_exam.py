@@ -95,7 +95,7 @@ def engine_of(name, config, slot_sizes, *, settings, scratch, places, workers):
 
 @pytest.fixture
 def make_engine(tmp_path, double, world, workers):
-    """Makes engines by name, HugeCTR's over the double, and closes them."""
+    """Makes engines by name, and closes them at the end. HugeCTR's engine uses the double."""
     with ExitStack() as stack:
 
         def make(name, config=V1, slot_sizes=world.slot_sizes, places=None):
@@ -136,7 +136,7 @@ def trained(engine, start, rows, order=None, batch_size=128):
 
 
 def float64_scores(folder, config, slot_sizes, rows):
-    """Score by the network's definition on the saved weights.
+    """Compute scores from the saved weights by the network's definition.
 
     An id outside its slot has a zero vector.
     """

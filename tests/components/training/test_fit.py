@@ -162,7 +162,7 @@ def test_equally_good_rate_is_chosen_as_rarely_with_long_requests(rows_a_request
 
 
 class BiasedEngine(LogisticEngine):
-    """Adds a bias to the logits of its scores, as a high learning rate leaves it."""
+    """Adds a bias to the logits of its scores. A high learning rate leaves such a bias."""
 
     def __init__(self, slot_sizes, bias):
         super().__init__(slot_sizes, SETTINGS)
@@ -417,7 +417,7 @@ def test_non_finite_loss_or_score_stops_fit_before_anything_is_saved(
 
 
 class DivergingEngine(LogisticEngine):
-    """Its weights become NaN after a number of steps at more than its settings' rate."""
+    """Its weights become NaN after some steps if the learning rate is above the settings' rate."""
 
     def __init__(self, *arguments, steps, **keywords):
         super().__init__(*arguments, **keywords)

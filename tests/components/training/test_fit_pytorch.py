@@ -122,7 +122,10 @@ MODEL = {"embedding_dim": 4, "num_cross_layers": 2, "tower": [8], "dropout": 0.2
 
 @pytest.fixture
 def command(tmp_path, world, make_training_set, validation_report):
-    """The step's command line for a run, and the model that it wrote."""
+    """Makes the step's command line for a run.
+
+    The settings of section `training` may be changed.
+    """
     report = keep(validation_report, tmp_path / "report.json")
     training_set = replace(make_training_set(*world.rows(5_000)[:3]), validation_report=report)
 

@@ -27,7 +27,7 @@ class Season(NamedTuple):
 
 
 def season(world, n, *, seed, mark):
-    """Return rows of `world` whose first dense value is `mark` and has no weight."""
+    """Return rows whose first dense value is `mark`. This value does not affect the labels."""
     _, dense, ids, _ = world.rows(n, seed=seed)
     dense[:, 0] = mark
     logit = -1.2 + dense[:, 1:] @ world.by_dense[1:] + sum(w[i] for w, i in zip(world.by_id, ids.T))

@@ -43,7 +43,7 @@ def rows(world):
 
 @pytest.fixture
 def built(double, rows, tmp_path, world):
-    """Builds the double's model of a network and settings, and returns its arguments."""
+    """Builds the double's model for a network and settings, and returns the model's arguments."""
 
     def build(config=CONFIG, settings=SETTINGS):
         folder = tmp_path / f"stage {len(list(tmp_path.iterdir()))}"

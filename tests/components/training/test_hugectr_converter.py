@@ -141,7 +141,7 @@ def test_command_writes_new_folder_and_refuses_existing_one(tmp_path, monkeypatc
 
 
 def keys_of(document, ids, places, shapes):
-    """Return the converter's key inputs for rows of ids, by the keys document."""
+    """Convert rows of ids to the converter's key inputs, as the keys document describes."""
     keys = {
         name: np.full((len(ids), *shapes[name]), padding, np.int64)
         for name, padding in document["padding"].items()

@@ -61,7 +61,7 @@ def model(double, stage_of, world):
 
 
 def rewritten(stage, change):
-    """Change the table of a stage's only file, and its number of rows in the metadata."""
+    """Change the rows in a stage's only file, and update the row count in the metadata."""
     path = stage.file_list.parent / "000.parquet"
     table = change(pq.read_table(path))
     pq.write_table(table, path)

@@ -64,7 +64,7 @@ def test_rows_without_any_weight_take_no_step(stepped, world, tmp_path):
 
 
 def sampled(seed, *, n=40_000, shift=0.0):
-    """Return all clicks and a tenth of the other rows, with logits that are off by `shift`."""
+    """Return all clicks and a tenth of the other rows. The predicted logits are off by `shift`."""
     random = np.random.default_rng(seed)
     logits = random.normal(-3.0, 1.0, n)
     clicked = random.random(n) < 1 / (1 + np.exp(-logits))

@@ -203,7 +203,7 @@ def into(tmp_path):
 
 
 def change_vocabulary(training_set, column, id_, value):
-    """Save the training set's workflow with one category changed."""
+    """Change one category of the training set's workflow, and save the workflow."""
     folder = local_path(training_set.workflow_uri)
     workflow = FeatureWorkflow.load(folder)
     vocabularies = [v.copy() for v in workflow.vocabularies]
@@ -287,7 +287,7 @@ MORE = Features(
 def layout_of(name, features, *, more=False, **shape):
     """Return a layout whose slots have as many categories as their names have letters.
 
-    With `more` they have more.
+    With `more`, each slot has three further categories.
     """
     vocabularies = tuple(
         np.arange(4 if n in features.bucketed else len(n) + 3 * more) for n in features.slots
@@ -311,7 +311,7 @@ def layout_of(name, features, *, more=False, **shape):
 
 
 def rows_of(features, rows):
-    """Return the network's inputs of rows given by column: dense [n, d] and ids [n, places]."""
+    """Convert rows given by column to the network's inputs: dense [n, d] and ids [n, places]."""
     return (
         np.stack([rows[name] for name in features.dense_inputs], 1).astype(np.float32),
         np.stack([rows[name] for name in features.id_names], 1).astype(np.int64),

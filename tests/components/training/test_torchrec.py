@@ -74,7 +74,7 @@ def test_two_processes_train_model_of_one_and_growing_run_continues_it(
 
 @pytest.fixture
 def begun(step_flags, world, make_training_set, environment, workers, tmp_path):
-    """A step of two processes that has saved, with its workers by rank and its training set."""
+    """A running step of two processes that has saved, its workers by rank, and its training set."""
     workers.be(1)  # Otherwise the step would act as a worker.
     training_set = make_training_set(*world.rows(4_000)[:3])
     flags = step_flags(training_set, backend="torchrec", processes=2, training=LONG)

@@ -43,13 +43,13 @@ def store(tmp_path):
 
 @pytest.fixture
 def release_model(store):
-    """Makes a model the champion. A validation report names its statistics and schema."""
+    """Makes the model `m1` with the statistics and the schema of a report the champion."""
     return partial(release_validated, store, "m1")
 
 
 @pytest.fixture
 def checked(raw_table):
-    """The checked columns and the request ids of `n` rows, with some columns replaced."""
+    """Makes a table of the checked columns and the request ids. Some columns are replaced."""
 
     def make(n=2000, *, seed=0, **replaced):
         table = raw_table(n, seed=seed).select(

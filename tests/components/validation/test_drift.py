@@ -288,7 +288,7 @@ def test_requests_of_two_sizes_are_no_drift_of_column_of_user(checked, window_of
 
 @pytest.fixture
 def clicked(checked):
-    """A window's summary with these clicks [n], in requests of `size` rows.
+    """Makes the summary of a window whose rows have these clicks [n]. A request has `size` rows.
 
     The features do not matter.
     """

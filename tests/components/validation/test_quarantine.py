@@ -32,9 +32,9 @@ class QuarantineWorld:
         self.folder, self.store, self._step, self._raw_table = folder, store, step, raw_table
 
     def window(self, name="raw", *, rows=600, files=2, **odd):
-        """Return the rows as a table, and their manifest's path.
+        """Return the rows as a table, and the path of their manifest.
 
-        `odd` maps column and row to a replaced value.
+        `odd` contains the values to replace: `odd[column][row]` is the new value.
         """
         table = self._raw_table(rows)
         for column, change in odd.items():
@@ -57,8 +57,9 @@ class QuarantineWorld:
         return manifest
 
     def check(self, manifest, run, action="quarantine", *, actions=(), **asked):
-        """Return exit code, report and the dataset that is passed on, without its reference to the
-        report.
+        """Run the step, and return the exit code, the report and the dataset that is passed on.
+
+        The returned dataset has no reference to the report.
         """
         code, report = self._step(
             manifest, run=run, actions={"domain": action, **dict(actions)}, **asked
@@ -69,14 +70,14 @@ class QuarantineWorld:
         return code, report, replace(RawDataset.read(valid), validation_report=None)
 
     def release(self):
-        """Make a model of the valid rows the champion, and return the report on these rows."""
+        """Validate valid rows, make a model of these rows the champion, and return the report."""
         report = self.check(self.window("sound")[1], "r0", "off")[1]
         release_validated(self.store, "m1", report)
         return report
 
 
 def rows_of(uri):
-    """Return all rows of a folder, by pandas, in the order of file names."""
+    """Read all rows of a folder by pandas, in the order of file names."""
     return pd.concat(
         [pq.read_table(path).to_pandas() for path in sorted(local_path(uri).glob("*.parquet"))]
     )

@@ -106,7 +106,7 @@ def compare(training, archive, tmp_path, **options):
 
 
 def truth(mine: pd.DataFrame, theirs: pd.DataFrame, name: str) -> tuple[int, int]:
-    """Return the number of joined rows, and how many of them differ in `name`, by pandas."""
+    """Join the rows by pandas. Return their number, and how many of them differ in `name`."""
     names = [raw_rows.REQUEST_ID, raw_rows.ROW]
     both = mine[[*names, name]].merge(
         theirs[[*names, name]], on=names, suffixes=("_mine", "_theirs")

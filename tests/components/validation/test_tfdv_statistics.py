@@ -170,7 +170,7 @@ def test_file_corrupt_within_is_refused_by_name(files):
 
 
 class HeldBytes(RowLabels):
-    """Bytes that Arrow allocates at each batch, minus its bytes at the first batch."""
+    """Records the bytes that Arrow has allocated in total, at each batch."""
 
     def __init__(self):
         self.bytes = []

@@ -1,4 +1,4 @@
-"""Tests that compare a window's summary with pandas, and of merging summaries without rows."""
+"""Tests that compare a window's summary with pandas, and merge summaries without rows."""
 
 import pickle
 
@@ -22,7 +22,7 @@ from evergreen.statistics.profile_counter import BLOCK_ROWS, ProfileCounter
 
 
 def by_request(table, cut=BLOCK_ROWS):
-    """Return a frame with one key per request, divided at the blocks of rows."""
+    """Return a frame with a column `key`, which names the request and its block of rows."""
     frame = table.to_pandas()
     frame["key"] = (
         frame[raw_rows.REQUEST_ID].astype(str) + "/" + (np.arange(len(frame)) // cut).astype(str)
@@ -41,7 +41,7 @@ def assert_same(one: TableProfile, other: TableProfile):
 
 @pytest.fixture
 def rows(in_requests):
-    """40 columns in requests of 48 rows, which cross the blocks of 1024."""
+    """Rows in requests of 48 rows. Some requests cross the boundary between blocks of 1024 rows."""
     return in_requests(5000, size=48)
 
 

@@ -1,4 +1,4 @@
-"""Tests of refused columns: ambiguous names, and meanings that differ from the parent's."""
+"""Tests that ambiguous column names, and meanings that differ from the parent's, are rejected."""
 
 import hashlib
 from dataclasses import replace

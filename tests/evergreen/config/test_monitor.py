@@ -1,4 +1,4 @@
-"""Tests of the section `monitor`: values out of range or in conflict are refused by name."""
+"""Tests that errors of the section `monitor` name values that are out of range or in conflict."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Tests of the settings reader: every source gives the same values and errors."""
+"""Tests of the settings reader: all sources of settings give equal values and equal errors."""
 
 import re
 from dataclasses import dataclass
@@ -23,12 +23,12 @@ from evergreen.runtime.errors import ContractError, expect
 
 @dataclass(frozen=True, kw_only=True)
 class Shelf:
-    """A section inside another."""
+    """A section inside another section."""
 
     boards: int = 3
     """Number of boards."""
     folder: Path | None = None
-    """Path of the folder."""
+    """Path of the shelf's folder."""
 
     def __post_init__(self) -> None:
         expect(self, "at least 1", lambda value: value >= 1, "boards")
@@ -43,13 +43,13 @@ class Room:
     height: float = 2.5
     """Height in metres."""
     heated: bool = False
-    """Whether it is heated."""
+    """Whether the room is heated."""
     shelf: Shelf = Shelf()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Doubled:
-    """Two sections with settings of the same names."""
+    """Two sections that contain settings of the same names."""
 
     one: Shelf = Shelf()
     other: Shelf = Shelf()

@@ -1,4 +1,4 @@
-"""Tests of exploration: propensities are the probabilities that a row has a position."""
+"""Tests that propensities are the probabilities of a row's positions."""
 
 from collections import Counter
 
@@ -11,7 +11,7 @@ from tests.support.errors import raises
 
 DRAWS = 12_000
 CHANCES = (np.arange(DRAWS) + 0.5) / DRAWS
-"""The numbers are evenly spaced, so that frequencies are probabilities."""
+"""Evenly spaced numbers in place of random numbers, so that frequencies are probabilities."""
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.49])

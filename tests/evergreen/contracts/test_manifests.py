@@ -87,8 +87,8 @@ def test_no_flipped_bit_of_manifest_is_read_as_other_values(kind, path):
         flipped = bytearray(content)
         flipped[bit // 8] ^= 1 << bit % 8
         with contextlib.suppress(ContractError):
-            # The reader may accept an unchanged value, for example a hexadecimal digit in another
-            # case.
+            # The reader may accept a flip that does not change the value, such as another case of a
+            # hexadecimal digit.
             assert kind.loads(bytes(flipped), source="flipped") == manifest
 
 

@@ -58,9 +58,9 @@ def assert_same(left, right):
 
 
 def decode(message, form=FORM):
-    """Decode the record alone and in a batch.
+    """Decode the record both alone and in a batch.
 
-    Both must return equal rows, or both must refuse it.
+    Either both decodings return equal rows, or both raise an error.
     """
     together, rest = form.decode_plain([message, b"", message], recommender=None)
     assert sorted(rest) == ([1] if together else [0, 1, 2])

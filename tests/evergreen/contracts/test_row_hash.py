@@ -11,7 +11,7 @@ GAMMA = 0x9E3779B97F4A7C15
 
 
 def test_mixing_is_splitmix64():
-    """First numbers of SplitMix64's stream from seed 1234567, as published for comparison."""
+    """The expected numbers are published as the first numbers of SplitMix64 for seed 1234567."""
     state = [np.uint64((1234567 + i * GAMMA) % 2**64) for i in range(5)]
     published = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
     assert [int(mix(each)) for each in state[:4]] == published
@@ -37,6 +37,6 @@ def test_draws_are_even_and_independent_of_each_other_and_other_salts():
     chi_square = ((counts - expected) ** 2 / expected).sum()
     assert chi_square < 99 + 4 * np.sqrt(
         2 * 99
-    )  # Mean 99 and standard deviation of the chi-square distribution.
+    )  # The distribution has mean 99 and standard deviation sqrt(2 * 99).
     for one, other in ((draws, others), (draws[1:], draws[:-1]), (draws[64:], draws[:-64])):
         assert abs(np.corrcoef(one, other)[0, 1]) < 4 / np.sqrt(len(one))

@@ -9,7 +9,7 @@ from evergreen.contracts.values import MISSING_WORDS, NoCategory, is_missing_wor
 from tests.support.errors import raises
 
 TRUE, FALSE = 1, 0
-"""Programs write booleans like this if they have no boolean type. All spellings are one
+"""Spellings of booleans in programs without a boolean type. All these spellings mean the same
 category."""
 
 

@@ -1,4 +1,4 @@
-"""Tests of the changes between two workflows, compared with hand-made sets and a loop over ids."""
+"""Tests that compare the changes between two workflows with hand-made sets and a loop over ids."""
 
 from dataclasses import replace
 

@@ -75,7 +75,7 @@ def test_dense_values_encode_by_stated_arithmetic():
 
 
 def buried(encoder, every=3):
-    """Return the workflow after every third category of each column was evicted."""
+    """Evict every third category of each column, and return the new workflow."""
     vocabularies = [v.copy() for v in encoder.vocabularies]
     for vocabulary in vocabularies:
         vocabulary[::every] = TOMBSTONE

@@ -122,16 +122,16 @@ def test_partitions_move_to_second_reader_and_old_tokens_of_them_are_void(wide):
         return taken and two.backlog() == 40
 
     def only_what_moved_is_open():
-        # On a busy machine partitions may be reassigned once more, and even return to the first
-        # reader. Then the first reader gets their messages again.
+        # On a busy machine, Kafka may reassign partitions once more, even to the first reader. In
+        # that case the first reader gets their messages again.
         again.update(one.pull(100))
         taken.update(two.pull(100))
         return one.backlog() == len({d.message_id for d in taken | again})
 
     until(are_shared)
     assert len({d.message_id for d in taken}) < 40
-    # The first reader acknowledges all its messages, including messages of partitions that it has
-    # lost.
+    # The first reader also acknowledges messages of partitions that were reassigned to the other
+    # reader.
     one.acknowledge([d.token for d in first])
     until(only_what_moved_is_open)
     two.acknowledge([d.token for d in taken])
@@ -224,8 +224,8 @@ def test_broker_away_is_problem_that_ends_with_it_and_loses_nothing(ends, caplog
     until(lambda: reader.backlog() is not None)
     assert reader.problem() is None
     until(lambda: _published(publisher, [("late", b"late")]))
-    # The broker may have been away for longer than the lease. Then unacknowledged messages are
-    # delivered again.
+    # The broker may have been stopped for longer than the lease. In this case, unacknowledged
+    # messages are delivered again.
     got = {}
     until(lambda: got.update({d.message_id: d for d in reader.pull(10)}) or "late" in got)
     reader.acknowledge([d.token for d in (*held, *got.values())])
@@ -258,7 +258,7 @@ def test_topic_that_does_not_exist_is_problem_until_it_does(cluster):
 
 @pytest.fixture
 def frozen_cluster(tmp_path):
-    """A cluster in its own process, which can be stopped, and the URL of a topic in it."""
+    """A Kafka cluster in a process that can be stopped, and the URL of one of its topics."""
     address = tmp_path / "brokers"
     command = [
         sys.executable,
@@ -303,7 +303,7 @@ def test_broker_that_hangs_is_problem_too_and_holds_no_caller_up_for_long(frozen
 
 @pytest.mark.slow
 def test_reader_beside_broker_that_hangs_closes_within_its_bound(frozen_cluster, monkeypatch):
-    """librdkafka's own close waits without a limit while a commit has no answer.
+    """The close of librdkafka waits forever while a commit has no answer.
 
     The test is marked slow because the abandoned client stays in the process until its end.
     """
@@ -334,8 +334,8 @@ def test_message_dead_lettered_twice_by_crash_is_listed_once(ends):
     ends.publisher().publish([("a", b"1"), ("a", b"another of this key")])
     reader = ends.reader()
     delivery, other = pull(reader, count=2)
-    # The crash happened between storing and acknowledging the message. The next reader stores the
-    # message once more.
+    # The crash happened between storing and acknowledging the message. The next reader therefore
+    # stores the message a second time.
     reader._dead_letters.keep([(delivery.message_id, delivery.payload, "before the crash")])
     reader.dead_letter([(delivery.token, "after it")])
     reader.dead_letter([(other.token, "bad too")])

@@ -235,7 +235,7 @@ def test_what_killed_publisher_was_told_is_stored_is_delivered(bench, subscriber
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait(120)
-        # Messages that are published between the last line and the end.
+        # Also add the messages that the process named between the last read line and the kill.
         told += [
             name
             for line in process.stdout.read().splitlines(keepends=True)
@@ -301,7 +301,7 @@ def test_oversize_message_is_refused_before_anything_of_its_batch_is_sent(
 def test_connected_log_has_no_problem_and_is_current_once_it_is_empty(bench, publisher, subscriber):
     publisher.publish([("a", b"1")])
     subscriber.acknowledge(d.token for d in pull(subscriber, count=1))
-    bench.expire_leases()  # of a possible predecessor
+    bench.expire_leases()  # an earlier subscriber has leases
     before = time.time()
 
     def is_read():

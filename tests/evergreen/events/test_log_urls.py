@@ -1,4 +1,4 @@
-"""Tests of a log's URL: it opens the file that it names, and unknown parts are refused."""
+"""Tests that a log's URL opens the file that it names, and that unknown parts are rejected."""
 
 import pytest
 

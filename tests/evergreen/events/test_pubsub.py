@@ -57,22 +57,22 @@ def test_server_that_dies_is_reported_and_ends_reconnect_when_it_is_back(mortal_
         mortal_server.stop()
         with pytest.raises(TemporaryError, match=bench.names.topic) as raised:
             publisher.publish([("during", b"2"), ("too", b"3")])
-        # All messages of a request share one error. If it were raised for each message, the
-        # traceback would grow to thousands of lines.
+        # All messages of one publish request share the same error. If each message raised an error
+        # of its own, the traceback would have thousands of lines.
         assert len(traceback.format_exception(raised.value)) < 100
         problem = wait_for(subscriber.problem, "the problem")
         assert bench.names.subscription in problem
         assert subscriber.pull(10) == []
         mark = subscriber.read_up_to()
         bench.expire_leases()
-        assert subscriber.read_up_to() == mark  # Nothing is known as long as no message can arrive.
+        assert subscriber.read_up_to() == mark  # The watermark stays while no message can arrive.
         mortal_server.start()
 
         def back() -> bool:
             with suppress(
                 TemporaryError, PermanentError
-            ):  # The server or its subscription is not back yet.
-                bench.create()  # the server has lost its messages
+            ):  # The server has not restarted, or its subscription has not been created again.
+                bench.create()  # the server lost all messages in the restart
                 assert subscriber.pull(10) == []
             return subscriber.problem() is None
 
@@ -92,7 +92,7 @@ def test_ack_unconfirmed_by_frozen_server_is_error_and_reading_goes_on(
 ):
     """The server may process the call after it resumes, or drop it.
 
-    The message is redelivered or acknowledged.
+    In either case, the message is delivered again or acknowledged.
     """
     monkeypatch.setattr(subscriber_module, "CALL_SECONDS", 0.5)
     bench = BENCHES["pubsub"](tmp_path, mortal_server)
@@ -191,7 +191,7 @@ def test_id_that_no_attribute_can_hold_is_refused(bench, publisher):
 
 
 class Slow:
-    """A subscriber client whose leases expire before the next pull.
+    """A subscriber whose leases always expire before its next pull.
 
     All messages are redelivered under new ids.
     """

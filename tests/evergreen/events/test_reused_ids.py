@@ -42,7 +42,7 @@ def test_monitor_counts_and_keeps_requests_that_it_cannot_join(
     publish(publisher, clicks("o", [("session 7", 2, START + 5)]))
     tick_until(
         "outcome", 1
-    )  # The click comes before its rows, whose window is over by the log's own clock.
+    )  # The click arrives first. By the log's clock, the window of its rows is over.
     publish(publisher, *PAGES[:3])
     tick_until("predicted", 10)
     publish(publisher, *PAGES[3:], PAGES[0], prediction("other", 1))
@@ -64,7 +64,7 @@ def test_monitor_counts_and_keeps_requests_that_it_cannot_join(
         event["text"] for event in read_events(settings.state) if event["kind"] == "dead_letter"
     ]
     assert "clicks under it count for the first" in said[0]
-    subscriber.replay_dead_letters()  # nothing has changed, so they come back, but do not count again  # noqa: E501
+    subscriber.replay_dead_letters()  # dead-lettered again, but counted only once
     wait_for(
         lambda: monitor.tick() or len(subscriber.list_dead_letters()) == 4, "the dead letters again"
     )

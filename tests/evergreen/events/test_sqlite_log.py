@@ -100,7 +100,7 @@ def test_ids_of_acknowledged_messages_are_forgotten_in_time_and_no_others(path):
         True,
     ]
     assert [message.payload for message in log.list_dead_letters()] == [b"2"]
-    now += 1e8  # The clock is corrected before the next call.
+    now += 1e8  # The clock is set right again before the next call.
     log.acknowledge([delivery.token for delivery in log.pull(3)])
     now -= 1e8
     log.acknowledge([])
@@ -114,7 +114,7 @@ def test_mark_waits_for_what_killed_predecessor_had_leased(path):
     killed.publish([("leased", b"1")])
     killed.pull(1)
     now = 1010.0
-    log = SqliteLog(path, lease_seconds=5.0, clock=lambda: now)  # This reader's leases are shorter.
+    log = SqliteLog(path, lease_seconds=5.0, clock=lambda: now)  # This reader has shorter leases.
     assert log.read_up_to() is None
     marks = []
     for moment in (1010.0, 1029.0, 1030.0):
@@ -133,7 +133,7 @@ def test_mark_moves_only_when_all_that_waits_was_pulled_and_acknowledged(path):
     log.publish([(str(i), b"x") for i in range(5)])
     first = log.pull(4)
     log.acknowledge(d.token for d in first)
-    assert log.read_up_to() is None  # More messages may wait, because the pull was full.
+    assert log.read_up_to() is None  # The pull was full, so more messages may be in the log.
     now = 1001.0
     (last,) = log.pull(4)
     assert log.read_up_to() is None
@@ -202,7 +202,7 @@ def test_clock_that_was_set_back_holds_up_neither_messages_nor_mark(path):
     dead.pull(1)
     dead.close()
     log = SqliteLog(path, clock=lambda: now[0])
-    log.pull(10)  # The lease of "b" is by the wrong clock too.
+    log.pull(10)  # The lease of "b" was also taken while the clock was wrong.
     now[0] -= 86_400.0
     again = log.pull(10)
     assert [delivery.message_id for delivery in again] == ["a", "b"]

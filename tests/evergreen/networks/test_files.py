@@ -25,7 +25,11 @@ SHAPES = {TABLE: (12, 4), "tower.0.weight": (2, 6), "bias": (1,)}
 
 
 def filled(folder, *, step=7, with_moments=True, seed=0):
-    """Write a model of random numbers, and return them by part and name."""
+    """Write a model of random numbers.
+
+    Returns:
+        For each part, its numbers by name.
+    """
     random = np.random.default_rng(seed)
     expected = []
     with new_model(folder, SHAPES, step=step, with_moments=with_moments) as stored:

@@ -1,6 +1,6 @@
 """Tests that engine, scorer and served graph look up and pool lists like torch's EmbeddingBag.
 
-A bucketed number follows the lists.
+In the input, a bucketed number comes after the lists.
 """
 
 from contextlib import closing
@@ -46,8 +46,8 @@ SLOTS = [0, 1, *[1] * 4, *[2] * 3, 3, 4]
 LISTS = [(2, 6, "sum"), (6, 9, "mean"), (9, 10, "sum")]
 CONFIG = DcnConfig(num_dense=1, num_categorical=6, embedding_dim=4, tower=(8,), num_cross_layers=2)
 WIDTHS = [(), (8, 3, 3, 8, 4, 8), (3, 8, 8, 3, 3, 8)]
-"""Vector widths of user, item, last, tags, words and age. Empty means that all have the same
-width."""
+"""Vector widths of user, item, last, tags, words and age. An empty dict means that all columns have
+the same width."""
 SETTINGS = TrainingSettings()
 
 
@@ -144,7 +144,7 @@ def test_step_and_scores_are_those_of_embedding_bags(tmp_path, initial):
         engine.save(tmp_path / "after")
     assert seen == pytest.approx(loss.item(), abs=1e-6)
     before, after = (open_model(tmp_path / name, sizes) for name in ("initial", "after"))
-    # The gradient follows from Adam's first moment after one step.
+    # Compute the gradient from Adam's first moment after one step.
     first = after.moments[0]
     scale = 1 - SETTINGS.beta1
     for moments, gradient in zip(of_slots(first, config.widths, sizes), expected):
@@ -154,7 +154,7 @@ def test_step_and_scores_are_those_of_embedding_bags(tmp_path, initial):
     for kept, moved in zip(
         *(of_slots(each.weights, config.widths, sizes) for each in (before, after))
     ):
-        np.testing.assert_array_equal(moved[0], kept[0])  # of padding
+        np.testing.assert_array_equal(moved[0], kept[0])  # the vector of padding
         assert (moved != kept).any()
 
 

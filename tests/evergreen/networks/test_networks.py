@@ -111,8 +111,7 @@ def served(request):
     config, workflow = CONFIGS[request.param], strange_workflow(3)
     network = network_of(config)
     with torch.no_grad():
-        # These weights are smaller, so that float32 digits remain to compare for dense values of
-        # millions.
+        # Use smaller weights, so that float32 has enough digits for dense values of millions.
         for parameter in network.parameters():
             parameter *= 0.5
     table = np.random.default_rng(1).normal(

@@ -1,4 +1,4 @@
-"""Tests of rounded tables: each number becomes the nearest representable one of its vector."""
+"""Tests that rounding replaces each number by the nearest one that its vector can represent."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Tests of webhook addresses: no error is raised, because its text would contain the address."""
+"""Tests that no error contains the address of a webhook."""
 
 import socket
 

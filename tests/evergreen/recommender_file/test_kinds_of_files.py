@@ -23,9 +23,9 @@ N = 240
 
 
 def clicks(**columns):
-    """Return rows of made-up clicks.
+    """Return rows of synthetic clicks.
 
-    Each column is a function of the row's number and of its random numbers.
+    The values of each column depend on the row's number and on random numbers.
     """
     generator = np.random.default_rng(11)
     rows = [
@@ -73,7 +73,10 @@ def line_of(text, name):
 
 
 def question_of(path, key):
-    """Return the draft's question about a key. `check` refuses a draft with open questions."""
+    """Return the draft's question about a key.
+
+    `check` rejects a draft as long as it contains questions.
+    """
     text = draft(read_sample(path), name="shop", now=NOW)
     with raises(ContractError, f"data.{key}", "FILL IN"):
         parse_recommender(text, source="draft")
@@ -133,6 +136,28 @@ def test_times_before_2000_are_said_loudly(write):
 )
 def test_column_named_like_times_that_holds_none_is_asked_about(name, written, said, write):
     assert said in question_of(write(clicks(**USERS, **{name: written})), "event_time")
+
+
+@pytest.mark.parametrize(
+    "form",
+    ["%d.%m.%Y %H:%M:%S", "%d.%m.%y", "%m/%d/%Y %H:%M", "%d %b %Y", "%a, %d %b %Y %H:%M:%S GMT"],
+)
+def test_dates_in_unsupported_form_are_named_and_asked_about(form, write):
+    path = write(
+        clicks(**USERS, gesehen=lambda row: f"{row['time']:{form}}"), delimiter="\t", name="c.tsv"
+    )
+    assert "'gesehen' looks like a time in an unsupported form" in question_of(path, "event_time")
+    text = draft(read_sample(path), name="shop", now=NOW)
+    assert f"unsupported form, such as {BEGIN:{form}}" in line_of(text, "gesehen").replace(
+        "It ", ""
+    )
+
+
+def test_birthdays_in_unsupported_form_do_not_replace_event_time(write):
+    columns = clicks(
+        **USERS, born=lambda row: f"{row['time']:%d.%m.%Y}", ts=lambda row: row["time"].isoformat()
+    )
+    assert drafted(write(columns))[1].data.event_time == "ts"
 
 
 def test_times_of_two_forms_are_asked_about_with_days_of_each(write):
@@ -300,6 +325,14 @@ def test_names_of_clicks_and_conversions_are_known(name, write):
 def test_column_named_like_label_that_holds_others_is_asked_about(values, said, write):
     path = write(clicks(**{**USERS, "click": lambda row: values[row["click"]]}))
     assert re.search(said, question_of(path, "label"))
+
+
+def test_two_words_of_unnamed_label_are_asked_about(write):
+    columns = clicks(**USERS)
+    columns["geklickt"] = ["ja" if click else "nein" for click in columns.pop("click")]
+    asked = question_of(write(columns), "label")
+    assert re.search(r"'geklickt' \((ja and nein|nein and ja)\) says whether", asked)
+    assert "write 0 and 1" in asked
 
 
 def test_click_comes_before_what_may_follow_it(write):
@@ -539,7 +572,7 @@ def test_titles_are_no_lists_and_numbers_with_comma_are_no_lists_either(write):
     assert "Numbers with a comma: write 3.5" in line_of(text, "preis")
 
 
-# -- forms of files
+# -- file formats
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Tests of messages about columns and rows that only people can assess."""
+"""Tests of warnings about columns and rows that need a person's decision."""
 
 import json
 import uuid

@@ -45,7 +45,7 @@ def row(n, **others):
 
 
 def rows(**others):
-    """Return 200 rows, and replace the rows whose numbers are given."""
+    """Return 200 rows. Rows whose numbers are given are replaced."""
     return [others.get(f"n{n}", row(n)) for n in range(200)]
 
 

@@ -20,7 +20,7 @@ NOW = datetime(2026, 6, 30, tzinfo=timezone.utc)
 
 @pytest.fixture
 def installation(tmp_path):
-    """Six versions a month apart, an old canary, an unreleased model, and three runs."""
+    """Six versions a month apart, an old canary, an unreleased model, three runs."""
     store, work = tmp_path / "a store", tmp_path / "work"
     for version in range(1, 7):
         at = f"2026-0{version}-01T00:00:00+00:00"
@@ -208,7 +208,7 @@ def test_what_killed_writes_left_goes_and_what_may_be_under_way_stays(installati
     old, new = datetime(2026, 1, 1, tzinfo=timezone.utc).timestamp(), NOW.timestamp() - 60
     for path in [*places, *(place / "bytes" for place in places), *files]:
         os.utime(path, (old, old))
-    # An old folder into which something was written a minute ago.
+    # The folder is old, but a file was written into it a minute ago.
     os.utime(places[0] / "bytes", (new, new))
     os.utime(files[0], (new, new))
     (store / ".hidden").write_bytes(b"a person's")

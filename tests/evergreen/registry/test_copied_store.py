@@ -36,7 +36,7 @@ def stored(store, model_id="m1"):
 def there(tmp_path, request):
     """A registry with a live version at a new path.
 
-    Other models of the registry are at the old path.
+    The URIs of the registry's other models point to the old path.
     """
     store, there = tmp_path / "my store #1", tmp_path / "backups" / "the store"
     stored(store)

@@ -16,7 +16,7 @@ from tests.support.validation_models import make_dataset
 def write(tmp_path):
     """Writes a journal of (action, version, changes) with one line per day.
 
-    Version N has model mN, and m2 has a card.
+    Version N has model mN. Only m2 has a model card.
     """
 
     def journal(*lines):

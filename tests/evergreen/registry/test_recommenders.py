@@ -1,4 +1,4 @@
-"""Tests of accepted descriptions: which one a run uses, and that accepting one is atomic."""
+"""Tests that a run uses the right accepted recommender, and that accepting one is atomic."""
 
 from dataclasses import replace
 from datetime import datetime, timezone

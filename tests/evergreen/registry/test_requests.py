@@ -36,7 +36,7 @@ def clock():
 
 @pytest.fixture
 def append(tmp_path, clock):
-    """Appends a request of 60 seconds, and returns it."""
+    """Appends a request with a deadline of 60 seconds, and returns the request."""
     return lambda: append_request(
         tmp_path,
         new_request(ROLLBACK, who="anna", reason="drill", now=clock.moment(), seconds=60.0),

@@ -53,7 +53,10 @@ def test_share_of_keys_is_met_within_binomials_error(share, salt):
 
 
 def _counts(first, second):
-    """Return counts of keys by two facts: observed, and as expected for independent facts."""
+    """Return the observed and the expected count for each pair of draws.
+
+    The expected counts assume independent draws.
+    """
     table = {(a, b): 0 for a in (0, 1) for b in (0, 1)}
     for a, b in zip(first, second):
         table[int(a), int(b)] += 1
@@ -67,7 +70,8 @@ def _counts(first, second):
 def test_shadow_is_drawn_without_regard_to_arm():
     one = plan(canary_share=0.25, shadow_share=0.2)
     keys = [f"k{i}" for i in range(NUM_KEYS)]
-    # The same text serves as key and as request id. Both draws must be independent.
+    # The key and the request id are the same text here. The draw of the arm and the draw of the
+    # shadow request must be independent.
     arms = [one.arm_for(key) == CANARY for key in keys]
     shadows = [one.shadow_for(key, key) is not None for key in keys]
     for found, expected in _counts(arms, shadows).values():
@@ -94,7 +98,7 @@ def test_key_that_utf8_cannot_spell_has_arm():
 def test_draws_are_frozen():
     """Clients of different releases must agree.
 
-    The numbers are blake2b's, computed here by hand.
+    The expected numbers are computed by hand from blake2b.
     """
     digest = hashlib.blake2b(b"s\0arm\0user", digest_size=8).digest()
     fraction = (int.from_bytes(digest, "big") >> 11) / 2**53

@@ -8,7 +8,7 @@ from evergreen.reports.svg import Interval, Line, Mark, interval_chart, line_cha
 
 
 def _svg(chart):
-    """Return the plot without its axis."""
+    """Return the chart's plot as SVG, without the axis."""
     return ElementTree.fromstring(chart.__html__()).find("div")[1]
 
 

@@ -44,7 +44,10 @@ WIDTHS = (360, 480, 720, 768, 1100, 1280)
 
 
 def page_of(text: str, *, rows: int) -> str:
-    """Return a page with every kind of block, `text` everywhere, and tables of 2 to 14 columns."""
+    """Return a page with every kind of block, in which every text is `text`.
+
+    The tables have 2 to 14 columns.
+    """
     check = CheckRow(
         name=text,
         value=-0.0012345,
@@ -198,7 +201,7 @@ def test_wheel_has_every_template_and_style(monkeypatch):
     distribution.parse_config_files(["pyproject.toml"])
     command = build_py(distribution)
     command.finalize_options()
-    command.manifest_files = {}  # the files named in pyproject.toml, even if there are others
+    command.manifest_files = {}  # only the files that pyproject.toml names
     folder = Path("evergreen", "reports")
     needed = {str(each) for each in folder.rglob("*") if each.suffix in (".css", ".j2")}
     assert needed

@@ -1,4 +1,4 @@
-"""Tests of an archive's files: which contain served rows, and the error for an unreadable file."""
+"""Tests which files of an archive contain served rows, and the error for an unreadable file."""
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -37,7 +37,7 @@ def archive(request, tmp_path):
             objects.write(name, tmp_path / "rows.parquet")
         elif (
             request.param == "folder"
-        ):  # This is a foreign object, because the project never uses such a name.
+        ):  # The archive ignores this object, because the project never uses such a name.
             (tmp_path / "archive" / name).write_bytes(b"half a file")
     return objects
 

@@ -26,7 +26,7 @@ START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 LONG_TEXT = pa.DictionaryArray.from_arrays(
     pa.array([0] * 60_000, pa.int32()), pa.array(["x" * 100_000])
 )
-"""A file of a few kilobytes that expands to 6 GB of text."""
+"""A file of a few kilobytes whose decompressed text has 6 GB."""
 READ = """
 import resource, sys
 from pathlib import Path
@@ -47,7 +47,10 @@ except ContractError as error:
 
 @pytest.fixture
 def lake(tmp_path, raw_table):
-    """Writes a day with some columns replaced. Returns what a process with 4 GiB reads."""
+    """Writes one day of rows, in which some columns are replaced.
+
+    Returns the output of a process that reads these rows with 4 GiB of memory.
+    """
 
     def read(n: int, changes: dict, **options) -> str:
         table = raw_table(n, start=START.timestamp(), seconds=80_000)

@@ -1,4 +1,4 @@
-"""Tests of a file's format, of the files that a folder's reader includes, and of Parquet rows."""
+"""Tests of file formats: how they are recognized, which files a folder has, and Parquet."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Tests of text lines: each is a row, rejected, blank, a comment or a header, and counts once."""
+"""Tests of text lines: each line counts once, as a row, rejected, blank, a comment or a header."""
 
 import codecs
 import csv
@@ -22,7 +22,11 @@ HEADER = b"label,user,title"
 
 
 def read(rows):
-    """Return the rows with their lines, the rejected lines, and the counts."""
+    """Read all rows.
+
+    Returns:
+        The accepted rows with their line numbers, the rejected lines, and the counts.
+    """
     found, rejected, counts = [], [], LineCounts()
     for chunk in rows.chunks([name for name in rows.names if name]):
         found += zip(

@@ -1,6 +1,6 @@
 """Tests of time formats in common exports.
 
-They are recognised from their values, and ambiguous formats cause a question.
+Formats are recognized from the values of a column, and an ambiguous format leads to a question.
 """
 
 from datetime import datetime, timedelta, timezone
@@ -69,7 +69,7 @@ def test_form_is_told_in_any_year_or_asked_for(first, form):
         for i in range(3000)
     ]
     if form.startswith("YY") and form[2] != "Y" and first.year < 2000:
-        return  # Two digits cannot express 1999.
+        return  # The year 1999 does not fit into two digits.
     if form.startswith("YYM"):
         width = len(form)
         values = [value.zfill(width) for value in values]

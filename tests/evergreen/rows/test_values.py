@@ -1,4 +1,4 @@
-"""Tests of the meaning of file values, for any type."""
+"""Tests of the interpretation of values in files, for all types."""
 
 import pyarrow as pa
 import pytest

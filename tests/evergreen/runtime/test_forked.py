@@ -19,7 +19,7 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 
 @pytest.mark.parametrize("processes", [1, 2, 5])
 def test_results_come_in_order_of_items(processes):
-    factor = 3  # A closure works, because nothing is pickled.
+    factor = 3  # The function may be a closure, because nothing is pickled.
     assert forked.run_all(lambda item: item * factor, range(20), processes=processes) == [
         3 * i for i in range(20)
     ]
@@ -61,7 +61,9 @@ def test_of_several_errors_first_items_is_told_however_slow_it_is(tmp_path):
 
     with raises(ContractError, "item 0") as refused:
         forked.run_all(refuse, range(3), processes=2)
-    assert "in refuse" in str(refused.value.__cause__)  # This is the line in the other process.
+    assert "in refuse" in str(
+        refused.value.__cause__
+    )  # The traceback contains the failing line of the other process.
 
 
 class Unlike:

@@ -1,4 +1,4 @@
-"""Tests of foreign names: control characters have no effect, and names do not break lines."""
+"""Tests of names from outside: control characters have no effect, and names do not break lines."""
 
 import io
 import logging
@@ -93,7 +93,7 @@ def test_listings_are_escaped(tmp_path, capsys):
         ),
     )
     print_models(tmp_path / "store")
-    assert_harmless(capsys.readouterr().out, lines=2)
+    assert_harmless(capsys.readouterr().out, lines=3)
 
 
 def test_letters_of_every_script_stay_as_they_are():

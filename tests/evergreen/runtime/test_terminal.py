@@ -106,7 +106,7 @@ def on_terminal(code: str, **variables: str) -> str:
     try:
         while chunk := os.read(ours, 65_536):
             written += chunk
-    except OSError:  # the other end is closed
+    except OSError:  # the terminal's other end is closed
         pass
     finally:
         os.close(ours)

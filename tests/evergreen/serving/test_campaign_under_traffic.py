@@ -1,8 +1,8 @@
-"""Hundreds of kills of rollback, promote and controller at random moments under traffic.
+"""Kill rollback, promote and controller hundreds of times at random moments under traffic.
 
 No request fails.
 
-`EVERGREEN_CAMPAIGN_SHARE=0.02` runs a small share of them.
+With `EVERGREEN_CAMPAIGN_SHARE=0.02`, only 2 % of the kills run.
 """
 
 import asyncio
@@ -36,10 +36,10 @@ TURNS = [
     ("controller", "rollback"),
     ("controller", "promote"),
 ]
-"""The target of each fault, and the deployment that runs at that time."""
+"""Pairs: the target of a fault, and the deployment command that runs when the fault happens."""
 LONGEST = {"rollback": 2.0, "promote": 4.0}
-"""Maximum seconds from a deployment's start to the fault. A deployment that ends sooner does not
-count."""
+"""Maximum time in seconds between a deployment's start and the fault. A deployment that ends before
+the fault does not count."""
 
 
 class Load(BackgroundTraffic):
@@ -62,9 +62,9 @@ class Load(BackgroundTraffic):
 
 @pytest.fixture
 def start(settings, tmp_path):
-    """Starts a deployment command that only gets the registry.
+    """Starts a deployment command whose only argument is the registry.
 
-    All these commands end with the test.
+    The commands are killed at the end of the test.
     """
     started = []
 
@@ -96,7 +96,7 @@ class Site:
         self.store, self.start = settings.store, start
 
     def begin(self, command):
-        """Start a deployment of the other model."""
+        """Start a deployment of the model that is not live."""
         live = current(self.store)
         if command == "promote":
             other = "model-2" if live.model_id == "model-1" else "model-1"
@@ -107,7 +107,7 @@ class Site:
         return self.start("rollback", "--to", str(max(others)), "--reason", "a campaign")
 
     def finish(self):
-        """Repeat a rollback until it succeeds, as a person would."""
+        """Repeat a rollback until it succeeds. A person would do the same."""
 
         def is_done():
             code = self.begin("rollback").wait(120)

@@ -41,7 +41,7 @@ def kept(world, version, file):
 
 
 def is_intact(world, version):
-    """Return whether both copies have the same content."""
+    """Return whether both copies of the file are equal."""
     problems = find_corrupt(world.repository.published, world.settings.store, version)
     same = all(
         served(world, version, file).read_bytes() == kept(world, version, file).read_bytes()
@@ -170,7 +170,7 @@ def test_servers_load_mended_graph_of_live_version_again(world, inspection, raw_
     for server in world.servers:
         (server.graph(1)).write_bytes(
             served(world, 1, "model.onnx").read_bytes()
-        )  # as after a restart
+        )  # a restart would have the same effect
     inspection.step()
     for server in world.servers:
         assert server.graph(1).read_bytes() == kept(world, 1, "model.onnx").read_bytes()
@@ -295,7 +295,7 @@ def test_golden_rows_that_disk_cannot_read_are_read_from_other_copy(world, monke
 def test_real_server_refuses_to_load_flipped_weights(
     deploy, settings, client, raw_rows, repository, triton
 ):
-    """Golden rows would reveal few of these flipped bits."""
+    """Golden rows would detect few of these flipped bits."""
     if not triton.alive():
         triton.start()
     deploy(1)

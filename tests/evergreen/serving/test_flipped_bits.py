@@ -1,6 +1,6 @@
 """A campaign of flipped bits in all files that a release reads.
 
-No reader accepts changed content.
+No reader accepts a file with a flipped bit.
 """
 
 import pytest
@@ -64,6 +64,6 @@ def test_flipped_bit_in_manifest_journal_or_graph_is_never_read_as_other(world, 
     for path, counts in found.items():
         print(path.name, dict(counts))
     assert {path: counts[QUIET] for path, counts in found.items() if counts[QUIET]} == {}
-    # The intact copy is read, whichever of the two copies is corrupt.
+    # If one copy is corrupt, the other copy is read.
     for path in (kept / "golden.npz", served / "golden.npz"):
         assert count_flips(path, lambda: rows_of(world), flips=flips)[QUIET] == 0

@@ -67,7 +67,10 @@ def test_infinite_value_spoils_its_own_row_at_most(served):
 
 
 def encoder(workflow):
-    """Return dense [n, 13] and rows of the fused table [n, 26], as they are inside the graph."""
+    """Return a function that reads two inner tensors of the graph.
+
+    The tensors are the dense values [n, 13] and the row numbers in the fused table [n, 26].
+    """
     toy = toy_model(workflow, embedding_dim=1, hidden=2)
     names = [DENSE, "table_rows"]
     session = open_built(workflow, [toy.table], toy.network(), names=names)
@@ -75,7 +78,7 @@ def encoder(workflow):
 
 
 def expected_rows(workflow, categorical):
-    """Compute the rows one by one with a dictionary, without the workflow's own search."""
+    """Compute the rows one by one with a dictionary instead of the workflow's search."""
     rows, offset = np.empty_like(categorical), 0
     for column, vocabulary in enumerate(workflow.vocabularies):
         ids = {int(key): 3 + i for i, key in enumerate(vocabulary) if key != TOMBSTONE} | {
@@ -229,7 +232,7 @@ def test_graph_bytes_do_not_depend_on_process(make_candidate, exported, tmp_path
 
 @pytest.fixture
 def written(make_parts, tmp_path):
-    """Writes the graph of a seed and returns its folder."""
+    """Writes a graph that depends on a seed, and returns its folder."""
 
     def write(name="graph", seed=1):
         workflow, toy = make_parts(seed)

@@ -1,4 +1,4 @@
-"""Tests of the served graph of other recommenders: other columns, or no columns of a kind."""
+"""Tests of the served graph for recommenders with other columns, or without a kind of column."""
 
 import math
 from dataclasses import replace
@@ -37,7 +37,7 @@ def shop_workflow(features, excluded=()):
 
 
 def network_of(features):
-    """Return a network with logit = concat(vectors, dense) @ weights."""
+    """Return a network that computes logit = concat(vectors, dense) @ weights."""
     d, c = len(features.dense_inputs), len(features.vector_names)
     weights = np.random.default_rng(1).normal(0, 0.4, d + c * DIM).astype(np.float32)
     nodes = [
@@ -70,7 +70,7 @@ def rows_of(features, count=500):
 
 
 def by_hand(workflow, table, dense, categorical, weights):
-    """Return probabilities by the docstring of `contracts.workflow`, value by value in float64."""
+    """Compute probabilities in float64 by the definition in `contracts.workflow`."""
     answers = []
     for dense_row, categorical_row in zip(dense, categorical):
         row, offset = [], 0

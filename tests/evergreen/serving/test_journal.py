@@ -29,13 +29,11 @@ def line(action, version, time, **other):
         time=time,
         action=action,
         version=version,
-        previous_version=None,
         model_id=f"model-{version}",
         model_uri="",
         release_uri="",
         trigger_id=None,
-        reason="because",
-        **other,
+        **{"previous_version": None, "reason": "because", **other},
     )
 
 
@@ -55,7 +53,7 @@ def store(tmp_path):
         line("canary", 4, at(4), share=0.05),
         line("canary_ended", 4, at(5)),
         line("intent", 1, at(6)),
-        line("rollback", 1, at(6), who="anna@desk"),
+        line("rollback", 1, at(6), who="anna@desk", previous_version=3),
     ):
         append_promotion(tmp_path, entry)
     return tmp_path
@@ -93,15 +91,15 @@ def test_times_never_run_backwards(store):
 def test_models_lists_every_entry_and_marks_what_is_live(store, capsys):
     assert main(["models", "list", "--store", str(store)]) == 0
     told = capsys.readouterr()
-    head, *lines = told.out.splitlines()
-    assert head.split() == ["version", "action", "time", "model", "by", "reason", "hashes"]
+    head, *lines, last = told.out.splitlines()
+    assert head.split() == ["version", "action", "time", "model", "by", "reason"]
+    assert last == "version 1 is live (rollback from 3): because"
     assert "evergreen models show" in told.err
     shown = [line for line in read_entries(store) if line.action != "intent"]
     assert [line.split()[line.startswith("*")] for line in lines] == [
         str(each.version) for each in shown
     ]
     assert [line.startswith("*") for line in lines] == [False] * (len(lines) - 1) + [True]
-    assert "graph aaaaaaaaaaaa" in lines[0]
     assert re.search(r"run-1 +because", lines[0])
     assert re.search(r"anna@desk +because", lines[-1])
     assert "canary 5 %" in "\n".join(lines)
@@ -109,6 +107,20 @@ def test_models_lists_every_entry_and_marks_what_is_live(store, capsys):
     entries = json.loads(capsys.readouterr().out)
     assert [entry["live"] for entry in entries] == [False] * 9 + [True]
     assert entries[1]["sha256"] == {"graph": "a" * 64}
+
+
+def test_table_on_narrow_terminal_names_rolled_back_version_and_whole_reason(
+    store, monkeypatch, capsys
+):
+    monkeypatch.setenv("COLUMNS", "80")
+    reason = "the monitor: failed: evidence that the AUC is below 0.742: 537.2 (expected below 500)"
+    append_promotion(store, line("release", 7, at(7), reason=reason))
+    append_promotion(store, line("rollback", 3, at(8), previous_version=7, reason=reason))
+    assert main(["models", "list", "--store", str(store)]) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[-1].startswith("*        3  rollback from 7 ")
+    assert last == f"version 3 is live (rollback from 7): {reason}"
 
 
 @pytest.mark.parametrize(

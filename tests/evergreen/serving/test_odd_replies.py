@@ -1,4 +1,7 @@
-"""Tests of malformed replies that no Triton should send. Each is reported as a named fault."""
+"""Tests of malformed replies that a correct Triton never sends.
+
+Each malformed reply must be reported as a fault with a name.
+"""
 
 import dataclasses
 import itertools
@@ -27,7 +30,7 @@ from tests.support.triton_double import GrpcTriton, edited
 
 @contextmanager
 def site_of(world):
-    """Yield the odd behaviours by method, and settings with one server reached by gRPC."""
+    """Yield malformed replies by method, and settings for a gRPC server that sends them."""
     with GrpcTriton(world.servers[0]) as odd:
         yield odd, dataclasses.replace(world.settings, triton_urls=(odd.url,), connect=Triton)
 
@@ -106,7 +109,7 @@ ODD_ELSEWHERE = {
 
 @pytest.fixture
 def controlled(world, tmp_path):
-    """A controller over one odd server with version 1, and a function that reads its status."""
+    """A controller over one server with malformed replies, and a reader of its status."""
     world.release(1)
     with site_of(world) as (odd, site):
         status = tmp_path / "status.json"
@@ -140,12 +143,12 @@ def test_no_odd_reply_ends_controller_and_each_is_that_servers_fault(controlled)
 def test_odd_replies_to_other_calls_end_nothing_either(controlled, call):
     odd, look = controlled
     for name, reply in ODD_ELSEWHERE.items():
-        # The answer is also wrong, so that the watchdog reloads the model.
+        # The model's score is also wrong, so that the watchdog reloads the model.
         odd.odd = {"ModelInfer": ODD_INFERENCES["zeros"], call: reply}
         assert WELL not in [look() for _ in range(4)], (call, name)
         assert call in odd.called
         odd.odd = {}
-        # If a model was unloaded but not loaded again, the wait before the next try doubles each
+        # After an unload without a successful load, the wait before the next attempt doubles each
         # time.
         assert WELL in [look() for _ in range(20)]
 
@@ -163,7 +166,7 @@ def test_replies_of_flipped_bytes_are_read_as_scores_or_refused(world):
             for _ in range(random_.randint(1, 3)):
                 changed[random_.randrange(90)] ^= 1 << random_.randrange(
                     8
-                )  # This changes the message's head, not its scores.
+                )  # The flip changes the head of the message but not its scores.
             return bytes(changed)
 
         odd.odd = {"ModelInfer": flipped}

@@ -1,4 +1,4 @@
-"""Tests of the parity check: which scores it compares, and which it refuses."""
+"""Tests that the parity check compares the right scores, and rejects differences."""
 
 import dataclasses
 import json

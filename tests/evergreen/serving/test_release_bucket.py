@@ -50,10 +50,10 @@ def test_versions_go_live_leave_and_come_back(settings, repository, make_candida
 def test_deployment_that_lost_its_lease_writes_nothing_more(
     settings, repository, make_candidate, place
 ):
-    """The process slept while its lease expired.
+    """The process was suspended until its lease had expired.
 
-    The new holder undid the change, made it again under the next number, and then released another
-    model, whose version must stay live.
+    Meanwhile, the new holder undid the change and made it again under the next number. The new
+    holder then released another model, whose version must stay live.
     """
     release(*make_candidate(settings.store, 1), settings=settings)
     seen = []
@@ -78,9 +78,9 @@ def test_deployment_that_lost_its_lease_writes_nothing_more(
 
 
 class Overtaken:
-    """A server that answers like the released graph.
+    """Server double that returns the scores of the released graph.
 
-    While it loads the live name, another deployment takes over.
+    While this server loads the live name, another deployment takes over.
     """
 
     def __init__(self, url, store, take_over):

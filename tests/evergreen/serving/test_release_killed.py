@@ -1,9 +1,9 @@
 """Tests of deployments killed at every checkpoint: the next deployment repairs the state.
 
-After the kill these invariants hold. The configuration names at least one version, and only
-complete versions. Every server that runs or starts answers from a version whose graph hash is in
-the journal. After the next deployment, every server answers from the live version of the journal,
-and nothing of the killed deployment remains.
+The following invariants hold after each kill. The configuration names at least one version, and
+only complete versions. Every running or starting server answers with a version whose graph hash is
+in the journal. After the next deployment, every server answers from the live version of the
+journal, and nothing of the killed deployment remains.
 """
 
 import json
@@ -60,7 +60,7 @@ def named(place):
 
 
 def mostly_slow(places, quick=("loaded", 1)):
-    """Return all `places`, of which all but one are marked slow."""
+    """Return all kill points as test parameters, and mark all but one as slow."""
     return [
         place if place == quick else pytest.param(place, marks=pytest.mark.slow) for place in places
     ]
@@ -85,7 +85,7 @@ def test_retry_after_killed_release_releases_model(world, kill, place):
     world.check_served_is_whole_and_known()
     done = world.release(3)
     world.check_all_is_well(done.version)
-    # A version number is used up only when the journal names it.
+    # A version number counts as used only after the journal names it.
     recorded = place[0] in ("journal written", "pruned")
     announced = place[0] != "kept"
     assert (done.model_id, done.version) == ("model-3", 4 if announced and not recorded else 3)
@@ -125,7 +125,7 @@ def test_killed_rollback_is_finished_by_next(world, kill, place):
 
 @pytest.fixture
 def baking_world(world):
-    """Version 2 bakes after version 1. `restore()` restores this state."""
+    """Versions 1 and 2 are released, and version 2 bakes. `restore()` restores this state."""
     world.release(1), world.release(2)
     accept_into(world.settings.store, criteo_with(release={"bake_seconds": 0.0, "bake_rows": 1000}))
     root = world.settings.store.parent
@@ -160,7 +160,7 @@ def transitions(world):
 def test_controller_that_was_killed_makes_its_transition_once(
     baking_world, kill, state, action, live, places, least
 ):
-    """The process is killed at each fsync, rename, unlink and checkpoint, until it completes."""
+    """The process is killed at each fsync, rename, unlink and checkpoint, one after another."""
     killed = []
     for place in places:
         world = baking_world(state)

@@ -43,7 +43,8 @@ def test_wrong_answer_leaves_old_version_live_and_new_one_gone(world, name):
     assert world.repository.read_config() == config
     assert [entry.action for entry in world.entries()][2:] == ["intent", "withdrawn"]
     assert "differs from the training-side score" in world.entries()[-1].reason
-    # A version that may have answered clients is persisted, so that its answers can be verified.
+    # If a version may have answered clients, its files are stored so that the answers can be
+    # verified.
     assert kept(world) == ([False, False] if name == CANDIDATE_NAME else [True, True])
     assert world.release(3).version == 3, (
         "the way is free, and the number that the journal named is not given again"
@@ -74,7 +75,7 @@ def test_failed_first_release_leaves_nothing_served(
 
 
 def failing_journal(monkeypatch, error, *, after):
-    """Make writing the line of a release fail, before or after it was written."""
+    """Make the write of a release's journal line fail, either before or after the write."""
     written = site.append_promotion
 
     def append(store, entry):
@@ -172,7 +173,7 @@ def test_without_answering_server_nothing_is_published(make_candidate, unserved,
 
 @pytest.fixture
 def lock_taken(tmp_path):
-    """Lock the repository from another process. Calling the result releases the lock."""
+    """Lock the repository from another process. The returned function releases the lock."""
     (tmp_path / "repository").mkdir()
     descriptor = os.open(tmp_path / "repository" / f".{MODEL_NAME}.lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -211,7 +212,7 @@ def test_server_that_could_not_be_restored_is_named_in_error_and_journal(world):
     world.release(1)
 
     def deaf(server, name):
-        """Stop responding after a wrong answer."""
+        """Fail to load the previous version again."""
         if name == MODEL_NAME and server.loaded() == [2]:
             raise TemporaryError("triton has gone deaf")
         server.load(name)
@@ -233,7 +234,7 @@ def test_server_that_could_not_be_restored_is_named_in_error_and_journal(world):
 def test_configuration_that_cannot_be_put_back_is_left_to_next_deployment(world, monkeypatch):
     """The storage fails between the two writes.
 
-    Only because of the recorded intent does anybody roll back.
+    Only the recorded intent makes the next deployment roll back.
     """
     world.release(1)
     written = ModelRepository.write_config

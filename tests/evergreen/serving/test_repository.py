@@ -264,8 +264,8 @@ def test_expired_holder_that_passed_its_check_is_stopped_by_generation(open_buck
     with late.locked():
         put_live(late, 1)
         text = late.read_config()
-        # The lease expires between the check and the write. Another deployment acquires the lease
-        # and publishes.
+        # The lease expires between the check and the write. Meanwhile, another deployment acquires
+        # the lease and publishes.
         late.check_held = lambda: None
         open_bucket().delete(f"{MODEL_NAME}.lease")
         heir = ModelRepository(open_bucket(), NAMES, holder="heir")

@@ -45,8 +45,8 @@ def test_truncated_file_makes_version_none(repository, put_live):
         repository.objects.write("click_model/1/model.onnx", graph[:-100])
         assert repository.versions() == []
         repository.prune(set(), num_kept=2)
-    # The configuration names this file. The fault must be reported, and the file must not be
-    # removed silently while servers use it.
+    # The configuration names this version. The missing file must be reported, because servers use
+    # it.
     assert repository.taken_numbers() == [1]
 
 

@@ -1,8 +1,8 @@
 """Tests of the real tritonserver over the model repository, folder and bucket.
 
-The bucket is the emulator from PyPI behind `tests/support/cloud_storage.py`. Triton's own Cloud
-Storage client finds it by its variable for emulators. The release protocol is tested elsewhere.
-These tests call the repository's methods and the server's `load` directly.
+The bucket is the emulator from PyPI behind `tests/support/cloud_storage.py`. Triton's Cloud Storage
+client finds the emulator by an environment variable. Other tests cover the release protocol. These
+tests call the repository's methods and the server's `load` directly.
 """
 
 import dataclasses
@@ -30,7 +30,10 @@ OPTIONS = ServingOptions(instances=1, warmup_rows=2)
 
 
 class BucketServer(TritonServer):
-    """A server that reads `gs://models/triton`. Its local folder stays empty."""
+    """A server whose repository is `gs://models/triton`.
+
+    The local repository of this server is empty.
+    """
 
     def _flags(self, *arguments):
         flags = [
@@ -62,7 +65,7 @@ def site(request, tmp_path):
 
 @pytest.fixture
 def make_version(make_candidate, raw_rows, tmp_path):
-    """A real graph's folder, and golden rows with scores that this process computes with it."""
+    """Exports a real graph, and computes the expected scores of its golden rows in this process."""
 
     def make(seed):
         model, _, _ = make_candidate(tmp_path / "store", seed)
@@ -111,7 +114,7 @@ def test_server_serves_only_what_configuration_names(site, make_version):
         repository.write_config(repository.config_for(1, OPTIONS))
         with start("one.log") as server:
             client = connect(server)
-            # Every instance was warmed up with each golden row, and with one batch of these rows.
+            # The warm-up ran each golden row once, and one batch of these rows, on every instance.
             wait_for(lambda: num_requests(server, 1) == OPTIONS.warmup_rows + WARMUP_BATCH)
             assert answers(client, rows[0]) == 1
 

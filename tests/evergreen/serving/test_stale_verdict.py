@@ -11,9 +11,9 @@ from evergreen.registry.promotion_journal import read_entries, read_journal
 
 @pytest.fixture
 def candidate_of(make_candidate):
-    """The candidate of `seed`, evaluated against `champion`.
+    """Makes a model with `seed`, and a verdict that compares the model with `champion`.
 
-    The verdict names the champion `reference`.
+    The verdict refers to the champion by `reference`.
     """
 
     def make(store, seed, champion, reference="current"):

@@ -35,7 +35,10 @@ class Place:
         self.name, self._make = name, make_candidate
 
     def candidate(self, seed, *, recommender=None):
-        """Return a stored model of this or another recommender, with the verdict and its rows."""
+        """Return a stored model, its verdict, and the rows of the verdict.
+
+        The model belongs to `recommender`, by default to this recommender.
+        """
         model, verdict, raw = self._make(self.settings.store, seed)
         named = dataclasses.replace(CRITEO_RECOMMENDER, name=recommender or self.name)
         model = dataclasses.replace(model, recommender=named)
@@ -46,7 +49,7 @@ class Place:
         return release(*self.candidate(seed, **how), settings=self.settings)
 
     def kept(self):
-        """Return the bytes of every file of this recommender in the repository and the registry."""
+        """Return the content of each file that this recommender has in repository or registry."""
         root, names = local_path(self.settings.repository), ServedNames(self.name)
         tops = {
             names.model,

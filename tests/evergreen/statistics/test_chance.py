@@ -6,9 +6,10 @@ from evergreen.statistics.two_sample import MIN_EXPECTED, adjusted, homogeneity,
 
 
 def scipys(now, before):
-    """Return the smallest p-value of SciPy's tests with Bonferroni's correction.
+    """Return the smallest p-value of SciPy's tests, with Bonferroni's correction.
 
-    The tests are Pearson's and the corrected likelihood ratio test of each cell.
+    One test is Pearson's test of all cells. The other tests are the corrected likelihood ratio test
+    of each cell.
     """
     pearson = stats.chi2_contingency([now, before], correction=False).pvalue
     tables = [[[a, sum(now) - a], [b, sum(before) - b]] for a, b in zip(now, before)]
@@ -50,7 +51,10 @@ def test_proportion_test_equals_scipys_and_takes_shares_of_none():
 
 @pytest.mark.parametrize("ratio", [1, 4])
 def test_tail_of_few_rows_is_not_thinner_than_exact_one(ratio):
-    """Fisher's exact test shows that the p-value for `now` rare rows may be a third too small."""
+    """The p-value may be a third smaller than Fisher's exact one.
+
+    `now` is the number of rows with the rare value.
+    """
     rows = 10_000
     for now, before in ((10, 0), (16, 2), (25, 5), (40, 12)):
         sides = [[now, rows - now], [before * ratio, ratio * rows - before * ratio]]
@@ -58,7 +62,7 @@ def test_tail_of_few_rows_is_not_thinner_than_exact_one(ratio):
         assert exact < 0.01
         found = proportion(now, rows, b=before * ratio, m=ratio * rows, design=1.0)
         assert 0.65 * exact <= found <= 4 * exact
-        # Rows of a request are alike, so they count as one.
+        # Rows of the same request count as one row, because they are equal.
         assert proportion(
             8 * now, 8 * rows, b=8 * before * ratio, m=8 * ratio * rows, design=8.0
         ) == pytest.approx(found)

@@ -15,7 +15,10 @@ from evergreen.statistics.two_sample import (
 
 
 def sample(values, requests, cells):
-    """Return a sample of rows [n] with cells 0..cells-1 and requests [n], by a plain table."""
+    """Count rows [n] by cell, for requests of these rows.
+
+    `values` contains each row's cell, from 0 to cells-1. `requests` contains each row's request.
+    """
     table = np.zeros((requests.max() + 1, cells), np.int64)
     np.add.at(table, (requests, values), 1)
     table = table[table.sum(axis=1) > 0]
@@ -48,8 +51,8 @@ FIVE = np.array([0.5, 0.25, 0.15, 0.07, 0.03])
 def test_correlation_is_that_of_rows_that_were_drawn(share_alike):
     values, requests = drawn(np.random.default_rng(0), 4000, 16, share_alike, FIVE)
     each, overall = correlations((sample(values, requests, 5),))
-    # Two rows share the request's value with probability share_alike squared, and are independent
-    # otherwise.
+    # Two rows both have the value of their request with probability share_alike squared. If not,
+    # the two rows are independent.
     assert overall == pytest.approx(share_alike**2, abs=0.02)
     np.testing.assert_allclose(each, share_alike**2, atol=0.04)
     assert (each >= overall).all()

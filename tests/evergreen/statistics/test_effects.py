@@ -56,7 +56,7 @@ def test_change_of_share_is_undefined_without_rows():
 
 @pytest.mark.parametrize("design", [1.0, 8.0])
 def test_detectable_change_is_found_as_often_as_promised(design):
-    """Requests have `design` identical rows.
+    """Each request consists of `design` identical rows.
 
     At a level of 1 %, the test finds the change in 80 % of the windows.
     """

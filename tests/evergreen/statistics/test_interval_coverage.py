@@ -1,7 +1,7 @@
 """Tests of the coverage of 95 % intervals for rows in requests, simulated with known AUC.
 
-The row-wise interval treats every row as its own group. This interval is simulated too, and its
-coverage is too low.
+The interval by row treats every row as independent. Simulations show that the coverage of this
+interval is too low.
 """
 
 import numpy as np
@@ -14,7 +14,10 @@ from tests.support.planted_models import NOISE, draw, population_auc
 def coverage(
     *, windows: int, rows: int, size: int, rate: float, by_row: bool = False
 ) -> dict[str, float]:
-    """Return the share of intervals that contain the true value, and how many windows have one."""
+    """Return the shares of intervals that contain the true value.
+
+    `exists` is the share of windows that have an interval.
+    """
     random, truth = np.random.default_rng(size), population_auc(rate, NOISE)
     found: dict[str, list[bool]] = {"auc": [], "difference": []}
     for _ in range(windows):
@@ -30,8 +33,8 @@ def coverage(
     }
 
 
-# 99.8 % of Binomial(500, 0.95) is between 92 and 98 %. For the many windows of slow tests it is 93
-# to 97 %.
+# In 99.8 % of all cases, Binomial(500, 0.95) is between 92 and 98 % of 500. The slow tests have
+# more windows, for which these bounds are 93 and 97 %.
 @pytest.mark.parametrize(
     ("windows", "rows", "size", "rate", "off", "exist"),
     [
@@ -55,7 +58,7 @@ def test_rows_taken_one_by_one_would_promise_too_much():
 
 
 def test_users_who_come_back_need_to_be_counted_as_alike():
-    """16 requests of 4 rows share a user.
+    """Each user has 16 requests of 4 rows.
 
     Intervals by request are too narrow, but intervals by user have the right coverage.
     """

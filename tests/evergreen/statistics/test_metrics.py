@@ -32,7 +32,7 @@ def delong(labels, *models):
 
 
 def auc_by_row(labels, scores):
-    """Return the estimate that treats every row as its own request."""
+    """Return the AUC estimate if each row is a request of its own."""
     return metrics.auc_estimate(labels, scores, groups=np.arange(len(np.asarray(labels))))
 
 
@@ -103,7 +103,7 @@ def test_standard_error_equals_delong_written_out(sample):
     assert estimate.auc == pytest.approx(auc, abs=1e-12)
     assert estimate.standard_error == pytest.approx(math.sqrt(covariance[0, 0]), abs=1e-12)
     assert 0.0 < estimate.low <= estimate.auc <= estimate.high < 1.0
-    # With equal scores the AUC has this value for any labels.
+    # If all scores are equal, the AUC is 0.5 for any labels, and the interval has no width.
     assert (estimate.low < estimate.auc < estimate.high) == (len(set(scores)) > 1)
 
 
@@ -233,7 +233,7 @@ def test_user_quality_is_mean_over_users_who_have_both_labels():
             np.mean([(a > b) + (a == b) / 2 for a in score[click == 1] for b in score[click == 0]])
         )
         weights.append(len(click))
-        # This is the mean over random orders of equal scores.
+        # Compute the mean over random orders of the rows with equal scores.
         orders = [np.lexsort((random.random(len(click)), -score)) for _ in range(1000)]
         ideal = sum(1 / np.log2(place + 2) for place in range(click.sum()))
         gains.append(

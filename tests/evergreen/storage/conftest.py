@@ -7,7 +7,10 @@ from evergreen.storage.folder import FolderObjects
 
 @pytest.fixture(params=["folder", "bucket"])
 def open_again(request, tmp_path):
-    """Opens the storage under test. Every call is another writer or reader of the same objects."""
+    """Opens the storage under test.
+
+    Every call returns a separate writer and reader of the same objects.
+    """
     if request.param == "folder":
         return lambda: FolderObjects(tmp_path / "a root")
     return request.getfixturevalue("open_bucket")

@@ -12,7 +12,8 @@ from tests.support.errors import raises
 from tests.support.full_disk import files_of_at_most
 
 BIG = random.Random(2).randbytes(9_000_003)
-"""Content that is too large for one upload request. `open_bucket` splits it into five parts."""
+"""Content that is too large for one upload request. `open_bucket` uploads this content in five
+parts."""
 NUM_PARTS = 5
 
 
@@ -33,12 +34,19 @@ def is_chunk(request):
 
 
 def is_nth_part(n, seen):
-    """Select the `n`th part of a large object. `seen` collects the parts."""
+    """Return a predicate that selects the request for part `n` of a large object.
+
+    The predicate adds each part to `seen`.
+    """
     return lambda request: request.method == "PUT" and (seen.append(request) or len(seen) == n)
 
 
 def as_it_passes(cloud_storage, number, do):
-    """Call `do` just before the `number`th request from now, and return the list of requests."""
+    """Call `do` just before the `number`th request from now.
+
+    Returns:
+        A list, to which each request until then is added.
+    """
     passed = []
 
     def before(request):
@@ -103,7 +111,7 @@ def test_conditional_write_whose_answer_was_lost_is_known_as_done(
     objects = open_bucket()
     seen = ABSENT if is_new else objects.write("config", b"before")
     parts = []
-    # Only the last part creates the object.
+    # The object exists only after the last part was uploaded.
     fault = cloud_storage.fail(
         lambda request: (
             is_upload(request) and (len(content) < 10 or is_nth_part(NUM_PARTS, parts)(request))
@@ -242,7 +250,8 @@ def test_bytes_that_are_not_objects_are_discarded_and_fetched_anew(open_bucket, 
 
 
 def test_patience_with_large_object_counts_from_its_last_byte(cloud_storage, open_bucket, tmp_path):
-    # Without retries, every cut ends a call, and every call downloads half of the rest.
+    # Without retries, each cut ends a call, and each further call downloads half of the remaining
+    # bytes.
     objects = open_bucket(retry_seconds=0.0)
     wanted = put(objects, "big", BIG)
     fault = cloud_storage.fail(is_download, "half", times=12)

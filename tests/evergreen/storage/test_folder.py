@@ -39,7 +39,7 @@ def test_object_written_by_anybody_else_has_generation_too(tmp_path):
 def test_what_killed_writer_left_is_no_object_and_goes_at_next_change(tmp_path):
     left = tmp_path / "click_model_candidate" / "4"
     with whole_file(left / "model.onnx") as file:
-        # A copy of the unfinished file remains, as after a kill at this point.
+        # Leave a copy of the unfinished file, like a kill at this point.
         written = Path(file.name).name
         os.link(file.name, left / (written[:-1] + ("0" if written.endswith("f") else "f")))
     (left / "model.onnx").unlink()

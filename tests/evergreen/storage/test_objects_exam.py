@@ -1,4 +1,4 @@
-"""The conformance suite for folders and buckets."""
+"""Conformance suite for object storage in folders and in buckets."""
 
 import hashlib
 import random

@@ -41,7 +41,7 @@ class Ran:
     folder: Path | None = None
     """State folder of the monitor. None means the folder of the bench."""
     archived: Path | None = None
-    """Archive of the monitor, if it is not the bench's."""
+    """Archive of the monitor. None means the archive of the bench."""
 
     @property
     def lines(self) -> list[str]:
@@ -108,7 +108,10 @@ def run_over(bench: Bench, records_by_second, seconds: int, *, every: int) -> Ra
 
 
 def know_references(store: Path, reference) -> None:
-    """Release versions 1 and 2 of models whose training rows have these statistics."""
+    """Release version 1 and version 2.
+
+    Store `reference` as the training reference of both models.
+    """
     for version in (1, 2):
         reference.write(model_folder(store, f"m{version}") / Model.REFERENCE)
         reference.scores.write(scores_path(store, f"m{version}"))
@@ -116,7 +119,7 @@ def know_references(store: Path, reference) -> None:
 
 
 def backtested(settings, features=SHOP.features) -> list[str]:
-    """Return the decision lines of a backtest of a monitor's archive and registry."""
+    """Run a backtest of a monitor's archive with its registry, and return the decision lines."""
     models = ReleasedModels(settings.store)
     evaluated = evaluate_requests(
         read_requests(FolderObjects(settings.archive), features=features),

@@ -1,4 +1,4 @@
-"""Tests that a replayed incident gives the recorded decisions anywhere, or reports differences."""
+"""Tests that the replay of an incident makes the recorded decisions, or reports differences."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Simulated rows as a reference, as requests, and as counts that only use NumPy."""
+"""Fixtures of simulated rows: a reference, requests, and counts that only use NumPy."""
 
 from dataclasses import replace
 
@@ -13,7 +13,10 @@ from evergreen.statistics.reference import ScoreHistogram, TrainingReference
 
 
 def reference_of(rows, *, size=50) -> TrainingReference:
-    """Return validation's reference for requests of `size` rows, with scores."""
+    """Return the reference that validation writes for these rows. Each request has `size` rows.
+
+    The reference contains scores.
+    """
     n = len(rows.label)
     ids = [f"t{i // size}" for i in range(n)]
     table = raw_table(rows, request_ids=ids, row=np.arange(n, dtype=np.int32), times=np.zeros(n))

@@ -59,7 +59,7 @@ def names(columns):
 
 @pytest.fixture
 def rows(world):
-    """Rows of a further bucket, from the distribution of the reference."""
+    """Another bucket of rows, drawn from the same distribution as the reference."""
     drawn = world.draw(8000, np.random.default_rng(21))
     return replace_arrays(drawn)
 
@@ -311,7 +311,7 @@ def test_clocks_ahead_do_not_crowd_out_present(reference, rows):
 
 
 def test_record_lies_in_bucket_of_its_time_in_whole_microseconds(reference, rows):
-    """A backtest of the archive, in whole microseconds, must use the same bucket."""
+    """The archive has times in whole microseconds. A backtest of it must use the same bucket."""
     watch = watching(reference, requests_of(rows, time=1100.0 - 1e-7))
     assert watch.close(1100.0) == []
     (report,) = watch.close(1200.0)

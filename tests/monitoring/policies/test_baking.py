@@ -12,7 +12,7 @@ from evergreen.statistics.metrics import auc_estimate, roc_auc
 from monitoring.policies.baking import BakingPolicy, mixture_evidence, state_of
 from monitoring.policies.policy import Action, Baseline, MaturedRows, Predecessor
 from tests.support.click_streams import draw_returning
-from tests.support.evidence import evidence_of
+from tests.support.evidence import KPIS, evidence_of
 
 RATE, AUC, STEP = 0.07, 0.75, 640
 GATE = Baseline(auc=AUC + 0.01, low=AUC, high=AUC + 0.02, previous_version=1)
@@ -77,7 +77,7 @@ def rolled_back(rows, *, settings=LIMITS, gate=GATE, before=BEFORE):
             10_000,
             "failed: evidence of less than 1/1.5 of the clicks that are predicted",
         ),
-        ({"noise": 1.2}, 40_000, "failed: evidence of an AUC below"),
+        ({"noise": 1.2}, 40_000, "failed: evidence that the AUC is below 0."),
     ],
     ids=["twice the clicks", "half of them", "0.05 less AUC"],
 )
@@ -94,6 +94,7 @@ def test_version_bad_on_live_traffic_is_rolled_back_within_stated_rows(planted, 
         )
         assert rows is not None, f"seed {seed}: {decision.reason}"
         assert reason in decision.reason
+        assert decision.reason.endswith(f", AUC {KPIS.auc:.4f} on the last {KPIS.rows} rows")
         assert state_of(decision) == BAD
 
 
@@ -168,7 +169,7 @@ def test_version_under_suspicion_goes_on_baking_until_evidence_is_enough(seed):
 
 
 def test_after_change_version_is_held_to_what_its_predecessor_reaches():
-    """Both versions are worse than the gate measured, so a rollback would not help."""
+    """The AUC of both versions is below the gate's measurement, so a rollback would not help."""
     rows = traffic(5, rows=40_000, noise=1.2)
     assert (
         rolled_back(
@@ -210,7 +211,7 @@ def test_version_with_one_score_for_every_row_is_rolled_back_untested():
     )
     back, decision = rolled_back(stuck, gate=None)
     assert back == 1_280
-    assert "failed: rows of one score 1280 (below 1000)" in decision.reason
+    assert "failed: rows of one score 1280 (expected below 1000)" in decision.reason
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def note(evaluator, request, *, is_canary=False):
 
 
 def note_all(evaluator, made):
-    """Record the predictions of these requests in one call."""
+    """Record the predictions of all these requests in one call."""
     if made:
         together = MaturedRequests.joined([request for request, _ in made])
         canary = np.array([is_canary for _, is_canary in made])

@@ -33,7 +33,7 @@ class Line:
     def see(self, line, aucs, *, points=1):
         """Decide on the last version of `line`.
 
-        Each version has 400 rows per point, with this AUC.
+        At each decision point, version `v` has 400 new rows with an AUC of `aucs[v]`.
         """
         for _ in range(points):
             self.time += SPAN

@@ -22,7 +22,7 @@ FALL = Releases(
     gate_half_width=0.005,
 )
 EDGE = PolicySettings(sequential_alpha=0.05, sequential_tolerance=0.0)
-"""Settings at the edge of the bound, where the gate's AUC equals the stream's AUC."""
+"""Limiting case of the bound: the tolerance is 0, and the gate's AUC equals the stream's AUC."""
 
 
 def runs(points):
@@ -31,10 +31,7 @@ def runs(points):
 
 @pytest.mark.parametrize("minutes", [60, 30, 20])
 def test_fall_is_found_however_often_models_are_released(minutes):
-    """Data of 30 minutes formerly gave 72 decision points without an alarm.
-
-    Formerly, releases every 30 minutes gave 72 decision points without an alarm.
-    """
+    """Formerly, releases every 30 minutes led to 72 decision points without an alarm."""
     releases = replace(FALL, every=60.0 * minutes, learns=False)
     points = list(decisions(np.random.default_rng(1), releases))
     assert len(points) == (releases.seconds - WINDOW) // releases.decide + 1, (
@@ -123,7 +120,7 @@ def test_no_text_of_decision_has_negative_age_or_exceeds_page_width():
 
 
 def alarm_share(releases: Releases, *, streams: int, seed: int) -> int:
-    """Return the number of streams in which the policy requested a run in the limiting case."""
+    """Return in how many streams the policy requested a run. The settings are `EDGE`."""
     return sum(
         bool(runs(decisions(np.random.default_rng((seed, number)), releases, EDGE)))
         for number in range(streams)

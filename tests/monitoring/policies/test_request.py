@@ -1,4 +1,4 @@
-"""Tests of the choice between incremental and full runs, as cases and after refused runs."""
+"""Tests of the choice between incremental and full runs, also after refused runs."""
 
 import pytest
 

@@ -21,7 +21,7 @@ from tests.support.evidence import evidence_of, rows_of
 
 GOOD, FALLEN, ALPHA = 0.80, 0.70, 0.05
 EDGE = PolicySettings(sequential_alpha=ALPHA, sequential_tolerance=0.0)
-"""This is the limiting case of the bound: the gate measured exactly the stream's AUC."""
+"""Limiting case of the bound: the tolerance is 0, and the gate's AUC equals the stream's AUC."""
 BAD = rows_of([1, 0, 0, 0] * 25, [0.0, 0.1, 0.2, 0.3] * 25)
 GATE = Baseline(auc=0.85, low=0.8, high=0.9)
 TRAFFIC = ClickTraffic(0.25, 250)

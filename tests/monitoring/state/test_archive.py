@@ -103,7 +103,7 @@ def test_archive_that_cannot_be_written_is_clear_error_and_loses_nothing(
         for _ in range(2):
             with raises(TemporaryError, "archive", error.strerror):
                 b.monitor.tick()
-    assert b.monitor.windows[1].labels.shape == (9,)  # measured even without the archive
+    assert b.monitor.windows[1].labels.shape == (9,)  # measured although not archived
     assert b.archived == []
     assert list(b.settings.archive.glob("day=*/.*")) == []  # no partial file remains
     b.monitor.tick()
@@ -165,7 +165,11 @@ def test_folders_that_cannot_be_written_are_named(tmp_path):
 def mature_and_seal(
     store: StateStore, number: int, rows_of: dict[int, int], keep_after: float
 ) -> set[str]:
-    """Put a request with these rows into its own file, and return the ids still stored."""
+    """Make one request of each version mature, and seal these requests in their own file.
+
+    Returns:
+        Ids of the requests that are still stored.
+    """
     batches = [
         prediction(f"{v}-{number}", rows, time=START + number, version=v)
         for v, rows in rows_of.items()

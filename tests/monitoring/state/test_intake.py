@@ -76,7 +76,7 @@ def full_prediction(name: str) -> PredictionBatch:
 
 
 def with_field(message: bytes, path: list[int], kind: int, value: bytes) -> bytes:
-    """Append a field to the message, which replaces an earlier one of its number."""
+    """Append a field to the message. Readers then ignore earlier fields of the same number."""
     content = _varint(path[-1] << 3 | kind) + value
     for number in reversed(path[:-1]):
         content = _varint(number << 3 | BYTES) + _varint(len(content)) + content
@@ -137,7 +137,7 @@ def test_every_field_with_every_type_of_wire_passes_running_monitor(bench, kind)
 
 
 def spoilt(record: Record, **values) -> Record:
-    """Return the record with values that bypass its own checks."""
+    """Set values without the record's own checks, and return the record."""
     for name, value in values.items():
         object.__setattr__(record, name, value)
     return record

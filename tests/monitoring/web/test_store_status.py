@@ -25,9 +25,9 @@ def run_pipeline(
     trigger_id: str = "",
     rollout: str = "full",
 ) -> None:
-    """Write the files that the steps and the exit handler of a run write.
+    """Write the files that a run's steps and its exit handler write.
 
-    The states are those of the first steps in order.
+    `states` contains the states of the first steps.
     """
     for step, state in zip(STEPS, states):
         try:

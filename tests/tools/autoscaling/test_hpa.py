@@ -30,9 +30,9 @@ def spec(
 def once(
     current: int, *, ready: int | None = None, of: Autoscaler | None = None, **values: float | None
 ) -> int:
-    """Return the replicas after one sync, with a value for each metric.
+    """Return the number of replicas after one sync with these metric values.
 
-    None means that the metric is unavailable.
+    None as a value means that the metric is unavailable.
     """
     pods = PodCounts(existing=current, ready=current if ready is None else ready)
     return Controller(of or spec()).sync(0.0, current, pods=pods, readings=values)
@@ -41,18 +41,23 @@ def once(
 @pytest.mark.parametrize(
     ("current", "ready", "value", "wanted"),
     [
-        (2, 2, 200, 4),  # The documentation's example: twice the target doubles the replicas.
-        (4, 4, 50, 2),  # half the target halves
-        (2, 2, 109, 2),  # within the tolerance of 0.1
-        (2, 2, 110, 2),  # The ratio is exactly at the tolerance.
+        (
+            2,
+            2,
+            200,
+            4,
+        ),  # example of the documentation: a value of twice the target doubles the replicas
+        (4, 4, 50, 2),  # a value of half the target halves the replicas
+        (2, 2, 109, 2),  # a ratio within the tolerance of 0.1 changes nothing
+        (2, 2, 110, 2),  # a ratio exactly at the tolerance changes nothing
         (2, 2, 112, 3),  # ceil(2 * 1.12)
         (2, 2, 90, 2),
         (3, 3, 89, 3),  # ceil(3 * 0.89) = 3
         (3, 3, 0, 1),  # ceil(0), and the minimum
-        (4, 2, 300, 6),  # Only ready pods count: ceil(3 * 2).
-        (4, 2, 150, 3),  # Fewer than exist, while two pods start.
-        (2, 3, 150, 5),  # a pod that is being deleted still counts as ready
-        (2, 2, None, 2),  # without values nothing changes
+        (4, 2, 300, 6),  # only ready pods count: ceil(3 * 2)
+        (4, 2, 150, 3),  # while two pods start, the result can be below the current number
+        (2, 3, 150, 5),  # pods that are being deleted still count as ready
+        (2, 2, None, 2),  # without a value, the number of replicas does not change
     ],
 )
 def test_value_gives_what_controllers_source_gives(current, ready, value, wanted):
@@ -74,17 +79,17 @@ def test_sum_is_divided_by_pods_that_exist_whether_ready_or_not(current, value, 
 
 
 def test_values_are_compared_in_whole_thousandths_as_in_metrics_api():
-    # 0.1109 is sent as 110m, which is within the tolerance of 100m. The unrounded 0.1109 is outside
-    # of the tolerance.
+    # The value 0.1109 is sent as 110m, which is within the tolerance of the target 100m. Without
+    # rounding, 0.1109 would be outside the tolerance.
     assert once(2, of=spec(Metric(name="queue", target=0.1)), queue=0.1109) == 2
 
 
 @pytest.mark.parametrize(
     ("readings", "wanted"),
     [
-        ({"queue": 200.0, "pending": 60.0}, 6),  # the largest wish wins
-        ({"queue": 200.0, "pending": None}, 4),  # Scale up, even if one metric is missing.
-        ({"queue": 10.0, "pending": None}, 2),  # Do not scale down while one is missing.
+        ({"queue": 200.0, "pending": 60.0}, 6),  # the metric with the most replicas decides
+        ({"queue": 200.0, "pending": None}, 4),  # scale up although one metric is missing
+        ({"queue": 10.0, "pending": None}, 2),  # do not scale down while one metric is missing
         ({}, 2),
     ],
 )
@@ -112,7 +117,8 @@ def test_scale_down_waits_until_no_recommendation_in_window_was_higher():
         pods = PodCounts(existing=current, ready=current)
         current = controller.sync(now, current, pods=pods, readings={"queue": value})
         seen[now] = current
-    # The last recommendation of 8 was made at 45 s. 300 s later it no longer counts.
+    # The last recommendation of 8 replicas was made at 45 s. After 300 s, this recommendation no
+    # longer counts.
     assert seen[330.0] == 8
     assert seen[345.0] == 4
 
@@ -162,15 +168,15 @@ def test_no_run_leaves_bounds_policies_tolerance_or_stabilisation(up, down, valu
 
 
 def _most(direction: Rules, numbers: list[int], is_up: bool) -> int:
-    """Return the largest change that the policies allow now.
+    """Return the largest change of the number of replicas that the policies allow now.
 
-    `numbers` are the replicas at past syncs, newest last.
+    `numbers` contains the replicas at earlier syncs, newest last.
     """
     allowed = []
     for policy in direction.policies:
         syncs = int(policy.period_seconds // 15)
-        # A change exactly one period ago is outside of the period, so the period starts with the
-        # number after this change.
+        # A change exactly one period ago no longer counts. The period therefore starts with the
+        # number of replicas after this change.
         start = numbers[-syncs] if len(numbers) >= syncs else numbers[0]
         end = start + policy.value if is_up else start - policy.value
         if policy.type == "Percent":

@@ -22,9 +22,9 @@ SERIES = {
 
 
 def random_samples(seed: int) -> dict[str, list[Sample]]:
-    """Return four pods' counters with restarts, idle minutes and failed scrapes.
+    """Return counters of four pods, with restarts, idle minutes and failed scrapes.
 
-    Some pods come late or leave early.
+    Some of the pods start late or end early.
     """
     chance, samples = random.Random(seed), {}
     start = START + seed * DAY
@@ -84,7 +84,7 @@ def test_metrics_are_what_real_prometheus_answers_to_shipped_queries(prometheus,
     for seed in SEEDS:
         samples, chance = random_samples(seed), random.Random(seed)
         moments = [START + seed * DAY + chance.randrange(SPAN + 120_000) for _ in range(60)]
-        # The times include moments at which a sample is exactly on the window's edge.
+        # Include times at which a sample is exactly on the window's edge.
         moments += [samples[PODS[0]][9].milliseconds + offset for offset in (0, 60_000)]
         for at in moments:
             theirs = list(prometheus.ask(query, time=f"{at / 1000:.3f}").values())

@@ -18,7 +18,7 @@ ENDLESS = {"max_queued": 10**9, "timeout_seconds": 1e9, "max_batch_rows": 1}
 def erlang_c(servers: int, load: float) -> float:
     """Return the probability that a request of M/M/c waits.
 
-    `load` is arrival rate times mean service time.
+    `load` is the arrival rate times the mean service time.
     """
     terms = [load**k / math.factorial(k) for k in range(servers)]
     last = load**servers / math.factorial(servers) * servers / (servers - load)
@@ -26,7 +26,7 @@ def erlang_c(servers: int, load: float) -> float:
 
 
 def mean_wait(instances: int, utilisation: float, seed: int) -> float:
-    """Return the mean of the simulated waits in service times."""
+    """Return the mean of the simulated waits. Its unit is the mean service time."""
     random = np.random.default_rng(seed)
     count = 80_000
     arrivals = np.cumsum(random.exponential(1 / (utilisation * instances), count))
@@ -59,8 +59,8 @@ def test_free_instance_batches_all_that_waits_up_to_largest_size():
     pod = queue(instances=1, max_batch_rows=4, timeout_seconds=60.0)
     pod.offer([0.0, 0.1, 0.2, 0.3], 2, [1.0] * 4)
     pod.advance(100.0)
-    # The first request runs alone and takes 3 s. Then two of the three waiting requests fit into a
-    # batch of 4 rows, which takes 5 s.
+    # The first request is computed alone, in 3 s. The next batch of 4 rows contains two of the
+    # three waiting requests and takes 5 s.
     assert pod.waits == pytest.approx([0.0, 2.9, 2.8, 7.7])
     assert pod.counters.answered == 4
     assert pod.counters.queue_seconds == pytest.approx(13.4)
@@ -108,7 +108,7 @@ def test_every_request_is_answered_refused_timed_out_or_inside_at_any_cut(
             assert done + pod.num_inside == len(arrivals)
             assert pod.num_queued <= most
         outcomes.append([*astuple(pod.counters), pod.num_queued, *pod.waits])
-    # More frequent checks change nothing.
+    # More frequent checks of the queue give the same result.
     assert outcomes[0] == pytest.approx(outcomes[1])
 
 

@@ -75,8 +75,8 @@ def test_pod_on_new_node_answers_after_all_that_has_to_start():
     cluster.scale(100.0, 2)
     assert [len(cluster.ready(at)) for at in (204.0, 205.0)] == [1, 2]
     assert cluster.counted(204.0) == PodCounts(existing=2, ready=1)
-    # The newest pod is removed first and stops after its pause. The next pod finds a running node
-    # that has the image.
+    # The newest pod is removed first, and stops after its preStop pause. The next pod finds a
+    # running node that has the image.
     cluster.scale(300.0, 1)
     assert [pod.name for pod in cluster.ready(300.0)] == ["triton-0"]
     assert cluster.counted(300.0) == PodCounts(existing=1, ready=2)
