@@ -255,10 +255,18 @@ def _restore_servers(site: Site) -> None:
 
 
 def _fallback(site: Site, version: int | None) -> Fallback | None:
-    """Return the version with its golden rows, or None if it is not in the repository."""
+    """Return the version with its golden rows.
+
+    Returns None if the version is not in the repository, or if no copy of its golden rows is
+    intact. The servers are then restored without a probe.
+    """
     if version is None or version not in site.repository.versions():
         return None
-    return Fallback(version, golden_rows(site.repository, site.store, version))
+    try:
+        return Fallback(version, golden_rows(site.repository, site.store, version))
+    except ContractError as error:
+        logger.error("version %d is restored without a probe: %s", version, error)
+        return None
 
 
 def _restore_server(

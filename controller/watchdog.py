@@ -104,9 +104,12 @@ class Watchdog:
         """
         findings = {}
         for url in self._addresses():
+            finding, why = WELL, ""
             for name, version in self._expected_versions().items():
                 key = f"{url} {name}"
-                finding, why = self._look_at(url, name, version)
+                # A server that does not answer costs the full timeout, so it is asked only once.
+                if finding != GONE:
+                    finding, why = self._look_at(url, name, version)
                 findings[key] = finding
                 self.counts[finding] += 1
                 self._rounds[key] = self._rounds[key] + 1 if finding == self._last.get(key) else 1

@@ -18,7 +18,13 @@ from controller.rollback import rollback_request
 from controller.site import opened
 from evergreen.contracts.requests import ACCEPTED, CANCELLED, DONE, REFUSED, RELEASE
 from evergreen.contracts.serving import versions_of
-from evergreen.registry.promotion_journal import append_promotion, current, read_entries
+from evergreen.registry.models import graph_folder
+from evergreen.registry.promotion_journal import (
+    append_promotion,
+    current,
+    interrupted,
+    read_entries,
+)
 from evergreen.registry.requests import (
     answer,
     append_request,
@@ -404,3 +410,21 @@ def test_files_of_the_canary_that_were_removed_are_placed_again(world):
     shutil.rmtree(world.repository.objects.root / NAMES.canary)
     reconcile(world)
     assert world.repository.canary.whole() == [2]
+
+
+def test_change_is_undone_although_golden_rows_of_the_version_before_are_corrupt(world):
+    world.release(1)
+    request = requested(world, 2)
+    store, root = world.settings.store, world.repository.objects.root
+
+    def fail(name):
+        if name == "config written":
+            for folder in (graph_folder(store, 1), root / MODEL_NAME / "1"):
+                path = folder / "golden.npz"
+                path.write_bytes(b"x" * path.stat().st_size)
+            raise TemporaryError("the first error")
+
+    reconcile(world, checkpoint=fail)
+    assert state_of(world, request).result.reason == "the first error"
+    assert interrupted(store) is None
+    assert [server.loaded() for server in world.servers] == [[1], [1]]

@@ -14,7 +14,7 @@ from controller import watchdog as module
 from controller.__main__ import POLL_SECONDS, ReleaseController, control, main
 from controller.baking import Baking
 from controller.inspection import Inspection
-from controller.release import release
+from controller.release import release, start_canary
 from controller.site import opened
 from controller.watchdog import BUSY, GONE, HEALED, ILL, SKIPPED, SUSPECT, WELL, Watchdog
 from demo.triton import TritonServer, TritonSettings
@@ -258,6 +258,27 @@ def test_server_that_is_gone_is_reported_until_it_is_back(deploy, client, triton
     assert len(said) == 1, "once, not at every round"
     triton.start()
     assert findings(watchdog) == [WELL]
+
+
+def test_server_that_is_gone_is_asked_once_a_round(world):
+    world.release(1)
+    start_canary(*world.candidate(2), settings=world.settings)
+    world.servers[0].crash()
+    asked = []
+
+    def connect(url):
+        asked.append(url)
+        return world.connect(url)
+
+    found = Watchdog(site=dataclasses.replace(world.settings, connect=connect)).look()
+    gone, up = (server.url for server in world.servers)
+    assert found == {
+        f"{gone} {NAMES.model}": GONE,
+        f"{gone} {NAMES.canary}": GONE,
+        f"{up} {NAMES.model}": WELL,
+        f"{up} {NAMES.canary}": WELL,
+    }
+    assert asked == [gone, up, up]
 
 
 def test_response_cache_cannot_answer_for_dead_stub(make_candidate, settings, tmp_path):

@@ -1,6 +1,7 @@
 """Tests of the deployment step as a command and as a KFP component."""
 
 import dataclasses
+import errno
 import json
 import re
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from controller.reconcile import reconciled
 from controller.site import SiteSettings
 from evergreen.contracts.manifests import RawDataset, Release, Verdict
 from evergreen.contracts.requests import CANCELLED
-from evergreen.registry import runs
+from evergreen.registry import requests, runs
 from evergreen.registry.models import keep_verdict
 from evergreen.registry.promotion_journal import canary_at_work, current
 from evergreen.registry.requests import read_requests
@@ -164,6 +165,18 @@ def test_disk_that_refuses_is_3_and_not_refused_model(step, tmp_path, capsys):
     assert step(True, "run-7") == 3
     assert "error: " in capsys.readouterr().err
     assert current(tmp_path / "store") is None
+
+
+def test_request_that_cannot_be_appended_is_3_and_keeps_no_prepared_version(
+    step, tmp_path, capsys, monkeypatch
+):
+    def full(store, request):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(requests, "append_entry", full)
+    assert step(True, "run-8") == 3
+    assert "No space left on device" in capsys.readouterr().err
+    assert list((tmp_path / "store" / "prepared").iterdir()) == []
 
 
 @pytest.fixture
