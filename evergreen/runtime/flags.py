@@ -45,6 +45,7 @@ class _WithDefaults(argparse.ArgumentDefaultsHelpFormatter):
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         is_telling = action.default not in (None, "", (), []) and action.default is not False
+        is_telling = is_telling and action.const is not False  # a flag that turns something off
         return (
             super()._get_help_string(action)
             if is_telling and "default" not in (action.help or "")
