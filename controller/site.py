@@ -324,7 +324,7 @@ class Site:
         config = self.repository.read_config()
         self.attempt, attempt.request = attempt, attempt.line.request
         self.known = Server(serves=live_version(config), canary=UNKNOWN)
-        attempt.line = replace(attempt.line, config=config)
+        attempt.line = replace(attempt.line, config=config, lease=self.repository.lease)
         self.append(replace(attempt.line, action=promotion_journal.INTENT))
         attempt.state = RUNNING
         self.checkpoint("intent written")
