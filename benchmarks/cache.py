@@ -54,7 +54,7 @@ _ROUNDS, _QUICK_ROUNDS = 5, 2
 _REQUESTS, _QUICK_REQUESTS = 1000, 200
 """Requests per round, half of them hits."""
 _WARM = 20
-"""Requests that are cached before a round. The cache hits of the round repeat these requests."""
+"""Requests that are cached before a round. The hits are repetitions of these requests."""
 _WARM_UP = 30
 """Requests to each model before the measurement."""
 _TRAFFIC_ROWS = 100_000

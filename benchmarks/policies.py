@@ -60,7 +60,7 @@ class PolicyCase:
     before: int
     """Number of rows before the AUC falls."""
     fallen: int
-    """Number of rows after the AUC falls."""
+    """Number of simulated rows after the fall of the AUC."""
 
 
 CASES = {

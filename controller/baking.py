@@ -254,7 +254,7 @@ class Baking:
     ) -> "VersionCounts":
         """Append a reading of the servers' p99 if one is due.
 
-        `buckets` has the growth of the summed buckets, or None if a server has none.
+        `buckets` has the growth of the summed buckets. It is None if a server has no buckets.
         """
         told, seconds = (
             [each for each in p99 if each is not None],

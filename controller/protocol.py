@@ -34,9 +34,9 @@ acceptance. It is withdrawn only if no acceptance precedes the withdrawal.
 Each controller gets a lease with a higher number than all leases before. Before each write of the
 repository the number is compared with the newest number there, and the write is refused if a newer
 number exists. An append to the journal cannot be conditional, so its readers ignore an entry whose
-lease is older than that of an entry before it. A controller that finds an intent of another
-controller therefore announces that intent again under its own lease, and then undoes it. After
-that, the other controller can no longer record its intent.
+lease is older than that of an entry before it. Suppose that a controller finds an intent which
+another controller announced. It announces the intent again under its own lease, and then undoes the
+change. After that, the other controller can no longer record the change.
 """
 
 from collections.abc import Callable, Iterable

@@ -1,4 +1,4 @@
-"""YAML reading and writing: plain values with their lines, and ranges of names.
+"""Reads and writes YAML. The reader returns plain values with line numbers, and expands ranges.
 
 The schema is YAML 1.2's core schema: `on`, `no` and dates are texts, and `1e-7` is a number.
 Repeated keys, aliases, tags and a second document are refused. Documents that would take long to

@@ -46,7 +46,7 @@ class ListLooks:
     """Number of elements of the longest list."""
     problem: str | None = None
     remark: str = ""
-    """Remark that texts may be lists, although they were not recognized as lists."""
+    """Remark for a column whose texts may be lists, although the reader found no lists."""
 
 
 def look_at_lists(column: SampledColumn) -> ListLooks:

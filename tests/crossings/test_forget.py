@@ -410,7 +410,7 @@ def test_command_names_package_that_is_there_or_first_how_to_compile_it(
 
 
 def test_killed_again_and_again_it_leaves_whole_files_and_goes_on(world):
-    """Three calls are killed before a rename: the third, the fourth, and the third again."""
+    """Kill the command before its third rename, then its fourth, and then its third again."""
     before, kills = others_rows(world), 0
     while True:
         with Kill(2 + kills % 2).watch(os, "replace", "rename", "unlink"):

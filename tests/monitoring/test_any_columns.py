@@ -71,7 +71,7 @@ def batch_of(features, rows=4, *, seed=0, **changes):
 
 
 def reference_of(batch, features):
-    """Return validation's reference for these rows if each row is its own request."""
+    """Return the reference that validation computes for these rows. Each row is its own request."""
     counter, rows = ProfileCounter(features), []
     for at in range(len(batch.scores)):
         arrays = {

@@ -1,4 +1,4 @@
-"""Tests from drift to the end of the run: runs never overlap, and a failed run causes no loop."""
+"""Tests of retraining: runs never overlap, and a failed run does not cause run after run."""
 
 import json
 from datetime import datetime
