@@ -112,7 +112,7 @@ def ended(
         return replace(
             memory,
             blocked_until=now + settings.cooldown_seconds,
-            blocked_by=f"cool-down after {_ENDED_WELL[outcome]}",
+            blocked_by=f"cooldown after {_ENDED_WELL[outcome]}",
             failures=0,
             failed=0,
             releases_since_full=0 if parent == NONE else memory.releases_since_full + is_release,

@@ -78,7 +78,7 @@ def leave_monitor(state):
     with closing(StateStore(state / STORE_FILE)) as store:
         store.write_documents(
             {
-                "rate_limits": {"blocked_until": NOW + 600, "blocked_by": "cool-down after a test"},
+                "rate_limits": {"blocked_until": NOW + 600, "blocked_by": "cooldown after a test"},
                 "incidents": {"drift": incident},
                 "drift": {"shown": [{"version": 1, "columns": columns}]},
             },
@@ -188,7 +188,7 @@ def test_stopped_monitor_is_read_from_its_files(live):
     assert (found.drift.drifted_columns, found.drift.num_columns) == (["price"], 2)
     assert found.drift.since == "2026-03-01T10:55:00+00:00"
     assert found.next_run.not_before == "2026-03-01T11:10:00+00:00"
-    assert found.next_run.cause == "cool-down after a test"
+    assert found.next_run.cause == "cooldown after a test"
     assert any(each.startswith("no monitor runs on ") for each in found.needs_person)
     assert any(each.startswith("3 dead letters") for each in found.needs_person)
 

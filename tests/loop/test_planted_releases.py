@@ -229,7 +229,7 @@ def test_auc_lower_by_0_05_in_live_traffic_rolls_back_within_100_000_rows(site):
     lower = roc_auc(labels, world.toy.scores(world.workflow, filled.dense, filled.categorical))
     assert roc_auc(labels, world.truth) - lower == pytest.approx(0.05, abs=0.005)
     world.release(2, world.toy)
-    assert "of an AUC below" in world.until_rolled_back(100_000 // ROUND_ROWS, fill=wrong)
+    assert "the AUC is below" in world.until_rolled_back(100_000 // ROUND_ROWS, fill=wrong)
 
 
 def test_non_number_scores_of_one_slice_roll_back_within_10_000_rows(site, raw_rows):

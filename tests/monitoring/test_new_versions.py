@@ -69,7 +69,7 @@ def test_version_bad_on_live_traffic_is_named_once_and_starts_no_run(two_version
         if number == 1:
             b.start()  # the state is that after a kill
     found = read_findings(b.settings.store, 2)
-    assert (found.state, "of an AUC below 0.79" in found.reason) == (BAD, True), found
+    assert (found.state, "the AUC is below 0.79" in found.reason) == (BAD, True), found
     assert b.kinds().count("bad_release") == 1
     assert b.trigger.requests == [], "going back comes first"
     take_back(b)
@@ -82,7 +82,7 @@ def test_version_bad_on_live_traffic_is_named_once_and_starts_no_run(two_version
     # cooldown of the rollback.
     assert (
         b.monitor.actions.retraining.memory.blocked_by
-        == "cool-down after a new version was rolled back"
+        == "cooldown after a new version was rolled back"
     )
     for number in range(14):
         traffic(b, f"again-{number}", auc="bad", version=1)

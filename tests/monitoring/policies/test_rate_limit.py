@@ -29,7 +29,7 @@ def test_release_rests_cool_down():
     memory = ended(requested(RunMemory(), now=0.0), "released", SETTINGS, now=100.0)
     decision = evaluator(memory, now=100.0)
     assert decision.action is Action.HELD
-    assert decision.reason == "auc fell; held 3600 s more: cool-down after a release"
+    assert decision.reason == "auc fell; held 3600 s more: cooldown after a release"
     assert evaluator(memory, now=3700.0) == DRIFT
 
 
@@ -78,5 +78,5 @@ def test_canary_counts_as_release_and_is_named_as_what_it_is():
     begun, released = (
         ended(memory, outcome, SETTINGS, now=100.0) for outcome in ("canary", "released")
     )
-    assert begun == replace(released, blocked_by="cool-down after a canary's start")
-    assert released.blocked_by == "cool-down after a release"
+    assert begun == replace(released, blocked_by="cooldown after a canary's start")
+    assert released.blocked_by == "cooldown after a release"
