@@ -14,10 +14,12 @@ from controller.canary.steps import CanarySettings, canary_request
 from controller.promote import as_served_now
 from controller.site import add_site_flags, change_reason, site_of
 from controller.waiting import add_waiting_flag, ask
+from evergreen.contracts.checks import Check
 from evergreen.contracts.requests import ABORT, ADVANCE, CANARY
 from evergreen.registry.models import evaluated_model
 from evergreen.runtime.exit_codes import exits_with_code
 from evergreen.runtime.flags import CommandParser
+from evergreen.runtime.terminal import TableColumn, add_listing_flags, print_table
 from evergreen.serving.canary_policy import FIRST_SHARE
 from evergreen.serving.prepare import prepare_request
 from evergreen.serving.servers import parse_urls
@@ -45,6 +47,7 @@ def build_parser() -> argparse.ArgumentParser:
             )
             add_waiting_flag(command)
             continue
+        add_listing_flags(command)
         command.add_argument(
             "--metrics-urls",
             default="",
@@ -73,14 +76,14 @@ def main(argv: list[str] | None = None) -> int:
         policy=policy_of(arguments),
     )
     if arguments.command == "status":
-        _print_step(steps.status(settings))
+        _print_step(steps.status(settings), arguments)
     elif not arguments.wait:
         kind = ADVANCE if arguments.command == "advance" else ABORT
         ask(site, canary_request(settings, kind, arguments.reason), waits=False)
     elif arguments.command == "advance":
-        _print_step(steps.advance(settings, arguments.reason))
+        _print_step(steps.advance(settings, arguments.reason), arguments)
     else:
-        _print_step(steps.abort(settings, arguments.reason))
+        _print_step(steps.abort(settings, arguments.reason), arguments)
     return 0
 
 
@@ -104,11 +107,30 @@ def _start(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _print_step(step: steps.Step) -> None:
-    print(
-        json.dumps({name: value for name, value in asdict(step).items() if value is not None}),
-        flush=True,
-    )
+def _print_step(step: steps.Step, arguments: argparse.Namespace) -> None:
+    """Print the canary's state and its checks as a table, or all fields as JSON."""
+    if arguments.json:
+        known = {name: value for name, value in asdict(step).items() if value is not None}
+        print(json.dumps(known), flush=True)
+        return
+    version = "" if step.version is None else f"version {step.version}: "
+    share = "" if step.share is None else f", {step.share:.0%} of the traffic"
+    print(f"{version}{step.action}{share}: {step.reason}", flush=True)
+    if step.decision is not None and step.decision.checks:
+        print_table(_CHECKS, map(_cells, step.decision.checks), wide=arguments.wide)
+
+
+_CHECKS = (
+    TableColumn(name="check", is_flexible=True),
+    TableColumn(name="value", is_number=True),
+    TableColumn(name="limit", is_flexible=True),
+    TableColumn(name="result"),
+)
+
+
+def _cells(check: Check) -> tuple[str | None, ...]:
+    value = None if check.value is None else f"{check.value:.4g}"
+    return (check.name, value, check.limit_text, check.result)
 
 
 if __name__ == "__main__":

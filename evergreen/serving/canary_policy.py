@@ -286,9 +286,14 @@ class CanaryDecision:
         cls, by_counts: CountsDecision, by_pairs: PairsDecision | None = None
     ) -> "CanaryDecision":
         """Return the decision that follows from all checks. The worst check decides."""
-        checks = [*by_counts.checks, *(by_pairs.checks if by_pairs else ())]
-        action = _ACTIONS[decide(checks)]
-        return cls(action=action, reason=headline(checks), by_counts=by_counts, by_pairs=by_pairs)
+        found = cls(action=HOLD, reason="", by_counts=by_counts, by_pairs=by_pairs)
+        return replace(found, action=_ACTIONS[decide(found.checks)], reason=headline(found.checks))
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        """Checks of both kinds of evidence. Empty = no evidence was evaluated."""
+        kinds = (self.by_counts, self.by_pairs)
+        return tuple(check for kind in kinds if kind is not None for check in kind.checks)
 
 
 def evaluate(

@@ -177,8 +177,14 @@ def test_command_line_starts_from_store_alone_and_says_what_it_did_in_json(
         ("status", "none"),
     ):
         more = ["--reason", "seen enough"] if command == "advance" else []
-        assert main([command, *store, *more]) == 0
+        assert main([command, *store, *more, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["action"] == action
+        if action == "held":
+            assert main([command, *store, *more]) == 0
+            headline, header, *checks = capsys.readouterr().out.splitlines()
+            assert headline.startswith("version 2: held, 1% of the traffic: ")
+            assert header.split() == ["check", "value", "limit", "result"]
+            assert checks
     assert current(settings.store).reason == "seen enough"
     with pytest.raises(SystemExit, match="2"):
         main(["abort", *store, "--reason", " "])
