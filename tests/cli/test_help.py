@@ -39,11 +39,13 @@ def test_help_has_typed_name_defaults_and_example_that_parses(line):
     assert text.endswith(f"example: {' '.join(named.example.split())}")
     for action in named._actions:
         assert action.help or action.choices, f"{named.prog} {action.dest} has no help"
-        if (
+        expanded = named._get_formatter()._expand_help(action)
+        if action.const is False:  # a flag that turns something off
+            assert "default" not in expanded, f"{named.prog} {action.dest}"
+        elif (
             action.default not in (None, "", (), [], argparse.SUPPRESS)
             and action.default is not False
         ):
-            expanded = named._get_formatter()._expand_help(action)
             assert str(action.default) in expanded or "default" in expanded, (
                 f"{named.prog} {action.dest}"
             )
