@@ -10,7 +10,7 @@ import argparse
 import sys
 from dataclasses import fields
 
-from controller.release import ReleaseSettings
+from controller.release import ReleaseSettings, candidate_request
 from controller.site import SiteSettings, add_site_flags, change_reason, site_of
 from controller.waiting import add_waiting_flag, ask
 from evergreen.contracts.requests import RELEASE
@@ -19,7 +19,6 @@ from evergreen.registry.promotion_journal import blocked_models
 from evergreen.runtime.exit_codes import exits_with_code
 from evergreen.runtime.flags import CommandParser
 from evergreen.runtime.plain_text import show
-from evergreen.serving.prepare import prepare_request
 from evergreen.serving.repository.triton_config import ServingOptions, read_options
 
 
@@ -66,16 +65,7 @@ def main(argv: list[str] | None = None) -> int:
             f"{line.time} by {line.who or 'unknown'} ({line.reason}): --override releases it again",
             file=sys.stderr,
         )
-    request = prepare_request(
-        RELEASE,
-        candidate,
-        store=settings.store,
-        options=settings.options,
-        who=settings.who,
-        now=settings.clock,
-        seconds=settings.patience.deadline_seconds,
-        override=arguments.override,
-    )
+    request = candidate_request(RELEASE, candidate, settings, override=arguments.override)
     if (state := ask(settings, request, waits=arguments.wait)) is None:
         return 0
     assert state.result is not None

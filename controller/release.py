@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from controller.reconcile import carry_out
 from controller.site import SiteSettings
 from evergreen.contracts.manifests import Model, RawDataset, Release, Verdict
-from evergreen.contracts.requests import CANARY, RELEASE
+from evergreen.contracts.requests import CANARY, RELEASE, ServingRequest
 from evergreen.registry.models import read_release
 from evergreen.serving.canary_policy import FIRST_SHARE
 from evergreen.serving.prepare import prepare_request
@@ -85,16 +85,27 @@ def start_canary(
     return _serve(CANARY, (model, verdict, raw), settings, share=share)
 
 
-def _serve(
+def candidate_request(
     kind: str,
     candidate: tuple[Model, Verdict, RawDataset],
     settings: ReleaseSettings,
     *,
     share: float | None = None,
     override: str | None = None,
-) -> Release:
-    settings = settings.serving(candidate[0])
-    request = prepare_request(
+) -> ServingRequest:
+    """Prepare the version of a candidate, and return the request to serve it.
+
+    Args:
+        kind: `RELEASE` or `CANARY`.
+        candidate: Model, its verdict, and the data with the holdout rows.
+        settings: Deployment target of the candidate's recommender, and serving options.
+        share: Share of the traffic of a canary. 0 = score shadow traffic only.
+        override: Reason to release the model although the gate refused it, or None.
+
+    Raises:
+        ContractError: as in `prepare_request`.
+    """
+    return prepare_request(
         kind,
         candidate,
         store=settings.store,
@@ -106,6 +117,18 @@ def _serve(
         share=share,
         override=override,
     )
+
+
+def _serve(
+    kind: str,
+    candidate: tuple[Model, Verdict, RawDataset],
+    settings: ReleaseSettings,
+    *,
+    share: float | None = None,
+    override: str | None = None,
+) -> Release:
+    settings = settings.serving(candidate[0])
+    request = candidate_request(kind, candidate, settings, share=share, override=override)
     result = carry_out(settings, request).result
     assert result is not None
     assert result.version is not None

@@ -12,6 +12,7 @@ from controller.canary import steps
 from controller.canary.rules import add_evidence_flags, policy_of
 from controller.canary.steps import CanarySettings, canary_request
 from controller.promote import as_served_now
+from controller.release import candidate_request
 from controller.site import add_site_flags, change_reason, site_of
 from controller.waiting import add_waiting_flag, ask
 from evergreen.contracts.checks import Check
@@ -21,7 +22,6 @@ from evergreen.runtime.exit_codes import exits_with_code
 from evergreen.runtime.flags import CommandParser
 from evergreen.runtime.terminal import TableColumn, add_listing_flags, print_table
 from evergreen.serving.canary_policy import FIRST_SHARE
-from evergreen.serving.prepare import prepare_request
 from evergreen.serving.servers import parse_urls
 from evergreen.storage.uris import open_objects
 
@@ -91,16 +91,8 @@ def _start(arguments: argparse.Namespace) -> int:
     site = site_of(arguments)
     candidate = evaluated_model(site.store, arguments.model_id)
     settings = as_served_now(site.serving(candidate[0]))
-    request = prepare_request(
-        CANARY,
-        candidate,
-        store=settings.store,
-        options=settings.options,
-        who=settings.who,
-        now=settings.clock,
-        seconds=settings.patience.deadline_seconds,
-        share=0.0 if arguments.shadow_only else FIRST_SHARE,
-    )
+    share = 0.0 if arguments.shadow_only else FIRST_SHARE
+    request = candidate_request(CANARY, candidate, settings, share=share)
     if (state := ask(settings, request, waits=arguments.wait)) is not None:
         assert state.result is not None
         print(f"{state.result.reason}, model {arguments.model_id}")

@@ -27,24 +27,13 @@ from pipelines.images import (
 )
 from tests.support.dockerfiles import VENV, entrypoint, environment, lay_out, lock, module, stages
 from tests.support.paths import REPOSITORY
-from tests.support.sources import HEAVY, imports_of, told_after
+from tests.support.sources import HEAVY, PACKAGES, imports_of, told_after
 
 STEPS = sorted(ENVIRONMENT_OF_STEP)
 IMAGES = sorted(DOCKERFILES)
 OURS_ALONE = [image for image in IMAGES if environment(image)]
 """Images that install only one lock of the project. All other images contain the project's code
 over an image of NVIDIA."""
-OURS = (
-    "evergreen",
-    "components",
-    "controller",
-    "monitoring",
-    "inference_client",
-    "pipelines",
-    "cli",
-    "demo",
-    "tools",
-)
 IN_SLIM_BASE = {
     *(
         "libc.so.6",
@@ -116,7 +105,7 @@ def test_image_holds_every_module_of_ours_that_its_code_may_import(name, image):
         for name in imports_of(ast.parse(source.read_text())):
             path = folder.joinpath(*name.split("."))
             if (
-                name.split(".")[0] in OURS
+                name.split(".")[0] in PACKAGES
                 and not path.is_dir()
                 and not path.with_suffix(".py").exists()
             ):
