@@ -65,6 +65,16 @@ class Trainer(Protocol):
         """Return the click probabilities [n]."""
 
 
+@torch.no_grad()
+def _score_by(model: nn.Module, rows: Rows) -> NDArray[np.float32]:
+    """Return the probabilities [n] that a peer's network computes, chunk by chunk."""
+    model.eval()
+    dense, ids = torch.from_numpy(rows.dense), torch.from_numpy(rows.ids.astype(np.int64))
+    parts = zip(dense.split(_SCORED_ROWS), ids.split(_SCORED_ROWS))
+    scores: NDArray[np.float32] = torch.cat([model(d, i).sigmoid() for d, i in parts]).numpy()
+    return scores
+
+
 class Evergreen:
     """The engine of `components.training`."""
 
@@ -268,16 +278,9 @@ class PlainPytorch:
             for optimizer in self._optimizers:
                 optimizer.step()
 
-    @torch.no_grad()
     def score(self, rows: Rows) -> NDArray[np.float32]:
         """Score as `Trainer` describes."""
-        self.model.eval()
-        dense, ids = torch.from_numpy(rows.dense), torch.from_numpy(rows.ids.astype(np.int64))
-        parts = zip(dense.split(_SCORED_ROWS), ids.split(_SCORED_ROWS))
-        scores: NDArray[np.float32] = torch.cat(
-            [self.model(d, i).sigmoid() for d, i in parts]
-        ).numpy()
-        return scores
+        return _score_by(self.model, rows)
 
 
 class TorchrecExample:
@@ -329,16 +332,9 @@ class TorchrecExample:
             loss.backward()
             self._optimizer.step()
 
-    @torch.no_grad()
     def score(self, rows: Rows) -> NDArray[np.float32]:
         """Score as `Trainer` describes."""
-        self.model.eval()
-        dense, ids = torch.from_numpy(rows.dense), torch.from_numpy(rows.ids.astype(np.int64))
-        parts = zip(dense.split(_SCORED_ROWS), ids.split(_SCORED_ROWS))
-        scores: NDArray[np.float32] = torch.cat(
-            [self.model(d, i).sigmoid() for d, i in parts]
-        ).numpy()
-        return scores
+        return _score_by(self.model, rows)
 
 
 class _TorchrecModel(nn.Module):
