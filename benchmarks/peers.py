@@ -17,7 +17,7 @@ TorchRec follows `test_installation.py --cpu_only` of its repository: `Distribut
 with an `EmbeddingBagCollection`, in a group of one process. On a CPU, TorchRec's planner keeps each
 table in the process with dense gradients (`data_parallel`), and `torch.optim.Adam` trains all
 parameters. The network is ours, so only the embeddings differ. Its rows are those of `ArrayRows`.
-TorchRec is left out if it is not installed, and for networks with lists.
+TorchRec is left out for networks with lists.
 
 DeepCTR-Torch trains its DCN or DeepFM with its own `fit`, unchanged. DeepCTR-Torch has no DLRM.
 Parts that our network lacks are disabled, because they would slow DeepCTR-Torch down: the linear

@@ -84,6 +84,7 @@ def measure(case: Case, batch_size: int, scratch: Path) -> dict[str, Any]:
         figures["product_share"] = (
             figures["rows_per_second"].median * products_of_row(case.config) / bound
         )
+    result["left_out"] = left_out(case.config, case.features)
     result["best_possible_auc"] = roc_auc(held_out.labels, true_logits)
     result["rows"] = case.rounds * case.steps * batch_size
     result["rounds"], result["steps"] = case.rounds - 1, case.steps
@@ -137,11 +138,26 @@ def _trainers(
         PlainPytorch(config, slot_sizes, weights, is_sparse=is_sparse, **own)
         for is_sparse in (False, True)
     ]
-    if isinstance(config, (DcnConfig, DeepFmConfig)) and find_spec("deepctr_torch"):
+    absent = left_out(config, features)
+    if isinstance(config, (DcnConfig, DeepFmConfig)) and DeepCtr.name not in absent:
         peers.append(DeepCtr(config, slot_sizes, batch_size, features=features))
-    if features == CRITEO and find_spec("torchrec"):
+    if TorchrecExample.name not in absent:
         peers.append(TorchrecExample(config, slot_sizes, batch_size=batch_size))
     return ours, peers
+
+
+def left_out(config: NetworkConfig, features: Features) -> dict[str, str]:
+    """Return the peers that do not train this case, each with the reason."""
+    reasons = {}
+    if find_spec("deepctr_torch") is None:
+        reasons[DeepCtr.name] = "deepctr-torch is not installed"
+    elif not isinstance(config, (DcnConfig, DeepFmConfig)):
+        reasons[DeepCtr.name] = f"it has no {config.network}"
+    if find_spec("torchrec") is None:
+        reasons[TorchrecExample.name] = "torchrec is not installed"
+    elif features != CRITEO:
+        reasons[TorchrecExample.name] = "its example has no lists"
+    return reasons
 
 
 def _check_same_network(ours: Trainer, peer: Trainer, rows: Rows) -> None:

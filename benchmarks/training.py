@@ -2,7 +2,8 @@
 
 Run by `make benchmark-training`. Prints rows per second, AUC and ratios for networks on two tables,
 and writes all figures as JSON. A missed target is printed, and the exit code stays 0. A peer that
-computes another network is an error. `speed` defines the measurement, and `peers` the peers.
+computes another network is an error. A peer that is not installed, or lacks a network, is reported
+as left out. `speed` defines the measurement, and `peers` the peers.
 """
 
 import sys
@@ -79,6 +80,13 @@ def print_case(result: dict[str, Any]) -> None:
             f"  {name:<20} {rate:>32} {ratio:>30} {figures['auc']:>8.4f} "
             f"{figures['auc_difference']:>+11.4f}"
         )
+    for said in skipped_of(result):
+        print(f"  left out: {said}")
+
+
+def skipped_of(result: dict[str, Any]) -> list[str]:
+    """Return a text for each peer that was left out of a case."""
+    return [f"{peer} in {result['case']}: {reason}" for peer, reason in result["left_out"].items()]
 
 
 def figures_of(result: dict[str, Any], *, ratio_target: float) -> list[Figure]:
@@ -130,6 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 results[name], ratio_target=_RATIO_TARGETS[name.split("-")[1]]
             )
         document["figures"] += [values_read(results, table) for table in tables]
+        document["skipped"] = [each for result in results.values() for each in skipped_of(result)]
     return 0
 
 

@@ -1,18 +1,21 @@
 """Checks that the peer in the training benchmark is the same network, for any lists."""
 
+import copy
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from benchmarks import speed, training
 from benchmarks.encoded_rows import PlantedLogit
-from benchmarks.peers import PlainDcn, PlainPytorch
+from benchmarks.peers import PlainDcn, PlainNetwork, PlainPytorch, TorchrecExample
 from components.training.start import write_initial
 from evergreen.config.features import ListOptions
 from evergreen.contracts.criteo import CRITEO
 from evergreen.networks.files import open_model
 from evergreen.networks.scoring import load_scorer
+from tests.support.networks import shaped
 from tests.support.training_world import dcn
 
 SLOT_SIZES = [3 + 2 * slot for slot in range(26)]
@@ -61,3 +64,58 @@ def test_sparse_peer_leaves_untouched_rows_as_they_are(tmp_path, pool):
         touched = np.isin(np.arange(len(old)), rows.ids[:, slot])
         moved = (table.weight != old).any(dim=1).numpy()
         np.testing.assert_array_equal(moved, touched)
+
+
+def network_with_weights_of(peer, config):
+    """Return plain PyTorch's network with copies of the TorchRec peer's weights."""
+    model = PlainNetwork(peer.model.module.network, SLOT_SIZES, config.embedding_dim)
+    model = copy.deepcopy(model)
+    tables = dict(peer.model.module.bags.state_dict())
+    for name, bag in zip(CRITEO.slots, model.bags):
+        bag.weight.data.copy_(tables[f"embedding_bags.{name}.weight"])
+    return model
+
+
+@pytest.mark.parametrize("kind", ["dcn", "deepfm", "dlrm"])
+def test_torchrec_peer_takes_step_of_adam(kind):
+    pytest.importorskip("torchrec")
+    config = shaped(kind, {"embedding_dim": 4, "tower": (16, 8)}, num_dense=13, num_categorical=26)
+    rows = PlantedLogit(SLOT_SIZES).draw(256, seed=3)[0]
+    peer = TorchrecExample(config, SLOT_SIZES, batch_size=256)
+    expected = network_with_weights_of(peer, config)
+    dense, ids = torch.from_numpy(rows.dense), torch.from_numpy(rows.ids.astype(np.int64))
+    before = peer.score(rows)
+    np.testing.assert_allclose(before, expected(dense, ids).sigmoid().detach().numpy(), atol=1e-6)
+    peer.learn(peer.prepare(rows))
+    optimizer = torch.optim.Adam(expected.parameters(), lr=0.001)
+    loss = torch.nn.BCEWithLogitsLoss()(expected(dense, ids), torch.from_numpy(rows.labels))
+    loss.backward()
+    optimizer.step()
+    after = peer.score(rows)
+    np.testing.assert_allclose(after, expected(dense, ids).sigmoid().detach().numpy(), atol=1e-4)
+    assert np.abs(after - before).max() > 1e-3
+
+
+@pytest.mark.parametrize("is_installed", [True, False], ids=["installed", "absent"])
+def test_peer_that_is_left_out_is_reported_with_reason(monkeypatch, is_installed):
+    monkeypatch.setattr(speed, "find_spec", lambda name: name if is_installed else None)
+    found = {}
+    for case in training.CASES[:5]:
+        config, features = training._NETWORKS[case.split("-")[0]]
+        found[case.split("-")[0]] = speed.left_out(config, features)
+    absent = {
+        "DeepCTR-Torch": "deepctr-torch is not installed",
+        "TorchRec": "torchrec is not installed",
+    }
+    if not is_installed:
+        assert found == dict.fromkeys(found, absent)
+        return
+    assert found == {
+        "small": {},
+        "sample": {},
+        "deepfm": {},
+        "dlrm": {"DeepCTR-Torch": "it has no dlrm"},
+        "lists": {"TorchRec": "its example has no lists"},
+    }
+    result = {"case": "dlrm-1.2M", "left_out": found["dlrm"]}
+    assert training.skipped_of(result) == ["DeepCTR-Torch in dlrm-1.2M: it has no dlrm"]
