@@ -97,7 +97,7 @@ class _Operators(TorchDispatchMode):
 
 @contextmanager
 def pretended_gpu():
-    """Pretend a GPU within the body, in this thread and those of `pretend`."""
+    """Provide a pretended GPU within the body, in this thread and the threads of `pretend`."""
     with _Calls(), _Operators():
         yield
 
