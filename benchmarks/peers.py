@@ -16,12 +16,12 @@ by `torch.optim.SparseAdam`. Their gradients then have only the rows of the batc
 TorchRec follows `test_installation.py --cpu_only` of its repository: `DistributedModelParallel`
 with an `EmbeddingBagCollection`, in a group of one process. The network is ours, so only the
 embeddings differ. Its rows are those of `ArrayRows`. The example does not choose the optimizer of
-the tables: a large table gets SGD, which is not the optimizer of the other peers. Therefore there
-are two variants. `TorchRec` keeps each table with dense gradients, and trains all parameters with
-`torch.optim.Adam`. `TorchRec, fused Adagrad` trains the tables within the backward pass with
-FBGEMM's kernels, as TorchRec's DLRM example does. FBGEMM has no fused Adam for CPUs. Row-wise
-Adagrad has one state per row where Adam has two per weight, so it is another task, and our ratio to
-it has no target. TorchRec is left out for networks with lists.
+the tables: a large table gets SGD, and a small one Adam. Therefore there are two variants.
+`TorchRec` keeps each table with dense gradients, and trains all parameters with `torch.optim.Adam`.
+`TorchRec, fused Adagrad` trains the tables within the backward pass with FBGEMM's kernels, which
+have no Adam for CPUs. Row-wise Adagrad has one state per row where Adam has two per weight, so this
+variant does less work, and our ratio to it has no target. TorchRec is left out for networks with
+lists.
 
 DeepCTR-Torch trains its DCN or DeepFM with its own `fit`, unchanged. DeepCTR-Torch has no DLRM.
 Parts that our network lacks are disabled, because they would slow DeepCTR-Torch down: the linear
