@@ -265,6 +265,16 @@ def _load_model(url: str, name: str) -> None:
         triton.close()
 
 
+def reload_model(url: str, name: str) -> None:
+    """Unload a model of the server at `url`, and load it again."""
+    triton = Triton(url)
+    try:
+        triton.unload(name)
+        triton.load(name)
+    finally:
+        triton.close()
+
+
 def _start_web_server(stack: Stack, python: Path, graph: Path) -> str:
     """Start the web server, and return its host:port once it responds."""
     port = free_port()
