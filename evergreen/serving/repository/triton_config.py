@@ -84,9 +84,19 @@ class ServingOptions(ServingSettings):
         )
 
 
-_BUCKETS_MS = [round(0.25 * 2 ** (step / 2), 4) for step in range(25)]
-"""Upper bounds of the latency histogram's buckets in milliseconds, 0.25 to 1,024. The default
-buckets of Triton begin at 100 ms."""
+_BUCKETS_MS = [
+    0.5,
+    *range(1, 16),
+    *range(16, 32, 2),
+    *range(32, 64, 4),
+    *range(64, 129, 16),
+    *(192, 256, 384, 512, 1024),
+]
+"""Upper bounds of the latency histogram's buckets in milliseconds.
+
+Triton counts whole milliseconds, so finer bounds would count nothing. The default buckets of Triton
+begin at 100 ms.
+"""
 _METRICS = {
     "metric_control": [
         {

@@ -83,7 +83,8 @@ def test_images_count_latencies_in_buckets_far_below_tritons_own():
     assert control.metric_identifier.family == HISTOGRAM
     bounds = list(control.histogram_options.buckets)
     assert bounds == sorted(bounds)
-    assert (bounds[0], bounds[-1]) == (0.25, 1024)
+    assert (bounds[0], bounds[-1]) == (0.5, 1024)
+    assert bounds[1:] == [int(bound) for bound in bounds[1:]], "Triton counts whole milliseconds"
 
 
 def test_recommender_without_numeric_features_asks_only_for_categories():
