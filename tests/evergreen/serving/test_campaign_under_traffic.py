@@ -111,7 +111,7 @@ class Site:
 
         def is_done():
             code = self.begin("rollback").wait(120)
-            assert code in (ExitCode.DONE, ExitCode.FAILED)
+            assert code in (ExitCode.DONE, ExitCode.FAILED), code
             return code == ExitCode.DONE
 
         wait_for(is_done, "a rollback")
