@@ -66,7 +66,7 @@ class Scored(NamedTuple):
     canary: bool = False
     """Whether the traffic plan's canary answered."""
     shadow: "asyncio.Future[Scored | None] | None" = None
-    """Future of the scores that the other arm gives to the same rows. The future's scores are only
+    """Future with the scores of the same rows by the other arm. The future's scores are only
     logged. The future's result is None if the shadow request failed. The future never raises an
     error and need not be awaited."""
 
@@ -107,9 +107,8 @@ class ClientSettings:
     """Client timeout, retries and limits."""
 
     deadline_seconds: float = 30.0
-    """Seconds for one request, including all attempts and waits. Within this time the caller gets
-    an answer or an error. After this time, a call that was sent continues in the background
-    (`transport`)."""
+    """Seconds for one request, including all attempts and waits. After this time the caller gets an
+    answer or an error. A call that was sent continues in the background (`transport`)."""
     max_attempts: int = 8
     """Maximum number of attempts of one request."""
     first_backoff_seconds: float = 0.05
@@ -157,7 +156,7 @@ class _Request(NamedTuple):
 
 
 class ScoringClient:
-    """Connection to one server or to its replicas. Create, use and close it in one event loop."""
+    """Connection to one server or to its replicas. Use the client in one event loop only."""
 
     def __init__(
         self,
@@ -181,8 +180,8 @@ class ScoringClient:
             timing: Clocks and waits.
 
         Raises:
-            BadRequest: `server` has no port. Without this check gRPC would try port 443 and report
-                an unreachable server.
+            BadRequest: the address in `server` has no port. Without this check gRPC would try port
+                443 and report an unreachable server.
             ContractError: a file of `settings.access` cannot be read.
         """
         if not _SERVER.fullmatch(server):
@@ -201,8 +200,8 @@ class ScoringClient:
         self._columns: dict[tuple[str, int], ColumnMap] = {}
         """Columns of each version that is known, by model and version number."""
         self._newest: dict[str, ColumnMap] = {}
-        """Columns of each model's most recent version. The most recent version is the one that
-        answered last, or whose configuration was read since then."""
+        """Columns of the newest known version of each model. This is the version that answered
+        last, or the version whose configuration was read after that answer."""
 
     async def __aenter__(self) -> "ScoringClient":
         return self
@@ -290,8 +289,8 @@ class ScoringClient:
         self, request: _Request, dense: NDArray[np.float32], categorical: NDArray[np.int64]
     ) -> Scored:
         parts: dict[int, Scored] = {}
-        """Answered parts, keyed by their first row, in the order of the answers. After a rollback
-        the newest version does not have the highest number."""
+        """Parts of the request that have an answer, keyed by their first row, in the order of the
+        answers. After a rollback the newest version does not have the highest number."""
         stale = list(range(0, len(dense), MAX_BATCH_ROWS))
         backoff = self._settings.first_backoff_seconds
 
@@ -473,7 +472,7 @@ def _read_reply(reply: Any, num_rows: int, server: str) -> Scored:
             f"expected float32 {[num_rows, PROBABILITY_OUTPUT.width]}"
         )
     flat = scores[:, 0]
-    # Both comparisons are False for NaN.
+    # For NaN, both of the following comparisons are False.
     is_usable = (flat >= 0) & (flat <= 1)
     if len(bad := flat[~is_usable]):
         raise UnusableScores(

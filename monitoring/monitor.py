@@ -4,7 +4,7 @@ One iteration pulls, stores and acknowledges messages, matures due rows, archive
 decides, and advances the retraining. `monitoring.metrics` computes the numbers,
 `monitoring.policies.evaluation` decides, `monitoring.retraining` acts on decisions, and
 `monitoring.state.store` stores records. Everything runs in one thread except the HTTP server. The
-evaluator's state is stored in the database, and each decision is written to the journal once.
+evaluator's state is stored in the database, and each decision is written once to the journal.
 """
 
 import dataclasses
@@ -87,14 +87,15 @@ class _StoredEvaluator:
         )
         self._newest: DecisionPoint | None = None
         self._unwritten: list[DecisionPoint] = []
-        """Decision points that could not be written yet. No run is started from these decisions."""
+        """Decision points that could not be written yet. No run starts from an unwritten
+        decision."""
 
     def restore(self, requests: MaturedRequests | None) -> None:
         """Restore the stored matured requests and the predictions after the last decision point.
 
-        The newest requests matured after the state was last written. The evaluator treats these
-        requests as new. Requests that were too late for their decision point therefore stay
-        excluded.
+        The newest requests matured after the state was last written. The evaluator treats requests
+        that matured later as new. Requests that were too late for their decision point therefore
+        stay excluded.
         """
         if requests is not None:
             num_new = 0 if self._cursor is None else self._store.num_matured_after(self._cursor)
@@ -109,7 +110,7 @@ class _StoredEvaluator:
     def decide(self, matured_until: float) -> None:
         """Decide on what matured up to this event time, and store the decisions.
 
-        Nothing acts on a decision before it is stored.
+        A decision is stored before any action follows from it.
 
         Raises:
             TemporaryError: The decisions cannot be stored. The next call stores the decisions
@@ -269,14 +270,14 @@ this time the outcome is archived as a late outcome."""
 _LAST_MOMENT = 2e-6
 """Tolerance in seconds, larger than the rounding error of times in microseconds."""
 _MAX_VERSIONS_SEEN = 1000
-"""Maximum number of remembered model versions. The first prediction of a remembered version was
-already reported. The highest versions are remembered."""
+"""Maximum number of remembered model versions, whose first prediction is not reported again. The
+highest versions are remembered."""
 _MAX_REASON_CHARACTERS = 400
 """Maximum length of a dead letter's reason. The message of the dead letter is stored beside its
 reason."""
 TICK_PULLS = 20
-"""Maximum number of full pulls in one iteration, so that the loop measures even under a flood of
-records."""
+"""Maximum number of full pulls in one iteration, so that a flood of records does not prevent
+measuring."""
 _TIMELINE_COUNTERS = (
     ("duplicate", "s"),
     ("dead_letter", "s"),
@@ -325,8 +326,8 @@ class Monitor:
         self._archive = self._open_archive()
         self.actions = self._make_decision_handler(trigger)
         self._acts = settings.partition == 0
-        """Whether this monitor acts. Only one monitor of a partitioned log acts, because the bounds
-        on false alarms hold for a single evaluator."""
+        """Whether this monitor decides and starts runs. Only one monitor of a partitioned log does
+        so, because the bounds on false alarms hold for a single evaluator."""
         if not self._acts:
             self.journal.listener = lambda event: None
         self._measurements = self._make_measurements()
@@ -660,7 +661,7 @@ class Monitor:
             self._evaluation.evaluator.observe(requests)
             self._unmeasured.update(requests.versions.tolist())
             self._exposition.beat()
-            # The next batch may contain requests with the time of the last one.
+            # The next batch may start with the time at which this batch ends.
             last = float(requests.times[-1]) - _LAST_MOMENT
             waiting = self._valid_waiting(before)
             self._evaluation.decide(before if waiting is None else last)
@@ -672,7 +673,7 @@ class Monitor:
     def _without_corrupt(self, read: Callable[[], Waiting | None]) -> Waiting | None:
         """Call `read` again until it reports no corrupt block, and return its result.
 
-        The rows of a corrupt block are given up.
+        The rows of a corrupt block are lost.
         """
         while True:
             try:
@@ -794,10 +795,10 @@ class Monitor:
             )
 
     def _forget_times_ahead(self, now: float) -> None:
-        """Forget the newest prediction if its time is in the future.
+        """Forget the time of the newest prediction if that time is in the future.
 
-        A time in the future comes from a clock that was ahead. Until it is forgotten, no prediction
-        with an earlier time counts as the newest.
+        A time in the future comes from a clock that was ahead. Until that time is forgotten, no
+        prediction with an earlier time counts as the newest.
         """
         if (
             self._last_record_time is not None
@@ -809,7 +810,7 @@ class Monitor:
 
     def _snapshot(self) -> Snapshot:
         now = self._clock()
-        # Call the watcher before reading the counters, because the watcher adds to them.
+        # Call the watcher before reading the counters, because the watcher increases some of them.
         store_status = self._store_watcher.look(now)
         return Snapshot(
             recommender=self._recommender.name,

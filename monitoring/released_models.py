@@ -27,7 +27,7 @@ class ReleasedModels:
         self._store = store
 
     def baseline(self, version: int) -> Baseline | None:
-        """Return gate AUC and training end of `version`, or None without a release."""
+        """Return the gate AUC and the training end of `version`, or None if it was not released."""
         try:
             if (release := self._release(version)) is None:
                 return None

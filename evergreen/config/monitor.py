@@ -1,7 +1,7 @@
 """The section `monitor`: the rows to compare, the meaning of drift, and when a run is requested.
 
-The settings of each concern have a class. In a recommender's file the settings of all concerns form
-one flat list.
+The settings are divided into classes by concern. In a recommender's file the settings of all
+concerns form one flat list.
 """
 
 from dataclasses import dataclass
@@ -34,8 +34,8 @@ class EvaluationSettings:
     """Event time between two decision points, in seconds. Decision points are the multiples of this
     interval."""
     drift_grace_seconds: float = 60.0
-    """Grace period for late predictions, in seconds. Two things wait for this period: the
-    evaluation of a drift bucket, and the decision about which version is served."""
+    """Grace period for late predictions, in seconds. The evaluation of a drift bucket and the
+    decision about which version is served wait for this period."""
 
     def __post_init__(self) -> None:
         expect(self, "at least 1", lambda value: value >= 1, "window_rows")
@@ -100,11 +100,11 @@ class PolicySettings:
     completely below this value. 0 = not set. The policy `threshold` needs a value, because a
     suitable AUC depends on the task."""
     sequential_alpha: float = 0.01
-    """Maximum probability of any false alarm between two changes. The bound covers the complete
-    time between the changes, and all versions that are released in this time."""
+    """Maximum probability of any false alarm between two changes. The bound covers all event time
+    between two changes, and all versions released in between."""
     sequential_tolerance: float = 0.02
-    """Maximum distance of the live AUC below the gate's interval that does not count as drift. The
-    distance allows for differences between served rows and the gate's rows."""
+    """Tolerance below the lower end of the gate's interval, before the live AUC counts as drift.
+    The tolerance allows for differences between served rows and the gate's rows."""
     drift_buckets: int = 3
     """Consecutive drifted buckets that confirm a data drift."""
     drift_columns: int = 1
@@ -198,8 +198,9 @@ class DriftSettings(DriftThresholds):
     same version."""
     false_discovery_rate: float = 0.01
     """False discovery rate: maximum expected share of false alarms among the columns reported as
-    drifted or outlying. If nothing has changed, it is the probability of any alarm in a bucket. The
-    default is below that of validation, because there are many buckets between two runs."""
+    drifted or outlying. If nothing has changed, this rate is the probability of any alarm in a
+    bucket. The default is below that of validation, because there are many buckets between two
+    runs."""
     outlier_drift: float = 0.005
     """Minimum increase of a numeric column's share of outliers that raises an alarm."""
 
@@ -262,7 +263,7 @@ def decision_settings(recommender: Recommender) -> DecisionSettings:
     values, kinds = recommender.settings.get("monitor", {}), own_parts()
     known = [name for kind in kinds.values() for name in flat_settings(kind)]
     if unknown := [name for name in values if name not in known]:
-        raise ContractError(f"monitor.{unknown[0]} is no setting{nearest(unknown[0], known)}")
+        raise ContractError(f"monitor.{unknown[0]} is not a setting{nearest(unknown[0], known)}")
     parts: dict[str, Any] = {
         part: read_mapping(
             kind,

@@ -42,7 +42,7 @@ class ValidationSettings(DriftThresholds):
     """Maximum share of rows whose category is unknown to the champion. A larger share is reported
     as a finding."""
     click_rate_factor: float = 2.0
-    """Maximum factor by which the share of clicks may rise or fall. A larger factor is reported as
+    """Maximum factor by which the share of clicks may rise or fall. A larger change is reported as
     a finding."""
     skew_share: float = 0.001
     """Maximum share of rows, joined between training and serving, whose value may differ."""

@@ -130,7 +130,7 @@ class Subscriber(Protocol):
 def is_short(pulled: Sequence[Delivery], max_messages: int) -> bool:
     """Return whether a pull ended before reaching either of its limits.
 
-    Such a pull found all available messages.
+    A short pull found all available messages.
     """
     return len(pulled) < max_messages and sum(len(each.payload) for each in pulled) < MAX_PULL_BYTES
 

@@ -133,7 +133,7 @@ def pooled(vectors_BPE: Tensor, is_there_BP: Tensor, places: Places) -> Tensor:
     """Pool the vectors at the P positions of each row to the row's F vectors, [B, F, E].
 
     Args:
-        vectors_BPE: Vector at each position.
+        vectors_BPE: Embedding vector of each position.
         is_there_BP: Whether the position has an id. Positions without an id are ignored when a list
             is pooled.
         places: Slots and lists of the table's positions.
@@ -203,7 +203,7 @@ def load_scorer(
         folder: Folder of the model.
         config: Configuration of the network.
         slot_sizes: Number of ids of each slot.
-        places: Places that a row looks up. None means that each slot is looked up once.
+        places: Slots and lists of a row's positions. None means that each slot is looked up once.
         numbers: Number type of the tables, see `rounding.TABLE_TYPES`.
 
     Raises:

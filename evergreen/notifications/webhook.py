@@ -87,7 +87,7 @@ class Answer(NamedTuple):
     state: str
     """`delivered`, `retry` (a later attempt may help) or `refused` (a retry cannot help)."""
     reason: str = ""
-    """Reason without the address."""
+    """Reason of a failure, without the secret address."""
     retry_after: float | None = None
     """Seconds to wait before the next attempt, if the server specified this time."""
 

@@ -43,8 +43,8 @@ INTEGER, FLOAT, BOOLEAN, TIME, TEXT, OTHER = "integer", "float", "boolean", "tim
 """Kinds of columns. A column of floats that are all whole numbers is `INTEGER`, because pandas
 writes integers with missing values as floats."""
 TOLERATED = 0.01
-"""Maximum share of rows whose value is not of the column's kind. Such rows count as malformed.
-Extraction tolerates the same share of malformed rows."""
+"""Maximum share of rows whose value is not of the column's kind. Rows with another kind of value
+count as malformed. Extraction tolerates the same share of malformed rows."""
 ELEMENT_END = "\x1f"
 """Separator for the elements of a Parquet list that is stored as a text."""
 _EXACT = 2.0**53
@@ -96,7 +96,7 @@ class SampledColumn:
         return np.ones(len(self.values), bool)
 
     def rows_with(self, mask: NDArray[np.bool_]) -> int:
-        """Return the number of rows that have a value which the mask over `values` selects."""
+        """Return the number of rows whose value is selected by a mask over `values`."""
         return int(self.counts[mask & self.is_present].sum())
 
     @cached_property
@@ -173,7 +173,7 @@ class SampledColumn:
     def is_zero_led(self) -> NDArray[np.bool_]:
         """Return whether each of `values` is a text of digits with a leading zero.
 
-        The conversion of such a text to a number would remove its zeros.
+        A conversion to a number would remove the leading zeros.
         """
         return (
             _matching(self.values, _ZERO_LED)
@@ -200,7 +200,7 @@ class SampledColumn:
     def is_long_float(self) -> NDArray[np.bool_]:
         """Return whether each of `values` is a float of at least 2^53.
 
-        Several whole numbers have the same float of this size.
+        Above 2^53, several whole numbers are represented by the same float.
         """
         with np.errstate(invalid="ignore"):
             large = np.isfinite(self.numbers) & (np.abs(self.numbers) >= _EXACT) & ~self.is_whole
@@ -281,7 +281,7 @@ class SampledColumn:
         return min(exact), max(exact)
 
     def row_values(self, of_values: NDArray[Any], absent: Any) -> NDArray[Any]:
-        """Return for each row the entry of `of_values` that belongs to the row's value.
+        """Return, for each row, the entry of `of_values` at the index of the row's value.
 
         For a row without a value, the result is `absent`.
         """
@@ -377,8 +377,8 @@ def read_sample(path: Path, *, rows: int = SAMPLE_ROWS, max_bytes: int = MAX_BYT
 class Coder:
     """Collector of a column that is read in chunks.
 
-    The collector stores each distinct value once. For each row, it stores the index of the row's
-    value.
+    The collector stores each distinct value once. For each row, the collector stores only the index
+    of the row's value.
     """
 
     def __init__(self) -> None:
@@ -558,14 +558,15 @@ as a feature, because it was recorded after the label or is the label itself."""
 def deciding_auc(column: SampledColumn, labels: NDArray[np.int8]) -> float | None:
     """Return the AUC with which a column alone predicts the label, or None with too few rows.
 
-    The result is the largest of three AUCs. The first AUC orders rows by the column's numbers,
-    ascending or descending. The second AUC uses only whether a value is present. The third AUC
-    orders rows by the share of clicks of their value. The shares are computed from a random half of
-    the rows and applied to the other half, so that values that occur once have no effect.
+    The result is the largest of three AUCs. The first of these AUCs orders rows by the column's
+    numbers, ascending or descending. The second of these AUCs uses only whether a value is present.
+    The third of these AUCs orders rows by the share of clicks among the rows with the same value.
+    The shares are computed from a random half of the rows and applied to the other half, so that
+    values that occur once have no effect.
 
     Args:
         column: The column.
-        labels: Label of each row, 0 or 1. Rows with -1 are left out.
+        labels: Label of each row, 0 or 1. Rows with the label -1 are ignored.
     """
     known = labels >= 0
     is_click = labels == 1
@@ -623,8 +624,8 @@ def find_copies(key: Sequence[SampledColumn], content: Sequence[SampledColumn]) 
 
     Args:
         key: Columns that identify a row, at least one.
-        content: Columns that should be equal in all rows with the same key. If there are no such
-            columns, rows are compared by `key` alone, and two missing values are equal.
+        content: Columns that should be equal in all rows with the same key. If `content` is empty,
+            rows are compared by `key` alone, and two missing values are equal.
     """
     has_key = np.ones(key[0].num_rows, bool)
     for column in key if content else ():

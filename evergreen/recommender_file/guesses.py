@@ -117,7 +117,7 @@ def guess_all(sample: ColumnSample, *, now: float | None = None) -> Guesses:
 
     Args:
         sample: First rows of the file.
-        now: Current time in seconds since 1970. No time may be more than a day later. None = the
+        now: Current time in seconds since 1970. A time more than a day later is invalid. None = the
             machine's clock.
     """
     return _Guesser(sample, time.time() if now is None else now).guess()
@@ -457,7 +457,7 @@ class _Guesser:
     def _guess_row_name(self, column: SampledColumn) -> Guess | None:
         """Return the guess that a column is left out because it numbers or names the rows.
 
-        Returns None if the column does neither.
+        Returns None if the column neither numbers nor names the rows.
         """
         is_unique = column.distinct == column.num_rows and column.num_rows > 1
         if not is_unique or column.kind in (FLOAT, OTHER) or column.is_list:
@@ -617,8 +617,8 @@ def _is_label(column: SampledColumn) -> bool:
     ):
         return False
     has = [column.rows_with(column.labels == label) > 0 for label in (0, 1)]
-    # A column with the name of a label may have only one label. A column with 1 and missing values
-    # is not a label, because a missing value may not mean 0.
+    # If a column has the name of a label, one of the two labels may be absent. A column with 1 and
+    # missing values is not a label, because a missing value may not mean 0.
     return all(has) or (is_named and any(has) and not num_missing)
 
 
@@ -690,7 +690,7 @@ def _is_surely_time(column: SampledColumn) -> bool:
     """Return whether a column certainly contains times.
 
     The column must have a name that only columns of times have. Alternatively, it has a common name
-    for times and suitable values. Small numbers are not suitable.
+    for times and suitable values. Small numbers do not count as times.
     """
     if names.letters(column.name) in names.CERTAIN_TIMES:
         return True
@@ -792,7 +792,7 @@ def _is_name(name: str) -> bool:
 
 
 def _words_among_numbers(column: SampledColumn) -> str:
-    """Return the few texts in a column of numbers, joined, or "" for any other column."""
+    """Return the few texts in a column that otherwise has numbers, or "" for other columns."""
     is_number = np.isfinite(column.numbers)
     odd = np.flatnonzero(column.is_present & ~is_number & (column.counts > 0))
     is_one = 0 < len(odd) <= _MAX_WORDS and column.rows_with(is_number) >= 0.5 * column.num_present

@@ -156,7 +156,7 @@ def try_rows(
         recommender: Recommender of the rows.
         now: Current time in seconds since 1970, to find rows in the future. None = the machine's
             clock.
-        sample_rows: Maximum number of rows for the results that need values.
+        sample_rows: Maximum number of sampled rows, from which some results are computed.
 
     Raises:
         ContractError: There is no file of rows.

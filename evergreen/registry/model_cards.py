@@ -1,9 +1,9 @@
 """The model card: all facts about one model, from its training rows to its time in production.
 
-Evaluation writes the card for the first time. Deployment writes it again when the model is
+Evaluation writes the card for the first time. Deployment writes the card again when the model is
 released. The card contains the manifests themselves. Neither the manifests nor the card contain a
-value of a user column. Each read of a card also reads the promotion journal again, so the data
-from the journal are up to date.
+value of a user column. Each read of a card also reads the promotion journal again, so the data from
+the journal are up to date.
 
 Layout: `<store>/verdicts/<model_id>/card.json`.
 """
@@ -34,7 +34,7 @@ from evergreen.registry.promotion_journal import (
 from evergreen.runtime.errors import ContractError
 
 MAX_ANCESTORS = 50
-"""Maximum number of ancestors that a card lists. With hourly runs a lineage has thousands of
+"""Maximum number of ancestors that a card lists. With hourly runs, a lineage grows to thousands of
 ancestors."""
 
 
@@ -76,7 +76,8 @@ class Ancestor:
 
     model_id: str
     window_start: str | None
-    """See `Model.window_start`. The following two fields are also copies of fields of `Model`."""
+    """See `Model.window_start`. The fields `last_learned_time` and `num_train_rows` are also copies
+    of fields of `Model`."""
     last_learned_time: str
     num_train_rows: int
     created_at: str
@@ -92,7 +93,7 @@ class ServedSpan:
     """Journal line that ended the baking of the version. None if the version did not pass its
     baking, or if no controller was running."""
     ended: Promotion | None
-    """Journal line that ended the interval. None if the interval continues."""
+    """Journal line that ended the interval. None if the interval has not ended."""
     repository_uri: str
     """URI of Triton's model repository."""
 

@@ -1,12 +1,13 @@
 """Requests to the controller: append one, wait for its answer, or withdraw it.
 
-Requests and answers are lines of the promotion journal. Whoever asks appends a `ServingRequest` and
-waits. The controller accepts the request, carries it out, and appends the result. If no controller
-accepts the request before its deadline, the waiting side withdraws the request.
+Requests and answers are lines of the promotion journal. The requester appends a `ServingRequest`
+and waits for the answer. The controller accepts the request, carries it out, and appends the
+result. If no controller accepts the request before its deadline, the requester withdraws the
+request.
 
 The order of the lines decides between a withdrawal and an acceptance that are appended at the same
-time: the first of the two counts. Both sides therefore read the journal again after they have
-appended their line.
+time: the first of the two counts. The requester and the controller therefore read the journal again
+after they have appended their line.
 
 A request that releases a model refers to a folder with its prepared version
 (`evergreen.serving.prepare`).
@@ -193,7 +194,7 @@ def answer(
 ) -> RequestState:
     """Append an answer, and return the new state of the request.
 
-    The state tells whether the answer counts.
+    The returned state shows whether the answer counts.
     """
     append_entry(
         store,
@@ -232,7 +233,7 @@ def ask(
         append_request(store, request)
         return wait_for_result(store, request, clock=clock, sleep=sleep, report=report)
     except BaseException as error:
-        # If the journal cannot be read or written now, the first error is the one to report.
+        # If the journal cannot be accessed now, report the original error.
         with suppress(ContractError, OSError):
             if read_request(store, request.request).is_open:
                 reason = f"{type(error).__name__}: {error}"
@@ -256,12 +257,13 @@ def wait_for_result(
         request: Appended request.
         clock: Current time, with a time zone.
         sleep: Function that waits for a number of seconds.
-        poll_seconds: Seconds between two looks at the journal.
+        poll_seconds: Seconds between two reads of the journal.
         report: Function that is called with a sentence when the request is accepted.
 
     Raises:
         TemporaryError: no controller accepted the request before its deadline, and it is withdrawn.
-            Or the controller that accepted the request has not answered for a long time.
+            The error is also raised if the controller that accepted the request has not answered
+            for a long time.
         Refused, ContractError, PermanentError: the controller's reason to refuse the request.
     """
     deadline, told = moment_of(request.deadline), False

@@ -171,7 +171,10 @@ _LATER = Text(
 
 
 def _served(card: ModelCard) -> list[PageBlock]:
-    """Return when the model served. The reasons are in a list of events below the table."""
+    """Return the intervals in which the model served requests.
+
+    A list of events below the table shows the reasons.
+    """
     if not card.served:
         return [Text("No version of it is in the promotion journal.")]
     rows = [

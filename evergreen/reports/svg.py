@@ -30,7 +30,7 @@ _ROW = 24
 STEPS = 1000
 """Number of distinct horizontal positions in a chart."""
 SERIES = tuple(f"var(--series-{number})" for number in range(1, 9))
-"""Colours of lines. The style sheet defines them for light and dark mode."""
+"""Colours of lines. The style sheet defines these colours for light and dark mode."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -326,7 +326,7 @@ class _Rectangle:
 
 @dataclass(frozen=True, kw_only=True)
 class BarChart(PageBlock):
-    """Bars side by side. Screen readers read the text `title`.
+    """Chart with one bar for each value, side by side. Screen readers read the text `title`.
 
     Bars of earlier rows are wider, so that they differ in shape and not only in colour.
     """

@@ -98,7 +98,7 @@ def open_parquet(path: Path) -> pq.ParquetFile:
     """
     size, mode = (status := path.stat()).st_size, status.st_mode
     if not stat.S_ISREG(mode):
-        raise ContractError(f"{path} is no regular file, expected Parquet")
+        raise ContractError(f"{path} is not a regular file, expected Parquet")
     file = parquet_file(path)
     metadata = file.metadata
     if metadata.num_rows > _MAX_ROWS_PER_BYTE * size + _FREE_ROWS:

@@ -102,7 +102,7 @@ class Rejected(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Complete lines of a file. They are UTF-8, and each line ends in a line feed."""
+    """Complete lines of a file. The lines are UTF-8, and each line ends in a line feed."""
 
     first_line: int
     """Number of the first line in the file, from 1."""
@@ -124,8 +124,8 @@ class Dialect:
     header: bytes | None = None
     """Text of the header record, without its line end. None if the file has no header."""
     has_comments: bool = False
-    """Whether lines that begin with `#` are comments. Such lines are comments if the first line of
-    the file begins with `#`."""
+    """Whether lines that begin with `#` are comments. Set this to True if the first line of the
+    file begins with `#`."""
 
     @cached_property
     def _field(self) -> str:
@@ -202,7 +202,8 @@ class Records(NamedTuple):
     """The records of a block."""
 
     content: bytes
-    """Bytes of the records only. Each record is complete and has all fields of the dialect."""
+    """Bytes of the records, without any other lines. Each record is complete and has all fields of
+    the dialect."""
     numbers: NDArray[np.int64]
     """Line number, in the file, of each record's first line."""
     rejected: list[Rejected]
@@ -477,14 +478,13 @@ class _Splitter:
         return regular
 
     def _headers(self) -> NDArray[np.bool_]:
-        """Return which lines are headers.
+        """Return a mask of the header lines.
 
         A header contains the names of the columns. A file has several header lines if files with
-        headers were concatenated. Case and quotes are ignored in this comparison.
+        headers were concatenated. The comparison ignores case and quotes.
 
         Raises:
-            ContractError: A line has the names of the columns, but in another order than the
-                header.
+            ContractError: A line has the same column names as the header in another order.
         """
         found, header = np.zeros(len(self._lines), bool), self._dialect.header
         if header is None:
@@ -541,7 +541,8 @@ class _Splitter:
     def _irregular_line(self, line: int) -> int | None:
         """Classify a line that is not a record by itself.
 
-        Returns the last line that was classified. Returns None if the next lines are needed.
+        Returns the last line that was classified. Returns None if the classification needs lines of
+        the next block.
         """
         dialect, raw = self._dialect, self._lines[line].as_py()
         if self._is_header[line]:
@@ -586,7 +587,7 @@ class _Splitter:
     def _as_header(self) -> str:
         """Return the header as text.
 
-        It is part of the error about a line's wrong number of fields.
+        The error about a wrong number of fields shows this text.
         """
         header = self._dialect.header
         return "" if header is None else f", as in the header {shown(header)[:80]!r}"
@@ -594,7 +595,8 @@ class _Splitter:
     def _without_trailing(self, text: str) -> str | None:
         """Return a line without the empty fields after the last column.
 
-        Returns None if the line has no such fields, or if the shorter line is not a record.
+        Returns None if the line has no empty fields at its end, or if the shorter line is not a
+        record.
         """
         mark = self._dialect.delimiter
         body = text.rstrip("\r\n")

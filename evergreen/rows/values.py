@@ -111,8 +111,8 @@ def plain(column: Any) -> Any:
 
 
 def _decoded(value: bytes | None) -> str | None:
-    # A byte that is not UTF-8 makes only its row malformed. Such a byte becomes the replacement
-    # character, which no rule accepts.
+    # A byte that is not UTF-8 makes only its row malformed. The invalid byte becomes the
+    # replacement character, which no rule accepts.
     return None if value is None else value.decode(errors="replace")
 
 

@@ -28,8 +28,8 @@ P = ParamSpec("P")
 
 _OBJECTS_PER_COLLECTION = 50_000
 """Number of new objects after which Python's garbage collector runs in a command. The validation
-step took 9.4 s. With Python's default of 700, collections took 1.2 s of this time during the
-imports, and another 1.6 s at the end."""
+step took 9.4 s. With Python's default of 700, garbage collection took 1.2 s of these 9.4 s during
+the imports, and another 1.6 s at the end."""
 
 
 class ExitCode(IntEnum):

@@ -106,8 +106,8 @@ def shares(
     """Divide the items into at most `number` consecutive shares of nearly equal weight.
 
     Shares without an item are not returned. Weights are positive, and the default weight of an item
-    is 1. An item belongs to the share that contains the item's middle. A share therefore differs
-    from the ideal size by at most half an item at each end.
+    is 1. An item belongs to the share that contains the middle of the item's weight. A share
+    therefore differs from the ideal size by at most half an item at each end.
 
     >>> shares("abcde", 2), shares("a", 3), shares([1, 1, 1, 9], 2, weight=float)
     ([['a', 'b'], ['c', 'd', 'e']], [['a']], [[1, 1, 1], [9]])
@@ -133,8 +133,8 @@ def _fork_worker(
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     with theirs:
-        # The process is a daemon, because the interpreter's exit must not wait for it if a signal
-        # interrupted its registration here.
+        # A signal may interrupt the registration of the process here. A daemon process does not
+        # block the exit of the interpreter in that case.
         process = context.Process(
             target=_work,
             args=(function, items, theirs),

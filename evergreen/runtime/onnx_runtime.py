@@ -2,7 +2,7 @@
 
 ONNX Runtime reads the variable at import. Every module of this project therefore imports ONNX
 Runtime through this module. Code in Triton's model file cannot set the variable. A program that
-starts Triton therefore passes `SILENT` to it.
+starts Triton therefore passes the variable in `SILENT` to it.
 """
 
 import os

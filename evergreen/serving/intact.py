@@ -177,7 +177,7 @@ def _record_of(
 ) -> tuple[VersionRecord | None, str | None]:
     """Return the version's record.
 
-    If it does not belong to the released graph, return None and an error.
+    If the record does not belong to the released graph, return None and an error.
     """
     try:
         record = folders.record(release.version)

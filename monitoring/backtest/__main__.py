@@ -128,7 +128,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _as_table(backtests: Sequence[Backtest]) -> str:
-    """Format one line per set of policies. A number that does not exist is a dash."""
+    """Format one line per set of policies. An undefined number is shown as a dash."""
     cells = [list(_figures(backtests[0])), *(list(_figures(each).values()) for each in backtests)]
     widths = [max(map(len, column)) for column in zip(*cells)]
     lines = [

@@ -59,8 +59,8 @@ class DriftWatch:
             reference_of: Returns a version's training profile, or None. The function is called
                 again for each new bucket.
             settings: A bucket length of 0 turns the watch off.
-            features: Columns of the predictions. None means the columns of each version's training
-                rows.
+            features: Columns of the predictions. None = the columns of each version's training rows
+                are used.
         """
         self._reference_of, self._settings, self._features = reference_of, settings, features
         self._length = microseconds(settings.drift_bucket_seconds)
@@ -102,7 +102,7 @@ class DriftWatch:
         return predictions.micros // self._length
 
     def _opened(self, number: int, version: int, predictions: Predictions) -> Sketch | None:
-        """Open the bucket of these predictions, or return None if they are skipped or deferred."""
+        """Return the bucket of predictions, or None if the predictions are skipped or deferred."""
         num_rows = predictions.num_rows
         if self._closed_up_to is not None and self._end(number) <= self._closed_up_to:
             self.passed_over["late"] += num_rows
@@ -139,7 +139,7 @@ class DriftWatch:
         return since if since is not None and since <= up_to else None
 
     def resume(self, predictions: Iterable[Predictions], up_to: float) -> list[DriftReport]:
-        """Add the deferred rows, and report on their buckets that end by `up_to`.
+        """Add the deferred rows, and report on the buckets that end by `up_to`.
 
         `predictions` must contain all known predictions since `deferred_since(up_to)`, and may
         contain earlier predictions. If there are too many buckets, the later buckets are deferred
@@ -151,7 +151,7 @@ class DriftWatch:
         return self.close(up_to)
 
     def close(self, up_to: float) -> list[DriftReport]:
-        """Report on the buckets that end by event time `up_to`, oldest first, and drop them.
+        """Report on the buckets that end by event time `up_to`, oldest first, and remove them.
 
         If rows are deferred, only buckets before the deferred rows are closed.
         """
@@ -222,9 +222,10 @@ class DriftWatch:
         }
 
     def restore(self, memory: dict[str, Any]) -> None:
-        """Continue from what `memory()` returned.
+        """Continue from the saved state that `memory()` returned.
 
-        Buckets are dropped if the bucket length or the model's reference changed since.
+        A bucket is dropped if the bucket length or the model's reference changed after the state
+        was saved.
         """
         self.passed_over.update(memory["passed_over"])
         self._closed_up_to = memory["closed_up_to"]

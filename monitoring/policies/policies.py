@@ -77,17 +77,17 @@ class ThresholdPolicy(_ConfiguredPolicy):
     def _evaluate_successor(
         self, action: Action, evidence: Evidence, memory: PolicyMemory
     ) -> tuple[Action, str]:
-        """Apply an earlier version's window to the serving version, which has no matured row."""
+        """Decide about a serving version without matured rows, from an earlier version's window."""
         text = f"no row of model version {evidence.version} has matured yet"
         trained_until, since = evidence.trained_until(), memory["since"]
         if trained_until is None:
-            return Action.UNDECIDABLE, f"{text}, and what it has learned is not known"
+            return Action.UNDECIDABLE, f"{text}, and its training rows are unknown"
         if since is not None and trained_until >= since:
             return (
                 Action.UNDECIDABLE,
-                f"{text}; it has learned rows from after the first breach, at {_moment(since)}",
+                f"{text}; it was trained on rows from after the first breach, at {_moment(since)}",
             )
-        return action, f"{text}; it has learned rows up to {_moment(trained_until)}"
+        return action, f"{text}; it was trained on rows up to {_moment(trained_until)}"
 
     def _evaluate_window(self, kpis: Kpis) -> tuple[Action, str]:
         """Return whether this window is a breach, and why."""
@@ -135,8 +135,8 @@ class SequentialPolicy(_ConfiguredPolicy):
     has the proof, and `lineage_evidence` says which rows count. A new e-process with its own alpha
     begins after a detected change, after a rollback, and for a version with unknown training rows.
 
-    theta is the lower end of the gate's 95 % interval less a tolerance. Rows of a version without a
-    gate AUC do not count.
+    theta is the lower end of the gate's 95 % interval, minus a tolerance. Rows of a version without
+    a gate AUC do not count.
     """
 
     name = "sequential"
@@ -187,7 +187,7 @@ class SequentialPolicy(_ConfiguredPolicy):
             return Action.RETRAIN, text, since
         if (known := standing.learned) is not None:
             rows = f"rows of {named(known.versions)} showed from {_moment(known.since)} on"
-            text = f"it has learned rows from after the change that {rows}"
+            text = f"it was trained on rows from after the change that {rows}"
             return Action.UNDECIDABLE, f"no row of {version} has matured yet; {text}", 0
         if not standing.versions:
             return Action.UNDECIDABLE, self._nothing_text(evidence, theta, learned), 0
@@ -196,7 +196,7 @@ class SequentialPolicy(_ConfiguredPolicy):
     def _evidence_text(
         self, evidence: Evidence, shown: Alarm | VersionEvidence, theta: float | None
     ) -> str:
-        """Describe the evidence and whose rows it comes from."""
+        """Describe the evidence, and name the versions whose rows it comes from."""
         version, others = (
             evidence.version,
             [each for each in shown.versions if each != evidence.version],
@@ -213,16 +213,16 @@ class SequentialPolicy(_ConfiguredPolicy):
         else:
             text += f"the newest on rows of model {named(shown.versions)}"
         learned = evidence.trained_until()
-        until = "" if learned is None else f", which has learned rows up to {_moment(learned)}"
+        until = "" if learned is None else f", which was trained on rows up to {_moment(learned)}"
         return f"{text}; model version {version} serves{until}"
 
     def _nothing_text(self, evidence: Evidence, theta: float | None, learned: float | None) -> str:
         if theta is None:
-            return f"the gate's auc of model version {evidence.version} is not known"
+            return f"the gate's auc of model version {evidence.version} is unknown"
         if not len(evidence.rows.labels) and learned is None:
             text = (
-                f"no row of model version {evidence.version} has matured yet, and what it has "
-                "learned is not known"
+                f"no row of model version {evidence.version} has matured yet, and its "
+                "training rows are unknown"
             )
             return f"{text}: rows of versions before it say nothing"
         return f"too few clicks to begin, model version {evidence.version}"
@@ -346,8 +346,8 @@ def confirm(
     """Turn the result of one window into an action, given the windows before it.
 
     OK resets the count of breaches. UNDECIDABLE does not change the count. A BREACH becomes RETRAIN
-    once enough windows are breaches. The action stays RETRAIN until a window is OK, or until a
-    version serves that was trained on rows from after the first breach.
+    once enough windows are breaches. The action stays RETRAIN until a window is OK. It also ends
+    when a version serves that was trained on rows after the first breach.
 
     Returns:
         The action, a text that is added to its reason, and the state. The state contains `version`
@@ -381,7 +381,7 @@ def confirm(
 
 
 def _still_holds(memory: PolicyMemory, evidence: Evidence, version: int) -> bool:
-    """Return whether the saved evidence applies to this version too.
+    """Return whether the saved evidence also applies to this version.
 
     The evidence began at `since`. The evidence does not apply to a later version that was trained
     on rows from `since` or later.

@@ -131,7 +131,7 @@ class Retraining:
             self._follow_run(self._trigger, now)
 
     def begin_cooldown(self, outcome: str, now: float) -> None:
-        """Begin the cooldown after an outcome of another program, such as a rollback."""
+        """Begin the cooldown after an event outside this class, such as a rollback."""
         self._store(
             self.progress, memory=rate_limit.ended(self.memory, outcome, self._limits, now=now)
         )
@@ -212,7 +212,7 @@ class Retraining:
             self._end(run, now)
 
     def _note_active(self, now: float) -> None:
-        """Store when to ask the trigger next, and report a run that takes long.
+        """Store the time of the next call to the trigger, and report a run that takes long.
 
         A paused run counts as active.
         """

@@ -70,9 +70,9 @@ class IntakeRules(NamedTuple):
 def read_records(payloads: Sequence[bytes], rules: IntakeRules, *, now: float) -> Intake:
     """Decode messages, and check the values that their encoding does not check.
 
-    One bad message must not stop the monitor later. A message is unusable if it cannot be decoded,
-    is too old or far in the future, comes from another recommender, or names a rejected model
-    version. Predictions without a probability for some row become `UnscoredRows`.
+    An unusable message must not stop the monitor at a later step. A message is unusable if it
+    cannot be decoded, is too old or far in the future, comes from another recommender, or names a
+    rejected model version. Predictions without a probability for some row become `UnscoredRows`.
     """
     form, since, last = rules.form, max(now - rules.max_age_seconds, 0.0), now + MAX_FUTURE_SECONDS
     rules.versions.begin_batch()

@@ -28,10 +28,10 @@ class KnownRequest(NamedTuple):
 
 
 class Classified(NamedTuple):
-    """Indexes of predictions. Each prediction is in exactly one of the fields."""
+    """Indexes of predictions. Each prediction is in exactly one of the three arrays."""
 
     new: NDArray[np.int64]
-    """First prediction of each unknown id, ascending."""
+    """First prediction of each id that is not stored yet, ascending."""
     redelivered: list[int]
     reused: list[int]
     """Predictions with the id of another request."""
@@ -48,9 +48,10 @@ def classify(
         predictions: Predictions in any order. Of several new predictions with the same id, the
             first one counts.
         known: Stored requests with these ids.
-        held: Returns the block that contains the stored prediction with a given number, and the
-            number of the block's first prediction. Returns None if the rows are archived. If the
-            rows are archived, only the time, the version and the number of rows are compared.
+        held: Function that takes the number of a stored prediction. It returns the prediction's
+            block, and the number of the first prediction in the block. It returns None if the rows
+            are archived. If the rows are archived, only the time, the version and the number of
+            rows are compared.
     """
     new: dict[str, int] = {}
     redelivered: list[int] = []

@@ -228,8 +228,8 @@ baking has ended."""
 def _evaluated(shown: Snapshot, now: float) -> tuple[str, str]:
     """Return the banner's state and text, which say whether the version's rows were evaluated.
 
-    The banner is green only if rows were evaluated. Labels are final an attribution window after
-    the prediction, so a newly released version has none.
+    The banner is green only if rows were evaluated. Labels become final one attribution window
+    after the prediction, so a newly released version has no final labels yet.
     """
     version, decisions = shown.serving_version, shown.decisions
     if not decisions or shown.decided_at is None:
@@ -503,7 +503,8 @@ def _lines(events: Sequence[Mapping[str, Any]], now: float) -> Iterator[ShownEve
 def _alike(event: Mapping[str, Any]) -> tuple[str, frozenset[str], tuple[str, ...]]:
     """Return a key that is equal for events that differ only in measured numbers.
 
-    The key contains the kind of the event, its words without numbers, and its versions.
+    The key contains the kind of the event, the words of its text without numbers, and the versions
+    in its text.
     """
     words = (word.strip("(),.:;") for word in str(event["text"]).split())
     named = frozenset(word for word in words if not word[:1].isdigit())

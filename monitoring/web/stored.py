@@ -1,7 +1,7 @@
 """Read a monitor's last snapshot: from the monitor itself, or from its state folder.
 
-A stopped monitor leaves its journal files, its rules and the documents of its database. They are
-enough for `evergreen status`. Nothing is written, and the lock of the folder is not taken.
+A stopped monitor leaves its journal files, its rules and the documents of its database. These files
+are enough for `evergreen status`. Nothing is written, and the lock of the folder is not taken.
 """
 
 import json

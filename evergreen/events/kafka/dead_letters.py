@@ -84,7 +84,7 @@ class KafkaDeadLetters:
         """Return the stored dead letters, oldest first, without a commit.
 
         Raises:
-            TemporaryError: all brokers are silent.
+            TemporaryError: no broker answers.
             PermanentError: the brokers refuse the request.
         """
         with self._open_consumer() as consumer:
@@ -94,8 +94,8 @@ class KafkaDeadLetters:
     def replay(self) -> int:
         """Publish all dead letters again, remove them from the list, and return their number.
 
-        If the process is killed between publishing and removing, a later replay publishes them
-        again. Raises the same errors as `kept` and `KafkaSender.send`.
+        If the process is killed between publishing and removing, the next call publishes the dead
+        letters again. Raises the errors of `kept` and `KafkaSender.send`.
         """
         with self._open_consumer() as consumer:
             letters, ends = self._read_letters(consumer)

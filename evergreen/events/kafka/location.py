@@ -60,8 +60,8 @@ class _KafkaOptions:
     lease_seconds: float = _DEFAULT_LEASE_SECONDS
     """See `KafkaLocation`."""
     config: Path | None = None
-    """File with settings of librdkafka, one `name=value` per line. Credentials belong into this
-    file."""
+    """File with settings of librdkafka, one `name=value` per line. Credentials belong in this file,
+    not in the URL."""
 
     def __post_init__(self) -> None:
         expect(self, "a name", bool, "group")

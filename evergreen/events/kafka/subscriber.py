@@ -189,7 +189,7 @@ class KafkaSubscriber:
             return self._read_up_to
 
     def backlog(self) -> int | None:
-        """See `event_log.Subscriber`. Returns None while all brokers are silent."""
+        """See `event_log.Subscriber`. Returns None while no broker answers."""
         with self._lock:
             return self._backlog.unfinished(self._progress)
 
@@ -294,7 +294,7 @@ class KafkaSubscriber:
         try:
             self._consumer.commit(offsets=offsets, asynchronous=True)
         except KafkaException:
-            return  # between two assignments. The next pull commits these offsets
+            return  # between two assignments. The next pull commits these offsets.
         for each in offsets:
             self._progress[each.partition].sent_offset = each.offset
 

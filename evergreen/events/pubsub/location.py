@@ -47,8 +47,8 @@ class _PubsubOptions:
 def open_publisher(url: LogUrl) -> PubsubPublisher:
     """Open the log for writing.
 
-    An account that may only publish cannot check the topic. A missing topic is then reported by the
-    first `publish`.
+    An account that may only publish cannot check the topic. If the topic does not exist, the first
+    `publish` reports this.
 
     Raises:
         ContractError: the URL names no topic, or there are no credentials.

@@ -8,9 +8,9 @@ comes from the exported graph beside the weights of every registered model
 `evergreen.serving.graph.parts` writes the files, `evergreen.serving.parity` checks the scores, and
 `evergreen.serving.repository` publishes the graph.
 
-The tables are stored in `model.data`, whose size is limited only by the disk. The next limits are
-the memory of this process, which maps the table while it writes it, then the server's memory, then
-`evergreen.serving.graph.encoding.MAX_KEYS` vocabulary entries.
+The tables are stored in `model.data`, whose size is limited only by the disk. The tables are
+further limited by the memory of this process, which maps them, then by the server's memory, and
+then by `evergreen.serving.graph.encoding.MAX_KEYS` vocabulary entries.
 """
 
 from collections.abc import Sequence
@@ -133,7 +133,7 @@ def _add_vectors(
 def _add_weights(parts: Parts, workflow: FeatureWorkflow) -> str:
     """Add the weight [n, positions] of each list position.
 
-    The weight of a position without an element is 0.
+    The weight is 0 if the position has no element.
     """
     missing = parts.constant("no_element", np.array(MISSING_CATEGORY))
     absent = parts.node("Equal", [CATEGORICAL_INPUT, missing], "is_absent")
@@ -234,8 +234,8 @@ def export(model: Model, folder: Path) -> None:
     """Write the graph of a stored model (`evergreen.registry.models`) into `folder`.
 
     Raises:
-        ContractError: the model's files are absent, corrupt or different from its manifest.
-            `write_graph` raises it too.
+        ContractError: the model's files are absent, corrupt or different from its manifest. The
+            error is also raised by `write_graph`.
     """
     stored = local_path(model.uri)
     for part in (Model.WEIGHTS, Model.WORKFLOW):

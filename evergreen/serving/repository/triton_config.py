@@ -44,8 +44,8 @@ CPU = "cpu"
 GPU = "gpu"
 DEVICES = (CPU, GPU)
 WARMUP_BATCH = 64
-"""Number of rows of the multi-row warm-up request. This request allocates the buffers for batches
-before the first client."""
+"""Number of rows of the multi-row warm-up request. The multi-row request allocates the buffers for
+batches before the first client connects."""
 
 _KINDS = {CPU: "KIND_CPU", GPU: "KIND_GPU"}
 

@@ -198,7 +198,7 @@ def test_lines_that_are_no_rows_are_counted_and_named_in_draft(tmp_path):
             "clicked,ts,other\n0,2026-11-01,2026-11-01\n1,2026-11-02,2026-11-02\n",
             "has no column that can be a feature: other: times",
         ),
-        ("absent.csv", None, "is no file, expected one of rows"),
+        ("absent.csv", None, "is not a file, expected a file of rows"),
     ],
 )
 def test_file_of_which_nothing_can_be_drafted_is_refused_with_reason(
