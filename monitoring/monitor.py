@@ -316,7 +316,7 @@ class Monitor:
         """Continue where a predecessor stopped: finish its archive file, windows and run."""
         self._settings, self._subscriber = settings, subscriber
         self._store, self._recommender = store, recommender
-        store.user_place = recommender.user_place
+        store.user_position = recommender.user_position
         _expect_columns_of_before(store, recommender.features)
         self._records, self._evaluation_settings = settings.records, settings.decisions.evaluation
         self._clock, self._checkpoint = clock, checkpoint
@@ -546,11 +546,11 @@ class Monitor:
         received = deliveries
         intake = read_records([delivery.payload for delivery in deliveries], self._rules, now=now)
         bad = [
-            (deliveries[place], str(error)[:_MAX_REASON_CHARACTERS]) for place, error in intake.bad
+            (deliveries[index], str(error)[:_MAX_REASON_CHARACTERS]) for index, error in intake.bad
         ]
-        left = [deliveries[place] for place in intake.left]
+        left = [deliveries[index] for index in intake.left]
         unread = set(intake.left)
-        deliveries = [each for place, each in enumerate(deliveries) if place not in unread]
+        deliveries = [each for index, each in enumerate(deliveries) if index not in unread]
         unscored = [error for _, error in intake.bad if isinstance(error, UnscoredRows)]
         unusable = [delivery.message_id for delivery, _ in bad]
         predictions, outcomes = intake.predictions, intake.outcomes
@@ -566,12 +566,12 @@ class Monitor:
                 self._store_messages(half, now)
             return left
         if predictions is not None and len(stored.reused):
-            ids, places = (
+            ids, indexes = (
                 predictions.ids[stored.reused].tolist(),
-                intake.places[stored.reused].tolist(),
+                intake.indexes[stored.reused].tolist(),
             )
             bad += self._count_reused(
-                [(received[place], each) for place, each in zip(places, ids)], now
+                [(received[index], each) for index, each in zip(indexes, ids)], now
             )
         if stored.added is not None:
             self._drift.observe(stored.added)

@@ -144,10 +144,7 @@ class ListOptions:
                 f"max is {self.max}, expected at least 1 and at most {MAX_COLUMNS:,}"
             )
         if not self.separator:
-            raise ContractError(
-                "separator is '', expected what stands between the elements of a list in a text "
-                "file"
-            )
+            raise ContractError("separator is '', expected the text between the elements of a list")
         _require_width(self.embed)
         if self.table is not None and self.embed is not None:
             raise ContractError(

@@ -82,7 +82,7 @@ class Recommender:
             taken := sorted({self.data.weight, WEIGHT} & set(self.features.names))
         ):
             raise ContractError(
-                f"features {taken} have the name of the weight that rows have, expected other names"
+                f"features {taken} have the name of the weight column, expected other names"
             )
         categorical = self.features.categorical
         for role in ("user", "item"):
@@ -142,7 +142,7 @@ class Recommender:
         return (self.data.user, *lists)
 
     @property
-    def user_place(self) -> int | None:
+    def user_position(self) -> int | None:
         """Return the index of the user's column on the categorical axis of tensors.
 
         Returns None if no feature identifies the user.

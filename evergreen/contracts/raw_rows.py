@@ -236,12 +236,12 @@ def placed_lists(
     """
     import numpy as np
 
-    places = np.arange(options.max)
+    positions = np.arange(options.max)
     kept = np.minimum(lengths, options.max)
     first = np.cumsum(lengths) - lengths + (lengths - kept if options.keep == "newest" else 0)
-    row, place = np.nonzero(places < kept[:, None])
+    row, position = np.nonzero(positions < kept[:, None])
     found = np.full((len(lengths), options.max), MISSING_CATEGORY)
-    found[row, place] = elements[first[row] + place]
+    found[row, position] = elements[first[row] + position]
     return found
 
 

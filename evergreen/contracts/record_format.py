@@ -336,11 +336,11 @@ class RecordFormat:
         sizes: dict[int, int] = {}
         rest = []
         read, known = self._type.FromString, ("", recommender)
-        for place, content in enumerate(contents):
+        for index, content in enumerate(contents):
             try:
                 message = read(content)
             except DecodeError:
-                rest.append(place)
+                rest.append(index)
                 continue
             sent = message.predictions
             num_bytes, size = len(sent.scores), len(sent.features)
@@ -364,9 +364,9 @@ class RecordFormat:
                 and not len(UnknownFieldSet(message))
                 and not len(UnknownFieldSet(sent))
             ):
-                alike.setdefault(num_bytes, []).append((place, sent))
+                alike.setdefault(num_bytes, []).append((index, sent))
             else:
-                rest.append(place)
+                rest.append(index)
         return self._read_groups(alike, rest), rest
 
     def _read_groups(
@@ -380,10 +380,10 @@ class RecordFormat:
         for num_bytes, group in alike.items():
             num_rows = num_bytes // _ARRAYS["float"].itemsize
             read_ones, usable = self._read_alike([sent for _, sent in group], num_rows)
-            places = np.array([place for place, _ in group], np.int64)
-            rest += places[~usable].tolist()
-            found.append((read_ones.select(usable), places[usable]))
-        return [(predictions, places) for predictions, places in found if len(predictions)]
+            indexes = np.array([index for index, _ in group], np.int64)
+            rest += indexes[~usable].tolist()
+            found.append((read_ones.select(usable), indexes[usable]))
+        return [(predictions, indexes) for predictions, indexes in found if len(predictions)]
 
     def _plain_rows(self, score_bytes: int, feature_bytes: int) -> int:
         """Return a message's number of rows, from the sizes of its scores and features in bytes.
@@ -422,15 +422,15 @@ class RecordFormat:
         )
         dense = np.empty((*shape, len(self._numeric)), np.float32)
         categorical = np.empty((*shape, self._width), np.int64)
-        places: list[tuple[NDArray[Any], str, int, int]] = [
+        fields: list[tuple[NDArray[Any], str, int, int]] = [
             (dense, name, i, 1) for i, name in enumerate(self._numeric)
         ]
-        places += [(categorical, name, i, 1) for i, name in enumerate(self._categorical)]
+        fields += [(categorical, name, i, 1) for i, name in enumerate(self._categorical)]
         at = len(self._categorical)
         for name, size in self._lists:
-            places.append((categorical, name, at, size))
+            fields.append((categorical, name, at, size))
             at += size
-        for matrix, name, at, size in places:
+        for matrix, name, at, size in fields:
             column = raw[
                 :, layout.starts[name] : layout.starts[name] + num_rows * size * matrix.itemsize
             ]
@@ -475,9 +475,9 @@ class RecordFormat:
             for each in _PREDICTIONS
             if each.name in _PREDICTION_ARRAYS
         }
-        places = [_matrix(features, self._categorical, kind="sfixed64", num_values=n)]
+        blocks = [_matrix(features, self._categorical, kind="sfixed64", num_values=n)]
         for name, size in self._lists:
-            places.append(
+            blocks.append(
                 _matrix(features, [name], kind="sfixed64", num_values=n * size).reshape(n, size)
             )
         has_shadow = sent.shadow_version or optional["shadow_scores"] is not None
@@ -486,7 +486,7 @@ class RecordFormat:
             time=sent.time,
             model_version=sent.model_version,
             dense=_matrix(features, self._numeric, kind="float", num_values=n),
-            categorical=np.concatenate(places, axis=1) if self._lists else places[0],
+            categorical=np.concatenate(blocks, axis=1) if self._lists else blocks[0],
             scores=scores,
             shadow_version=sent.shadow_version if has_shadow else None,
             canary=sent.canary,

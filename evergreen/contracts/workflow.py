@@ -144,9 +144,9 @@ class FeatureWorkflow:
         ]:
             raise ContractError(f"excluded columns {known} have vocabularies, expected none")
         self._expect_boundaries()
-        for place, category in self.features.served_as.items():
-            name = self.features.categorical[place]
-            if name not in self.excluded and category not in self.vocabularies[place]:
+        for position, category in self.features.served_as.items():
+            name = self.features.categorical[position]
+            if name not in self.excluded and category not in self.vocabularies[position]:
                 raise ContractError(
                     f"{name} is served as {category}, expected one of its categories"
                 )
@@ -205,20 +205,20 @@ class FeatureWorkflow:
         list. The values of bucketed columns must be buckets (see `with_buckets`).
         """
         ids = np.empty(categorical.shape, np.int64)
-        for place in range(categorical.shape[1]):
-            ids[:, place] = self.encode_place(place, categorical[:, place])
+        for position in range(categorical.shape[1]):
+            ids[:, position] = self.encode_position(position, categorical[:, position])
         return ids
 
-    def encode_place(self, place: int, categories: NDArray[np.int64]) -> NDArray[np.int64]:
+    def encode_position(self, position: int, categories: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the ids [n] of the categories at one position of `features.id_places`.
 
         See `encode_categorical`.
         """
-        feature = self.features.id_features[place]
+        feature = self.features.id_features[position]
         absent = PADDING_ID if feature in self.features.lists else MISSING_ID
         if feature in self.excluded:
             return np.full(len(categories), absent)
-        keys, positions = self._sorted[self.features.id_places.slots[place]]
+        keys, positions = self._sorted[self.features.id_places.slots[position]]
         ids = np.full(len(categories), OOV_ID)
         if len(keys):
             found = np.minimum(np.searchsorted(keys, categories), len(keys) - 1)
@@ -257,12 +257,12 @@ class FeatureWorkflow:
         See `CategoricalOptions.served_as`.
         """
         found = {}
-        for place, category in self.features.served_as.items():
-            is_excluded = self.features.categorical[place] in self.excluded
-            found[place] = (
+        for position, category in self.features.served_as.items():
+            is_excluded = self.features.categorical[position] in self.excluded
+            found[position] = (
                 MISSING_ID
                 if is_excluded
-                else FIRST_ID + self.vocabularies[place].tolist().index(category)
+                else FIRST_ID + self.vocabularies[position].tolist().index(category)
             )
         return found
 

@@ -62,7 +62,7 @@ class Scorer:
         require_rows(values, tables, slot_sizes)
         self._network, self._values, self._tables, self._numbers = network, values, tables, numbers
         self._device = values[0].device
-        self._num_places = sum(len(table.columns) for table in tables)
+        self._num_positions = sum(len(table.columns) for table in tables)
         self._columns = columns_of(tables)
         self._sizes = [
             torch.tensor(table.sizes(slot_sizes), dtype=torch.int64, device=self._device)[
@@ -92,10 +92,10 @@ class Scorer:
             ContractError: dense values and ids have different numbers of rows, or the number of id
                 columns is not the number of places.
         """
-        if len(dense) != len(ids) or ids.shape[1:] != (self._num_places,):
+        if len(dense) != len(ids) or ids.shape[1:] != (self._num_positions,):
             raise ContractError(
                 f"dense and ids have shapes {dense.shape} and {ids.shape}, expected [n, D] and [n, "
-                f"{self._num_places}]"
+                f"{self._num_positions}]"
             )
         probabilities = np.empty(len(dense), dtype=np.float32)
         was_training = self._network.training

@@ -393,7 +393,7 @@ class Coder:
         self._type = TEXT if is_text(values.type) else str(values.type)
         if is_bytes(column.type) and pc.any(pc.match_substring(values, "\ufffd")).as_py():
             self._type, values = (
-                "bytes that are no text in UTF-8",
+                "bytes that are not UTF-8 text",
                 pa.nulls(len(values), pa.string()),
             )
         if is_list(values.type):
@@ -582,7 +582,7 @@ def deciding_auc(column: SampledColumn, labels: NDArray[np.int8]) -> float | Non
             orders.append(_auc_of_scores(numbers[there], is_click[there]))
     half = np.random.default_rng(0).random(len(labels)) < 0.5
     by_value = [
-        _auc_by_value(groups, is_click, learned=known & part, tried=known & ~part)
+        _auc_by_value(groups, is_click, fitted=known & part, applied=known & ~part)
         for part in (half, ~half)
     ]
     return float(max(min(by_value), *(max(auc, 1 - auc) for auc in orders)))
@@ -592,15 +592,15 @@ def _auc_by_value(
     groups: NDArray[np.int32],
     is_click: NDArray[np.bool_],
     *,
-    learned: NDArray[np.bool_],
-    tried: NDArray[np.bool_],
+    fitted: NDArray[np.bool_],
+    applied: NDArray[np.bool_],
 ) -> float:
     size = int(groups.max(initial=-1)) + 2
-    rows = np.bincount(groups[learned] + 1, minlength=size)
-    clicks = np.bincount(groups[learned] + 1, weights=is_click[learned], minlength=size)
+    rows = np.bincount(groups[fitted] + 1, minlength=size)
+    clicks = np.bincount(groups[fitted] + 1, weights=is_click[fitted], minlength=size)
     rate = clicks.sum() / max(rows.sum(), 1)
     scores = np.where(rows > 0, clicks / np.maximum(rows, 1), rate)
-    return _auc_of_scores(scores[groups[tried] + 1], is_click[tried])
+    return _auc_of_scores(scores[groups[applied] + 1], is_click[applied])
 
 
 def _auc_of_scores(scores: NDArray[np.float64], is_click: NDArray[np.bool_]) -> float:

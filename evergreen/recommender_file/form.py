@@ -252,7 +252,7 @@ def _mapping(
     for key in value:
         if keys and key not in keys:
             inner = f"{path}.{key}" if path else key
-            raise document.refusal(inner, f"{inner} is no key{nearest(key, keys)}")
+            raise document.refusal(inner, f"{inner} is not a key{nearest(key, keys)}")
     return value
 
 

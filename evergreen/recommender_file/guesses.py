@@ -347,13 +347,13 @@ class _Guesser:
         session = self._first_of(
             names.SESSIONS, lambda it: it.kind in (INTEGER, TEXT) and _is_complete(it)
         )
-        place = self._first_of(names.ROWS, _is_place)
+        position_column = self._first_of(names.ROWS, _is_position)
         for column in (each for each in (request, session) if each is not None):
             if column.name in self._found or REQUEST_ID in self._roles:
                 continue
-            if place is not None and (why := self._why_key([column, place])):
-                self._found[column.name] = Guess(REQUEST_ID, f"with {place.name!r} {why}")
-                self._found[place.name] = Guess(ROW, f"with {column.name!r} {why}")
+            if position_column is not None and (why := self._why_key([column, position_column])):
+                self._found[column.name] = Guess(REQUEST_ID, f"with {position_column.name!r} {why}")
+                self._found[position_column.name] = Guess(ROW, f"with {column.name!r} {why}")
             elif column is request and _are_groups(column):
                 self._found[column.name] = Guess(REQUEST_ID, f"by its name; {_groups(column)}")
         if session is not None and session.name not in self._found:
@@ -740,7 +740,7 @@ def _may_be_time(column: SampledColumn) -> bool:
     return bool(column.bounds and column.bounds[0] >= 10**9 and _is_rising(column))
 
 
-def _is_place(column: SampledColumn) -> bool:
+def _is_position(column: SampledColumn) -> bool:
     return (
         column.kind == INTEGER
         and not column.missing

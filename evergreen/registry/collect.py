@@ -158,16 +158,22 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--store", required=True, help="model registry, folder or its URI")
     parser.add_argument(
-        "--work", help="folder of the runs' intermediate files; default: it is not looked into"
+        "--work", help="folder of the runs' intermediate files; by default it is not searched"
     )
-    parser.add_argument("--days", type=float, default=_KEEP_DAYS, help="what is younger stays")
+    parser.add_argument(
+        "--days", type=float, default=_KEEP_DAYS, help="younger files are not removed"
+    )
     parser.add_argument(
         "--keep-versions",
         type=int,
         default=_KEEP_VERSIONS,
         help="newest versions that were live, which stay for a rollback",
     )
-    parser.add_argument("--yes", action="store_true", help="remove it; otherwise it is only named")
+    parser.add_argument(
+        "--yes",
+        action="store_true",
+        help="remove the files; without this flag they are only listed",
+    )
     return parser
 
 
@@ -196,7 +202,7 @@ def main(argv: Sequence[str] | None = None, *, now: datetime | None = None) -> i
                 advance()
         print(f"removed {total}")
     else:
-        print(f"{total} may go; --yes removes them" if found else "nothing may go")
+        print(f"{total} can be removed; --yes removes them" if found else "nothing to remove")
     return ExitCode.DONE
 
 

@@ -206,15 +206,15 @@ def _served_spans(store: Path, model_id: str) -> list[ServedSpan]:
 
     A canary has one interval for each share of the traffic.
     """
-    lines = promotion_journal.read_standing(store)
+    lines = promotion_journal.read_effective(store)
     spans = []
-    for place, line in enumerate(lines):
+    for index, line in enumerate(lines):
         if line.model_id != model_id or line.action not in (CANARY, *LIVE_ACTIONS):
             continue
         ends = (
             LIVE_ACTIONS if line.action in LIVE_ACTIONS else (CANARY, CANARY_ENDED, *LIVE_ACTIONS)
         )
-        after = lines[place + 1 :]
+        after = lines[index + 1 :]
         end = next(
             (number for number, later in enumerate(after) if later.action in ends), len(after)
         )

@@ -310,14 +310,16 @@ def learned_later(model: Model, models: Mapping[str, Model]) -> list[str]:
     """
     found = []
 
-    def follow(parent_id: str, learned: datetime) -> None:
+    def follow(parent_id: str, trained_until: datetime) -> None:
         for each in models.values():
             if each.parent_model_id != parent_id:
                 continue
-            skips = each.window_start and moment_of(each.window_start) > learned + timedelta(
+            skips = each.window_start and moment_of(each.window_start) > trained_until + timedelta(
                 microseconds=1
             )
-            until = learned if skips else max(learned, moment_of(each.last_learned_time))
+            until = (
+                trained_until if skips else max(trained_until, moment_of(each.last_learned_time))
+            )
             if until >= moment_of(model.last_event_time):
                 found.append(each.model_id)
             else:

@@ -221,7 +221,7 @@ def newest_lease(store: Path) -> int:
     return max((lease for lease in leases if lease is not None), default=0)
 
 
-def read_standing(store: Path) -> list[Promotion]:
+def read_effective(store: Path) -> list[Promotion]:
     """Return the lines about canaries, baking and live versions, without withdrawn lines.
 
     If a deployment failed while it wrote a line, the following `withdrawn` line cancels it. Raises
@@ -245,7 +245,7 @@ def read_standing(store: Path) -> list[Promotion]:
 
 def read_journal(store: Path) -> list[Promotion]:
     """Return the lines that changed the live version, without withdrawn lines."""
-    return [entry for entry in read_standing(store) if entry.action in LIVE_ACTIONS]
+    return [entry for entry in read_effective(store) if entry.action in LIVE_ACTIONS]
 
 
 def append_promotion(store: Path, promotion: Promotion) -> Promotion:

@@ -266,13 +266,13 @@ def wait_for_result(
             for a long time.
         Refused, ContractError, PermanentError: the controller's reason to refuse the request.
     """
-    deadline, told = moment_of(request.deadline), False
+    deadline, is_reported = moment_of(request.deadline), False
     while True:
         state, now = read_request(store, request.request), clock()
         if state.result is not None:
             return expect_done(state)
-        if state.accepted is not None and not told:
-            told = True
+        if state.accepted is not None and not is_reported:
+            is_reported = True
             report(f"{state.accepted.who} carries it out")
         if state.accepted is None and now > deadline:
             reason = f"no controller answered until {request.deadline}"

@@ -30,7 +30,7 @@ from evergreen.registry.promotion_journal import (
     Promotion,
     canary_at_work,
     moment_of,
-    read_standing,
+    read_effective,
 )
 from evergreen.runtime.durable import write_whole
 from evergreen.runtime.errors import ContractError, Preempted, Refused
@@ -272,7 +272,7 @@ def trained_model(notes: Iterable[StepNote]) -> str | None:
     )
 
 
-def begun_at(notes: Iterable[StepNote]) -> datetime | None:
+def first_start(notes: Iterable[StepNote]) -> datetime | None:
     """Return the start of the first step that has a note, or None if no note has a time."""
     return min((moment_of(note.started_at) for note in notes if note.started_at), default=None)
 
@@ -419,7 +419,7 @@ def _promotion_of(store: Path, run: str) -> Promotion | None:
     """Return the newest journal line about a release or canary that `run` made, or None."""
     lines = [
         line
-        for line in read_standing(store)
+        for line in read_effective(store)
         if line.who == run and line.action in (RELEASE, CANARY)
     ]
     return lines[-1] if lines else None

@@ -338,12 +338,12 @@ class BarChart(PageBlock):
     title: str
     bars: Sequence[Bar]
 
-    def rectangles(self, place: int) -> list[_Rectangle]:
-        """Return the rectangles of the bar at position `place`.
+    def rectangles(self, position: int) -> list[_Rectangle]:
+        """Return the rectangles of the bar at `position`.
 
         The first rectangle is drawn in the background.
         """
-        bar, step = self.bars[place], self.WIDTH / len(self.bars)
+        bar, step = self.bars[position], self.WIDTH / len(self.bars)
         top = max(max(each.now, each.before or 0.0) for each in self.bars) or 1.0
         shapes = []
         for name, margin, share in (
@@ -351,7 +351,7 @@ class BarChart(PageBlock):
             ("now", 0.25, bar.now / top),
         ):
             height = share * self.HEIGHT
-            x, width = (place + margin) * step, (1 - 2 * margin) * step
+            x, width = (position + margin) * step, (1 - 2 * margin) * step
             shapes.append(
                 _Rectangle(name=name, x=x, y=self.HEIGHT - height, width=width, height=height)
             )

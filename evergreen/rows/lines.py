@@ -409,12 +409,12 @@ class _Splitter:
         """Mask of the header lines."""
         self._is_record = np.zeros(len(lines), bool)
         """Mask of the lines that begin a record."""
-        self._is_kept = np.zeros(len(lines), bool)
+        self._in_record = np.zeros(len(lines), bool)
         """Mask of the lines that are part of a record."""
 
     def split(self) -> Records:
         regular, lines = self._regular(), self._without_last_delimiter()
-        self._is_record[regular] = self._is_kept[regular] = True
+        self._is_record[regular] = self._in_record[regular] = True
         done, rest_from = -1, len(self._lines)
         for line in np.flatnonzero(~self._is_record).tolist():
             if line > done:
@@ -423,7 +423,7 @@ class _Splitter:
                     rest_from = line
                     break
                 done = end
-        kept = self._is_kept[:rest_from]
+        kept = self._in_record[:rest_from]
         records = np.flatnonzero(self._is_record[:rest_from])
         if self._changed:
             texts = pa.array([self._changed[i] for i in sorted(self._changed)], pa.binary())
@@ -535,7 +535,7 @@ class _Splitter:
             lines.filter(pa.array(longer)), start=-2, stop=-1, replacement=b""
         )
         self._is_record |= longer
-        self._is_kept |= longer
+        self._in_record |= longer
         return pc.replace_with_mask(lines, pa.array(longer), cut)
 
     def _irregular_line(self, line: int) -> int | None:
@@ -630,11 +630,11 @@ class _Splitter:
         if end is not None:
             if not any(alone[:-1]) and (literal is None or not alone[-1]):
                 self._is_record[line] = True
-                self._is_kept[line : end + 1] = True
+                self._in_record[line : end + 1] = True
                 self._is_record[line + 1 : end + 1] = False
                 self._changed |= {i: self._lines[i].as_py() for i in range(line, end + 1)}
                 return end
-            self._is_record[line : end + 1] = self._is_kept[line : end + 1] = False
+            self._is_record[line : end + 1] = self._in_record[line : end + 1] = False
             return self._reject(line, end, "a quote opens here, and its closing quote is ambiguous")
         if literal is not None:
             return self._take(line, literal)
@@ -650,18 +650,18 @@ class _Splitter:
         return self._alone[line]
 
     def _take(self, line: int, text: str) -> int:
-        self._is_record[line] = self._is_kept[line] = True
+        self._is_record[line] = self._in_record[line] = True
         self._changed[line] = text.replace("\r\n", "\n").encode()
         return line
 
     def _reject(self, line: int, end: int, reason: str) -> int:
         for i in range(line, end + 1):
             number = self._block.first_line + i
-            told = (
+            line_reason = (
                 reason
                 if i == line
                 else f"in line {self._block.first_line + line} {reason.replace(' here', '')}"
             )
-            self._rejected.append(Rejected(number, told, shown(self._lines[i].as_py())))
+            self._rejected.append(Rejected(number, line_reason, shown(self._lines[i].as_py())))
         self._counts.rejected += end - line + 1
         return end

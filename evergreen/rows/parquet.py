@@ -76,8 +76,8 @@ class RawParquet:
         """See `Reader.batches`."""
         file = open_parquet(self.path)
         schema = file.schema_arrow  # pyarrow computes the property again at each access
-        not_asked = {*schema.names, *SERVED_BY, WEIGHT}
-        absent = [name for name in self._names if name not in not_asked]
+        not_required = {*schema.names, *SERVED_BY, WEIGHT}
+        absent = [name for name in self._names if name not in not_required]
         if missing := [name for name in absent if name not in self.features.names]:
             raise ContractError(
                 f"{self.path} lacks the columns {missing}, expected the raw schema: "

@@ -84,7 +84,7 @@ class TritonAccess:
                 )
         if (self.certificate or self.key or self.name) and not self.ca:
             raise ContractError(
-                "a certificate, a key or a name for Triton is given without a CA, expected it too"
+                "a certificate, a key or a name for Triton is given without a CA, expected a CA too"
             )
         if bool(self.certificate) != bool(self.key):
             raise ContractError(

@@ -419,9 +419,9 @@ def user_quality(labels: ArrayLike, scores: ArrayLike, *, users: ArrayLike) -> U
     firsts = np.cumsum(sizes) - sizes
     ties = np.flatnonzero(np.concatenate([[True], (np.diff(user) != 0) | (np.diff(score) != 0)]))
     tie_sizes = np.diff(ties, append=len(user))
-    place = np.arange(len(user)) - firsts[user]
-    middle = np.repeat(place[ties] + (tie_sizes - 1) / 2.0, tie_sizes)
-    discount = 1.0 / np.log2(place + 2.0)
+    rank = np.arange(len(user)) - firsts[user]
+    middle = np.repeat(rank[ties] + (tie_sizes - 1) / 2.0, tie_sizes)
+    discount = 1.0 / np.log2(rank + 2.0)
     shared = np.repeat(np.add.reduceat(discount, ties) / tie_sizes, tie_sizes)
     # If u clicks are the first of n rows, the sum of their positions, counted from 0, is u (u - 1)
     # / 2.

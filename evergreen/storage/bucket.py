@@ -191,7 +191,7 @@ class BucketObjects:
         check_name(name, self.uri)
         with self._translated(f"{self.uri}/{name}"), opened(path) as source:
             sent = file_crc32c(source), source.tell()
-        if (stored := self._kept(name)) is None:
+        if (stored := self._checksum_of(name)) is None:
             try:
                 self.write(name, path, if_generation=ABSENT)
                 is_new = True
@@ -205,7 +205,7 @@ class BucketObjects:
                 ):
                     raise TemporaryError(str(error)) from error
                 raise
-            stored = self._kept(name)
+            stored = self._checksum_of(name)
         if stored is None:
             raise TemporaryError(f"{self.uri}/{name} was removed while it was uploaded")
         if stored != sent:
@@ -213,7 +213,7 @@ class BucketObjects:
                 f"(CRC32C {stored[0]}, {stored[1]} bytes), expected those of {path} "
                 f"({sent[0]}, {sent[1]} bytes)"
             )
-            raise Differs(f"{self.uri}/{name} is there with other bytes {found}")
+            raise Differs(f"{self.uri}/{name} exists with other bytes {found}")
         return is_new
 
     def copy(self, source: str, target: str) -> int:
@@ -313,7 +313,7 @@ class BucketObjects:
                 "the download resumes at byte %d of %d: %s", file.tell(), wanted.size, error
             )
 
-    def _kept(self, name: str) -> tuple[str, int] | None:
+    def _checksum_of(self, name: str) -> tuple[str, int] | None:
         """Return CRC32C and size as computed by the service, or None if the object is absent."""
         with self._translated(f"{self.uri}/{name}"):
             found = self._bucket.get_blob(self._full(name), **self._call)

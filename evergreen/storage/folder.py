@@ -98,7 +98,7 @@ class FolderObjects:
         except OSError as error:
             if not source.is_file():
                 raise Changed(
-                    f"{source} is absent, expected what was listed: it was removed"
+                    f"{source} is absent, expected the listed object: it was removed"
                 ) from error
             raise _translated(error, Path(error.filename or part)) from error
 
@@ -123,7 +123,7 @@ class FolderObjects:
                     if not _are_equal(Path(copy.name), path):
                         raise TemporaryError(f"{final} does not match {path} after the write")
             elif not _are_equal(final, path):
-                raise Differs(f"{final} is there with other bytes than {path}")
+                raise Differs(f"{final} exists with other bytes than {path}")
             # Flush the parent folders too. A killed writer may have created these folders without
             # flushing them.
             for folder in (final.parent, *final.parent.parents):

@@ -81,7 +81,7 @@ class Lease:
             holder = (
                 self._holder_message(self._parse(winner.content))
                 if winner
-                else "another was faster"
+                else "another process was faster"
             )
             raise TemporaryError(holder) from error
 
@@ -125,7 +125,7 @@ class Lease:
             self._generation, self._ends = None, 0.0
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
+    def renewed(self) -> Iterator[None]:
         """Renew an acquired lease from a separate thread, and release it at the end."""
         stop = threading.Event()
         renewing = threading.Thread(
@@ -173,8 +173,8 @@ class Lease:
 
     def _lost_message(self) -> str:
         return (
-            f"{self._holder} no longer holds {self._objects.uri}: its lease ended or another "
-            "took it over"
+            f"{self._holder} no longer holds {self._objects.uri}: its lease ended, or another "
+            "process took the lease"
         )
 
 

@@ -119,7 +119,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--drift-at", "time of the change in the data, if known", type=parse_time, metavar="TIME")
     add(
         "--run-seconds",
-        "seconds from a fire to its release (default: 600)",
+        "seconds from a decision to retrain to the release (default: 600)",
         type=float,
         default=600.0,
     )

@@ -95,7 +95,9 @@ def build_parser() -> argparse.ArgumentParser:
     add("--end", type=parse_time, help="the last decision point (default: the last decision)")
     add("--out", type=Path, required=True, help="folder to create")
     recorded.set_defaults(call=_record)
-    replayed = commands.add_parser("replay", help="decide a recorded incident again and compare")
+    replayed = commands.add_parser(
+        "replay", help="replay a recorded incident and compare the decisions"
+    )
     replayed.add_argument("incident", type=Path, metavar="INCIDENT", help="folder of the incident")
     replayed.add_argument("--json", action="store_true", help="print JSON")
     replayed.set_defaults(call=_replay)
@@ -124,7 +126,7 @@ def _open_text(points: int, complete_until: float) -> str:
     """Name the decisions of an incident that cannot be replayed reliably yet, and the reason."""
     which = (
         f"the last {points} of them, after {_format_time(complete_until)}, cannot be "
-        "replayed for certain"
+        "replayed reliably"
     )
     return f"{which}: the rows that show which version served then had not matured"
 

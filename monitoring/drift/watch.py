@@ -213,10 +213,10 @@ class DriftWatch:
             "deferred_from": self._deferred_from,
             "passed_over": dict(self.passed_over),
             "open": [
-                _kept(number, version, sketch) for (number, version), sketch in self._open.items()
+                _saved(number, version, sketch) for (number, version), sketch in self._open.items()
             ],
             "carried": [
-                _kept(number, version, sketch)
+                _saved(number, version, sketch)
                 for version, (number, sketch) in self._carried.items()
             ],
         }
@@ -247,7 +247,7 @@ class DriftWatch:
         return Sketch.restore(layout, saved["sketch"])
 
 
-def _kept(number: int, version: int, sketch: Sketch) -> dict[str, Any]:
+def _saved(number: int, version: int, sketch: Sketch) -> dict[str, Any]:
     return {
         "number": number,
         "version": version,

@@ -56,7 +56,7 @@ class VersionEvidence:
 
     alarm: Alarm | None = None
     """A change to which the version has not adapted, or None."""
-    learned: Alarm | None = None
+    adapted: Alarm | None = None
     """The last change to which this version has adapted. It is set until rows of this version, or
     of another adapted version, mature. None otherwise."""
     value: float = 1.0
@@ -109,7 +109,7 @@ class _Process:
             return False
         return self.change is None or trained_until >= self.change.shown_at
 
-    def standing(self) -> VersionEvidence:
+    def evidence(self) -> VersionEvidence:
         return VersionEvidence(
             alarm=self.alarm,
             value=self.e_value.value,
@@ -165,18 +165,18 @@ class LineageEvidence:
             return VersionEvidence()
         process = _Process(self._processes[str(newest)])
         if newest == version:
-            return process.standing()
+            return process.evidence()
         if trained_until is None:
             return VersionEvidence()
         if process.alarm is not None and trained_until >= process.alarm.shown_at:
-            return VersionEvidence(learned=process.alarm)
+            return VersionEvidence(adapted=process.alarm)
         if (
             process.alarm is None
             and process.change is not None
             and trained_until < process.change.shown_at
         ):
             return VersionEvidence(alarm=process.change)
-        return process.standing()
+        return process.evidence()
 
     def _plan_for(
         self, version: int, thetas: Mapping[int, float], evidence: Evidence

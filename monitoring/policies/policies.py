@@ -151,10 +151,10 @@ class SequentialPolicy(_ConfiguredPolicy):
         }
         of_lineage = LineageEvidence(memory, enough=enough)
         of_lineage.update(evidence, thetas)
-        standing, theta = of_lineage.about(evidence), thetas.get(evidence.version)
-        action, reason, since = self._evaluate_lineage(evidence, standing, theta)
-        is_decided = bool(standing.versions or standing.alarm)
-        shown = standing.alarm or standing
+        found, theta = of_lineage.about(evidence), thetas.get(evidence.version)
+        action, reason, since = self._evaluate_lineage(evidence, found, theta)
+        is_decided = bool(found.versions or found.alarm)
+        shown = found.alarm or found
         decision = self._decision(
             evidence,
             action,
@@ -169,12 +169,12 @@ class SequentialPolicy(_ConfiguredPolicy):
         return decision, of_lineage.memory()
 
     def _evaluate_lineage(
-        self, evidence: Evidence, standing: VersionEvidence, theta: float | None
+        self, evidence: Evidence, found: VersionEvidence, theta: float | None
     ) -> tuple[Action, str, int]:
         """Return the action, its reason, and the rows that matured since an alarm."""
         settings, version = self._settings, f"model version {evidence.version}"
-        learned = evidence.trained_until()
-        if (alarm := standing.alarm) is not None:
+        trained_until = evidence.trained_until()
+        if (alarm := found.alarm) is not None:
             since = evidence.matured_total - alarm.matured
             text = self._evidence_text(evidence, alarm, theta)
             text += f"; a false alarm with a probability of at most {settings.sequential_alpha:g}"
@@ -185,13 +185,13 @@ class SequentialPolicy(_ConfiguredPolicy):
                     since,
                 )
             return Action.RETRAIN, text, since
-        if (known := standing.learned) is not None:
+        if (known := found.adapted) is not None:
             rows = f"rows of {named(known.versions)} showed from {_moment(known.since)} on"
             text = f"it was trained on rows from after the change that {rows}"
             return Action.UNDECIDABLE, f"no row of {version} has matured yet; {text}", 0
-        if not standing.versions:
-            return Action.UNDECIDABLE, self._nothing_text(evidence, theta, learned), 0
-        return Action.OK, self._evidence_text(evidence, standing, theta), 0
+        if not found.versions:
+            return Action.UNDECIDABLE, self._nothing_text(evidence, theta, trained_until), 0
+        return Action.OK, self._evidence_text(evidence, found, theta), 0
 
     def _evidence_text(
         self, evidence: Evidence, shown: Alarm | VersionEvidence, theta: float | None
@@ -212,19 +212,25 @@ class SequentialPolicy(_ConfiguredPolicy):
             text += f"shown by rows of model {named(shown.versions)} from {_moment(shown.since)} on"
         else:
             text += f"the newest on rows of model {named(shown.versions)}"
-        learned = evidence.trained_until()
-        until = "" if learned is None else f", which was trained on rows up to {_moment(learned)}"
+        trained_until = evidence.trained_until()
+        until = (
+            ""
+            if trained_until is None
+            else f", which was trained on rows up to {_moment(trained_until)}"
+        )
         return f"{text}; model version {version} serves{until}"
 
-    def _nothing_text(self, evidence: Evidence, theta: float | None, learned: float | None) -> str:
+    def _nothing_text(
+        self, evidence: Evidence, theta: float | None, trained_until: float | None
+    ) -> str:
         if theta is None:
             return f"the gate's auc of model version {evidence.version} is unknown"
-        if not len(evidence.rows.labels) and learned is None:
+        if not len(evidence.rows.labels) and trained_until is None:
             text = (
                 f"no row of model version {evidence.version} has matured yet, and its "
                 "training rows are unknown"
             )
-            return f"{text}: rows of versions before it say nothing"
+            return f"{text}: rows of earlier versions are not evidence"
         return f"too few clicks to begin, model version {evidence.version}"
 
 

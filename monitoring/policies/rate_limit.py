@@ -24,7 +24,7 @@ ROLLED_BACK = "rolled_back"
 _ENDED_WELL = {
     "released": "a release",
     "canary": "a canary's start",
-    "evaluated": "a model that is kept",
+    "evaluated": "a model that is stored",
     "notified": "a notification",
     ROLLED_BACK: "a new version was rolled back",
 }

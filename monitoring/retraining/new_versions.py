@@ -188,7 +188,7 @@ class NewVersions:
         )
         if sequential_binomial(found.rows, rows, allowed) < self._settings.bake_alpha / NUM_TESTS:
             text = (
-                f"{found.rows} of {rows} rows have a score that is no probability, expected "
+                f"{found.rows} of {rows} rows have a score that is not a probability, expected "
                 f"at most {allowed:.2%}"
             )
             numbers = {

@@ -249,7 +249,7 @@ class KubeflowSettings:
             raise ContractError(
                 f"pipeline_arguments names {', '.join(unknown)}, expected parameters of a run, "
                 "some of "
-                f"{', '.join(RUN_PARAMETERS)}; the placement decides folders and servers when "
+                f"{', '.join(RUN_PARAMETERS)}; the placement sets folders and servers when "
                 "the pipeline is compiled"
             )
 
@@ -365,7 +365,7 @@ class KubeflowTrigger:
         """Describe the request's reason, origin and recommender. Kubeflow's runs have no labels."""
         recommender = self._arguments.get("recommender", CURRENT)
         return (
-            f"{request.reason}; asked by the monitor as {request.request_id}; recommender "
+            f"{request.reason}; requested by the monitor as {request.request_id}; recommender "
             f"{recommender}"
         )
 

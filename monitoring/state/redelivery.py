@@ -57,37 +57,37 @@ def classify(
     redelivered: list[int] = []
     reused: list[int] = []
     equal_so_far: list[tuple[int, int]] = []
-    for place, request_id in enumerate(predictions.ids.tolist()):
+    for index, request_id in enumerate(predictions.ids.tolist()):
         if (stored := known.get(request_id)) is not None:
-            if stored[1:] == _header(predictions, place):
-                equal_so_far.append((stored.number, place))
+            if stored[1:] == _header(predictions, index):
+                equal_so_far.append((stored.number, index))
             else:
-                reused.append(place)
-        elif (first := new.setdefault(request_id, place)) != place:
-            is_equal = _same_request(_at(predictions, first), _at(predictions, place))
-            (redelivered if is_equal else reused).append(place)
+                reused.append(index)
+        elif (first := new.setdefault(request_id, index)) != index:
+            is_equal = _same_request(_at(predictions, first), _at(predictions, index))
+            (redelivered if is_equal else reused).append(index)
     block: tuple[int, Predictions] | None = None
-    for number, place in sorted(equal_so_far):  # sorted by block, so that each is read once
+    for number, index in sorted(equal_so_far):  # sorted by block, so that each is read once
         if block is None or not block[0] <= number < block[0] + len(block[1]):
             block = held(number)
         is_equal = block is None or _same_request(
-            _at(block[1], number - block[0]), _at(predictions, place)
+            _at(block[1], number - block[0]), _at(predictions, index)
         )
-        (redelivered if is_equal else reused).append(place)
+        (redelivered if is_equal else reused).append(index)
     return Classified(np.array(sorted(new.values()), np.int64), redelivered, sorted(reused))
 
 
-def _header(predictions: Predictions, place: int) -> tuple[float, int, int, bool]:
+def _header(predictions: Predictions, index: int) -> tuple[float, int, int, bool]:
     return (
-        float(predictions.times[place]),
-        int(predictions.versions[place]),
-        int(predictions.sizes[place]),
-        bool(predictions.canary[place]),
+        float(predictions.times[index]),
+        int(predictions.versions[index]),
+        int(predictions.sizes[index]),
+        bool(predictions.canary[index]),
     )
 
 
-def _at(predictions: Predictions, place: int) -> Predictions:
-    return predictions.between(place, place + 1)
+def _at(predictions: Predictions, index: int) -> Predictions:
+    return predictions.between(index, index + 1)
 
 
 def _same_request(one: Predictions, other: Predictions) -> bool:

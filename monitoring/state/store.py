@@ -97,7 +97,7 @@ class StateStore(FileTables):
         self._corrupt: set[int] = set()
         """Parts of matured requests that `newest_rows` skipped."""
 
-    user_place: int | None = None
+    user_position: int | None = None
     """Index of the user among the categories of a row, or None if the recommender names no user.
     The caller must set this attribute before the first read."""
 
@@ -187,7 +187,10 @@ class StateStore(FileTables):
             added.sizes, _BLOCK_BYTES // row_bytes, added.micros // 60_000_000
         ):
             _insert_block(
-                connection, added.between(start, stop), first + start, user_place=self.user_place
+                connection,
+                added.between(start, stop),
+                first + start,
+                user_position=self.user_position,
             )
         return AddedPredictions(added, reused)
 
@@ -321,7 +324,7 @@ class StateStore(FileTables):
             last, content = found
             rows = unpack(Predictions, content, first)
             logger.warning("%s; rebuilt from its rows", error)
-            return _waiting_of(rows, last - len(rows) + 1, self.user_place)
+            return _waiting_of(rows, last - len(rows) + 1, self.user_position)
 
     def give_up(self, block: int) -> int:
         """Stop waiting for the labels of a corrupt block. The rest of the block stays in the file.
@@ -721,12 +724,12 @@ def _insert_ids(
     )
 
 
-def _waiting_of(block: Predictions, first: int, user_place: int | None) -> Waiting:
+def _waiting_of(block: Predictions, first: int, user_position: int | None) -> Waiting:
     """Return the columns that maturing needs. `first` is the number of the first prediction."""
     users = (
         np.full(block.num_rows, MISSING_CATEGORY)
-        if user_place is None
-        else block.categorical[:, user_place]
+        if user_position is None
+        else block.categorical[:, user_position]
     )
     return block.to(Waiting, numbers=np.arange(first, first + len(block)), users=users)
 
@@ -741,10 +744,10 @@ def _valid(kind: type[R], found: Iterable[tuple[bytes, int]]) -> Iterator[R]:
 
 
 def _insert_block(
-    connection: sqlite3.Connection, block: Predictions, first: int, *, user_place: int | None
+    connection: sqlite3.Connection, block: Predictions, first: int, *, user_position: int | None
 ) -> None:
     """Store the rows, and separately the columns that maturing reads."""
-    waiting = _waiting_of(block, first, user_place)
+    waiting = _waiting_of(block, first, user_position)
     last, num = first + len(block) - 1, len(block)
     times = (float(block.times[0]), float(block.times[-1]))
     connection.execute(

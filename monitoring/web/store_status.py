@@ -277,7 +277,7 @@ def _verdict_of(store: Path, outcome: runs.RunOutcome) -> str:
 
 def _last_run(store: Path, outcome: runs.RunOutcome) -> LastRun:
     ended_at = _seconds_of(outcome.ended_at)
-    begun = runs.begun_at(runs.read_notes(store, outcome.run))
+    begun = runs.first_start(runs.read_notes(store, outcome.run))
     seconds = ended_at - begun.timestamp() if begun else None
     known = {name: getattr(outcome, name) for name in ("run", "state", "step", "reason")}
     return LastRun(**known, reports=tuple(outcome.reports), ended_at=ended_at, seconds=seconds)

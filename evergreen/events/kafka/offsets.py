@@ -53,7 +53,7 @@ def close_consumer(consumer: Consumer) -> None:
     closing.join(max(0.0, deadline - time.monotonic()))
     if closing.is_alive():
         logger.warning(
-            "a Kafka client did not close within %.0f s and is given up: no broker answers",
+            "a Kafka client did not close within %.0f s and was abandoned: no broker answers",
             _CLOSE_SECONDS,
         )
 

@@ -167,7 +167,7 @@ class KafkaSubscriber:
 
     def list_dead_letters(self) -> list[DeadLetter]:
         """See `event_log.Subscriber`."""
-        return self._dead_letters.kept()
+        return self._dead_letters.stored()
 
     def replay_dead_letters(self) -> int:
         """See `event_log.Subscriber`."""
@@ -183,9 +183,9 @@ class KafkaSubscriber:
         answers, the watermark does not move.
         """
         with self._lock:
-            asked_at = self._clock()
+            requested_at = self._clock()
             if self._backlog.unfinished(self._progress) == 0:
-                self._read_up_to = asked_at
+                self._read_up_to = requested_at
             return self._read_up_to
 
     def backlog(self) -> int | None:

@@ -187,10 +187,10 @@ def _read_dead_letter(message: Any) -> DeadLetter:
         )
     published = message.publish_time.timestamp()
     try:
-        kept_at = float(attributes.get(_DEAD_LETTERED_AT, published))
+        dead_lettered_at = float(attributes.get(_DEAD_LETTERED_AT, published))
     except ValueError:
-        kept_at = published
-    return DeadLetter(_message_id(message), bytes(message.data), reason, kept_at)
+        dead_lettered_at = published
+    return DeadLetter(_message_id(message), bytes(message.data), reason, dead_lettered_at)
 
 
 logger = logging.getLogger(__name__)
@@ -327,7 +327,7 @@ class PubsubSubscriber:
         """Client of the thread that receives messages. Closing this client ends a waiting pull."""
         self._receiver = threading.Thread(target=self._receive, name="Pub/Sub reader", daemon=True)
         self._closing = threading.Event()
-        self._asked_at: float | None = None
+        self._requested_at: float | None = None
         """Start of the current pull. None while no pull is running."""
         self._connected_at: float | None = None
         self._failure: TemporaryError | PermanentError | None = None
@@ -460,7 +460,7 @@ class PubsubSubscriber:
             if not (room := self._room()):
                 self._closing.wait(_FULL_SECONDS)
                 continue
-            self._asked_at = self._monotonic()
+            self._requested_at = self._monotonic()
             try:
                 self._take_in(
                     pull_messages(self._pulling_client, subscription, room, seconds=_PULL_SECONDS)
@@ -511,21 +511,24 @@ class PubsubSubscriber:
 
     def _note_success(self) -> None:
         if self._connected_at is None:
-            self._connected_at = self._asked_at
-        self._failure, self._asked_at = None, None
+            self._connected_at = self._requested_at
+        self._failure, self._requested_at = None, None
 
     def _note_steady_pull(self) -> None:
-        if self._asked_at is not None and self._monotonic() - self._asked_at >= _STEADY_SECONDS:
+        if (
+            self._requested_at is not None
+            and self._monotonic() - self._requested_at >= _STEADY_SECONDS
+        ):
             self._note_success()
 
     def _note_failure(self, error: TemporaryError | PermanentError) -> None:
         with self._lock:
-            self._asked_at = self._connected_at = None
+            self._requested_at = self._connected_at = None
             if self._closing.is_set():
                 return
             if self._failure is None:
                 self._failing_since = self._monotonic()
-                logger.warning("pulling fails and is tried again: %s", error)
+                logger.warning("pulling failed and is retried: %s", error)
             self._failure = error
 
 

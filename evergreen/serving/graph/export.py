@@ -168,7 +168,9 @@ def _look_up(
         suffix: Ending that makes the names of inner tensors unique per table.
     """
     to = f"place_vectors{suffix}" if table.places.lists else output
-    vectors = _gather(parts, value, rows, num_places=len(table.columns), output=to, suffix=suffix)
+    vectors = _gather(
+        parts, value, rows, num_positions=len(table.columns), output=to, suffix=suffix
+    )
     if not table.places.lists:
         return vectors
     axis = parts.constant(f"places_axis{suffix}", np.array([1]))
@@ -198,9 +200,9 @@ def _look_up(
 
 
 def _gather(
-    parts: Parts, table: RoundedTable, rows: str, *, num_places: int, output: str, suffix: str
+    parts: Parts, table: RoundedTable, rows: str, *, num_positions: int, output: str, suffix: str
 ) -> str:
-    """Look up each of the `rows` [n, num_places], and add the vectors [n, num_places, E].
+    """Look up each of the `rows` [n, num_positions], and add the vectors [n, num_positions, E].
 
     The result equals `RoundedTable.vectors`.
     """
@@ -224,7 +226,7 @@ def _gather(
         [add(f"scales{suffix}", table.scales.ravel()), flat],
         f"scales_flat{suffix}",
     )
-    shape = parts.constant(f"scales_shape{suffix}", np.array([-1, num_places, 1]))
+    shape = parts.constant(f"scales_shape{suffix}", np.array([-1, num_positions, 1]))
     return parts.node(
         "Mul", [steps, parts.node("Reshape", [found, shape], f"row_scales{suffix}")], output
     )

@@ -406,7 +406,7 @@ class ModelRepository:
             raise TemporaryError(
                 f"another controller is at work in model repository {self.published.uri}: {error}"
             ) from error
-        with lease.kept():
+        with lease.renewed():
             yield lease.check
 
     @contextmanager

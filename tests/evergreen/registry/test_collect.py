@@ -81,8 +81,8 @@ def test_what_nothing_goes_back_to_goes_and_all_else_stays(installation, capsys)
     store, _ = installation
     before = left(installation)
     assert run(installation) == 0
-    assert left(installation) == before, "without --yes it is only named"
-    assert "folders may go; --yes removes them" in capsys.readouterr().out
+    assert left(installation) == before, "without --yes files are only listed"
+    assert "folders can be removed; --yes removes them" in capsys.readouterr().out
     assert run(installation, "--yes") == 0
     assert left(installation) == (
         ["m4", "m5", "m6"],
@@ -106,7 +106,7 @@ def test_what_nothing_goes_back_to_goes_and_all_else_stays(installation, capsys)
         "what was stays told"
     )
     assert run(installation) == 0
-    assert "nothing may go" in capsys.readouterr().out
+    assert "nothing to remove" in capsys.readouterr().out
 
 
 def test_version_rolled_back_to_and_canary_stay_however_old_they_are(installation):
