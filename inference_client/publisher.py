@@ -69,7 +69,7 @@ class Outcome:
     time: float = 0.0
     """Time of the event in seconds since the epoch. 0 = now. A datetime or pandas Timestamp with a
     time zone, and a NumPy datetime64 in UTC, are converted to seconds. The outcome is published at
-    this time. For simulated users the time can be in the future."""
+    the time of the event. For simulated users the time can be in the future."""
     request_id: str
     """Id of the request that contains the row."""
     row: int = 0
@@ -286,8 +286,7 @@ class RecordPublisher:
     def add(self, prediction: PredictionBatch, outcomes: Sequence[Outcome] = ()) -> bool:
         """Queue a prediction with its known outcomes, without waiting.
 
-        Returns False if the queue is full. In this case the prediction and its outcomes are
-        dropped.
+        Returns False if the queue is full. The prediction and its outcomes are then dropped.
         """
         queued, num_bytes = self._counts.queued_rows, _memory_bytes(prediction)
         has_room = queued + len(prediction) <= self._settings.max_queued and (

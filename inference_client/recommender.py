@@ -49,8 +49,8 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 _SHADOW_WAIT_SECONDS = 2.0
-"""Seconds that a record waits for its shadow scores. After this time the record is logged without
-shadow scores. The caller of `score` or `rank` does not wait for shadow scores."""
+"""Seconds that a record waits for its shadow scores. Then the record is logged without shadow
+scores. The caller of `score` or `rank` does not wait for shadow scores."""
 _REMEMBERED_IDS = 100_000
 """Number of newest request ids that a client remembers. The ids take about 25 MB of memory. The
 monitor detects later duplicates and duplicates of other clients
@@ -173,8 +173,7 @@ class RecommenderClient:
     Enter the client before use, in one event loop. Leaving the client publishes the queue.
 
     An unavailable event log never makes a request fail. Records wait in memory up to a limit
-    (`PublisherSettings`). When this limit is reached, the newest records are dropped and counted
-    (`log_counts`).
+    (`PublisherSettings`). At the limit, the newest records are dropped and counted (`log_counts`).
     """
 
     def __init__(
@@ -202,8 +201,8 @@ class RecommenderClient:
                 recommender's one model.
             settings: See `ClientSettings`.
             publishing: See `PublisherSettings`.
-            source: Name of this client in the ids of outcome records. Each time the client is
-                opened, it appends a random part.
+            source: Name of this client in the ids of outcome records. A random part is appended
+                each time the client is opened.
             timing: Clocks and waits.
 
         Raises:

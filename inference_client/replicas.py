@@ -43,8 +43,8 @@ class Connection:
         self.num_waiting = 0
         """Number of calls with a waiting caller."""
         self.slowest = 0.0
-        """Duration of the slowest recent answer in seconds. Every later answer lowers this value a
-        little."""
+        """Duration of the slowest recent answer in seconds. The value decreases a little with every
+        later answer."""
         self._last_end = clock()
 
     def start(self, send_call: SendCall) -> asyncio.Future[Any]:

@@ -92,7 +92,7 @@ class PlanFollower:
         self.source = f"{objects.uri}/{self.name}"
         self.current: TrafficPlan | None = None
         """Last plan that was read successfully. None if there is no plan, or if no plan was read
-        yet. The stable model then answers."""
+        yet. Without a plan, the stable model answers."""
         self.problem: str | None = None
         """Error of the last read of the plan. After a failed read, `current` may be outdated. None
         = the last read of the plan succeeded."""

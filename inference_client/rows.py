@@ -302,7 +302,7 @@ def _type_name(values: Any) -> str:
 
 
 def _numpy_array(values: Any, *, missing: float) -> NDArray[Any] | None:
-    """Return the values [n] with `missing` instead of None, or None if NumPy has no such type."""
+    """Return the values [n] with `missing` instead of None, or None if NumPy cannot store them."""
     try:
         array = np.asarray(values)
         if array.dtype == object:

@@ -1,9 +1,9 @@
 """Score feature matrices on a Triton server: one connection, a queue of callers, and retries.
 
 A request that is too large is split. If versions are switched meanwhile, different versions may
-answer the parts of one request. The parts of the older version are then scored again until one
-version has answered all parts. The configuration of a version lists the version's columns, and the
-rows are sent with these columns.
+answer the parts of one request. In this case the parts that the older version answered are scored
+again until one version has answered all parts. The configuration of a version lists the version's
+columns, and the rows are sent with these columns.
 
 Scoring has no side effects, so a request may be repeated. These temporary failures are retried: an
 unreachable server, a full queue, a version switch (`ServerUnavailable`), and a known model that is
@@ -51,8 +51,7 @@ logger = logging.getLogger(__name__)
 
 _SERVER = re.compile(r"(dns:///)?[^/\s]+:\d+")
 _MAX_COLUMNS = 3
-"""Maximum number of versions with different columns that one attempt tries during a version
-switch."""
+"""Maximum number of different sets of columns that one attempt tries during a version switch."""
 _OUTPUTS = [InferRequestedOutput(PROBABILITY_OUTPUT.name)]
 
 
@@ -107,16 +106,16 @@ class ClientSettings:
     """Client timeout, retries and limits."""
 
     deadline_seconds: float = 30.0
-    """Seconds for one request, including all attempts and waits. After this time the caller gets an
-    answer or an error. A call that was sent continues in the background (`transport`)."""
+    """Seconds for one request, including all attempts and waits. The caller gets an answer or an
+    error within this time. A call that was sent continues in the background (`transport`)."""
     max_attempts: int = 8
     """Maximum number of attempts of one request."""
     first_backoff_seconds: float = 0.05
     """Wait in seconds after the first failed attempt."""
     max_backoff_seconds: float = 1.0
-    """Longest wait in seconds between attempts. Each wait is twice as long as the previous one, up
-    to this value. With the defaults, the waits have a sum of about 4 s before jitter shortens them.
-    """
+    """Longest wait in seconds between attempts. Each wait is twice as long as the previous wait, up
+    to this maximum. With the defaults, the waits have a sum of about 4 s before jitter shortens
+    them."""
     max_in_flight: int = 16
     """Maximum number of concurrent requests with a waiting caller, for each replica. Up to four
     times as many calls may be unanswered, including those of callers that got `DeadlineExpired`."""
@@ -200,8 +199,8 @@ class ScoringClient:
         self._columns: dict[tuple[str, int], ColumnMap] = {}
         """Columns of each version that is known, by model and version number."""
         self._newest: dict[str, ColumnMap] = {}
-        """Columns of the newest known version of each model. This is the version that answered
-        last, or the version whose configuration was read after that answer."""
+        """Columns of the newest known version of each model. This version answered last, or its
+        configuration was read after that answer."""
 
     async def __aenter__(self) -> "ScoringClient":
         return self

@@ -265,8 +265,8 @@ _FILE_PARTS = 8
 """Minimum number of parts in a full archive file. Rows of one part are written together."""
 FORGET_SECONDS = 600.0
 ORPHAN_SECONDS = 3600.0
-"""Seconds for which an outcome with an unknown request waits after the end of its window. After
-this time the outcome is archived as a late outcome."""
+"""Seconds for which an outcome with an unknown request waits after the end of its window. At the
+end of this wait, the outcome is archived as a late outcome."""
 _LAST_MOMENT = 2e-6
 """Tolerance in seconds, larger than the rounding error of times in microseconds."""
 _MAX_VERSIONS_SEEN = 1000
@@ -476,8 +476,8 @@ class Monitor:
         Rows with open labels stay in the state until the next start.
         """
         self._write_what_waits()
-        # Messages that arrive meanwhile are left for the next start, because under a flood of
-        # records the stop would never end.
+        # Leave new messages for the next start, because the stop would never end under a flood of
+        # records.
         backlog = self._subscriber.backlog()
         self._drain(TICK_PULLS * self._records.pull_messages if backlog is None else backlog)
         self._close_drift()
@@ -613,7 +613,8 @@ class Monitor:
         times, versions, canary = predictions.times, predictions.versions, predictions.canary
         self._rules.versions.seen(set(versions.tolist()))
         self._evaluation.evaluator.record_predictions(times, versions, canary=canary)
-        # A client whose clock is ahead must not determine the serving version until that time.
+        # Limit the times to `now`, so that a client whose clock is ahead does not determine the
+        # serving version for long.
         times = np.minimum(times, now)
         self._last_record_time = max(float(times.max()), self._last_record_time or 0.0)
         if not canary.all():
@@ -797,8 +798,8 @@ class Monitor:
     def _forget_times_ahead(self, now: float) -> None:
         """Forget the time of the newest prediction if that time is in the future.
 
-        A time in the future comes from a clock that was ahead. Until that time is forgotten, no
-        prediction with an earlier time counts as the newest.
+        A time in the future comes from a clock that was ahead. Until the future time is forgotten,
+        no prediction with an earlier time counts as the newest.
         """
         if (
             self._last_record_time is not None

@@ -90,7 +90,7 @@ class UploaderSettings:
 
 
 class _Unreadable(TemporaryError):
-    """An archive file that cannot be read. The other files are moved anyway."""
+    """An archive file that cannot be read. Files other than the unreadable ones are moved."""
 
 
 def _read(source: Path) -> tuple[str, int]:
@@ -127,16 +127,16 @@ class Uploader:
         self._failed: set[str] = set()
         self.refused: dict[str, str] = {}
         """Archive files whose names exist in the lake with other bytes, each with its error
-        message. These files stay in the archive, and the uploader does not retry them."""
+        message. The refused files stay in the archive, and the uploader does not retry them."""
 
     def run_once(self) -> list[str]:
         """Move the files that are sealed now, and return their names.
 
         Rows come before outcomes, older days before newer days, and files that were sealed earlier
-        before files that were sealed later. A pipeline run that reads the lake meanwhile continues
-        after the newest row that it found. Rows that arrive later than newer rows are used for
-        training only within `late_days` days. Files that failed in an earlier pass come last, so
-        that one bad file does not block the others.
+        before files that were sealed later. A pipeline run that reads the lake at the same time
+        continues after the newest row that it found. Rows that arrive later than newer rows are
+        used for training only within `late_days` days. Files that failed in an earlier pass come
+        last, so that one bad file does not block the others.
 
         Raises:
             TemporaryError: A file could not be moved now, and the files after it wait for the next

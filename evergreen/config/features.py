@@ -121,8 +121,8 @@ class ListOptions:
     """Type of the elements, as for a categorical feature. If `table` is set, the type is that of
     the feature in `table`."""
     max: int = 10
-    """Maximum number of elements per row. Elements of a longer list beyond this number are
-    dropped."""
+    """Maximum number of elements per row. The other elements of a longer list are dropped
+    (`keep`)."""
     keep: Literal["newest", "oldest"] = "newest"
     """Which elements of a longer list are used: the last ones (`newest`) or the first ones
     (`oldest`)."""
@@ -211,12 +211,12 @@ class NumericOptions:
     `clip(least..largest)` limits the value. `log1p` is the logarithm of 1 + x and needs a `clip` at
     0 or more. At most one scaling may follow: `standardize` (mean 0, standard deviation 1) or
     `minmax` (0 to 1), with statistics of the first run's rows. If all values of the first run are
-    equal, the scaling only subtracts this value. `quantile_buckets(n)` converts the number to one
-    of n buckets, which have about equally many rows of the first run. `quantile_buckets` is used
-    alone or after a `clip`. Each bucket has an embedding vector, and so has a missing value. The
-    vector replaces the dense input. Equal quantiles are merged, so that there are fewer buckets.
-    Later runs reuse the buckets and the scaling. The quantiles are exact (NumPy's method `higher`),
-    and the first run needs 12 bytes for each distinct value of the column."""
+    equal, this step only subtracts their common value. `quantile_buckets(n)` converts the number to
+    one of n buckets, which have about equally many rows of the first run. `quantile_buckets` is
+    used alone or after a `clip`. Each bucket has an embedding vector, and so has a missing value.
+    The vector replaces the dense input. Equal quantiles are merged, so that there are fewer
+    buckets. Later runs reuse the buckets and the scaling. The quantiles are exact (NumPy's method
+    `higher`), and the first run needs 12 bytes for each distinct value of the column."""
     embed: int | None = None
     """Length of the buckets' vectors, as for a categorical feature."""
 

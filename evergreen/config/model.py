@@ -231,8 +231,8 @@ def network_config(recommender: Recommender) -> NetworkConfig:
     is the name of the network.
 
     Raises:
-        ContractError: no network has this name, the network has no such setting, a value is out of
-            range, or the recommender has too few features for the network.
+        ContractError: no network has this name, the network does not have a setting, a value is out
+            of range, or the recommender has too few features for the network.
 
     >>> from evergreen.config.features import Features
     >>> features = Features(numeric=("price",), categorical=("item", "shop"))

@@ -122,7 +122,7 @@ def read_mapping(kind: type[S], values: Mapping[str, Any], *, path: str) -> S:
 def _refuse_unknown(hint: Any, value: Any, path: str) -> None:
     """Refuse names that are not fields of the dataclasses in a type, at any depth.
 
-    msgspec would ignore such names.
+    msgspec itself would ignore unknown names.
     """
     if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
         hints = typing.get_type_hints(hint)

@@ -23,7 +23,7 @@ QUEUED_REQUESTS, QUEUE_MICROSECONDS = 512, 5_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class ServingSettings:
-    """Settings for serving a version. They do not depend on the kind of server.
+    """Settings for serving a version. These settings are the same for both kinds of servers.
 
     Raises:
         ContractError: no server supports a value.
@@ -122,7 +122,7 @@ class BakingSettings:
     """Minimum ratio of the version's click rate to the click rate of its predecessor."""
     max_unusable_scores: float = 0.001
     """Maximum share of rows whose score is not a number from 0 to 1. The check needs at least 100
-    such rows of 50 requests over 30 s, and the servers must have counted as many requests."""
+    unusable rows of 50 requests over 30 s, and the servers must have counted as many requests."""
     max_failure_margin: float = 0.01
     """Maximum increase of the rate of failed requests over the predecessor's."""
     max_latency_ratio: float = 2.0

@@ -36,7 +36,8 @@ class SolverSettings:
     """Rows of one set of Parquet files, which is written while the previous set is trained."""
     call_minutes: float = 30.0
     """Maximum duration of one call, or of `loss_interval` steps, in minutes. After some errors
-    HugeCTR waits for ever. The step then ends with exit code 3, and its log has the traceback."""
+    HugeCTR waits for ever. If HugeCTR exceeds this limit, the step ends with exit code 3, and its
+    log has the traceback."""
 
     def __post_init__(self) -> None:
         expect(self, "at least 1", lambda value: value >= 1, "loss_interval", "stage_rows")
@@ -56,7 +57,7 @@ class TrainingSettings:
 
     learning_rate: float = 0.003
     """Learning rate of Adam, for dense parameters and embeddings, at the start of a first model. An
-    incremental run multiplies this rate by a factor from `round_rates`."""
+    incremental run multiplies the learning rate by a factor from `round_rates`."""
     round_rates: tuple[float, ...] = (0.1, 1.5)
     """Factors for the learning rate that an incremental run tries. A factor replaces an earlier
     factor only if its result is better by more than a standard error. On 20,000 rows of unchanged

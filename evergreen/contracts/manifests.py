@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """Base class of all manifests. It writes manifests, and reads them strictly."""
+    """Base class of all manifests. The class writes manifests, and reads them strictly."""
 
     FORMAT_VERSION: ClassVar[int] = 1
 
@@ -198,9 +198,9 @@ class RawDataset(Manifest):
 
     source_uri: str
     window_start: str | None
-    """Start of the window, inclusive, in ISO 8601 UTC. The run can set the start. Otherwise the
-    start is a number of days before the end, or follows the parent's last training row. None = the
-    window starts with the first row."""
+    """Start of the window, inclusive, in ISO 8601 UTC. The run can set the start. If the run does
+    not set it, the start is a number of days before the end, or follows the parent's last training
+    row. None = the window starts with the first row."""
     window_end: str | None
     """End of the window, exclusive. If the run sets an end, the window ends earlier by the hours
     that are reserved for the next run. None means that the window ends with the last row."""
@@ -212,7 +212,7 @@ class RawDataset(Manifest):
     last_learned_time: str
     """Time of the newest training row, without late and replayed rows. The value is the time of the
     newest row of `train_uri`, or of the parent's newest training row if that is newer. Every
-    held-out row is newer than this time and belongs to the next run's window."""
+    held-out row is newer than the newest training row, and belongs to the next run's window."""
     train_uri: str
     """Folder of Parquet files in the raw schema (`contracts.raw_rows.raw_types`). The file names
     are in time order: first the late rows, then the rows of the window."""
@@ -300,9 +300,9 @@ class RawDataset(Manifest):
     (whether an earlier run of the lineage also left the file out)."""
     unread_files: dict[str, dict[str, str]] = field(default_factory=dict)
     """Files that the lineage skipped and has not read since, by day and name. Back-filled versions
-    are not included. The value is a time (ISO 8601). The lineage was trained on the file's rows up
-    to this time. The time is empty if the lineage was trained on none of the file's rows. When an
-    unread file becomes readable, its rows are late rows."""
+    are not included. The value is a time (ISO 8601). The lineage was trained on the rows of the
+    file up to the time in its entry. The time is empty if the lineage was trained on no row of the
+    file. When an unread file becomes readable, its rows are late rows."""
     schema_mismatches: list[dict[str, Any]] = field(default_factory=list)
     """Unexpected columns of the window's files. A column is unexpected if it is unknown, or if it
     contains no numbers although the recommender expects numbers. Each column has one entry with
@@ -316,7 +316,7 @@ class RawDataset(Manifest):
     """`ValidationReport` about these rows. None before validation."""
     words_uri: str | None = None
     """File of the most frequent texts of string columns (`contracts.words`), for display. None if
-    there is no such column. Texts of a column that identifies users are not stored."""
+    no column has strings as categories. Texts of a column that identifies users are not stored."""
     recommender: Recommender
     """Recommender of the rows, including the settings that the run changed."""
 
@@ -418,7 +418,8 @@ class TrainingSet(Manifest):
     last_event_time: str
     """See `RawDataset.last_event_time`."""
     last_learned_time: str
-    """See `RawDataset.last_learned_time`. After the run, this time is the model's watermark."""
+    """See `RawDataset.last_learned_time`. After the run, `last_learned_time` is the model's
+    watermark."""
     parent_model_uri: str | None
     window_start: str | None = None
     """See `RawDataset.window_start`."""
@@ -646,8 +647,8 @@ class Verdict(Manifest):
     the reference `current` becomes outdated when another model goes live."""
     column_aucs: dict[str, float] = field(default_factory=dict)
     """AUC of each column alone on the held-out rows, highest first. The AUCs are measured only if
-    the candidate's AUC is implausibly high (`components.evaluation.leaks`). Otherwise the mapping
-    is empty."""
+    the candidate's AUC is implausibly high (`components.evaluation.leaks`). If the AUCs are not
+    measured, the mapping is empty."""
     warnings: list[str] = field(default_factory=list)
     """Warnings for people, one sentence each. Warnings do not change the decision."""
     advice: list[str] = field(default_factory=list)

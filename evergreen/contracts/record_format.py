@@ -459,7 +459,7 @@ class RecordFormat:
             features = self._features_type.FromString(sent.features)
         except DecodeError as error:
             raise ContractError(
-                f"features of {len(sent.features)} bytes are none of a log record"
+                f"features of {len(sent.features)} bytes are not those of a log record"
             ) from error
         _expect_known(sent, "predictions")
         _expect_known(features, "features")
@@ -601,7 +601,7 @@ def _columns_of(matrix: NDArray[Any]) -> list[bytes]:
 def _number(kind: str, name: str) -> int:
     """Return the number of a feature's field, from 2^24 to 2^25 - 1.
 
-    The Protobuf tag of such a field takes 4 bytes.
+    The Protobuf tag of a field with this number takes 4 bytes.
     """
     digest = hashlib.blake2b(f"{kind}/{name}".encode(), digest_size=4).digest()
     return (int.from_bytes(digest, "big") >> 8) + (1 << 24)

@@ -24,7 +24,7 @@ _EXPECTED: dict[type[Any], np.dtype[Any]] = {
 }
 
 MAX_VERSION = 2**31 - 1
-"""Maximum model version. The type of the version column in the archive sets this limit."""
+"""Maximum model version. The archive's version column has a type with this maximum."""
 MAX_ID_CHARACTERS = 128
 """Maximum characters of an id, a name or a digest in a record. The archive repeats a request's id
 in each of its rows."""

@@ -9,8 +9,8 @@ from typing import Any
 
 REQUESTED = "requested"
 ACCEPTED = "accepted"
-"""The controller has started to process the request. From then on, only the controller can end the
-request."""
+"""The controller has started to process the request. After the acceptance, only the controller can
+end the request."""
 DONE = "done"
 REFUSED = "refused"
 """The request was not carried out. `ServingAnswer.error` is the kind of the error."""
@@ -32,7 +32,7 @@ its next share, and end the canary."""
 
 @dataclass(frozen=True, kw_only=True)
 class ServingRequest:
-    """Entry that asks the controller for one change of what is served."""
+    """Request for one change of what the controller serves."""
 
     time: str
     """ISO 8601 UTC."""
@@ -41,7 +41,7 @@ class ServingRequest:
     kind: str
     """One of `KINDS`."""
     who: str
-    """Person or pipeline run that asks."""
+    """Person or pipeline run that makes the request."""
     reason: str
     deadline: str
     """ISO 8601 UTC. The controller does not start the request after this time."""
@@ -51,7 +51,8 @@ class ServingRequest:
     """Version to which a `rollback` returns. None = the version before the live version."""
     replaces: int | None = None
     """Version that an automatic `rollback` removes. The request is refused if another version is
-    live by then. Otherwise the version's model is blocked from automatic releases."""
+    live by then. If the rollback succeeds,
+    the version's model is blocked from automatic releases."""
     plan: int | None = None
     """Sequence number of the traffic plan that an automatic `advance` or `abort` decides about."""
     is_override: bool = False

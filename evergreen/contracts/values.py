@@ -152,7 +152,7 @@ def _whole(value: float, expected: str, *, exact_below: int, written: object = N
     if not value.is_integer():
         raise NoCategory(shown, expected)
     if abs(value) >= exact_below:
-        # Above this limit, adjacent whole numbers become the same float, so that two users would
-        # get one category.
+        # At `exact_below` and above, adjacent whole numbers become the same float, so that two
+        # users would get one category.
         raise NoCategory(shown, f"an int or a text: a float is exact below {exact_below} only")
     return int(value)

@@ -373,8 +373,8 @@ def vocabulary_changes(
 
     Raises:
         ContractError: an id changed its category without being a tombstone in between, a category
-            moved to another id, or a vocabulary shrank. The weights that belong to one workflow
-            then do not fit the other workflow.
+            moved to another id, or a vocabulary shrank. In these cases, the trained weights do not
+            fit the new workflow.
     """
     earlier = dict(zip(before.features.slots, before.vocabularies)) if before else {}
     nothing = np.zeros(0, np.int64)

@@ -20,7 +20,7 @@ which is the smallest of the three backends' limits."""
 
 
 MAX_PULL_BYTES = 16 << 20
-"""Payload bytes after which a pull ends. The last message of the pull may exceed this limit.
+"""Payload bytes after which a pull ends. The pull may exceed this limit by its last message.
 Decoded records take several times as much memory as their payloads."""
 
 

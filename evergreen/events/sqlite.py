@@ -37,8 +37,8 @@ CREATE INDEX IF NOT EXISTS waiting ON messages (number) WHERE state = 'waiting';
 _FORGOTTEN_AT_ONCE = 2000
 _LONGEST_LEASE_SECONDS = 3600.0
 """Longest plausible lease in seconds. A lease with a later end was acquired before the clock was
-set back. Such a lease counts as expired. Longer leases are plausible only if this object itself
-requests them."""
+set back. A lease with an implausibly late end counts as expired. Longer leases are plausible only
+if this object itself requests them."""
 
 
 class SqliteLog:
@@ -110,8 +110,8 @@ class SqliteLog:
                 break
             except sqlite3.OperationalError as error:
                 # If two processes switch a new file to WAL mode at the same time, one of them gets
-                # an error from SQLite at once. SQLite does not wait for the busy timeout in this
-                # case.
+                # an error from SQLite at once. The busy timeout of SQLite does not apply to the
+                # switch to WAL mode.
                 if "locked" not in str(error) or time.monotonic() >= deadline:
                     raise
                 time.sleep(0.01)

@@ -218,7 +218,7 @@ class Table(NamedTuple):
     columns: tuple[int, ...]
     """Id columns whose vectors come from this table."""
     places: Places
-    """Layout of these columns. Its slot numbers are positions in `slots`."""
+    """Layout of these columns. The slot numbers in this layout are positions in `slots`."""
     vectors: tuple[int, ...]
     """Positions of this table's vectors among all vectors of a row."""
 

@@ -36,7 +36,8 @@ from evergreen.statistics.metrics import roc_auc
 SAMPLE_ROWS = 1_000_000
 """Maximum rows that are read, from the start of a file."""
 MAX_BYTES = 1 << 30
-"""Maximum memory of the sampled columns in bytes. Reading stops when this limit is exceeded."""
+"""Maximum memory of the sampled columns in bytes. Reading stops when the sample exceeds this
+size."""
 _NUM_EXAMPLES = 3
 """Maximum number of rejected lines that are displayed."""
 INTEGER, FLOAT, BOOLEAN, TIME, TEXT, OTHER = "integer", "float", "boolean", "time", "text", "other"
@@ -356,7 +357,7 @@ def read_sample(path: Path, *, rows: int = SAMPLE_ROWS, max_bytes: int = MAX_BYT
             if rejected
             else ""
         )
-        raise ContractError(f"{path} holds no rows, expected some below its header{said}")
+        raise ContractError(f"{path} contains no rows, expected rows below its header{said}")
     sample = ColumnSample(
         path=path,
         num_rows=num_rows,

@@ -60,8 +60,8 @@ class Document(NamedTuple):
     def located(self, path: str) -> Iterator[None]:
         """Add a line number to an error that the body of the `with` statement raises.
 
-        If the error message starts with a path, the number is the line of this path. Otherwise the
-        number is the line of the argument `path`.
+        If the error message starts with a path, the number is the line of this path. If the message
+        starts with no path, the number is the line of the argument `path`.
         """
         try:
             yield

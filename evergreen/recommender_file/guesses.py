@@ -1,8 +1,8 @@
 """Guesses for a click log: the probable role of each column, and questions to the user.
 
-A role is guessed if the column's name and values agree. If they disagree, or if two columns are
-equally likely, the drafted file asks a question. The command `check` refuses the file until the
-user has answered the question.
+A role is guessed if the column's name and values agree. If the name and the values disagree, or if
+two columns are equally likely, the drafted file asks a question. The command `check` refuses the
+file until the user has answered the question.
 """
 
 import re

@@ -4,7 +4,7 @@ The command removes the work folders of ended runs and the leftovers of killed w
 also removes the weights, vocabularies, statistics and graphs of models that no rollback needs.
 Manifests, verdicts, cards, reports, notes and the journal are small and are never removed. The
 command also never removes the live model, a canary, the newest versions that were live, and the
-work folders of runs without an outcome. The command keeps all of these, whatever their age is.
+work folders of runs without an outcome. The command keeps them even if they are old.
 
 Each folder is renamed before its files are removed. A killed command therefore leaves either intact
 folders or leftovers, and the next call removes the leftovers. During the command, no active run may
@@ -87,7 +87,7 @@ def find(
     newest = list(dict.fromkeys(line.version for line in reversed(lines)))[:keep_versions]
     wanted: set[int | None] = set(newest)
     if lines:
-        # The previous version and the target of a rollback are kept.
+        # Keep the previous version and the target of a rollback.
         wanted |= {
             lines[-1].previous_version,
             Release.read(release_path(store, lines[-1].version)).previous_version,
@@ -185,8 +185,8 @@ def main(argv: Sequence[str] | None = None, *, now: datetime | None = None) -> i
     if not 1 <= arguments.days <= _MAX_DAYS or arguments.keep_versions < 2:
         given = f"--days {arguments.days:g} and --keep-versions {arguments.keep_versions}"
         raise ContractError(
-            f"{given} are given, expected at least 1 day and 2 versions: one to go back to; and at "
-            f"most {_MAX_DAYS:,} days"
+            f"{given} are given, expected 1 to {_MAX_DAYS:,} days, and at least 2 versions for a "
+            "rollback"
         )
     store = typed_folder(arguments.store, "--store")
     work = typed_folder(arguments.work, "--work") if arguments.work else None

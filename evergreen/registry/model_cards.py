@@ -132,8 +132,8 @@ class ModelCard(Manifest):
     served: list[ServedSpan] = field(default_factory=list)
     """Oldest first."""
     blocked: Promotion | None = None
-    """Journal line of the automatic rollback after which the model was blocked. None if there was
-    no such rollback, or if a person has promoted the model since."""
+    """Journal line of the automatic rollback after which the model was blocked. None if the model
+    was never rolled back, or if a person has promoted the model since."""
     journal_time: str | None = None
     """Time of the newest line of the promotion journal when the card was read. None if the journal
     was empty."""
@@ -157,8 +157,8 @@ def read_card(store: Path, reference: str) -> ModelCard:
         reference: Number of a version, or a model's id, as in `referenced_model`.
 
     Raises:
-        ContractError: there is no such version or model, it was never evaluated, or a file of the
-            registry is corrupt.
+        ContractError: the version or model does not exist, the model was never evaluated, or a file
+            of the registry is corrupt.
     """
     model_id = referenced_model(store, reference).model_id
     path = card_path(store, model_id)

@@ -297,9 +297,9 @@ def learned_later(model: Model, models: Mapping[str, Model]) -> list[str]:
     """Return the descendants of `model` that trained on all of its evaluation rows.
 
     In each branch of the lineage, only the first of these descendants counts. If the window of a
-    run begins after some of the rows (`window_start`), the run did not train on all of them. In
-    that case the search continues with later runs of the same branch. A row counts as a training
-    row even if it was downsampled away or quarantined.
+    run begins after some of the rows (`window_start`), the run did not train on all of them. The
+    search then continues with later runs of the same branch. A row counts as a training row even if
+    it was downsampled away or quarantined.
 
     Args:
         model: Model with the evaluation rows.

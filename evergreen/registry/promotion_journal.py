@@ -256,7 +256,8 @@ def append_promotion(store: Path, promotion: Promotion) -> Promotion:
 def append_entry(store: Path, entry: Entry) -> Entry:
     """Append one line, flush it to disk, and return the line as written.
 
-    The clock may have been set back. In this case the new line gets the time of the last line.
+    The clock may have been set back. If the clock was set back, the new line gets the time of the
+    last line.
     """
     lines = read_lines(store)
     if lines and moment_of(entry.time) < moment_of(lines[-1].time):
@@ -288,7 +289,7 @@ def blocked_models(store: Path) -> dict[str, Promotion]:
 def interrupted(store: Path) -> Promotion | None:
     """Return the last promotion if it is an intent, or None otherwise.
 
-    Such an intent belongs to a deployment that is active or was killed.
+    The last line is an intent if a deployment is active or was killed.
     """
     entries = read_entries(store)
     return entries[-1] if entries and entries[-1].action == INTENT else None

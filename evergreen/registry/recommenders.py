@@ -66,7 +66,7 @@ def accepted(store: Path, reference: str) -> Recommender:
             version.
 
     Raises:
-        ContractError: there is no such version, or its file is absent or was changed.
+        ContractError: the version does not exist, or its file is absent or was changed.
     """
     if reference.startswith(("/", "file://")):
         store, reference = local_path(reference), CURRENT

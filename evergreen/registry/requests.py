@@ -59,8 +59,8 @@ class RequestState:
     live_then: int | None = None
     """Version that was live when the request was appended. None if no version was live."""
     intent_then: Promotion | None = None
-    """Intent of the change that was in progress when the request was appended. None if there was no
-    such change."""
+    """Intent of the change that was in progress when the request was appended. None if no change
+    was in progress."""
     rollback_then: bool = False
     """Whether the change in progress was a rollback."""
     recorded: Promotion | None = None
@@ -148,7 +148,8 @@ def read_request(store: Path, request_id: str) -> RequestState:
     """Return the request of this id.
 
     Raises:
-        ContractError: the journal has no such request, or as in `read_requests`.
+        ContractError: the journal does not have the request, or a line of it is corrupt
+            (`read_requests`).
     """
     for state in reversed(read_requests(store)):
         if state.id == request_id:

@@ -21,9 +21,9 @@ from evergreen.runtime.errors import ContractError, expect
 PLAN_POLL_SECONDS = 1.0
 """Longest interval at which a client reads the plan again."""
 DRAIN_SECONDS = 5 * PLAN_POLL_SECONDS
-"""Seconds between the plan that ends a canary and the unloading of its version. During this time
-every client reads the new plan, and requests under the old plan are answered. If a client still
-requests the unloaded canary, the client repeats the request on the stable arm."""
+"""Seconds between the plan that ends a canary and the unloading of its version. Until the canary is
+unloaded, every client reads the new plan, and requests under the old plan are answered. If a client
+still requests the unloaded canary, the client repeats the request on the stable arm."""
 
 Baseline = Mapping[str, Mapping[str, Mapping[str, float]]]
 """Counters by source, then by arm (`STABLE`, `CANARY`), then by name."""
@@ -148,8 +148,8 @@ class TrafficPlan(Manifest):
 
 def _fraction(salt: str, purpose: str, key: str) -> float:
     """Return a number in [0, 1) that depends only on the arguments and is uniform over keys."""
-    # A key may contain a lone surrogate, which is valid in JSON but not in UTF-8. Such a key must
-    # not make the request fail.
+    # A key may contain a lone surrogate, which is valid in JSON but not in UTF-8. The escape avoids
+    # that a request with a lone surrogate fails.
     digest = hashlib.blake2b(
         f"{salt}\0{purpose}\0{key}".encode(errors="surrogatepass"), digest_size=8
     ).digest()

@@ -371,7 +371,7 @@ def slices_blocks(slices: Sequence[SliceQuality]) -> list[PageBlock]:
 def calibration_blocks(models: Mapping[str, Sequence[CalibrationBin]]) -> list[PageBlock]:
     """Return charts of click rate against mean score.
 
-    The chart shows the last model above the others.
+    The chart draws the last model in front of the other models.
     """
     colors = ["var(--mark)", "var(--now)"]
     lines = [

@@ -80,7 +80,7 @@ class Code(PageBlock):
 
 @dataclass(frozen=True)
 class Preformatted(PageBlock):
-    """Text whose line breaks are kept."""
+    """Text whose line breaks are preserved."""
 
     TEMPLATE: ClassVar[str] = "preformatted.html.j2"
     text: str
@@ -225,7 +225,7 @@ class Card:
 class Cards(PageBlock):
     """Cards that are arranged side by side.
 
-    `is_compared` says whether the charts of the cards also have bars of earlier rows.
+    `is_compared` is True if the charts of the cards also have bars of earlier rows.
     """
 
     TEMPLATE: ClassVar[str] = "cards.html.j2"

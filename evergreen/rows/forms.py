@@ -190,7 +190,7 @@ def open_rows(path: Path) -> FileRows:
     """Open a file of Parquet, JSON lines, or text with a header, and return its rows.
 
     Raises:
-        ContractError: The file has none of these formats, is empty or is corrupt.
+        ContractError: The file has none of the supported formats, is empty or is corrupt.
     """
     if not path.is_file():
         raise ContractError(f"{path} is not a file, expected a file of rows")

@@ -172,7 +172,7 @@ class Dialect:
     def literal(self, text: str) -> str | None:
         """Return the line as a record whose quotes are plain characters.
 
-        Returns None if the line then has a wrong number of fields.
+        Returns None if that record has a wrong number of fields.
         """
         parts = text.removesuffix("\n").split(self.delimiter)
         if len(parts) != self.num_fields:

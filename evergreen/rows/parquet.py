@@ -60,8 +60,8 @@ class RawParquet:
     """Whether this reader reports rows without a time, and rows of another day, as malformed. For
     each day, exactly one reader reports these rows."""
     unread: frozenset[str] = frozenset()
-    """Names of features that are not read and that are null in the rows. These features may be
-    absent from the file."""
+    """Names of features that are not read and that are null in the rows. A file may lack the
+    features that are not read."""
     weighted: bool = False
     """Whether rows have weights. If a file has no weight column, each row has weight 1."""
     with_words: bool = False

@@ -264,7 +264,7 @@ class MalformedRows:
     def merge(self, part: "MalformedRows") -> None:
         """Add the rows of another collector, which must be closed.
 
-        The other collector's file is deleted.
+        The file of the other collector is deleted.
         """
         if part.num_rows:
             self._opened().write(part.path.read_text(encoding="utf-8"))

@@ -167,8 +167,8 @@ def find_form(column: Any, *, now: float, name: str) -> str:
         form for form, num in num_fitting.items() if num == most >= _FITTING_SHARE * len(numbers)
     ]
     digits = [form for form in fitting if form.startswith("Y")]
-    # A count of time units can look like calendar digits by chance. This is likely if the counts
-    # span a minute, and very unlikely if they span a day.
+    # A count of time units can look like calendar digits by chance. This happens often if the
+    # counts span a minute, and almost never if they span a day.
     is_sure = len({number[0] // 100 for number in numbers if number is not None}) >= _SURE_HUNDREDS
     if len(digits) == 1 and (is_sure or len(fitting) == 1):
         return digits[0]

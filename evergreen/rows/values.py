@@ -152,7 +152,7 @@ def _mixed(texts: Any, usual: Any, convert: Callable[[str], Any]) -> Any:
 
 
 def matching(texts: Any, pattern: str) -> Any:
-    """Return the texts that match an RE2 pattern, and null for the others."""
+    """Return the texts that match an RE2 pattern, and null for all other texts."""
     return pc.if_else(pc.match_substring_regex(texts, pattern), texts, pa.scalar(None, texts.type))
 
 

@@ -59,7 +59,7 @@ def run_again(flags: str) -> str:
 def flags_to_run_again(reason: str) -> list[str]:
     """Return the flags that `run_again` put into an error message, as a list of arguments.
 
-    The list is empty if the message has no such flags.
+    The list is empty if the message contains no flags.
 
     >>> flags_to_run_again(f"it is new; {run_again('-p parent=none')}")
     ['-p', 'parent=none']

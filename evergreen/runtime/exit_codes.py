@@ -46,8 +46,8 @@ class ExitCode(IntEnum):
     DEFECT = 70
     """The program has a bug (EX_SOFTWARE of sysexits.h). The traceback is on standard error."""
     PREEMPTED = 75
-    """The step was asked to stop and has saved its progress (EX_TEMPFAIL of sysexits.h). A retry
-    continues from the saved progress."""
+    """The step was requested to stop and has saved its progress (EX_TEMPFAIL of sysexits.h). A
+    retry continues from the saved progress."""
     INTERRUPTED = 130
     """The user pressed Ctrl-C."""
 
@@ -56,8 +56,8 @@ def exits_with_code(main: Callable[P, int]) -> Callable[P, int]:
     """Turn the exceptions of a command's `main` into one line on standard error and an `ExitCode`.
 
     `SystemExit` passes through, so that argparse behaves as usual. A closed output pipe, as after
-    `head`, is not an error. Any other exception is a bug. In this case the traceback is printed,
-    and the exit code differs from that of a refusal.
+    `head`, is not an error. Any other exception is a bug. The program then prints the traceback and
+    ends with an exit code that no refusal has.
 
     While `main` runs, Python collects garbage less often (`_OBJECTS_PER_COLLECTION`). When the
     process ends, Python collects no garbage.

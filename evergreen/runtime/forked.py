@@ -32,8 +32,8 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 MAX_PROCESSES = 8
-"""Highest number that `usual_processes` returns. Each process holds a part of the rows in
-memory."""
+"""Highest number that `usual_processes` returns. The number is limited because each process holds a
+part of the rows in memory."""
 _CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 _PR_SET_PDEATHSIG = 1
 _WAIT_SECONDS = 1.0
@@ -42,7 +42,7 @@ _WAIT_SECONDS = 1.0
 def available_cores() -> int:
     """Return the number of cores that this process may use.
 
-    Both the CPU affinity and the CPU limit of the container limit this number. A fractional CPU
+    The CPU affinity and the CPU limit of the container both limit the number. A fractional CPU
     limit is rounded up.
     """
     cores = len(os.sched_getaffinity(0))
@@ -133,8 +133,8 @@ def _fork_worker(
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     with theirs:
-        # A signal may interrupt the registration of the process here. A daemon process does not
-        # block the exit of the interpreter in that case.
+        # A signal may interrupt the registration of the process here. As a daemon, the process does
+        # not block the exit of the interpreter after such an interruption.
         process = context.Process(
             target=_work,
             args=(function, items, theirs),

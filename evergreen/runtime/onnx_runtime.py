@@ -1,4 +1,6 @@
-"""Import of ONNX Runtime with its telemetry disabled. Its wheels send telemetry by default.
+"""Import of ONNX Runtime with its telemetry disabled.
+
+The wheels of ONNX Runtime send telemetry by default.
 
 ONNX Runtime reads the variable at import. Every module of this project therefore imports ONNX
 Runtime through this module. Code in Triton's model file cannot set the variable. A program that

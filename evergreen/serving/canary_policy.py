@@ -10,11 +10,11 @@ A degradation is significant if a one-sided p-value is below alpha / (looks * 2)
 the AUC difference (paired DeLong) and for the mean log loss difference. Rows are clustered by user,
 or by request if there are no users. This Bonferroni correction holds for any dependence between
 looks and metrics. The probability of aborting an equal model is at most `alpha` over the canary's
-whole life. O'Brien-Fleming bounds would have more power. They are not used, because they need
-independent increments. Rows mature by request and day, so the increments may be dependent. Both
-tests assume normal means, so at least `MIN_REQUESTS` requests must have clicks, however many rows
-there are. With only three requests with clicks, one equal model in thirty would be aborted at its
-first look.
+whole life. O'Brien-Fleming bounds would have more power. O'Brien-Fleming bounds are not used,
+because they need independent increments. Rows mature by request and day, so the increments may be
+dependent. Both tests assume normal means, so at least `MIN_REQUESTS` requests must have clicks,
+however many rows there are. With only three requests with clicks, one equal model in thirty would
+be aborted at its first look.
 
 The canary grows when the tests confirm that both metrics are within their margins. Each look has a
 part of the one-sided level `growth_alpha`, and the parts add up to `growth_alpha`. Both tests must
@@ -292,7 +292,7 @@ class CanaryDecision:
 
     @property
     def checks(self) -> tuple[Check, ...]:
-        """All checks, first those of counters and then those of labels.
+        """All checks: first the checks of counters, then the checks of labels.
 
         Empty = no evidence was evaluated.
         """
@@ -362,7 +362,7 @@ def _check_minimum(name: str, value: float, minimum: float) -> Check:
 def _check_latency(counts: BothCounts, policy: CanaryPolicy) -> tuple[float | None, Check]:
     """Return the ratio of the mean times and its check.
 
-    With too few requests the ratio is None, and the check names the missing requests.
+    With too few requests the ratio is None, and the check shows how many requests are missing.
     """
     stable, canary = counts.stable, counts.canary
     timed, enough = min(stable.computed, canary.computed), STEADY_MEAN * policy.min_requests

@@ -6,9 +6,9 @@ Servers are therefore probed with golden rows. `switch` decides what servers loa
 Servers are listed one by one, or by a name that resolves to several addresses.
 `dns:///triton-headless:8001` is a Kubernetes headless Service with one address per pod. The Service
 needs `publishNotReadyAddresses: true`. Without this setting, a pod that reads the old configuration
-while it starts is not listed until it is ready. The pod would then miss the notification and keep
-serving the old version. A resolver's cache may still hide a pod at the end of a switch. The
-watchdog compares every replica with the journal and repairs such a pod later.
+while it starts is not listed until it is ready. A pod that is not listed misses the notification
+and keeps serving the old version. A resolver's cache may still hide a pod at the end of a switch.
+The watchdog compares every replica with the journal and later repairs pods that were missed.
 
 No other module of this package calls tritonclient. Exceptions of tritonclient become
 `TemporaryError` or `PermanentError`. The deadlines are long on purpose, because Triton 2.51 can
@@ -121,7 +121,7 @@ def read_access(arguments: argparse.Namespace | None = None) -> TritonAccess:
     """Return the options from the flags of `site.add_site_flags`, or else from the environment.
 
     The environment variables are `EVERGREEN_TRITON_CA` and others with the same prefix. Environment
-    variables are needed because the steps of the pipeline have no such flags.
+    variables are needed because the steps of the pipeline have no flags for the access to Triton.
 
     Raises:
         ContractError: See `TritonAccess`.
@@ -182,7 +182,7 @@ class Triton:
     def load(self, name: str) -> None:
         """Load or reload a model from its folder.
 
-        Meanwhile, the other versions continue to answer.
+        While the model is loaded, other versions continue to answer.
         """
         with self._translated(f"load of {name}"):
             self._client.load_model(name, client_timeout=LOAD_SECONDS)
@@ -286,8 +286,8 @@ class Patience:
     """Timeouts of a deployment, with the clock that measures them."""
 
     lock_seconds: float = 120.0
-    """Seconds until a request that no controller accepts is withdrawn. Until then a command also
-    tries to take the lock itself. 0 = try once."""
+    """Seconds until a request that no controller accepts is withdrawn. While a command waits, it
+    also tries to take the lock itself. 0 = try once."""
     ready_seconds: float = 60.0
     """Seconds to wait until a loaded version is ready, or until a starting replica listens."""
     leave_seconds: float = 20.0
@@ -507,8 +507,8 @@ class Fleet:
             servers: Servers that `act` is called with. None = all.
 
         Raises:
-            TemporaryError, PermanentError: `act` failed on a server that is still listed. In this
-                case, the remaining servers were not called.
+            TemporaryError, PermanentError: `act` failed on a server that is still listed. If `act`
+                fails on one server, the remaining servers are not called.
         """
         for address, server in list(self._servers.items()):
             if servers is not None and server not in servers:

@@ -133,7 +133,7 @@ class ColumnProfile:
     second sum adds the square of the cell's rows in each request. The third sum adds, for each
     request, the cell's rows times all rows with a value."""
     present: int
-    """Number of rows with a value. This number may include rows in no cell."""
+    """Number of rows with a value. Rows in no cell are included."""
     present_sizes: int
     """Sum over requests of the squared number of rows with a value."""
     present_requests: int
@@ -151,8 +151,8 @@ class ColumnProfile:
     def rows(self) -> int:
         """Return the number of rows in the tables that have this column.
 
-        If a part of a merged table lacks the column, the merged table has more rows than this
-        number.
+        If a part of a merged table lacks the column, the merged table has more rows than the
+        result.
         """
         return self.present + self.missing.rows
 

@@ -6,12 +6,13 @@ a change of its values and of its missing share. Tests of the mean and of the ou
 The null hypothesis is that nothing has changed. The p-values are corrected for dependent rows of a
 request. Each effect has a 95 % interval.
 
-All p-values of a comparison are adjusted together by Benjamini and Hochberg's procedure. The
-expected share of false alarms among the drifted columns is then at most `false_discovery_rate`. If
-nothing has changed, `false_discovery_rate` is the probability of any alarm. A column has drifted if
-a test is significant and its effect reaches the threshold in the settings. The significance avoids
-alarms on noise in small samples, and the effect size avoids alarms on negligible changes in large
-ones. For each test, `detectable` is the smallest effect that a sample of this size can detect.
+All p-values of a comparison are adjusted together by Benjamini and Hochberg's procedure. This
+procedure limits the expected share of false alarms among the drifted columns to
+`false_discovery_rate`. If nothing has changed, `false_discovery_rate` is the probability of any
+alarm. A column has drifted if a test is significant and its effect reaches the threshold in the
+settings. The significance avoids alarms on noise in small samples, and the effect size avoids
+alarms on negligible changes in large samples. For each test, `detectable` is the smallest effect
+that a sample of this size can detect.
 
 The cells are chosen either from the rows of both samples together, or from other rows
 (`reference`). If the rows of one sample alone determined the cells, the noise of that sample would
@@ -197,7 +198,7 @@ class ColumnTests(NamedTuple):
     """Share of outliers among the values, in the tested sample and in the earlier sample."""
 
     def find(self, name: str) -> ColumnTest | None:
-        """Return the test with this name, or None if no such test was made."""
+        """Return the test with this name, or None if the test was not made."""
         return next((test for test in self.tests if test.name == name), None)
 
 
@@ -318,8 +319,8 @@ def compare_tables(
             before=before.columns[name],
             tables=(now, before),
             thresholds=thresholds,
-            # The detectable effect assumes that nothing else changed. The first rejection of
-            # Benjamini and Hochberg's procedure then needs Bonferroni's level.
+            # The detectable effect assumes that nothing else changed. With a single change, the
+            # first rejection of Benjamini and Hochberg's procedure needs Bonferroni's level.
             level=rate / max(num_tests, 1),
             mean_drift=mean_drift,
             bounds=outliers.bounds.get(name) if outliers else None,
@@ -525,8 +526,8 @@ class _Comparison:
             self.thresholds.categorical_drift_relative * share_before, _LEAST_SHARE_CHANGE
         )
         floors = np.minimum(self.thresholds.categorical_drift, relative)
-        # The last cell contains all other values. The relative change of this cell is not used,
-        # because it mixes many values.
+        # The last cell contains all other values. The relative change is not used for the last
+        # cell, because that cell mixes many values.
         floors[-1] = self.thresholds.categorical_drift
         floors = np.maximum(floors, _LEAST_FLOOR)
         ratios = np.where(

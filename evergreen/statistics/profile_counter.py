@@ -1,17 +1,18 @@
 """Counters of the values in a table's columns.
 
-They are the source of the table's profile and of a model's training reference.
+These counters are the source of the table's profile and of a model's training reference.
 
 Counters of parts are merged by addition, without access to the rows. Categories are counted exactly
-up to a maximum number. Above this number the least frequent categories are dropped as in a
-Misra-Gries summary (Agarwal et al., Mergeable summaries, 2013). A count is then too low by at most
-1/131,072 of the rows. TFDV's counts are not used, because they are not exact enough. For a column
-with more than 1024 distinct values, TFDV uses a sketch of 1024 counters, whose counts may be too
-low by 1/1024 of all rows. An error of that size would be larger than the threshold for drift.
+up to a maximum number. Above the maximum, the least frequent categories are dropped as in a
+Misra-Gries summary (Agarwal et al., Mergeable summaries, 2013). After the drop, a count may be too
+low by at most 1/131,072 of the rows. TFDV's counts are not used, because they are not exact enough.
+For a column with more than 1024 distinct values, TFDV uses a sketch of 1024 counters, whose counts
+may be too low by 1/1024 of all rows. An error of that size would be larger than the threshold for
+drift.
 
 Rows are counted in two halves, block by block (see `reference`). A request whose rows are in two
-batches or blocks counts as two requests. Counting such requests twice slightly lowers the measured
-correlation. For example, 2 % of requests of 64 rows are in two blocks.
+batches or blocks counts as two requests. This slightly lowers the measured correlation. For
+example, 2 % of requests of 64 rows are in two blocks.
 """
 
 import io
@@ -67,10 +68,10 @@ class ValueCounts:
         """[k] distinct values in ascending order."""
         self.sums: Ints = np.zeros((0, 3), np.int64)
         """[k, 3] as in `ColumnProfile.sums`. The row counts may be too low by at most `lost`. The
-        other two sums of each cell are exact."""
+        second and the third sum of each cell are exact."""
         self.lost = 0
-        """Maximum error of a row count. A value without a count has at most this number of rows.
-        The error is at most the number of added rows divided by `capacity` + 1."""
+        """Maximum error of a row count. A value without a count has at most `lost` rows. The error
+        is at most the number of added rows divided by `capacity` + 1."""
 
     @property
     def counts(self) -> Ints:
@@ -84,8 +85,8 @@ class ValueCounts:
             values: Distinct values in ascending order, [n].
             sums: Sums of these values, [n, 3]. No sum is negative.
         """
-        # Both arrays of values are sorted. Inserting the new values into the sorted array takes a
-        # third of the time of a complete sort.
+        # `self.values` and `values` are both sorted. Inserting the new values into the sorted array
+        # takes a third of the time of a complete sort.
         places = np.searchsorted(self.values, values)
         known = np.zeros(len(values), np.bool_)
         inside = places < len(self.values)
@@ -287,7 +288,7 @@ class ProfileCounter:
         if int(values.max()).bit_length() + bits > 63:  # the key would need more than 63 bits
             distinct, values = np.unique(values, return_inverse=True)
         # A single sort is sufficient. After the sort, rows with the same value and request are
-        # adjacent. Requests with the same value and half are adjacent too.
+        # adjacent. Rows with the same value and half are also adjacent.
         keys = np.sort((values << bits) | requests)
         starts = _run_starts(keys)
         runs, rows = keys[starts], np.diff(np.append(starts, len(keys)))

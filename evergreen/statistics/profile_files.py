@@ -1,6 +1,6 @@
 """Files of table profiles: NumPy's .npz, with JSON in `head` and arrays for each column.
 
-Equal profiles give equal bytes. Reading such a file runs no code. Each array has a CRC-32.
+Equal profiles give equal bytes. Reading a profile runs no code. Each array has a CRC-32.
 """
 
 import io

@@ -13,8 +13,8 @@ The training rows are split into two halves, block by block. The choosing half d
 values and the bounds of outliers. The profile contains only the fair half, which is an unbiased
 sample for the cells that the choosing half determined. In the choosing half, chance makes the
 listed values more frequent and the unlisted values less frequent. To measure the bias, 20,000 rows
-were used both to choose the cells and as the profile. A chi-square test at 5 % then reported drift
-in 73 % of the stationary buckets of a column with 20,000 values. In a column with 1,500 values, the
+were used both to choose the cells and as the profile. In a column with 20,000 values, a chi-square
+test at 5 % reported drift in 73 % of the stationary buckets. In a column with 1,500 values, the
 same test reported drift in all buckets.
 """
 
@@ -44,7 +44,7 @@ _SCORES, _SCORES_VERSION = "ScoreHistogram", 2
 
 Bounds = tuple[int, int]
 """Range of buckets without outliers: the first bucket of the range, and the first bucket after it.
-Both numbers are equal if the column has no values."""
+The two bucket numbers are equal if the column has no values."""
 
 
 def inner_buckets(choosing: Ints) -> Bounds:

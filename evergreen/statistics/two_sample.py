@@ -53,8 +53,8 @@ def homogeneity(now: Counts, before: Counts, design: float | Floats) -> float | 
     Args:
         now: Rows per cell, [k].
         before: Rows per cell, [k].
-        design: Design effect of all cells, or of each cell [k]. It is the number of clustered rows
-            that are equivalent to one independent row (Rao and Scott, 1981).
+        design: Design effect of all cells, or of each cell [k]. A design effect is the number of
+            clustered rows that are equivalent to one independent row (Rao and Scott, 1981).
     """
     n, m = int(now.sum()), int(before.sum())
     if not n or not m:

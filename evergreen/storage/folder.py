@@ -1,9 +1,9 @@
 """Objects as files of one local folder.
 
 Each write first creates a temporary file and then renames it. Every change locks a file of the
-folder. No other process of this machine can then write between the check of a condition and the
-write. Under the lock, each write gets a unique time. The generation of an object is derived from
-the time of its write. A new file can have the same inode, size and clock tick as the old file.
+folder. Therefore no other process of this machine can write between the check of a condition and
+the write. Under the lock, each write gets a unique time. The generation of an object is derived
+from the time of its write. A new file can have the same inode, size and clock tick as the old file.
 Empty folders are removed, because a bucket has no empty folders either. Before its first change, a
 process removes unfinished files of a killed writer. No other program may write below the root.
 """

@@ -2,10 +2,10 @@
 
 One object contains the name of the holder and the end of the lease. The object is created if it is
 absent. The holder renews the lease while it runs. Another holder may take the lease over only after
-its end. Each of these changes is a conditional write, so only one of two competing processes
-succeeds. The holder measures time with a monotonic clock, so changes of its wall clock neither
-shorten nor extend the lease. A holder that was suspended may resume after the end of its lease,
-without noticing the end. The last write of a holder must therefore be conditional too
+the end of the lease. Each change of the object is a conditional write, so only one of two competing
+processes succeeds. The holder measures time with a monotonic clock, so changes of its wall clock
+neither shorten nor extend the lease. A holder that was suspended may resume after the end of its
+lease, without noticing the end. The last write of a holder must therefore be conditional too
 (`ModelRepository.write_config`).
 """
 

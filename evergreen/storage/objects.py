@@ -144,8 +144,8 @@ class Objects(Protocol):
 
         Raises:
             Differs: the object exists with other bytes. The existing object is not changed.
-            TemporaryError: the bytes that arrived differ from those sent. In this case no object
-                was created.
+            TemporaryError: the bytes that arrived differ from those sent. The object is then not
+                created.
         """
 
     def copy(self, source: str, target: str) -> int:
@@ -173,7 +173,7 @@ class Objects(Protocol):
         so do not publish `target` before this method returns.
 
         Raises:
-            ContractError: there is no object at `source`, or there is one at `target`.
+            ContractError: no object exists at `source`, or an object exists at `target`.
         """
 
     def local(self, name: str) -> Path | None:
@@ -195,8 +195,8 @@ def check_name(name: str, uri: str) -> str:
 
     Raises:
         ContractError: the name leaves the root, is too long, or has a control character or an empty
-            part. The error is also raised if a part starts with a dot, because such names are
-            reserved for unfinished files and locks.
+            part. The error is also raised if a part starts with a dot, because unfinished files and
+            locks have names with a leading dot.
 
     >>> check_name("click_model/1/model.onnx", "file:///models")
     'click_model/1/model.onnx'

@@ -1,9 +1,9 @@
 """Run the monitor's evaluator over archived requests, and report what its policies would have done.
 
-The input is the archive files of `monitoring.state.archive`, in a folder or a bucket. They are read
-day by day, in order of event time. Rows that none of our models served are skipped. Labels contain
-only clicks within the attribution window, because late outcomes changed no live decision. Peak
-memory is the memory for one day of rows.
+The input is the archive files of `monitoring.state.archive`, in a folder or a bucket. The files are
+read day by day, in order of event time. Rows that none of our models served are skipped. Labels
+contain only clicks within the attribution window, because late outcomes changed no live decision.
+Peak memory is the memory for one day of rows.
 
 The output is decision points and one `Backtest` per set of policies. The decision lines equal those
 that the monitor wrote over the same records, with two exceptions. The first exception: the monitor

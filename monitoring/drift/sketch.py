@@ -226,7 +226,7 @@ class Sketch:
             self._count()
 
     def merge(self, other: "Sketch") -> None:
-        """Add another bucket of the same layout. Do not use the other bucket afterwards."""
+        """Add another bucket of the same layout. Do not use `other` afterwards."""
         other._count()
         self.rows += other.rows
         self.requests += other.requests

@@ -15,9 +15,9 @@ buckets, for example after a long stop of the monitor, later buckets are deferre
 counted once `close` reaches their bucket and the caller passes the rows to `resume`.
 
 The saved state contains every open bucket. The caller stores this state with the number of the last
-stored prediction. After a restart, the caller observes again all predictions that were stored after
-that number. Only predictions whose rows were deleted in the meantime are lost, and they are missing
-in the drift reports only.
+stored prediction. After a restart, the caller repeats the observation of all predictions with a
+higher number. Only predictions whose rows were deleted in the meantime are lost, and they are
+missing in the drift reports only.
 """
 
 from collections import Counter

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from evergreen.runtime.errors import ContractError
 
 MIN_DELAYS = 20
-"""Minimum number of click delays for an estimate. Below this number the AUC has bounds but no
+"""Minimum number of click delays for an estimate. With fewer delays, the AUC has bounds but no
 estimate."""
 _MAX_DELAYS = 10_000
 """Number of newest delays that are used. Older delays may be outdated."""

@@ -52,9 +52,9 @@ _STUCK_ROWS = 1_000
 """If a version has at least this number of rows and all scores are equal, the model counts as
 ignoring its input."""
 _SUSPICION = 3.0
-"""A version becomes suspect when its evidence reaches this value. From then on, the version bakes
-until its evidence falls below this value or suffices for a rollback. For a version within its
-limits, the evidence begins at 1 and falls."""
+"""A version becomes suspect when its evidence reaches this value. A suspect version bakes until its
+evidence falls below this value or suffices for a rollback. For a version within its limits, the
+evidence begins at 1 and falls."""
 _TUNED_SQUARES = 50.0
 """Sum of squares at which `mixture_evidence` is most sensitive. In the test of too many clicks, the
 sum of squares is about the number of clicks."""

@@ -1,8 +1,8 @@
 """Test the claim "the AUC is at least theta" by an e-process, for the policy `sequential`.
 
 The input is matured rows in order. The output is the e-value and the time at which it began to
-grow. `monitoring.policies.policies` bases its decisions on the e-value and that time. An e-process
-can be read as the capital of a gambler who bets against the claim.
+grow. `monitoring.policies.policies` bases its decisions on the e-value and on the start of its
+growth. An e-process can be read as the capital of a gambler who bets against the claim.
 
 **Payoff.** A round is a fixed number of successive requests. Each round compares every click with
 every non-click of *different* requests in the round. A pair scores 1 if the click has the higher
@@ -19,10 +19,10 @@ bounded mean: Waudby-Smith and Ramdas 2024, JRSS-B 86).
 values of lambda, the `FRACTIONS` of the largest lambda. A mixture of supermartingales is a
 supermartingale, so the capital is an e-process (Ramdas et al. 2023, Statistical Science 38). By
 Ville's inequality (1939), P(the capital ever reaches 1 / alpha) <= alpha, over all time and at
-every look. Bets that start late detect a drift that begins after long service. By that time, the
-bets that started early have lost their shares of the capital. A bet that starts at round t costs
-only a factor of 1 / w_t, whose logarithm is about log t. The restarted e-detectors of Shin, Ramdas
-and Rinaldo (2024) detect a drift sooner. However, restarted e-detectors bound the mean time between
+every look. Bets that start late detect a drift that begins after long service. By the time of such
+a drift, the bets that started early have lost their shares of the capital. A bet that starts at
+round t costs only a factor of 1 / w_t, whose logarithm is about log t. The restarted e-detectors of
+Shin, Ramdas and Rinaldo (2024) detect a drift sooner. However, they bound the mean time between
 false alarms, and not the probability of any false alarm.
 
 **Several versions.** Each version has its own rounds and its own theta. The bets of all versions
@@ -58,9 +58,9 @@ FRACTIONS = tuple(0.9 / 2**k for k in range(6))
 """Bets as fractions of the largest lambda, from large ones for a steep drop to small ones for an
 AUC just below theta."""
 _ROUND_CLICKS, _ROUND_OTHERS = 1.0, 6.0
-"""Minimum expected clicks and non-clicks of a round. A click is then compared with several
-non-clicks, and the largest amount that a bet can lose in a round stays small. The largest possible
-loss limits lambda, the size of a bet."""
+"""Minimum expected clicks and non-clicks of a round. With more non-clicks than clicks, each click
+is compared with several non-clicks, and the largest amount that a bet can lose in a round stays
+small. The largest possible loss limits lambda, the size of a bet."""
 _FIRST_CLICKS = 10
 """Number of clicks that are only counted, to choose the size of the first round."""
 _REMEMBERED_CLICKS = 1000.0
@@ -257,7 +257,7 @@ class Trail:
 
     value: float = 1.0
     since: float | None = None
-    """Event time in seconds. The product includes only rows after this time. None if the product is
+    """Event time in seconds. The product includes only rows after `since`. None if the product is
     1."""
     shown_at: float | None = None
     """Event time of the rows that first made the product large enough, or None."""

@@ -307,7 +307,8 @@ class Evaluator:
         """Remove all buckets that have closed, and return the removed buckets of `version`.
 
         When a decision is made about `point`, the log was read up to one attribution window after
-        `point`. A bucket has closed if it ends by then, minus the grace period.
+        `point`. A bucket has closed if it ends before the end of that window, minus the grace
+        period.
         """
         ahead = (point + self._drift_ahead) / 1e6
         closed = sorted(
@@ -368,8 +369,8 @@ class _ServingTimeline:
         """Record non-canary predictions, in any order.
 
         Clients publish a little after the event. If the decision point of a prediction has passed,
-        the prediction counts at the next point if it is newer than all known predictions. Otherwise
-        it is ignored.
+        the prediction counts at the next point if it is newer than all known predictions. If it is
+        not newer, the prediction is ignored.
 
         Args:
             times: Microseconds, shape [m].

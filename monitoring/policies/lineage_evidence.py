@@ -16,8 +16,8 @@ adapted to the change:
 - A version that was not trained on the rows up to `shown_at` stays under the alarm.
 
 The rows of a version count in the version's own e-process, and in the e-processes of later versions
-of the lineage. So the rows of a version that is rolled back never count against the version that is
-live again. If the training rows of a version are unknown, only its own rows count.
+of the lineage. If a version is rolled back, its rows therefore never count against the version that
+is live again. If the training rows of a version are unknown, only its own rows count.
 """
 
 from collections.abc import Mapping
@@ -57,8 +57,8 @@ class VersionEvidence:
     alarm: Alarm | None = None
     """A change to which the version has not adapted, or None."""
     adapted: Alarm | None = None
-    """The last change to which this version has adapted. It is set until rows of this version, or
-    of another adapted version, mature. None otherwise."""
+    """The last change to which this version has adapted. The field is set until rows of this
+    version, or of another adapted version, mature. None otherwise."""
     value: float = 1.0
     """The e-value."""
     rounds: int = 0

@@ -336,7 +336,7 @@ POLICIES: dict[str, Callable[[PolicySettings], Policy]] = {
 
 
 def make_policies(settings: PolicySettings, baking: BakingSettings | None = None) -> list[Policy]:
-    """Create the policies that the settings name, in order, and the one for new versions."""
+    """Create the policies that the settings name, in order, and the baking policy."""
     for_new_versions: list[Policy] = (
         [BakingPolicy(baking)] if baking is not None and baking.bake_rows else []
     )
@@ -352,8 +352,8 @@ def confirm(
     """Turn the result of one window into an action, given the windows before it.
 
     OK resets the count of breaches. UNDECIDABLE does not change the count. A BREACH becomes RETRAIN
-    once enough windows are breaches. The action stays RETRAIN until a window is OK. It also ends
-    when a version serves that was trained on rows after the first breach.
+    once enough windows are breaches. The action stays RETRAIN until a window is OK. RETRAIN also
+    ends when a version serves that was trained on rows after the first breach.
 
     Returns:
         The action, a text that is added to its reason, and the state. The state contains `version`

@@ -52,7 +52,7 @@ class RunMemory:
     def num_requests_today(self, now: float) -> int:
         """Count the requests of the last 24 hours.
 
-        After a clock was set back, requests that seem to be in the future count too.
+        If the clock was set back, requests with a time in the future are counted too.
         """
         return sum(abs(time - now) < DAY_SECONDS for time in self.requested_at)
 
@@ -179,9 +179,9 @@ def make_request(
     """Return the request for a run over the rows up to `data_until`.
 
     The name consists of the end of the rows, the serving model and the kind of the run (full or
-    incremental). The name is independent of clocks and of the monitor's identity. So two monitors
-    that saw the same rows request the same run, and every trigger starts that run once. The window
-    ends one microsecond after `data_until`, because its end is exclusive.
+    incremental). The name is independent of clocks and of the monitor's identity. Two monitors that
+    saw the same rows therefore request the same run, and every trigger starts that run once. The
+    window ends one microsecond after `data_until`, because its end is exclusive.
 
     Args:
         decision: The decision to retrain.

@@ -57,8 +57,8 @@ class ActionSettings:
     run_command: str = ""
     """Local trigger: command line that runs the pipeline. `--request <file>` is appended."""
     upload_wait_seconds: float = 600.0
-    """Maximum wait for the uploader before a run is requested, in seconds. 0 means that the archive
-    is the lake, so that there is no uploader."""
+    """Maximum wait for the uploader before a run is requested, in seconds. 0 = the archive is the
+    lake, and there is no uploader."""
     kubeflow: KubeflowSettings = KubeflowSettings()
     notifications: NotificationSettings = NotificationSettings()
 
@@ -228,8 +228,8 @@ class DecisionHandler:
             if each.policy == BAKING:
                 self.new_versions.consider(each, now=now)
         if decision.action is Action.ROLLBACK:
-            # The previous version is restored first. The rows of the restored version then show
-            # whether a new model is needed.
+            # The previous version is restored first. The rows of the restored version show whether
+            # a new model is needed.
             return decision
         confirmed = [each for each in decisions if each.action is Action.RETRAIN]
         acted = [self._act(each, now, data_until) for each in confirmed]

@@ -1,8 +1,8 @@
 """Turn journal events into incidents and messages, and send them to the webhook.
 
 An incident is a drift, an unreachable log, dead letters, rows that cannot be archived, or a bad
-release. Within an incident each kind of event is sent once. An open incident is repeated every
-`remind_seconds`, and its end is sent too.
+release. Within an incident each kind of event is sent once. While an incident is open, its message
+is repeated every `remind_seconds`. Another message reports its end.
 
 Messages are stored on disk in order, and are delivered at least once or dropped. A message is
 dropped if the server refuses it, or if it is older than a day. If too many messages wait, the
@@ -272,7 +272,7 @@ class Outbox:
         if self._attempt is not None:
             if (answer := self._attempt.answer) is None:
                 return
-            # The message may have been dropped meanwhile.
+            # The message may have been dropped during the attempt.
             if self._messages and self._messages[0] is self._attempt.message:
                 self._handle_answer(answer, now)
             self._attempt = None

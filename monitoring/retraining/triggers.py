@@ -382,7 +382,7 @@ class KubeflowTrigger:
         return _ALREADY if first.display_name == name else BUSY
 
     def _end_later_run(self, run_id: str, *, first: str) -> None:
-        """Terminate a run that was created after another one.
+        """Terminate this run if another run was created first.
 
         Raises:
             TemporaryError: The server does not answer.

@@ -7,8 +7,8 @@ every row is in exactly one file. The day is the UTC day of the prediction, or o
 prediction is unknown. Extraction joins late outcomes to their rows, and `monitoring.uploader` moves
 the files to the lake.
 
-Shadow scores of a ranked list are not archived. The model that served the list selected its rows,
-and on such rows any other model looks better than it is. For lists of ten out of 200 rows, an
+Shadow scores of a ranked list are not archived. That model selected the rows of the list, and on
+selected rows any other model appears better than it is. For lists of ten out of 200 rows, an
 equally good model looked better by 0.04 AUC.
 
 The steps have this order, so that a killed process loses no row:

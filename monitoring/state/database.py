@@ -1,8 +1,8 @@
 """SQLite file of the monitor's state: tables, lock, transactions, counters and documents.
 
-One process at a time opens it. A transaction is on disk when its call returns. This module also
-tracks the matured rows and late outcomes of each archive file. A file goes from `intended` to
-`sealed` to `uploaded`, or to `set apart` if it cannot be written. This module defines all tables.
+One process at a time opens it. A transaction is on disk when its call returns. The module tracks
+the matured rows and late outcomes of each archive file. A file goes from `intended` to `sealed` to
+`uploaded`, or to `set apart` if it cannot be written. This module defines all tables.
 `monitoring.state.store` writes most of them, and `monitoring.state.archive` writes the archive's
 files.
 """
@@ -366,8 +366,8 @@ class FileTables(Database):
 
     def oldest_late(self, max_rows: int) -> list[Unarchived]:
         """Return up to `max_rows` late outcomes that are in no archive file, oldest first."""
-        # A prediction more than a day in the future had a wrong clock. Its outcomes must not create
-        # an archive file for a day in the future.
+        # A prediction more than a day in the future had a wrong clock. The outcomes of a prediction
+        # with a wrong clock must not create an archive file for a day in the future.
         columns = "number, min(coalesce(predicted_at, time), stored_at + 86400.0), 1"
         query = f"SELECT {columns} FROM late_outcomes WHERE file IS NULL ORDER BY number LIMIT ?"
         return list(map(Unarchived._make, self._connection.execute(query, (max_rows,))))

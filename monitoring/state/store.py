@@ -84,8 +84,8 @@ _IS_HELD = (
     "predictions.rowid >= (SELECT first FROM blocks WHERE last >= predictions.rowid ORDER "
     "BY last LIMIT 1)"
 )
-"""SQL condition that the block of a prediction still exists. The condition is NULL if there is no
-block with this or a later prediction."""
+"""SQL condition that the block of a prediction still exists. The condition is NULL if all blocks
+end before the prediction."""
 
 
 class StateStore(FileTables):
@@ -260,7 +260,7 @@ class StateStore(FileTables):
 
         Args:
             columns: The new column names, stored as the document `features`.
-            arranged: Map from the stored columns to the new ones.
+            arranged: Map from the stored columns to the new columns.
         """
         with self._transaction({}) as connection:
             for (last,) in connection.execute("SELECT last FROM block_rows").fetchall():
@@ -568,8 +568,8 @@ class StateStore(FileTables):
     ) -> None:
         """Store outcomes for the outcome files, and keep the earliest per (request, row, event).
 
-        If an outcome is earlier than the stored outcome of the same key, it goes into a new file.
-        This holds even if the stored outcome is already archived.
+        If an outcome is earlier than the stored outcome of the same key, it goes into a new file. A
+        new file is also needed if the stored outcome is already archived.
         """
         connection.executemany(
             "INSERT INTO late_outcomes (request_id, row, event, time, predicted_at, stored_at)"
@@ -625,8 +625,8 @@ class StateStore(FileTables):
             connection.execute(
                 "DELETE FROM late_outcomes WHERE stored_at < ?"
                 " AND file IN (SELECT name FROM files WHERE state IN ('sealed', 'uploaded'))"
-                # The conversion rate counts a request as long as its rows are stored. Its outcomes
-                # therefore stay as long as its rows.
+                # The conversion rate counts a request as long as its rows are stored. The outcomes
+                # of a request therefore stay as long as its rows.
                 " AND NOT EXISTS (SELECT 1 FROM predictions WHERE predictions.request_id = "
                 "late_outcomes.request_id"
                 f" AND {_IS_HELD})",

@@ -1,9 +1,9 @@
 """Status page: one HTML file without script or external asset, readable on a phone.
 
 The page is rendered for each request from the exposition, the time and the recent history. The
-history is read from the ends of the monitor's journal files and of the promotion journal, so it
-survives a restart and costs the loop nothing. `evergreen.reports` renders the HTML, and
-`web.server` answers requests.
+history is read from the ends of the monitor's journal files and of the promotion journal. It
+therefore survives a restart and needs no time in the loop. `evergreen.reports` renders the HTML,
+and `web.server` answers requests.
 """
 
 import json
@@ -43,8 +43,8 @@ from monitoring.web.server import CARDS, link_to
 
 _REFRESH_SECONDS = 15
 _TAIL_BYTES = 2 * 2**20
-"""Bytes read from the end of each file. This number of bytes contains about 4,000 points of the
-timeline or 7,000 events. Reading and parsing takes about 30 ms."""
+"""Bytes read from the end of each file. Two MiB contain about 4,000 points of the timeline or 7,000
+events. Reading and parsing takes about 30 ms."""
 MAX_POINTS = 600
 """Maximum number of points per version in the chart. A phone has fewer pixels."""
 _MARKED_EVENTS = {

@@ -139,8 +139,8 @@ class StoreWatcher:
             store: Model registry.
             documents: State in which runs are counted.
             archive: Archive of the monitor.
-            has_uploader: Whether an uploader moves the archive files. Otherwise the archive is the
-                lake, and no file waits.
+            has_uploader: Whether an uploader moves the archive files. Without an uploader, the
+                archive is the lake, and no file waits.
             folders: Further folders of the installation whose disks are read.
         """
         self._store = store

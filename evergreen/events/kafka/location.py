@@ -128,8 +128,7 @@ class KafkaLocation:
         ours = {name.replace("_", "."): value for name, value in settings.items()}
         return {
             "client.id": "evergreen",
-            # Topics that are created after their reader are found within this time. librdkafka's
-            # default is 5 minutes.
+            # Readers find new topics within 10 s. librdkafka's default is 5 minutes.
             "topic.metadata.refresh.interval.ms": 10_000,
             "logger": _CLIENT_LOGGER,
             **self.properties,

@@ -38,13 +38,13 @@ M = TypeVar("M")
 def close_consumer(consumer: Consumer) -> None:
     """Leave the group and close the client, within `_CLOSE_SECONDS`.
 
-    The close function of librdkafka has two faults. The first fault: closing searches for the
-    group's coordinator again and again if a commit is pending and no broker answers (librdkafka
-    issue 3740). In this case the function stops waiting. The client ends when a broker answers or
-    when the process ends, and other readers get its partitions when its session times out. The
-    second fault: a rebalance may still wait for its callback when closing begins. If the group has
-    already ended, the callback blocks forever while it holds Python's interpreter lock. For this
-    reason the function ends rebalances before it closes the client.
+    The close function of librdkafka has two faults. The first fault: if a commit is pending and no
+    broker answers, closing searches for the group's coordinator again and again (librdkafka issue
+    3740). The function then stops waiting after `_CLOSE_SECONDS`. The client ends when a broker
+    answers or when the process ends, and other readers get its partitions when its session times
+    out. The second fault: a rebalance may still wait for its callback when closing begins. If the
+    group has already ended, the callback blocks forever while it holds Python's interpreter lock.
+    For this reason the function ends rebalances before it closes the client.
     """
     deadline = time.monotonic() + _CLOSE_SECONDS
     _end_rebalances(consumer, deadline)
@@ -119,7 +119,8 @@ class PartitionProgress(Generic[M]):
         """Renew at most `count` expired leases of messages, and return the messages' offsets.
 
         The oldest messages come first. If a lease ends later than a new lease would end, it was
-        acquired before the clock was set back. A lease that ends too late counts as expired.
+        acquired before the clock was set back. Therefore a lease with an implausibly late end
+        counts as expired.
         """
         expired = [offset for offset, held in self.held.items() if not now < held.until <= until][
             :count

@@ -7,9 +7,9 @@ before it acknowledges it. `ReadMark` estimates the watermark of the log.
 
 Dead letters have their own topic. A dead letter is the original payload with id, reason and time as
 attributes. If Pub/Sub itself moved a message to this topic, the message has no reason. Pub/Sub
-cannot list messages without pulling them. While one call lists or replays dead letters, a second
-such call sees fewer messages. If a process is killed while it lists or replays dead letters, the
-next calls see fewer messages for `lease_seconds`.
+cannot list messages without pulling them. While one call lists or replays dead letters, another
+call of this kind sees fewer messages. If a process is killed while it lists or replays dead
+letters, the next calls see fewer messages for `lease_seconds`.
 """
 
 import logging
@@ -147,8 +147,8 @@ class PubsubDeadLetters:
             if received.keys() - taken.keys():
                 empty_since = time.monotonic()
             # If a message is held longer than its lease, it arrives again under a new
-            # acknowledgement id. Such a message does not restart the wait, because the loop might
-            # never end.
+            # acknowledgement id. A message that arrives again does not restart the wait, because
+            # the loop might never end.
             taken.update(received)
         return dict(taken.values())
 

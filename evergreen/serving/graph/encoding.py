@@ -10,7 +10,7 @@ One hash table serves all columns. The key of a category is its value plus the f
 slot's range. The value stored for a key is the distance from the slot's out-of-vocabulary row to
 the category's row. The value 0 of an absent key therefore selects the out-of-vocabulary row in
 every slot. The slot of an excluded column has no entries, and its distances count from its row for
-missing values. All values of an excluded column then count as missing.
+missing values. As a result, all values of an excluded column count as missing.
 
 The table uses cuckoo hashing with `CHOICES` cells per key (Pagh & Rodler, ESA 2001; Fotakis et al.,
 STACS 2003). Choice d of a key is the cell `starts[d] + key mod primes[d]`, and each choice has its
@@ -62,10 +62,10 @@ class KeyRange(NamedTuple):
     Raw values are clipped to `lowest` and `highest`, and no vocabulary contains a category beyond
     these bounds. ONNX Runtime 1.31 clips int64 wrongly if a value and the bound agree in their
     upper 32 bits, because it compares the lower 32 bits as signed numbers. For example, it does not
-    clip 2^33 - 1 to the bound 2^32. This bug does no harm here, because the lower 32 bits of these
-    bounds are the smallest signed number. The clipping error matters only if it moves a value into
-    another slot's range. An unclipped value is at most 2^32 beyond a bound, and the ranges of two
-    slots are further apart.
+    clip 2^33 - 1 to the bound 2^32. This bug does no harm with the bounds used here, because their
+    lower 32 bits are the smallest signed number. The clipping error matters only if it moves a
+    value into another slot's range. An unclipped value is at most 2^32 beyond a bound, and the
+    ranges of two slots are further apart.
     """
 
     highest: int

@@ -272,7 +272,7 @@ class ModelRepository:
     Args:
         objects: Folder or bucket.
         names: Names of the recommender's models.
-        holder: Description of this deployment for the error messages of others. The default
+        holder: Description of this deployment, for error messages of other deployments. The default
             describes this process.
         min_lease: Largest lease number in the journal. The number in the repository may be lower,
             because the repository may have been emptied.
