@@ -266,7 +266,7 @@ def whole_directory(final: Path, *, replace: bool = False) -> Iterator[Path]:
     except Exception as error:
         if replace and (final.exists() or not aside.exists()):
             raise TemporaryError(
-                f"another process also created {final}, so the work of this process is lost: {error}"
+                f"another process also created {final}, so this work is lost: {error}"
             ) from error
         raise
     finally:

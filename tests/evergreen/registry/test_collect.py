@@ -177,14 +177,14 @@ def test_command_killed_anywhere_leaves_whole_folders_and_next_finishes(
 @pytest.mark.parametrize("flags", [["--days", "0.5"], ["--keep-versions", "1"]])
 def test_limits_that_would_leave_nothing_to_go_back_to_are_refused(installation, flags, capsys):
     assert run(installation, *flags) == 2
-    assert "expected at least 1 day and 2 versions" in capsys.readouterr().err
+    assert "expected 1 to 36,500 days, and at least 2 versions" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("days", ["nan", "inf", "0.5", "-1", "1e300", "36501"])
 def test_days_that_are_no_age_are_refused(installation, capsys, days):
     before = left(installation)
     assert run(installation, "--yes", "--days", days) == 2
-    assert "expected at least 1 day" in capsys.readouterr().err
+    assert "expected 1 to 36,500 days" in capsys.readouterr().err
     assert left(installation) == before
 
 
