@@ -49,7 +49,8 @@ _MAX_ROWS_PER_FLUSH, _MAX_BYTES_PER_FLUSH = 50_000, 14_000_000
 """Limits of one flush. Without a limit, the flush after an outage could exceed the log's timeout
 again and again."""
 _MAX_OUTCOMES_PER_FLUSH = 10_000
-"""Maximum outcomes per flush. Removing them from the queue blocks the event loop for 30 ms."""
+"""Maximum outcomes per flush. Removing this number of outcomes from the queue blocks the event loop
+for 30 ms."""
 _FIRST_BACKOFF_SECONDS, _MAX_BACKOFF_SECONDS = 0.1, 2.0
 """First and longest wait in seconds between failed flushes. Each further failure doubles the
 wait."""

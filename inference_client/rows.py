@@ -246,7 +246,7 @@ def _elements(
 def _plain_value(value: object) -> object:
     """Convert NumPy's scalars to Python's scalars.
 
-    Times stay unchanged, because they would become integers.
+    Times stay unchanged, because `item` would convert them to integers.
     """
     if isinstance(value, np.datetime64 | np.timedelta64):
         return None if np.isnat(value) else value

@@ -200,7 +200,7 @@ class ScoringClient:
         """Columns of each version that is known, by model and version number."""
         self._newest: dict[str, ColumnMap] = {}
         """Columns of the newest known version of each model. This version answered last, or its
-        configuration was read after that answer."""
+        configuration was read after the last answer."""
 
     async def __aenter__(self) -> "ScoringClient":
         return self
@@ -304,8 +304,8 @@ class ScoringClient:
                 )
                 backoff = min(2 * backoff, self._settings.max_backoff_seconds)
             parts = {start: part for start, part in parts.items() if start not in stale}
-            # Wait for every part before the first error is raised. Without the wait, a part
-            # would continue without a caller.
+            # Wait for every part before the first error is raised. Otherwise a part would continue
+            # after its caller has failed.
             for outcome in await asyncio.gather(*map(score_part, stale), return_exceptions=True):
                 if isinstance(outcome, BaseException):
                     raise outcome

@@ -77,7 +77,7 @@ class Journal:
         """Called with each event after it was written."""
 
     def append_decisions(self, lines: Mapping[float, str]) -> None:
-        """Append decisions, oldest first. The arguments are canonical lines by decision point.
+        """Append decisions, oldest first. The argument maps decision points to canonical lines.
 
         Decisions that a predecessor wrote before it died are skipped, so that every point appears
         once.

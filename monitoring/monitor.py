@@ -93,9 +93,9 @@ class _StoredEvaluator:
     def restore(self, requests: MaturedRequests | None) -> None:
         """Restore the stored matured requests and the predictions after the last decision point.
 
-        The newest requests matured after the state was last written. The evaluator treats requests
-        that matured later as new. Requests that were too late for their decision point therefore
-        stay excluded.
+        The newest requests matured after the state was last written. The newest stored requests may
+        have matured after the evaluator's state was last written. Requests that were too late for
+        their decision point therefore stay excluded.
         """
         if requests is not None:
             num_new = 0 if self._cursor is None else self._store.num_matured_after(self._cursor)
@@ -108,7 +108,7 @@ class _StoredEvaluator:
         self.evaluator.record_predictions(times, versions, canary=canary)
 
     def decide(self, matured_until: float) -> None:
-        """Decide on what matured up to this event time, and store the decisions.
+        """Make the decisions that are due at this event time, and store them.
 
         A decision is stored before any action follows from it.
 
@@ -196,7 +196,8 @@ class _Measurements:
     def measure(self, versions: Iterable[int], *, read_up_to: float | None) -> list[Kpis]:
         """Compute the KPIs of those `versions` that have rows.
 
-        `read_up_to` is the watermark of the log. If it is None, the KPIs have no conversion rate.
+        `read_up_to` is the watermark of the log. Without a watermark, the KPIs have no conversion
+        rate.
         """
         measured, conversion_rates = [], dict[int, float]()
         if read_up_to is not None and (seconds := self._conversion_window_seconds):

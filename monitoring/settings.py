@@ -60,8 +60,8 @@ class InstallationSettings:
     """Partition of the log that is read. Only the monitor of partition 0 decides and triggers runs,
     from its own partition. Monitors of other partitions join, archive and export metrics."""
     state: Path
-    """Folder of the monitor's state, timeline and events. The folder must survive restarts. One
-    monitor at a time uses it."""
+    """Folder of the monitor's state, timeline and events. The folder must survive restarts. Only
+    one monitor at a time uses the folder."""
     archive: Path
     """Folder where matured rows wait for the uploader, as Parquet files."""
     store: Path

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from evergreen.runtime.errors import ContractError, expect
 
 MAX_LATE_DAYS, _MAX_REPLAY_DAYS = 366, 3_660
-"""A model's manifest lists every file of these days, so the number of days is limited."""
+"""A model's manifest lists every file of the days that extraction looks back, so the number of
+these days is limited."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +62,8 @@ class ExtractionSettings:
     columns: tuple[str, ...] = ()
     """Features to train on. Empty = all."""
     attribution_hours: float = 0.0
-    """Hours after a row in which its click may still arrive. Rows younger than this are left to the
-    next run. 0 = labels are final."""
+    """Hours after a row in which its click may still arrive. The next run reads the rows that are
+    younger than this number of hours. 0 = labels are final."""
 
     def __post_init__(self) -> None:
         expect(self, "more than 0 and less than 1", lambda value: 0 < value < 1, "holdout_fraction")

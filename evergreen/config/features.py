@@ -95,10 +95,10 @@ class CategoricalOptions:
     """Value that the served model uses in every row instead of the row's own, such as 1 for the
     position of an item in a list. Training uses the real values, so that the network learns their
     effect. With a fixed position, the model does not rank an item higher only because the item was
-    shown at a high position before. The gate evaluates the model with this value too, so that the
-    mean score of rows served with it equals their click rate. A request may omit a feature that is
-    served with a fixed value. A logged row without the feature does not help to learn the feature's
-    effect."""
+    shown at a high position before. The gate also evaluates the model with this value, so that the
+    mean score of the rows that were served with the value equals the click rate of these rows. A
+    request may omit a feature that is served with a fixed value. A logged row without the feature
+    does not help to learn the feature's effect."""
     embed: int | None = None
     """Length of the categories' vectors, at least 1. null = the model's `embedding_dim`. Only the
     network `dcn` supports vectors of different lengths. The other networks multiply vectors with

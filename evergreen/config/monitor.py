@@ -23,7 +23,7 @@ POLICY_NAMES = ("threshold", "sequential", "data_drift", "schedule")
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSettings:
-    """Settings about which rows the policies evaluate, and how often."""
+    """Settings of the rows that the policies evaluate, and of how often this happens."""
 
     window_rows: int = 20_000
     """Number of the newest matured rows of each model version from which the KPIs are computed."""

@@ -90,9 +90,9 @@ class TrainingSettings:
     """Arithmetic of the matrix products: float32, tf32 (a GPU's shortened float32) or bfloat16.
     Weights, sums and the optimizer are always float32."""
     checkpoint_minutes: float = 5.0
-    """Time between saves within a fit, in minutes. If the process is killed, at most this much work
-    is lost. A save writes the table with its optimizer state (2 GB for 10 million rows of width
-    16)."""
+    """Time between saves within a fit, in minutes. If the process is killed, at most the work of
+    this time is lost. A save writes the table with its optimizer state (2 GB for 10 million rows of
+    width 16)."""
     solver: SolverSettings = SolverSettings()
     """HugeCTR's own settings."""
 

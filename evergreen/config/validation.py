@@ -39,8 +39,8 @@ class ValidationSettings(DriftThresholds):
     """Minimum shift of a numeric column's mean that counts as drift, in standard deviations of the
     bucket number."""
     new_value_share: float = 0.05
-    """Maximum share of rows whose category is unknown to the champion. A larger share is reported
-    as a finding."""
+    """Maximum share of rows whose category is unknown to the champion. Validation reports a larger
+    share as a finding."""
     click_rate_factor: float = 2.0
     """Maximum factor by which the share of clicks may rise or fall. A larger change is reported as
     a finding."""

@@ -199,8 +199,8 @@ class RawDataset(Manifest):
     source_uri: str
     window_start: str | None
     """Start of the window, inclusive, in ISO 8601 UTC. The run can set the start. If the run does
-    not set it, the start is a number of days before the end, or follows the parent's last training
-    row. None = the window starts with the first row."""
+    not set a start, the window begins a number of days before its end, or directly after the
+    parent's last training row. None = the window starts with the first row."""
     window_end: str | None
     """End of the window, exclusive. If the run sets an end, the window ends earlier by the hours
     that are reserved for the next run. None means that the window ends with the last row."""
@@ -218,8 +218,9 @@ class RawDataset(Manifest):
     are in time order: first the late rows, then the rows of the window."""
     holdout_uri: str
     """Folder of the newest rows, which are held out from training. The schema is that of
-    `train_uri`. The candidate, its parent and the champion were trained on older rows only. All
-    rows of a request are either in this folder, or in `train_uri` and `replay_uri`."""
+    `train_uri`. The candidate, its parent and the champion were trained on older rows only. The
+    rows of one request are never divided between this folder and the folders `train_uri` and
+    `replay_uri`."""
     num_train_rows: int
     num_holdout_rows: int
     num_malformed: int
@@ -291,9 +292,9 @@ class RawDataset(Manifest):
     files: dict[str, dict[str, int]] = field(default_factory=dict)
     """Files of the lake that the lineage has seen, without back-filled versions. Each day
     (YYYY-MM-DD) maps file names to sizes in bytes. The list covers the 366 days up to the last
-    training row. A file of these 366 days that is not listed is a late file. The first day always
-    has an entry. A later day without an entry had no files. Days before the first entry are not
-    covered."""
+    training row. A file of one of these 366 days that is not in the list is a late file. The first
+    day always has an entry. A later day without an entry had no files. Days before the first entry
+    are not covered."""
     quarantined_files: list[dict[str, Any]] = field(default_factory=list)
     """Files of the lake that the run left out because their rows cannot be read. Each entry has
     four fields: file (relative to the lake), num_rows (of its footer, or None), reason, and known
@@ -505,9 +506,9 @@ class Model(Manifest):
     """Time of the newest row read for this model. The rows after `last_learned_time` are the
     model's holdout."""
     last_learned_time: str
-    """Time of the newest training row of the model or its parent. The next run continues from this
-    watermark. Downsampled and quarantined rows count as training rows, but late and replayed rows
-    do not."""
+    """Time of the newest training row of the model or its parent. The next run continues at this
+    time. Downsampled and quarantined rows count as training rows, but late and replayed rows do
+    not."""
     raw_digest: str
     sha256: dict[str, str]
     """SHA-256 of the files of each part: `weights`, `workflow` and `statistics`."""
@@ -619,7 +620,7 @@ class Verdict(Manifest):
     """`pass`, `fail` or `inconclusive`."""
     accepted: bool
     """Whether the run continues with deployment. The run continues after `pass`. After
-    `inconclusive` the run continues only if the rollout of the run allows this."""
+    `inconclusive`, the run continues only if its rollout mode allows this."""
     reason: str
     """Headline of the decision (see `contracts.checks.headline`)."""
     num_rows: int
@@ -732,7 +733,7 @@ SCRATCH = ("parent", "champion")
 class RetrainRequest(Manifest):
     """Request for one run: its reason and its window.
 
-    The monitor writes a request when it starts a run, and a command writes one for a person. A
+    The monitor writes a request when it starts a run. A person writes a request with a command. A
     retrain request sets parameters of the pipeline.
     """
 

@@ -23,14 +23,14 @@ LABEL, REQUEST_ID, ROW, EVENT_TIME, MODEL_VERSION, SCORE, POSITION, PROPENSITY =
 SHADOW_VERSION, SHADOW_SCORE, CANARY = OWN_COLUMNS[8:]
 
 SERVED_BY = (MODEL_VERSION, SCORE, POSITION, PROPENSITY)
-"""Columns that a file of raw rows may lack. If a file lacks one of these columns, the column is
-null in the file's rows."""
+"""Columns that a file of raw rows may lack. If a file lacks one of these columns, the values of the
+column are null for the file's rows."""
 
 SHADOW_TYPES: dict[str, str] = {SHADOW_VERSION: "int32", SHADOW_SCORE: "float32"}
 """Optional columns after the raw columns. A file has these columns if a shadow version scored at
 least one of its rows (`evergreen.registry.traffic_plan`). In rows without shadow scores the columns
-are null. Readers of raw rows select columns by name and skip these two, except the reader of the
-canary's evidence."""
+are null. Readers of raw rows select columns by name and skip the shadow columns. Only the reader of
+the canary's evidence reads them."""
 
 CANARY_TYPES: dict[str, str] = {CANARY: "bool"}
 """Optional column that is true in rows that a canary answered. A file without canary rows lacks the
@@ -38,9 +38,9 @@ column. The optional columns follow the raw columns in this order: shadow, canar
 
 WEIGHT_TYPES: dict[str, str] = {WEIGHT: "float32"}
 """Additional column after the other raw columns, if the recommender's file names a weight
-(`ColumnNames.weight`). A weight is a finite number of at least 0, and never null. Files of a lake
-may lack it, for example those from the monitor's archive. If a file has no weight column, all its
-rows have weight 1."""
+(`ColumnNames.weight`). A weight is a finite number of at least 0, and never null. Some files of a
+lake may lack the weight column, for example files from the monitor's archive. If a file has no
+weight column, all its rows have weight 1."""
 
 ROW_TYPES: dict[str, str] = {
     LABEL: "int32",

@@ -34,7 +34,7 @@ MISSING_WORDS = frozenset(
 )
 """Texts that mean "no value" in every feature column, even with spaces around them. The texts are
 case-sensitive: "Na" and "NONE" are ordinary texts. If one of these texts is a real value of a
-column, such as the country code NA, the column must spell it differently."""
+column, such as the country code NA, the data must contain another text for this value."""
 EXACT_FLOATS = 2**53
 """Limit from which a 64-bit float no longer represents every whole number."""
 EXACT_BELOW = {

@@ -102,7 +102,7 @@ class SqliteLog:
         while True:
             try:
                 # Page size of a new file. With SQLite's default of 4 kB, a message of 64 rows would
-                # fill a chain of five pages. With that chain, reading would take 15 % longer.
+                # fill a chain of five pages. Reading would take 15 % longer with these chains.
                 self._connection.execute("PRAGMA page_size=16384")
                 self._connection.execute("PRAGMA journal_mode=WAL")
                 self._connection.execute("PRAGMA synchronous=FULL")

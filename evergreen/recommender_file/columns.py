@@ -1,7 +1,7 @@
 """Sample of the columns of a click log, with their distinct values and kinds.
 
 `open_rows` reads the rows, and the rules of `evergreen.rows` define the meaning of a value. For
-each column, the sample stores the distinct values. For each row, it stores the index of the row's
+each column, the sample stores the distinct values. The sample also stores the index of each row's
 value. The needed memory is therefore limited by the number of sampled rows.
 """
 
@@ -319,7 +319,7 @@ class ColumnSample:
 def read_sample(path: Path, *, rows: int = SAMPLE_ROWS, max_bytes: int = MAX_BYTES) -> ColumnSample:
     """Read the first rows of a file.
 
-    For each column, the result has the distinct values. For each row, it has the index of the row's
+    For each column, the result has the distinct values. The result also has the index of each row's
     value.
 
     Args:

@@ -689,8 +689,8 @@ def _is_dated(column: SampledColumn) -> bool:
 def _is_surely_time(column: SampledColumn) -> bool:
     """Return whether a column certainly contains times.
 
-    The column must have a name that only columns of times have. Alternatively, it has a common name
-    for times and suitable values. Small numbers do not count as times.
+    The column has either a name that is used only for times, or a common name for times together
+    with values that look like times. Small numbers do not count as times.
     """
     if names.letters(column.name) in names.CERTAIN_TIMES:
         return True
@@ -707,7 +707,7 @@ _OTHER_TIME = re.compile(
 
 
 def _is_like_time(column: SampledColumn) -> bool:
-    """Return whether all values that are looked at are dates in an unsupported form."""
+    """Return whether all inspected values are dates in an unsupported form."""
     if column.kind != TEXT or column.is_list or not column.num_present:
         return False
     present = np.flatnonzero(column.is_present & (column.counts > 0))[:_MOST_DATES]

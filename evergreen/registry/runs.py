@@ -1,9 +1,9 @@
 """Files of a run in the model registry: a note and a report of each step, and the run's outcome.
 
 The exit handler reads the notes to find out which step failed and why, because neither KFP backend
-reports this. On the hosted backend the exit handler gets an empty message. On the local backend the
-exit handler gets only its own name. The monitor shows the outcomes and the reports. Each step
-decides what its report contains.
+passes this information to the handler. On the hosted backend the exit handler gets an empty
+message. On the local backend the exit handler gets only its own name. The monitor shows the
+outcomes and the reports. Each step decides what its report contains.
 
 Layout: `<store>/runs/<run>/<step>.json`, `<step>_report.html` and `.json`, and `outcome.json` from
 the exit handler. A run from Kubeflow gets a folder name from `store_name`, because run names in
@@ -171,8 +171,8 @@ def new_run_name(kind: str) -> str:
 def run_folder(store: Path, run: str) -> Path:
     """Return the folder of a run's notes.
 
-    Every step calls this function before it uses files. A step removes files of an earlier try. The
-    name of a run must therefore not lead out of the folder `runs`.
+    Every step calls this function before it uses files. A step removes files of an earlier attempt.
+    The name of a run must therefore not lead out of the folder `runs`.
 
     Raises:
         ContractError: `run` is not the name of one folder.
@@ -437,7 +437,7 @@ def report_path(store: Path, run: str, step: str, *, kind: str = HTML) -> Path:
 def keep_report(
     store: Path, run: str, step: str, *, html: str | bytes, document: str | bytes | None = None
 ) -> None:
-    """Write the report of a step, and replace the report of an earlier try.
+    """Write the report of a step, and replace the report of an earlier attempt.
 
     Each file is written atomically.
     """

@@ -51,8 +51,8 @@ class Arm:
     model_name: str
     """Triton's name of the model. Requests contain this name and no version."""
     version: int
-    """Version that is expected to answer under this name. The reply contains the version that
-    answered."""
+    """Version that is expected to answer the requests for this name. The reply contains the version
+    that answered."""
 
     def __post_init__(self) -> None:
         expect(self, "a name", lambda value: isinstance(value, str) and bool(value), "model_name")
@@ -148,8 +148,8 @@ class TrafficPlan(Manifest):
 
 def _fraction(salt: str, purpose: str, key: str) -> float:
     """Return a number in [0, 1) that depends only on the arguments and is uniform over keys."""
-    # A key may contain a lone surrogate, which is valid in JSON but not in UTF-8. The escape avoids
-    # that a request with a lone surrogate fails.
+    # A key may contain a lone surrogate, which is valid in JSON but not in UTF-8. The key is
+    # therefore encoded with `surrogatepass`, which accepts a lone surrogate.
     digest = hashlib.blake2b(
         f"{salt}\0{purpose}\0{key}".encode(errors="surrogatepass"), digest_size=8
     ).digest()

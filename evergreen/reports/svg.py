@@ -307,7 +307,7 @@ def ticks(low: float, high: float, about: int) -> list[float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """Bar that shows the current share of rows. Behind it, another bar shows the earlier share."""
+    """Bar that shows the current share of rows. A second bar behind it shows the earlier share."""
 
     label: str
     now: float

@@ -7,7 +7,7 @@ scores the candidate and the champion on the same held-out rows. A champion with
 features would lose to any candidate.
 
 Extraction writes rows in the raw schema. If the type of a feature became text, extraction casts the
-feature if possible. A column that is not in the schema is not read. The next step cannot see these
+feature if possible. A column that is not in the schema is not read. Validation cannot see these
 changes, so `RawDataset.schema_mismatches` reports them. A column that is absent or cannot be cast
 stops the step (`rows.parquet`).
 
@@ -164,7 +164,7 @@ def is_text(found: Any) -> bool:
 
 def _is_number(found: Any) -> bool:
     values = found.value_type if pa.types.is_dictionary(found) else found
-    # pandas gives a column without any value the type null. The type null does not count as a
+    # pandas writes a column without values with the type null. The type null does not count as a
     # mismatch.
     kinds = (
         pa.types.is_integer,

@@ -25,8 +25,8 @@ from evergreen.runtime.errors import ContractError, TemporaryError
 T = TypeVar("T")
 
 UNFINISHED = re.compile(r"\.(.+)\.[0-9a-f]{32}")
-"""Marker in the name of an unfinished file or folder. A killed write leaves a file or folder with
-this marker behind."""
+"""Marker in the name of an unfinished file or folder. If a write is killed, a file or folder with
+this marker remains."""
 
 
 def no_checkpoint(name: str) -> None:

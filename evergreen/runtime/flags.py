@@ -55,7 +55,9 @@ class _WithDefaults(argparse.ArgumentDefaultsHelpFormatter):
 
 
 def run_flags(**values: object) -> list[str]:
-    """Return the command-line flags of a step. Each flag has the name of its value, with hyphens.
+    """Return the command-line flags of a step.
+
+    Each flag has the name of its value, with hyphens instead of underscores.
 
     >>> run_flags(run="r 1", batch_size=2048)
     ['--run=r 1', '--batch-size=2048']

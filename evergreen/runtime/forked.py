@@ -6,9 +6,9 @@ time again. The callers choose how to divide the work, and ensure that the divis
 the results.
 
 `concurrent.futures.ProcessPoolExecutor` has two drawbacks for this use. If the process that uses
-the executor is stopped, the executor waits for running work, longer than a cluster waits for a pod.
-When a process is killed while it sends its result, the executor waits forever, because its
-processes share one pipe.
+the executor is stopped, the executor waits for running work, and this wait may be longer than a
+cluster waits for a stopping pod. When a process is killed while it sends its result, the executor
+waits forever, because its processes share one pipe.
 """
 
 import ctypes
@@ -64,8 +64,8 @@ def run_all(
     """Return the function's results in the order of the items.
 
     A single item is processed in this process. If one process is requested, all items are processed
-    here. With more processes, the items are processed in new forked processes. Forked processes
-    share the function, the items and all data that these refer to, without a copy. Results are
+    here. With more processes, the items are processed in new forked processes. The forked processes
+    share the function, the items and the data that these refer to, without a copy. Results are
     pickled. The function must not need a lock or a thread of the calling process. An exception of
     the function is raised again in this process. If several items fail, the first item's error is
     raised. When the call ends, all processes are stopped immediately.

@@ -2,9 +2,10 @@
 
 The wheels of ONNX Runtime send telemetry by default.
 
-ONNX Runtime reads the variable at import. Every module of this project therefore imports ONNX
-Runtime through this module. Code in Triton's model file cannot set the variable. A program that
-starts Triton therefore passes the variable in `SILENT` to it.
+ONNX Runtime reads the environment variable that disables its telemetry when it is imported. Every
+module of this project therefore imports ONNX Runtime through this module. Code in Triton's model
+file cannot set the variable. A program that starts Triton therefore passes the variable in `SILENT`
+to it.
 """
 
 import os

@@ -4,17 +4,18 @@ The functions are pure, and `canary.evidence` reads the evidence. The labels are
 pairs since the canary began, because both arms scored every pair, whatever the canary's share.
 Looks at the pairs are planned: the first look is after `min_pairs` pairs, and each further look
 after twice as many. Each look uses exactly its planned number of pairs, beginning with the oldest
-pair. If a step runs more often, or is repeated after a crash, it therefore adds no look.
+pair. If a step runs more often, or is repeated after a crash, the number of looks therefore stays
+the same.
 
 A degradation is significant if a one-sided p-value is below alpha / (looks * 2). The tests are for
 the AUC difference (paired DeLong) and for the mean log loss difference. Rows are clustered by user,
-or by request if there are no users. This Bonferroni correction holds for any dependence between
+or by request if there are no users. The Bonferroni correction is valid for any dependence between
 looks and metrics. The probability of aborting an equal model is at most `alpha` over the canary's
 whole life. O'Brien-Fleming bounds would have more power. O'Brien-Fleming bounds are not used,
 because they need independent increments. Rows mature by request and day, so the increments may be
-dependent. Both tests assume normal means, so at least `MIN_REQUESTS` requests must have clicks,
-however many rows there are. With only three requests with clicks, one equal model in thirty would
-be aborted at its first look.
+dependent. Both tests assume that the means are normally distributed, so at least `MIN_REQUESTS`
+requests must have clicks, however many rows there are. With only three requests with clicks, one
+equal model in thirty would be aborted at its first look.
 
 The canary grows when the tests confirm that both metrics are within their margins. Each look has a
 part of the one-sided level `growth_alpha`, and the parts add up to `growth_alpha`. Both tests must
@@ -162,8 +163,8 @@ class CanaryPolicy:
     """Maximum probability of aborting an equally good model because of the labels, over all
     looks."""
     growth_alpha: float = 0.025
-    """Maximum probability that the traffic of a model that is worse by more than a margin ever
-    grows. The gate adds 2.5 %, so the total probability is 5 %."""
+    """Maximum probability that the traffic of a model ever grows, although the model is worse by
+    more than a margin. The gate adds 2.5 %, so the total probability is 5 %."""
     auc_margin: float = 0.002
     """Tolerated decrease of the AUC. The default is the margin of the gate."""
     log_loss_margin: float = 0.005

@@ -127,7 +127,7 @@ class ColumnDrift:
     effect: float | None
     """Size of the change of the column's values. For a categorical column, the effect is the change
     of one category's share. Of all categories, this category changed most relative to its
-    threshold. For a numeric column, it is the Jensen-Shannon divergence in bits, minus the
+    threshold. For a numeric column, the effect is the Jensen-Shannon divergence in bits, minus the
     divergence that chance adds."""
     effect_low: float | None
     effect_high: float | None
@@ -172,9 +172,9 @@ class ColumnTest:
     """p-value of the hypothesis of no change. None if one of the samples has too few rows."""
     effect: Effect
     """Effect of the test. For `values` of a categorical column, it is the absolute change of the
-    share that changed most relative to its threshold. For `values` of a numeric column, it is the
-    Jensen-Shannon divergence in bits. For `mean`, the effect is the shift in standard deviations.
-    For `missing` and `outliers`, the effect is the change of their share."""
+    share that changed most relative to its threshold. For `values` of a numeric column, the effect
+    is the Jensen-Shannon divergence in bits. For `mean`, the effect is the shift in standard
+    deviations. For `missing` and `outliers`, the effect is the change of their share."""
     floor: float
     """Minimum relevant effect."""
     matters: bool

@@ -403,8 +403,8 @@ def detectable_mean(n: int, m: int, *, design: float, level: float) -> float:
 def divergence_of_shift(shift: float) -> float:
     """Return the Jensen-Shannon divergence in bits of two normal distributions.
 
-    The means of the distributions are `shift` standard deviations apart. The formula holds for a
-    small `shift`.
+    The means of the distributions are `shift` standard deviations apart. The formula is accurate
+    for a small `shift`.
 
     >>> round(divergence_of_shift(0.2), 4)
     0.0072

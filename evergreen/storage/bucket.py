@@ -281,8 +281,8 @@ class BucketObjects:
         """Request the missing bytes, and return when some have arrived.
 
         The client's retry deadline counts from the start of a call, even while bytes arrive.
-        Without this, the download of a large object would fail if its connection is cut after the
-        deadline.
+        Without the new request, the download of a large object would fail if its connection is cut
+        after the deadline.
         """
         before = file.tell()
         blob = self._bucket.blob(self._full(wanted.name), generation=wanted.generation)
@@ -379,8 +379,8 @@ class BucketObjects:
 
 def _client() -> Any:
     # If this variable is unset, the client requests the bucket's own properties in the background,
-    # for traces that nobody collects. The role of the account does not permit to read these
-    # properties.
+    # for traces that nobody collects. The role of the account does not include the permission to
+    # read these properties.
     os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
     if not os.environ.get("STORAGE_EMULATOR_HOST"):
         return storage.Client()

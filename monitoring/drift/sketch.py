@@ -187,7 +187,7 @@ def _digest(reference: TrainingReference) -> str:
 
 _PENDING_ROWS = 4096
 """Number of rows that are counted at once. If each request of 64 rows were counted alone, a row
-would cost ten times as much."""
+would take ten times as long."""
 
 
 class Sketch:

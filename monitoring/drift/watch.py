@@ -1,8 +1,8 @@
 """Sort predictions into buckets by event time and version, and report on closed buckets.
 
-Input is accepted predictions, each once, in any order. Output is one `DriftReport` per closed
-bucket. A report does not depend on the order of the records. `monitoring.drift.comparison` computes
-the numbers.
+The input is the accepted predictions, each once, in any order. The output is one `DriftReport` per
+closed bucket. A report does not depend on the order of the records. `monitoring.drift.comparison`
+computes the numbers.
 
 A bucket closes when the caller states that no more of its records can arrive. Callers use the
 watermark minus `drift_grace_seconds`, because clients publish records a little after the event. A

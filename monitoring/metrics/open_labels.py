@@ -1,8 +1,8 @@
 """AUC of rows whose attribution window is still open: estimate, bounds, and when it is final.
 
-Input is scores and ages of the open rows, which of them are clicked already, and the click delays
-of matured rows. Output is the AUC that the open rows will have once their labels are final.
-`window` has the numbers of matured rows.
+The input is the scores and ages of the open rows, which of these rows are already clicked, and the
+click delays of matured rows. The output is the AUC that the open rows will have once their labels
+are final. `window` has the numbers of matured rows.
 
 **Bounds.** A click that has arrived remains a click. Any other open row may or may not become a
 click. The bounds are the minimum and maximum of the AUC over all possible labels of these rows, so
@@ -233,8 +233,8 @@ def _correction(
 ) -> NDArray[np.float64]:
     """Return for each row [n] the ratio of arrived to expected clicks at similar scores.
 
-    One expected click is added, and as many arrived clicks as the ratio over all rows predicts for
-    it. With few clicks the correction is therefore close to the ratio over all rows.
+    One expected click is added to the expected clicks, and the ratio over all rows is added to the
+    arrived clicks. With few clicks the correction is therefore close to the ratio over all rows.
     """
     expected = score * arrived
     overall = (clicked.sum() + 1) / (expected.sum() + 1)

@@ -22,8 +22,8 @@ Ville's inequality (1939), P(the capital ever reaches 1 / alpha) <= alpha, over 
 every look. Bets that start late detect a drift that begins after long service. By the time of such
 a drift, the bets that started early have lost their shares of the capital. A bet that starts at
 round t costs only a factor of 1 / w_t, whose logarithm is about log t. The restarted e-detectors of
-Shin, Ramdas and Rinaldo (2024) detect a drift sooner. However, they bound the mean time between
-false alarms, and not the probability of any false alarm.
+Shin, Ramdas and Rinaldo (2024) detect a drift sooner. However, restarted e-detectors bound the mean
+time between false alarms, not the probability of any false alarm.
 
 **Several versions.** Each version has its own rounds and its own theta. The bets of all versions
 multiply the same capital, one after the other. The next lambda follows from theta and is chosen

@@ -149,7 +149,7 @@ class Evaluator:
     def record_predictions(
         self, times: NDArray[np.float64], versions: NDArray[np.int32], *, canary: NDArray[np.bool_]
     ) -> None:
-        """Record the versions that answered at these times. Canaries are ignored.
+        """Record which versions answered, with the times of their answers. Canaries are ignored.
 
         Repetitions change nothing.
 
@@ -328,8 +328,8 @@ def _rows_of(requests: MaturedRequests) -> MaturedRows:
 
 
 MAX_LINEAGE = 64
-"""Number of newest versions of a lineage that are remembered. Fewer versions serve within one
-attribution window."""
+"""Number of newest versions of a lineage that are remembered. Fewer versions than this serve within
+one attribution window."""
 
 
 class _ServingTimeline:
@@ -369,8 +369,8 @@ class _ServingTimeline:
         """Record non-canary predictions, in any order.
 
         Clients publish a little after the event. If the decision point of a prediction has passed,
-        the prediction counts at the next point if it is newer than all known predictions. If it is
-        not newer, the prediction is ignored.
+        the prediction counts at the next point if it is newer than all known predictions. Otherwise
+        the prediction is ignored.
 
         Args:
             times: Microseconds, shape [m].

@@ -1,7 +1,7 @@
 """Act on decisions: start a run or notify people, within the rate limits.
 
-Input is decisions and iterations of the loop. Output is the decision after rate limits, events, at
-most one run at a time (`monitoring.retraining.retraining`), and messages
+The input is the policy's decisions and the iterations of the loop. The output is the decision after
+rate limits, events, at most one run at a time (`monitoring.retraining.retraining`), and messages
 (`monitoring.retraining.notifications`). `monitoring.policies.rate_limit` applies the rate limits.
 """
 
@@ -311,7 +311,7 @@ class DecisionHandler:
 
     def _report_log(self, problem: str | None, now: float) -> None:
         """Emit an event when the log is down for a while, and when it is back."""
-        is_reported = LOG in self.notifier.open  # True also for a report by an earlier process
+        is_reported = LOG in self.notifier.open  # True also if an earlier process reported it
         if problem is None:
             if is_reported:
                 self._journal.emit("log_up", "messages can arrive again")

@@ -123,7 +123,7 @@ class Retraining:
             self._flush_archive(now)
         if self.progress.phase == _UPLOADING:
             self._await_uploads(now)
-        # A longer pause was computed before the clock was set back, so ignore it.
+        # A longer pause was computed before the clock was set back, and is ignored.
         is_time = not 0 < self.progress.next_try_at - now <= max(_RETRY_SECONDS, self._poll_seconds)
         if self.progress.phase == _SUBMITTING and is_time:
             self._submit(self._trigger, now)
@@ -232,7 +232,7 @@ class Retraining:
             self._store(changed)
 
     def _retry_later(self, obstacle: str, text: str, now: float) -> None:
-        """Wait in this phase for a while, and report a new obstacle."""
+        """Delay the next attempt of this phase, and report a new obstacle."""
         if obstacle != self.progress.obstacle:
             self._journal.emit(obstacle, text, request_id=self.progress.request_id)
         self._enter(self.progress.phase, next_try_at=now + _RETRY_SECONDS, obstacle=obstacle)

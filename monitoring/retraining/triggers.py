@@ -182,7 +182,7 @@ class LocalTrigger:
         try:
             write_whole(self._runs / f"{name}.json", json.dumps(note, indent=2) + "\n")
         except OSError as error:
-            logger.warning("the note on run %s cannot be written: %s", name, error)
+            logger.warning("the note of run %s cannot be written: %s", name, error)
         logger.info("run %s started as process %d", name, self._child.pid)
 
     @contextmanager
@@ -273,7 +273,7 @@ class KubeflowTrigger:
     """Submits runs to one Kubeflow experiment."""
 
     poll_seconds = 15.0
-    """Each query costs two calls, and a run takes minutes."""
+    """Each query costs two calls, and a run takes minutes, so a shorter interval is not needed."""
 
     def __init__(
         self,

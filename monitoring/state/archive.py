@@ -269,7 +269,7 @@ class Archive:
         return [name for name in sealed if name not in set(uploaded)]
 
     def first_written(self, names: Sequence[str]) -> float | None:
-        """Return when the oldest of these files was written, in seconds since the epoch.
+        """Return when the oldest of the named files was written, in seconds since the epoch.
 
         Returns None if all files were moved away.
         """

@@ -1,10 +1,10 @@
 """SQLite file of the monitor's state: tables, lock, transactions, counters and documents.
 
-One process at a time opens it. A transaction is on disk when its call returns. The module tracks
-the matured rows and late outcomes of each archive file. A file goes from `intended` to `sealed` to
-`uploaded`, or to `set apart` if it cannot be written. This module defines all tables.
-`monitoring.state.store` writes most of them, and `monitoring.state.archive` writes the archive's
-files.
+Only one process at a time opens the file. A transaction is on disk when its call returns. The
+module tracks the matured rows and late outcomes of each archive file. A file goes from `intended`
+to `sealed` to `uploaded`, or to `set apart` if it cannot be written. This module defines all
+tables. `monitoring.state.store` writes most of the tables, and `monitoring.state.archive` writes
+the archive's files.
 """
 
 import fcntl
@@ -402,7 +402,7 @@ class FileTables(Database):
         return [number for (number,) in self._connection.execute(query, (name,))]
 
     def split_part(self, number: int) -> bool:
-        """Split a part of matured requests in two within its file.
+        """Split a part of matured requests into two parts of the same file.
 
         Returns:
             False if the part has only one request or is corrupt.

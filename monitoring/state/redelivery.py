@@ -2,8 +2,8 @@
 
 The log delivers at least once, so an equal request under a known id is a redelivery. A different
 request under a known id, for example from a client that passes a session id, cannot be stored,
-because clicks name a row by that id. A different request under a known id becomes a dead letter
-with a reason, so that the loss is counted.
+because a click identifies its row by that id. A different request under a known id becomes a dead
+letter with a reason, so that the loss is counted.
 """
 
 import hashlib

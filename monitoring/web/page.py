@@ -1,9 +1,9 @@
 """Status page: one HTML file without script or external asset, readable on a phone.
 
 The page is rendered for each request from the exposition, the time and the recent history. The
-history is read from the ends of the monitor's journal files and of the promotion journal. It
-therefore survives a restart and needs no time in the loop. `evergreen.reports` renders the HTML,
-and `web.server` answers requests.
+history is read from the ends of the monitor's journal files and of the promotion journal. The
+history therefore survives a restart, and the loop spends no time on it. `evergreen.reports` renders
+the HTML, and `web.server` answers requests.
 """
 
 import json

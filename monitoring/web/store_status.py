@@ -109,8 +109,8 @@ class StoreStatus:
     """Result of the last read."""
 
     store_problem: str | None = None
-    """Why the model registry cannot be read, or None. If it cannot be read, promotions and runs are
-    unknown."""
+    """Why the model registry cannot be read, or None. If the registry cannot be read, promotions
+    and runs are unknown."""
     promotions: Promotions = Promotions()
     runs: RunCounts = RunCounts()
     unuploaded_files: int | None = None

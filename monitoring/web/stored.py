@@ -73,7 +73,7 @@ def read_snapshot(state: Path, *, now: float) -> Snapshot:
     The snapshot has no status of the registry, and the status of the log is unknown.
 
     Args:
-        state: State folder of a monitor. A missing file is like an empty one.
+        state: State folder of a monitor. A missing file counts as an empty file.
         now: Seconds since the epoch, for the rate limits.
 
     Raises:

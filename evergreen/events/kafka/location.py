@@ -77,8 +77,8 @@ class KafkaLocation:
     topic: str
     group: str = _DEFAULT_GROUP
     lease_seconds: float = _DEFAULT_LEASE_SECONDS
-    """Seconds that a killed reader retains its partitions, and that a running reader retains an
-    unacknowledged message."""
+    """Seconds until the partitions of a killed reader go to other readers, and until an
+    unacknowledged message of a running reader is delivered again."""
     delivery_seconds: float = 10.0
     """Seconds of retries after which publishing a message fails with a TemporaryError."""
     properties: dict[str, str] = field(default_factory=dict)

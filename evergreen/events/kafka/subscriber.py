@@ -27,8 +27,8 @@ _MAX_HELD_BYTES = 256 * 2**20
 reader bounded while it cannot store messages."""
 
 _CONSUMED_AT_ONCE = 50
-"""Messages per request to librdkafka. A pull may therefore exceed its byte limit by this many
-messages."""
+"""Messages per request to librdkafka. A pull may therefore exceed its byte limit by up to this
+number of messages."""
 
 
 class KafkaSubscriber:

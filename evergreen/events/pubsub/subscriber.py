@@ -361,7 +361,7 @@ class PubsubSubscriber:
     def acknowledge(self, tokens: Iterable[str]) -> None:
         """See `event_log.Subscriber`.
 
-        Pub/Sub delivers a message again if it has not confirmed the acknowledgement.
+        Pub/Sub may deliver a message again as long as it has not confirmed the acknowledgement.
         """
         with self._lock:
             self._forget_expired()
