@@ -88,7 +88,7 @@ class Replica:
         """Whether requests of callers go to other replicas, if other replicas exist."""
         self._out_until = 0.0
         self._stalls = 0
-        """Number of stalls in a row."""
+        """Number of consecutive stalls."""
 
     def seconds_to_stall(self) -> float:
         """Return the number of seconds after which the connection counts as stalled.

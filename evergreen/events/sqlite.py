@@ -45,8 +45,8 @@ class SqliteLog:
     """Event log in one file, for publishing and subscribing.
 
     When a message is acknowledged, its payload is deleted. The id and a digest of the content are
-    retained for `keep_ids_seconds`, to recognize a message that is published again. Other content
-    under a known id is another message. Several threads may share one log.
+    retained for `keep_ids_seconds`, to recognize a message that is published again. A message with
+    a known id and other content counts as another message. Several threads may share one log.
     """
 
     def __init__(

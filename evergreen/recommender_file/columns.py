@@ -559,11 +559,10 @@ as a feature, because it was recorded after the label or is the label itself."""
 def deciding_auc(column: SampledColumn, labels: NDArray[np.int8]) -> float | None:
     """Return the AUC with which a column alone predicts the label, or None with too few rows.
 
-    The result is the largest of three AUCs. The first of these AUCs orders rows by the column's
-    numbers, ascending or descending. The second of these AUCs uses only whether a value is present.
-    The third of these AUCs orders rows by the share of clicks among the rows with the same value.
-    The shares are computed from a random half of the rows and applied to the other half, so that
-    values that occur once have no effect.
+    The result is the largest of three AUCs. One AUC orders rows by the column's numbers, ascending
+    or descending. Another AUC uses only whether a value is present. The last AUC orders rows by the
+    share of clicks among the rows with the same value. The shares are computed from a random half
+    of the rows and applied to the other half, so that values that occur once have no effect.
 
     Args:
         column: The column.

@@ -2,7 +2,7 @@
 
 The wheels of ONNX Runtime send telemetry by default.
 
-ONNX Runtime reads the environment variable that disables its telemetry when it is imported. Every
+The import of ONNX Runtime reads the environment variable that disables the telemetry. Every
 module of this project therefore imports ONNX Runtime through this module. Code in Triton's model
 file cannot set the variable. A program that starts Triton therefore passes the variable in `SILENT`
 to it.

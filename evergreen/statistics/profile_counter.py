@@ -11,8 +11,8 @@ may be too low by 1/1024 of all rows. An error of that size would be larger than
 drift.
 
 Rows are counted in two halves, block by block (see `reference`). A request whose rows are in two
-batches or blocks counts as two requests. This slightly lowers the measured correlation. For
-example, 2 % of requests of 64 rows are in two blocks.
+batches or blocks counts as two requests. The double counting slightly lowers the measured
+correlation. For example, 2 % of requests of 64 rows are in two blocks.
 """
 
 import io

@@ -2,7 +2,7 @@
 
 An incident is a drift, an unreachable log, dead letters, rows that cannot be archived, or a bad
 release. Within an incident each kind of event is sent once. While an incident is open, its message
-is repeated every `remind_seconds`. Another message reports its end.
+is repeated every `remind_seconds`. Another message reports the end of the incident.
 
 Messages are stored on disk in order, and are delivered at least once or dropped. A message is
 dropped if the server refuses it, or if it is older than a day. If too many messages wait, the

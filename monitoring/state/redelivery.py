@@ -48,10 +48,10 @@ def classify(
         predictions: Predictions in any order. Of several new predictions with the same id, the
             first one counts.
         known: Stored requests with these ids.
-        held: Function that takes the number of a stored prediction. Given the number of a stored
-            prediction, the function returns the prediction's block, and the number of the first
-            prediction in the block. The function returns None if the rows are archived. If the rows
-            are archived, only the time, the version and the number of rows are compared.
+        held: Function that takes the number of a stored prediction, and returns the prediction's
+            block and the number of the first prediction in the block. The function returns None if
+            the rows are archived. If the rows are archived, only the time, the version and the
+            number of rows are compared.
     """
     new: dict[str, int] = {}
     redelivered: list[int] = []

@@ -470,7 +470,7 @@ class ModelRepository:
         return self.published.whole()
 
     def taken_numbers(self) -> list[int]:
-        """Return every version number with any file, in ascending order.
+        """Return the number of each version that has at least one file, in ascending order.
 
         Interrupted copies are included.
         """

@@ -16,7 +16,7 @@ a timeout, its batcher sends a batch only if an instance is idle. An instance th
 not wake the batcher. The next request wakes the batcher, or a timer after 500 ms. If every client
 waits for its response, no next request arrives. More instances make the stall rarer. Without queue
 limits, the batcher sends batches to busy instances in advance, and wakes whenever an instance takes
-one of these batches. Triton 26.08 fixed a related error, which left instances idle if batches are
+one of these batches. Triton 26.08 fixed a related error, which left instances idle if batches were
 also delayed (triton-inference-server/server#8870).
 """
 
@@ -61,7 +61,8 @@ class ServingOptions(ServingSettings):
     server: str = PYTHON
     """Backend, `python` or `onnxruntime`."""
     device: str = CPU
-    """`cpu` or `gpu`. A MIG slice is a GPU. The python backend runs the model on the CPU only."""
+    """`cpu` or `gpu`. A MIG slice counts as a GPU. The python backend runs the model on the CPU
+    only."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
