@@ -93,9 +93,9 @@ class _StoredEvaluator:
     def restore(self, requests: MaturedRequests | None) -> None:
         """Restore the stored matured requests and the predictions after the last decision point.
 
-        The newest requests matured after the state was last written. The newest stored requests may
-        have matured after the evaluator's state was last written. Requests that were too late for
-        their decision point therefore stay excluded.
+        The newest stored requests may have matured after the evaluator's state was last written.
+        The evaluator treats these requests as new. Requests that were too late for their decision
+        point therefore stay excluded.
         """
         if requests is not None:
             num_new = 0 if self._cursor is None else self._store.num_matured_after(self._cursor)

@@ -4,7 +4,7 @@ The command removes the work folders of ended runs and the leftovers of killed w
 also removes the weights, vocabularies, statistics and graphs of models that no rollback needs.
 Manifests, verdicts, cards, reports, notes and the journal are small and are never removed. The
 command also never removes the live model, a canary, the newest versions that were live, and the
-work folders of runs without an outcome. The command keeps them even if they are old.
+work folders of runs without an outcome. The age of a file does not matter in these cases.
 
 Each folder is renamed before its files are removed. A killed command therefore leaves either intact
 folders or leftovers, and the next call removes the leftovers. During the command, no active run may

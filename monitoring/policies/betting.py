@@ -37,10 +37,10 @@ does not affect whether there is an alarm.
 
 **Assumptions.** The bound is exact if rows are independent given their labels, or if requests are
 independent and no round has more pairs than planned. If a round has more pairs, its payoff is
-scaled down. For dependent rows this moves the null hypothesis slightly. The bound is not proven for
-users who return in other requests. For users who return, the claim is about the observed users. The
-gate's interval by user allows for the difference. docs/design/sequential-tests.md has simulated
-rates.
+scaled down. For dependent rows, the scaling moves the null hypothesis slightly. The bound is not
+proven for users who return in other requests. For users who return, the claim is about the observed
+users. The gate's interval by user allows for the difference. docs/design/sequential-tests.md has
+simulated rates.
 """
 
 import base64

@@ -235,7 +235,7 @@ class SequentialPolicy(_ConfiguredPolicy):
 
 
 class DataDriftPolicy(_ConfiguredPolicy):
-    """Requires several buckets in a row in which enough columns drifted.
+    """Requires several consecutive buckets in which enough columns drifted.
 
     Features can drift without harm to the AUC, and a concept can drift without any sign in the
     features. Use this policy together with a policy that evaluates clicks.
@@ -246,8 +246,9 @@ class DataDriftPolicy(_ConfiguredPolicy):
     def decide(self, evidence: Evidence, memory: PolicyMemory) -> tuple[Decision, PolicyMemory]:
         """See `Policy`.
 
-        The state contains the version, the number of drifted buckets in a row, and the last bucket.
-        The state also contains the time and the number of matured rows at the first drifted bucket.
+        The state contains the version, the number of consecutive drifted buckets, and the last
+        bucket. The state also contains the time and the number of matured rows at the first drifted
+        bucket.
         """
         is_held = _still_holds(memory, evidence, evidence.version)
         buckets, first, since = 0, 0, None
@@ -357,7 +358,7 @@ def confirm(
 
     Returns:
         The action, a text that is added to its reason, and the state. The state contains `version`
-        of the last window, the number of `breaches` in a row, the time of the first breach
+        of the last window, the number of consecutive `breaches`, the time of the first breach
         (`since`), and the number of rows before it (`matured_at_breach`).
     """
     version = evidence.kpis.version

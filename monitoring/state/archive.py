@@ -349,7 +349,7 @@ class Archive:
         """Replace a file that cannot be written by two, or set it apart if it has one request.
 
         One bad row must not block the others. Rows that are set apart stay in the state and are
-        tried again at the next start.
+        retried at the next start.
         """
         numbers, half = self._store.numbers_of_file(name), f"{name.rpartition('/')[0]}/part-"
         if len(numbers) == 1 and not holds_outcomes(name) and self._store.split_part(numbers[0]):
