@@ -20,9 +20,9 @@ from evergreen.registry.models import stored_model, verdict_paths
 from evergreen.registry.runs import (
     RunOutcome,
     StepNote,
-    begun_at,
     each_note,
     find_outcome,
+    first_start,
     kubeflow_name,
     left_anything,
     read_notes,
@@ -146,7 +146,7 @@ def read_run(store: Path, run: str) -> RunLine:
         ContractError: a file of the run is corrupt.
     """
     notes, outcome = read_notes(store, run), find_outcome(store, run)
-    begun, last = begun_at(notes), notes[-1] if notes else StepNote(step="none")
+    begun, last = first_start(notes), notes[-1] if notes else StepNote(step="none")
     model, verdict = _model_and_verdict(store, notes)
     candidate = verdict.candidate if verdict else None
     facts = {name: value for note in notes for name, value in note.facts.items()}

@@ -22,8 +22,8 @@ from evergreen.registry.promotion_journal import moment_of
 from evergreen.registry.runs import (
     RunOutcome,
     StepNote,
-    begun_at,
     conclude,
+    first_start,
     kubeflow_name,
     read_notes,
     write_outcome,
@@ -100,7 +100,7 @@ def notify(
 
 def _message(outcome: RunOutcome, notes: Sequence[StepNote]) -> dict[str, str]:
     """Return the message: outcome, deciding step, reason, live version and the steps' reports."""
-    begun = begun_at(notes) or moment_of(outcome.ended_at)
+    begun = first_start(notes) or moment_of(outcome.ended_at)
     if outcome.state == "released":
         title, done = f"Version {outcome.version} was released", f"{outcome.reason}" or "released"
     elif outcome.state == "canary":

@@ -44,17 +44,20 @@ class _WithDefaults(argparse.ArgumentDefaultsHelpFormatter):
     """Formatter that appends a flag's default, unless it is empty or the help text mentions it."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        is_telling = action.default not in (None, "", (), []) and action.default is not False
-        is_telling = is_telling and action.const is not False  # a flag that turns something off
+        shows_default = action.default not in (None, "", (), []) and action.default is not False
+        # `const` is False for a flag that turns something off.
+        shows_default = shows_default and action.const is not False
         return (
             super()._get_help_string(action)
-            if is_telling and "default" not in (action.help or "")
+            if shows_default and "default" not in (action.help or "")
             else action.help
         )
 
 
 def run_flags(**values: object) -> list[str]:
-    """Return the command-line flags of a step. Each flag has the name of its value, with hyphens.
+    """Return the command-line flags of a step.
+
+    Each flag has the name of its value, with hyphens instead of underscores.
 
     >>> run_flags(run="r 1", batch_size=2048)
     ['--run=r 1', '--batch-size=2048']

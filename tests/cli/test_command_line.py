@@ -19,7 +19,7 @@ GOLDEN = Path(__file__).parents[1] / "pipelines" / "golden" / "retraining.yaml"
         (["-p", "lake"], "parameter 'lake' has no '=', expected NAME=VALUE"),
         (["-p", "min_auc=0.7"], "parameter min_auc is unknown, expected some of champion, "),
         (["-p", "store=/s"], "`evergreen compile` sets store, from the placement or a flag"),
-        (["--set", "training.seeed=7"], "training.seeed is no setting, expected seed"),
+        (["--set", "training.seeed=7"], "training.seeed is not a setting, expected seed"),
         (["--set", "gate.min_auc=high"], "gate.min_auc is 'high', expected float"),
         (
             ["-p", "settings=training.seed=7", "--set", "training.passes=0"],

@@ -156,7 +156,7 @@ def test_two_real_trials_are_evaluated_by_same_rows_and_release_nothing(tmp_path
     [
         (
             "training.learning_rte: {low: 1, high: 2}",
-            "training.learning_rte is no setting, expected learning_rate",
+            "training.learning_rte is not a setting, expected learning_rate",
         ),
         ("model.tower: {choices: [64]}", "model.tower is 64, expected array"),
         ("gate.min_auc: {low: 0.1, high: 0.2}", "of preprocessing, model, training"),

@@ -318,7 +318,7 @@ def test_impossible_lists_are_refused(server, make_rows, n, k, text):
         ({"price": [1.0, 2.0], "item": [1]}, "column item has 1 rows, expected 2 as column price"),
         (
             {"price": [1.0], "itme": [1]},
-            "rows have a column 'itme', which is no feature, expected item",
+            "rows have a column 'itme', which is not a feature, expected item",
         ),
         ({"price": 1.0, "item": [1]}, "column price is 1.0, expected a list or an array"),
         ({"price": b"12", "item": [1, 2]}, "column price is b'12', expected a list or an array"),

@@ -249,7 +249,7 @@ def test_non_number_scores_of_one_slice_roll_back_within_10_000_rows(site, raw_r
     table = world.toy.table.copy()
     table[row] = np.nan
     world.release(2, replace(world.toy, table=table))
-    assert "a score that is no probability" in world.until_rolled_back(10_000 // ROUND_ROWS)
+    assert "a score that is not a probability" in world.until_rolled_back(10_000 // ROUND_ROWS)
 
 
 def test_five_times_latency_is_rolled_back_after_thousand_requests(site):

@@ -86,7 +86,9 @@ def test_fall_starts_run_whose_reason_names_versions_that_scored_rows(seen):
     delay = asked[0]["time"] - START - CHANGED_AT - WINDOW
     assert 0.0 < delay < 40.0
     assert re.search(r"shown by rows of model versions? [45]", asked[0]["text"])
-    assert re.search(r"model version [89] serves, which has learned rows up to", asked[0]["text"])
+    assert re.search(
+        r"model version [89] serves, which was trained on rows up to", asked[0]["text"]
+    )
     (request,) = bench.trigger.requests
     assert request.observed["window_version"] in (5, 6, 7)
     state, text = banners[int(asked[0]["time"] - START)]

@@ -102,7 +102,7 @@ def test_version_without_some_probabilities_is_named_before_any_label(two_versio
     assert found.state == BAD
     # The rollback follows after 50 requests, which took more than half a minute.
     assert found.reason == (
-        "200 of 600 rows have a score that is no probability, expected at most 0.10%: model "
+        "200 of 600 rows have a score that is not a probability, expected at most 0.10%: model "
         "version 2"
     )
     assert found.numbers["unusable_requests"] == 50

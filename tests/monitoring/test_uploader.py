@@ -164,7 +164,7 @@ def test_file_that_reads_back_otherwise_is_not_published(archive, tmp_path, monk
 
     with monkeypatch.context() as patch:
         patch.setattr(folder_storage.os, "fsync", spoil)
-        with raises(TemporaryError, "part-1.parquet", "not moved", "reads back otherwise"):
+        with raises(TemporaryError, "part-1.parquet", "not moved", "does not match"):
             Uploader(archive, lake).run_once()
     assert kept(archive) == [NAME, OUTCOMES]
     assert FolderObjects(lake).list() == []

@@ -292,10 +292,10 @@ def test_flags_come_before_file(compile_file):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("registy: x", "placement.yaml: placement.registy is no setting, expected registry"),
+        ("registy: x", "placement.yaml: placement.registy is not a setting, expected registry"),
         (
             "gpu_nodes: {selectors: {}}",
-            "placement.gpu_nodes.selectors is no setting, expected selector",
+            "placement.gpu_nodes.selectors is not a setting, expected selector",
         ),
         (
             "gpu_nodes: {tolerations: {key: a}}",
@@ -314,7 +314,7 @@ def test_flags_come_before_file(compile_file):
         ("training_gpus: yes", "training_gpus is True, expected int"),
         ("run_as_user: root", "run_as_user is 'root', expected int | null"),
         ("needs: {training: {cpu: 4}}", "needs.training.cpu is 4, expected str"),
-        ("needs: {training: {gpu: 1}}", "needs.training.gpu is no setting, expected cpu"),
+        ("needs: {training: {gpu: 1}}", "needs.training.gpu is not a setting, expected cpu"),
         ("device: tpu", "device is 'tpu', expected one of cpu, gpu"),
         ("backend: hugectr\naccelerator: ''", "backend is hugectr without an accelerator"),
         ("- registry", "expected a mapping of fields"),

@@ -27,7 +27,7 @@ def test_store_that_is_not_there_is_misuse_and_named(command, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     main, words = COMMANDS[command]
     assert main([*words, "--store", "stoer"]) == 2
-    assert f"--store is 'stoer', but {tmp_path}/stoer is no folder" in capsys.readouterr().err
+    assert f"--store is 'stoer', but {tmp_path}/stoer is not a folder" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [], "nothing is made of a slip of the hand"
 
 
@@ -51,7 +51,7 @@ def test_relative_paths_count_from_working_folder(main, words, tmp_path, monkeyp
 def test_listing_without_store_is_of_demo(words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert evergreen(words) == 2
-    assert f"{tmp_path}/build/demo/store is no folder" in capsys.readouterr().err
+    assert f"{tmp_path}/build/demo/store is not a folder" in capsys.readouterr().err
     (tmp_path / "build" / "demo" / "store").mkdir(parents=True)
     assert evergreen(words) == 0
 

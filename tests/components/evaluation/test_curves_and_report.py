@@ -262,5 +262,5 @@ def test_report_is_one_closed_page_that_fetches_nothing(make_round):
     (kept,) = made.store.glob("runs/*/evaluation_report.html")
     assert kept.read_text() == page, "the work folder may be emptied"
     assert "&lt;b&gt;champion&lt;/b&gt;" in page
-    for expected in ("The gate accepted it", "speak most against", "<polyline"):
+    for expected in ("The gate accepted it", "strongest evidence against", "<polyline"):
         assert expected in page

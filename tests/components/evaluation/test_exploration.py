@@ -167,7 +167,7 @@ def explore_some(made, *, lists: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lists", "told"), [(300, "Each such swap gains"), (20, "too few to tell")]
+    ("lists", "told"), [(300, "Each such swap gains"), (20, "too few to estimate")]
 )
 def test_step_tells_it_in_verdict_and_report(make_round, lists, told):
     made = make_round(9_000)

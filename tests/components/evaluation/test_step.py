@@ -459,7 +459,7 @@ def test_old_numbers_reach_report_and_note(forgetful):
     assert old.num_rows == 1500
     page = made.path("report.html").read_text()
     assert ">Old rows</h2>" in page
-    assert "a fault only where the old world may return" in page
+    assert "fault only if the old behaviour may return" in page
     assert f"{old.candidate.auc:.4f}" in page
     (note,) = runs.read_notes(made.store, made.run)
     assert (note.facts["old_auc"], note.facts["old_champion_auc"]) == (

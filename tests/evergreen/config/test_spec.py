@@ -29,7 +29,7 @@ def test_user_or_item_that_is_no_categorical_feature_is_refused(role):
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("trainin.seed", "trainin is no section, expected training"),
+        ("trainin.seed", "trainin is not a section, expected training"),
         ("training", "expected section.name"),
     ],
 )

@@ -41,7 +41,7 @@ def test_actions_and_thresholds_of_recommender_stand_over_defaults():
             {"actions": {"drift": "quarantine"}},
             "rule drift has action quarantine, which only rule domain supports",
         ),
-        ({"skew_size": 3}, "validation.skew_size is no setting, expected skew_share"),
+        ({"skew_size": 3}, "validation.skew_size is not a setting, expected skew_share"),
         ({"click_rate_factor": 0.5}, "factor is 0.5, expected a finite number of at least 1"),
         ({"click_rate_factor": float("nan")}, "factor is nan"),
         ({"click_rate_factor": True}, "factor is True"),

@@ -23,9 +23,9 @@ def workflow(first, *others):
         (
             [10, 20, 30],
             [10, 21, 31],
-            r"id 4 of C1 means category 21 and meant 20 before.*\(2 such ids\)",
+            r"id 4 of C1 is now category 21, expected category 20 as before.*\(2 such ids\)",
         ),
-        ([10, 20, 30], [10, 20], "vocabulary of C1 has 2 ids, expected at least the 3"),
+        ([10, 20, 30], [10, 20], "vocabulary of C1 has 2 ids, expected at least 3"),
         ([10, 20], [TOMBSTONE, 20, 10], "category 10 of C1 moved to another id"),
         ([10, TOMBSTONE, 20], [TOMBSTONE, 10, 20], "category 10 of C1 moved to another id"),
     ],

@@ -401,7 +401,9 @@ def test_messages_too_large_for_broker_are_dead_lettered_by_their_start(ends):
     (kept,) = reader.list_dead_letters()
     assert kept.payload == (bytes(range(256)) * 12_000)[:MAX_MESSAGE_BYTES]
     assert kept.message_id == "k" * 1024
-    assert kept.reason == "request_id is too long (kept are the first 1000000 of 3072000 bytes)"
+    assert (
+        kept.reason == "request_id is too long (only the first 1000000 of 3072000 bytes are stored)"
+    )
     assert reader.backlog() == 0
 
 

@@ -70,7 +70,7 @@ def test_file_of_older_version_is_permanent_error(path):
             " state TEXT, leased_until REAL)"
         )
     older.close()
-    with raises(PermanentError, "log.sqlite", "older version"):
+    with raises(PermanentError, "log.sqlite", "older format version"):
         SqliteLog(path)
 
 

@@ -165,13 +165,13 @@ def test_parameters_of_another_network_are_refused():
     ("network", "settings", "message"),
     [
         ("gbdt", {}, "model.kind is 'gbdt', expected one of dcn, deepfm, dlrm"),
-        ("deepfm", {"num_cross_layers": 5}, "model.num_cross_layers is no setting"),
+        ("deepfm", {"num_cross_layers": 5}, "model.num_cross_layers is not a setting"),
         ("deepfm", {"embedding_dim": 1}, "embedding_dim is 1, expected at least 2"),
         ("dcn", {"projection_dim": -1}, "projection_dim is -1, expected at least 0"),
         ("dcn", {"num_cross_layers": 0}, "num_cross_layers is 0, expected at least 1"),
         ("dlrm", {"tower": ()}, r"tower is \(\), expected one or more widths"),
         ("dlrm", {"dropout": 1.0}, r"dropout is 1.0, expected a share in \[0, 1\)"),
-        ("dcn", {"widths": [8] * 26}, "model.widths is no setting: the features decide it"),
+        ("dcn", {"widths": [8] * 26}, "model.widths is not a setting: the features decide it"),
     ],
 )
 def test_what_no_network_has_is_refused_by_name(network, settings, message):

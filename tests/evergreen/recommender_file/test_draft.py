@@ -186,11 +186,11 @@ def test_lines_that_are_no_rows_are_counted_and_named_in_draft(tmp_path):
     ("name", "content", "message"),
     [
         ("a.csv", "", "is empty"),
-        ("a.csv", "clicked,price\n", "holds no rows"),
-        ("a.csv", "clicked,price", "holds no rows"),
+        ("a.csv", "clicked,price\n", "contains no rows"),
+        ("a.csv", "clicked,price", "contains no rows"),
         ("a.csv", "clicked,price,price\n0,1,2\n", r"names the columns \['price'\] twice"),
         ("a.tsv", "0\t17\tab\n1\t3\tab\n", "has no header: its first line begins with '0'"),
-        ("a.csv", b"clicked,price\n0,\xff\n", "holds no rows.* byte 0xff is not UTF-8"),
+        ("a.csv", b"clicked,price\n0,\xff\n", "contains no rows.* byte 0xff is not UTF-8"),
         ("a.csv.gz", gzip.compress(b"clicked,price\n" + b"0,1\n" * 999)[:50], "is truncated"),
         ("a.parquet", b"PAR1", "is not a readable Parquet file"),
         (
@@ -198,7 +198,7 @@ def test_lines_that_are_no_rows_are_counted_and_named_in_draft(tmp_path):
             "clicked,ts,other\n0,2026-11-01,2026-11-01\n1,2026-11-02,2026-11-02\n",
             "has no column that can be a feature: other: times",
         ),
-        ("absent.csv", None, "is no file, expected one of rows"),
+        ("absent.csv", None, "is not a file, expected a file of rows"),
     ],
 )
 def test_file_of_which_nothing_can_be_drafted_is_refused_with_reason(

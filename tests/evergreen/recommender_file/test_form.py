@@ -83,7 +83,7 @@ def test_mistake_in_options_of_column_is_named_with_column(column, options, mess
         (b"", "is empty, expected a recommender"),
         (b"# nothing yet\n", "is empty, expected a recommender"),
         (b"just words", ":1: the file is 'just words', expected keys with values"),
-        (b"\xff\xfe", "is no text in UTF-8"),
+        (b"\xff\xfe", "is not text in UTF-8"),
         (b"[" * 5000, ":1: is nested more than 20 deep"),
         (b"? " * 5000, ":1: is nested more than 20 deep"),
         (b"{a: " * 5000, ":1: is nested more than 20 deep"),

@@ -131,7 +131,7 @@ def test_times_before_2000_are_said_loudly(write):
         ),
         ("event_time", lambda row: 60 * row["n"], "Or rename the column and delete this line"),
         ("ts", lambda row: 2_050_000_000 + row["n"], "as seconds since 1970: 2034-12-17"),
-        ("date", lambda row: f"{row['time']:%d.%m.%Y}", "its values are no times in a known form"),
+        ("date", lambda row: f"{row['time']:%d.%m.%Y}", "its values are not times in a known form"),
     ],
 )
 def test_column_named_like_times_that_holds_none_is_asked_about(name, written, said, write):

@@ -33,7 +33,7 @@ def test_bytes_that_are_no_text_are_left_out_with_sentence(tmp_path):
     pq.write_table(pa.Table.from_pylist(found), tmp_path / "rows.parquet")
     text = draft(read_sample(tmp_path / "rows.parquet"), name="shop")
     (line,) = [line for line in text.splitlines() if "device" in line]
-    assert line.startswith("#   device: bytes that are no text in UTF-8")
+    assert line.startswith("#   device: bytes that are not UTF-8 text")
 
 
 def test_request_ids_with_gaps_are_kept_as_requests_of_their_own(tmp_path):

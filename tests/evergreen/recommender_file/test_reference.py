@@ -15,7 +15,7 @@ from tests.support.paths import REPOSITORY
 
 def test_page_says_key_type_default_and_meaning():
     page = reference()
-    assert "| `passes` | int | `1` | Passes over the rows. |" in page
+    assert "| `passes` | int | `1` | Number of passes over the training rows. |" in page
     assert "| `solver.loss_interval` | int | `100` | Steps between two readings" in page
     assert "Number of cross layers. Only of dcn. |" in page
     assert "num_dense" not in page

@@ -81,8 +81,8 @@ def test_what_nothing_goes_back_to_goes_and_all_else_stays(installation, capsys)
     store, _ = installation
     before = left(installation)
     assert run(installation) == 0
-    assert left(installation) == before, "without --yes it is only named"
-    assert "folders may go; --yes removes them" in capsys.readouterr().out
+    assert left(installation) == before, "without --yes files are only listed"
+    assert "folders can be removed; --yes removes them" in capsys.readouterr().out
     assert run(installation, "--yes") == 0
     assert left(installation) == (
         ["m4", "m5", "m6"],
@@ -106,7 +106,7 @@ def test_what_nothing_goes_back_to_goes_and_all_else_stays(installation, capsys)
         "what was stays told"
     )
     assert run(installation) == 0
-    assert "nothing may go" in capsys.readouterr().out
+    assert "nothing to remove" in capsys.readouterr().out
 
 
 def test_version_rolled_back_to_and_canary_stay_however_old_they_are(installation):
@@ -177,14 +177,14 @@ def test_command_killed_anywhere_leaves_whole_folders_and_next_finishes(
 @pytest.mark.parametrize("flags", [["--days", "0.5"], ["--keep-versions", "1"]])
 def test_limits_that_would_leave_nothing_to_go_back_to_are_refused(installation, flags, capsys):
     assert run(installation, *flags) == 2
-    assert "expected at least 1 day and 2 versions" in capsys.readouterr().err
+    assert "expected 1 to 36,500 days, and at least 2 versions" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("days", ["nan", "inf", "0.5", "-1", "1e300", "36501"])
 def test_days_that_are_no_age_are_refused(installation, capsys, days):
     before = left(installation)
     assert run(installation, "--yes", "--days", days) == 2
-    assert "expected at least 1 day" in capsys.readouterr().err
+    assert "expected 1 to 36,500 days" in capsys.readouterr().err
     assert left(installation) == before
 
 

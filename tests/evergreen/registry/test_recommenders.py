@@ -62,7 +62,9 @@ def test_version_changed_in_place_is_refused(tmp_path, change):
         recommenders.accepted(tmp_path, "current")
 
 
-@pytest.mark.parametrize(("why", "message"), [("again", "says the same"), (" ", "reason is empty")])
+@pytest.mark.parametrize(
+    ("why", "message"), [("again", "has the same content"), (" ", "reason is empty")]
+)
 def test_event_without_news_or_reason_is_refused_and_changes_nothing(tmp_path, why, message):
     accept(tmp_path, SHOP)
     with pytest.raises(ContractError, match=message):

@@ -51,7 +51,7 @@ REFUSED = {
         "\t".join("0" * 39) + "\n",
         "first line has 39 tab-separated",
     ),
-    "prose": ("Dear all,\nplease find attached\n", "is no Criteo file"),
+    "prose": ("Dear all,\nplease find attached\n", "is not a Criteo file"),
     "header without C26": (
         ",".join(["Label", *criteo.FEATURES[:-1]]) + "\n",
         r"not name \['C26'\] exactly once",

@@ -97,7 +97,7 @@ def rewritten(path, change):
         ),
         (lambda head, _: head.update(kind="TrainingWindows"), "is TrainingWindows version 1"),
         (lambda head, _: head["bounds"].pop("price"), "price has no bounds"),
-        (lambda head, _: head.update(numeric=[]), "price is no feature"),
+        (lambda head, _: head.update(numeric=[]), "price is not a feature"),
         (
             lambda head, _: head["windows"][0].update(rows=4999),
             "price has 2048 rows, expected 4999",

@@ -113,7 +113,7 @@ def test_fetch_that_disk_refuses_or_falsifies_is_error(tmp_path, monkeypatch):
     with files_of_at_most(3), raises(PermanentError, "File too large"):
         objects.fetch(listed, tmp_path / "part")
     monkeypatch.setattr(module, "_are_equal", lambda one, other: False)
-    with raises(TemporaryError, "part", "reads back otherwise"):
+    with raises(TemporaryError, "part", "does not match"):
         objects.fetch(listed, tmp_path / "part")
 
 

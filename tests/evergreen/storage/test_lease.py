@@ -140,7 +140,7 @@ def test_of_many_takers_at_once_one_holds_it(make_lease, clocks, is_ended):
 def test_kept_lease_is_renewed_while_work_lasts_and_then_given_back(objects):
     lease = Lease(objects, "deployment.lease", holder="pod a", seconds=0.3)
     lease.acquire()
-    with lease.kept():
+    with lease.renewed():
         first, deadline = objects.read("deployment.lease").generation, time.monotonic() + 120
         seen = {first}
         while len(seen) < 4:
@@ -151,7 +151,7 @@ def test_kept_lease_is_renewed_while_work_lasts_and_then_given_back(objects):
 
 def test_object_that_is_no_lease_is_named(make_lease, objects):
     objects.write("deployment.lease", b"{}")
-    with raises(PermanentError, "deployment.lease", "no lease", "remove it"):
+    with raises(PermanentError, "deployment.lease", "not a lease", "remove it"):
         make_lease("pod a", Clocks()).acquire()
 
 

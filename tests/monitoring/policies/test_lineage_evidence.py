@@ -115,7 +115,7 @@ def test_release_ends_alarm_only_if_its_model_learned_rows_showing_change(learne
     assert decision.action is action
     if action is Action.UNDECIDABLE:
         assert decision.reason.startswith(
-            "no row of model version 2 has matured yet; it has learned rows from after"
+            "no row of model version 2 has matured yet; it was trained on rows from after"
         )
         decision = seen.see([1, 2], {1: FALLEN, 2: AUC}, points=20)
         assert decision.action is Action.OK
@@ -150,7 +150,7 @@ def test_version_with_unknown_training_rows_is_evaluated_on_its_own_only():
     assert seen.see([1], {1: FALLEN}, points=15).action is Action.RETRAIN
     waiting = seen.see([1, 2], {1: FALLEN})
     assert waiting.action is Action.UNDECIDABLE
-    assert "what it has learned is not known" in waiting.reason
+    assert "its training rows are unknown" in waiting.reason
     assert waiting.numbers["evidence"] is None
     own = seen.see([1, 2], {1: FALLEN, 2: AUC}, points=3)
     assert (own.action, own.numbers["evidence"] < 2.0) == (Action.OK, True)

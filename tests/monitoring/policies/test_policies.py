@@ -199,11 +199,11 @@ def test_window_of_earlier_version_counts_for_one_that_did_not_learn_it():
         (
             99.0,
             "retrain",
-            "no row of model version 2 has matured yet; it has learned rows up to 1970-01-01 "
+            "no row of model version 2 has matured yet; it was trained on rows up to 1970-01-01 "
             "00:01:39",
         ),
-        (100.0, "undecidable", "it has learned rows from after the first breach"),
-        (None, "undecidable", "what it has learned is not known"),
+        (100.0, "undecidable", "it was trained on rows from after the first breach"),
+        (None, "undecidable", "its training rows are unknown"),
     ):
         waiting = evidence_of(
             LOW,

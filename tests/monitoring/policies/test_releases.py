@@ -53,7 +53,7 @@ def test_decision_to_retrain_names_versions_whose_rows_are_evidence():
         f"shown by rows of model version {scored_by} from 2026-01-01 01:1" in first.decision.reason
     )
     assert releases.trained_until(first.version) == 68 * 60.0
-    learned = "which has learned rows up to 2026-01-01 01:08:00 UTC"
+    learned = "which was trained on rows up to 2026-01-01 01:08:00 UTC"
     assert f"model version {first.version} serves, {learned}" in first.decision.reason
     assert first.decision.numbers["version"] == first.version
 
@@ -67,7 +67,7 @@ def test_only_version_that_learned_rows_after_change_ends_evidence():
     assert not [version for version in alarmed if releases.knows_the_change(version)]
     after = [point for point in points if releases.knows_the_change(point.version)]
     waiting = [point for point in after if point.decision.action is Action.UNDECIDABLE]
-    assert "it has learned rows from after the change" in waiting[0].decision.reason
+    assert "it was trained on rows from after the change" in waiting[0].decision.reason
     assert after[-1].decision.action is Action.OK, (
         "its own rows and its successors' are evaluated again"
     )

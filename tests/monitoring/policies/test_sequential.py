@@ -155,6 +155,6 @@ def test_version_without_verdict_is_undecidable_and_keeps_others_evidence():
         evidence_of(replace(evidence_of().kpis, version=2), rows=BAD), memory
     )
     assert decision.action is Action.UNDECIDABLE
-    assert decision.reason == "the gate's auc of model version 2 is not known"
+    assert decision.reason == "the gate's auc of model version 2 is unknown"
     assert decision.numbers["threshold"] is None
     assert kept == memory
