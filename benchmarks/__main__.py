@@ -59,7 +59,8 @@ PLANS = {
     "quality": Plan("benchmarks", 10, 60),
     "freshness": Plan("driver", 15, 120),
 }
-"""All benchmarks: first those of speed, last the studies of decisions."""
+"""Maximum minutes of each benchmark: first the benchmarks of speed, then the studies of
+decisions."""
 
 
 def is_done(name: str, commit: str | None, *, is_quick: bool) -> bool:

@@ -85,7 +85,7 @@ class RoundMedians(NamedTuple):
     miss_cost: float
     """Additional duration of a miss with the cache."""
     hit_saving: float
-    """Saved duration of a hit."""
+    """Duration that a cache hit saves."""
 
     def saved(self, hit_rate: float) -> float:
         """Return the share of a request's time that the cache saves at a hit rate in [0, 1].

@@ -55,7 +55,7 @@ CONTROL = "every 5 h"
 """Policy that also runs without drift. Without drift, the gain of this policy comes only from more
 rows."""
 BEST = "best possible"
-EXACT = "exact truth of hour 0"
+EXACT = "true probabilities of hour 0"
 """The true probabilities at the time when the first model was trained. The AUC of these
 probabilities falls on later rows only because of drift."""
 
@@ -164,7 +164,7 @@ def run_days(world: DriftingWorld, days: Days, folder: Path) -> Scores:
     with WarmSteps() as warm:
         first = ModelLine(folder / "first", lake=lake, warm=warm)
         of_first = first.run_round()
-        print(f"the first model has learned: {of_first}", flush=True)
+        print(f"the first model is trained: {of_first}", flush=True)
         lines = {name: first.branched(folder / f"line-{i}") for i, name in enumerate(days.policies)}
         for end, traffic in _traffic(world, days, range(days.hours, 2 * days.hours)):
             hour, rows = end - days.hours, traffic.rows
@@ -290,8 +290,8 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(
         [
             *lines,
-            f"exact truth, as old as the first model: {study['below_best'][EXACT]['points']:.2f} "
-            "below best; "
+            "true probabilities at the time of the first model: "
+            f"{study['below_best'][EXACT]['points']:.2f} below best; "
             f"normalized entropy {100 * (entropy[EXACT] / entropy[BEST] - 1):+.2f} %",
             f"nothing moves, {CONTROL}: {_interval(control['gain_over_frozen'][CONTROL])} over "
             "never",
@@ -395,7 +395,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     with documented(flags) as document, tempfile.TemporaryDirectory(prefix="freshness-") as folder:
         study = figures(run_days(drifting_world(flags.seed), days, Path(folder) / "study"))
-        print("control: the same days in a world where nothing moves", flush=True)
+        print("control: the same days in a simulator without drift", flush=True)
         still = replace(days, policies={name: POLICIES[name] for name in (FROZEN, CONTROL)})
         control = figures(
             run_days(drifting_world(flags.seed, is_still=True), still, Path(folder) / "control")

@@ -95,9 +95,9 @@ class OtherWork:
         if share < _BUSY_SHARE:
             return None
         return (
-            f"warning: other work took {share:.0%} of the machine. Ratios are of interleaved "
-            "rounds, but threads that "
-            "wait for each other suffer most where they are quickest: run again alone"
+            f"warning: other work took {share:.0%} of the machine. Ratios compare interleaved "
+            "rounds, but other work slows threads that wait for each other most. Run the benchmark "
+            "again on an idle machine"
         )
 
 

@@ -44,8 +44,8 @@ from tests.support.controllers import answering
 from tests.support.recommenders import accept_into
 
 FIRST_DAY = date(2040, 1, 1)
-"""First day of the traffic. The day is in the future, because a canary counts rows after the
-wall-clock time of its start."""
+"""First day of the traffic. The day is in the future, because a canary counts only rows whose time
+is after the canary's start by the wall clock."""
 ROWS_PER_REQUEST = 10
 RELEASED, CANARY, REFUSED, GAVE_WAY = "released", "canary", "refused", "gave way"
 """Outcomes of a run: its model serves at once, it becomes a canary, the gate refuses it, or the
@@ -139,7 +139,7 @@ class TimedRows:
 
 
 class ModelLine:
-    """A registry and a repository in a folder, and the runs over a lake."""
+    """Lineage of models: a registry and a repository in one folder, with the runs over a lake."""
 
     def __init__(self, root: Path, *, lake: Path, warm: WarmSteps) -> None:
         """Create a lineage without models in the existing folder `root`."""
@@ -157,7 +157,7 @@ class ModelLine:
     def branched(self, root: Path) -> "ModelLine":
         """Return a copy of the lineage in `root` that continues from its current state.
 
-        The copy starts without runs.
+        The work folders of runs are not copied.
         """
         for name in ("store", "repository"):
             shutil.copytree(self._root / name, root / name)

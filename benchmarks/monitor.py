@@ -8,7 +8,7 @@ predict, so that no policy raises an alarm. Each click arrives one simulated sec
 prediction. A message has the clicks of 100 requests. The log is either a list of encoded messages,
 as the lower bound of a backend, or the SQLite log, whose pulls and acknowledgements then count too.
 A row counts when it is in a complete archive file. The first quarter of all rows does not count.
-After this quarter, the number of rows that wait for their window or file is the same at the
+After the first quarter, the number of rows that wait for their window or file is the same at the
 beginning and at the end.
 
 The clock advances with each turn as it would at the given rate. Work that is done every ten seconds
@@ -95,7 +95,7 @@ class MemoryLog:
         return None if self._waiting else self.time
 
     def problem(self) -> str | None:
-        """Return None, because a list always delivers."""
+        """Return None, because a log in memory is always available."""
         return None
 
     def backlog(self) -> int:
@@ -115,7 +115,7 @@ class RecordTraffic:
         self._random = np.random.default_rng(0)
         self._world = World.create(0, click_rate=CLICK_RATE)
         self.records = [self._prediction() for _ in range(bodies)]
-        """The requests, each body once."""
+        """Encoded requests, one for each body."""
         self._due: list[list[tuple[str, int, float]]] = [[] for _ in range(partitions)]
 
     def _prediction(self) -> PredictionBatch:

@@ -16,8 +16,8 @@ by `torch.optim.SparseAdam`. Their gradients then have only the rows of the batc
 TorchRec follows `test_installation.py --cpu_only` of its repository: `DistributedModelParallel`
 with an `EmbeddingBagCollection`, in a group of one process. On a CPU, TorchRec's planner keeps each
 table in the process with dense gradients (`data_parallel`), and `torch.optim.Adam` trains all
-parameters. The network is ours, so only the embeddings differ. Its rows are those of `ArrayRows`.
-TorchRec is left out if it is not installed, and for networks with lists.
+parameters. The network is ours, so only the embeddings differ. TorchRec gets its rows from
+`ArrayRows`. TorchRec is left out if it is not installed, and for networks with lists.
 
 DeepCTR-Torch trains its DCN or DeepFM with its own `fit`, unchanged. DeepCTR-Torch has no DLRM.
 Parts that our network lacks are disabled, because they would slow DeepCTR-Torch down: the linear
@@ -284,7 +284,10 @@ class PlainPytorch:
 
 
 class TorchrecExample:
-    """TorchRec as a peer (see the module's docstring). It starts from its own initial weights."""
+    """TorchRec as a peer (see the module's docstring).
+
+    The model starts from its own initial weights.
+    """
 
     name = "TorchRec"
 

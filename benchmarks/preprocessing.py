@@ -64,7 +64,7 @@ def stock(raw: Path, out: Path) -> Run:
 
 
 def keep_as_model(bench: Path, run: str, model_id: str) -> None:
-    """Store the workflow of a run as that of a trained model, so that a run can continue it."""
+    """Store a run's workflow like that of a trained model, so that a run can continue it."""
     training_set = TrainingSet.read(bench / f"{run}.json")
     folder = model_folder(bench / "store", model_id)
     shutil.copytree(local_path(training_set.workflow_uri), folder / Model.WORKFLOW)

@@ -52,7 +52,8 @@ class RoundSeconds(NamedTuple):
     serving: float
     """Seconds from the trigger until the new version served."""
     steps: dict[str, float]
-    """Seconds of each step before `serving`, and the remaining seconds as `STARTS`."""
+    """Seconds of each step before the new version serves. The key `STARTS` has the remaining
+    seconds."""
 
 
 def round_seconds(
@@ -174,7 +175,7 @@ class Bench:
         notes = read_notes(self._folders.store, run)
         read = self._num_read() - first
         if read != expected:
-            raise RuntimeError(f"a round of {expected} rows read {read}")
+            raise RuntimeError(f"the round read {read} rows, expected {expected}")
         return round_seconds(rows, notes, triggered=triggered, serving=moment_of(live.time))
 
     def _num_read(self) -> int:

@@ -271,7 +271,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = benchmark_parser("scale", __doc__, quick="small windows and few keys (two minutes)")
     parser.add_argument("--sizes", type=int, nargs="+", help="rows of the windows")
     parser.add_argument(
-        "--use", nargs=2, help="only measure one use of so many keys", metavar="WHAT"
+        "--use",
+        nargs=2,
+        help="measure only one use of keys, with this number of keys",
+        metavar="WHAT",
     )
     flags = parser.parse_args(argv)
     if flags.use:

@@ -48,7 +48,7 @@ _LOOKUP_BYTES = 8 + 4 + 8
 
 @dataclass(frozen=True, kw_only=True)
 class Links:
-    """Cost of a step besides the computation of its rows."""
+    """Cost of a training step, apart from the computation of its rows."""
 
     seconds_per_step: float
     bytes_per_second: float

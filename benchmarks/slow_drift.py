@@ -58,7 +58,8 @@ class SlowDrift:
     new_categories_per_hour: float = 1.0
     """Number of new categories per hour in each column of `new_category_columns`."""
     new_category_share: float = 0.05
-    """Share of rows that have a new category in these columns. The older new categories fade."""
+    """Share of rows that have a new category in these columns. The popularity of new categories
+    decreases with their age."""
     new_category_half_life_hours: float = 12.0
     """Hours in which a new category loses half of its popularity."""
     step_minutes: float = 15.0
@@ -120,7 +121,8 @@ class DriftingWorld:
     def tables_at(self, hours: float) -> Tables:
         """Return the tables of all columns at that time, without strength and bias.
 
-        The calibration of strength and bias takes nine tenths of the time of `at`.
+        The calibration of strength and bias, which is left out here, takes nine tenths of the time
+        of `at`.
         """
         return replace(self.world.tables, categories=self._categories(self._step_at(hours)))
 
@@ -181,8 +183,8 @@ class DriftingWorld:
         if drift.new_category_share == 0.0 or drift.new_categories_per_hour == 0.0:
             return table
         life, rate = drift.new_category_half_life_hours, drift.new_categories_per_hour
-        # Category number k appears in the k-th interval of 1 / rate hours. The first of these
-        # categories appear long before hour 0.
+        # Category number k appears in the k-th interval of 1 / rate hours. The first categories
+        # appear long before hour 0.
         numbers = range(math.floor(hours * rate), math.floor((hours + _LIVES * life) * rate) + 1)
         drawn = [np.random.default_rng([drift.seed, 13, number, k]) for k in numbers]
         ages = np.array(

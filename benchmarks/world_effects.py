@@ -11,8 +11,8 @@ def effects_of(
 ) -> NDArray[np.float32]:
     """Return for each row [n] the sum of its effects by `tables`.
 
-    Another set of tables may have drawn the rows. A category that is not in `tables` has the effect
-    0. Integers must be among those that `tables` can draw.
+    The rows may have been drawn from other tables. A category that is not in `tables` has no
+    effect. Integers must be among those that `tables` can draw.
 
     >>> from demo.simulation.world import World
     >>> tables = World.create(7).tables

@@ -40,7 +40,7 @@ LOG = "log.db"
 
 @dataclass(frozen=True, kw_only=True)
 class BackupContents(Manifest):
-    """The content of `CONTENTS`.
+    """Content of the file `CONTENTS` in a backup.
 
     Paths are absolute and cannot be changed, because manifests refer to each other by path.
 

@@ -2,8 +2,8 @@
 
 The result for each part is right, wrong or unknown. For a wrong part, the report includes a command
 or a change that corrects it. The checks ask Kubeflow's API server at its host, and Kubernetes
-through the user's own `kubectl`. They change nothing. docs/kubernetes/kfp.md and manifests.md
-describe what each part must be.
+through the user's own `kubectl`. The checks change nothing. The pages docs/kubernetes/kfp.md and
+manifests.md describe what each part must be.
 """
 
 import argparse
@@ -452,7 +452,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--context", default="", help="kubectl's context (default: its current one)"
     )
-    parser.add_argument("--store", default="", help="model registry, if it is mounted here")
+    parser.add_argument("--store", default="", help="folder of the registry, if it is mounted here")
     return parser
 
 

@@ -70,7 +70,7 @@ from evergreen.rows.times import to_iso
 from evergreen.runtime.durable import fsync_path
 from evergreen.runtime.errors import FROM_SCRATCH, ContractError
 from evergreen.runtime.exit_codes import ExitCode, exits_with_code
-from evergreen.runtime.flags import CommandParser
+from evergreen.runtime.flags import CommandParser, add_store_flag
 from evergreen.runtime.terminal import progress
 from evergreen.serving.parity import GoldenRows
 from evergreen.serving.repository.model_repository import GOLDEN_FILE
@@ -153,7 +153,7 @@ class User:
 
     @cached_property
     def places(self) -> list[int]:
-        """The positions of users on the categorical axis of tensors."""
+        """Return the positions of the user's columns among the categorical columns of tensors."""
         features = self.recommender.features
         return [
             i
@@ -532,7 +532,7 @@ def find(user: User, store: Path, places: dict[str, str]) -> list[Found]:
 
     Args:
         user: The user to find.
-        store: The model registry.
+        store: Folder of the registry.
         places: Values that the person passed for some of `PLACES`.
     """
     roots = [
@@ -587,7 +587,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--user", required=True, metavar="ID", help="value of the column, as your files spell it"
     )
-    parser.add_argument("--store", required=True, help="model registry")
+    add_store_flag(parser)
     for name, what in PLACES.items():
         parser.add_argument(f"--{name}", help=what)
     parser.add_argument(

@@ -89,9 +89,7 @@ def _add_compile(commands: Any) -> None:
         ),
     )
     parser.add_argument("--lake", help="click logs, folder or gs:// (default: lake on the volume)")
-    parser.add_argument(
-        "--store", help="folder of the model registry (default: store on the volume)"
-    )
+    parser.add_argument("--store", help="folder of the registry (default: store on the volume)")
     parser.add_argument(
         "--work", help="folder of the runs' intermediate files (default: work on the volume)"
     )

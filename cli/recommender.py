@@ -23,7 +23,7 @@ from evergreen.registry.promotion_journal import current
 from evergreen.runtime.durable import write_whole
 from evergreen.runtime.errors import ContractError
 from evergreen.runtime.exit_codes import ExitCode, exits_with_code
-from evergreen.runtime.flags import CommandParser, whoami
+from evergreen.runtime.flags import CommandParser, add_store_flag, whoami
 from evergreen.runtime.terminal import TableColumn, add_listing_flags, local_time, print_table
 from evergreen.storage.uris import typed_folder
 
@@ -87,9 +87,7 @@ def build_parser() -> argparse.ArgumentParser:
     records.add_argument("which", help="a file; or current, a version, or 8 digits of a digest")
     add_listing_flags(history)
     for each in (show, diff, accept, history, records):
-        each.add_argument(
-            "--store", required=each is not records, help="model registry, folder or its URI"
-        )
+        add_store_flag(each, required=each is not records)
     return parser
 
 

@@ -135,9 +135,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     if arguments.trials < 1 or (arguments.katib is None) != (arguments.recommender is None):
         raise ContractError(
-            f"--trials is {arguments.trials} and --recommender {arguments.recommender}, expected "
-            "at "
-            "least 1, and the recommender's file only with --katib"
+            f"--trials is {arguments.trials} and --recommender is {arguments.recommender}, "
+            "expected at least 1 trial, and --recommender only together with --katib"
         )
     given = read_parameters(arguments.package, arguments.parameter)
     if arguments.katib:
@@ -257,7 +256,7 @@ def search(
         words = (
             {name: _suggested(trial, name, each) for name, each in space.items()} if number else {}
         )
-        shown = _settings(words) or "(as the recommender is)"
+        shown = _settings(words) or "(the recommender's own settings)"
         print(
             f"trial {trial.number} started: {shown}; its steps: {folders.logs / SEARCH_LOG}",
             file=sys.stderr,
@@ -408,7 +407,7 @@ def _line(trial: Any) -> str:
         if trial.value is not None
         else "failed: {reason}"
     )
-    words = _settings(facts["words"]) or "(as the recommender is)"
+    words = _settings(facts["words"]) or "(the recommender's own settings)"
     return f"{trial.number:3d}  {evaluated.format(**facts)}  {seconds:4.0f} s  {words}"
 
 

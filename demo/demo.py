@@ -700,7 +700,7 @@ def _start_drift(demo: _Demo) -> bool:
 
 
 def _request_drift(demo: _Demo) -> bool:
-    """Send the replay the command to drift. Returns False if the replay process has ended."""
+    """Send the command `drift` to the replay. Returns False if the replay process has ended."""
     try:
         demo.stack.tell("replay", "drift")
     except ProcessDied:

@@ -217,7 +217,7 @@ def _run_step(command: list[str], environment: Mapping[str, str], log: Any) -> i
         stdout=log,
         stderr=subprocess.STDOUT,
         # KFP starts the step in a shell. Both the shell and the step can be ended, because they
-        # have their own process group. `yielding` needs a session for the command.
+        # have their own process group. The command also needs its own session for `yielding`.
         start_new_session=True,
     )
     try:
@@ -331,7 +331,7 @@ def run_once(
         folders: Folders of the run.
         parameters: Parameters of the run that differ from their defaults.
         request: The monitor's request, or None for a run that a person started.
-        places: Places that replace those of the folders, such as the lake.
+        places: Folders and servers that replace those of `folders`, such as another lake.
         triton_urls: Servers of a controller that runs only during this run. Empty = a new version
             is only published.
 

@@ -92,7 +92,7 @@ class Nodes:
 class Variables:
     """Environment variables from a Secret of the pipeline's namespace.
 
-    The Secret is optional. If it does not exist, the pod starts without these variables.
+    The Secret is optional. Without the Secret, the pod starts without these variables.
     """
 
     name: str
@@ -122,8 +122,9 @@ class Placement:
     """Folder in the pods where the volume is mounted."""
     accelerator: str = "nvidia.com/gpu"
     """Extended resource that training requests. Empty means no GPU. On GKE a MIG slice is also
-    called `nvidia.com/gpu`, and `gpu_nodes` selects its nodes by their partition size. NVIDIA's
-    device plugin in its mixed strategy calls it for example `nvidia.com/mig-1g.5gb`."""
+    called `nvidia.com/gpu`, and `gpu_nodes` selects its nodes by their partition size. With the
+    strategy `mixed`, NVIDIA's device plugin names a slice by its size, such as
+    `nvidia.com/mig-1g.5gb`."""
     gpu_nodes: Nodes = Nodes(tolerations=(Toleration(key="nvidia.com/gpu"),))
     """Nodes for steps that request an accelerator. The setting has no effect without an
     accelerator."""

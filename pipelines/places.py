@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 PLACES = ("lake", "store", "work", "server", "device", "served")
-"""Names of places, which are arguments of steps and fields of `placement.Placement`."""
+"""Names of the folders and servers that a compiled pipeline contains. They are arguments of steps
+and fields of `placement.Placement`."""
 
 
 def places_of(document: Any) -> dict[str, str]:

@@ -62,10 +62,10 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
             trigger_id: Id of the monitor's retrain request. Empty if a person started the run.
             trigger_reason: Reason for the run.
             window_start: First event time to train on, ISO 8601 in UTC. If it is empty, the window
-                starts after the last training row of the parent. Without a parent it starts at the
-                first row.
-            window_end: Exclusive end of the window, ISO 8601 in UTC. Empty means after the newest
-                row.
+                starts after the last training row of the parent. Without a parent, the window
+                starts at the first row.
+            window_end: Exclusive end of the window, ISO 8601 in UTC. Empty means that the window
+                ends after the newest row.
             parent: Model to continue: current (the live one, if any), none (from scratch), or a
                 model id.
             champion: Model to compare with: current, none, or the id of a released model.

@@ -60,7 +60,7 @@ def upload(
         package: The compiled pipeline.
         version: Name of the version.
         pipeline: Name of the pipeline.
-        about: Text for the version's page. The text follows the hash of the file.
+        about: Text for the version's page. The server shows this text after the hash of the file.
 
     Raises:
         PermanentError: the name belongs to another file.

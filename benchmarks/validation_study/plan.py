@@ -29,7 +29,7 @@ from demo.simulation.world import World
 
 @dataclass(frozen=True, kw_only=True)
 class StudyCase:
-    """One kind of pairs."""
+    """Pairs of windows with the same shift, or without a shift."""
 
     name: str
     pairs: Mapping[str, int]

@@ -3,8 +3,8 @@
 The simulator draws independent rows, but the rows of a real log depend on each other. The rows of a
 request share the user's columns, so that 20,000 rows have as much information about these columns
 as 313 independent rows. Each shift changes only the property in its name. In a user's column a
-shift changes complete requests, and in an item's column single rows. Therefore the rows of a
-request stay equally alike. `methods` finds the shifts.
+shift changes complete requests, and in an item's column single rows. The correlation of rows within
+a request therefore stays the same. `methods` finds the shifts.
 """
 
 from collections.abc import Callable
@@ -47,7 +47,7 @@ def draw_window(
     Args:
         world: Simulator of the rows.
         rows: Number of rows.
-        random: Generator. Equal generators give equal windows.
+        random: Random generator. Equal generators draw equal windows.
         requests: How rows form requests: `EQUAL`, `UNEQUAL` or `INDEPENDENT`.
     """
     drawn = world.draw(rows, random)
@@ -179,8 +179,9 @@ def raise_mean(window: DrawnWindow, columns: tuple[str, ...], random: Generator)
 def raise_log_mean(window: DrawnWindow, columns: tuple[str, ...], random: Generator) -> DrawnWindow:
     """Raise the mean of log(1 + value - minimum) by a fifth of its standard deviation.
 
-    Every value grows by a factor, which heavy tails do not hide. `raise_mean` is harder to find,
-    because the standard deviation of a heavy-tailed column is many times its median.
+    Every value grows by the same factor, so the shift can be found even if the column has heavy
+    tails. `raise_mean` is harder to find, because the standard deviation of a heavy-tailed column
+    is many times its median.
     """
     values = column_of(window, columns[0]).astype(np.float64)
     least = np.nanmin(values)

@@ -403,7 +403,7 @@ def _check_counts(raw: Path, encoded: Path, stated: tuple[int, int]) -> int:
     """Return the number of held-out rows, if both folders and both manifests agree.
 
     Raises:
-        ContractError: The numbers differ. The message contains both numbers.
+        ContractError: The numbers of rows differ. The message contains both numbers.
     """
     num_raw, num_encoded = _num_rows(raw), _num_rows(encoded)
     if num_raw != num_encoded:

@@ -121,9 +121,10 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rate", required=True, help="rows per second")
     parser.add_argument("--rows-per-request", help="default: 64")
     parser.add_argument(
-        "--label-delay-seconds", help="mean; exponential, at most 4 times it; default: 1.5"
+        "--label-delay-seconds",
+        help="mean delay of a click, exponential up to 4 times the mean (default: 1.5)",
     )
-    parser.add_argument("--seed", type=int, required=True, help="of what is drawn")
+    parser.add_argument("--seed", type=int, required=True, help="seed of rows, clicks and delays")
     parser.add_argument("--stats", type=Path, required=True, help="JSON lines, one per second")
     parser.add_argument("--summary", type=Path, required=True, help="JSON, written at the end")
     parser.add_argument("--max-rows", help="stop after this many rows")
@@ -166,7 +167,10 @@ def _replay_traffic(options: argparse.Namespace) -> None:
 
 
 def _sent_recommender(options: argparse.Namespace) -> "Recommender":
-    """Return the recommender whose rows are sent. The default is the simulator's."""
+    """Return the recommender whose rows are sent.
+
+    Return the recommender whose rows are sent, by default the simulator's.
+    """
     from demo.simulation.tables import RECOMMENDER
     from evergreen.registry.recommenders import recommender_at
 

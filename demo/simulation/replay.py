@@ -63,7 +63,8 @@ class ReplaySettings:
     """Mean seconds between a prediction and its click. The delay is exponential, up to
     `MAX_DELAY_FACTOR` times this mean."""
     max_rows: int | None = None
-    """Number of rows after which the replay stops. None means that it stops only on command."""
+    """Number of rows after which the replay stops. None means that the replay stops only on
+    command."""
     max_in_flight: int = 16
     """Maximum concurrent requests. At this limit the replay falls behind."""
     max_consecutive_failures: int = 20
@@ -220,7 +221,7 @@ class Replay:
 
 
 class _ReplayStatistics:
-    """Counts since the start, and since the last line."""
+    """Counts of requests and rows since the start, and since the last line of statistics."""
 
     def __init__(self) -> None:
         self.sent = self.failed = 0
@@ -250,7 +251,10 @@ class _ReplayStatistics:
     def count_answer(
         self, request: Request, phase: str, *, version: int, latency_seconds: float
     ) -> None:
-        """Count one answered request. `phase` is the phase in which its rows were drawn."""
+        """Count one answered request.
+
+        `phase` is the phase of the replay in which the answered rows were drawn.
+        """
         n = len(request.label)
         self.rows += n
         self.clicks += int(request.label.sum())

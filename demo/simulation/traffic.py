@@ -139,7 +139,7 @@ class Traffic(Protocol):
         """Return the next request of at most `rows` rows, or None if the source is exhausted."""
 
     def drift(self) -> None:
-        """Change the distribution of all rows that are not taken yet.
+        """Change the distribution of all rows that `take` returns from now on.
 
         Raises:
             ContractError: the source has no drift.

@@ -38,7 +38,8 @@ def create_app(server: str, *, recommender: Recommender, log: str, items: pa.Tab
 
     Args:
         server: host:port of Triton's gRPC endpoint.
-        recommender: The recommender of the model. Its `data.user` names the column of the user.
+        recommender: The recommender of the model. The service reads the user's column from the
+            recommender's `data.user`.
         log: URL of the event log that the monitor reads.
         items: The catalogue with a row per item, and the model's columns that describe items.
 

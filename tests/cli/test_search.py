@@ -103,7 +103,7 @@ def test_search_starts_with_given_recommender_resumes_and_names_best(tmp_path):
     runner = (sys.executable, str(tmp_path / "run.py"))
     first = call(tmp_path, "--trials=2", runner=runner)
     assert re.search(
-        r"  0  auc 0.7000 .* log_loss 0.3000 .*\(as the recommender is\)", first.stdout
+        r"  0  auc 0.7000 .* log_loss 0.3000 .*\(the recommender's own settings\)", first.stdout
     ), first.stderr
     assert re.findall(r"^trial (\d) started: .*search\.log$", first.stderr, flags=re.M) == [
         "0",

@@ -55,7 +55,7 @@ class ServiceTimes:
         return float(np.interp(rows, self.rows, self.medians))
 
     def multiples(self, chances: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the multiples of the median at probabilities in [0, 1)."""
+        """Return service times as multiples of the median, at the given probabilities in [0, 1)."""
         at, values = zip(*self.quantiles)
         return np.asarray(np.interp(chances, at, values), np.float64)
 
@@ -142,7 +142,7 @@ class _Batch(NamedTuple):
 
 @dataclass
 class PodQueue:
-    """Queue and instances of one simulated pod. `advance` moves its time forward.
+    """Queue and instances of one simulated pod. `advance` simulates the pod up to a later time.
 
     `seconds_of` returns the median seconds of a batch with the given number of rows.
     """

@@ -91,8 +91,8 @@ def _counter_rate(samples: Sequence[tuple[int, float]], first: int, last: int) -
     2.0
     """
     (start, start_value), (end, end_value) = samples[0], samples[-1]
-    # If a counter fell, it was reset. A reset counter grew to its value before the reset, and then
-    # again from 0.
+    # If a counter fell, it was reset. A counter that was reset grew to its last value before the
+    # reset, and then grew again from 0.
     growth = end_value - start_value + sum(a for (_, a), (_, b) in pairwise(samples) if b < a)
     covered = sampled = (end - start) / 1000
     spacing = sampled / (len(samples) - 1)
