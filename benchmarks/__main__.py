@@ -113,8 +113,12 @@ def run(name: str, *, is_quick: bool, is_shown: bool) -> str:
                     process.wait(60)
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-    taken = f"{time.monotonic() - began:,.0f} s"
-    return f"done in {taken}" if code == 0 else f"FAILED with {code} after {taken}, see {log.name}"
+    duration = f"{time.monotonic() - began:,.0f} s"
+    return (
+        f"done in {duration}"
+        if code == 0
+        else f"FAILED with {code} after {duration}, see {log.name}"
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -153,9 +157,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{name}: was measured at this commit", flush=True)
             continue
         print(f"{name}: ", end="", flush=True)
-        said = run(name, is_quick=flags.quick, is_shown=len(names) == 1)
-        print(said, flush=True)
-        has_failed |= not said.startswith("done")
+        outcome = run(name, is_quick=flags.quick, is_shown=len(names) == 1)
+        print(outcome, flush=True)
+        has_failed |= not outcome.startswith("done")
     return int(has_failed)
 
 

@@ -130,9 +130,9 @@ def measure(command: list[str]) -> Run:
         peak = max(peak, sum(map(anonymous_memory, _tree(process.pid))))
         time.sleep(_POLL_SECONDS)
     seconds = time.perf_counter() - began
-    said, after = process.communicate()[0], os.times()
+    text, after = process.communicate()[0], os.times()
     if process.returncode:
-        raise StepProcessFailed(f"{command[2:4]} ended with {process.returncode}: {said[-500:]}")
+        raise StepProcessFailed(f"{command[2:4]} ended with {process.returncode}: {text[-500:]}")
     used = (
         after.children_user + after.children_system - before.children_user - before.children_system
     )

@@ -95,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for days in (flags.days // 4, flags.days):
             raw, seconds, peak = extract(folder, days=days)
             print(
-                f"{days} days: {raw.num_train_rows:,} rows to learn from, {raw.num_holdout_rows:,} "
+                f"{days} days: {raw.num_train_rows:,} training rows, {raw.num_holdout_rows:,} "
                 "held out; "
                 f"{seconds:.0f} s, {peak / 1e6:,.0f} MB at the peak",
                 flush=True,

@@ -106,10 +106,14 @@ def slopes(what: str, curves: Mapping[str, Curve]) -> list[Figure]:
         if len(curve) < 2:
             continue
         work, cost = curve[-1]
-        said = f"{short(cost)} at {short(work)}"
+        limit_text = f"{short(cost)} at {short(work)}"
         found.append(
             Figure(
-                f"{what}: {name}, slope", spread([last_slope(curve)]), "", target=STEEP, limit=said
+                f"{what}: {name}, slope",
+                spread([last_slope(curve)]),
+                "",
+                target=STEEP,
+                limit=limit_text,
             )
         )
     return found

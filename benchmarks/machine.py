@@ -68,12 +68,12 @@ def limits() -> dict[str, float]:
 
 
 def _seconds(work: Callable[[], object], times: int = 5) -> float:
-    taken = []
+    durations = []
     for _ in range(times + 1):
         began = time.perf_counter()
         work()
-        taken.append(time.perf_counter() - began)
-    return median(taken[1:])
+        durations.append(time.perf_counter() - began)
+    return median(durations[1:])
 
 
 class OtherWork:

@@ -243,12 +243,12 @@ class ModelLine:
             "TF_CPP_MIN_LOG_LEVEL": "3",
         }
         waiting = self._warm.of(name, variables)
-        code, said = waiting.run(
+        code, text = waiting.run(
             _STEP.format(name), arguments, variables=variables, folder=self._root, seconds=1800
         )
         if code not in (0, _REFUSED_CODE):
-            raise RuntimeError(f"{name} ended with {code}: {said[-2000:]}")
-        return code == 0, float(said.split()[-1])
+            raise RuntimeError(f"{name} ended with {code}: {text[-2000:]}")
+        return code == 0, float(text.split()[-1])
 
     def _tidy(self) -> None:
         """Remove files that no later run reads. A study has hundreds of runs."""

@@ -84,8 +84,8 @@ class MemoryLog:
 
     def pull(self, max_messages: int) -> list[Delivery]:
         """Return the oldest messages, and lease them."""
-        taken, self._waiting = self._waiting[:max_messages], self._waiting[max_messages:]
-        return [Delivery(name, payload, name) for name, payload in taken]
+        pulled, self._waiting = self._waiting[:max_messages], self._waiting[max_messages:]
+        return [Delivery(name, payload, name) for name, payload in pulled]
 
     def acknowledge(self, tokens: Iterable[str]) -> None:
         """Ignore the tokens, because pulled messages are removed already."""
@@ -285,7 +285,7 @@ def measure_partitions(rows: int, *, rows_per_message: int, partitions: int) -> 
     """
     clock = {"time": START}
     traffic = RecordTraffic(rows_per_message, partitions=partitions)
-    taken = [0.0] * partitions
+    cpu_seconds = [0.0] * partitions
     with tempfile.TemporaryDirectory() as scratch:
         folders = [Path(scratch) / str(partition) for partition in range(partitions)]
         logs, stores, monitors = [MemoryLog() for _ in folders], [], []
@@ -315,7 +315,7 @@ def measure_partitions(rows: int, *, rows_per_message: int, partitions: int) -> 
                 log.publish(messages[number])
                 began = time.process_time()
                 monitor.tick()
-                taken[number] += time.process_time() - began
+                cpu_seconds[number] += time.process_time() - began
                 for path in (folders[number] / "archive").glob("day=*/*.parquet"):
                     path.unlink()
         archived = [int(store.counters["archived"]) for store in stores]
@@ -325,10 +325,12 @@ def measure_partitions(rows: int, *, rows_per_message: int, partitions: int) -> 
         "partitions": partitions,
         "rows_per_message": rows_per_message,
         "rows": archived,
-        "cpu_seconds": taken,
-        "cpu_seconds_per_million_rows": sum(taken) / sum(archived) * 1e6,
-        "rows_per_core_second": [n / seconds for n, seconds in zip(archived, taken)],
-        "rows_per_second_on_a_core_each": sum(n / seconds for n, seconds in zip(archived, taken)),
+        "cpu_seconds": cpu_seconds,
+        "cpu_seconds_per_million_rows": sum(cpu_seconds) / sum(archived) * 1e6,
+        "rows_per_core_second": [n / seconds for n, seconds in zip(archived, cpu_seconds)],
+        "rows_per_second_on_a_core_each": sum(
+            n / seconds for n, seconds in zip(archived, cpu_seconds)
+        ),
     }
 
 

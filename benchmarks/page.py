@@ -69,8 +69,8 @@ def page(documents: Iterable[dict[str, Any]]) -> str:
     """Return the complete page."""
     sections = {each["benchmark"]: section(each) for each in documents}
     missing = [f"`{name}`" for name in NAMES if name not in sections]
-    said = [f"Not measured yet: {', '.join(missing)}.\n"] if missing else []
-    return "\n".join([_INTRODUCTION, *said, *sections.values()])
+    note = [f"Not measured yet: {', '.join(missing)}.\n"] if missing else []
+    return "\n".join([_INTRODUCTION, *note, *sections.values()])
 
 
 def section(document: dict[str, Any]) -> str:
@@ -82,8 +82,8 @@ def section(document: dict[str, Any]) -> str:
     ]
     where += [f"{facts['memory_gib']:g} GiB"] if "memory_gib" in facts else []
     where += [
-        said.format(document["limits"][key])
-        for key, said in _LIMITS.items()
+        text.format(document["limits"][key])
+        for key, text in _LIMITS.items()
         if key in document["limits"]
     ]
     lines = [

@@ -115,11 +115,11 @@ def shop(num_rows: int, seed: int) -> Split:
     dense = feature_matrix(log, features.numeric, "float32", missing=np.nan)
     label = log.column(recommender.data.label).to_numpy(zero_copy_only=False).astype(np.int32)
     rows = WorldRows(dense, category_matrix(log, features), probability, label)
-    learned, holdout = (
+    train_features, holdout = (
         WorldRows(*(column[of] for column in rows))
         for of in (slice(num_rows), slice(num_rows, None))
     )
-    return Split(learned, holdout, recommender)
+    return Split(train_features, holdout, recommender)
 
 
 def criteo_file(path: Path) -> WorldRows:
@@ -216,7 +216,7 @@ def lightgbm_table(raw: WorldRows, rows: Rows, features: Features, *, sizes: lis
 
 
 def _lightgbm(
-    learned: Any, holdout: Any, label: NDArray[np.int32], *, features: Features, seed: int
+    train_features: Any, holdout: Any, label: NDArray[np.int32], *, features: Features, seed: int
 ) -> Iterator[TrainedScores]:
     """Yield the scores with each number of trees."""
     import lightgbm
@@ -225,7 +225,9 @@ def _lightgbm(
     first = len(features.numeric)
     for number in TREES:
         data = lightgbm.Dataset(
-            learned, label, categorical_feature=[*range(first, first + len(features.categorical))]
+            train_features,
+            label,
+            categorical_feature=[*range(first, first + len(features.categorical))],
         )
         began = time.perf_counter()
         booster = lightgbm.train(parameters, data, number)
@@ -335,7 +337,7 @@ def figures_of(name: str, result: dict[str, Any]) -> list[Figure]:
     seconds = result["models"][OURS]["seconds"]
     return [
         *rows,
-        Figure(f"{name}, learned in", Spread(*(seconds[key] for key in Spread._fields)), "s"),
+        Figure(f"{name}, trained in", Spread(*(seconds[key] for key in Spread._fields)), "s"),
     ]
 
 

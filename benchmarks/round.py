@@ -204,10 +204,12 @@ def measure(folder: Path, sizes: dict[int, int], *, seed: int) -> dict[int, list
         for turn in range(max(sizes.values())):
             for rows, count in sizes.items():
                 if turn < count:
-                    taken = bench.round(rows)
-                    results[rows] += [taken] if taken else []
-                    said = f"{taken.serving:.1f} s" if taken else "released nothing, not counted"
-                    print(f"  round of {rows:,} rows: {said}", file=sys.stderr, flush=True)
+                    measured = bench.round(rows)
+                    results[rows] += [measured] if measured else []
+                    text = (
+                        f"{measured.serving:.1f} s" if measured else "released nothing, not counted"
+                    )
+                    print(f"  round of {rows:,} rows: {text}", file=sys.stderr, flush=True)
     return results
 
 

@@ -78,15 +78,15 @@ def _seconds_of_requests(
     count, before = _settled(client, model)
     while not times or time.monotonic() < began + seconds:
         client.infer(model, requests[len(times) % len(requests)])
-        asked, expected = time.monotonic(), count + len(times) + 1
+        sent_at, expected = time.monotonic(), count + len(times) + 1
         # A server may count a request a moment after its response.
         while (worked := _worked(client, model))[0] < expected:
-            if time.monotonic() > asked + COUNTED_SECONDS:
+            if time.monotonic() > sent_at + COUNTED_SECONDS:
                 raise TemporaryError(f"model {model} did not count a request that it answered")
         if worked[0] > expected:
             raise TemporaryError(
-                f"model {model} counted {worked[0]} requests, expected {expected}: others ask it "
-                "too"
+                f"model {model} counted {worked[0]} requests, expected {expected}: other "
+                "callers use it"
             )
         times.append(worked[1] - before)
         before = worked[1]
@@ -101,7 +101,9 @@ def _settled(client: Any, model: str) -> tuple[int, float]:
         if (now := _worked(client, model)) == before:
             return now
         before = now
-    raise TemporaryError(f"model {model} is at work though nothing is asked: others ask it too")
+    raise TemporaryError(
+        f"model {model} counts requests although none was sent: other callers use it"
+    )
 
 
 def _worked(client: Any, model: str) -> tuple[int, float]:

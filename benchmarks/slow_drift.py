@@ -223,8 +223,8 @@ def ornstein_uhlenbeck(
     random = np.random.default_rng(seed)
     # Draw in the order of steps, so that a later step starts with the same numbers.
     first, shocks = random.normal(size=count), random.normal(size=(step, count))
-    kept = decay ** np.arange(step - 1, -1, -1.0)
-    path: NDArray[np.float64] = decay**step * first + math.sqrt(1.0 - decay**2) * (kept @ shocks)
+    decays = decay ** np.arange(step - 1, -1, -1.0)
+    path: NDArray[np.float64] = decay**step * first + math.sqrt(1.0 - decay**2) * (decays @ shocks)
     return path
 
 

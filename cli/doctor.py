@@ -97,10 +97,10 @@ class Kubectl:
         if done.returncode:
             lines = [*done.stdout.strip().splitlines(), *done.stderr.strip().splitlines()]
             # The last line of `kubectl exec` holds only the program's exit code.
-            said = [line for line in lines if not line.startswith("command terminated")] or [
+            output = [line for line in lines if not line.startswith("command terminated")] or [
                 "it failed"
             ]
-            raise TemporaryError(f"kubectl: {said[-1]}")
+            raise TemporaryError(f"kubectl: {output[-1]}")
         return str(done.stdout)
 
 
@@ -418,10 +418,10 @@ def _tried(each: Installation, *words: str) -> _Found:
         words: Deployment, `-c`, container, `--` and the command.
     """
     try:
-        said = each.cluster.call("-n", NAMESPACE, "exec", *words).strip().splitlines()
+        output = each.cluster.call("-n", NAMESPACE, "exec", *words).strip().splitlines()
     except TemporaryError as error:
         return _wrong(str(error), f"kubectl -n {NAMESPACE} exec {shlex.join(words)}")
-    return _right(f"container {words[2]} reaches it" + (f": {said[0]}" if said else ""))
+    return _right(f"container {words[2]} reaches it" + (f": {output[0]}" if output else ""))
 
 
 _LOOKS: dict[str, Callable[[Installation], Iterator[_Found]]] = {

@@ -456,7 +456,7 @@ def _traces(store: Path, model: Model, user: User) -> list[str]:
         for name, values in known.items()
         if (values == user.category).any()
     ]
-    learnt = sorted(
+    trained_on = sorted(
         {
             each["day"]
             for each in model.days
@@ -465,7 +465,11 @@ def _traces(store: Path, model: Model, user: User) -> list[str]:
     )
     return [
         *found,
-        *([f"it was trained on {', '.join(learnt)}, whose rows hold the user"] if learnt else []),
+        *(
+            [f"it was trained on {', '.join(trained_on)}, whose rows hold the user"]
+            if trained_on
+            else []
+        ),
     ]
 
 
@@ -475,13 +479,13 @@ def golden_rows(store: Path, user: User) -> Iterator[str]:
     The search covers versions in the registry and in Triton's repository.
     """
     place, served = read_serving_place(store), ServedNames(user.recommender.name)
-    kept = [(graph_folder(store, 0).parent.as_uri(), "")]
-    kept += [
+    stored_graphs = [(graph_folder(store, 0).parent.as_uri(), "")]
+    stored_graphs += [
         (place.repository_uri, f"{each}/")
         for each in (served.model, served.candidate, served.canary)
         if place
     ]
-    for uri, prefix in kept:
+    for uri, prefix in stored_graphs:
         objects = open_objects(uri)
         for info in [each for each in objects.list(prefix) if base_name(each) == GOLDEN_FILE]:
             with local_copy(objects, info.name) as path:
@@ -609,7 +613,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     user = User(arguments.user, accepted(store, CURRENT))
     with progress("searching"):
         found = find(user, store, places)
-    learnt, golden = list(models_trained_on(store, user)), list(golden_rows(store, user))
+    trained_on, golden = list(models_trained_on(store, user)), list(golden_rows(store, user))
     state = typed_folder(places["state"], "--state") if "state" in places else None
     num_waiting = waiting_requests(state, user) if state else 0
     print(f"user {user.text!r} is category {user.category} of {user.column}")
@@ -620,13 +624,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     print(
         "\n".join(
-            [*map(str, learnt), *golden] or ["no model is known to be trained on the user's rows"]
+            [*map(str, trained_on), *golden]
+            or ["no model is known to be trained on the user's rows"]
         )
     )
     if arguments.yes:
-        if learnt and found:
+        if trained_on and found:
             keep_forgotten(
-                store, [each.model_id for each in learnt], now=datetime.now(timezone.utc)
+                store, [each.model_id for each in trained_on], now=datetime.now(timezone.utc)
             )
         with progress("removing", total=len(found)) as advance:
             for each in found:
@@ -638,8 +643,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             "nothing was removed: repeat with --yes while monitor, uploader and pipeline are "
             "stopped"
         )
-    print("\n".join(_what_serves(store, learnt, places)))
-    if not any(each.is_live for each in learnt) and (learnt or golden):
+    print("\n".join(_what_serves(store, trained_on, places)))
+    if not any(each.is_live for each in trained_on) and (trained_on or golden):
         print("remove the folders of these models when no rollback to them is wanted")
     if num_waiting:
         print(
@@ -661,7 +666,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _what_serves(
-    store: Path, learnt: Sequence[TrainedOnUser], places: dict[str, str]
+    store: Path, trained_on: Sequence[TrainedOnUser], places: dict[str, str]
 ) -> Iterator[str]:
     """Yield lines that say whether the live model contains a removed user, and what replaces it."""
     live = current(store)
@@ -669,7 +674,7 @@ def _what_serves(
         yield "no model is live"
         return
     removed = removed_at(store, live.model_id)
-    if any(each.is_live for each in learnt):
+    if any(each.is_live for each in trained_on):
         contained = "the user"
     elif removed is not None:
         contained = f"a user whose rows were removed at {removed}"

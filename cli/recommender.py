@@ -171,9 +171,11 @@ def _accept(arguments: argparse.Namespace) -> int:
     print(f"version {version} is used from the next run on: {_described(recommender)}")
     live = current(store)
     if live is not None:
-        learned = stored_model(store, live.model_id, role="live model").recommender.features
+        trained_features = stored_model(
+            store, live.model_id, role="live model"
+        ).recommender.features
         try:
-            recommender.features.expect_continues(learned, parent=live.model_id)
+            recommender.features.expect_continues(trained_features, parent=live.model_id)
         except ContractError as error:
             print(f"the next run cannot continue the live model: {error}")
     return ExitCode.DONE

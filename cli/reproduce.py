@@ -85,14 +85,14 @@ class Reproduction:
             model_folder(self.store, self.model.model_id),
         )
         parent, champion = raw.parent_model_id or NONE, raw.champion_model_id or NONE
-        asked = {name: self.facts.get(name, "") for name in ("window_start", "window_end")}
+        window = {name: self.facts.get(name, "") for name in ("window_start", "window_end")}
         rows = self._run(
             "extraction",
             lake=self.lake,
             lake_until=self.until,
             parent=parent,
             champion=champion,
-            **asked,
+            **window,
         )
         is_screened = local_path(raw.train_uri).parent.name == "validation"
         found = differing(RawDataset.read(rows), raw, but=_OF_VALIDATION if is_screened else ())

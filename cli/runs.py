@@ -288,9 +288,9 @@ def what_next(store: Path, outcome: RunOutcome, *, command: Sequence[str]) -> st
         doubt = "" if verdict.decision == PASS else f", although its verdict is {verdict.decision}"
         sentences = [f"{comparison} compares it with the live model"] if champion else []
         return "\nnext: ".join([*sentences, f"{promotion} makes the model live{doubt}"])
-    said = verdict.advice if verdict is not None and outcome.state == "refused" else []
-    flags = next(filter(None, map(flags_to_run_again, [*said, outcome.reason])), [])
-    sentences = [*said, *([shlex.join(_with_flags(command, flags))] if flags else [])]
+    ways = verdict.advice if verdict is not None and outcome.state == "refused" else []
+    flags = next(filter(None, map(flags_to_run_again, [*ways, outcome.reason])), [])
+    sentences = [*ways, *([shlex.join(_with_flags(command, flags))] if flags else [])]
     return (
         "\nnext: ".join(sentences)
         or "correct what the reason names, and run the same command again"
@@ -308,7 +308,7 @@ def _with_flags(command: Sequence[str], flags: Sequence[str]) -> list[str]:
         "trigger_id",
         *(SCRATCH if FROM_SCRATCH in flags else ()),
     }  # leave out `trigger_id`, because the run that it triggered has ended
-    kept, words = [], iter(command)
+    options, words = [], iter(command)
     for word in words:
         given = [word, next(words)] if word in ("-p", "--set") else [word]
         if given[-1].startswith(_SETTINGS):
@@ -316,9 +316,9 @@ def _with_flags(command: Sequence[str], flags: Sequence[str]) -> list[str]:
             left = [each for each in changes if each.partition("=")[0] not in replaced]
             given = [word, _SETTINGS + shlex.join(left)] if left else []
         if given and given[-1].partition("=")[0] not in replaced and given != [FROM_SCRATCH]:
-            kept += given
+            options += given
     return [
-        *kept,
+        *options,
         *([FROM_SCRATCH] if FROM_SCRATCH in command and FROM_SCRATCH not in flags else []),
         *flags,
     ]

@@ -803,14 +803,14 @@ def _plant_bad_release(demo: _Demo) -> list[LiveChange]:
         seconds=round(done_at - started_at, 3),
         why="the demo plants a bad release",
     )
-    taken = LiveChange(
+    rolled_back = LiveChange(
         version=before,
         started_at=done_at,
         seconds=round(back_at - done_at, 3),
         answered_at=answered_at(),
         why=line.reason,
     )
-    return [made, taken]
+    return [made, rolled_back]
 
 
 def _start_verifying(demo: _Demo) -> list[int]:

@@ -346,8 +346,8 @@ def run_once(
             raise ContractError(
                 f"environment {name} is absent, expected {python}; `make environments` builds it"
             )
-    asked = {**parameters, **(request.pipeline_arguments() if request else {})}
-    name = asked.get("trigger_id") or new_run_name("manual")
+    run_parameters = {**parameters, **(request.pipeline_arguments() if request else {})}
+    name = run_parameters.get("trigger_id") or new_run_name("manual")
     read_places(package)  # fails for a file without places
     places = {**folders.places(), **places}
     if find_outcome(folders.store, name):
@@ -360,7 +360,7 @@ def run_once(
         try:
             run_pipeline(
                 package,
-                asked,
+                run_parameters,
                 places=places,
                 name=name,
                 root=folders.artifacts,

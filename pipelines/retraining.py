@@ -34,13 +34,13 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
     places = placement.places
     # Kubeflow replaces a constant that equals one of these placeholders, but not one inside a
     # longer string. The first placeholder is empty if a schedule starts the run.
-    noted = {
+    run_arguments = {
         "run": dsl.PIPELINE_JOB_NAME_PLACEHOLDER,
         "run_resource": dsl.PIPELINE_JOB_RESOURCE_NAME_PLACEHOLDER,
         "run_id": dsl.PIPELINE_JOB_ID_PLACEHOLDER,
         "store": places["store"],
     }
-    common = {**noted, "work": places["work"]}
+    common = {**run_arguments, "work": places["work"]}
 
     def step(component: Any, **arguments: Any) -> dsl.PipelineTask:
         return place(component(**arguments), component.name.replace("-", "_"), placement)
@@ -74,7 +74,9 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
             settings: Settings of this run that override the recommender's, such as training.seed=7
                 model.tower=[64,32]. The settings are stored with the model.
         """
-        record = step(run_outcome, **noted, trigger_id=trigger_id, trigger_reason=trigger_reason)
+        record = step(
+            run_outcome, **run_arguments, trigger_id=trigger_id, trigger_reason=trigger_reason
+        )
         # Kubeflow's page shows only the first 16 letters of names such as "retraining".
         with dsl.ExitHandler(record, name="retraining"):
             extracted = step(
@@ -117,7 +119,7 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
                 with dsl.If(evaluated.outputs["Output"] == True, name="gate passed"):  # noqa: E712
                     step(
                         deployment,
-                        **noted,
+                        **run_arguments,
                         server=places["server"],
                         device=places["device"],
                         trigger_id=trigger_id,

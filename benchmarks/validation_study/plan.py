@@ -131,8 +131,8 @@ def show(
             scratch = Path(folder)
             write_window(before, scratch / "before", name="before")
             for place, case in enumerate(series.cases):
-                asked = [name for name in methods if pair < case.pairs.get(name, 0)]
-                if not asked:
+                chosen = [name for name in methods if pair < case.pairs.get(name, 0)]
+                if not chosen:
                     continue
                 # Each shift has its own random numbers, so that the choice of rows in one column
                 # does not determine the choice in the next column.
@@ -142,6 +142,6 @@ def show(
                     else now
                 )
                 write_window(struck, scratch / f"now-{place}", name="now")
-                for name in asked:
+                for name in chosen:
                     yield case, methods[name](scratch / "before", scratch / f"now-{place}")
                 shutil.rmtree(scratch / f"now-{place}")

@@ -115,10 +115,10 @@ def expect_parents_columns(
             gone,
             parent.model.model_id,
         )
-    kept = {name for name in before.names if name in features.names}
+    shared_names = {name for name in before.names if name in features.names}
     excluded, excluded_before = (
-        kept.intersection(excluded_columns),
-        kept.intersection(parent.features.excluded),
+        shared_names.intersection(excluded_columns),
+        shared_names.intersection(parent.features.excluded),
     )
     if excluded != excluded_before:
         raise ContractError(

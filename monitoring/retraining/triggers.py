@@ -364,7 +364,7 @@ class KubeflowTrigger:
         """Describe the request's reason, origin and recommender. Kubeflow's runs have no labels."""
         recommender = self._arguments.get("recommender", CURRENT)
         return (
-            f"{request.reason}; asked by the monitor as {request.request_id}; recommender "
+            f"{request.reason}; requested by the monitor as {request.request_id}; recommender "
             f"{recommender}"
         )
 

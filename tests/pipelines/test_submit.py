@@ -365,7 +365,7 @@ def test_run_that_is_waited_for_tells_what_it_made(
     assert capsys.readouterr().out.splitlines()[-1] == "refused at evaluation: auc fell"
     assert re.fullmatch(r"manual \d{4}-\d\d-\d\d \d\d:\d\d by \S+", server.runs[0]["display_name"])
     assert re.fullmatch(
-        r"no reason given; asked by \S+@\S+; recommender current", server.runs[0]["description"]
+        r"no reason given; requested by \S+@\S+; recommender current", server.runs[0]["description"]
     )
     monkeypatch.setattr(
         "cli.pipeline.wait", waiting_as(server, lambda run: server.end(run, "SUCCEEDED"))

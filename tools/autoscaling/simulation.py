@@ -192,14 +192,16 @@ class Simulation:
                 self._trace.requests(step, self._settings.seed),
                 float(self._trace.starts[step + 1]),
             )
-            taken = 0
+            num_dispatched = 0
             outcome.num_arrived += len(requests.arrivals)
             while now < end:
                 ready_times = [pod.ready_at for pod in cluster.pods if pod.ready_at > now]
                 upcoming = min(
                     [end, sync_at, *ready_times, *(pod.scrape_at for pod in cluster.pods)]
                 )
-                taken = self._dispatch_requests(requests, taken, now=now, until=upcoming)
+                num_dispatched = self._dispatch_requests(
+                    requests, num_dispatched, now=now, until=upcoming
+                )
                 now = upcoming
                 self._scrape_pods(now)
                 if now >= sync_at:
@@ -213,18 +215,18 @@ class Simulation:
         return outcome
 
     def _dispatch_requests(
-        self, requests: TraceRequests, taken: int, *, now: float, until: float
+        self, requests: TraceRequests, num_dispatched: int, *, now: float, until: float
     ) -> int:
         """Send the requests that arrive before `until` to the ready pods.
 
         Returns the number of requests of this step that were sent until now.
         """
         last = int(np.searchsorted(requests.arrivals, until))
-        if last == taken:
-            return taken
-        at, ready = slice(taken, last), self._cluster.ready(now)
+        if last == num_dispatched:
+            return num_dispatched
+        at, ready = slice(num_dispatched, last), self._cluster.ready(now)
         if not ready:
-            self.outcome.num_without_pod += last - taken
+            self.outcome.num_without_pod += last - num_dispatched
             return last
         arrivals = requests.arrivals[at]
         multiples = self._settings.service_times.multiples(requests.service[at])

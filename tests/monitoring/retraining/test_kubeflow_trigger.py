@@ -42,7 +42,7 @@ def test_run_has_readable_name_and_says_why_it_was_asked_for(kubeflow, connect):
         assert kubeflow.runs[-1]["display_name"] == title
         assert (
             kubeflow.runs[-1]["description"]
-            == f"{asked.reason}; asked by the monitor as {name}; recommender 3"
+            == f"{asked.reason}; requested by the monitor as {name}; recommender 3"
         )
         assert trigger.submit(asked) == "already"
         assert trigger.state(name).state == "running"
