@@ -68,13 +68,13 @@ digest-%:
 	@$(MAKE) -s --no-print-directory digest-$* > $@
 
 # DATA=<file or folder> replaces the simulated rows by your own rows. RECOMMENDER=<file> describes their columns.
-# Without RECOMMENDER, Criteo's columns are recognized, and a file for other columns is drafted. WORLD=shop uses the
+# Without RECOMMENDER, Criteo's columns are recognized, and a file for other columns is drafted. EXAMPLE=shop uses the
 # rows of a simulated shop (examples/shop). LOG=pubsub stores the records in Google's Pub/Sub emulator (if the Cloud SDK
 # has it), and LOG=kafka in librdkafka's mock cluster, instead of an SQLite file.
 demo: environments
-	@$(if $(WORLD),$(DRIVER) -m examples.$(WORLD).world --output build/$(WORLD)/clicks.parquet &&) \
+	@$(if $(EXAMPLE),$(DRIVER) -m examples.$(EXAMPLE).simulator --output build/$(EXAMPLE)/clicks.parquet &&) \
 	  exec $(DRIVER) -m cli demo $(if $(DATA),--data "$(DATA)") \
-	  $(if $(WORLD),--data build/$(WORLD)/clicks.parquet --recommender examples/$(WORLD)/recommender.yaml) \
+	  $(if $(EXAMPLE),--data build/$(EXAMPLE)/clicks.parquet --recommender examples/$(EXAMPLE)/recommender.yaml) \
 	  $(if $(RECOMMENDER),--recommender "$(RECOMMENDER)") $(if $(LOG),--log "$(LOG)") $(DEMO_FLAGS)
 
 test: environments

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from demo.simulation.world import World, write_lake
+from demo.simulation.simulator import Simulator, write_lake
 from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from evergreen.contracts.manifests import RawDataset
 from evergreen.contracts.raw_rows import DAY_PARTITION, EVENT_TIME, REQUEST_ID
@@ -32,7 +32,9 @@ _FIRST_DAY = date(2026, 1, 1)
 
 def write_days(lake: Path, *, rows: int, days: int) -> None:
     """Write `rows` rows evenly over `days` days."""
-    write_lake(World.create(1), str(lake), rows=rows // days, days=1, last_day=_FIRST_DAY, seed=1)
+    write_lake(
+        Simulator.create(1), str(lake), rows=rows // days, days=1, last_day=_FIRST_DAY, seed=1
+    )
     first = lake / DAY_PARTITION.format(day=_FIRST_DAY)
     for number in range(1, days):
         day = _FIRST_DAY + timedelta(days=number)

@@ -29,7 +29,7 @@ from controller.canary import steps as canary_steps
 from controller.canary.steps import CanarySettings
 from controller.site import SiteSettings
 from demo.environments import REPOSITORY
-from demo.simulation.world import WorldRows, raw_table
+from demo.simulation.simulator import SimulatedRows, raw_table
 from evergreen.contracts import raw_rows
 from evergreen.contracts.manifests import Model, RawDataset, Release
 from evergreen.contracts.serving import PROBABILITY_OUTPUT, named_inputs
@@ -87,7 +87,7 @@ class LineRound(NamedTuple):
 class TimedRows:
     """Rows of some minutes of traffic, with their requests and times."""
 
-    rows: WorldRows
+    rows: SimulatedRows
     requests: list[str]
     """[n]: request ids."""
     places: NDArray[np.int32]
@@ -96,7 +96,7 @@ class TimedRows:
     """Event times, shape [n], seconds since the epoch, ascending."""
 
     @classmethod
-    def of(cls, rows: WorldRows, *, start: float, end: float) -> "TimedRows":
+    def of(cls, rows: SimulatedRows, *, start: float, end: float) -> "TimedRows":
         """Return the rows with times at equal distances over an interval.
 
         `start` and `end` are in hours from the beginning of `FIRST_DAY`.
@@ -300,7 +300,7 @@ class ModelLine:
         traffic.write(self._root / "archive", **columns)
         return served.astype(np.float64)
 
-    def _scores(self, version: int, rows: WorldRows) -> NDArray[np.float32]:
+    def _scores(self, version: int, rows: SimulatedRows) -> NDArray[np.float32]:
         graph = local_path(Release.read(release_path(self._root / "store", version)).graph_uri)
         inputs = named_inputs(rows.dense, rows.categorical)
         scores: NDArray[np.float32] = (

@@ -38,7 +38,7 @@ import numpy as np
 from benchmarks.command import benchmark_parser, documented
 from benchmarks.machine import own_memory
 from benchmarks.spread import Figure, spread
-from demo.simulation.world import World
+from demo.simulation.simulator import Simulator
 from evergreen.config.reader import make_settings
 from evergreen.contracts.criteo import CRITEO, CRITEO_RECOMMENDER
 from evergreen.contracts.manifests import Model
@@ -113,13 +113,13 @@ class RecordTraffic:
         """Draw `bodies` requests of `rows_per_message` rows each."""
         self._rows, self._number, self._partitions = rows_per_message, 0, partitions
         self._random = np.random.default_rng(0)
-        self._world = World.create(0, click_rate=CLICK_RATE)
+        self._simulator = Simulator.create(0, click_rate=CLICK_RATE)
         self.records = [self._prediction() for _ in range(bodies)]
         """Encoded requests, one for each body."""
         self._due: list[list[tuple[str, int, float]]] = [[] for _ in range(partitions)]
 
     def _prediction(self) -> PredictionBatch:
-        drawn = self._world.draw(self._rows, self._random)
+        drawn = self._simulator.draw(self._rows, self._random)
         return PredictionBatch(
             request_id="body",
             time=START,

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from benchmarks.command import benchmark_parser, documented, run_to_end
 from benchmarks.spread import Figure, spread
 from demo.runner import LocalFolders
-from demo.simulation.world import World, write_lake
+from demo.simulation.simulator import Simulator, write_lake
 from demo.triton import TritonServer
 from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from evergreen.contracts.manifests import Model
@@ -191,9 +191,9 @@ class Bench:
 
 def measure(folder: Path, sizes: dict[int, int], *, seed: int) -> dict[int, list[RoundSeconds]]:
     """Run every size in turn, and return the seconds without those of the first model."""
-    world = World.create(seed)
+    simulator = Simulator.create(seed)
     total = BASE_ROWS + sum(rows * count for rows, count in sizes.items())
-    write_lake(world, str(folder / "lake"), rows=total, days=1, last_day=_DAY, seed=seed)
+    write_lake(simulator, str(folder / "lake"), rows=total, days=1, last_day=_DAY, seed=seed)
     times = pq.read_table(
         folder / "lake" / DAY_PARTITION.format(day=_DAY), columns=[EVENT_TIME]
     ).column(0)

@@ -21,9 +21,9 @@ import tritonclient.grpc as grpc_client
 
 from benchmarks import machine
 from benchmarks.cache_model import RequestStream
-from benchmarks.serving_model import WORLD_SEED
+from benchmarks.serving_model import SIMULATOR_SEED
 from benchmarks.triton_counters import counters
-from demo.simulation.world import World
+from demo.simulation.simulator import Simulator
 from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from evergreen.contracts.serving import GRPC_OPTIONS
 from evergreen.runtime.durable import write_whole
@@ -49,12 +49,12 @@ def measure(address: str, model: str, *, seconds: float) -> list[dict[str, Any]]
         TemporaryError: the model has other callers at the same time, or the server does not count
             requests.
     """
-    measured, world = [], World.create(WORLD_SEED)
+    measured, simulator = [], Simulator.create(SIMULATOR_SEED)
     with closing(
         grpc_client.InferenceServerClient(address, channel_args=list(GRPC_OPTIONS))
     ) as client:
         for rows in ROWS:
-            requests = RequestStream(world, rows).fresh(32)
+            requests = RequestStream(simulator, rows).fresh(32)
             for request in requests[:4]:
                 client.infer(model, request)
             times = _seconds_of_requests(client, model, requests, seconds=seconds)

@@ -1,7 +1,7 @@
 """Simulate slow drift: properties change continuously, as a pure function of time.
 
-`world.Drift` simulates a sudden change. At any hour a `DriftingWorld` gives a `WorldSnapshot`,
-which draws rows with their true click probability. These properties change:
+`simulator.Drift` simulates a sudden change. At any hour a `DriftingSimulator` gives a
+`SimulatorSnapshot`, which draws rows with their true click probability. These properties change:
 
 - Planted weights of some columns: a fixed part plus a part that follows a stationary
   Ornstein-Uhlenbeck process with a given half-life. The autocorrelation of this part after a hours
@@ -23,9 +23,16 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from benchmarks.world_effects import effects_of
+from benchmarks.simulated_effects import effects_of
+from demo.simulation.simulator import (
+    SimulatedRows,
+    Simulator,
+    bias_for,
+    drawn_rows,
+    expected_auc,
+    sigmoid,
+)
 from demo.simulation.tables import DRIFT_COLUMNS, Alias, CategoryTable, Tables, hashed
-from demo.simulation.world import World, WorldRows, bias_for, drawn_rows, expected_auc, sigmoid
 from evergreen.config.features import MISSING_CATEGORY
 from evergreen.contracts.criteo import CATEGORICAL
 
@@ -67,7 +74,7 @@ class SlowDrift:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorldSnapshot:
+class SimulatorSnapshot:
     """The simulator at one hour."""
 
     hours: float
@@ -78,7 +85,7 @@ class WorldSnapshot:
     bayes_auc: float
     """Bayes-optimal AUC at this time."""
 
-    def draw(self, n: int, random: Generator) -> WorldRows:
+    def draw(self, n: int, random: Generator) -> SimulatedRows:
         """Return `n` independent rows."""
         return drawn_rows(self.tables, n, random, strength=self.strength, bias=self.bias)
 
@@ -94,23 +101,23 @@ class WorldSnapshot:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DriftingWorld:
+class DriftingSimulator:
     """A simulator and its drift."""
 
-    world: World
+    simulator: Simulator
     """Simulator with the fixed part of the weights and the mean of the frequencies."""
     drift: SlowDrift
 
-    def at(self, hours: float) -> WorldSnapshot:
+    def at(self, hours: float) -> SimulatorSnapshot:
         """Return the snapshot at `hours` (0 or more) after the start.
 
         The drift is stationary from hour 0 on.
         """
         tables = self.tables_at(hours)
         effects = tables.draw(_CALIBRATION_ROWS, self._calibration()).effects.astype(np.float64)
-        strength = self.world.strength * self._mean_spread / float(effects.std())
-        bias = bias_for(strength * effects, self.world.click_rate)
-        return WorldSnapshot(
+        strength = self.simulator.strength * self._mean_spread / float(effects.std())
+        bias = bias_for(strength * effects, self.simulator.click_rate)
+        return SimulatorSnapshot(
             hours=self._step_at(hours) * self.drift.step_minutes / 60.0,
             tables=tables,
             strength=strength,
@@ -124,7 +131,7 @@ class DriftingWorld:
         The calibration of strength and bias, which is left out here, takes nine tenths of the time
         of `at`.
         """
-        return replace(self.world.tables, categories=self._categories(self._step_at(hours)))
+        return replace(self.simulator.tables, categories=self._categories(self._step_at(hours)))
 
     def _step_at(self, hours: float) -> int:
         # Times are multiples of a quarter of an hour. A rounding error must not move such a time
@@ -136,15 +143,15 @@ class DriftingWorld:
 
         Equal random numbers make bias and strength independent of the sample.
         """
-        return np.random.default_rng([self.world.seed, 5])
+        return np.random.default_rng([self.simulator.seed, 5])
 
     @cached_property
     def _mean_spread(self) -> float:
-        effects = self.world.tables.draw(_CALIBRATION_ROWS, self._calibration()).effects
+        effects = self.simulator.tables.draw(_CALIBRATION_ROWS, self._calibration()).effects
         return float(effects.astype(np.float64).std())
 
     def _categories(self, step: int) -> list[CategoryTable]:
-        tables = list(self.world.tables.categories)
+        tables = list(self.simulator.tables.categories)
         for number, name in enumerate(CATEGORICAL):
             if name in self.drift.columns:
                 tables[number] = self._moved(tables[number], number, step)

@@ -530,12 +530,15 @@ def _prepare_lake(
     last_day = (datetime.now(timezone.utc) - timedelta(days=1)).date().isoformat()
     lake = ["--lake", str(folders.lake), "--last-day", last_day, "--days", "4"]
     if settings.data is None:
-        seed, world = ["--seed", str(settings.seed)], ["--world", str(root / "world.json")]
+        seed, simulator = (
+            ["--seed", str(settings.seed)],
+            ["--simulator", str(root / "simulator.json")],
+        )
         simulate = [
             "demo.simulation",
             "lake",
             *lake,
-            *world,
+            *simulator,
             *seed,
             "--rows",
             str(settings.rows),
@@ -544,10 +547,10 @@ def _prepare_lake(
         drift = [
             "demo.simulation",
             "drift",
-            *world,
+            *simulator,
             *seed,
             "--output",
-            str(root / "drifted_world.json"),
+            str(root / "drifted_simulator.json"),
         ]
         _printed(stack, "drift", drift)
         screen.print(

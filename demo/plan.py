@@ -519,7 +519,10 @@ class Services:
         """
         plan, root = self.plan, self.folders.root
         flags: dict[str, object] = (
-            {"world": root / "world.json", "drifted-world": root / "drifted_world.json"}
+            {
+                "simulator": root / "simulator.json",
+                "drifted-simulator": root / "drifted_simulator.json",
+            }
             if self.settings.data is None
             else {"data": root / "replay.parquet", "drift-columns": ",".join(plan.drift_columns)}
         )

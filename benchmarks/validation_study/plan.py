@@ -24,7 +24,7 @@ from benchmarks.validation_study.shifts import (
     draw_window,
     write_window,
 )
-from demo.simulation.world import World
+from demo.simulation.simulator import Simulator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,23 +109,23 @@ def _chosen(shifts: Sequence[Shift], quick: bool) -> Sequence[Shift]:
 
 
 def show(
-    series: PairSeries, number: int, world: World, *, methods: Mapping[str, Method]
+    series: PairSeries, number: int, simulator: Simulator, *, methods: Mapping[str, Method]
 ) -> Iterator[tuple[StudyCase, dict[str, list[str]]]]:
     """Yield the features with an alarm for each case and pair of `series`, by method and setting.
 
     Args:
         series: Pairs of windows of one kind.
         number: Number that separates the random numbers of different series.
-        world: Simulator of the rows.
+        simulator: Simulator of the rows.
         methods: Methods by name.
     """
     for pair in range(
         max(max(case.pairs.get(name, 0) for name in methods) for case in series.cases)
     ):
-        seed = (world.seed, number, pair)
+        seed = (simulator.seed, number, pair)
         random = np.random.default_rng(seed)
         before, now = (
-            draw_window(world, series.rows, random, requests=series.requests) for _ in range(2)
+            draw_window(simulator, series.rows, random, requests=series.requests) for _ in range(2)
         )
         with tempfile.TemporaryDirectory(prefix="evergreen-study-") as folder:
             scratch = Path(folder)

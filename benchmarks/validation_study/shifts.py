@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from benchmarks.world_effects import effects_of
-from demo.simulation.world import World, WorldRows, raw_table, sigmoid
+from benchmarks.simulated_effects import effects_of
+from demo.simulation.simulator import SimulatedRows, Simulator, raw_table, sigmoid
 from evergreen.config.features import MISSING_CATEGORY
 from evergreen.contracts.criteo import CATEGORICAL, DENSE
 
@@ -34,23 +34,23 @@ one row each."""
 class DrawnWindow(NamedTuple):
     """Rows in time order."""
 
-    rows: WorldRows
+    rows: SimulatedRows
     request: NDArray[np.int64]
     """[n]: request of each row, from 0, ascending."""
 
 
 def draw_window(
-    world: World, rows: int, random: Generator, *, requests: str = EQUAL
+    simulator: Simulator, rows: int, random: Generator, *, requests: str = EQUAL
 ) -> DrawnWindow:
     """Draw a window whose clicks follow the true probabilities of its rows.
 
     Args:
-        world: Simulator of the rows.
+        simulator: Simulator of the rows.
         rows: Number of rows.
         random: Random generator. Equal generators draw equal windows.
         requests: How rows form requests: `EQUAL`, `UNEQUAL` or `INDEPENDENT`.
     """
-    drawn = world.draw(rows, random)
+    drawn = simulator.draw(rows, random)
     if requests == INDEPENDENT:
         return DrawnWindow(drawn, np.arange(rows))
     # `rows` requests are always enough, because each request has at least one row.
@@ -66,10 +66,10 @@ def draw_window(
         shared = [i for i, name in enumerate(names) if name in USER_COLUMNS]
         values[:, shared] = values[first][:, shared]
     probability = sigmoid(
-        world.strength * effects_of(world.tables, dense, categorical) + world.bias
+        simulator.strength * effects_of(simulator.tables, dense, categorical) + simulator.bias
     )
     label = (random.random(rows) < probability).astype(np.int32)
-    return DrawnWindow(WorldRows(dense, categorical, probability, label), request)
+    return DrawnWindow(SimulatedRows(dense, categorical, probability, label), request)
 
 
 def column_of(window: DrawnWindow, name: str) -> NDArray[np.float32] | NDArray[np.int64]:

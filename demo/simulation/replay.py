@@ -47,7 +47,7 @@ _MAX_QUEUED_ROWS = 128_000
 _STOP_SECONDS = 0.1
 """Maximum time in seconds after which a waiting replay notices `stop`."""
 _MAX_LATENCIES = 200_000
-_MAX_TRUTH_ROWS = 2_000_000
+_MAX_PROBABILITY_ROWS = 2_000_000
 """Maximum rows of each phase for the Bayes-optimal AUC, with 8 bytes per row. The limit bounds
 memory, because a replay may run for weeks."""
 
@@ -123,7 +123,7 @@ class Replay:
         words = line.split()
         try:
             if words == ["drift"]:
-                self._drift_world()
+                self._drift_simulator()
             elif words == ["stop"]:
                 self.stop()
             elif words:
@@ -212,7 +212,7 @@ class Replay:
         for row, delay in zip(clicked.tolist(), delays.tolist()):
             self._client.tell(Outcome(request_id=request_id, row=row, time=scored.time + delay))
 
-    def _drift_world(self) -> None:
+    def _drift_simulator(self) -> None:
         if self.statistics.phase == _AFTER:
             raise ContractError("the traffic has drifted already")
         self._traffic.drift()
@@ -233,11 +233,11 @@ class _ReplayStatistics:
         self._versions: Counter[int] = Counter()
         self._errors: Counter[str] = Counter()
         self._latencies: list[float] = []
-        self._truth: dict[str, list[tuple[NDArray[np.int32], NDArray[np.float32]]]] = {
+        self._probabilities: dict[str, list[tuple[NDArray[np.int32], NDArray[np.float32]]]] = {
             _BEFORE: [],
             _AFTER: [],
         }
-        self._truth_rows: Counter[str] = Counter()
+        self._probability_rows: Counter[str] = Counter()
         self._reported = {"requests_sent": 0, "requests_failed": 0, "rows": 0}
         """Counts of all lines so far."""
         self._second_latencies: list[float] = []
@@ -263,9 +263,14 @@ class _ReplayStatistics:
         self._second_latencies.append(latency_seconds)
         if len(self._latencies) < _MAX_LATENCIES:
             self._latencies.append(latency_seconds)
-        if request.probability is not None and self._truth_rows[phase] < _MAX_TRUTH_ROWS:
-            self._truth_rows[phase] += n
-            self._truth[phase].append((request.label, request.probability.astype(np.float32)))
+        if (
+            request.probability is not None
+            and self._probability_rows[phase] < _MAX_PROBABILITY_ROWS
+        ):
+            self._probability_rows[phase] += n
+            self._probabilities[phase].append(
+                (request.label, request.probability.astype(np.float32))
+            )
 
     def count_failure(self, error: Exception) -> None:
         """Count one request that failed after all retries."""
@@ -317,9 +322,11 @@ class _ReplayStatistics:
         }
 
     def _bayes_auc(self, phase: str) -> float | None:
-        if not self._truth[phase]:
+        if not self._probabilities[phase]:
             return None
-        labels, probabilities = (np.concatenate(arrays) for arrays in zip(*self._truth[phase]))
+        labels, probabilities = (
+            np.concatenate(arrays) for arrays in zip(*self._probabilities[phase])
+        )
         return roc_auc(labels, probabilities)
 
 

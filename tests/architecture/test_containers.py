@@ -109,9 +109,9 @@ def turn(folder: Path, lake: Path) -> dict:
 
 
 def test_compiled_pipeline_comes_to_same_in_containers(podman, images, volume, monkeypatch):
-    lake, world = volume / "lake", volume / "world.json"
+    lake, world = volume / "lake", volume / "simulator.json"
     size = ["--rows", "2000", "--days", "2", "--last-day", "2026-01-02", "--seed", "1"]
-    simulate = ["lake", "--lake", str(lake), "--world", str(world), *size]
+    simulate = ["lake", "--lake", str(lake), "--simulator", str(world), *size]
     volume.chmod(0o755)
     give_to_user(volume)
     mount = f"--volume={volume}:{volume}"

@@ -284,7 +284,7 @@ def test_overlay_serves_traffic_and_archives_every_record(podman, images, site, 
     controller.play()
     controller.wait_for(*PROBES)
     days = ["--days=4", "--last-day=2026-01-04", f"--seed={settings.seed}"]
-    world, drifted = f"--world={root}/world.json", f"--output={root}/drifted_world.json"
+    world, drifted = f"--simulator={root}/simulator.json", f"--output={root}/drifted_simulator.json"
     lake = [f"--lake={folders.lake}", f"--rows={settings.rows}", *days]
     subprocess.run(client("lake", world, *lake), env=podman("run"), check=True)
     subprocess.run(

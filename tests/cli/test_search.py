@@ -136,7 +136,7 @@ def test_two_real_trials_are_evaluated_by_same_rows_and_release_nothing(tmp_path
         "simulate",
         "lake",
         f"--lake={tmp_path}/lake",
-        f"--world={tmp_path}/world.json",
+        f"--simulator={tmp_path}/simulator.json",
         "--rows=8000",
         "--days=2",
     ]

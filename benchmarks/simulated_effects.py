@@ -14,8 +14,8 @@ def effects_of(
     The rows may have been drawn from other tables. A category that is not in `tables` has no
     effect. Integers must be among those that `tables` can draw.
 
-    >>> from demo.simulation.world import World
-    >>> tables = World.create(7).tables
+    >>> from demo.simulation.simulator import Simulator
+    >>> tables = Simulator.create(7).tables
     >>> rows = tables.draw(10_000, np.random.default_rng(0))
     >>> bool(np.allclose(effects_of(tables, rows.dense, rows.categorical), rows.effects, atol=1e-5))
     True

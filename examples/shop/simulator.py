@@ -4,7 +4,7 @@ The log is one Parquet file with the shop's own column names. It has 64-bit user
 are strings, prices with gaps, and lists of genres and of recently viewed items. A click depends on
 the country's taste in genres, the item's quality and price, its similarity to the viewed items, the
 device, and the position. `recommender.yaml` in this folder describes the log, and `make demo
-WORLD=shop` trains on it.
+EXAMPLE=shop` trains on it.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from demo.simulation.world import bias_for, sigmoid
+from demo.simulation.simulator import bias_for, sigmoid
 from evergreen.statistics.metrics import roc_auc
 
 COUNTRIES = ("at", "ch", "de", "fr", "it", "nl")
