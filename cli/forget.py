@@ -82,7 +82,7 @@ from monitoring.state.store import STORE_FILE, StateStore, matured_rows_of, wait
 
 logger = logging.getLogger(__name__)
 
-PLACES = {
+LOCATIONS = {
     "lake": "lake: folder, file:// or gs:// URI",
     "archive": "the monitor's archive",
     "state": "the monitor's state folder, with rows of its windows and requests that are not "
@@ -152,7 +152,7 @@ class User:
         return [name for name in self.recommender.columns_of_users if name != self.column]
 
     @cached_property
-    def places(self) -> list[int]:
+    def positions(self) -> list[int]:
         """Return the positions of the user's columns among the categorical columns of tensors."""
         features = self.recommender.features
         return [
@@ -502,7 +502,7 @@ def waiting_requests(state: Path, user: User) -> int:
     """Return the number of requests of the user that are not archived yet."""
     columns = user.recommender.features.columns
     with _reading_state(state) as memory:
-        return waiting_requests_of(memory, user.category, columns=columns, places=user.places)
+        return waiting_requests_of(memory, user.category, columns=columns, places=user.positions)
 
 
 def in_windows(state: Path, user: User) -> Iterator[Found]:
@@ -531,21 +531,23 @@ def _reading_state(state: Path) -> Iterator[sqlite3.Connection]:
         raise ContractError(f"{path} is not the database of a monitor's state: {error}") from error
 
 
-def find(user: User, store: Path, places: dict[str, str]) -> list[Found]:
+def find(user: User, store: Path, locations: dict[str, str]) -> list[Found]:
     """Return everything that can be removed, in the order of removal.
 
     Args:
         user: The user to find.
         store: Folder of the registry.
-        places: Values that the person passed for some of `PLACES`.
+        locations: Values that the person passed for some of `LOCATIONS`.
     """
     roots = [
-        open_objects(typed_uri(places[name])) for name in ("archive", "lake") if name in places
+        open_objects(typed_uri(locations[name]))
+        for name in ("archive", "lake")
+        if name in locations
     ]
     folders = {
-        name: typed_folder(places[name], f"--{name}")
+        name: typed_folder(locations[name], f"--{name}")
         for name in ("incidents", "work")
-        if name in places
+        if name in locations
     }
     quarantine = quarantine_folder(store)
     rows = [
@@ -556,8 +558,8 @@ def find(user: User, store: Path, places: dict[str, str]) -> list[Found]:
     local = [local_path(root.uri) for root in roots if not is_bucket_uri(root.uri)]
     # Search the monitor's windows first, because this search fails while a monitor runs.
     first = (
-        list(in_windows(typed_folder(places["state"], "--state"), user))
-        if "state" in places
+        list(in_windows(typed_folder(locations["state"], "--state"), user))
+        if "state" in locations
         else []
     )
     first += [
@@ -592,7 +594,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--user", required=True, metavar="ID", help="value of the column, as your files spell it"
     )
     add_store_flag(parser)
-    for name, what in PLACES.items():
+    for name, what in LOCATIONS.items():
         parser.add_argument(f"--{name}", help=what)
     parser.add_argument(
         "--yes",
@@ -606,15 +608,15 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. `evergreen.runtime.exit_codes` lists its exit codes."""
     arguments = build_parser().parse_args(argv)
-    store, places = (
+    store, locations = (
         typed_folder(arguments.store, "--store"),
-        {n: v for n, v in vars(arguments).items() if n in PLACES and v},
+        {n: v for n, v in vars(arguments).items() if n in LOCATIONS and v},
     )
     user = User(arguments.user, accepted(store, CURRENT))
     with progress("searching"):
-        found = find(user, store, places)
+        found = find(user, store, locations)
     trained_on, golden = list(models_trained_on(store, user)), list(golden_rows(store, user))
-    state = typed_folder(places["state"], "--state") if "state" in places else None
+    state = typed_folder(locations["state"], "--state") if "state" in locations else None
     num_waiting = waiting_requests(state, user) if state else 0
     print(f"user {user.text!r} is category {user.category} of {user.column}")
     print(
@@ -643,7 +645,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "nothing was removed: repeat with --yes while monitor, uploader and pipeline are "
             "stopped"
         )
-    print("\n".join(_what_serves(store, trained_on, places)))
+    print("\n".join(_what_serves(store, trained_on, locations)))
     if not any(each.is_live for each in trained_on) and (trained_on or golden):
         print("remove the folders of these models when no rollback to them is wanted")
     if num_waiting:
@@ -651,9 +653,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{num_waiting} requests that hold the user are not archived yet: run this command "
             "again once they are"
         )
-    if absent := [f"--{name}" for name in PLACES if name not in places]:
+    if absent := [f"--{name}" for name in LOCATIONS if name not in locations]:
         print(f"not searched: {', '.join(absent)}")
-    if is_bucket_uri(places.get("lake", "")):
+    if is_bucket_uri(locations.get("lake", "")):
         print(
             "the bucket keeps earlier versions of objects as long as its versioning or soft delete "
             "says"
@@ -666,7 +668,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _what_serves(
-    store: Path, trained_on: Sequence[TrainedOnUser], places: dict[str, str]
+    store: Path, trained_on: Sequence[TrainedOnUser], locations: dict[str, str]
 ) -> Iterator[str]:
     """Yield lines that say whether the live model contains a removed user, and what replaces it."""
     live = current(store)
@@ -684,19 +686,19 @@ def _what_serves(
     yield (
         f"version {live.version} still contains {contained}, until a run from scratch is released:"
     )
-    yield from (f"  {command}" for command in _full_run(store, places))
+    yield from (f"  {command}" for command in _full_run(store, locations))
     yield (
         "if the gate refuses that run's model, `evergreen release promote` makes it live "
         "nevertheless"
     )
 
 
-def _full_run(store: Path, places: dict[str, str]) -> Iterator[str]:
+def _full_run(store: Path, locations: dict[str, str]) -> Iterator[str]:
     """Yield the commands that train a model from scratch and release it."""
     package = Path("build/retraining.yaml")
     if (
-        "lake" in places
-        and typed_uri(places["lake"]) == str(store.parent / "lake")
+        "lake" in locations
+        and typed_uri(locations["lake"]) == str(store.parent / "lake")
         and store.name == "store"
     ):
         own = store.parent / package.name  # the demo writes its compiled pipeline here

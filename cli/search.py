@@ -38,7 +38,7 @@ from evergreen.runtime.durable import write_whole
 from evergreen.runtime.errors import ContractError, PermanentError, run_again
 from evergreen.runtime.exit_codes import exits_with_code
 from evergreen.runtime.flags import CommandParser
-from pipelines.package import read_parameters, read_places, run_outcome_pod
+from pipelines.package import read_locations, read_parameters, run_outcome_pod
 
 RUNNER = (str(python_of("driver")), "-m", "cli", "run")
 SECTIONS = ("preprocessing", "model", "training")
@@ -370,7 +370,7 @@ def katib_experiment(
     container["image"], container["env"][0]["value"] = image, json.dumps(run)
     container["args"] = [
         f"--host={arguments.host}",
-        f"--store={read_places(arguments.package)['store']}",
+        f"--store={read_locations(arguments.package)['store']}",
     ]
     container["volumeMounts"][0]["mountPath"] = mount_path
     return made

@@ -273,7 +273,7 @@ def run_demo(settings: DemoSettings) -> int:
 def _run_in(settings: DemoSettings) -> int:
     """Run the demo in its folder, which contains only the marker file."""
     folders = LocalFolders(root=settings.folder)
-    folders.places()
+    folders.locations()
     folders.logs.mkdir()
     logging.basicConfig(
         filename=folders.logs / "demo.log", format="%(asctime)s %(name)s %(message)s", force=True

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from demo.environments import REPOSITORY
-from demo.log_server import LogPlace, sqlite_log
+from demo.log_server import LogLocation, sqlite_log
 from demo.runner import LocalFolders
 from evergreen.config.features import Features
 from evergreen.config.reader import nearest
@@ -389,7 +389,7 @@ class Services:
     triton_url: str
     metrics_url: str
     """Address of Triton's metrics as host:port."""
-    log: LogPlace | None = None
+    log: LogLocation | None = None
     """The event log. None means an SQLite file in the demo's folder."""
 
     @property

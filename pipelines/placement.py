@@ -23,7 +23,7 @@ from evergreen.runtime.errors import ContractError, expect
 from evergreen.runtime.kubeflow import POD_NAME, POD_UID
 from evergreen.runtime.onnx_runtime import SILENT
 from pipelines.images import TRAINING_IMAGES, image_reference
-from pipelines.places import PLACES
+from pipelines.locations import LOCATIONS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,10 +263,10 @@ class Placement:
         return self.gpu_nodes if needs.gpu and self.accelerator else self.cpu_nodes
 
     @property
-    def places(self) -> dict[str, str]:
+    def locations(self) -> dict[str, str]:
         """Folders and servers of the runs, by name of the steps' arguments."""
         folders = {name: f"{self.mount_path}/{name}" for name in ("lake", "store", "work")}
-        return {name: getattr(self, name) or folders.get(name, "") for name in PLACES}
+        return {name: getattr(self, name) or folders.get(name, "") for name in LOCATIONS}
 
 
 def place(task: dsl.PipelineTask, step: str, placement: Placement) -> dsl.PipelineTask:

@@ -31,16 +31,16 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
     condition before deployment is nevertheless needed. Without this condition, a deployment that
     releases nothing would be shown as successful on Kubeflow's page.
     """
-    places = placement.places
+    locations = placement.locations
     # Kubeflow replaces a constant that equals one of these placeholders, but not one inside a
     # longer string. The first placeholder is empty if a schedule starts the run.
     run_arguments = {
         "run": dsl.PIPELINE_JOB_NAME_PLACEHOLDER,
         "run_resource": dsl.PIPELINE_JOB_RESOURCE_NAME_PLACEHOLDER,
         "run_id": dsl.PIPELINE_JOB_ID_PLACEHOLDER,
-        "store": places["store"],
+        "store": locations["store"],
     }
-    common = {**run_arguments, "work": places["work"]}
+    common = {**run_arguments, "work": locations["work"]}
 
     def step(component: Any, **arguments: Any) -> dsl.PipelineTask:
         return place(component(**arguments), component.name.replace("-", "_"), placement)
@@ -82,7 +82,7 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
             extracted = step(
                 extraction,
                 **common,
-                lake=places["lake"],
+                lake=locations["lake"],
                 window_start=window_start,
                 window_end=window_end,
                 parent=parent,
@@ -95,7 +95,7 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
                 validation,
                 **common,
                 champion=champion,
-                served=places["served"],
+                served=locations["served"],
                 beam_options=placement.beam_options,
                 raw_dataset=extracted.output,
             )
@@ -120,8 +120,8 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
                     step(
                         deployment,
                         **run_arguments,
-                        server=places["server"],
-                        device=places["device"],
+                        server=locations["server"],
+                        device=locations["device"],
                         trigger_id=trigger_id,
                         verdict=evaluated.outputs["verdict"],
                     )

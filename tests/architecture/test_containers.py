@@ -73,7 +73,7 @@ def turn(folder: Path, lake: Path) -> dict:
     All output is below `folder`.
     """
     folders = runner.LocalFolders(root=folder)
-    places = {**folders.places(), "lake": str(lake), "server": "onnxruntime"}
+    places = {**folders.locations(), "lake": str(lake), "server": "onnxruntime"}
     accept_into(folders.store)
     package = folder / "retraining.yaml"
     compile_pipeline(package, Placement())
@@ -85,7 +85,7 @@ def turn(folder: Path, lake: Path) -> dict:
     paths = {"root": folders.artifacts, "logs": folders.logs, "source": REPOSITORY}
     try:
         runner.run_pipeline(
-            package, arguments, places=places, name="tiny", pythons=pythons, **paths
+            package, arguments, locations=places, name="tiny", pythons=pythons, **paths
         )
     except runner.PipelineFailed as error:
         logs = (

@@ -26,7 +26,7 @@ from evergreen.contracts.manifests import ModelQuality
 from evergreen.registry.models import keep_verdict
 from evergreen.registry.runs import RunOutcome, noted, store_name, write_outcome
 from evergreen.runtime.errors import ContractError
-from pipelines.package import with_places
+from pipelines.package import with_locations
 from tests.k8s.crds import validate_crd
 from tests.support.paths import REPOSITORY
 from tests.support.recommenders import accept_into
@@ -200,7 +200,7 @@ def test_katib_is_given_experiment_whose_trials_run_uploaded_pipeline(
 ):
     (tmp_path / "space.yaml").write_text(SPACE)
     package = tmp_path / "retraining.yaml"
-    package.write_text(with_places(GOLDEN, {"store": str(tmp_path)}))
+    package.write_text(with_locations(GOLDEN, {"store": str(tmp_path)}))
     line = [
         f"--package={package}",
         f"--space={tmp_path}/space.yaml",

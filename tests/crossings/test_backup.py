@@ -206,7 +206,7 @@ def installation_root(tmp_path):
     return tmp_path / "installation"
 
 
-def no(places):
+def no(locations):
     return False
 
 
@@ -263,9 +263,9 @@ def test_restore_writes_nowhere_that_person_did_not_name(
 @pytest.mark.parametrize(
     ("key", "change"),
     [
-        ("places", {"store": "/etc/../etc"}),
-        ("places", {"store": "relative"}),
-        ("places", {"home": "/root"}),
+        ("locations", {"store": "/etc/../etc"}),
+        ("locations", {"store": "relative"}),
+        ("locations", {"home": "/root"}),
         ("files", {"store/../../x": "0"}),
         ("files", {"/etc/passwd": "0"}),
         ("files", {"other/x": "0"}),

@@ -25,7 +25,7 @@ from evergreen.runtime.errors import PermanentError, TemporaryError
 from evergreen.runtime.kubeflow import EXPERIMENT, SERVICE_ACCOUNT, KubeflowServer, wait
 from pipelines import submit
 from pipelines.images import ENVIRONMENT_OF_STEP
-from pipelines.package import read_parameters, with_places
+from pipelines.package import read_parameters, with_locations
 from pipelines.retraining import PIPELINE_NAME
 from pipelines.submit import RunRequest
 from tests.support.errors import raises
@@ -343,7 +343,7 @@ def waiting_as(server, ends):
 def mounted(tmp_path):
     """A compiled pipeline whose registry is on this machine."""
     package = tmp_path / "mounted.yaml"
-    package.write_text(with_places(GOLDEN, {"store": str(tmp_path)}))
+    package.write_text(with_locations(GOLDEN, {"store": str(tmp_path)}))
     return package
 
 

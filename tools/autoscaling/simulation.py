@@ -60,11 +60,11 @@ def fleet_metrics(samples: Mapping[str, Iterable[Sample]], now: float) -> dict[s
     ]
     queue, answered = (
         sum(
-            _counter_rate([(each[0], each[place]) for each in of_pod], first, last)
+            _counter_rate([(each[0], each[column]) for each in of_pod], first, last)
             for of_pod in within
             if of_pod[1:]
         )
-        for place in (1, 2)
+        for column in (1, 2)
     )
     pending = [sum(each.pending for each in of_pod) / len(of_pod) for of_pod in within if of_pod]
     return {
