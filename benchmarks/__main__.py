@@ -154,7 +154,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{len(names)} benchmarks at {commit}, at most {minutes} minutes", flush=True)
     for name in names:
         if not flags.again and is_done(name, commit, is_quick=flags.quick):
-            print(f"{name}: was measured at this commit", flush=True)
+            print(f"{name}: already measured at this commit", flush=True)
             continue
         print(f"{name}: ", end="", flush=True)
         outcome = run(name, is_quick=flags.quick, is_shown=len(names) == 1)

@@ -266,7 +266,7 @@ class Counted(NamedTuple):
     """Number of other users' rows that name the user in a list."""
 
     def __str__(self) -> str:
-        mentions = f"{self.num_mentions} rows of others that list the user"
+        mentions = f"{self.num_mentions} rows of other users whose lists contain the user"
         return ", ".join(
             [f"{self.num_rows} rows"] * bool(self.num_rows) + [mentions] * bool(self.num_mentions)
         )

@@ -806,14 +806,14 @@ def _plant_bad_release(demo: _Demo) -> list[LiveChange]:
         seconds=round(done_at - started_at, 3),
         why="the demo plants a bad release",
     )
-    rolled_back = LiveChange(
+    rollback = LiveChange(
         version=before,
         started_at=done_at,
         seconds=round(back_at - done_at, 3),
         answered_at=answered_at(),
         why=line.reason,
     )
-    return [made, rolled_back]
+    return [made, rollback]
 
 
 def _start_verifying(demo: _Demo) -> list[int]:

@@ -55,8 +55,8 @@ def _describe(outcome: SimulatedRun, *, objective_ms: float) -> str:
             f"{num_late / max(1, outcome.num_arrived):.3%} later than {objective_ms:g} ms or "
             "dropped",
             f"replicas {mean:.2f} on average, {max(wanted)} at most, changed {num_changes} times",
-            f"{outcome.pod_hours:.1f} pod hours (if pods have a GPU or a slice, as many hours of "
-            "it)",
+            f"{outcome.pod_hours:.1f} pod hours (and as many hours of GPUs or "
+            "slices, if the pods have them)",
         ]
     )
 
