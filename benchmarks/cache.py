@@ -58,7 +58,7 @@ _WARM = 20
 _WARM_UP = 30
 """Requests to each model before the measurement."""
 _TRAFFIC_ROWS = 100_000
-"""Rows of the demo's traffic in which repetitions are counted."""
+"""Number of rows of the demo's traffic among which repeated requests are counted."""
 
 
 class Pair(NamedTuple):

@@ -138,7 +138,7 @@ def drifting_simulator(seed: int, *, is_still: bool = False) -> DriftingSimulato
 def _traffic(
     simulator: DriftingSimulator, days: Days, hours: range
 ) -> Iterator[tuple[float, TimedRows]]:
-    """Yield for each step in `hours` its end in hours and its rows.
+    """Yield the end of each step of `hours`, in hours, with the step's rows.
 
     Equal seeds give equal rows.
     """
@@ -251,7 +251,7 @@ def gain(scores: Scores, name: str, reference: str) -> dict[str, float]:
         found = auc_difference(
             scores.label[rows], scores.by[name][rows], scores.by[reference][rows], groups=groups
         )
-        assert found is not None, "an hour has clicks and other rows"
+        assert found is not None, "each hour has rows with and without a click"
         differences.append(found.auc)
         variances.append(found.standard_error**2)
     mean, error = 100.0 * np.mean(differences), 100.0 * np.sqrt(np.sum(variances)) / len(variances)

@@ -1,9 +1,9 @@
 """Measure time and peak memory of extraction for a run from scratch on a large lake.
 
 `python -m benchmarks.full_window [--rows N] [--days D]` writes a simulated lake. One day is drawn,
-and the other days repeat its rows at other times and in other requests. Extraction then reads a
-quarter of the days, and all of them, each time in its own process. If memory depended on the number
-of days, the second process would use more.
+and the other days repeat its rows at other times and in other requests. Extraction reads a quarter
+of the days in one process, and all days in another process. If memory depended on the number of
+days, the second process would use more.
 """
 
 import argparse

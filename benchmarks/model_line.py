@@ -61,8 +61,8 @@ finally:
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     print("\\n", sum(each.ru_utime + each.ru_stime for each in used), flush=True)
 """
-"""Program that runs a step. The last line of its output has the step's processor seconds, without
-imports."""
+"""Program that runs a step. The last line that the program prints has the step's processor seconds,
+without imports."""
 
 
 class CanaryEnd(NamedTuple):

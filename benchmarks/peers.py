@@ -11,7 +11,7 @@ deliver 238,000 but take a core from the step, so there are no workers. Networks
 our own networks with an `nn.EmbeddingBag` for each column.
 
 PyTorch with sparse gradients is the same, but its tables are created with `sparse=True` and trained
-by `torch.optim.SparseAdam`. Their gradients then have only the rows of the batch.
+by `torch.optim.SparseAdam`. The gradients of these tables then have only the rows of the batch.
 
 TorchRec follows `test_installation.py --cpu_only` of its repository: `DistributedModelParallel`
 with an `EmbeddingBagCollection`, in a group of one process. On a CPU, TorchRec's planner keeps each
@@ -56,7 +56,7 @@ class Trainer(Protocol):
     name: str
 
     def prepare(self, rows: Rows) -> Any:
-        """Return `rows` in the form in which users of this library would have them."""
+        """Return `rows` in the input form that users of this library choose."""
 
     def learn(self, prepared: Any) -> None:
         """Train for one pass over the rows."""

@@ -39,8 +39,8 @@ THRESHOLD = 0.74
 """AUC threshold of the policies with one threshold for all versions."""
 WINDOW_ROWS = 20_000
 EDGE_ALPHA = 0.05
-"""Alpha of the test at the edge of its claim, where the bound is exhausted. This alpha is large
-enough to count false alarms in 1,000 streams."""
+"""Alpha of tests whose false alarms reach the bound, because they have no tolerance. This alpha is
+large enough to count false alarms in 1,000 streams."""
 REFERENCE_ROWS = 200
 REFERENCE_STRIDE = 10
 """Number of records between two checks of the reference. The reference would check after every
@@ -254,8 +254,8 @@ def _pooled_auc(traffic: ClickTraffic, auc: float, *, rows: int = 4_000_000) -> 
 def study_users(traffic: ClickTraffic, *, streams: int, seed: int) -> dict[str, Any]:
     """Return the test's false alarms with one bet per request, and with one bet per row.
 
-    Both tests use `EDGE_ALPHA` and no tolerance, where the bound is exhausted. The gate's AUC is
-    that of all pairs of rows.
+    Both tests use `EDGE_ALPHA` and no tolerance, so that their false alarms reach the bound. The
+    gate's AUC is that of all pairs of rows.
     """
     gate = _pooled_auc(traffic, GOOD)
     policy = _sequential(EDGE_ALPHA, 0.0)

@@ -121,7 +121,7 @@ ACCEPT_ALL = {
 
 
 class Bench:
-    """A lake, a registry and a Triton, and the runs that use them."""
+    """Lake, registry and Triton server of the benchmark, with a method that runs a round."""
 
     def __init__(self, folder: Path, server: TritonServer, times: Any) -> None:
         """Compile the pipeline, and accept a recommender whose gate passes every model.

@@ -77,7 +77,7 @@ class Models:
         )
 
     def weights(self, seed: int) -> Tensors:
-        """Return the weights of the model with this seed. The first call writes them."""
+        """Return the weights of the model with this seed. The first call writes the weights."""
         if seed not in self._weights:
             folder = self.model_folder(seed) / Model.WEIGHTS
             self._weights[seed] = write_initial_model(

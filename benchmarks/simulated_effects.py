@@ -9,7 +9,7 @@ from demo.simulation.tables import INTERACTION_BUCKETS, Tables
 def effects_of(
     tables: Tables, dense: NDArray[np.float32], categorical: NDArray[np.int64]
 ) -> NDArray[np.float32]:
-    """Return for each row [n] the sum of its effects by `tables`.
+    """Return the sum of the planted effects of each row, as [n].
 
     The rows may have been drawn from other tables. A category that is not in `tables` has no
     effect. Integers must be among those that `tables` can draw.

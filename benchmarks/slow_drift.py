@@ -134,12 +134,12 @@ class DriftingSimulator:
         return replace(self.simulator.tables, categories=self._categories(self._step_at(hours)))
 
     def _step_at(self, hours: float) -> int:
-        # Times are multiples of a quarter of an hour. A rounding error must not move such a time
-        # into the previous step.
+        # Times are multiples of a quarter of an hour. A rounding error must not move a time into
+        # the previous step.
         return math.floor(hours * 60.0 / self.drift.step_minutes + 1e-9)
 
     def _calibration(self) -> Generator:
-        """Return a generator with the same random numbers at every time.
+        """Return a generator that yields the same random numbers for every hour.
 
         Equal random numbers make bias and strength independent of the sample.
         """
@@ -225,7 +225,7 @@ def ornstein_uhlenbeck(
 
     The processes have mean 0 and variance 1. x_0 is standard normal, and x_k = decay x_(k-1) +
     sqrt(1 - decay^2) e_k with standard normal e_k. Such a process is an Ornstein-Uhlenbeck process
-    at equal steps. Its autocorrelation at lag k is decay^k.
+    at equal steps. The autocorrelation of the process at lag k is decay^k.
     """
     random = np.random.default_rng(seed)
     # Draw in the order of steps, so that a later step starts with the same numbers.

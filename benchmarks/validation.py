@@ -107,7 +107,7 @@ def run_study(*, is_quick: bool) -> Counts:
 
 
 def format_table(counts: Mapping[str, Mapping[str, SettingCount]], *, ours: str) -> str:
-    """Return the shares as text. `ours` names the setting to which the targets apply."""
+    """Return the shares as text. `ours` names the setting whose figures have targets."""
     lines = []
     for case, settings in counts.items():
         is_stationary = next(iter(settings.values())).is_stationary

@@ -175,10 +175,10 @@ def ingest(
         settings: Times and shares of the rows.
 
     Raises:
-        ContractError: A file is corrupt, of an unknown form or has too many malformed rows. It is
-            also raised if the files contain no row, or if rows lack times although `last_day` is
-            None. It is also raised if too many rows have the key of another row, or if the lake
-            already contains the rows.
+        ContractError: A file is corrupt, of an unknown form or has too many malformed rows. This
+            error is also raised if the files contain no row, or if rows lack times although
+            `last_day` is None. This error is also raised if too many rows have the key of another
+            row, or if the lake already contains the rows.
         TemporaryError: The bucket cannot be reached.
         PermanentError: There is no permission, no bucket or no disk space.
     """
@@ -294,7 +294,8 @@ def read_rows(
             )
         if reader.has_times and not keeps_times:
             logger.warning(
-                "%s has event times, which are replaced. To keep them, leave out last_day and days",
+                "%s has event times, which are replaced. To keep the times, leave out last_day "
+                "and days",
                 file,
             )
         with ExitStack() as stack:

@@ -1,9 +1,9 @@
 """`evergreen status` shows one installation on one screen.
 
 The screen shows the live version, its AUC with the limit, drift, the last run, the time of the next
-possible run, and tasks for a person. A running monitor is asked for its status. If no monitor runs,
-the command reads the files of the state folder. The command therefore also works on the folder of a
-finished demo.
+possible run, and tasks for a person. The command requests the status from a running monitor. If no
+monitor runs, the command reads the files of the state folder. The command therefore also works on
+the folder of a finished demo.
 """
 
 import argparse

@@ -238,7 +238,7 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
             os.killpg(process.pid, 0)
             time.sleep(0.02)
     except (ProcessLookupError, subprocess.TimeoutExpired):
-        logger.debug("group %d is gone, or out of time", process.pid)
+        logger.debug("process group %d has ended, or did not end in time", process.pid)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

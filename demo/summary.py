@@ -148,7 +148,7 @@ class VersionNumbers:
     trained_until: str
     """Time of the newest training row of the version."""
     evaluation_rows: int
-    """Number of evaluation rows. All of them are newer than the training rows."""
+    """Number of evaluation rows. All these rows are newer than the training rows."""
     parent: str | None
     gate: str
     reason: str

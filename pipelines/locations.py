@@ -1,8 +1,8 @@
 """Read and replace the folders and the server that a compiled pipeline names.
 
 Before a machine runs a pipeline that was compiled for another machine, it replaces the folders and
-the server. Folders and server are not parameters of a run. The placement decides them, and each
-step has them as constants. `package` reads and writes the files.
+the server. Folders and server are not parameters of a run. The placement sets folders and servers,
+and each step has them as constants. `package` reads and writes the files.
 """
 
 from collections.abc import Iterator, Mapping

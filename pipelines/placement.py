@@ -192,8 +192,9 @@ class Placement:
     process."""
     num_retries: int = 2
     """Number of retries of a step, whatever its exit code. Steps replace their own partial output.
-    If a pod vanishes together with its node, it has no exit code. KFP retries such a pod only if
-    its API server is configured with `retryPolicy: Always` (docs/kubernetes/kfp-runs.md)."""
+    If a pod vanishes together with its node, it has no exit code. KFP retries a pod without an exit
+    code only if its API server is configured with `retryPolicy: Always`
+    (docs/kubernetes/kfp-runs.md)."""
     training_retries: int = 4
     """Number of retries of training, the longest step. A retry resumes from the checkpoint, so that
     the loss of a node costs only minutes. Preemptible nodes need a larger number. Retry n, counted

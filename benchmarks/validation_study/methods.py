@@ -22,9 +22,9 @@ from typing import Any
 from evergreen.contracts.criteo import CATEGORICAL, DENSE, FEATURES
 
 Method = Callable[[Path, Path], "dict[str, list[str]]"]
-"""Function that takes the earlier and the later folder. It returns the features with an alarm, by
-the name of the method's setting. Both folders are in one folder, into which the function may write.
-"""
+"""Function that takes the earlier and the later folder. The function returns the features with an
+alarm, by the name of the method's setting. Both folders are in one folder, into which the function
+may write."""
 
 OURS, TFDV = "ours", "TFDV"
 THRESHOLDS = {"TFDV, threshold 0.01": 0.01, "TFDV, threshold 0.3": 0.3}

@@ -41,7 +41,7 @@ class StudyCase:
 
 @dataclass(frozen=True, kw_only=True)
 class PairSeries:
-    """Pairs of windows of one size, and the cases made of them."""
+    """Pairs of windows with one number of rows, and the cases that are tested on these pairs."""
 
     rows: int
     """Rows of each window."""

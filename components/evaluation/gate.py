@@ -78,8 +78,8 @@ MAX_SHOWN = 40
 p-values."""
 _HOUR_SECONDS = 3_600
 _NOTHING = MISSING_CATEGORY - 1
-"""Marks a slot that is not counted. Either another slot of the row has the same value, or the slot
-is empty and another slot of the row has a value."""
+"""Marks a slot that is not counted. The slot is not counted because another slot of the row has the
+same value, or because the slot is empty and another slot has a value."""
 _MORE_ROWS = "bring more rows, or hold out a larger share of them (extraction.holdout_fraction)"
 
 

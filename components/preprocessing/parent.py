@@ -50,7 +50,7 @@ def save_columns(columns: Sequence[Column], folder: Path) -> None:
 
 
 def load_columns(folder: Path, features: FeatureWorkflow) -> list[Column]:
-    """Read the categorical columns from `folder`. They belong to the workflow `features`.
+    """Read the categorical columns from `folder`. The columns belong to the workflow `features`.
 
     Raises:
         ContractError: the file is absent or corrupt.

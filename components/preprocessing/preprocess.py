@@ -64,7 +64,7 @@ _REPLAY, _REPLAY_HOLDOUT = "replay", "replay_holdout"
 """Parts of the dataset with rehearsed old rows. Old rows are encoded with this run's workflow, but
 the workflow is not fitted on these rows."""
 _SCRATCH = ".scratch"
-"""Temporary folder. It first contains counts of parts of the rows, and later files of the
+"""Temporary folder. The folder first contains counts of parts of the rows, and later files of the
 engine."""
 _DOWNSAMPLED = ".downsampled"
 """Temporary folder for the training rows that `negative_rate` keeps."""

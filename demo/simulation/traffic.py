@@ -60,7 +60,7 @@ def read_rows(
 ) -> Iterator[LabelledRows]:
     """Yield the rows of the files in batches, in order.
 
-    The label column has the recommender's name for it, or the name in raw rows.
+    The label column has the name that the recommender gives it, or the name of the raw schema.
 
     Raises:
         ContractError: a file is corrupt or not Parquet, lacks a column, or has an invalid value.

@@ -1,10 +1,10 @@
 """Simulate a shop: write its click log, and compute the best possible AUC.
 
-The log is one Parquet file with the shop's own column names. It has 64-bit user ids, item ids that
-are strings, prices with gaps, and lists of genres and of recently viewed items. A click depends on
-the country's taste in genres, the item's quality and price, its similarity to the viewed items, the
-device, and the position. `recommender.yaml` in this folder describes the log, and `make demo
-EXAMPLE=shop` trains on it.
+The log is one Parquet file with the shop's own column names. The columns are 64-bit user ids, item
+ids that are strings, prices with gaps, and lists of genres and of recently viewed items. A click
+depends on the country's taste in genres, the item's quality and price, its similarity to the viewed
+items, the device, and the position. `recommender.yaml` in this folder describes the log, and `make
+demo EXAMPLE=shop` trains on it.
 """
 
 import argparse
@@ -154,7 +154,7 @@ def _zipf(count: int, random: Generator) -> NDArray[np.float64]:
 
 
 def _looked_at(random: Generator) -> NDArray[np.int64]:
-    """Draw the items that a user viewed, the newest last. One user in ten viewed none."""
+    """Draw the items that a user viewed, the newest last. One user in ten viewed no item."""
     count = 0 if random.random() < 0.1 else int(random.integers(1, MAX_LOOKED_AT + 1))
     return random.integers(0, NUM_ITEMS, count)
 

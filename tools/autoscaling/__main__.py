@@ -93,8 +93,8 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command's flags."""
     parser = CommandParser(
         prog="evergreen simulate autoscaler",
-        description="Run the shipped autoscaler over a trace of requests, without a cluster. It "
-        "takes about 4 seconds per million of requests.",
+        description="Run the shipped autoscaler over a trace of requests, without a cluster. The "
+        "simulation takes about 4 seconds per million of requests.",
     )
     trace = parser.add_argument_group("requests")
     trace.add_argument(

@@ -67,7 +67,10 @@ class ServiceTimes:
 
 
 def shipped_or_file(text: str) -> Path:
-    """Return the file of the shipped network with this name, or else `text` as a path."""
+    """Return the file of the shipped network named `text`.
+
+    If there is none, return `text` as a path.
+    """
     shipped = SHIPPED / f"{text}-cpu.json"
     return shipped if shipped.is_file() else Path(text)
 
@@ -76,8 +79,8 @@ def read_service_times(path: Path) -> ServiceTimes:
     """Return the times of a file of `benchmarks/service_times.py`.
 
     The multiple for each probability is the median over all measured numbers of rows. Other work on
-    the machine may have disturbed the measurement at one number of rows, but rarely at most of
-    them.
+    the machine may disturb the measurement at one number of rows, but rarely at most of these
+    numbers.
 
     Raises:
         ContractError: the file cannot be read, or is not in the format of `ServiceTimes`.
