@@ -351,7 +351,7 @@ def study_releases(windows: float, *, streams: int, falls: int, seed: int) -> di
         "median_seconds": None if 2 * missed > falls else median(seconds),
     }
     found["sequential"] |= delays
-    found["sequential, for a version that knows the change"] = false_alarms(
+    found["sequential, for a version that was trained on the change"] = false_alarms(
         late, PolicySettings.sequential_alpha
     )
     return found

@@ -241,8 +241,7 @@ def _best(labels: NDArray[np.int32], found: Iterator[TrainedScores]) -> TrainedS
 
 
 def figures(splits: Sequence[Split], found: Sequence[dict[str, TrainedScores]]) -> dict[str, Any]:
-    """Return JSON-ready figures of each model and of the differences from the peers, over seeds or
-    folds.
+    """Return JSON-ready figures of each model and of the differences, over seeds or folds.
 
     The differences from each peer have 95 % intervals.
     """

@@ -275,7 +275,7 @@ def write_lake(
     """
     if days < 1 or rows < days:
         raise ContractError(
-            f"asked for {rows} rows over {days} days, expected at least one row a day"
+            f"{rows} rows over {days} days were requested, expected at least one row a day"
         )
     lake, random = open_objects(uri), np.random.default_rng([seed, 6])
     names = [str(last_day - timedelta(days=back)) for back in reversed(range(days))]
