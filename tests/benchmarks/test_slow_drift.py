@@ -17,7 +17,7 @@ def world():
 
 @pytest.fixture(scope="module")
 def drifting(world):
-    return DriftingSimulator(world=world, drift=SlowDrift(seed=3))
+    return DriftingSimulator(simulator=world, drift=SlowDrift(seed=3))
 
 
 @pytest.mark.parametrize("hours", [0.0, 49.5, 300.0])

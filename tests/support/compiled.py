@@ -51,7 +51,7 @@ class Compiled:
         return found
 
     @property
-    def places(self) -> dict:
+    def locations(self) -> dict:
         """Return the folders and servers that the pipeline names."""
         return read_locations(self.path)
 
