@@ -45,9 +45,9 @@ torch 2.11, numpy 2.5 and Python 3.12 lacks only msgspec. The program also uses 
 torchrec and pytest if they are installed. The result is one archive, `build/benchmarks/gpu.tar.gz`,
 from which another machine can resume. `GPU_FLAGS=--quick` tests everything without a GPU.
 
-A figure is the median of rounds, with minimum and maximum in parentheses. A ratio compares
-neighbouring rounds in time, and its peer was measured in the same run. The limits of the machine at
-that time are above each table.
+A figure is the median of rounds, with minimum and maximum in parentheses. A ratio compares two
+measurements of the same run that follow each other in time. The limits of the machine at that time
+are above each table.
 """
 
 

@@ -78,8 +78,8 @@ RELEASES = Releases(
 )
 """Four hours with an attribution window of half an hour, and an AUC that falls from .79 to .62."""
 FALL_AFTER, FALL_DECIDE = 5400.0, 30.0
-"""Seconds until the AUC falls, midway between two releases, and seconds between decision points
-afterwards."""
+"""Seconds until the AUC falls, which is midway between two releases, and seconds between two
+decision points after the fall."""
 RELEASE_WINDOWS = (0.2, 1.0, 5.0)
 """Number of attribution windows between two releases."""
 GATE_HALF_WIDTH = 0.005
@@ -367,7 +367,7 @@ def _requests(
 
 
 def _shows_a_change(point: DecisionPoint) -> bool:
-    """Return whether a run is requested, or the live version was already trained on the change."""
+    """Return whether the decision requests a run, or the version was trained on the change."""
     return (
         point.decision.action is Action.RETRAIN
         or "rows from after the change" in point.decision.reason

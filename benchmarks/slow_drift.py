@@ -94,8 +94,8 @@ class SimulatorSnapshot:
     ) -> NDArray[np.float64]:
         """Return the click probabilities [n] that rows of any time would have at this time.
 
-        A snapshot is therefore also the best model of its time. If the AUC of a snapshot falls on
-        later rows, drift is the only cause.
+        No model of this time can score better than these probabilities. If their AUC falls on later
+        rows, drift is the only cause.
         """
         return sigmoid(self.strength * effects_of(self.tables, dense, categorical) + self.bias)
 

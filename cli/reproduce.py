@@ -74,7 +74,7 @@ class Reproduction:
 
         Raises:
             ContractError: inputs of the model no longer exist, or a step raised this error.
-            Refused, PermanentError: a step raised this error. The message has its reason.
+            Refused, PermanentError: a step raised this error. The message states the reason.
         """
         self._expect_inputs()
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -94,7 +94,7 @@ class DemoPlan:
     rate: float
     """Rows per second of traffic."""
     rows_per_request: int
-    """Number of rows per request. With `keeps_requests`, this is the maximum number."""
+    """Number of rows per request, or the maximum number with `keeps_requests`."""
     window_rows: int
     """Capacity of the monitor's window, in rows."""
     min_clicks: int

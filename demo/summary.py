@@ -163,7 +163,7 @@ class TrafficDuring:
     requests_failed: int
     p99_ms: float | None
     """Maximum over all seconds of the 99th percentile within a second. With a few dozen requests
-    per second, the percentile is about the slowest request of the second."""
+    per second, this is nearly the latency of the slowest request."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -56,8 +56,8 @@ _GROUP_ROWS = 65_536
 _DOWNSAMPLED_ROWS = 250_000
 """Approximate number of rows of a downsampled file."""
 _FIT_ROWS = 65_536
-"""Maximum rows of a partition while categories are counted. The number equals the size of a raw row
-group, so that processes get similar numbers of rows."""
+"""Maximum rows of a partition while categories are counted. A row group of the raw rows has the
+same number of rows, so processes get similar numbers of rows."""
 
 _TRAIN, _HOLDOUT, _WORKFLOW = "train", "holdout", "workflow"
 _REPLAY, _REPLAY_HOLDOUT = "replay", "replay_holdout"

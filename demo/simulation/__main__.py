@@ -258,7 +258,10 @@ def _simulate_lake(options: argparse.Namespace) -> None:
 
 def _add_drift(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--simulator", type=Path, required=True, help="JSON file of the simulator before"
+        "--simulator",
+        type=Path,
+        required=True,
+        help="JSON file of the simulator without the new drift",
     )
     parser.add_argument(
         "--output", type=Path, required=True, help="JSON file for the drifted simulator"
