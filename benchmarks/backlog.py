@@ -67,8 +67,8 @@ def measure(rows: int) -> dict[str, Any]:
             *words,
         ]
         began, before = time.monotonic(), os.times()
-        with open(folder / "said", "wb") as said:
-            process = subprocess.Popen(command, cwd=REPOSITORY, stdout=said, stderr=said)
+        with open(folder / "output", "wb") as output:
+            process = subprocess.Popen(command, cwd=REPOSITORY, stdout=output, stderr=output)
         peak, matured = 0, 0.0
         try:
             while matured < rows:
@@ -76,7 +76,7 @@ def measure(rows: int) -> dict[str, Any]:
                 if process.poll() is not None:
                     raise RuntimeError(
                         f"the monitor ended with {process.returncode}: "
-                        f"{(folder / 'said').read_text()}"
+                        f"{(folder / 'output').read_text()}"
                     )
                 peak = max(peak, anonymous_memory(process.pid))
                 matured = _counters(folder / "state").get("matured", 0.0)

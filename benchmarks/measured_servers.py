@@ -169,7 +169,7 @@ class MeasuredServer:
 
 
 class Released:
-    """Our server, and releases onto it."""
+    """Triton server of the benchmark, which also releases models."""
 
     def __init__(self, models: Models) -> None:
         self.repository = models.folder / "repository"

@@ -60,7 +60,7 @@ RELEASE_RATIO = 2.0
 
 
 def measure(scratch: Path, sizes: Sizes) -> dict[str, Any]:
-    """Return all figures, and print them as they come.
+    """Return all figures, and print each figure as soon as it is measured.
 
     Raises:
         Disagreement: the servers do not give the same scores.

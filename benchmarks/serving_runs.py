@@ -255,7 +255,7 @@ async def release_under_load(
     try:
         await asyncio.sleep(quiet_seconds)
         began = time.monotonic()
-        # The local pipeline runs its steps like this.
+        # The local pipeline starts its steps in the same way.
         process = await asyncio.create_subprocess_exec(
             *yielding(command),
             cwd=REPOSITORY,

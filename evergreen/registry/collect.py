@@ -28,7 +28,7 @@ from evergreen.registry.runs import read_outcomes
 from evergreen.runtime.durable import UNFINISHED
 from evergreen.runtime.errors import ContractError
 from evergreen.runtime.exit_codes import ExitCode, exits_with_code
-from evergreen.runtime.flags import CommandParser
+from evergreen.runtime.flags import CommandParser, add_store_flag
 from evergreen.runtime.plain_text import show
 from evergreen.runtime.terminal import progress
 from evergreen.storage.uris import typed_folder
@@ -156,7 +156,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="evergreen admin collect", description=(__doc__ or "").partition("\n\n")[2]
     )
-    parser.add_argument("--store", required=True, help="model registry, folder or its URI")
+    add_store_flag(parser)
     parser.add_argument(
         "--work", help="folder of the runs' intermediate files; by default it is not searched"
     )

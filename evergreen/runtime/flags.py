@@ -54,6 +54,29 @@ class _WithDefaults(argparse.ArgumentDefaultsHelpFormatter):
         )
 
 
+def add_store_flag(
+    parser: argparse.ArgumentParser,
+    *,
+    default: str | None = None,
+    required: bool = True,
+    text: str = "folder or URI of the registry",
+) -> None:
+    """Add the flag `--store`, which names a model registry (`evergreen.registry`).
+
+    Args:
+        parser: Parser of the command.
+        default: Registry if the flag is not given. The flag is then optional.
+        required: Whether the flag must be given if there is no default.
+        text: Help text of the flag.
+    """
+    parser.add_argument(
+        "--store",
+        default=default,
+        required=required and default is None,
+        help=text,
+    )
+
+
 def run_flags(**values: object) -> list[str]:
     """Return the command-line flags of a step.
 

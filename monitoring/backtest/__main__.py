@@ -113,7 +113,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="NAMES",
     )
     add("--state", "state folder of a monitor, whose settings replace the defaults", metavar="DIR")
-    add("--store", "model registry, for the gate's AUC and training profiles", metavar="DIR")
+    add("--store", "registry, for the gate's AUC and training profiles", metavar="DIR")
     add("--start", "first event time, ISO 8601 or seconds", type=parse_time, metavar="TIME")
     add("--end", "event time to stop before", type=parse_time, metavar="TIME")
     add("--drift-at", "time of the change in the data, if known", type=parse_time, metavar="TIME")

@@ -85,7 +85,7 @@ def build_parser() -> argparse.ArgumentParser:
     add = recorded.add_argument
     add("--state", required=True, help="the monitor's state folder")
     add("--archive", required=True, help="its archive, or the lake: folder or gs://bucket/path")
-    add("--store", required=True, help="model registry")
+    add("--store", required=True, help="folder or URI of the registry")
     add(
         "--start",
         type=parse_time,

@@ -73,7 +73,7 @@ def turn(folder: Path, lake: Path) -> dict:
     All output is below `folder`.
     """
     folders = runner.LocalFolders(root=folder)
-    places = {**folders.places(), "lake": str(lake), "server": "onnxruntime"}
+    places = {**folders.locations(), "lake": str(lake), "server": "onnxruntime"}
     accept_into(folders.store)
     package = folder / "retraining.yaml"
     compile_pipeline(package, Placement())
@@ -85,7 +85,7 @@ def turn(folder: Path, lake: Path) -> dict:
     paths = {"root": folders.artifacts, "logs": folders.logs, "source": REPOSITORY}
     try:
         runner.run_pipeline(
-            package, arguments, places=places, name="tiny", pythons=pythons, **paths
+            package, arguments, locations=places, name="tiny", pythons=pythons, **paths
         )
     except runner.PipelineFailed as error:
         logs = (
@@ -109,9 +109,9 @@ def turn(folder: Path, lake: Path) -> dict:
 
 
 def test_compiled_pipeline_comes_to_same_in_containers(podman, images, volume, monkeypatch):
-    lake, world = volume / "lake", volume / "world.json"
+    lake, world = volume / "lake", volume / "simulator.json"
     size = ["--rows", "2000", "--days", "2", "--last-day", "2026-01-02", "--seed", "1"]
-    simulate = ["lake", "--lake", str(lake), "--world", str(world), *size]
+    simulate = ["lake", "--lake", str(lake), "--simulator", str(world), *size]
     volume.chmod(0o755)
     give_to_user(volume)
     mount = f"--volume={volume}:{volume}"

@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from pipelines.images import DOCKERFILES, STEP_OF_VARIANT, image_name
-from pipelines.package import read_places, with_places
+from pipelines.package import read_locations, with_locations
 from pipelines.placement import read_values
 from tests.support.kfp_server import KfpServer
 from tests.support.paths import REPOSITORY
@@ -309,7 +309,7 @@ def test_candidate_is_tried_apart_and_promoted_with_clusters_folders(checkout, k
     apart = {name: f"{sample}/{name}" for name in ("store", "work")}
     apart |= {"lake": "file:///evergreen/sample/lake"}
     (tried := tmp_path / "tried.yaml").write_bytes(kfp.uploads[-1])
-    places = read_places(tried)
+    places = read_locations(tried)
     assert places.items() >= apart.items()
     assert run["body"]["pipeline_version_reference"]["pipeline_id"] == "p1"
     assert given == {
@@ -328,8 +328,10 @@ def test_candidate_is_tried_apart_and_promoted_with_clusters_folders(checkout, k
         each["display_name"] for each in kfp.versions if each["pipeline_id"] == "p2"
     }
     (promoted := tmp_path / "promoted.yaml").write_bytes(kfp.uploads[-1])
-    assert not read_places(promoted).items() & apart.items()
-    assert with_places(promoted, places) == with_places(tried, {}), "all else is what was tried"
+    assert not read_locations(promoted).items() & apart.items()
+    assert with_locations(promoted, places) == with_locations(tried, {}), (
+        "all else is what was tried"
+    )
     assert len(kfp.runs) == 1, "promotion starts no run"
 
 

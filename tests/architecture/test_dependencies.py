@@ -25,8 +25,8 @@ def test_page_gives_every_named_package_reason_and_replacement():
 @pytest.mark.parametrize(
     ("knows", "said"),
     [
-        ("pypi", "asked of pypi"),
-        ("osv", "asked of osv"),
+        ("pypi", "checked by pypi"),
+        ("osv", "checked by osv"),
         ("neither", "no service was reached: none of"),
     ],
 )

@@ -20,7 +20,7 @@ import yaml
 
 from demo import runner
 from demo.environments import python_of
-from demo.log_server import LogPlace
+from demo.log_server import LogLocation
 from demo.plan import DemoSettings, Services, plan_for_simulator
 from demo.summary import count_served_rows
 from evergreen.registry.runs import find_outcome
@@ -239,7 +239,7 @@ def release_first(podman, images, monkeypatch, folders):
     previous = os.umask(0)  # KFP creates output folders as root before the task starts.
     try:
         runner.run_pipeline(
-            package, arguments, places=places, name="first", pythons=pythons, **paths
+            package, arguments, locations=places, name="first", pythons=pythons, **paths
         )
     except runner.PipelineFailed:
         pytest.fail(
@@ -266,7 +266,7 @@ def test_overlay_serves_traffic_and_archives_every_record(podman, images, site, 
         folders=folders,
         triton_url=url,
         metrics_url="",
-        log=LogPlace(url=log),
+        log=LogLocation(url=log),
     )
 
     def client(*words):
@@ -284,7 +284,7 @@ def test_overlay_serves_traffic_and_archives_every_record(podman, images, site, 
     controller.play()
     controller.wait_for(*PROBES)
     days = ["--days=4", "--last-day=2026-01-04", f"--seed={settings.seed}"]
-    world, drifted = f"--world={root}/world.json", f"--output={root}/drifted_world.json"
+    world, drifted = f"--simulator={root}/simulator.json", f"--output={root}/drifted_simulator.json"
     lake = [f"--lake={folders.lake}", f"--rows={settings.rows}", *days]
     subprocess.run(client("lake", world, *lake), env=podman("run"), check=True)
     subprocess.run(

@@ -4,20 +4,20 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from benchmarks.slow_drift import DriftingWorld, SlowDrift
-from demo.simulation.world import World
+from benchmarks.slow_drift import DriftingSimulator, SlowDrift
+from demo.simulation.simulator import Simulator
 
 ROWS = 50_000
 
 
 @pytest.fixture(scope="module")
 def world():
-    return World.create(7)
+    return Simulator.create(7)
 
 
 @pytest.fixture(scope="module")
 def drifting(world):
-    return DriftingWorld(world=world, drift=SlowDrift(seed=3))
+    return DriftingSimulator(simulator=world, drift=SlowDrift(seed=3))
 
 
 @pytest.mark.parametrize("hours", [0.0, 49.5, 300.0])

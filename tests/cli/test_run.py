@@ -12,7 +12,7 @@ from kfp import compiler, dsl
 from cli.__main__ import main
 from cli.runs import read_runs
 from demo import environments
-from pipelines.places import PLACES
+from pipelines.locations import LOCATIONS
 from tests.support.paths import REPOSITORY
 from tests.support.processes import wait_for
 from tests.support.recommenders import accept_into
@@ -41,7 +41,7 @@ def endless(
 
 @dsl.pipeline(name="tiny-endless")
 def endless_pipeline(settings: str = "", trigger_id: str = ""):
-    endless(**dict.fromkeys(PLACES, "/of a cluster"))
+    endless(**dict.fromkeys(LOCATIONS, "/of a cluster"))
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from evergreen.contracts.manifests import ModelQuality
 from evergreen.registry.models import keep_verdict
 from evergreen.registry.runs import RunOutcome, noted, store_name, write_outcome
 from evergreen.runtime.errors import ContractError
-from pipelines.package import with_places
+from pipelines.package import with_locations
 from tests.k8s.crds import validate_crd
 from tests.support.paths import REPOSITORY
 from tests.support.recommenders import accept_into
@@ -103,7 +103,7 @@ def test_search_starts_with_given_recommender_resumes_and_names_best(tmp_path):
     runner = (sys.executable, str(tmp_path / "run.py"))
     first = call(tmp_path, "--trials=2", runner=runner)
     assert re.search(
-        r"  0  auc 0.7000 .* log_loss 0.3000 .*\(as the recommender is\)", first.stdout
+        r"  0  auc 0.7000 .* log_loss 0.3000 .*\(the recommender's own settings\)", first.stdout
     ), first.stderr
     assert re.findall(r"^trial (\d) started: .*search\.log$", first.stderr, flags=re.M) == [
         "0",
@@ -136,7 +136,7 @@ def test_two_real_trials_are_evaluated_by_same_rows_and_release_nothing(tmp_path
         "simulate",
         "lake",
         f"--lake={tmp_path}/lake",
-        f"--world={tmp_path}/world.json",
+        f"--simulator={tmp_path}/simulator.json",
         "--rows=8000",
         "--days=2",
     ]
@@ -200,7 +200,7 @@ def test_katib_is_given_experiment_whose_trials_run_uploaded_pipeline(
 ):
     (tmp_path / "space.yaml").write_text(SPACE)
     package = tmp_path / "retraining.yaml"
-    package.write_text(with_places(GOLDEN, {"store": str(tmp_path)}))
+    package.write_text(with_locations(GOLDEN, {"store": str(tmp_path)}))
     line = [
         f"--package={package}",
         f"--space={tmp_path}/space.yaml",

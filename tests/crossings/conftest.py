@@ -20,7 +20,7 @@ from controller.site import SiteSettings
 from demo.environments import python_of
 from demo.plan import DemoSettings, Services, plan_for_simulator
 from demo.runner import LocalFolders
-from demo.simulation.world import Drift, World, write_lake
+from demo.simulation.simulator import Drift, Simulator, write_lake
 from evergreen.config.features import MISSING_CATEGORY
 from evergreen.config.spec import Recommender
 from evergreen.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER, DENSE
@@ -238,7 +238,7 @@ def chain(tmp_path_factory, warm):
     The first round starts its steps as plain commands.
     """
     chain = Chain(tmp_path_factory.mktemp("the chain"))
-    world = World.create(seed=3)
+    world = Simulator.create(seed=3)
     write_lake(
         world, str(chain.root / "lake"), rows=ROWS, days=3, last_day=date(2026, 1, 3), seed=3
     )

@@ -17,7 +17,7 @@ import pytest
 from cli.__main__ import main as evergreen
 from cli.backup import main, restore
 from controller.verify import verify
-from demo.simulation.world import Drift, World, write_lake
+from demo.simulation.simulator import Drift, Simulator, write_lake
 from evergreen.storage.folder import FolderObjects
 from tests.support.crashes import Kill
 from tests.support.monitors import Bench, prediction, publish, traffic
@@ -111,7 +111,7 @@ def test_lost_disk_comes_back_as_of_its_backup_and_loop_goes_on(chain, tmp_path,
     )
     assert len({(row["request_id"], row["row"]) for row in again.archived}) == len(again.archived)
     again.close()
-    world = World.create(seed=3).drifted(Drift(seed=5))
+    world = Simulator.create(seed=3).drifted(Drift(seed=5))
     write_lake(world, str(root / "lake"), rows=2000, days=1, last_day=date(2026, 1, 6), seed=9)
     assert mine.turn("round-3").deployment.version == 3
 
@@ -206,7 +206,7 @@ def installation_root(tmp_path):
     return tmp_path / "installation"
 
 
-def no(places):
+def no(locations):
     return False
 
 
@@ -263,9 +263,9 @@ def test_restore_writes_nowhere_that_person_did_not_name(
 @pytest.mark.parametrize(
     ("key", "change"),
     [
-        ("places", {"store": "/etc/../etc"}),
-        ("places", {"store": "relative"}),
-        ("places", {"home": "/root"}),
+        ("locations", {"store": "/etc/../etc"}),
+        ("locations", {"store": "relative"}),
+        ("locations", {"home": "/root"}),
         ("files", {"store/../../x": "0"}),
         ("files", {"/etc/passwd": "0"}),
         ("files", {"other/x": "0"}),

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from cli.backfill import backfill
-from cli.forget import PLACES, main
+from cli.forget import LOCATIONS, main
 from cli.ingest import IngestSettings, ingest
 from cli.models import print_models
 from components.extraction.__main__ import main as extraction
@@ -251,7 +251,7 @@ def forget(world: Path, *more: str, user: str = USER) -> int:
         [
             f"--user={user}",
             f"--store={world / 'store'}",
-            *(f"--{n}={world / n}" for n in PLACES),
+            *(f"--{n}={world / n}" for n in LOCATIONS),
             *more,
         ]
     )

@@ -6,7 +6,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from demo.simulation.world import Drift, World, write_lake
+from demo.simulation.simulator import Drift, Simulator, write_lake
 from evergreen.contracts.manifests import Model
 from evergreen.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT
 from evergreen.contracts.workflow import FIRST_ID, TOMBSTONE, FeatureWorkflow, vocabulary_changes
@@ -31,7 +31,7 @@ def leaving(chain, tmp_path_factory):
             "preprocessing": {"frequency_threshold": 2, "category_ttl_days": 1.5},
         },
     )
-    world = World.create(seed=3)
+    world = Simulator.create(seed=3)
     for number, day in ((3, date(2026, 1, 6)), (4, date(2026, 1, 7))):
         drift = Drift(
             seed=number,

@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from demo.simulation.world import World, write_lake
+from demo.simulation.simulator import Simulator, write_lake
 from evergreen.contracts.manifests import RawDataset
 from evergreen.storage.uris import local_path
 from tests.crossings.conftest import Chain
@@ -51,7 +51,7 @@ def evergreen(*words):
 
 def test_later_steps_train_on_rest_and_run_without_rule_on_all(chain, tmp_path):
     own = chain.copied_to(tmp_path / "own")
-    world = World.create(seed=3)
+    world = Simulator.create(seed=3)
     write_lake(world, str(own.root / "lake"), rows=2000, days=1, last_day=date(2026, 1, 6), seed=11)
     last = own.rounds[-1]
     bound = float(np.nanquantile(column(last.extraction.train_uri, "I2"), 0.9, method="lower"))

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from cli.reproduce import RUN, Reproduction, find, main
-from demo.simulation.world import World, write_lake
+from demo.simulation.simulator import Simulator, write_lake
 from evergreen.contracts.manifests import Model, RawDataset
 from evergreen.networks.files import add_to_bias
 from evergreen.runtime.durable import sha256_tree
@@ -56,7 +56,7 @@ def test_round_is_trained_again_to_same_bytes_and_store_stays_as_it_was(chain, t
 
 def test_what_came_to_lake_after_run_is_not_read(copy, second):
     write_lake(
-        World.create(seed=9),
+        Simulator.create(seed=9),
         str(copy.root / "aside"),
         rows=500,
         days=3,

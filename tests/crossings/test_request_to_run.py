@@ -23,9 +23,9 @@ from monitoring.policies.rate_limit import OBSERVED_NUMBERS
 from monitoring.retraining.retraining import Retraining
 from monitoring.retraining.triggers import KubeflowSettings, KubeflowTrigger, LocalTrigger
 from monitoring.state.store import StateStore
+from pipelines.locations import LOCATIONS
 from pipelines.package import compile_pipeline, read_parameters
 from pipelines.placement import Placement
-from pipelines.places import PLACES
 from tests.support.errors import raises
 from tests.support.yaml_texts import documents
 
@@ -153,9 +153,9 @@ def test_local_run_gives_pipeline_only_inputs_that_it_has(
     request = monitor_asks(LocalTrigger(tmp_path / "state", tmp_path / "store", "true"))
     given, placed = {}, {}
 
-    def run_pipeline(package, arguments, *, places, **_others):
+    def run_pipeline(package, arguments, *, locations, **_others):
         given.update(arguments)
-        placed.update(places)
+        placed.update(locations)
 
     monkeypatch.setattr(local_run, "run_pipeline", run_pipeline)
     monkeypatch.setattr(local_run.signal, "signal", lambda *_: None)
@@ -166,7 +166,7 @@ def test_local_run_gives_pipeline_only_inputs_that_it_has(
     _fits(given, inputs)
     assert given["trigger_id"] == request.request_id
     assert given["window_end"] == request.window_end
-    assert placed.keys() <= set(PLACES)
+    assert placed.keys() <= set(LOCATIONS)
 
 
 def test_kubeflow_run_is_asked_for_with_inputs_that_pipeline_has(

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.training.rows import RowFolder, open_rows
-from demo.simulation.world import Drift, World, write_lake
+from demo.simulation.simulator import Drift, Simulator, write_lake
 from evergreen.config.features import MISSING_CATEGORY
 from evergreen.contracts.criteo import CATEGORICAL, FEATURES
 from evergreen.contracts.raw_rows import EVENT_TIME, REQUEST_ID, ROW
@@ -37,7 +37,7 @@ def three(chain, tmp_path_factory):
     changed = {"replay_share": 0, "max_quarantined_file_fraction": 0.5}
     later.settings = {**later.settings, "extraction": {**later.settings["extraction"], **changed}}
     (later.root / "lake" / "day=2026-01-05" / "torn.parquet").write_bytes(b"PAR1 and no more")
-    world = World.create(seed=3).drifted(Drift(seed=5))
+    world = Simulator.create(seed=3).drifted(Drift(seed=5))
     write_lake(
         world, str(later.root / "aside"), rows=NUM_LATE, days=2, last_day=date(2026, 1, 5), seed=8
     )

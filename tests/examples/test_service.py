@@ -17,7 +17,7 @@ from evergreen.contracts.records import CLICK, OutcomeBatch, PredictionBatch
 from evergreen.events.sqlite import SqliteLog
 from evergreen.recommender_file.form import read_recommender
 from examples.service.app import from_environment
-from examples.shop.world import write_clicks
+from examples.shop.simulator import write_clicks
 from tests.support.paths import REPOSITORY
 from tests.support.recommenders import accept_into
 from tests.support.triton_double import GrpcTriton, ScoringDouble, known_scores

@@ -112,7 +112,7 @@ def test_pipeline_names_places_and_device_that_manifests_have(compiled, manifest
         "server": "onnxruntime",
         "device": "gpu" if any(name.startswith("nvidia.com/") for name in limits) else "cpu",
     }
-    places = compiled(overlay).places
+    places = compiled(overlay).locations
     assert {name: places[name] for name in expected} == expected
 
 

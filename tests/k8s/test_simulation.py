@@ -41,11 +41,11 @@ def test_traffic_draws_from_world_whose_days_are_in_lake(variant, tmp_path):
             "--rows=400000": "--rows=1000",
         }
         subprocess.run(words(container, moved), cwd=REPOSITORY, check=True, capture_output=True)
-    assert (tmp_path / "lake" / "world.json").read_bytes() == (
-        tmp_path / "traffic" / "world.json"
+    assert (tmp_path / "lake" / "simulator.json").read_bytes() == (
+        tmp_path / "traffic" / "simulator.json"
     ).read_bytes()
     assert (tmp_path / "traffic" / "drifted.json").read_bytes() != (
-        tmp_path / "traffic" / "world.json"
+        tmp_path / "traffic" / "simulator.json"
     ).read_bytes()
     assert len(list((tmp_path / "lake" / "lake").glob("day=*"))) == 4
 

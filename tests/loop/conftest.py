@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from demo.simulation.world import World
+from demo.simulation.simulator import Simulator
 from evergreen.contracts import criteo
 from tests.support.paths import REPOSITORY
 
@@ -148,7 +148,7 @@ def write_kaggle() -> Callable[[Path, int], Path]:
     """Writes simulated rows as a CSV of Kaggle's re-issues: Id, Label, I1.., C1.."""
 
     def write(path: Path, rows: int) -> Path:
-        drawn = World.create(11).draw(rows, np.random.default_rng([11, 1]))
+        drawn = Simulator.create(11).draw(rows, np.random.default_rng([11, 1]))
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "w") as file:
             file.write(",".join(["Id", "Label", *criteo.DENSE, *criteo.CATEGORICAL]) + "\n")

@@ -28,7 +28,7 @@ def small_lake(tmp_path_factory, run_to_end):
         "5",
     ]
     for words in (
-        ["simulate", "lake", *lake, "--world", str(root / "world.json")],
+        ["simulate", "lake", *lake, "--simulator", str(root / "simulator.json")],
         ["compile", "--output", str(root / "pipeline.yaml")],
     ):
         ended = run_to_end(words, output=root / "command.log", seconds=120)

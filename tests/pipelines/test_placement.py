@@ -180,7 +180,7 @@ def test_folders_and_servers_are_placements_in_every_step_that_has_them(everythi
         "served": "gs://lake/served",
     }
     compiled = compile_with(**chosen)
-    assert compiled.places == chosen
+    assert compiled.locations == chosen
     for step in STEPS:
         given = compiled.task(step)["inputs"]["parameters"]
         found = {name: given[name]["runtimeValue"]["constant"] for name in chosen if name in given}
@@ -188,7 +188,7 @@ def test_folders_and_servers_are_placements_in_every_step_that_has_them(everythi
         assert "store" in found
     defaults = {name: f"/mnt/loop/{name}" for name in ("lake", "store", "work")}
     others = {"server": "onnxruntime", "device": "cpu", "served": ""}
-    assert everything.places == defaults | others
+    assert everything.locations == defaults | others
 
 
 @pytest.mark.parametrize(

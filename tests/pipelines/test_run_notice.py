@@ -69,12 +69,12 @@ def ended(tmp_path, monkeypatch):
         (
             {"state": "refused", "step": "evaluation", "reason": "auc fell", "version": None},
             "The new model was refused by evaluation: auc fell",
-            "what was live stays live",
+            "the live version does not change",
         ),
         (
             {"state": "failed", "step": "training", "reason": "out of memory", "version": None},
             "A retraining run failed at training: out of memory",
-            "what was live stays live",
+            "the live version does not change",
         ),
     ],
     ids=["released", "canary", "refused", "failed"],

@@ -25,7 +25,7 @@ from evergreen.runtime.errors import PermanentError, TemporaryError
 from evergreen.runtime.kubeflow import EXPERIMENT, SERVICE_ACCOUNT, KubeflowServer, wait
 from pipelines import submit
 from pipelines.images import ENVIRONMENT_OF_STEP
-from pipelines.package import read_parameters, with_places
+from pipelines.package import read_parameters, with_locations
 from pipelines.retraining import PIPELINE_NAME
 from pipelines.submit import RunRequest
 from tests.support.errors import raises
@@ -343,7 +343,7 @@ def waiting_as(server, ends):
 def mounted(tmp_path):
     """A compiled pipeline whose registry is on this machine."""
     package = tmp_path / "mounted.yaml"
-    package.write_text(with_places(GOLDEN, {"store": str(tmp_path)}))
+    package.write_text(with_locations(GOLDEN, {"store": str(tmp_path)}))
     return package
 
 
@@ -365,7 +365,7 @@ def test_run_that_is_waited_for_tells_what_it_made(
     assert capsys.readouterr().out.splitlines()[-1] == "refused at evaluation: auc fell"
     assert re.fullmatch(r"manual \d{4}-\d\d-\d\d \d\d:\d\d by \S+", server.runs[0]["display_name"])
     assert re.fullmatch(
-        r"no reason given; asked by \S+@\S+; recommender current", server.runs[0]["description"]
+        r"no reason given; requested by \S+@\S+; recommender current", server.runs[0]["description"]
     )
     monkeypatch.setattr(
         "cli.pipeline.wait", waiting_as(server, lambda run: server.end(run, "SUCCEEDED"))

@@ -232,7 +232,7 @@ def test_model_that_knows_nothing_is_not_advised_to_lower_floor():
     labels, scores, _ = rows(4000, candidate=0.0, seed=5)
     answer = decided(labels, scores, settings=SETTINGS)
     assert answer.decision == "fail"
-    assert advice_of(answer) == ["bring features or rows that tell more of the clicks"]
+    assert advice_of(answer) == ["bring features or rows that predict the clicks better"]
 
 
 def test_passed_checks_advise_nothing():

@@ -5,8 +5,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from demo.simulation.traffic import FileTraffic, WorldTraffic
-from demo.simulation.world import Drift, World
+from demo.simulation.simulator import Drift, Simulator
+from demo.simulation.traffic import FileTraffic, SimulatedTraffic
 from evergreen.contracts import criteo
 from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from evergreen.runtime.errors import ContractError
@@ -28,9 +28,9 @@ def take_all(traffic, rows):
 
 
 def test_world_traffic_is_worlds_and_switches_at_once():
-    world = World.create(3)
+    world = Simulator.create(3)
     drifted = world.drifted(Drift(seed=4))
-    traffic = WorldTraffic(world, drifted, np.random.default_rng(0))
+    traffic = SimulatedTraffic(world, drifted, np.random.default_rng(0))
     old = world.tables.categories[1].keys
     assert np.isin(traffic.take(64).features.categorical[:, 1], old).all()
     traffic.drift()
@@ -40,8 +40,8 @@ def test_world_traffic_is_worlds_and_switches_at_once():
 
 
 def test_world_traffic_without_drifted_world_refuses_to_drift():
-    traffic = WorldTraffic(World.create(3), None, np.random.default_rng(0))
-    with raises(ContractError, "--drifted-world", "absent"):
+    traffic = SimulatedTraffic(Simulator.create(3), None, np.random.default_rng(0))
+    with raises(ContractError, "--drifted-simulator", "absent"):
         traffic.drift()
 
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from demo.simulation.world import World
+from demo.simulation.simulator import Simulator
 from evergreen.contracts.criteo import CRITEO, CRITEO_RECOMMENDER
 from tests.monitoring.backtest.conftest import backtested, know_references
 from tests.monitoring.drift.conftest import reference_of, requests_of
@@ -36,12 +36,12 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def reference():
-    return reference_of(World.create(11).draw(20_000, np.random.default_rng(1)))
+    return reference_of(Simulator.create(11).draw(20_000, np.random.default_rng(1)))
 
 
 @pytest.fixture(scope="module")
 def requests():
-    drawn = World.create(11).draw(REQUESTS * ROWS, np.random.default_rng(2))
+    drawn = Simulator.create(11).draw(REQUESTS * ROWS, np.random.default_rng(2))
     return list(zip(requests_of(drawn, size=ROWS), drawn.label.reshape(REQUESTS, ROWS)))
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from demo.simulation.world import World, raw_table
+from demo.simulation.simulator import Simulator, raw_table
 from evergreen.contracts.criteo import CRITEO
 from evergreen.contracts.records import PredictionBatch
 from evergreen.statistics.profile_counter import ProfileCounter
@@ -45,7 +45,7 @@ def requests_of(
 
 @pytest.fixture(scope="session")
 def world():
-    return World.create(11)
+    return Simulator.create(11)
 
 
 @pytest.fixture(scope="session")
