@@ -31,8 +31,8 @@ PARTS = (
 """Pairs of environment and part (`conftest.FOLDERS_OF_PART`), the longest first. The serving
 environment has no part, because it only holds the server that the driver's tests start."""
 NUM_WAITING = 2
-"""Parts that run beyond the number of cores. Parts with servers and logs use half a core or less
-(measured)."""
+"""Number of parallel parts beyond the number of cores. Parts with servers and logs use half a core
+or less (measured)."""
 NO_TESTS_COLLECTED = 5
 
 

@@ -265,7 +265,7 @@ def test_newer_tfdv_of_image_evaluates_as_older_one_of_laptop(podman, images, vo
 
     volume.chmod(0o755)
     for run in ("r1", "r2"):
-        # The run in the image continues from the champion of the run on this machine.
+        # The step in the image gets the same champion as the step on this machine.
         shutil.copytree(laptop, image, dirs_exist_ok=True)
         give_to_user(image)
         (older, report, page), (newer, its_report, its_page) = (

@@ -1,8 +1,8 @@
 """Checks that the targets of the pages exist: files, headings, `make` targets.
 
-tests/loop/test_documents.py runs the pages' commands, and tests/cli/test_help.py parses them. A
-figure of speed must be on docs/design/performance.md, or its paragraph must say since when the
-figure was not measured again.
+tests/loop/test_documents.py runs the pages' commands, and tests/cli/test_help.py parses them. Each
+speed on a page must occur on docs/design/performance.md. Otherwise its paragraph must give the date
+of the last measurement ("not measured again since").
 """
 
 import re
@@ -32,8 +32,8 @@ SPEED = re.compile(
     r"(?:processor|wall)))"
     r"|\b(\d[\d,]*\.\d+) m?s\b"
 )
-"""Pattern of measured speed: rates, multiples of another time, and times with decimals. Whole
-numbers are settings and do not match."""
+"""Pattern of measured speed: rates, multiples of another time, and times with decimals. The pattern
+does not match integers, because integers are settings."""
 OLD = re.compile(r"[Nn]ot\s+measured\s+again\s+since\s+\d{4}-\d\d-\d\d")
 
 
@@ -87,8 +87,8 @@ def test_make_targets_exist(page):
 def unsourced(text: str, results: dict[str, str]) -> list[str]:
     """Return figures of speed that do not occur in the results linked from their paragraph.
 
-    Code is skipped. A table is part of the paragraph above it. A paragraph needs no source if it
-    states that the figure was not measured again since some date.
+    The function ignores code. A table is part of the paragraph above it. A paragraph with "not
+    measured again since" and a date needs no source.
     """
     prose = re.sub(r"^    .*$|`[^`\n]+`", "", FENCED.sub("", text), flags=re.MULTILINE)
     found = []

@@ -45,8 +45,8 @@ IN_SLIM_BASE = {
     ),
     *("libgcc_s.so.1", "libstdc++.so.6", "libz.so.1"),
 }
-"""glibc, GCC's run-time libraries and zlib. Debian marks the packages of these libraries as
-required, or apt depends on them."""
+"""Libraries in the slim base image: glibc, GCC's run-time libraries and zlib. Debian marks the
+packages of these libraries as required, or apt depends on them."""
 OPTIONAL = (
     *("tbbpool.cpython-311-x86_64-linux-gnu.so", "omppool.cpython-311-x86_64-linux-gnu.so"),
     "libcaffe2_nvrtc.so",

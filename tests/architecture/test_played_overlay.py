@@ -95,11 +95,11 @@ def network(triton_image):
 def playable(manifests, workload, claims):
     """Convert the Deployment and its ConfigMaps for podman 4.3.
 
-    Variables are expanded, a mounted sub-folder is a separate volume, a claim is the folder in
-    `claims`, and a token's volume is empty. Volume names include the Deployment, because podman
-    shares an emptyDir among pods by its name. Probes and hooks are removed, because they need
-    systemd or a kubelet. Ports are removed, because pods share one network. /dev/shm is removed,
-    because podman provides it.
+    The function expands variables. A mounted sub-folder becomes a separate volume. A claim becomes
+    the folder in `claims`. A volume with a token becomes empty. Volume names include the
+    Deployment, because podman shares an emptyDir among pods by its name. Probes and hooks are
+    removed, because they need systemd or a kubelet. Ports are removed, because pods share one
+    network. /dev/shm is removed, because podman provides it.
     """
     workload = copy.deepcopy(workload)
     # Podman 4.3 waits 20 s for an init container that has ended, and fails if it must remove it.
@@ -137,7 +137,7 @@ def playable(manifests, workload, claims):
 
 
 class PlayedPod:
-    """The pod of one Deployment, which is running."""
+    """The running pod of one Deployment."""
 
     def __init__(self, podman, manifests, name, *, claims, folder) -> None:
         self.workload = find(manifests, "Deployment", name)
@@ -157,7 +157,7 @@ class PlayedPod:
     def delete(self):
         """Delete the pod with SIGTERM and its grace period.
 
-        `kube down` would not wait for this period.
+        `podman kube down` alone ignores the grace period.
         """
         seconds = pod_spec(self.workload)["terminationGracePeriodSeconds"]
         self.run("pod", "stop", "--ignore", f"--time={seconds}", f"{self.name}-pod-0", check=False)
@@ -221,7 +221,7 @@ def site(podman, network, volume):
 
 
 def release_first(podman, images, monkeypatch, folders):
-    """Run the overlay's pipeline in containers with the pods' share.
+    """Run the overlay's pipeline in containers that mount the pods' shared folder.
 
     The model is small enough for any machine.
     """

@@ -16,8 +16,8 @@ from tests.support.paths import REPOSITORY
 from tests.support.sources import HEAVY, PACKAGES, imports_of, told_after
 
 MAX_STATEMENTS = 45
-"""Longest function. The limit counts statements and not lines, because a table of flags has many
-lines."""
+"""Maximum number of statements in a function. Lines are not counted, because a table of flags has
+many lines."""
 PURE_ROOMS = (
     *("monitoring.metrics", "monitoring.drift", "monitoring.policies", "evergreen.config"),
     *(
@@ -93,7 +93,7 @@ def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]
 def is_pipeline(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """Return whether the function is a pipeline or component.
 
-    KFP requires one function with all parameters for them.
+    KFP requires that all parameters of a pipeline or component are in one function.
     """
     return any(
         ast.unparse(each).startswith(("dsl.pipeline", "dsl.component"))
@@ -176,7 +176,7 @@ def test_settings_and_contracts_import_only_numpy_msgspec_and_protobuf():
         for path in (REPOSITORY / "evergreen" / room).glob("*.py")
     }
     own = {"__mp_main__"}  # multiprocessing gives the main module this name
-    optional = {"typing_extensions"}  # msgspec imports its supported types if they are installed
+    optional = {"typing_extensions"}  # msgspec imports this package if it is installed
     messages = "evergreen.contracts.record_format"
     for modules, more in ((names - {messages}, set()), ({messages}, {"google"})):
         loaded = modules_after("import numpy, " + ", ".join(sorted(modules))) - before

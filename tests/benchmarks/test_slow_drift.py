@@ -31,9 +31,9 @@ def test_click_rate_and_best_auc_do_not_wander(world, drifting, hours):
 
 
 def test_old_truth_loses_point_of_auc_in_day_and_more_older_it_is(drifting):
-    """The documentation of the default `moving_share` states this loss.
+    """The documentation of the default `moving_share` states how much AUC an old model loses.
 
-    The test checks the loss several times over five days.
+    The test measures the lost AUC at several times over five days.
     """
     lost = {age: [] for age in (1.0, 5.0, 24.0)}
     for start in range(0, 120, 24):

@@ -1,4 +1,4 @@
-"""Checks that the peer in the training benchmark is the same network, for any lists."""
+"""Tests that the training benchmark compares equal networks, for any lists."""
 
 from dataclasses import replace
 
@@ -56,7 +56,7 @@ def test_sparse_peer_leaves_untouched_rows_as_they_are(tmp_path, pool):
     before = [each.weight.detach().clone() for each in peer.model.embeddings]
     peer.learn(peer.prepare(rows))
     for slot, (old, table) in enumerate(zip(before, peer.model.embeddings)):
-        if slot == 8 and pool:  # the list looks up further rows of this table
+        if slot == 8 and pool:  # this table also contains the vectors of the list's elements
             continue
         touched = np.isin(np.arange(len(old)), rows.ids[:, slot])
         moved = (table.weight != old).any(dim=1).numpy()

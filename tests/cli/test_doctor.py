@@ -71,10 +71,9 @@ WHOLE = {
 
 
 class KubectlDouble:
-    """Answers by namespace and object.
+    """Double of kubectl, with answers by namespace and object.
 
-    An object that is not in the answers is absent. If an answer is an exception, kubectl fails with
-    it.
+    An object without an answer does not exist. If an answer is an exception, kubectl fails with it.
     """
 
     def __init__(self, answers: dict) -> None:

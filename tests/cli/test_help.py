@@ -79,7 +79,7 @@ def test_every_command_and_flag_that_page_names_exists(page):
 NAMED = re.compile(
     r"(?:[`\"'(]|^[\s#]*(?:\$ )?)evergreen ([a-z][a-z-]*)\b(?: ([a-z][a-z-]*)\b)?", re.M
 )
-"""A command that starts a line or a quotation, in code, prose, messages or manifests."""
+"""Pattern of a command `evergreen ...` at the start of a line or after a quotation mark."""
 
 
 NAMESPACE = REPOSITORY / "tests/cli/test_doctor.py"

@@ -127,7 +127,7 @@ def test_search_starts_with_given_recommender_resumes_and_names_best(tmp_path):
 
 
 @built
-@pytest.mark.slow  # runs the search twice
+@pytest.mark.slow  # the test runs the search twice
 @pytest.mark.timeout(900)
 def test_two_real_trials_are_evaluated_by_same_rows_and_release_nothing(tmp_path):
     accept_into(tmp_path / "store")

@@ -1,8 +1,8 @@
 """The real chain on a tiny lake: each step in its own environment, two runs.
 
-The chain runs once for all crossings. Run 1 trains from scratch. Run 2 gets later days with drift
-and continues from run 1's released model. `golden/criteo.json` holds the result, which no setting
-here may change.
+All tests of this folder share one chain. Run 1 trains from scratch. Run 2 gets later days with
+drift and continues from run 1's released model. `golden/criteo.json` holds the expected result, so
+a change of these settings fails the tests.
 """
 
 import os
@@ -56,7 +56,7 @@ SETTINGS = {
     "preprocessing": {"frequency_threshold": 2},
     "model": {"embedding_dim": 4, "num_cross_layers": 2, "tower": [16, 8]},
     "training": {"learning_rate": 0.003, "batch_size": 256, "seed": 7},
-    # The tests with this chain ignore the gate's decision, because so few rows are not conclusive.
+    # The gate passes every model, because the rows are too few for a decision.
     "gate": {
         "min_auc": 0.0,
         "max_auc_loss": 1.0,
@@ -202,7 +202,10 @@ class Chain:
         return this
 
     def turn(self, run: str, *, validation_report: Path | None = None) -> Round:
-        """Run all six steps and return their manifests. With a report, skip validation."""
+        """Run all six steps and return their manifests.
+
+        If a report is given, validation is skipped.
+        """
         this = self.turn_to_training(run, validation_report=validation_report)
         self._step_of(this, "evaluation", champion="current", model=this.paths["training"])
         release = {"server": "python"}
@@ -221,7 +224,7 @@ def warm():
 
 @pytest.fixture
 def chain_of(tmp_path, warm):
-    """Makes an empty chain with changed settings, and optionally another recommender."""
+    """Makes an empty chain with changed settings. The recommender may be changed too."""
 
     def make(recommender=CRITEO_RECOMMENDER, **sections):
         return Chain(
@@ -244,8 +247,8 @@ def chain(tmp_path_factory, warm):
     )
     chain.turn("round-1")
     chain.warm = warm
-    # In this manifest, the first model was live during extraction. A comparison with the live model
-    # would therefore compare the first model with itself.
+    # In this manifest, the first model was live during extraction. The live model is now the first
+    # model, so the gate would compare this model with itself.
     first = chain.rounds[0]
     folder = first.paths["extraction"].parent
     live_first = keep(

@@ -173,7 +173,7 @@ def lost(installation, tmp_path):
 def everything(root):
     """Return each path below `root` with its kind, content and time.
 
-    The content of a database or a folder is a description of it.
+    Databases, folders and links have None in place of content and time.
     """
     found = {}
     for path in root.rglob("*"):

@@ -99,7 +99,7 @@ def fill_lake(lake: Path, files: Path) -> None:
 
     The first day contains a friend of the user, the next two days contain rows of the user, and the
     last day contains neither. A back-fill wrote the third day. One file of the second day has
-    dictionaries.
+    columns with dictionary encoding.
     """
     files.mkdir()
     pq.write_table(rows_of(-1, OTHERS), files / "-1.parquet")

@@ -2,9 +2,8 @@
 
 The second run continues the first model, and trains on the new columns.
 
-The new columns are of all kinds: a number with an indicator and one in buckets, a category that is
-served as one value, lists with their own table and with another column's, and vectors of several
-widths. The graph of the release gives these rows the same scores as evaluation.
+The new columns have every kind of options, for example buckets, an indicator and a shared table.
+The graph of the release gives these rows the same scores as evaluation.
 """
 
 import random

@@ -93,7 +93,7 @@ def test_sampled_rows_with_weights_give_click_rate_of_all_rows(chain_of):
     )  # The gate also applies row weights to its log loss and its clicks.
     assert 0.9 < first.evaluation.candidate.calibration < 1.1
     assert first.evaluation.candidate.log_loss < 0.25
-    assert first.training.progressive["log_loss"] < 0.35  # of downsampled rows
+    assert first.training.progressive["log_loss"] < 0.35  # log loss of downsampled rows
 
     rows = drawn(LATER_ROWS, 4)
     (lake / "day=2024-10-05").mkdir()

@@ -274,7 +274,7 @@ def test_first_run_that_fails_says_why_and_one_that_says_nothing_is_error(begun,
 
 
 class Told:
-    """A double of the stack for the loop's stages.
+    """A double of the demo's stack of processes.
 
     The double records the calls of processes and never waits.
     """

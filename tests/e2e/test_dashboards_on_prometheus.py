@@ -33,7 +33,7 @@ quantiles."""
 
 
 class Asking(Prometheus):
-    """Sends requests for single rows and for whole answers."""
+    """Client of Prometheus' query API."""
 
     def numbers(self, query: str) -> list[float]:
         """Return every sample's value."""

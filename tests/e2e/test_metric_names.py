@@ -13,7 +13,8 @@ from tests.support.triton import write_model
 
 
 def test_recorded_names_and_labels_are_servers(tmp_path):
-    # There are two models, because a model with cached answers has no summary of whole requests.
+    # The second model has no response cache, because the server exports no request summary for a
+    # cached model.
     models = {"click_model": True, "click_model_canary": False}
     for name, cached in models.items():
         write_model(tmp_path / "repository", name, options=ServingOptions(response_cache=cached))

@@ -1,6 +1,6 @@
 """Tests of the metric that scales Triton, through a real Prometheus.
 
-The reference values are independent of Prometheus' source: the server's statistics extension counts
+The expected values do not come from Prometheus. The server's statistics extension counts
 nanoseconds, and the clients count answers. Both servers start at zero before the first scrape. All
 load is in the query's window, so the query covers everything that the servers counted.
 """
@@ -69,7 +69,7 @@ def test_shipped_query_is_servers_own_mean_under_load_and_zero_when_idle(servers
     )
     assert prometheus.ask(queries[QUEUE]) == prometheus.ask(queries[PENDING]) == {"": 0.0}
 
-    # Sending the load once suffices if a scrape falls into the load.
+    # The load is sent again until a scrape has seen pending requests.
     wait_for(lambda: send(client) or prometheus.ask(queries[PENDING])[""] > 0)
     # The server counts a request after it has answered it.
     wait_for(lambda: statistics(client)[1] >= client.answered)

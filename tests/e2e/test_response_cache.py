@@ -39,7 +39,7 @@ def client(triton):
 def hits(server, version):
     """Return the server's count of cache hits of `version`.
 
-    A canary's step also reads this count.
+    A canary's step reads the same count.
     """
     address = server.metrics_url.removeprefix("http://").removesuffix("/metrics")
 

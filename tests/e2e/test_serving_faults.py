@@ -194,7 +194,10 @@ while not Path({str(root / "open")!r}).exists():
 
 
 def test_overload_is_refused_early_and_all_accepted_requests_are_answered(tmp_path):
-    """Fast without timing: the gate is opened only after the last refusal has arrived."""
+    """The gate is opened only after the last refusal has arrived.
+
+    Refusals are therefore early, without a measurement of time.
+    """
     instances, queue, askers = 2, 4, 20
     write_gated_model(tmp_path, ServingOptions(instances=instances, max_queued_requests=queue))
     answers, refusals, others = [], [], []
@@ -214,8 +217,8 @@ def test_overload_is_refused_early_and_all_accepted_requests_are_answered(tmp_pa
             thread.start()
             if number < instances:
                 wait_for(lambda executing=number + 1: len(batches_in(tmp_path)) == executing)
-        # Every instance is busy. The queue holds new requests, and one may be on its way to an
-        # instance.
+        # Every instance is busy. The queue holds new requests. One more request may be between the
+        # queue and an instance.
         wait_for(lambda: len(refusals) >= askers - instances - queue - 1)
         wait_for(lambda: sum(thread.is_alive() for thread in threads) == askers - len(refusals))
         assert answers == others == [], "nobody was answered while the gate was closed"

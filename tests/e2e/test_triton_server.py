@@ -27,7 +27,7 @@ from tests.support.triton import write_model
 def repository(tmp_path):
     """A repository whose one model returns its first input.
 
-    Tests of the server's life need no ONNX.
+    Tests that start and stop a server need no ONNX model.
     """
     write_model(tmp_path / "model repository", options=ServingOptions())
     return tmp_path / "model repository"

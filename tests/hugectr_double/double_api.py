@@ -1,9 +1,9 @@
 """HugeCTR's Python interface, generated from `hugectr_api.json`.
 
 The document was extracted from HugeCTR's pybind wrappers of version 25.03. The training API of
-version 24.06 is the same. Anything that the document lacks is absent here. A missing, unknown or
-wrongly typed argument is a TypeError, as in pybind. The double is stricter in one way: it accepts
-neither a bool nor a NumPy number where a Python number is expected.
+version 24.06 is equal. The double has only the names in the document. A missing, unknown or wrongly
+typed argument is a TypeError, as in pybind. The double is stricter in one way: it accepts neither a
+bool nor a NumPy number where a Python number is expected.
 """
 
 import enum
@@ -31,7 +31,7 @@ _UNTYPED = {
     ("hugectr.Core23DataReader64.set_source", "file_name"): "std::string",
     ("hugectr.Core23DataReader32.set_source", "file_name"): "std::string",
 }
-"""Types that the extraction missed, taken from the sources."""
+"""Types that the extracted document lacks. They come from HugeCTR's source code."""
 
 
 class Value:

@@ -21,7 +21,7 @@ class Died(BaseException):
 
 
 deaths: list[str] = []
-"""Reasons of the aborts and hangs after `raise_instead`."""
+"""Reasons of the aborts and hangs that happened after the call of `raise_instead`."""
 _raises = False
 
 

@@ -2,8 +2,8 @@
 
 File errors are logged and ignored. The text of an error in `train` is only in the log.
 
-Adam's step count belongs to the model and starts at 0, whatever is loaded. Dense files are read
-into buffers without a check of their size.
+Adam's step count belongs to the model and starts at 0, whatever is loaded. The double reads files
+of dense weights into buffers without a check of their size.
 """
 
 import logging
@@ -27,7 +27,7 @@ READER_CLASS: dict[str, type] = {}
 
 
 class Model:
-    """One model on the CPU, with as many GPUs as `vvgpu` names."""
+    """One model on the CPU, which simulates the GPUs in `vvgpu`."""
 
     def __init__(self, solver: Any, reader_params: Any, opt_params: Any) -> None:
         self._solver, self._reader_params, self._optimizer = solver, reader_params, opt_params
@@ -103,7 +103,7 @@ class Model:
         """End the readers.
 
         A reader's thread that waits for its first source may miss the request to end. In HugeCTR
-        24.06 up to 45 % of the threads miss it.
+        24.06 up to 45 % of these threads miss the request.
         """
         readers = (getattr(self, name, None) for name in ("_train_reader", "_eval_reader"))
         if not all(reader.is_started for reader in readers if reader is not None):
@@ -321,8 +321,8 @@ class Model:
         (paths,) = files.values()
         if len(paths) != len(self._tables):
             raise RuntimeError("WrongInput: there must be as many files as embeddings")
-        # The keys of a mapping, because HugeCTR opens a file with the embedding's name for
-        # optimizer states too.
+        # For optimizer states, HugeCTR opens a file that has the embedding's name. The loop
+        # therefore gets the keys of a mapping.
         is_state_map = isinstance(paths, dict) and "states" in what
         if isinstance(paths, dict) and not is_state_map:
             paths = [paths[each.sparse_embedding_name] for each in self._embeddings]

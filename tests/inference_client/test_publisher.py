@@ -241,7 +241,10 @@ def test_full_disk_is_outage_that_ends_when_there_is_room(tmp_path, time, predic
 
 
 def test_each_change_of_state_is_one_line(time, prediction, caplog):
-    """The log is away, refuses, is away again, is full, comes back, and finally has room."""
+    """The log is unavailable, refuses a record, is unavailable again, and recovers.
+
+    Meanwhile the queue is full for some time.
+    """
     caplog.set_level(logging.INFO, logger="inference_client.publisher")
     failures = [
         TemporaryError("gone"),

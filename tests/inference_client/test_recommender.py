@@ -545,7 +545,7 @@ def test_lost_log_fails_no_request_and_closing_says_what_was_lost(score_rows, ma
             await client.score(rows)
             raise KeyError("the site's own")
 
-    # Lost records do not hide the error that ended the block.
+    # The caller gets the error of the block, although records were lost too.
     with raises(KeyError, "the site's own"):
         asyncio.run(fail(connect(OwnScorer(score_rows), log=log, publishing=publishing)))
 
@@ -767,14 +767,14 @@ def test_ids_of_newest_requests_are_remembered_and_no_more():
     ids = RequestIds(remembered=3)
     for name in "abcd":
         ids.take(name)
-    ids.take("a")  # the fourth id before the newest
+    ids.take("a")  # older than the three remembered ids
     for name in "cda":
         with raises(ContractError, f"request_id '{name}'"):
             ids.take(name)
 
 
 def test_of_wide_rows_request_has_as_many_as_message_of_log_holds(log):
-    """A record too large for the log would be retried forever and block later ones."""
+    """A record too large for the log would be retried forever and block later records."""
     names = tuple(f"column {i}" for i in range(300))
     wide = Recommender(name="wide", features=Features(numeric=(), categorical=names))
     rows = FeatureRows(dense=np.zeros((500, 0), np.float32), categorical=np.full((500, 300), 2**40))

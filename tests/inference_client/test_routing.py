@@ -1,4 +1,4 @@
-"""Tests of following a traffic plan, and of shadows that cost no caller."""
+"""Tests of a client that follows a traffic plan, and of shadow requests that delay no caller."""
 
 import asyncio
 import logging
@@ -63,8 +63,8 @@ def test_corrupt_plan_leaves_last_good_one_in_force_and_is_said_once(
             await until(lambda: len(reads) >= 3)
         assert "traffic.json is" in client.plan.problem
         assert (await client.score(*make_rows(2))).canary
-        # If reading the plan fails by a bug, the last plan also stays in force, as after a storage
-        # error.
+        # A bug in the reading of the plan has the same effect as a storage error: the last plan
+        # stays in force.
         storage, client.plan.objects = client.plan.objects, None
         await until(lambda: "NoneType" in client.plan.problem)
         publish(make_plan(2, canary=None))
@@ -79,8 +79,7 @@ def test_corrupt_plan_leaves_last_good_one_in_force_and_is_said_once(
 def test_storage_that_hangs_delays_neither_requests_nor_end(served, make_rows, monkeypatch):
     monkeypatch.setattr(routing, "_FIRST_READ_SECONDS", 0.05)
     released = threading.Event()
-    # The timer releases calls that wait for the shadow. The timer is so late that the test would
-    # fail before it ends.
+    # The timer releases hanging calls. The test would fail long before the timer ends.
     late = threading.Timer(20, released.set)
     late.start()
 
@@ -172,8 +171,8 @@ def test_what_canary_cannot_do_stable_arm_does(
 
     answer = follow(served, objects, talk)
     np.testing.assert_array_equal(answer.scores, score_rows(*rows))
-    # The stable arm is the canary's shadow. The stable version has already answered this request,
-    # so the shadow needs no further call.
+    # The shadow of a canary request is the stable version. This version has already answered, so a
+    # shadow request would repeat the call.
     assert (answer.canary, answer.shadow) == (False, None)
     assert served.scoring.asked == [CANARY_NAME, MODEL_NAME]
 
@@ -182,7 +181,7 @@ def test_one_deadline_covers_both_arms(served, objects, publish, make_rows):
     publish(make_plan(share=1.0))
     served.scoring.canary_failure = (grpc.StatusCode.INTERNAL, "broken")
     served.scoring.wait = served.make_event()
-    # By this timer the canary took 29.9 of the 30 seconds before it failed.
+    # The two times say that the canary failed after 29.9 of the 30 seconds.
     told = iter([100.0, 129.9])
 
     async def run():

@@ -215,8 +215,8 @@ def test_requests_go_to_every_replica_in_turn_and_dead_one_costs_none(
 class Unreliable:
     """A TCP port in front of a server.
 
-    Connections that are `frozen` stay open but transfer no bytes, as after a lost route. If no
-    server listens behind it, the port accepts connections and sends nothing.
+    Connections that are `frozen` stay open but transfer no bytes, as after a lost route. Without a
+    server, the port accepts connections and sends nothing.
     """
 
     def __init__(self, port: int | None) -> None:
@@ -320,7 +320,8 @@ def test_replica_that_accepts_and_never_answers_costs_no_request(
     assert len(answers) == 600
     for answer in answers:
         np.testing.assert_array_equal(answer.scores, score_rows(*rows))
-    # The failing server first gets its share of requests, and later only an occasional copy.
+    # At first the failing server gets its share of requests. Later it gets only a few copies of
+    # requests.
     assert len(ill.scoring.requests) < 60
 
 

@@ -2,8 +2,8 @@
 
 The container's arguments are those of the manifest, in the same order. Only values that must differ
 on this machine are replaced: the repository's path and the port numbers. Loopback addresses and the
-backend's path in the wheel are appended. Tests decide what a cluster does with the answers of the
-probes.
+backend's path in the wheel are appended. The module only returns the results of probes, and does
+not restart the container.
 """
 
 import os
@@ -70,8 +70,7 @@ class TritonPod:
         manifests: A rendered overlay.
         repository: Folder or URI that replaces the model repository in the manifest.
         folder: Folder for the log and for a copy of the backend.
-        change: New values by flag. With such a value, tests show what goes wrong without the
-            manifest's value.
+        change: New values by flag, for tests of a manifest with a wrong value.
         environment: Variables besides this process's own.
         until: Probe that must pass before the body of the `with` block runs. None = do not wait.
     """

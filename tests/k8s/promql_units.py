@@ -17,7 +17,7 @@ FOLDER = REPOSITORY / "build" / "promtool"
 
 
 class Question(NamedTuple):
-    """A query at one time. The expected samples map labels (`{pod="a"}`) to values."""
+    """A query, its evaluation time, and the expected samples by labels (`{pod="a"}`)."""
 
     query: str
     at: str

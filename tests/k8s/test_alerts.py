@@ -166,7 +166,7 @@ def test_cases_use_series_that_exist():
 def labels_of_record(name: str) -> Labels:
     """Return the labels of a recorded series.
 
-    By convention, the labels are the name's first part.
+    By convention, the name of a recording rule starts with its labels.
     """
     return frozenset(name.split(":")[0].split("_"))
 

@@ -47,9 +47,9 @@ def test_both_ask_prometheus_that_operator_makes():
 
 
 def test_targets_are_written_as_api_server_writes_them():
-    """The API server uses the largest suffix that leaves a whole number.
+    """The API server writes numbers with the largest suffix that leaves an integer.
 
-    If the manifest had another form, every apply would change the object.
+    If the manifest wrote a number otherwise, every apply would change the object.
     """
     targets = [metric["external"]["target"] for metric in specification(HPA)["metrics"]]
     assert targets == [

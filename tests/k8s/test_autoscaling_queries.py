@@ -29,7 +29,7 @@ REFERENCE = (
 yamls/Autoscaling_custom_metrics/1_custom-metric-server-config.yaml, restricted by namespace as in
 the deployment there. The factor 1000 converts the query's milliseconds to microseconds."""
 ONE = {"{}": 1}
-"""Result of a query that compares values over the fleet, if the comparison is true."""
+"""Result of a true comparison of sums over all pods."""
 
 
 def shipped(*pods):
@@ -70,8 +70,8 @@ def test_queue_time_per_request_is_truth(pods, moment):
         [
             Question(close_to(query, truth(moment, pods)), f"{moment}s", ONE),
             # A window that starts between two readings contains samples of 55 s. Prometheus
-            # extrapolates both counters of a model by the same factor. If the first requests of a
-            # model fall into the window, this factor can differ by one reading.
+            # extrapolates all counters of a model by the same factor. If the window contains the
+            # first request of a model, the factors can differ by one reading.
             Question(close_to(query, between, share=0.01), f"{moment + 2}s", ONE),
             Question(
                 close_to(query, 1.02 * truth(moment, pods), share=0.01), f"{moment}s", {"{}": 0}
@@ -99,8 +99,8 @@ def test_reference_query_misses_truth_of_same_series():
             # With an additional model that has few slow requests, the query gives nearly six times
             # the true value.
             off_by(["busy"], 150, 5.5, 5.7),
-            # The query adds one to the count of requests. With three requests, the result is
-            # therefore a quarter too low.
+            # The query divides by the number of requests plus one. For three requests, the result
+            # is a quarter too low.
             off_by(["quiet"], 85, 0.74, 0.76),
             # Use all pods, of which one hangs.
             off_by(PODS, 60, 0.33, 0.35),

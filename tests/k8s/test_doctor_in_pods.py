@@ -16,7 +16,7 @@ PARTS = {"modes of files", "record log", "lake", "model repository"}
 
 @pytest.fixture(params=["cpu", "gke"])
 def in_pods(request, rendered):
-    """A rendering, and for each checked part the pod and the commands that ran in it."""
+    """The rendered objects, and the pod and the commands of each checked part."""
     manifests, ran = rendered(request.param), []
 
     def kubectl(command, **_):

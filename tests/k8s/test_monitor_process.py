@@ -103,7 +103,7 @@ class Pod:
         ports = {
             p["name"]: p["containerPort"] for p in container(self.deployment, "monitor")["ports"]
         }
-        assert ports[probe["port"]] == 9464  # here: self.port
+        assert ports[probe["port"]] == 9464  # this test uses self.port instead
         return self.get(probe["path"]).status
 
     def get(self, path: str) -> Answer:

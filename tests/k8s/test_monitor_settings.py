@@ -126,7 +126,8 @@ def test_both_claims_of_share_are_bound_to_one_share_that_outlives_them(manifest
         assert volume["claimRef"]["namespace"] == claim["metadata"]["namespace"]
         assert volume["claimRef"]["name"] == "evergreen"
         # In a claim, an empty storage class means that no class is used. The API server drops an
-        # empty class from a volume. If the volume named one, each apply would find a difference.
+        # empty class from a volume. With an empty class in the volume, each apply would find a
+        # difference.
         assert claim["spec"]["storageClassName"] == ""
         assert "storageClassName" not in volume
         assert volume["accessModes"] == claim["spec"]["accessModes"]
@@ -223,7 +224,7 @@ def test_shares_folders_are_made_before_anybody_needs_them(monitor, settings, up
 def test_monitor_and_uploader_reach_what_they_need_and_nothing_else(variant):
     """A compromised monitor must not write journal, models or repository.
 
-    A compromised uploader must not be able to read them.
+    A compromised uploader must not read journal, models or repository.
     """
     found = [
         each

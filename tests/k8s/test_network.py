@@ -69,7 +69,7 @@ OTHERS = {
 
 
 class Flow(NamedTuple):
-    """A connection."""
+    """A connection from a source to a port of a destination."""
 
     source: str
     destination: str
@@ -220,7 +220,7 @@ def _numbers(node) -> Iterator[int]:
 
 
 def test_no_rule_could_be_left_out(case):
-    """Each rule of the policies is needed by a required flow."""
+    """Without any one of the policies' rules, a required flow is denied."""
     policies, known, needed = case
     idle = []
     for number, policy in enumerate(policies):
@@ -271,7 +271,7 @@ def test_kubeflow_closed_to_other_namespaces_is_opened_for_monitor_alone(rendere
     assert not allowed(opened, monitor, ui, 3000)
 
 
-# Tests of the evaluator by sentences of the documentation.
+# The following tests compare the evaluator with examples from the documentation.
 
 A = End("10.0.0.1", "a", {"app": "a"}, {"team": "x"})
 B = End("10.0.0.2", "b", {"app": "b"}, {"team": "y"}, {"web": 8080})
@@ -310,7 +310,10 @@ def policy(namespace: str = "b", **spec) -> Manifest:
             [policy(ingress=[{"from": [OF_TEAM_X, OF_APP_B]}])],
             True,
         ),  # a pod that matches one of two entries is allowed
-        ([policy(policyTypes=["Ingress"]), policy(ingress=[{}])], True),  # policies add up
+        (
+            [policy(policyTypes=["Ingress"]), policy(ingress=[{}])],
+            True,
+        ),  # a connection is allowed if one of several policies allows it
         (
             [policy(podSelector={"matchLabels": {"app": "c"}}, policyTypes=["Ingress"])],
             True,

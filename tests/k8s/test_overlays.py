@@ -37,10 +37,7 @@ def changed(tmp_path):
 
 
 def filled(values):
-    """Return example values of a user for all placeholders.
-
-    Each value has its placeholder's form.
-    """
+    """Return a user's values, with every placeholder replaced."""
     return {key: re.sub(PLACEHOLDER, "our-p", value) for key, value in values.items()}
 
 

@@ -116,8 +116,8 @@ def _of_container(container: Manifest, spec: Manifest) -> list[str]:
 def _of_resources(container: Manifest) -> list[str]:
     """Return faults in requests and limits.
 
-    Memory and disk need a limit, because they cannot be reclaimed. CPU may be borrowed, so it needs
-    no limit.
+    Memory and disk need a limit, because they cannot be reclaimed. CPU needs no limit, because the
+    kernel can take it back at any time.
     """
     resources = container.get("resources", {})
     requests, limits = resources.get("requests", {}), resources.get("limits", {})

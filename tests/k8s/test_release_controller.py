@@ -1,6 +1,6 @@
 """Tests of the release controller as a process of the manifests.
 
-The deployment step's tests cover their findings and repairs with real servers.
+Tests of the deployment step cover the controller's findings and repairs with real servers.
 """
 
 import json

@@ -37,7 +37,7 @@ CALLS: list[tuple[str, str, Right]] = [
 
 
 def right(method: str, path: str) -> Right:
-    """Return the right that the Kubeflow server checks in Kubernetes for this call."""
+    """Return the Kubernetes permission that the Kubeflow server checks for this call."""
     name = path.removeprefix("/apis/v2beta1/")
     (found,) = [
         each for known, pattern, each in CALLS if known == method and re.fullmatch(pattern, name)
@@ -56,7 +56,7 @@ def granted(role: Manifest) -> set[Right]:
 
 
 def used(kubeflow: KfpServer, settings: KubeflowSettings) -> set[Right]:
-    """Return all rights that the trigger uses through the real client."""
+    """Return all permissions that the trigger uses through the real client."""
     trigger, other = KubeflowTrigger(settings, store=None), KubeflowTrigger(settings, store=None)
     assert trigger.state("drift-0").state == "unknown"
     assert trigger.submit(retrain_request("drift-1")) == "started"
@@ -175,7 +175,7 @@ def test_profile_of_several_users_is_set_in_one_file(tmp_path, monkeypatch, over
 
 
 def test_only_kubeflow_rights_go_to_pipeline_account_no_workload_has(variant):
-    """None of our workloads uses the API server, so none is allowed to."""
+    """No workload of ours calls the API server, so no workload has permissions."""
     kinds = ("Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding")
     (binding,) = [m for m in variant if m["kind"] in kinds]
     assert title(binding) == "RoleBinding kubeflow/evergreen-pipeline"

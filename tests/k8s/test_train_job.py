@@ -84,7 +84,7 @@ def follow(api, flags, *events):
 
 @pytest.fixture
 def do(api, flags, tmp_path):
-    """Events of the job, each as a function for `follow`."""
+    """Builds functions for `follow`, each of which changes the job or its pods."""
 
     class Do:
         def start(self, *lines, pod="worker-a", **more):

@@ -205,7 +205,7 @@ def test_broken_canary_does_not_keep_live_model_from_its_traffic(pod, repository
     write_model(repository, CANARY_NAME, code=BROKEN)
     write_model(
         repository, CANDIDATE_NAME, code=HALF_COPIED
-    )  # A release in progress has placed a candidate for its parity check.
+    )  # A release copies its candidate here for a parity check.
     with pod(until="readinessProbe") as started:
         assert not loaded(started, CANARY_NAME)
         assert CANDIDATE_NAME not in started.log

@@ -50,7 +50,8 @@ class Command:
     process: subprocess.Popen[bytes]
     output_path: Path
     mark: str
-    """Word in the environment of the process, which all its descendants inherit."""
+    """Unique text in the environment of the process. All descendants of the process inherit this
+    text."""
 
     @property
     def output(self) -> str:

@@ -45,7 +45,7 @@ def test_steps_under_argos_umask_leave_nothing_that_others_may_read(
     for name in (
         "store",
         "work",
-    ):  # These folders were created by an administrator, not by the run.
+    ):  # An administrator creates these folders before the run.
         (small_lake / name).mkdir(exist_ok=True)
     with argo_umask():
         assert run_to_end(words, output=tmp_path / "run.log").code == 1

@@ -151,8 +151,8 @@ class Site:
     def until_rolled_back(self, most, **how):
         """Return why version 2 was rolled back.
 
-        Assert that this took at most `most` rounds, that version 1 answers again, and that model 2
-        is blocked.
+        Assert that the rollback happens within `most` rounds, that version 1 answers again, and
+        that model 2 is blocked.
         """
         for _ in range(most):
             if (found := self.round(**how))["action"] != BAKES:

@@ -51,7 +51,7 @@ EDGES = pytest.mark.parametrize(
     ],
     ids=["no numeric", "no categorical"],
 )
-"""Recommenders that lack a kind of column. All other tests have every kind."""
+"""Recommenders that lack a kind of column. All other tests use every kind of column."""
 
 
 def batch_of(features, rows=4, *, seed=0, **changes):

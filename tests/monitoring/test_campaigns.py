@@ -116,7 +116,7 @@ def fill(folder, left: int):
     size = 0
     with open(ballast, "wb") as file:
         while (room := free_bytes(folder) - left) > 0:
-            with suppress(OSError):  # a process may have written there in the meantime
+            with suppress(OSError):  # the programs write to the same disk at the same time
                 os.posix_fallocate(file.fileno(), size, step := min(room, 1 << 22))
                 size += step
     return ballast
@@ -179,7 +179,7 @@ def meets_full_disk(installation: Installation, folder, chance) -> bool:
 
 
 def spoiled(chance, payload: bytes) -> bytes:
-    """Return the message after one fault of the network, the disk or a program."""
+    """Return the message with one random fault, such as a flipped bit or a missing part."""
     content = bytearray(payload)
     kind, at = chance.randrange(6), chance.randrange(len(content))
     if kind == 0:

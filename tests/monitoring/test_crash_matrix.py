@@ -79,7 +79,7 @@ class Chain:
         self.killed_at: Counter[str] = Counter()
         self.reached: set[str] = set()
         self.lengths = {"publisher": 8, "monitor": 30, "uploader": 12}
-        """Number of boundaries in each role's last run that was not killed."""
+        """Number of boundaries in the last complete run of each role."""
         self.seconds = {"publisher": 0.01, "monitor": 0.06, "uploader": 0.02}
         folder.mkdir()
 
@@ -137,7 +137,7 @@ class Chain:
         if self.messages:
             messages.append(
                 self.random.choice(self.messages)
-            )  # messages are redelivered after their rows may be archived
+            )  # the rows of a redelivered message may already be archived
         self.messages += [each for each in messages if each[0] not in self.poison]
         name = f"messages {self.turn}"
         batches = [messages[at : at + 2] for at in range(0, len(messages), 2)]

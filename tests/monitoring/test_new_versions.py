@@ -67,7 +67,7 @@ def test_version_bad_on_live_traffic_is_named_once_and_starts_no_run(two_version
         traffic(b, f"after-{number}", auc="bad", version=2)
         b.turn(2, WINDOW)
         if number == 1:
-            b.start()  # the state is that after a kill
+            b.start()  # a restart as after a kill
     found = read_findings(b.settings.store, 2)
     assert (found.state, "the AUC is below 0.79" in found.reason) == (BAD, True), found
     assert b.kinds().count("bad_release") == 1

@@ -252,7 +252,7 @@ VALUES = "# where\n\nREGISTRY=r.dev/p=1\nTAG = t0\nPOOL=a100\n"
 
 @pytest.fixture
 def compile_file(tmp_path):
-    """Runs `evergreen compile --placement` of a file. Returns exit code and output path."""
+    """Runs `evergreen compile --placement=FILE`. Returns exit code and output path."""
     folder = tmp_path / "an overlay"
     folder.mkdir()
 

@@ -120,7 +120,7 @@ def closed(server):
 @pytest.mark.parametrize(
     "address",
     [
-        lambda server: server.url.replace(SECRET, "/another"),  # 404 is a refusal
+        lambda server: server.url.replace(SECRET, "/another"),  # the server responds with 404
         closed,
         lambda server: "not an address" + SECRET,
         lambda server: server.url + "/größe",

@@ -1,4 +1,4 @@
-"""Tests of a run's outcome from its notes, for every way that a run can end."""
+"""Tests of a run's outcome: the notes of the steps determine it, however the run ends."""
 
 from dataclasses import replace
 
@@ -42,11 +42,11 @@ def _end(store, run="run", kfp_state="SUCCEEDED"):
     ("step", "noted_as", "facts", "found"),
     [
         ("deployment", "done", {"version": 3, "rollout": "full"}, ("released", 3)),
-        # The version serves beside the live version only, so the run did not release it.
+        # A canary serves beside the live version, so the run released no version.
         ("deployment", "done", {"version": 3, "rollout": "canary"}, ("canary", 3)),
         ("deployment", "done", {"version": 3, "rollout": "shadow"}, ("canary", 3)),
-        # The request was to store the model without a release, and so it happened. The state is not
-        # `refused`.
+        # The rollout `none` only stores the model. The run did what was requested, so its state is
+        # `evaluated`.
         ("deployment", "refused", {"rollout": "none"}, ("evaluated", None)),
         ("evaluation", "refused", {}, ("refused", None)),
     ],

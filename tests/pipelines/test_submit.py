@@ -321,7 +321,7 @@ def test_servers_refusal_is_quoted(server, send, status, kind):
 
 
 def leave_end(store, run: str, state: str, step: str, reason: str) -> None:
-    """Write what the steps of a run and its exit handler leave."""
+    """Write the notes and the outcome that a run's steps and its exit handler write."""
     with noted(store, run, step):
         pass
     ended_at = datetime.now(timezone.utc).isoformat()
@@ -330,7 +330,7 @@ def leave_end(store, run: str, state: str, step: str, reason: str) -> None:
 
 
 def waiting_as(server, ends):
-    """Return a replacement for `wait` that calls `ends` with the newest run."""
+    """Return a replacement for `wait` that first calls `ends` with the newest run."""
 
     def wait_for(kfp, run_id, **_):
         ends(server.runs[-1])

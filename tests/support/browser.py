@@ -87,9 +87,9 @@ def pixels_too_wide(tmp_path, page: str, *widths: int) -> list[int]:
 
 
 def beyond_first_screen(tmp_path, page: str) -> list[list[str]]:
-    """Return which parts of the answer a reader has to scroll to, on each of `FIRST_SCREENS`.
+    """Return the main parts of a page that need scrolling, for each screen size of `FIRST_SCREENS`.
 
-    The answer is the title, the state, the chart, and the first four rows of the checks.
+    The main parts are the title, the state, the chart, and the first four rows of the checks.
     """
     return _in_frames(tmp_path, page, FIRST_SCREENS, _BEYOND)
 

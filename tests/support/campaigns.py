@@ -32,7 +32,7 @@ class Program:
         self._start, self._may_end = start, may_end
         self.process = start()
         self.ends: list[int] = []
-        """Exit code of the program, for each time that it ended by itself."""
+        """Exit codes of all ends of the program that no kill caused."""
 
     def keep_up(self) -> None:
         """Restart the program if it has ended.

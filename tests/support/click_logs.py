@@ -37,7 +37,7 @@ def raw_table(raw_table):
 
 @pytest.fixture
 def recommender():
-    """The recommender of the lakes. A folder of tests may have another one."""
+    """The recommender of the lakes. The conftest.py of a test folder may override this fixture."""
     return criteo.CRITEO_RECOMMENDER
 
 

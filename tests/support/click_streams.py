@@ -1,6 +1,6 @@
 """Simulated labels and scores with a known AUC, to test when a policy first requests a run.
 
-Rows are independent, or belong to requests whose rows share their user.
+Rows are independent, or all rows of a request share a user.
 
 The scores are binormal: scores of non-clicks are standard normal, and scores of clicks are shifted,
 so that AUC = Phi(shift / sqrt 2). The scores are not probabilities, because AUC uses only their
@@ -61,7 +61,7 @@ def draw_returning(
 ) -> tuple[MaturedRows, NDArray[np.int64]]:
     """Draw requests of four rows from users who return equally often, in random order.
 
-    The score does not depend on a user's tendency to click, and has a separate bias for each user.
+    Each user has a tendency to click and a bias of the scores. Both are independent.
 
     Returns:
         The rows, and the user of each row.
@@ -126,7 +126,7 @@ NO_KPIS = Kpis(
 
 
 class Windows:
-    """KPIs of windows of `rows` rows in a stream. They are computed once for all policies."""
+    """KPIs of windows of `rows` rows in a stream. All policies share these KPIs, to save time."""
 
     def __init__(self, stream: MaturedRows, rows: int) -> None:
         self._stream, self._rows, self._known = stream, rows, dict[int, Kpis]()
@@ -167,12 +167,12 @@ def first_run(
 
     Args:
         policy: See `policies.policy.Policy`.
-        stream: Rows in their order.
+        stream: Rows in the order of their times.
         step: Rows per decision point.
-        windows: KPIs of the stream. None if the policy does not use KPIs.
-        gate_auc: AUC that the gate measured, exactly.
-        after: Requests before this row are ignored. The sequential test's alarm persists, so the
-            first later row counts if the alarm was earlier.
+        windows: KPIs of windows of `stream`. None if the policy does not use KPIs.
+        gate_auc: AUC that the gate measured, with an interval of width 0.
+        after: Row of a drift. Earlier run requests are ignored, except those of the sequential
+            test.
     """
     memory: Any = {}
     for begin in range(0, len(stream.labels), step):

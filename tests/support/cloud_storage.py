@@ -80,8 +80,8 @@ class Fault:
 
     on: Callable[[Request], bool]
     do: str
-    """Kind of fault. `status` responds with this status, and does not forward the request. `cut`
-    closes the connection without forwarding the request. `lose` forwards the request but sends no
+    """Kind of fault. `status` sends this HTTP status without forwarding the request. `cut` closes
+    the connection without forwarding the request. `lose` forwards the request but sends no
     response. `half` closes the connection after half of the response's body. `stall` sends half of
     the response's body, and then waits until the front is reset. `damage` applies `change` to the
     response's body. `hang` sends no response until the front is reset."""
@@ -229,11 +229,10 @@ def _bucket(request: Request) -> str:
 
 
 class CloudStorage(HttpDouble):
-    """The emulator and its front with one bucket, `BUCKET`, running between enter and exit."""
+    """The emulator with the bucket `BUCKET` and its front, which run within a `with` block."""
 
     def __enter__(self) -> "CloudStorage":
-        # Head and body are sent separately. On one machine Nagle's algorithm would cost 40 ms each
-        # time.
+        # Head and body are sent separately. Nagle's algorithm would delay each body by 40 ms.
         RequestHandler.disable_nagle_algorithm = True
         self._emulator = create_server("127.0.0.1", 0, in_memory=True, default_bucket=BUCKET)
         self._emulator.start()

@@ -41,7 +41,7 @@ TRITON = "nvcr.io/nvidia/tritonserver:26.10-py3"
 """NVIDIA's image, replaced by the laptop's tritonserver. Triton's container also owns the
 namespaces of the pod."""
 SERVED_AT = [f"{service}.evergreen.svc.cluster.local" for service in ("triton", "triton-headless")]
-"""Host names of the cluster. In a container they resolve to this machine."""
+"""Host names of the cluster. In a container these names resolve to this machine."""
 HANDED_OVER = ("PATH", "VIRTUAL_ENV", "PYTHONPATH", "TMPDIR")
 """Variables that the local runner sets in an environment on a laptop."""
 

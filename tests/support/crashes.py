@@ -15,7 +15,7 @@ from typing import Any
 
 
 class Killed(BaseException):
-    """Simulates SIGKILL. No `except Exception` of the product may catch it."""
+    """Simulates SIGKILL. The product's `except Exception` must not catch this exception."""
 
 
 def sigkill(name: str) -> None:
@@ -28,13 +28,13 @@ def _raise(name: str) -> None:
 
 
 class Kill:
-    """A kill at the `visit`-th step whose name, or number from 0, is in `at`.
+    """Counts the steps of a process, and kills the process at a chosen step.
 
-    As a context manager it catches `Killed` and unwatches the functions.
+    As a context manager it catches `Killed`, and restores the watched functions.
 
     Args:
-        at: Names or numbers of the steps at which the process is killed. If empty, the process is
-            not killed.
+        at: Names or numbers (from 0) of the steps at which the process is killed. If `at` is empty,
+            the process is not killed.
         visit: Occurrence of a named step at which the process is killed, counted from 1.
         end: Function that ends the process, called with the step's name.
         report: Function that is called with the name of each step before the kill.
@@ -52,7 +52,7 @@ class Kill:
         """Names of the steps so far, in order."""
         self.is_dead = False
         self.is_paused = False
-        """Whether steps are ignored, because a double is at work."""
+        """Whether steps are ignored. Test doubles set this attribute during their own calls."""
         self._real: list[tuple[object, str, Any]] = []
 
     def reach(self, name: str) -> None:

@@ -1,7 +1,7 @@
 """Parses the project's Dockerfiles, and lays out the content of an image's last stage.
 
 Only the instructions in use are supported: FROM, ARG, COPY of one source, RUN, ENV, WORKDIR, LABEL,
-USER, ENTRYPOINT. Anything else is an error, so that no instruction is ignored.
+USER, ENTRYPOINT. All other instructions raise an error.
 """
 
 import json
@@ -18,7 +18,8 @@ from tests.support.paths import REPOSITORY
 VENV = "/opt/venv"
 LOCKS = {"validation": "validation-trixie"}
 """Maps an image to its lock, for images whose lock differs from the lock of the step's test
-environment. `test_containers.py` compares both locks."""
+environment. `test_containers.py` compares the versions in the image's lock and in the environment's
+lock."""
 PROGRAMS = {"inference_client": "demo.simulation", "monitoring": "monitoring"}
 """Programs of images that are not steps of the pipeline. The lock of both images is that of the
 driver."""
@@ -67,7 +68,7 @@ class Stage:
     def labels(self, arguments: dict[str, str]) -> dict[str, str]:
         """Return the labels.
 
-        In their values, each ARG is replaced by its value or by `arguments`.
+        Each name of an ARG in a label is replaced by the value in `arguments`, or by its default.
         """
         known: dict[str, str] = {}
         for argument in self.all("ARG"):

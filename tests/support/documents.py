@@ -2,8 +2,8 @@
 
 `sh` and `python` blocks hold programs that must exit with 0. `console` blocks show commands after
 `$ ` and their output, where `...` matches anything. A comment before a block contains a mark that
-says how the block is run (`MARK`). `all need` is a mark for all blocks of the page without their
-own mark.
+says how the block is run (`MARK`). The mark `all need` applies to all blocks of the page that have
+no mark.
 """
 
 import re

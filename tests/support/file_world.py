@@ -41,7 +41,7 @@ class World:
         return self._candidates[seed]
 
     def release(self, seed, **altered):
-        """Release to the servers.
+        """Release the model of `seed` to the servers.
 
         Tests can replace the methods of a server. Each replacement gets the server as its first
         argument.

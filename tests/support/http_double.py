@@ -1,4 +1,4 @@
-"""An HTTP server for tests, in its own threads. Each subclass implements its answers."""
+"""An HTTP server for tests, in its own threads. Each subclass defines the responses."""
 
 import threading
 from collections.abc import Iterable, Mapping
@@ -11,7 +11,8 @@ class Reply(NamedTuple):
     """HTTP response of the double."""
 
     body: bytes | Iterable[bytes]
-    """Content. Chunks are sent one by one, and the connection ends after the last one."""
+    """Content of the response. Chunks are sent one by one, and the connection ends after the last
+    chunk."""
     status: int = 200
     headers: Mapping[str, str] = {}
 

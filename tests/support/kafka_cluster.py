@@ -67,7 +67,10 @@ class KafkaCluster:
         )
 
     def refuse_topic(self, name: str, error: int) -> None:
-        """Answer every request about the topic with this Kafka error code. 0 ends that."""
+        """Answer every request about the topic with this Kafka error code.
+
+        0 restores normal answers.
+        """
         self._library.rd_kafka_mock_topic_set_error(self._cluster, name.encode(), error)
 
     def take_away(self) -> None:

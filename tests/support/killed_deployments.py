@@ -6,7 +6,8 @@ A job is JSON with these keys:
 - `store`, `repository`, and `urls` and `state` of a `file_world`
 - `candidate`: paths of the three manifests of the candidate
 - `kill_at`: a checkpoint, or for `bake` the number of a boundary, see `crash_chain`
-- `occurrence`: which visit of the checkpoint kills, from 1, and `lives`: number of processes
+- `occurrence`: number of the visit of this checkpoint, from 1
+- `lives`: number of concurrent processes
 """
 
 import json

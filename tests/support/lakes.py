@@ -50,7 +50,7 @@ def extract_lake(
     recommender: Recommender = SHOP,
     **settings,
 ) -> RawDataset:
-    """Run the extraction step as a function. `opened` contains the settings of the cache."""
+    """Run the extraction step as a function. `opened` contains settings for `opened_lake`."""
     more = {"open_storage": open_storage, **(opened or {})} if uri.startswith("gs://") else {}
     with opened_lake(uri, work=work, **more) as files:
         return extract(

@@ -171,5 +171,5 @@ def content(folder):
 
 
 def learned_rows(engine, first=0):
-    """Return the numbers of the rows in each call of `learn`, starting with call `first`."""
+    """Return the row numbers of each call of `learn`, without the first `first` calls."""
     return [call[1] for call in engine.calls if call[0] == "learn"][first:]

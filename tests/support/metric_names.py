@@ -141,7 +141,10 @@ def known() -> dict[str, Labels]:
 
 
 def selectors(expression: str) -> Iterator[promql.VectorSelector]:
-    """Yield the selectors of a PromQL expression. Raises ValueError if it is not PromQL."""
+    """Yield the selectors of a PromQL expression.
+
+    Raises ValueError if the expression is not PromQL.
+    """
     yield from _selectors(promql.parse(expression))
 
 
@@ -150,7 +153,7 @@ def strangers(expression: str, recorded: dict[str, Labels] | None = None) -> lis
 
     Args:
         expression: PromQL without templates.
-        recorded: Series of recording rules, with their labels. These series are allowed too.
+        recorded: Series of recording rules, with their labels, which are allowed too.
     """
     names = {**known(), **(recorded or {})}
     found = []

@@ -51,7 +51,7 @@ def _resolved(node):
 
 
 def _faults(described, value) -> list[str]:
-    """Return the faults of a body that the file describes."""
+    """Return the differences between a body and its description in the OpenAPI file."""
     schema = _told_apart(_resolved(described)["content"]["application/json"]["schema"])
     checker = Draft202012Validator(
         {**schema, "unevaluatedProperties": False, "components": COMPONENTS}
@@ -68,7 +68,7 @@ class ModelRegistry(HttpDouble):
             "model_versions": [],
             "artifacts": [],
         }
-        self.version_of: dict[str, str] = {}  # version id by artifact id
+        self.version_of: dict[str, str] = {}  # maps the id of an artifact to the id of its version
         self.faults: list[str] = []
         self.is_old = False
         """Whether the registry only has the API v1alpha3."""

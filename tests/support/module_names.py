@@ -65,7 +65,7 @@ def prose_of(path: Path) -> str:
 def modules() -> dict[str, str]:
     """Return the source of every module by dotted name.
 
-    For a package, this is the source of its `__init__`.
+    The source of a package is the source of its `__init__`.
     """
     found = {}
     for package in (*PACKAGES, "tests", "benchmarks"):

@@ -158,7 +158,7 @@ def monitor_settings(folder: Path, **changes) -> MonitorSettings:
 class Bench:
     """One monitor in a folder whose name contains a space.
 
-    `restart` creates the next one, as after a kill.
+    `restart` replaces the monitor by a new one, as after a kill.
     """
 
     def __init__(self, folder: Path, *, recommender: Recommender = SHOP, **changes) -> None:
@@ -241,7 +241,7 @@ DRIFT |= {"window_rows": 1000, "cooldown_seconds": 1000.0}
 def traffic(b: Bench, name: str, *, auc: str, version: int = 1, rows: int = 400) -> None:
     """Publish 20 requests and let their attribution window end.
 
-    If `auc` is `good`, clicks follow the scores. If it is `bad`, clicks are independent of the
+    If `auc` is `good`, clicks follow the scores. If `auc` is `bad`, clicks are independent of the
     scores.
     """
     scores, time, num_requests = np.linspace(0.0, 1.0, rows), b.clock.now, 20

@@ -56,7 +56,7 @@ STRANGE_DENSE = np.array(
 
 
 def strange_workflow(seed=0, num_keys=200) -> FeatureWorkflow:
-    """Return a workflow whose 26 columns have the kinds of vocabularies in turn."""
+    """Return a workflow of 26 columns, in which each kind of vocabulary occurs several times."""
     random = np.random.default_rng(seed)
     spread = random.permutation(np.unique(random.integers(0, 2**32, num_keys)))
     evicted = spread.copy()

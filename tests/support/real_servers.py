@@ -32,7 +32,7 @@ def kill_stubs(server):
 
 
 FAULT = "    def _fault(self, tensors: Tensors) -> str | None:\n"
-"""Line in the code of the served model at which the computation of each batch starts."""
+"""Line in the code of the served model that runs at the start of each batch."""
 
 
 def change_code(triton, version, old, new):
@@ -95,7 +95,7 @@ def under_load(urls, rows, *, until=None, enough=30, model=MODEL_NAME):
 
 
 class BackgroundTraffic:
-    """Sends requests from its own thread by the coroutine `_ask`, until the block ends."""
+    """Sends requests in a thread within a `with` block. Subclasses define the coroutine `_ask`."""
 
     def __init__(self):
         self._stop = threading.Event()

@@ -1,6 +1,6 @@
 """Counters of four real Tritons over 150 s (`queue_series.json`), and the expected values.
 
-Each server stands for one pod. Its counters were read every 5 s, like by Prometheus. `busy` has
+Each server represents one pod. The counters were read every 5 s, as Prometheus would do. `busy` has
 three models: one under load, one idle, and one with few slow requests in the second half.
 `restarted` was killed in the middle, while it had no traffic, so its counters start again. `quiet`
 got only three requests, all at the same time. `stuck` completes no request. `answered` contains the

@@ -26,7 +26,7 @@ from monitoring.policies.policy import Baseline, DecisionPoint
 from monitoring.rows import MaturedRequests
 
 START = 1_767_225_600.0
-"""Start time of the streams. It is a multiple of every `decide_seconds` in these tests."""
+"""Start time of the streams, a multiple of every `decide_seconds` in these tests."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +58,8 @@ class Releases:
     """Time in seconds for which rows from after a drift must arrive before a version trained on
     them predicts well again."""
     gate_half_width: float = 0.0
-    """Half the width of the gate's confidence interval. With 0, the gate measures the AUC without
-    error. This is the smallest possible error of the gate."""
+    """Half the width of the gate's confidence interval. 0 means that the gate knows the exact
+    AUC."""
     holdout_share: float = 0.1
     """Share of a run's rows, the newest ones, on which its model is evaluated. The rows of a run
     are those between two releases."""

@@ -17,7 +17,7 @@ from tests.support.triton_double import GrpcTriton, ScoringDouble, known_scores
 
 @pytest.fixture(scope="session")
 def recommender():
-    """The recommender of the server, rows and records. A test folder may override this fixture."""
+    """The recommender of all fixtures in this module. A test folder may override this fixture."""
     return SHOP
 
 

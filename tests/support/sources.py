@@ -52,7 +52,7 @@ def imports_of(tree: ast.AST) -> Iterator[str]:
 def told_after(code: str, told: str, *, folder: Path, python_path: Path) -> tuple[Any, str]:
     """Run `code` in a fresh interpreter.
 
-    Return the value of the variable `told` in `code`, and the interpreter's output.
+    Return the value of the expression `told` after `code`, and the interpreter's output.
     """
     tell = f"finally:\n import json, sys\n print(json.dumps({told}))"
     done = subprocess.run(

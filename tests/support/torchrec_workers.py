@@ -15,7 +15,7 @@ _FOLLOW = "from components.training.torchrec.engine import follow; follow()"
 
 
 class Workers:
-    """The current group. There is only one group at a time."""
+    """The only group of workers at a time."""
 
     def __init__(self):
         self._size, self._others, self._variables = 1, [], None
@@ -53,8 +53,8 @@ class Workers:
 
         from components.training.torchrec.tables import begin_group
 
-        # TorchRec checks a new group only once in each process. Workers that are started later
-        # check it again, but this process does not.
+        # TorchRec checks a new group only once in each process. Later workers are new processes and
+        # wait for this check, so this process must repeat the check.
         collective_utils._INITIALIZED = False
         begin_group()
 

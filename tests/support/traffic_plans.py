@@ -26,7 +26,7 @@ def make_plan(sequence=1, *, canary=CANARY, share=0.5, shadow=0.0):
 
 
 def follow(server, objects, conversation, *, interval=3600.0, max_shadows=4, **settings):
-    """Run the conversation.
+    """Call the coroutine `conversation` with a client that follows the plan, and return its result.
 
     The client reads the plan at the start, and then every `interval` seconds.
     """

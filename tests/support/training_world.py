@@ -59,7 +59,7 @@ class World:
 
 
 def write_folder(folder: Path, labels, dense, ids, num_files=2) -> Path:
-    """Write rows in HugeCTR's Parquet form."""
+    """Write rows as Parquet files that HugeCTR can read."""
     folder.mkdir(parents=True)
     table = pa.table(
         {LABEL: pa.array(labels, pa.float32())}

@@ -45,8 +45,8 @@ class TritonDouble:
     rows exist. If one version fails to load, no version is loaded. A server answers from its own
     copy of a loaded version, even if the repository changes. The highest version answers requests
     without a version. A starting server loads what is configured, and its counters are zero. The
-    server scores with ONNX Runtime. Its loaded models are the files
-    `<state>/<url>/<model>/<version>/model.onnx`, so they outlive the process.
+    server scores with ONNX Runtime. The loaded models are stored as
+    `<state>/<url>/<model>/<version>/model.onnx`, so they survive the end of the process.
     """
 
     def __init__(self, url, *, repository, state):
@@ -201,9 +201,10 @@ def known_scores(dense: np.ndarray, categorical: np.ndarray) -> np.ndarray:
 
 
 class ScoringDouble:
-    """Models of known scores, and the failures and delays of a test.
+    """Server double whose models return known scores. Tests inject failures and delays.
 
-    The double parses the tensors like Triton. `failures` are raised first, one per request.
+    The double parses the tensors like Triton. Each request takes one error from `failures`. After
+    the last error, requests succeed.
     """
 
     def __init__(self, features: Features = SHOP.features) -> None:
@@ -324,7 +325,7 @@ class GrpcTriton:
         self.token: str | None = None
         """Required token of a call. None = no token is required."""
         self.odd: dict = {}
-        """Maps a method to a faulty reply: a gRPC status, or a function that changes the right
+        """Maps a method to a malformed reply: a gRPC status, or a function that changes the reply's
         bytes."""
         self.called: list[str] = []
         """Names of the gRPC methods that clients called."""
@@ -386,7 +387,7 @@ class GrpcTriton:
         self.loop.call_soon_threadsafe(event.set)
 
     def kill(self) -> None:
-        """Stop at once and close the port and open calls."""
+        """Stop at once. This closes the port and ends all running calls."""
         if self._server is not None:
             self._call(self._server.stop(None))
             self._server = None

@@ -1,4 +1,7 @@
-"""TFDV's statistics of a table. The step's code computes them batch by batch from a file."""
+"""TFDV's statistics of a table.
+
+The step computes the same statistics batch by batch from a file.
+"""
 
 import tempfile
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Tests of `make client-wheel`: a service with only the wheel scores and logs."""
+"""Tests of `make client-wheel`: with only this wheel, a service can score and log requests."""
 
 import ast
 import importlib.metadata
@@ -32,10 +32,7 @@ def distribution(name: str) -> importlib.metadata.Distribution:
 
 
 def needed(texts, extras=frozenset({""})):
-    """Return the distributions that these requirements need, recursively.
-
-    The keys are their names.
-    """
+    """Return the distributions that these requirements need by name, recursively."""
     found = {}
     for requirement in map(Requirement, texts):
         if requirement.marker is None or any(
@@ -72,7 +69,7 @@ def python(wheel, tmp_path_factory):
     (site,) = folder.glob("lib/python*/site-packages")
     (installed,) = importlib.metadata.distributions(name=client_wheel.NAME, path=[str(site)])
     for each in needed(installed.requires).values():
-        # `google` belongs to several distributions.
+        # Several distributions install files below the package `google`.
         tops = {
             Path(*file.parts[: 1 + (file.parts[0] == "google")])
             for file in each.files

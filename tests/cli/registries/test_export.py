@@ -15,7 +15,10 @@ from tests.support.validation_models import make_dataset
 
 
 def write(store, *lines):
-    """Write a journal of (action, version). Version N has model mN, whose graph exists."""
+    """Write a journal from pairs of action and version.
+
+    Version N has the model mN, whose graph exists.
+    """
     for name in ("m1", "m2"):
         (graph := graph_folder(store, int(name[1]))).mkdir(parents=True)
         (graph / GRAPH_FILE).write_bytes(b"")

@@ -160,7 +160,10 @@ def test_misuse_is_2_and_server_that_does_not_answer_is_3(step, capsys):
 
 
 def test_disk_that_refuses_is_3_and_not_refused_model(step, tmp_path, capsys):
-    """Python exits with 1 after a traceback. For this step 1 means that the gate refused."""
+    """The step must not exit with 1, which means that the gate refused the model.
+
+    Python exits with 1 after a traceback.
+    """
     (tmp_path / "store" / "graphs").write_text("no folder")
     assert step(True, "run-7") == 3
     assert "error: " in capsys.readouterr().err

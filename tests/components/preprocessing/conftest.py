@@ -209,7 +209,7 @@ def replace_column(table, name, values, **options):
 def reading():
     """Return functions that read and change encoded rows.
 
-    The functions are returned by a fixture, because an import would need packages below tests/.
+    A fixture returns the functions, because tests/ has no packages to import them from.
     """
     return SimpleNamespace(
         workflow=load_workflow,

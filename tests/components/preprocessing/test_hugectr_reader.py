@@ -1,4 +1,4 @@
-"""A second reader of the written folder. The reader knows only HugeCTR's rules.
+"""Reads the written folder by HugeCTR's rules alone, and tests that both readers agree.
 
 This reader refuses what HugeCTR misreads. The reader uses neither the step's own check
 (`encode.verify_file`) nor the contract's column names. HugeCTR reads columns by position, never by

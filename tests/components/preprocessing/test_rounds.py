@@ -50,12 +50,13 @@ def test_ids_survive_rounds_in_which_categories_vanish_and_return(
 
 DAYS = ("2025-10-10T00:00:00+00:00", "2025-10-12T00:00:00+00:00", "2025-10-12T06:00:00+00:00")
 IN_C2 = ([10, 20, 30, 10, 20, 30, 7], [20, 20, 7], [30, 30, 30, 40, 40, 50])
-"""Values of C2 per run. The rest of the column is missing."""
+"""Values of column C2 in each run. All other rows have no value in C2."""
 
 
 @pytest.fixture
 def play(write_raw, run_step, keep_as_model, raw_table, reading):
-    """Runs one of three rounds from `parent`, and stores the workflow as that of model `keep`."""
+    """Runs one of three rounds from the model `parent`. `keep` names the model of this workflow.
+    """
 
     def play(number, parent, *, run=None, keep=None):
         values = np.zeros(300)
@@ -78,7 +79,7 @@ def test_nvtabular_encodes_as_contract_while_category_ids_are_reused(play, run_s
     workflows = [reading.workflow(encoded_set) for encoded_set, _ in rounds]
     assert [w.vocabularies[1].tolist() for w in workflows] == [
         [10, 20, 30],
-        [TOMBSTONE, 20, TOMBSTONE, 7],  # 7 occurs once in each of the first two rounds
+        [TOMBSTONE, 20, TOMBSTONE, 7],  # category 7 occurs once in each of the first two rounds
         [30, 20, 40, 7],
     ]
     for (encoded_set, categorical), workflow in zip(rounds, workflows):

@@ -31,17 +31,14 @@ def run(*arguments, module="demo.simulation", **options):
 
 @pytest.fixture(scope="module")
 def worlds():
-    """A simulator and a drifted one."""
+    """A simulator, and the same simulator after a drift."""
     world = World.create(7)
     return {"world.json": world, "drifted.json": world.drifted(Drift(seed=8))}
 
 
 @pytest.fixture
 def folder(tmp_path, worlds):
-    """A folder whose name contains a space.
-
-    The folder contains a simulator and its drifted form.
-    """
+    """A folder with a space in its name, and with the files of both simulators."""
     folder = tmp_path / "some place"
     folder.mkdir()
     for name, world in worlds.items():

@@ -108,7 +108,7 @@ def test_drift_of_no_columns_or_of_none_that_is_feature_is_refused(data):
 def test_rows_of_one_request_id_are_one_request_and_no_others_are(tmp_path, raw_table, most):
     """Groups of rows with equal ids have 1 to 9 rows.
 
-    Some of these groups cross a boundary between the batches of the file.
+    Some groups cross a boundary between two batches of the file.
     """
     table, lengths = raw_table(9000), [1 + i % 9 for i in range(1800)]
     ids = [f"q{at}" for at, length in enumerate(lengths) for _ in range(length)]

@@ -28,7 +28,7 @@ class Shelf:
     boards: int = 3
     """Number of boards."""
     folder: Path | None = None
-    """Path of the shelf's folder."""
+    """Folder with the list of books."""
 
     def __post_init__(self) -> None:
         expect(self, "at least 1", lambda value: value >= 1, "boards")
@@ -39,7 +39,7 @@ class Room:
     """A section that contains another section."""
 
     name: str
-    """Its name."""
+    """Name of the room."""
     height: float = 2.5
     """Height in metres."""
     heated: bool = False

@@ -11,7 +11,8 @@ from tests.support.errors import raises
 
 DRAWS = 12_000
 CHANCES = (np.arange(DRAWS) + 0.5) / DRAWS
-"""Evenly spaced numbers in place of random numbers, so that frequencies are probabilities."""
+"""Evenly spaced numbers in place of random numbers. A frequency over these numbers is a
+probability."""
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.49])

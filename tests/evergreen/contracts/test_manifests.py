@@ -1,4 +1,4 @@
-"""Tests that manifests can be written and read back, and that a reader refuses unknown ones."""
+"""Tests that manifests can be written and read back, and that readers refuse unknown manifests."""
 
 import contextlib
 import dataclasses

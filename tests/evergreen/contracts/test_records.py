@@ -52,7 +52,7 @@ def assert_same(left, right):
         other = vars(right)[name]
         if isinstance(value, np.ndarray):
             assert value.dtype == other.dtype
-            np.testing.assert_array_equal(value, other)  # equal NaN
+            np.testing.assert_array_equal(value, other)  # NaN equals NaN here
         else:
             assert value == other
 

@@ -122,8 +122,8 @@ def test_partitions_move_to_second_reader_and_old_tokens_of_them_are_void(wide):
         return taken and two.backlog() == 40
 
     def only_what_moved_is_open():
-        # On a busy machine, Kafka may reassign partitions once more, even to the first reader. In
-        # that case the first reader gets their messages again.
+        # On a busy machine, Kafka may reassign partitions once more, even to the first reader. The
+        # first reader then gets the messages of these partitions again.
         again.update(one.pull(100))
         taken.update(two.pull(100))
         return one.backlog() == len({d.message_id for d in taken | again})
@@ -224,8 +224,8 @@ def test_broker_away_is_problem_that_ends_with_it_and_loses_nothing(ends, caplog
     until(lambda: reader.backlog() is not None)
     assert reader.problem() is None
     until(lambda: _published(publisher, [("late", b"late")]))
-    # The broker may have been stopped for longer than the lease. In this case, unacknowledged
-    # messages are delivered again.
+    # If the broker was stopped for longer than the lease, unacknowledged messages are delivered
+    # again.
     got = {}
     until(lambda: got.update({d.message_id: d for d in reader.pull(10)}) or "late" in got)
     reader.acknowledge([d.token for d in (*held, *got.values())])

@@ -65,13 +65,15 @@ def test_server_that_dies_is_reported_and_ends_reconnect_when_it_is_back(mortal_
         assert subscriber.pull(10) == []
         mark = subscriber.read_up_to()
         bench.expire_leases()
-        assert subscriber.read_up_to() == mark  # The watermark stays while no message can arrive.
+        assert (
+            subscriber.read_up_to() == mark
+        )  # The watermark does not move while no message can arrive.
         mortal_server.start()
 
         def back() -> bool:
             with suppress(
                 TemporaryError, PermanentError
-            ):  # The server has not restarted, or its subscription has not been created again.
+            ):  # The server is still down, or the subscription is still absent.
                 bench.create()  # the server lost all messages in the restart
                 assert subscriber.pull(10) == []
             return subscriber.problem() is None
@@ -92,7 +94,7 @@ def test_ack_unconfirmed_by_frozen_server_is_error_and_reading_goes_on(
 ):
     """The server may process the call after it resumes, or drop it.
 
-    In either case, the message is delivered again or acknowledged.
+    The message is acknowledged if the server processes the call, and delivered again if not.
     """
     monkeypatch.setattr(subscriber_module, "CALL_SECONDS", 0.5)
     bench = BENCHES["pubsub"](tmp_path, mortal_server)

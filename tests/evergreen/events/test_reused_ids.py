@@ -40,9 +40,7 @@ def test_monitor_counts_and_keeps_requests_that_it_cannot_join(
         wait_for(arrived, f"{number} of {counter}")
 
     publish(publisher, clicks("o", [("session 7", 2, START + 5)]))
-    tick_until(
-        "outcome", 1
-    )  # The click arrives first. By the log's clock, the window of its rows is over.
+    tick_until("outcome", 1)  # The click arrives before its prediction.
     publish(publisher, *PAGES[:3])
     tick_until("predicted", 10)
     publish(publisher, *PAGES[3:], PAGES[0], prediction("other", 1))
@@ -64,7 +62,7 @@ def test_monitor_counts_and_keeps_requests_that_it_cannot_join(
         event["text"] for event in read_events(settings.state) if event["kind"] == "dead_letter"
     ]
     assert "clicks under it count for the first" in said[0]
-    subscriber.replay_dead_letters()  # dead-lettered again, but counted only once
+    subscriber.replay_dead_letters()  # these messages become dead letters again
     wait_for(
         lambda: monitor.tick() or len(subscriber.list_dead_letters()) == 4, "the dead letters again"
     )

@@ -100,7 +100,7 @@ def test_ids_of_acknowledged_messages_are_forgotten_in_time_and_no_others(path):
         True,
     ]
     assert [message.payload for message in log.list_dead_letters()] == [b"2"]
-    now += 1e8  # The clock is set right again before the next call.
+    now += 1e8  # The clock is wrong for one call.
     log.acknowledge([delivery.token for delivery in log.pull(3)])
     now -= 1e8
     log.acknowledge([])

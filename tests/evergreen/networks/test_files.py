@@ -28,7 +28,7 @@ def filled(folder, *, step=7, with_moments=True, seed=0):
     """Write a model of random numbers.
 
     Returns:
-        For each part, its numbers by name.
+        For each part of the model, its arrays by name.
     """
     random = np.random.default_rng(seed)
     expected = []

@@ -135,7 +135,7 @@ def test_as_many_columns_as_may_be_are_read_in_time():
 
 
 BOUNDLESS = {"seed": (1 << 63) - 1, "served_as": (1 << 63) - 1}
-"""Settings without an upper bound. They allocate no memory."""
+"""Maximum values of settings without an upper bound. These settings do not determine memory."""
 
 
 @pytest.mark.parametrize(

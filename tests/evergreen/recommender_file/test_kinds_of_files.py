@@ -162,7 +162,9 @@ def test_birthdays_in_unsupported_form_do_not_replace_event_time(write):
 
 def test_times_of_two_forms_are_asked_about_with_days_of_each(write):
     asked = question_of(write(clicks(**USERS, time=lambda row: 1_405_030_600)), "time_format")
-    assert "one of YYMMDDhhmm, seconds" in asked  # 06:00 on a day in May, or a moment in July
+    assert (
+        "one of YYMMDDhhmm, seconds" in asked
+    )  # the number means 06:00 on a day in May, or a second in July
     assert (
         "YYMMDDhhmm (2014-05-03, 240 rows a day) or as seconds (2014-07-10, 240 rows a day)"
         in asked
@@ -240,7 +242,7 @@ def test_rows_written_again_with_their_click_keep_their_key(write):
 @pytest.mark.parametrize(("num_other", "is_key"), [(2, True), (3, False)])
 def test_few_rows_of_other_content_keep_key_and_over_one_percent_drop_it(num_other, is_key, write):
     columns = clicks(search_id=lambda row: f"q{row['n']}", slot=lambda row: 0, **USERS)
-    for n in range(num_other):  # of 240 rows
+    for n in range(num_other):  # the file has 240 rows
         columns["search_id"][n], columns["item_id"][n], columns["item_id"][n + 100] = (
             f"q{n + 100}",
             1,

@@ -45,7 +45,7 @@ def row(n, **others):
 
 
 def rows(**others):
-    """Return 200 rows. Rows whose numbers are given are replaced."""
+    """Return 200 rows. The keyword `n7` replaces the row of number 7."""
     return [others.get(f"n{n}", row(n)) for n in range(200)]
 
 

@@ -104,10 +104,7 @@ LONG = st.text(st.sampled_from('ab ",\n'), max_size=12)
     max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_what_standard_library_writes_is_read_back(tmp_path, rows, quoting, ends):
-    """A line break in a quoted field makes the reading ambiguous.
-
-    Rows with such a field may be rejected.
-    """
+    """A row that has a line break in a quoted field may be rejected."""
     stream = io.StringIO(newline="")
     csv.writer(stream, quoting=quoting, lineterminator=ends).writerows(rows)
     content = stream.getvalue().encode()

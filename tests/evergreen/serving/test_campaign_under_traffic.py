@@ -107,7 +107,7 @@ class Site:
         return self.start("rollback", "--to", str(max(others)), "--reason", "a campaign")
 
     def finish(self):
-        """Repeat a rollback until it succeeds. A person would do the same."""
+        """Repeat a rollback until it succeeds, as a person would do."""
 
         def is_done():
             code = self.begin("rollback").wait(120)

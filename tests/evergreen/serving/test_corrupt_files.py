@@ -185,7 +185,7 @@ def test_what_cannot_be_mended_is_said_at_each_round_and_looked_for_again(world,
     for _ in range(2):
         with raises(ContractError, "copy", "corrupt"):
             inspection.step()
-    kept(world, 1, "golden.npz").write_bytes(before)  # from a backup
+    kept(world, 1, "golden.npz").write_bytes(before)  # a person restores the file from a backup
     with raises(ContractError, "copy", "corrupt"):
         inspection.step()
     clock.now += RETRY_SECONDS

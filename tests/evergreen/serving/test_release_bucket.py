@@ -52,8 +52,8 @@ def test_deployment_that_lost_its_lease_writes_nothing_more(
 ):
     """The process was suspended until its lease had expired.
 
-    Meanwhile, the new holder undid the change and made it again under the next number. The new
-    holder then released another model, whose version must stay live.
+    Meanwhile, the new holder of the lease undid the unfinished release and repeated it under the
+    next number. The new holder then released another model, whose version must stay live.
     """
     release(*make_candidate(settings.store, 1), settings=settings)
     seen = []

@@ -125,7 +125,10 @@ def test_killed_rollback_is_finished_by_next(world, kill, place):
 
 @pytest.fixture
 def baking_world(world):
-    """Versions 1 and 2 are released, and version 2 bakes. `restore()` restores this state."""
+    """Versions 1 and 2 are released, and version 2 bakes.
+
+    The function `restore(state)` restores the files and writes findings with this state.
+    """
     world.release(1), world.release(2)
     accept_into(world.settings.store, criteo_with(release={"bake_seconds": 0.0, "bake_rows": 1000}))
     root = world.settings.store.parent

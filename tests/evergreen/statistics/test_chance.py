@@ -8,8 +8,7 @@ from evergreen.statistics.two_sample import MIN_EXPECTED, adjusted, homogeneity,
 def scipys(now, before):
     """Return the smallest p-value of SciPy's tests, with Bonferroni's correction.
 
-    One test is Pearson's test of all cells. The other tests are the corrected likelihood ratio test
-    of each cell.
+    The tests are Pearson's test of all cells, and the corrected likelihood ratio test of each cell.
     """
     pearson = stats.chi2_contingency([now, before], correction=False).pvalue
     tables = [[[a, sum(now) - a], [b, sum(before) - b]] for a, b in zip(now, before)]

@@ -1,4 +1,4 @@
-"""Tests of comparisons if rows of a request are alike."""
+"""Tests of comparisons of samples whose requests consist of similar rows."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from evergreen.statistics.two_sample import (
 
 
 def sample(values, requests, cells):
-    """Count rows [n] by cell, for requests of these rows.
+    """Count the rows of each cell, with the sums that a clustered test needs.
 
     `values` contains each row's cell, from 0 to cells-1. `requests` contains each row's request.
     """
@@ -51,8 +51,8 @@ FIVE = np.array([0.5, 0.25, 0.15, 0.07, 0.03])
 def test_correlation_is_that_of_rows_that_were_drawn(share_alike):
     values, requests = drawn(np.random.default_rng(0), 4000, 16, share_alike, FIVE)
     each, overall = correlations((sample(values, requests, 5),))
-    # Two rows both have the value of their request with probability share_alike squared. If not,
-    # the two rows are independent.
+    # With probability share_alike squared, both rows of a pair have the value of their request.
+    # Otherwise the rows of the pair are independent.
     assert overall == pytest.approx(share_alike**2, abs=0.02)
     np.testing.assert_allclose(each, share_alike**2, atol=0.04)
     assert (each >= overall).all()
@@ -125,7 +125,7 @@ def test_single_rows_have_no_design_effect_and_unknown_cell_overall_one():
 def test_cells_of_different_likeness_are_corrected_together():
     """Half of the cells contain whole requests, and half contain single rows.
 
-    The second-order correction preserves the test's level.
+    The second-order correction keeps the rate of false alarms at 5 %.
     """
     random = np.random.default_rng(6)
     runs, alarms = 300, 0

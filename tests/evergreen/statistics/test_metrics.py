@@ -118,8 +118,8 @@ def test_paired_difference_equals_delong_written_out(sample):
         assert min(labels.sum(), (1 - labels).sum()) < 10 or variance < 1e-12
         return
     assert difference.auc == pytest.approx(aucs[0] - aucs[1], abs=1e-12)
-    # The definition subtracts nearly equal terms. The variance is exact up to rounding errors, and
-    # the standard error up to the root of these errors.
+    # The definition subtracts nearly equal numbers, so rounding errors of the variance remain. The
+    # error of the standard error is the root of the variance's error.
     assert difference.standard_error == pytest.approx(math.sqrt(max(variance, 0.0)), abs=1e-7)
     if difference.standard_error:
         half = stats.t.ppf(0.975, difference.degrees) * difference.standard_error
@@ -222,7 +222,7 @@ def test_rows_with_weights_count_as_so_many_copies_of_same_group():
 def test_user_quality_is_mean_over_users_who_have_both_labels():
     random = np.random.default_rng(5)
     users, labels = random.integers(0, 40, 300), random.integers(0, 2, 300)
-    scores = random.integers(0, 6, 300) / 8  # many ties
+    scores = random.integers(0, 6, 300) / 8  # scores with many ties
     aucs, weights, gains = [], [], []
     for user in range(40):
         mine = users == user

@@ -45,7 +45,7 @@ def as_it_passes(cloud_storage, number, do):
     """Call `do` just before the `number`th request from now.
 
     Returns:
-        A list, to which each request until then is added.
+        A list that receives each request up to this one.
     """
     passed = []
 

@@ -1,8 +1,8 @@
 """Tests that the monitor and a replay make the same decisions, for any rate, gaps and turns.
 
 The rates are between one request a day and thousands a second, with gaps of hours. The monitor runs
-a turn after each request, after several requests, or once at the end, as after a long stop. A pull
-returns any number of messages, and the monitor is sometimes killed.
+a turn after each request, after several requests, or once at the end, as after a long stop. The
+number of messages in a pull is random. Some turns begin with a restart of the monitor.
 """
 
 import tempfile

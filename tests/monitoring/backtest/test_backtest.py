@@ -1,4 +1,4 @@
-"""Tests of a backtest's summary, for decisions with known answers and for a real archive."""
+"""Tests of a backtest's summary, for given decisions and for a real archive."""
 
 import json
 
@@ -60,7 +60,8 @@ def evaluated(actions: str) -> list[DecisionPoint]:
 def test_fires_are_what_live_restraint_lets_through():
     """The policy requests a run at 60 s, which ends at 90 s.
 
-    The cooldown ends at 190 s, and the next request is at 210 s. These two runs use up the budget.
+    The cooldown ends at 190 s, and the next request is at 210 s. The two runs exhaust the daily
+    budget.
     """
     found = backtest(evaluated(".!!!!!!!!!"), SETTINGS_10, run_seconds=30.0)
     assert [fire.time for fire in found.fires] == [60.0, 210.0]

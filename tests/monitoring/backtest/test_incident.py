@@ -60,7 +60,7 @@ def test_incident_without_start_and_end_holds_every_decision_written(ran, tmp_pa
 
 
 def test_incident_begins_with_what_is_left_if_first_decisions_are_gone(ran, tmp_path):
-    """The journal still has two full files.
+    """Only the last two files of the decision log remain.
 
     The first remaining line provides the state, and later lines are replayed.
     """
@@ -120,10 +120,9 @@ def test_incident_is_never_written_over_and_never_empty(ran, incident, tmp_path,
 
 @pytest.fixture(scope="module")
 def rolled_back(tmp_path_factory):
-    """Version 1 served.
+    """A monitor's state after version 2 was released, rolled back and restored within one window.
 
-    Version 2 was released, rolled back and restored within one window. Both versions have
-    baselines.
+    Version 1 served before version 2. Both versions have baselines.
     """
     changes = {"policies": "sequential", "drift_grace_seconds": 5.0}
     bench = Bench(tmp_path_factory.mktemp("rolled_back"), **{**SETTINGS, **changes})

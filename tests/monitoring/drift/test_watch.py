@@ -311,7 +311,10 @@ def test_clocks_ahead_do_not_crowd_out_present(reference, rows):
 
 
 def test_record_lies_in_bucket_of_its_time_in_whole_microseconds(reference, rows):
-    """The archive has times in whole microseconds. A backtest of it must use the same bucket."""
+    """The monitor rounds times to microseconds, as the archive does.
+
+    A backtest of the archive must assign each row to the same bucket.
+    """
     watch = watching(reference, requests_of(rows, time=1100.0 - 1e-7))
     assert watch.close(1100.0) == []
     (report,) = watch.close(1200.0)

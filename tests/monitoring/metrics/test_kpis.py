@@ -69,7 +69,9 @@ def test_hit_rate_is_over_all_lists_and_ndcg_over_those_with_click():
         windows.update(
             matured("list", 0.0, 1, labels, np.full(n, 0.1), positions=np.arange(1, n + 1))
         )
-    windows.update(matured("none", 0.0, 1, np.ones(5), np.full(5, 0.1)))  # no ranked list
+    windows.update(
+        matured("none", 0.0, 1, np.ones(5), np.full(5, 0.1))
+    )  # these rows have no positions
     kpis = measure_version(1, windows)
     assert (kpis.ranked_lists, kpis.hit_rate, kpis.rows) == (4, 0.5, 4 * n + 5)
     assert kpis.ndcg == pytest.approx((1.0 + 0.0 + 1 / math.log2(4)) / 3)
@@ -101,7 +103,9 @@ def test_auc_equals_scikit_learn_on_tail_after_every_update(batch_rows):
     windows, labels, scores = VersionWindows(100), [], []
     for _ in range(40):
         new_labels = (random.random(batch_rows) < 0.3).astype(np.uint8)
-        new_scores = np.round(random.random(batch_rows), 2).astype(np.float32)  # many ties
+        new_scores = np.round(random.random(batch_rows), 2).astype(
+            np.float32
+        )  # scores with many ties
         labels += new_labels.tolist()
         scores += new_scores.tolist()
         windows.update(matured("r", 0.0, 1, new_labels, new_scores))

@@ -118,7 +118,7 @@ def _share_rolled_back(planted, runs, *, rows=20_000):
     ids=str,
 )
 def test_version_at_exact_limit_is_rolled_back_with_at_most_alpha(planted):
-    """One of the five tests has its metric exactly at the limit.
+    """One metric of the version is exactly at its limit.
 
     At an alpha of 0.25, each of the five tests may roll back 5 % of the runs.
     """
@@ -130,7 +130,8 @@ def test_version_at_exact_limit_is_rolled_back_with_at_most_alpha(planted):
 def test_of_thousand_equal_versions_at_most_alpha_are_rolled_back():
     """The test uses the default settings and all rows.
 
-    The metrics of the gate and of the predecessor are each measured on 20,000 other rows.
+    The gate's metrics come from 20,000 rows, and the predecessor's metrics come from 20,000 other
+    rows.
     """
     taken = 0
     for seed in range(1_000):
@@ -230,7 +231,7 @@ def test_version_without_anything_to_go_back_to_is_not_evaluated(settings, befor
 def test_evidence_has_mean_of_one_under_terms_without_mean():
     """The expected evidence is computed by numeric integration.
 
-    The e-value is 1 without data, and grows only with the sum.
+    The e-value of an empty sample is 1. A larger sum gives a larger e-value.
     """
     from scipy import integrate, stats
 

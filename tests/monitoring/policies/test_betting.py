@@ -34,7 +34,7 @@ def test_pairs_of_different_requests_of_one_round_are_counted(sizes, per_round, 
     random = np.random.default_rng(seed)
     groups = np.repeat(np.arange(len(sizes)), sizes)
     labels = (random.random(len(groups)) < 0.4).astype(np.uint8)
-    scores = random.integers(0, 5, len(groups)).astype(np.float32)  # many ties
+    scores = random.integers(0, 5, len(groups)).astype(np.float32)  # scores with many ties
     rounds, num_rounds = groups // per_round, len(sizes) // per_round + 1
     found = cross_wins(labels, scores, groups, rounds=rounds, num_rounds=num_rounds)
     for ours, expected in zip(found, by_brute_force(labels, scores, groups, rounds, num_rounds)):
@@ -42,10 +42,7 @@ def test_pairs_of_different_requests_of_one_round_are_counted(sizes, per_round, 
 
 
 def test_bets_that_neither_win_nor_lose_keep_capital_whole():
-    """Every pair is a tie and theta is 0.5.
-
-    Then the capital is the sum of all shares, and stays 1.
-    """
+    """The capital stays 1 if every pair is a tie and the null hypothesis is an AUC of 0.5."""
     process = EProcess(0.5, {})
     for _ in range(50):
         process.update(rows_of([1, 0, 0, 0] * 10, [0.5] * 40), NEVER)
@@ -80,7 +77,7 @@ def test_requests_that_fill_no_round_yet_are_kept_apart_for_next():
     process = EProcess(0.75, {})
     process.update(
         rows_of([1, 0, 0, 0] * 10, [0.5] * 40), NEVER
-    )  # From here on, rounds of 8 requests are only counted.
+    )  # After this update, a round consists of 8 requests.
     sizes = [1, 2, 1, 1, 3, 1, 1, 1, 2, 1, 3]
     labels = [0] * sum(sizes)
     process.update(

@@ -226,8 +226,7 @@ def reasons(points, policy):
 def test_ages_are_never_negative_after_rollback_and_return_in_one_window():
     """Version 2 serves from second 23 on.
 
-    Formerly, rows of version 2 from second 20 on counted, and the reason said "14720 matured rows
-    ..., -1254 s".
+    A former error counted rows of version 2 from second 20 on, and reported the age "-1254 s".
     """
     policies = make_policies(POLICY, BakingSettings(bake_rows=1_000, bake_seconds=60.0))
     evaluator = Evaluator(
@@ -317,7 +316,7 @@ def test_version_that_served_between_two_decision_points_is_in_line():
 def test_predecessor_is_measured_once_first_own_row_matures():
     """The last rows of the old version may have been served after a drift.
 
-    Such rows are not evidence for either version.
+    The evaluator uses these rows for neither version.
     """
     seen = {}
 

@@ -23,7 +23,7 @@ SPAN = 10.0
 class Line:
     """A policy that gets successive decision points.
 
-    Between the points, the policy's state passes through sorted JSON.
+    After each point, the policy's state is written as JSON and read back.
     """
 
     def __init__(self, learned: dict[int, float | None]) -> None:
@@ -31,7 +31,7 @@ class Line:
         self.learned, self.random, self.total = learned, np.random.default_rng(5), 0
 
     def see(self, line, aucs, *, points=1):
-        """Decide on the last version of `line`.
+        """Return the decision on the last version of the lineage `line`.
 
         At each decision point, version `v` has 400 new rows with an AUC of `aucs[v]`.
         """
@@ -213,8 +213,8 @@ def test_factors_are_products_that_capital_is_multiplied_by():
     payoffs = [0.2, -0.8, 0.1, 0.05]
     by_hand = [np.prod([1.0 - each * payoff for payoff in payoffs]) for each in lambdas]
     assert factors(payoffs, lambdas) == pytest.approx(by_hand, rel=1e-12)
-    # All bets that start in the first round share one part of the capital. The expected e-value is
-    # the cash, plus the invested share times the mean of the factors.
+    # All bets of the first round share one part of the capital. The expected e-value is the rest of
+    # the capital, plus this part times the mean of the factors.
     capital = EValue({})
     capital.bet(payoffs[1:2], [1.0], lambdas, enough=1e9)
     start, cash = 1.0 - 1.0 / np.log2(3), 1.0 / np.log2(3)

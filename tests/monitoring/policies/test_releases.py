@@ -120,7 +120,7 @@ def test_no_text_of_decision_has_negative_age_or_exceeds_page_width():
 
 
 def alarm_share(releases: Releases, *, streams: int, seed: int) -> int:
-    """Return in how many streams the policy requested a run. The settings are `EDGE`."""
+    """Return in how many streams the policy requested a run. The policy has the settings `EDGE`."""
     return sum(
         bool(runs(decisions(np.random.default_rng((seed, number)), releases, EDGE)))
         for number in range(streams)

@@ -45,7 +45,7 @@ def ended(trigger, name):
 def test_second_request_is_busy_and_same_one_already_there(make):
     first = make()
     assert first.submit(request("a")) == "started"
-    for trigger in (first, make()):  # the second trigger is that of a restarted monitor
+    for trigger in (first, make()):  # a restarted monitor makes the second trigger
         assert trigger.submit(request("a")) == "already"
         assert trigger.submit(request("b")) == "busy"
         assert trigger.state("a").state == "running"

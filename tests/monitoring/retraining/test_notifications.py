@@ -125,7 +125,7 @@ def test_restart_neither_forgets_nor_repeats(told, server):
     waiting = len(monitor.actions.notifier.outbox)
     assert waiting == 2
     wait_for(lambda: server.asked, "the first try")
-    for number in range(3):  # this is the state after a kill while the server was unreachable
+    for number in range(3):  # as after a kill while the server was unreachable
         monitor = b.start()
         b.evaluate(f"bad{number}", auc="bad")
 
@@ -173,7 +173,7 @@ def test_growing_number_of_dead_letters_is_reported_once_and_remembered(told, se
         b.clock.now += 300.0
     b.tick(at=b.clock.now + 1000.0)
     b.clock.now += 1000.0
-    monitor.tick()  # There was no event since, so the incident ends silently.
+    monitor.tick()  # No event follows, so the incident ends without a message.
     turn(monitor, lambda: not len(monitor.actions.notifier.outbox))
     assert [text.split(":")[0] for text in texts(server)] == ["Messages could not be used", "Still"]
     assert "messages 3" in server.messages[1]["text"]

@@ -51,10 +51,7 @@ def test_rows_are_archived_in_raw_schema_with_their_values(started):
 
 
 def test_file_is_durable_before_its_name_and_name_before_row_release(started, monkeypatch):
-    """A wrong order would only show after a crash of the machine.
-
-    Therefore the test checks the order of calls.
-    """
+    """The test checks the order of calls, because only a power cut would show a wrong order."""
     calls = []
 
     def told(module, name, describe):
@@ -73,7 +70,7 @@ def test_file_is_durable_before_its_name_and_name_before_row_release(started, mo
     told(archive.os, "rename", lambda *_: "rename")
     told(StateStore, "seal_file", lambda *_: "seal")
     b = started()
-    assert b.store._connection.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
+    assert b.store._connection.execute("PRAGMA synchronous").fetchone() == (2,)  # 2 means FULL
     publish(b.log, prediction("a", 3))
     b.clock.now = START + WINDOW
     b.monitor.stop()
@@ -103,7 +100,9 @@ def test_archive_that_cannot_be_written_is_clear_error_and_loses_nothing(
         for _ in range(2):
             with raises(TemporaryError, "archive", error.strerror):
                 b.monitor.tick()
-    assert b.monitor.windows[1].labels.shape == (9,)  # measured although not archived
+    assert b.monitor.windows[1].labels.shape == (
+        9,
+    )  # the metrics contain rows that are not archived yet
     assert b.archived == []
     assert list(b.settings.archive.glob("day=*/.*")) == []  # no partial file remains
     b.monitor.tick()

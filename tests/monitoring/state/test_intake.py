@@ -57,8 +57,8 @@ TAKEN = {
     "user": ("empty",),
     "genres": ("empty",),
 }
-"""Cases of `SPOILT` that are valid. The value has the type of its field, and agrees with the rest
-of the message."""
+"""Valid cases of `SPOILT`. The value has the type of its field, and agrees with the rest of the
+message."""
 
 
 def full_prediction(name: str) -> PredictionBatch:
@@ -76,7 +76,7 @@ def full_prediction(name: str) -> PredictionBatch:
 
 
 def with_field(message: bytes, path: list[int], kind: int, value: bytes) -> bytes:
-    """Append a field to the message. Readers then ignore earlier fields of the same number."""
+    """Append a field to the message. For a repeated field number, readers use the last value."""
     content = _varint(path[-1] << 3 | kind) + value
     for number in reversed(path[:-1]):
         content = _varint(number << 3 | BYTES) + _varint(len(content)) + content

@@ -1,4 +1,4 @@
-"""Tests that open rows equal those of a brute-force reference, in bounded memory."""
+"""Tests that rows with open labels equal those of a brute-force reference, in bounded memory."""
 
 import dataclasses
 import tracemalloc

@@ -155,7 +155,7 @@ def test_outcomes_in_uploaded_files_are_not_rewritten_and_expire_in_time(started
     assert b.store._connection.execute(count).fetchone() == (7,), (
         "the windows hold the rows that they are of"
     )
-    b.store.seal_file(*b.store.files("sealed"), keep_rows=0)  # simulates newer rows
+    b.store.seal_file(*b.store.files("sealed"), keep_rows=0)  # as after the arrival of newer rows
     b.tick(at=b.clock.now + FORGET_SECONDS + 1)
     assert b.store._connection.execute(count).fetchone() == (0,)
     assert outcomes(b) == []

@@ -88,7 +88,7 @@ def test_equal_request_is_duplicate_before_and_after_it_is_archived(started, res
     assert counts(b) == (9, 5, 0, 0)
     redeliver(
         b, replace(FIRST, time=START + 1)
-    )  # the time distinguishes it from the first request, which is archived
+    )  # another request than the archived request, because its time differs
     assert counts(b) == (9, 5, 1, 1)
 
 

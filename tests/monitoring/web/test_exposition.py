@@ -1,4 +1,4 @@
-"""Tests of health and readiness: when missing activity counts as a fault."""
+"""Tests of health and readiness: a monitor without progress is reported."""
 
 import pytest
 

@@ -27,7 +27,7 @@ def run_pipeline(
 ) -> None:
     """Write the files that a run's steps and its exit handler write.
 
-    `states` contains the states of the first steps.
+    `states` contains the state of each step that ran, in the order of the steps.
     """
     for step, state in zip(STEPS, states):
         try:

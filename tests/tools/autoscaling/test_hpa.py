@@ -175,8 +175,8 @@ def _most(direction: Rules, numbers: list[int], is_up: bool) -> int:
     allowed = []
     for policy in direction.policies:
         syncs = int(policy.period_seconds // 15)
-        # A change exactly one period ago no longer counts. The period therefore starts with the
-        # number of replicas after this change.
+        # A change exactly one period ago no longer counts. The limit applies to the number of
+        # replicas after that change.
         start = numbers[-syncs] if len(numbers) >= syncs else numbers[0]
         end = start + policy.value if is_up else start - policy.value
         if policy.type == "Percent":

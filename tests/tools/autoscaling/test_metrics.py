@@ -22,7 +22,7 @@ SERIES = {
 
 
 def random_samples(seed: int) -> dict[str, list[Sample]]:
-    """Return counters of four pods, with restarts, idle minutes and failed scrapes.
+    """Return the counters of four pods over time, with restarts, idle minutes and failed scrapes.
 
     Some of the pods start late or end early.
     """

@@ -26,7 +26,7 @@ def erlang_c(servers: int, load: float) -> float:
 
 
 def mean_wait(instances: int, utilisation: float, seed: int) -> float:
-    """Return the mean of the simulated waits. Its unit is the mean service time."""
+    """Return the mean of the simulated waits, as a multiple of the mean service time."""
     random = np.random.default_rng(seed)
     count = 80_000
     arrivals = np.cumsum(random.exponential(1 / (utilisation * instances), count))

@@ -23,7 +23,7 @@ def refused(capsys, *flags: object) -> str:
     """Return the command's output for flags or files that it refuses."""
     try:
         code = main([*map(str, flags)])
-    except SystemExit as ended:  # argparse's message
+    except SystemExit as ended:  # argparse prints a message and exits
         code = ended.code
     assert code == 2
     return capsys.readouterr().err
