@@ -164,7 +164,7 @@ def test_skaffold_builds_same_images_from_same_files():
     for part in [config, *config["profiles"]]:
         for folder in part.get("manifests", {}).get("kustomize", {}).get("paths", []):
             assert registry_of(Path(folder).name) == registry, (
-                "skaffold would not find its images there"
+                "skaffold expects its images in another registry"
             )
 
 
@@ -329,8 +329,10 @@ def test_candidate_is_tried_apart_and_promoted_with_clusters_folders(checkout, k
     }
     (promoted := tmp_path / "promoted.yaml").write_bytes(kfp.uploads[-1])
     assert not read_places(promoted).items() & apart.items()
-    assert with_places(promoted, places) == with_places(tried, {}), "all else is what was tried"
-    assert len(kfp.runs) == 1, "promotion starts no run"
+    assert with_places(promoted, places) == with_places(tried, {}), (
+        "the promoted pipeline differs from the tested one in more than its folders"
+    )
+    assert len(kfp.runs) == 1, "the promotion started a run"
 
 
 def digests_of(images: set[str], folder: Path) -> dict[str, str]:
@@ -415,7 +417,7 @@ def test_roll_out_sets_revision_of_each_own_image_and_waits_if_it_can(checkout, 
     assert done.returncode == 0, done.stderr
     told = [line.split()[1:] for line in notes.read_text().splitlines()]
     assert told[0][:5] == ["--namespace", "evergreen", "get", "deployment", "triton"], (
-        "asked before the new pods come"
+        "the script must read the Deployment before the rollout"
     )
     assert told[1] == ["apply", "-k", "k8s/overlays/gke"]
     assert told[2][:5] == ["--namespace", "evergreen", "rollout", "status", "deployment"]

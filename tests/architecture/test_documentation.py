@@ -69,7 +69,7 @@ def test_links_lead_to_files_and_headings_that_are_there(page):
             continue
         path, _, anchor = target.partition("#")
         file = (page.parent / path).resolve() if path else page
-        assert file.exists(), f"{target} leads nowhere"
+        assert file.exists(), f"{target} does not exist"
         assert not anchor or anchor in anchors(file), f"{target}: no such heading"
 
 
@@ -81,7 +81,7 @@ def test_make_targets_exist(page):
     )
     targets |= {f"benchmark-{name}" for name in PLANS}
     for target in re.findall(r"(?:^|[;&`|]\s*)make ([a-z][a-z-]+)", text, re.MULTILINE):
-        assert target in targets, f"make {target}"
+        assert target in targets, f"make target {target} does not exist"
 
 
 def unsourced(text: str, results: dict[str, str]) -> list[str]:

@@ -137,7 +137,7 @@ def test_image_starts_its_program_and_helps_without_heavy_import(name, image):
     told = "[sorted(sys.modules), sys.modules['evergreen'].__file__]"
     (loaded, package), printed = told_after(code, told, folder=root, python_path=path)
     assert printed.startswith(("usage: python -m ", "usage: evergreen "))
-    assert Path(package).is_relative_to(root), "the image's own code was not what ran"
+    assert Path(package).is_relative_to(root), "the program ran code from outside the image"
     assert {name.partition(".")[0] for name in loaded}.isdisjoint(HEAVY)
 
 
@@ -196,7 +196,9 @@ def test_image_installs_its_lock_in_stage_that_is_left_behind(name):
         "/tmp/requirements.lock" in install
     )
     assert ("build", VENV, VENV) in shipped.copies()
-    assert shipped.all("RUN") == ["python -m compileall -q /app"], "no container may write bytecode"
+    assert shipped.all("RUN") == ["python -m compileall -q /app"], (
+        "containers cannot write bytecode, so the image must contain it"
+    )
     assert shipped.variables({"PATH": "/usr/local/bin"})["PATH"] == f"{VENV}/bin:/usr/local/bin"
 
 
@@ -228,7 +230,7 @@ def test_every_base_is_pinned_and_both_stages_have_same_python():
 @pytest.mark.parametrize("name", IMAGES)
 def test_image_tells_what_it_is_and_runs_as_nobody_special(name):
     shipped = stages(name)[-1]
-    assert shipped.all("USER") == ["10001"], "runAsNonRoot needs a number"
+    assert shipped.all("USER") == ["10001"], "runAsNonRoot needs a numeric user"
     assert entrypoint(name) == ["python", "-m", module(name)]
     told = shipped.labels(
         {"REVISION": "3f2a9c1", "VERSION": "v7", "SOURCE": "https://git.example/e"}

@@ -280,7 +280,7 @@ def test_overlay_serves_traffic_and_archives_every_record(podman, images, site, 
     monitor.wait_for(*PROBES)
     triton.play()
     triton.wait_for("startupProbe", "livenessProbe")
-    assert not triton.passes("readinessProbe"), "there is no model"
+    assert not triton.passes("readinessProbe"), "the pod is ready without a model"
     controller.play()
     controller.wait_for(*PROBES)
     days = ["--days=4", "--last-day=2026-01-04", f"--seed={settings.seed}"]
@@ -305,7 +305,7 @@ def test_overlay_serves_traffic_and_archives_every_record(podman, images, site, 
             "traffic",
             seconds=300,
         )
-        assert traffic.poll() is None, "traffic ended"
+        assert traffic.poll() is None, "the traffic process ended"
 
     def rows_sent():
         lines = sent.read_text().splitlines() if sent.exists() else []

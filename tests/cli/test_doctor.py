@@ -135,7 +135,7 @@ def states(findings) -> set[tuple[str, str]]:
 def test_nothing_is_wrong_where_all_is_right(look, tmp_path):
     (tmp_path / "store").mkdir()
     findings = look(store=tmp_path / "store")
-    assert states(findings) == {("runs", UNKNOWN)}, "no run was started yet"
+    assert states(findings) == {("runs", UNKNOWN)}, "only the runs are unknown before the first run"
     assert len(findings) > 15
     assert all(each.text and not each.mend for each in findings)
 

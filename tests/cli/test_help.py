@@ -35,7 +35,7 @@ def test_help_has_typed_name_defaults_and_example_that_parses(line):
     text = " ".join(named.format_help().split())
     assert isinstance(named, CommandParser)
     assert text.startswith(f"usage: {named.prog} ")
-    assert f"{named.prog} " in f"{line} ", "the name that a person types"
+    assert f"{named.prog} " in f"{line} ", "the example lacks the command's name"
     assert text.endswith(f"example: {' '.join(named.example.split())}")
     for action in named._actions:
         assert action.help or action.choices, f"{named.prog} {action.dest} has no help"

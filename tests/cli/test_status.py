@@ -236,7 +236,9 @@ def test_running_monitor_is_asked(live):
     assert (found.drift.action, found.drift.drifted_columns) == ("breach", None)
     assert found.next_run.in_progress == "drift-1"
     assert found.needs_person == ["the log cannot deliver: the broker is gone"]
-    assert status_of(live, state=state).monitor == "stopped", "nobody answers at its address"
+    assert status_of(live, state=state).monitor == "stopped", (
+        "no process listens at the monitor's address"
+    )
 
 
 def test_address_without_monitor_is_error(live, capsys):

@@ -107,7 +107,7 @@ def test_lost_disk_comes_back_as_of_its_backup_and_loop_goes_on(chain, tmp_path,
         int(row["request_id"][5:]) for row in again.archived if row["request_id"].startswith("flow")
     }
     assert flow == set(range(len(flow))), (
-        "what was published up to a moment, and nothing of what came after"
+        "the backup must contain a prefix of the published requests"
     )
     assert len({(row["request_id"], row["row"]) for row in again.archived}) == len(again.archived)
     again.close()
@@ -198,7 +198,7 @@ def test_restore_killed_before_any_file_goes_on_at_next_call(lost, installation_
     restore(backup, within=installation_root.parent, confirm=no)
     assert everything(installation_root) == before
     restore(backup, within=installation_root.parent, confirm=no)
-    assert everything(installation_root) == before, "a call too many changes nothing"
+    assert everything(installation_root) == before, "a repeated call must change nothing"
 
 
 @pytest.fixture

@@ -143,5 +143,5 @@ def test_labels_are_truth_of_stream_however_late_its_clicks_came(tmp_path, reque
     late = sum(stream.kinds[kind] for kind in ("told late", "at the end", "both"))
     assert late > 50
     assert all(stream.kinds[kind] > 5 for kind in OTHERS)
-    assert raw.num_late_clicks == late, "those told of in time were labels before"
+    assert raw.num_late_clicks == late, "clicks that arrived in time must not count as late"
     assert (raw.num_duplicates, raw.num_malformed) == (0, 0)

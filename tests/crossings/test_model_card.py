@@ -93,7 +93,9 @@ def test_pages_of_first_model_have_no_champion_and_end_with_release(chain):
         for told in (state, "There is no champion to compare with", "It began from scratch"):
             assert told in page
     written = ModelCard.read(card_path(store, chain.rounds[0].training.model_id))
-    assert [span.is_live for span in written.served] == [True], "not written again at the release"
+    assert [span.is_live for span in written.served] == [True], (
+        "the card is not rewritten at the next release"
+    )
 
 
 def test_after_rollback_cards_say_who_served_from_when_to_when(chain, card_of, tmp_path):

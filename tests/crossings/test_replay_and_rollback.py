@@ -99,7 +99,7 @@ def test_same_round_after_rollback_gives_same_model_to_last_bit(chain, again):
         sorted(str(path.relative_to(folder)) for path in folder.rglob("*")) for folder in folders
     ]
     assert names[0] == names[1]
-    assert any("opt" in name for name in names[0]), "the optimizer's state is among the weights"
+    assert any("opt" in name for name in names[0]), "the weights must include the optimizer's state"
     assert again.training.sha256[Model.WEIGHTS] == second.training.sha256[Model.WEIGHTS]
     assert again.training.optimizer_step == second.training.optimizer_step
     assert again.training.sha256[Model.WEIGHTS] != chain.rounds[0].training.sha256[Model.WEIGHTS]

@@ -144,7 +144,7 @@ def test_local_triggers_command_line_is_one_that_evergreen_takes(
     assert RetrainRequest.read(parsed.request) == request
     _fits(read_parameters(package, parsed.parameter), inputs)
     _fits(request.pipeline_arguments(), inputs)
-    assert len(request.pipeline_arguments()) == 6, "it decides only what the pipeline asks for"
+    assert len(request.pipeline_arguments()) == 6, "the request must set only the pipeline's inputs"
 
 
 def test_local_run_gives_pipeline_only_inputs_that_it_has(

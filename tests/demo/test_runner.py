@@ -66,7 +66,7 @@ def test_failing_step_raises_after_exit_handler_ran(run_tiny):
 
 
 def test_preempted_task_is_run_again_as_often_as_pipeline_says(run_tiny):
-    assert ExitCode.PREEMPTED == 75, "the planted one"
+    assert ExitCode.PREEMPTED == 75, "the planted step exits with 75"
     folder = run_tiny(passes=True, preemptions=2)
     assert (folder / "second").read_text() == "ran\n" * 3
     assert (folder / "last").read_text() == "SUCCEEDED"

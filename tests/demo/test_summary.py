@@ -104,7 +104,7 @@ def test_broken_promise_is_one_sentence_with_its_number(path, value, words):
 def test_own_data_may_end_without_run_but_not_with_two():
     without = changed("auc.regained_share", None, changed("trigger.runs", 0))
     assert numbers.failed_promises(without, simulated=False) == []
-    assert numbers.retrain_decision([NOTICE]) is None, "a notice asks for no run"
+    assert numbers.retrain_decision([NOTICE]) is None, "a notification requests no run"
     failed = [RUNS[0], replace(RUNS[1], state="failed", reason="training: out of memory")]
     for runs, words in (
         (failed, "run drift-1 failed: training: out of memory"),

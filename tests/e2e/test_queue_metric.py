@@ -83,7 +83,7 @@ def test_shipped_query_is_servers_own_mean_under_load_and_zero_when_idle(servers
     # microsecond lower than the statistics. Prometheus extrapolates all counters over the same
     # interval, because all start at zero. The ratio is exact except for float rounding.
     truth = microseconds / requests
-    assert truth > 1000, "the requests queued"
+    assert truth > 1000, "the requests must wait in the queue"
     # The idle pod has no requests, so the overall mean is the busy pod's.
     for query in (queries[QUEUE], of_pods(queries[QUEUE], BUSY)):
         assert truth - 1 <= prometheus.ask(query)[""] * (1 + 1e-6)

@@ -221,17 +221,19 @@ def test_overload_is_refused_early_and_all_accepted_requests_are_answered(tmp_pa
         # queue and an instance.
         wait_for(lambda: len(refusals) >= askers - instances - queue - 1)
         wait_for(lambda: sum(thread.is_alive() for thread in threads) == askers - len(refusals))
-        assert answers == others == [], "nobody was answered while the gate was closed"
+        assert answers == others == [], "a request was answered while the gate was closed"
         (tmp_path / "open").touch()
         for thread in threads:
             thread.join(120)
     assert others == []
     assert len(answers) + len(refusals) == askers
     assert len(answers) - instances in (queue, queue + 1)
-    assert all(number == score for number, score in answers), "each got the answer to its own rows"
+    assert all(number == score for number, score in answers), (
+        "a client got the scores of other rows"
+    )
     assert sum(batches_in(tmp_path)) == len(answers)
     assert len(batches_in(tmp_path)) <= instances + queue + 1, (
-        "who was accepted waited for a queue's length at most"
+        "an accepted request must wait for at most the queue's length"
     )
 
 

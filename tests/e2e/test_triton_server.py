@@ -260,7 +260,7 @@ def test_server_and_its_stubs_do_not_outlive_their_killed_owner(repository, tmp_
     )
     pid = int(owner.stdout.readline())
     assert pid in running_in_group(pid)
-    assert len(running_in_group(pid)) > 1, "the model's stub runs too"
+    assert len(running_in_group(pid)) > 1, "the model's stub process must run too"
     owner.kill()
     owner.wait(120)
     owner.stdout.close()

@@ -209,7 +209,7 @@ def test_publishing_goes_on_after_any_outage_and_says_so_twice(
     assert publisher.counts.problem is None
     assert (publisher.counts.published_rows, publisher.counts.dropped_rows) == (len(expected), 0)
     assert len({payload for _, payload in log.messages}) == len(dict(log.messages)), (
-        "an id named two contents"
+        "two messages have the same id"
     )
     lines = [record.message for record in caplog.records]
     assert len(lines) == 2

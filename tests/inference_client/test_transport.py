@@ -206,7 +206,7 @@ def test_requests_go_to_every_replica_in_turn_and_dead_one_costs_none(
         seen = len(second.scoring.requests)
         end = time.monotonic() + 120
         while len(second.scoring.requests) == seen:
-            assert time.monotonic() < end, "the replica that came back was not asked for 20 s"
+            assert time.monotonic() < end, "the recovered replica got no request for 20 s"
             await client.score(*rows)
 
     converse(None, talk, url=f"ipv4:127.0.0.1:{first.port},127.0.0.1:{second.port}")
@@ -363,7 +363,7 @@ def test_replica_that_answers_again_gets_its_share_again(replicas, make_rows, qu
 
         end = time.monotonic() + 60
         while not await has_its_share():
-            assert time.monotonic() < end, "the replica that answers again got no share"
+            assert time.monotonic() < end, "the recovered replica does not get its share"
             for _ in range(20):
                 await client.score(*rows)
 

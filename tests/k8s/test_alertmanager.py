@@ -36,7 +36,7 @@ def test_alert_reaches_whom_its_severity_says(name):
     found = amtool("config", "routes", "test", f"--config.file={PATH}", *labels)
     assert found.strip() == {"page": "pages", "ticket": "tickets"}[severity]
     assert "://" not in re.sub(r"#.*", "", PATH.read_text()), (
-        "addresses and keys are files of a secret"
+        "addresses and keys must come from a secret"
     )
 
 
@@ -49,11 +49,11 @@ def test_inhibitions_name_own_alerts_and_ticket_never_silences_page():
         (target,) = rule["target_matchers"]
         assert len(sources) == 1
         assert len(targets) == len(re.search(r"\((.*)\)", target)[1].split("|")), (
-            f"{target} names an alert not ours"
+            f"{target} names an unknown alert"
         )
         (source,) = sources
         assert ALERTS[source]["labels"]["severity"] == "page", (
-            f"{source} silences others and wakes nobody"
+            f"{source} silences other alerts but pages nobody"
         )
 
 

@@ -157,7 +157,7 @@ def test_cases_use_series_that_exist():
     for case in CASES:
         for series in case["series"]:
             name, labels = with_defaults(series)
-            assert name in names, f"{case['alert']}: nobody exports {name}"
+            assert name in names, f"{case['alert']}: no program exports {name}"
             assert labels.keys() <= names[name], (
                 f"{case['alert']}: {name} has no labels {labels.keys() - names[name]}"
             )
@@ -176,7 +176,7 @@ def test_expressions_ask_only_for_what_is_exported():
     for rule in RULES:
         found = strangers(rule["expr"], recorded)
         assert not found, (
-            f"{rule.get('alert', rule.get('record'))} asks for {found}, which nobody exports"
+            f"{rule.get('alert', rule.get('record'))} uses {found}, which no program exports"
         )
 
 
@@ -216,7 +216,7 @@ def test_alert_states_severity_what_happened_and_where_its_runbook_is(name):
     assert rule["labels"]["severity"] in ("page", "ticket")
     assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
     assert "{{" not in rule["annotations"]["summary"], (
-        "a summary names the alert; numbers are the description's"
+        "a summary contains no numbers, which belong into the description"
     )
     address, _, page = rule["annotations"]["runbook_url"].partition("/docs/operate/")
     (found,) = [path.name for path in RUNBOOKS if f"## {name}\n" in path.read_text()]

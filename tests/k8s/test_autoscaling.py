@@ -114,7 +114,7 @@ def test_replicas_go_slowly_and_come_fast():
     spec = read_autoscaler(SHIPPED_AUTOSCALER)
     assert spec.down.stabilization_seconds >= SLOWEST_START_SECONDS
     for policy in spec.down.policies:
-        assert policy.type == "Pods", "a share of many replicas is many at once"
+        assert policy.type == "Pods", "a percentage of many replicas stops many pods at once"
         assert policy.value == 1
         assert policy.period_seconds >= 60
     assert spec.up.stabilization_seconds == 0

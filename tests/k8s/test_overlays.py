@@ -56,7 +56,9 @@ def test_every_line_of_one_file_reaches_cluster(overlay, changed):
     # No text in the shipped manifests has this ending or a second line.
     marked = {key: f"{value}q{number}q" for number, (key, value) in enumerate(values.items())}
     sent = yaml.safe_dump_all(changed(overlay, marked), width=10_000)
-    assert not [key for key, value in marked.items() if value not in sent], "these change nothing"
+    assert not [key for key, value in marked.items() if value not in sent], (
+        "these values do not occur in the manifests"
+    )
 
 
 @pytest.mark.parametrize(
@@ -95,7 +97,9 @@ def test_on_gke_models_are_in_bucket_and_each_account_is_projects(overlay, chang
         variables(objects, triton_container(objects))["MODEL_REPOSITORY"]
         == "gs://shop-models/repository"
     )
-    assert lakes(objects) == {"gs://my-lake-bucket/lake"}, "one of its own: Triton reads the other"
+    assert lakes(objects) == {"gs://my-lake-bucket/lake"}, (
+        "the lake must have a separate bucket, because Triton reads the models' bucket"
+    )
     assert lakes(changed(overlay, {"LAKE_BUCKET": "shop-clicks"})) == {"gs://shop-clicks/lake"}
     accounts = {
         m["metadata"]["name"]: m["metadata"]
@@ -104,7 +108,7 @@ def test_on_gke_models_are_in_bucket_and_each_account_is_projects(overlay, chang
         for m in objects
         if m["kind"] == "ServiceAccount"
     }
-    assert accounts.pop("collect") is None, "it needs no right in the cloud"
+    assert accounts.pop("collect") is None, "the job needs no permission in the cloud"
     assert accounts == {
         name: f"evergreen-{name.removeprefix('evergreen-')}@shop-7.iam.gserviceaccount.com"
         for name in accounts
@@ -146,9 +150,7 @@ def test_without_gpu_models_are_on_share_which_triton_may_only_read(rendered):
     folder = variables(manifests, container)["MODEL_REPOSITORY"]
     (mount,) = [m for m in container["volumeMounts"] if m["mountPath"] == folder]
     assert mount["readOnly"] is True
-    assert mount["subPath"] == "repository", (
-        "answers and clicks lie beside it, and are none of Triton's business"
-    )
+    assert mount["subPath"] == "repository", "Triton must not read the other folders of the share"
 
 
 def test_on_gke_pod_has_whole_gpu_of_pools_kind(rendered, changed):

@@ -128,7 +128,7 @@ def test_subscriptions_keep_messages_for_pubsub_maximum_and_give_up_last():
         assert flag(line, "message-retention-duration") == "31d"
         assert flag(line, "expiration-period") == "never"
     line = command("gcloud pubsub subscriptions create evergreen-records-monitor ")
-    assert int(flag(line, "max-delivery-attempts")) == 100, "Pub/Sub's most"
+    assert int(flag(line, "max-delivery-attempts")) == 100, "100 is Pub/Sub's maximum"
     assert flag(line, "dead-letter-topic") == "evergreen-records-monitor-dead-letters"
 
 
@@ -193,5 +193,5 @@ def test_every_manifest_beside_kustomization_is_named_in_it():
             ):
                 is_manifest = "kind" in first and "apiVersion" in first
                 assert not is_manifest or path.name in text, (
-                    f"{path.relative_to(K8S)} is sent by nobody"
+                    f"{path.relative_to(K8S)} is in no kustomization"
                 )

@@ -103,7 +103,7 @@ def test_config_maps_and_secrets_that_pods_read_exist_or_may_be_absent(cluster):
     for workload, spec in workloads(cluster.manifests):
         for kind, name, key, optional in _maps_and_secrets(spec):
             found = cluster.get(kind, workload["metadata"]["namespace"], name)
-            assert found or optional, f"{title(workload)} reads {kind} {name}, which is not there"
+            assert found or optional, f"{title(workload)} reads {kind} {name}, which does not exist"
             assert not (found and key) or key in found["data"], (
                 f"{title(workload)} reads {key} of {kind} {name}"
             )
@@ -147,7 +147,9 @@ def test_services_select_pods_that_have_their_ports(cluster):
         for port in service["spec"]["ports"]:
             target = port.get("targetPort", port["port"])
             known = ports(selected[0])
-            assert target in known or target in known.values(), f"{title(service)} port {port}"
+            assert target in known or target in known.values(), (
+                f"{title(service)}: no container has the port {port}"
+            )
 
 
 def test_workloads_select_their_own_pods_and_nobody_elses(cluster):

@@ -74,7 +74,9 @@ def test_controller_starts_before_release_turns_green_and_ends_on_signal(rendere
         {"MODEL_REPOSITORY": str(share / "repository"), "LAKE": str(share / "lake")},
         places,
     )
-    assert not says_yes(container, "livenessProbe", status), "it is called alive before it looked"
+    assert not says_yes(container, "livenessProbe", status), (
+        "the probe must fail before the first round"
+    )
     assert not says_yes(container, "readinessProbe", status)
     process = subprocess.Popen(words, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True)
     try:

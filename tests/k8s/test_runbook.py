@@ -116,14 +116,14 @@ def test_pods_containers_and_objects_named_are_those_of_base():
 def test_settings_and_metrics_named_exist():
     names = flat_settings(InstallationSettings)
     for name in re.findall(r"EVERGREEN_MONITOR_([A-Z_]+)", PAGE):
-        assert name.lower() in names, f"EVERGREEN_MONITOR_{name} is no setting"
+        assert name.lower() in names, f"EVERGREEN_MONITOR_{name} is not a setting"
     assert "`upload_wait_seconds`" in PAGE
     assert "upload_wait_seconds" in names
     for name in ("auc_threshold", "daily_budget", "attribution_window_seconds"):
         assert f"`{name}`" in PAGE
         assert name in flat_settings(DecisionSettings)
     for name in re.findall(r"\b(?:ctr_monitor|nv|kube)_[a-z0-9_]+", PAGE):
-        assert name in known(), f"nobody exports {name}"
+        assert name in known(), f"no program exports {name}"
 
 
 def test_monitors_account_may_publish_what_page_replays_in_its_pod():

@@ -136,7 +136,7 @@ def test_profile_of_several_users_is_set_in_one_file(tmp_path, monkeypatch, over
     assert left == {
         ("NetworkPolicy evergreen/monitor-to-kubeflow", to),
         ("NetworkPolicy kubeflow/ml-pipeline-from-monitor", "/metadata/namespace"),
-    }, "Kubeflow's API server stays where it is"
+    }, "the API server remains in the namespace kubeflow"
     moved = {
         title(each).replace(" team-a/", " ")
         for each in manifests

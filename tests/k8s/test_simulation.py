@@ -104,7 +104,9 @@ def test_lake_that_is_there_already_ends_job_at_first_try(variant, tmp_path):
     job = find(variant, "CronJob", "simulated-lake")["spec"]["jobTemplate"]["spec"]
     (rule,) = job["podFailurePolicy"]["rules"]
     spec = pod_spec(find(variant, "CronJob", "simulated-lake"))
-    assert spec["restartPolicy"] == "Never", "or the API server refuses the rule"
+    assert spec["restartPolicy"] == "Never", (
+        "the API server rejects the failure rule with another policy"
+    )
     (tmp_path / "day=2026-01-04").mkdir()
     (tmp_path / "day=2026-01-04" / "part-0.parquet").touch()
     command = words(

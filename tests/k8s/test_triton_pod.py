@@ -103,7 +103,7 @@ def test_every_argument_is_flag_of_real_binary_and_none_deprecated_one(variant, 
 def test_models_and_ports_are_those_that_clients_and_releases_use(manifests, rendered):
     container = triton_container(manifests)
     assert container["args"] == triton_container(rendered("cpu"))["args"], (
-        "a pod is started below by cpu's"
+        "the tests below use the arguments of the overlay cpu"
     )
     # Releases must reach pods that are not ready yet, but clients must not.
     assert find(manifests, "Service", "triton-headless")["spec"]["publishNotReadyAddresses"] is True
@@ -127,7 +127,9 @@ def test_pod_without_model_stays_unready_and_is_reached_by_first_release(
     with pod(until="startupProbe") as started:
         assert started.passes("livenessProbe")
         assert not started.passes("readinessProbe")
-        assert started.get("/v2/health/ready") == 200, "which is why readiness does not ask this"
+        assert started.get("/v2/health/ready") == 200, (
+            "the server is ready without a model, so the probe must not use this URL"
+        )
         settings = ReleaseSettings(
             store=tmp_path / "store",
             repository=repository.as_uri(),
@@ -180,7 +182,7 @@ def test_over_bucket_pod_needs_first_object_and_then_starts_without_model(
     with TritonPod(rendered("gke"), uri, tmp_path / "early", environment=environment) as early:
         wait_for(lambda: early.get("/v2/health/live"))
         assert not early.passes("startupProbe"), (
-            "a kubelet starts it anew, until the object is there"
+            "a kubelet restarts the pod until the object exists"
         )
     BucketObjects(uri).write("README", b"")
     with TritonPod(rendered("gke"), uri, tmp_path / "late", environment=environment) as late:
@@ -195,7 +197,7 @@ def test_pod_without_its_repository_is_restarted_instead_of_staying(pod, reposit
         wait_for(lambda: started.get("/v2/health/live"))
         assert not started.passes("startupProbe")
         repository.mkdir()
-        assert not started.passes("startupProbe"), "this server never sees it"
+        assert not started.passes("startupProbe"), "this server does not find a later repository"
     with pod() as again:
         again.wait_for("startupProbe")
 
@@ -210,7 +212,7 @@ def test_broken_canary_does_not_keep_live_model_from_its_traffic(pod, repository
         assert not loaded(started, CANARY_NAME)
         assert CANDIDATE_NAME not in started.log
         assert started.get("/v2/health/ready") != 200, (
-            "readiness of the whole server would take every pod away"
+            "a probe of the whole server would remove every pod"
         )
 
 
@@ -253,10 +255,10 @@ def test_pod_outlasts_any_connection_and_has_time_left_to_end(variant):
     container = triton_container(variant)
     age = int(flag(container, "grpc-max-connection-age")) / 1000
     assert not any("connection-age-grace" in argument for argument in container["args"]), (
-        "it would cut calls off"
+        "a grace period would cancel running calls"
     )
     waits, drains = pre_stop_seconds(container), int(flag(container, "exit-timeout-secs"))
-    assert waits == STOP_SECONDS, "the autoscaler's simulator knows it"
+    assert waits == STOP_SECONDS, "the autoscaler's simulator uses the same pause"
     assert waits >= age * JITTER + SECONDS_TO_FORGET
     assert drains >= QUEUE_SECONDS + 10
     assert spec_of_triton(variant)["terminationGracePeriodSeconds"] >= waits + drains + 5

@@ -74,7 +74,9 @@ def test_every_run_is_listed_with_its_rows_its_model_and_what_gate_said(turned):
     assert first.run == "first"
     assert second.run.startswith("drift-")
     for place in ("work", "artifacts", "logs/runs"):
-        assert {path.name for path in (folder / place).iterdir()} == names, "one name everywhere"
+        assert {path.name for path in (folder / place).iterdir()} == names, (
+            "all folders must use the same names of runs"
+        )
     assert {
         entry.trigger_id for entry in read_entries(folder / "store") if entry.action == "release"
     } == names

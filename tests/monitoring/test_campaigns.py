@@ -144,7 +144,7 @@ def test_each_request_counts_once_whichever_disk_fills_up(processes, name):
                 json.loads(line)["time"]
                 for line in (p.state / DECISIONS_FILE).read_text().splitlines()
             ]
-            assert points == sorted(set(points)), "each decision is written once"
+            assert points == sorted(set(points)), "a decision was written twice"
         finally:
             installation.kill()
     restarts = len(installation.uploader.ends)

@@ -40,7 +40,9 @@ def test_canary_is_not_version_that_serves_however_new_its_answers(beside, resta
     if restart:
         beside.start()
     assert beside.monitor.serving_version == 1
-    assert set(beside.monitor.windows.versions) == {1, 2}, "its rows have a window all the same"
+    assert set(beside.monitor.windows.versions) == {1, 2}, (
+        "the canary's rows must have a window too"
+    )
 
 
 def test_canary_serves_once_promoted_and_late_records_do_not_revert_that(beside):
@@ -85,7 +87,9 @@ def test_ranked_list_is_no_pair_because_arm_that_served_it_chose_its_rows():
     assert table["shadow_version"].to_pylist() == [None, None, None, 9, 9, 9]
     assert table["shadow_score"].to_pylist() == [None, None, None, 0.25, 0.5, 0.75]
     alone = archived(ranked).schema
-    assert alone.names == SCHEMA.names, "no shadow columns where no row is a pair"
+    assert alone.names == SCHEMA.names, (
+        "the file must have no shadow columns, because no row has two comparable scores"
+    )
     assert decode(encode(ranked)).shadow_scores.tolist() == shadow.tolist(), (
-        "the log has them all the same"
+        "the log must contain the shadow scores"
     )

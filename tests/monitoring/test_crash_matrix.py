@@ -249,11 +249,11 @@ class Chain:
         ]
         assert sorted(left) == sorted(
             Path(name).name for name in lake if self.lake.startswith("/")
-        ), "no torn file"
+        ), "the lake contains an incomplete file"
 
     def _expect_rows(self, rows: list[dict]) -> None:
         found = {(row["request_id"], row["row"]): row for row in rows}
-        assert len(found) == len(rows), "a row lies in two files"
+        assert len(found) == len(rows), "a row is in two files"
         assert set(found) == {
             (p.request_id, row) for p in self.predictions for row in range(len(p))
         }
@@ -286,7 +286,7 @@ class Chain:
         as_labels = {key for key in in_time if key[:2] in clicked}
         assert as_labels | (found.keys() & in_time) == in_time
         assert not as_labels & found.keys()
-        assert len(clicked) == len(as_labels), "no label without a click"
+        assert len(clicked) == len(as_labels), "a label has no click"
 
     def _expect_manifests(self, lake: dict[str, bytes]) -> None:
         markers = [
@@ -328,7 +328,7 @@ def run_chain(chain: Chain, *, num_turns: int, kills: tuple[str, ...]) -> Chain:
 def test_killed_at_each_boundary_chain_loses_and_doubles_nothing(make_chain):
     chain = make_chain(1)
     while chain.turn < 4 or chain.unkilled:
-        assert chain.turn < 25, f"never killed at {chain.unkilled}"
+        assert chain.turn < 25, f"no process was killed at {chain.unkilled}"
         chain.live_turn("each boundary")
     chain.finish()
     chain.expect_nothing_lost_or_doubled()

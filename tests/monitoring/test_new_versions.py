@@ -71,7 +71,7 @@ def test_version_bad_on_live_traffic_is_named_once_and_starts_no_run(two_version
     found = read_findings(b.settings.store, 2)
     assert (found.state, "the AUC is below 0.79" in found.reason) == (BAD, True), found
     assert b.kinds().count("bad_release") == 1
-    assert b.trigger.requests == [], "going back comes first"
+    assert b.trigger.requests == [], "the rollback must come before a run"
     take_back(b)
     b.turn(3, 20.0)
     assert b.kinds().count("rolled_back") == 1
@@ -107,9 +107,9 @@ def test_version_without_some_probabilities_is_named_before_any_label(two_versio
     )
     assert found.numbers["unusable_requests"] == 50
     assert b.kinds().count("bad_release") == 1
-    assert b.store.counters["dead_letter"] == 60, "kept, with their bytes"
+    assert b.store.counters["dead_letter"] == 60, "malformed messages must become dead letters"
     b.turn(2, WINDOW)
-    assert b.store.counters["matured"] == 60 * 8, "the others are evaluated"
+    assert b.store.counters["matured"] == 60 * 8, "the other rows must mature"
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_version_without_verdict_or_auc_has_no_gates_auc(tmp_path, candidate):
     known = ReleasedModels(tmp_path).baseline(7)
     assert (known.auc, known.low, known.high) == (None, None, None)
     assert known.trained_until is not None
-    assert ReleasedModels(tmp_path).baseline(8) is None, "never released"
+    assert ReleasedModels(tmp_path).baseline(8) is None, "version 8 was never released"
 
 
 @pytest.mark.parametrize("learned", [None, "", "yesterday"])

@@ -145,7 +145,9 @@ def test_power_cut_at_any_moment_loses_neither_rows_nor_proof_of_upload(tmp_path
             broken.cut_power(random.Random(seed))
             for name, content in CONTENT.items():
                 stored = lake / name
-                assert not stored.exists() or stored.read_bytes() == content, f"torn after {moment}"
+                assert not stored.exists() or stored.read_bytes() == content, (
+                    f"incomplete file after {moment}"
+                )
                 marker = archive / "uploaded" / f"{stored.name}.json"
                 assert (archive / name).exists() or (stored.exists() and marker.exists()), (
                     f"lost after {moment}"
@@ -183,7 +185,7 @@ def test_no_local_file_goes_whose_checksum_service_reports_otherwise(archive, bu
     )
     with raises(Differs, "CRC32C AAAAAA==", "expected", f"({true.decode()}"):
         Uploader(archive, open_bucket()).run_once()
-    assert fault.met == 2, "asked before the upload and after it"
+    assert fault.met == 2, "the checksum must be requested before and after the upload"
     assert kept(archive) == [NAME]
     Uploader(archive, open_bucket()).run_once()
     expect_moved(archive, open_bucket())
@@ -251,7 +253,7 @@ def test_same_name_with_other_bytes_is_refused_and_kept_while_others_move(
     assert open_lake().read(NAME) == (b"somebody else's", generation)
     assert open_lake().read(OUTCOMES).content == CONTENT[OUTCOMES]
     assert not (archive / "uploaded" / "part-1.parquet.json").exists()
-    assert uploader.run_once() == [], "it is not tried and told again and again"
+    assert uploader.run_once() == [], "the file must not be tried again"
     assert (
         main(
             ["--archive", str(archive), "--lake", open_lake().uri.replace("%20", " "), "--once"], {}
@@ -279,7 +281,7 @@ def test_two_uploaders_at_once_do_no_harm(tmp_path, open_lake):
         (archive / name).write_bytes(contents[name])
     uploaders, moved = [Uploader(archive, open_lake()) for _ in range(3)], []
     at_once(3, lambda me: moved.append(uploaders[me].run_once()))
-    assert len(moved) == 3, "none failed"
+    assert len(moved) == 3, "each file must be moved once"
     assert {name for names in moved for name in names} == set(contents)
     assert {
         each.name: open_lake().read(each.name).content for each in open_lake().list()
@@ -314,7 +316,7 @@ def test_process_moves_sealed_files_to_bucket_while_running_until_sigterm(
     finally:
         process.kill()
         process.wait()
-    assert not late.exists(), "a last pass follows the signal"
+    assert not late.exists(), "the file must be moved after the signal"
     assert open_bucket().read("day=2025-11-14/part-3.parquet").content == b"sealed later"
 
 

@@ -63,9 +63,7 @@ def test_task_runs_image_within_limits_is_retried_and_never_cached(compiled, ste
         "runtimeValue": {"constant": "{{$.pipeline_job_name}}"}
     }
     script = " ".join(container["command"])
-    assert not re.search(r"\bpip\b|PIP_|install|kfp==", script), (
-        "a task installs nothing when it starts"
-    )
+    assert not re.search(r"\bpip\b|PIP_|install|kfp==", script), "a task must not install packages"
 
 
 @pytest.mark.parametrize("step", STEPS)

@@ -165,7 +165,9 @@ def test_version_shows_folders_and_servers_of_its_runs_in_kubeflow(server, comma
         f"sha256:{digest} lake /evergreen/lake, store /evergreen/store, work /evergreen/work, "
         "served by onnxruntime on cpu"
     )
-    assert command("--upload-version", "v1", "--no-run") == 0, "the same content"
+    assert command("--upload-version", "v1", "--no-run") == 0, (
+        "an upload of the same content must succeed"
+    )
 
 
 def test_upload_of_images_without_revision_wants_name(server, command, capsys):
@@ -300,7 +302,7 @@ def test_run_whose_answer_is_lost_is_found_and_not_started_twice(server, send):
     server.add_run("one", "RUNNING", "e1")
     server.lost.append(("POST", "/runs"))
     assert send() == server.runs[-1]["run_id"]
-    assert len(server.runs) == 2, "the other one of that name was there before"
+    assert len(server.runs) == 2, "the second run of this name is older"
 
 
 def test_run_created_after_submit_gave_up_is_announced_without_files(server, send):

@@ -114,7 +114,7 @@ def expect_each_once(said: Path, lake: Path) -> int:
     clicks = {(name, asked[name][1]) for name in sent if asked[name][1] is not None}
     labelled = {key for key, (*_, label) in rows.items() if label}
     assert clicks <= labelled | late.keys(), "a click is neither a label nor late"
-    assert not labelled & late.keys(), "a click is a label, and late"
+    assert not labelled & late.keys(), "a click is both a label and late"
     return len(sent)
 
 
@@ -124,6 +124,6 @@ def _once(lake: Path, pattern: str, columns: tuple[str, ...]) -> dict[tuple[str,
     for path in sorted(lake.glob(pattern)):
         table = pq.ParquetFile(path).read(columns=list(columns))
         for name, row, *values in zip(*(table[column].to_pylist() for column in columns)):
-            assert (name, row) not in found, f"row {row} of {name} is there twice"
+            assert (name, row) not in found, f"row {row} of {name} occurs twice"
             found[name, row] = tuple(values)
     return found

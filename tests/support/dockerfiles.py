@@ -93,7 +93,7 @@ def stages(image: str) -> list[Stage]:
     defaults: dict[str, str] = {}
     for line in filter(None, (line.strip() for line in text.splitlines())):
         keyword, _, argument = line.partition(" ")
-        assert keyword in KNOWN, f"{DOCKERFILES[image]}: {keyword} is not read here"
+        assert keyword in KNOWN, f"{DOCKERFILES[image]}: {keyword} is not supported"
         if keyword == "FROM":
             base, _, name = argument.partition(" AS ")
             found.append(

@@ -74,7 +74,7 @@ def wait_for(condition, what="the condition", *, seconds=120.0):
     """Return the first true answer of `condition()`."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):
-        assert time.monotonic() < deadline, f"{what} did not come within {seconds} s"
+        assert time.monotonic() < deadline, f"{what} did not happen within {seconds} s"
         time.sleep(0.02)
     return found
 

@@ -116,7 +116,7 @@ def rows_between(
         for pair in {(int(versions[0]), begin), (int(versions[-1]), end - 1e-6)}
     }
     # The version and the drift may change only at the start of a decision span.
-    assert len(set(pairs.values())) == 1, "releases and the change must lie at decision points"
+    assert len(set(pairs.values())) == 1, "releases and the change must be at decision points"
     scores = (
         random.standard_normal(num, np.float32) + np.float32(next(iter(pairs.values()))) * labels
     )

@@ -45,5 +45,5 @@ def follow(server, objects, conversation, *, interval=3600.0, max_shadows=4, **s
 async def until(condition):
     end = time.monotonic() + 120
     while not condition():
-        assert time.monotonic() < end, "waited 120 s in vain"
+        assert time.monotonic() < end, "the condition was not met within 120 s"
         await asyncio.sleep(0.005)

@@ -89,5 +89,5 @@ class Warm:
                     f"not done within {seconds} s: {arguments}\n{output.read()[-4000:]}"
                 )
             code = self._process.stdout.readline()
-            assert code, f"the process that forks ended: {arguments}"
+            assert code, f"the forking process ended: {arguments}"
             return int(code), output.read()

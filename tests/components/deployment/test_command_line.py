@@ -28,7 +28,7 @@ def test_store_that_is_not_there_is_misuse_and_named(command, tmp_path, monkeypa
     main, words = COMMANDS[command]
     assert main([*words, "--store", "stoer"]) == 2
     assert f"--store is 'stoer', but {tmp_path}/stoer is no folder" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == [], "nothing is made of a slip of the hand"
+    assert list(tmp_path.iterdir()) == [], "a misspelled path must create no folder"
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def test_model_not_to_be_released_is_stored_and_can_be_promoted_by_hand(step, tm
     assert "model-1 is stored and not released, because rollout is none" in note.reason
     assert not (tmp_path / "release.json").exists()
     assert current(tmp_path / "store") is None
-    assert step(True, "run-2") == 0, "the same model, by a run that releases"
+    assert step(True, "run-2") == 0, "a second run must be able to release the same model"
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def cluster():
             assert (
                 client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.transition_counter)
                 > 0
-            ), "it worked"
+            ), "the scheduler got no tasks"
     finally:
         for process in running:
             process.kill()

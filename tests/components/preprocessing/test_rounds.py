@@ -55,8 +55,7 @@ IN_C2 = ([10, 20, 30, 10, 20, 30, 7], [20, 20, 7], [30, 30, 30, 40, 40, 50])
 
 @pytest.fixture
 def play(write_raw, run_step, keep_as_model, raw_table, reading):
-    """Runs one of three rounds from the model `parent`. `keep` names the model of this workflow.
-    """
+    """Runs one of three rounds from the model `parent`. `keep` names the model of this workflow."""
 
     def play(number, parent, *, run=None, keep=None):
         values = np.zeros(300)

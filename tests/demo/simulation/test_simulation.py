@@ -77,7 +77,7 @@ def test_categories_have_stated_missing_share_and_head(rows, name):
     present = keys[keys != -1]
     counts = np.unique(present, return_counts=True)[1]
     assert within(counts.max() / len(present), column.head, len(present)), (
-        "the largest of several near heads may be luck"
+        "several categories have nearly the largest share"
     )
     assert len(counts) <= column.cardinality
 

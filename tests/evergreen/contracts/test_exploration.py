@@ -35,7 +35,7 @@ def test_one_pair_of_neighbours_changes_places_and_each_as_often():
     assert shown.pop((0, 1, 2, 3, 4)) == 0.75 * DRAWS
     swapped = [(1, 0, 2, 3, 4), (0, 2, 1, 3, 4), (0, 1, 3, 2, 4), (0, 1, 2, 4, 3)]
     assert shown == {order: DRAWS / 16 for order in swapped}
-    assert order.tolist() == [0, 1, 2, 3, 4], "the order given is left alone"
+    assert order.tolist() == [0, 1, 2, 3, 4], "the input array must not change"
 
 
 @pytest.mark.parametrize("share", [-0.1, 0.5, 1.0, float("nan")])

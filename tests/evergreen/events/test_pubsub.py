@@ -203,7 +203,7 @@ class Slow:
 
     def pull(self, **_):
         self.pulls += 1
-        assert self.pulls < 1_000_000, "the listing never ends"
+        assert self.pulls < 1_000_000, "the listing does not end"
         received = [
             ReceivedMessage(ack_id=f"{m.message_id}/{self.pulls}", message=m) for m in self.messages
         ]

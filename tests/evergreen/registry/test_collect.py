@@ -81,7 +81,7 @@ def test_what_nothing_goes_back_to_goes_and_all_else_stays(installation, capsys)
     store, _ = installation
     before = left(installation)
     assert run(installation) == 0
-    assert left(installation) == before, "without --yes it is only named"
+    assert left(installation) == before, "without --yes nothing may be deleted"
     assert "folders may go; --yes removes them" in capsys.readouterr().out
     assert run(installation, "--yes") == 0
     assert left(installation) == (
@@ -103,7 +103,7 @@ def test_what_nothing_goes_back_to_goes_and_all_else_stays(installation, capsys)
         for name in ("m1", "m2", "m3", "m4", "m5", "m6", "refused")
     }
     assert all((model_folder(store, f"m{n}") / Model.MANIFEST).exists() for n in range(1, 7)), (
-        "what was stays told"
+        "manifests of deleted models must remain"
     )
     assert run(installation) == 0
     assert "nothing may go" in capsys.readouterr().out

@@ -135,7 +135,7 @@ def test_where_releases_go_is_noted_once_and_read_back(tmp_path):
     first = (tmp_path / "serving.json").stat().st_ino
     registry.write_serving_place(tmp_path, place)
     assert (tmp_path / "serving.json").stat().st_ino == first, (
-        "an unchanged place is not written again"
+        "unchanged settings must not be written again"
     )
     registry.write_serving_place(tmp_path, replace(place, server="onnxruntime"))
     assert registry.read_serving_place(tmp_path).server == "onnxruntime"

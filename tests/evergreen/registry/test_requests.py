@@ -58,7 +58,7 @@ def test_request_is_open_until_it_has_a_result(tmp_path, append, say):
     assert [state.id for state in open_requests(tmp_path)] == [first.request, second.request]
     assert say(first, DONE, version=3).result.version == 3
     assert [state.id for state in open_requests(tmp_path)] == [second.request]
-    assert read_entries(tmp_path) == [], "requests are no promotions"
+    assert read_entries(tmp_path) == [], "a request must not look like a promotion"
     assert len(read_lines(tmp_path)) == 4
 
 

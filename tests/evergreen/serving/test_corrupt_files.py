@@ -143,7 +143,7 @@ def test_inspection_mends_every_version_of_repository(world, inspection, version
     assert inspection.healed == []
     flip(served(world, version, file))
     inspection.step()
-    assert inspection.healed == [], "it is not due"
+    assert inspection.healed == [], "the next inspection is not due"
     inspection.site.patience.clock.now += DAY_SECONDS
     inspection.step()
     assert served(world, version, file).as_uri() in inspection.healed
@@ -249,7 +249,7 @@ def test_corrupt_manifest_of_live_version_keeps_nobody_from_leaving_it(world):
     world.release(1), world.release(2), world.release(3)
     flip(release_path(world.settings.store, 3))
     assert world.rollback().version == 2
-    assert world.rollback().version == 1, "further back, not to and fro"
+    assert world.rollback().version == 1, "a second rollback must restore an older version"
     world.check_all_is_well(1)
 
 

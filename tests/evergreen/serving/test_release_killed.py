@@ -95,7 +95,7 @@ def test_retry_after_killed_release_releases_model(world, kill, place):
     assert withdrawn == ([3] if announced and not recorded else [])
     assert world.release(4).version == done.version + 1
     assert world.repository.taken_numbers() == [done.version, done.version + 1], (
-        "nothing else is left over"
+        "the killed release left other versions"
     )
 
 
@@ -193,9 +193,9 @@ def test_recovery_that_server_prevents_is_tried_again_by_next(world, kill):
     with pytest.raises(Exception, match="triton-b:8001: connection refused"):
         world.rollback()
     assert versions_of(world.repository.read_config()) == [2], (
-        "a server that starts meanwhile serves what is live"
+        "a starting server must load the live version"
     )
-    assert world.servers[0].loaded() == [2], "the server that responds is restored at once"
+    assert world.servers[0].loaded() == [2], "the other server must be restored at once"
     world.servers[1].start()
     world.rollback()
     world.check_all_is_well(2)

@@ -328,7 +328,7 @@ def test_disk_without_room_ends_fetch_for_good_and_says_why(cloud_storage, open_
         objects.fetch(wanted, tmp_path / "part")
     assert isinstance(refused.value.__cause__, OSError)
     assert sum(request.is_download for request in cloud_storage.seen) == 1, (
-        "no disk grows by asking again"
+        "a full disk must not be retried"
     )
     here = (tmp_path / "part").read_bytes()
     assert here == BIG[: len(here)]

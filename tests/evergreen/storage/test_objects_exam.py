@@ -166,7 +166,7 @@ def test_uploaded_file_is_stored_byte_for_byte_and_second_upload_succeeds(
     (stored,) = open_again().list()
     assert (stored.name, stored.size) == ("day=2026-01-01/part", len(content))
     assert not open_again().upload("day=2026-01-01/part", tmp_path / "part")
-    assert open_again().list() == [stored], "the second upload wrote nothing"
+    assert open_again().list() == [stored], "the second upload must not change the object"
     assert open_again().read("day=2026-01-01/part").content == content
 
 

@@ -99,7 +99,7 @@ def test_category_that_doubles_is_found(reference, rows):
     assert moved.share_before == before.counts[2] / before.present
     assert moved.share_now == 2 * now / (values != MISSING_CATEGORY).sum()
     assert moved.value is None, (
-        "no category is named: the monitor does not know which columns say who a user is"
+        "the report must contain no category, because categories may identify users"
     )
     assert column(report, "C14").effect == pytest.approx(moved.share_now - moved.share_before)
 
@@ -207,7 +207,7 @@ def test_stationary_buckets_raise_alarms_at_most_at_stated_rate(world, alike, pa
 def test_rows_alike_within_requests_would_be_alarms_without_design_effect(reference, world):
     rows = alike_in_requests(world, 8000, np.random.default_rng(8))
     assert report_on(reference, rows, size=40).drifted == (), (
-        "also where training rows are not alike"
+        "no alarm although the training rows are independent"
     )
     alike = reference_of(alike_in_requests(world, 40_000, np.random.default_rng(7)), size=40)
     report = report_on(alike, rows, size=40)

@@ -166,7 +166,7 @@ def test_points_are_multiples_of_span_at_which_rows_matured():
         (each.time - START, each.decision.numbers["rows"])
         for each in evaluator.decide_up_to(START + 31.9)
     ]
-    assert points == [(0.0, 4), (4.0, 12)], "30.0 belongs to the point at 32"
+    assert points == [(0.0, 4), (4.0, 12)], "rows of second 30 belong to the point at 32"
     assert evaluator.decided_until == START + 28.0
     assert [each.time - START for each in evaluator.decide_up_to(START + 32.0)] == [32.0]
 
@@ -180,7 +180,7 @@ def test_version_one_attribution_window_minus_grace_ahead_is_evaluated():
     evaluator = fed(make_evaluator(), requests(0.0, 2.0, 8.5), requests(9.5, 20.0, version=2))
     evaluated = [(each.time - START, each.version) for each in evaluator.decide_up_to(START + 40.0)]
     assert evaluated == [(0.0, 1), (4.0, 1), (12.0, 2), (20.0, 2)], (
-        "predictions of the last two seconds may be under way"
+        "predictions of the last two seconds may not have arrived"
     )
 
 
@@ -196,7 +196,7 @@ def test_rollback_is_evaluated_on_older_version_again():
     assert evaluator.decided_until == START + 60.0
     (schedule,) = [each for each in points[1].decisions if each.policy == "schedule"]
     assert schedule.numbers["serving_seconds"] == points[1].time + AHEAD - (START + 20.0), (
-        "as of what was seen"
+        "the age counts up to the newest prediction"
     )
 
 
@@ -263,7 +263,7 @@ def test_age_of_version_is_not_negative_after_clock_was_ahead_for_while():
     evaluator.decide_up_to(START + 4.0)
     (point,) = fed(evaluator, requests(8.0, version=2)).decide_up_to(START + 8.0)
     assert reasons([point], "schedule")[8.0].numbers["serving_seconds"] == 4.0, (
-        "since it was set right"
+        "the age counts from the correction of the clock"
     )
 
 
@@ -424,7 +424,7 @@ def test_returning_version_finds_its_window_and_baseline_among_few():
     for number, version in enumerate([*versions, 1, 99]):
         fed(evaluator, requests(20.0 * number, version=version))
     points = evaluator.decide_up_to(START + 20.0 * len(versions) + 30.0)
-    assert read == [*versions, 99], "once each"
+    assert read == [*versions, 99], "each baseline must be read once"
     assert (points[-2].version, points[-2].kpis.rows) == (1, 8)
     assert len(points[-1].memory["baselines"]) == MAX_VERSIONS
 

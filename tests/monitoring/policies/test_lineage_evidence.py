@@ -88,8 +88,10 @@ def test_rows_of_rolled_back_version_are_no_evidence_about_live_one():
     assert seen.see([1, 2], {2: FALLEN}, points=10).action is Action.RETRAIN
     back = seen.see([1], {1: AUC})
     assert (back.action, back.numbers["evidence"] < 2.0) == (Action.OK, True)
-    assert seen.see([1, 3], {1: AUC}).action is Action.OK, "nor about a later version"
-    assert seen.see([1, 2], {1: AUC}).action is Action.RETRAIN, "its own evidence stays its own"
+    assert seen.see([1, 3], {1: AUC}).action is Action.OK, (
+        "rows of version 1 are no evidence about version 3"
+    )
+    assert seen.see([1, 2], {1: AUC}).action is Action.RETRAIN, "the alarm of version 1 must remain"
 
 
 def test_way_back_counts_rows_of_both_versions():
@@ -121,7 +123,7 @@ def test_release_ends_alarm_only_if_its_model_learned_rows_showing_change(learne
         assert decision.action is Action.OK
         assert decision.reason.endswith("model version 2"), "the other version's rows do not count"
     else:
-        assert seen.see([1, 2], {2: AUC}).action is Action.RETRAIN, "it stays under the alarm"
+        assert seen.see([1, 2], {2: AUC}).action is Action.RETRAIN, "the alarm must remain"
 
 
 def test_alarm_stays_as_it_was_raised_until_version_has_learned_change():

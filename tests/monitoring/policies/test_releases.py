@@ -35,7 +35,7 @@ def test_fall_is_found_however_often_models_are_released(minutes):
     releases = replace(FALL, every=60.0 * minutes, learns=False)
     points = list(decisions(np.random.default_rng(1), releases))
     assert len(points) == (releases.seconds - WINDOW) // releases.decide + 1, (
-        "rows mature all the time"
+        "rows mature at every decision point"
     )
     first = runs(points)[0]
     assert 0 < first.time - START - CHANGED_AT <= 600.0
@@ -69,7 +69,7 @@ def test_only_version_that_learned_rows_after_change_ends_evidence():
     waiting = [point for point in after if point.decision.action is Action.UNDECIDABLE]
     assert "it has learned rows from after the change" in waiting[0].decision.reason
     assert after[-1].decision.action is Action.OK, (
-        "its own rows and its successors' are evaluated again"
+        "rows of this version and of later versions must count again"
     )
 
 
@@ -137,7 +137,7 @@ def test_at_most_alpha_of_unchanged_streams_alarm_whatever_is_released(windows):
     All versions of a stream share one alpha, also in `make benchmark-policies`.
     """
     assert alarm_share(replace(NULL, every=windows * WINDOW), streams=20, seed=7) <= 3, (
-        "P(more of 20 at 5 %) = 0.016"
+        "P(more than 3 of 20 at 5 %) = 0.016"
     )
 
 

@@ -122,7 +122,7 @@ def test_alarm_lasts_until_other_version_serves_and_waits_for_rows():
     )
     assert other.action in (Action.OK, Action.UNDECIDABLE)
     back, _ = policy.decide(evidence_of(rows=BAD, matured_total=999, baseline=GATE), memory)
-    assert back.action is Action.RETRAIN, "versions that alternate keep their evidence"
+    assert back.action is Action.RETRAIN, "the evidence must remain if versions alternate"
 
 
 def test_good_stream_is_ok_once_rounds_were_evaluated_and_undecidable_before():

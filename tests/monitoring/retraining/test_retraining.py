@@ -37,7 +37,7 @@ def test_drift_requests_one_run_and_new_version_is_evaluated_afresh(started):
     assert request.request_id.endswith("-v1")
     assert request.window_start == ""
     assert request.window_end < request.requested_at, (
-        "the decision point, up to which labels are final"
+        "the window ends at the decision point, up to which labels are final"
     )
     assert request.observed["auc"] < request.observed["threshold"] == 0.74
     assert "< 0.740 over" in request.reason

@@ -187,13 +187,15 @@ def test_rows_are_held_for_each_version_and_for_evaluate(tmp_path):
     for number in range(9):
         held = mature_and_seal(store, number, {1: 2}, START - 1)
     assert held == {"7-0", *(f"1-{number}" for number in range(9))}, (
-        "nothing is evaluated: all is held"
+        "without decisions, all rows must remain"
     )
     assert mature_and_seal(store, 9, {1: 2}, START + 5) == {"7-0", "1-6", "1-7", "1-8", "1-9"}
     assert mature_and_seal(store, 10, {1: 2}, START + 10) == {"7-0", "1-9", "1-10"}
     for version in range(11, 19):
         held = mature_and_seal(store, 11, {version: 2}, START + 11)
-    assert held == {f"{version}-11" for version in range(11, 19)}, "the newest eight versions"
+    assert held == {f"{version}-11" for version in range(11, 19)}, (
+        "rows of the newest eight versions must remain"
+    )
     for number in range(12, 16):  # One row in twenty is of version 20.
         held = mature_and_seal(store, number, {1: 19, 20: 1}, START + number)
     assert held == {"1-14", "20-14", "1-15", "20-15"}, (
@@ -250,7 +252,7 @@ def test_files_roll_by_rows_and_by_seconds(started):
     assert len(b.archived) == 28
     b.tick(prediction("r7", 4, time=b.clock.now), at=b.clock.now + 86_400.0)
     b.tick(at=b.clock.now - 86_000.0)
-    assert len(b.archived) == 32, "also where the clock was ahead and is set back"
+    assert len(b.archived) == 32, "the files must also be sealed after the clock is set back"
 
 
 def test_windows_are_rebuilt_after_restart_from_archived_and_waiting_rows(started):

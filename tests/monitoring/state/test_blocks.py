@@ -86,14 +86,14 @@ def test_rows_of_pull_are_let_go_once_all_of_them_are_archived(started):
     assert left() == ({"r0", "r1"}, 1, 1)
     b.start()
     b.tick(at=FIRST + 30.0 + WINDOW)
-    assert left() == ({"r0", "r1", "r2"}, 0, 1), "the window holds the newest"
+    assert left() == ({"r0", "r1", "r2"}, 0, 1), "the window must contain the newest rows"
     both = [
         prediction(name, 2, time=b.clock.now + ahead)
         for name, ahead in (("later", 0.0), ("ahead", 50_000.0))
     ]
     b.tick(*both, at=b.clock.now + 1000.0)
     assert left() == ({"r0", "r1", "r2", "later"}, 1, 2), (
-        "a clock that is ahead keeps its own rows alone"
+        "rows with a future time must not keep other rows"
     )
 
 

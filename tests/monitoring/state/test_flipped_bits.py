@@ -83,7 +83,7 @@ def test_rows_are_archived_as_they_were_or_are_named(bench, table, seed):
     lost = 5 * sum(not rows for rows in found.values())
     counters = b.store.counters
     assert lost == counters.get("set_apart", 0) + counters.get("given_up", 0)
-    assert lost <= 5, "of one block"
+    assert lost <= 5, "only the rows of one block may be lost"
     assert counters["predicted"] == sum(map(len, found.values())) + lost
     assert b.store.num_pending_rows == 0
     named = [event["text"] for event in b.events if event["kind"] == "set_apart"]

@@ -153,7 +153,7 @@ def test_outcomes_in_uploaded_files_are_not_rewritten_and_expire_in_time(started
     b.tick(at=b.clock.now + FORGET_SECONDS + 1)
     count = "SELECT count(*) FROM late_outcomes"
     assert b.store._connection.execute(count).fetchone() == (7,), (
-        "the windows hold the rows that they are of"
+        "the rows of these outcomes are still in the windows"
     )
     b.store.seal_file(*b.store.files("sealed"), keep_rows=0)  # as after the arrival of newer rows
     b.tick(at=b.clock.now + FORGET_SECONDS + 1)
@@ -176,7 +176,7 @@ def test_conversion_rate_follows_its_window_and_survives_restart(started):
     b.monitor.stop()
     assert [kpis.conversion_rate for kpis in b.monitor._measurements.shown] == [2 / 4]
     assert outcomes(b) == [("a", row, CONVERSION) for row in (0, 1, 3, 9)]
-    assert b.monitor.windows[1].labels.sum() == 1, "a conversion is no click"
+    assert b.monitor.windows[1].labels.sum() == 1, "a conversion must not count as a click"
 
 
 EVENTS = st.lists(

@@ -41,7 +41,7 @@ def test_idle_log_is_ready_and_dead_subscriber_is_not(exposition):
         Snapshot(time=1e9, last_record_time=1.0, log_problem="the stream ended: NotFound")
     )
     assert exposition.unready() == "the log cannot deliver: the stream ended: NotFound"
-    assert exposition.unhealthy() is None, "a restart brings no broker back"
+    assert exposition.unhealthy() is None, "a restart of the monitor would not help"
 
 
 def test_turn_cut_short_is_alive_and_not_ready_until_whole_one(exposition, clock):

@@ -251,7 +251,7 @@ def test_series_of_one_kind_is_one_line_and_one_mark():
     shown = page(FULL, History(POINTS, drifts))
     assert "20 × drift 02:45:38 62 s ago drift, 20 in a row bucket 19" in shown.text
     assert shown.text.count("1 feature drift") == 2, (
-        "beside its line, and below the chart for a narrow pane"
+        "the text must be beside its line, and below the chart for narrow panes"
     )
     assert "2 feature drift" not in shown.text
 

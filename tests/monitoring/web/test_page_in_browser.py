@@ -59,7 +59,7 @@ def test_page_is_drawn_and_screenshot_kept(address, tmp_path, name, width, heigh
     picture.unlink(missing_ok=True)
     browse(tmp_path, f"--window-size={width},{height}", f"--screenshot={picture}", address)
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert picture.stat().st_size > 20_000, "an empty page is a few kilobytes"
+    assert picture.stat().st_size > 20_000, "a screenshot of an empty page has a few kilobytes"
 
 
 LONG = (

@@ -59,7 +59,7 @@ def test_page_leads_to_report_and_server_answers_it(store, get):
     status, body, headers = get(link)
     assert (status, body) == (200, "<p>ä report</p>")
     assert headers["Content-Security-Policy"].startswith("default-src 'none'"), (
-        "a report runs no script either"
+        "reports must not run scripts"
     )
 
 

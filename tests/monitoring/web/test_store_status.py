@@ -95,9 +95,7 @@ def test_runs_are_counted_by_verdict_once_and_over_restart(bench):
         assert verdicts(shown.after()) == expected
     shutil.rmtree(b.settings.store / "runs" / "worse")
     run_pipeline(b.settings.store, "at work", *RELEASED)
-    assert verdicts(shown.after()) == {**expected, "released": 2}, (
-        "what is cleaned away stays counted"
-    )
+    assert verdicts(shown.after()) == {**expected, "released": 2}, "deleted runs must still count"
 
 
 def test_run_that_is_repeated_under_its_name_counts_again(bench):
@@ -113,7 +111,7 @@ def test_run_that_is_repeated_under_its_name_counts_again(bench):
 def test_gate_refusals_in_row_end_with_release_not_with_run_before_gate(bench):
     b, row = bench(), "ctr_monitor_gate_refusals_in_a_row"
     shown = Shown(b)
-    assert (row,) not in shown.after(), "no run has reached the gate"
+    assert (row,) not in shown.after(), "the row must be absent before a run reaches the gate"
     told = []
     for number, states in enumerate((GATE, DIED, GATE, BLOCKED, RELEASED, GATE)):
         run_pipeline(
@@ -220,7 +218,9 @@ def test_disks_of_folders_that_are_there_are_asked_each_minute(bench, monkeypatc
     shown, key = Shown(b), "ctr_monitor_disk_free_bytes"
     found = shown.after()
     folders = {labels[1] for name, *pairs in found for labels in pairs if name == key}
-    assert folders == {"state", "archive", "store", "lake"}, "work and repository do not exist"
+    assert folders == {"state", "archive", "store", "lake"}, (
+        "folders that do not exist have no disk usage"
+    )
     assert (
         found[key, ("folder", "lake")],
         found["ctr_monitor_disk_size_bytes", ("folder", "lake")],

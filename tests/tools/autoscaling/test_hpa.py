@@ -156,7 +156,9 @@ def test_no_run_leaves_bounds_policies_tolerance_or_stabilisation(up, down, valu
         assert 2 <= current <= 30
         if current != before:
             direction = up if current > before else down
-            assert (current > before) == (raw[-1] > before), "it moved against what the metric said"
+            assert (current > before) == (raw[-1] > before), (
+                "the number of replicas changed against the metric"
+            )
             seen = int(direction.stabilization_seconds // 15) or 1
             window = raw[-seen:]
             if current > before:

@@ -91,7 +91,7 @@ def test_metrics_are_what_real_prometheus_answers_to_shipped_queries(prometheus,
             ours = fleet_metrics(samples, at / 1000)[metric]
             assert ([] if ours is None else [ours]) == pytest.approx(theirs, rel=1e-9, abs=1e-12)
             num_values += len(theirs)
-    assert num_values >= 200, "the moments found too little to say anything"
+    assert num_values >= 200, "too few values to compare"
 
 
 def test_too_few_samples_give_no_value_and_no_requests_give_zero():

@@ -118,6 +118,4 @@ def test_defaults_are_what_generated_configuration_says():
     settings = PodSettings()
     assert settings.instances == options.instances
     assert (settings.max_queued, settings.timeout_seconds * 1e6) == options.queue_limits
-    assert options.max_queue_delay_microseconds == 0, (
-        "a batch that waits for company is not simulated"
-    )
+    assert options.max_queue_delay_microseconds == 0, "the simulator does not delay batches"
