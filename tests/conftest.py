@@ -53,7 +53,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     except ValueError:
         return None
     if relative == "support":
-        # This folder has no tests, and parts of it need another environment's libraries.
+        # tests/support has no tests, and parts of it need another environment's libraries.
         return True
     here = Path(sys.prefix).name
     if collection_path.is_file():

@@ -1,6 +1,6 @@
 """The project's images built by podman, and the compiled pipeline in them.
 
-`make test-images` runs these tests. The tests need root and a package index. The tests do not cover
+`make test-images` runs this module, which needs root and a package index. The tests do not cover
 Python's own base images (`containers` describes the stand-ins), CUDA, NVIDIA's images, or a
 kubelet.
 """
@@ -130,7 +130,7 @@ def test_compiled_pipeline_comes_to_same_in_containers(podman, images, volume, m
     steps = []
     monkeypatch.delenv(
         "ORT_DISABLE_TELEMETRY", raising=False
-    )  # the pipeline sets this variable itself
+    )  # the compiled pipeline sets ORT_DISABLE_TELEMETRY
     monkeypatch.setattr(
         runner, "_run_step", in_containers(podman, images, steps, "--network=none", mount)
     )

@@ -1,8 +1,8 @@
 """Checks that the targets of the pages exist: files, headings, `make` targets.
 
 tests/loop/test_documents.py runs the pages' commands, and tests/cli/test_help.py parses them. Each
-speed on a page must occur on docs/design/performance.md. Otherwise its paragraph must give the date
-of the last measurement ("not measured again since").
+speed on a page must occur on docs/design/performance.md. A paragraph with an old speed must say
+"not measured again since" and a date.
 """
 
 import re

@@ -95,11 +95,11 @@ def network(triton_image):
 def playable(manifests, workload, claims):
     """Convert the Deployment and its ConfigMaps for podman 4.3.
 
-    The function expands variables. A mounted sub-folder becomes a separate volume. A claim becomes
-    the folder in `claims`. A volume with a token becomes empty. Volume names include the
-    Deployment, because podman shares an emptyDir among pods by its name. Probes and hooks are
-    removed, because they need systemd or a kubelet. Ports are removed, because pods share one
-    network. /dev/shm is removed, because podman provides it.
+    The function expands variables, and replaces volumes. A mounted sub-folder becomes a separate
+    volume. A claim becomes the folder in `claims`. A projected token becomes an empty folder.
+    Volume names include the Deployment, because podman shares an emptyDir among pods by its name.
+    Probes and hooks are removed, because they need systemd or a kubelet. Ports are removed, because
+    pods share one network. /dev/shm is removed, because podman provides it.
     """
     workload = copy.deepcopy(workload)
     # Podman 4.3 waits 20 s for an init container that has ended, and fails if it must remove it.

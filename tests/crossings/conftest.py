@@ -1,8 +1,8 @@
 """The real chain on a tiny lake: each step in its own environment, two runs.
 
-All tests of this folder share one chain. Run 1 trains from scratch. Run 2 gets later days with
-drift and continues from run 1's released model. `golden/criteo.json` holds the expected result, so
-a change of these settings fails the tests.
+All tests in tests/crossings share one chain. Run 1 trains from scratch. Run 2 gets later days with
+drift and continues from run 1's released model. `golden/criteo.json` contains digests of the
+results, so the settings of the chain must not change.
 """
 
 import os
@@ -247,8 +247,8 @@ def chain(tmp_path_factory, warm):
     )
     chain.turn("round-1")
     chain.warm = warm
-    # In this manifest, the first model was live during extraction. The live model is now the first
-    # model, so the gate would compare this model with itself.
+    # The changed manifest says that the first model was live during its own extraction. The gate
+    # therefore compares the first model with itself.
     first = chain.rounds[0]
     folder = first.paths["extraction"].parent
     live_first = keep(

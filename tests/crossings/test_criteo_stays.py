@@ -1,10 +1,10 @@
 """Tests that Criteo's rows give exactly the recorded rows, weights, graph and scores.
 
 `golden/criteo.json` contains SHA-256 digests of two runs. Revision a983fef, which had fixed
-features, computed them. Update this file only when results are supposed to change. The latest
-digests are in `build/tests/criteo.json`. Metadata entries are ignored. Rows and vocabularies are
-equal on every machine. The arithmetic on weights differs between processors and between library
-versions.
+features, computed the digests. Update `golden/criteo.json` only when results are supposed to
+change. The latest digests are in `build/tests/criteo.json`. Metadata entries are ignored. Rows and
+vocabularies are equal on every machine. The arithmetic on weights differs between processors and
+between library versions.
 """
 
 import hashlib

@@ -187,7 +187,7 @@ def keep_learnt(
 def made(tmp_path_factory):
     """Every kind of file in which a shop can have rows.
 
-    The product's own code wrote these files.
+    The product's own code writes all files.
     """
     folder, gone = tmp_path_factory.mktemp("a shop"), tmp_path_factory.mktemp("gone")
     store = folder / "store"
@@ -371,7 +371,10 @@ def test_models_that_learned_user_are_named_with_run_to_replace_them(world, caps
 
 
 def test_live_version_contains_removed_user_until_full_run_is_live(world, capsys):
-    """Only rows show that m4 was trained on the user, and the first command deletes these rows."""
+    """Only rows in the registry show that model m4 was trained on the user.
+
+    The first `forget` deletes these rows. The second `forget` must still report model m4.
+    """
     store = world / "store"
     make_live(store, release(store, 2, "m4"))
     assert forget(world, "--yes") == 0
@@ -419,7 +422,7 @@ def test_killed_again_and_again_it_leaves_whole_files_and_goes_on(world):
         kills += 1
         assert others_rows(world)[0] == before[0]
         if (incident := world / "incidents" / "one").exists():
-            replay(incident)  # This call fails if a file of the incident is absent.
+            replay(incident)  # A replay fails if a file of the incident is absent.
     assert kills > 20
     assert (others_rows(world), holders(world)) == (before, set())
     assert [path.name for place in ("work", "incidents") for path in (world / place).iterdir()] == [

@@ -2,8 +2,8 @@
 
 The second run continues the first model, and trains on the new columns.
 
-The new columns have every kind of options, for example buckets, an indicator and a shared table.
-The graph of the release gives these rows the same scores as evaluation.
+The new columns have every kind of options, for example buckets, an indicator and a shared table. On
+rows with new columns, the released graph must give the same scores as evaluation.
 """
 
 import random
@@ -77,7 +77,7 @@ def words(source, num_categories, most):
 
 @pytest.fixture
 def rounds(chain_of):
-    """Both runs, and the rows of the second run by request."""
+    """Two runs with different columns, and the rows of the second run by request."""
     chain = chain_of(**MODEL)
     for day, n, columns in ((1, 2000, FIRST), (2, 4000, SECOND)):
         text = FILE

@@ -22,7 +22,7 @@ def learn(chain, run, *, turn=Chain.turn, **rules):
     """Run one round of the pipeline with `rules` for validation.
 
     Returns:
-        The extracted rows, the rows that validation passed on, the training set and the model.
+        The manifests of the extracted rows, the validated rows, the training set and the model.
     """
     chain.settings = {
         **chain.settings,

@@ -94,7 +94,7 @@ def story(chain, tmp_path_factory):
         stack.start("mlflow", server)
         export("away", f"http://127.0.0.1:{free_port()}")
         stack.wait_until(lambda: answers(f"{mlflow}/health"), what="MLflow's start", seconds=240)
-        # An export that is killed between two of its calls leaves this state.
+        # The calls below simulate an export that is killed between two of its calls.
         tags = {"model_id": chain.rounds[1].training.model_id, "verdict": "pass"}
         ask(mlflow, "experiments/create", {"name": "click_model"})
         tags = [{"key": key, "value": tags[key]} for key in tags]

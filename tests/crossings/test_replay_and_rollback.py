@@ -85,8 +85,8 @@ def test_same_round_after_rollback_gives_same_model_to_last_bit(chain, again):
     """
     second = chain.rounds[1]
     assert again.extraction.digest == second.extraction.digest
-    # These files are vocabularies, moments and category counts for the next run. NVTabular's copy
-    # of the workflow is in a sub-folder, which is not compared.
+    # The compared files are vocabularies, moments and category counts for the next run. NVTabular's
+    # copy of the workflow is in a sub-folder, which is not compared.
     workflows = [local_path(this.training.uri) / Model.WORKFLOW for this in (second, again)]
     files = [
         {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}

@@ -71,7 +71,7 @@ def _archived(folder, records):
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
-    """Records with shadow scores, partly uploaded, and the same records without shadow scores."""
+    """The folders of two monitors with equal records: one with shadow scores, one without."""
     with_shadow, without = (
         tmp_path_factory.mktemp("with shadow"),
         tmp_path_factory.mktemp("without"),

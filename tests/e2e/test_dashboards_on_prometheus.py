@@ -50,7 +50,10 @@ def monitor(stack: ExitStack, snapshot) -> str:
 
 
 def triton(stack: ExitStack, folder):
-    """Start a server of both models, and return a call that sends the same row twice to each."""
+    """Start a server with a cached and an uncached model.
+
+    Returns a function that sends the same row twice to each model.
+    """
     for name, cached in MODELS.items():
         write_model(folder / "repository", name, options=ServingOptions(response_cache=cached))
     settings = TritonSettings(cache_bytes=1 << 20)
@@ -139,7 +142,7 @@ def test_number_is_one_that_was_put_in(prometheus, dashboard, title, letter, num
 
 
 def test_half_of_cached_models_requests_are_hits(prometheus):
-    """Each row was sent twice. A scrape may fall between both requests."""
+    """Each row was sent twice. A scrape may fall between two requests with the same row."""
     assert answer(prometheus, "serving", "Cache hits") == [pytest.approx(0.5, abs=0.2)]
 
 

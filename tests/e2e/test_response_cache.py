@@ -37,10 +37,7 @@ def client(triton):
 
 
 def hits(server, version):
-    """Return the server's count of cache hits of `version`.
-
-    A canary's step reads the same count.
-    """
+    """Return the server's count of cache hits of `version`, as a canary's step reads it."""
     address = server.metrics_url.removeprefix("http://").removesuffix("/metrics")
 
     def seen():

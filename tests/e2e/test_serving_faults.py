@@ -30,7 +30,7 @@ from tests.support.triton_double import Altered
 
 @pytest.fixture
 def triton(tmp_path):
-    # After a stub was killed, this Triton always uses the full time that is allowed for stopping.
+    # After a stub was killed, Triton 2.51 always uses the full time that is allowed for stopping.
     settings = TritonSettings(stop_seconds=0.2)
     with TritonServer(
         tmp_path / "repository", log=tmp_path / "triton.log", settings=settings
@@ -196,7 +196,7 @@ while not Path({str(root / "open")!r}).exists():
 def test_overload_is_refused_early_and_all_accepted_requests_are_answered(tmp_path):
     """The gate is opened only after the last refusal has arrived.
 
-    Refusals are therefore early, without a measurement of time.
+    This order proves that refusals are early, without a measurement of time.
     """
     instances, queue, askers = 2, 4, 20
     write_gated_model(tmp_path, ServingOptions(instances=instances, max_queued_requests=queue))

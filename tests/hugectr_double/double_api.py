@@ -31,7 +31,7 @@ _UNTYPED = {
     ("hugectr.Core23DataReader64.set_source", "file_name"): "std::string",
     ("hugectr.Core23DataReader32.set_source", "file_name"): "std::string",
 }
-"""Types that the extracted document lacks. They come from HugeCTR's source code."""
+"""Types from HugeCTR's source code, for arguments without a type in the extracted document."""
 
 
 class Value:

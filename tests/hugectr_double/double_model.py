@@ -103,7 +103,7 @@ class Model:
         """End the readers.
 
         A reader's thread that waits for its first source may miss the request to end. In HugeCTR
-        24.06 up to 45 % of these threads miss the request.
+        24.06 up to 45 % of the waiting threads miss the request to end.
         """
         readers = (getattr(self, name, None) for name in ("_train_reader", "_eval_reader"))
         if not all(reader.is_started for reader in readers if reader is not None):
@@ -263,7 +263,9 @@ class Model:
     def save_params_to_files(self, prefix: str, iter: int) -> Any:
         self._compiled("save")
         if os.environ.get("OMPI_COMM_WORLD_RANK", "0") != "0":
-            return ERROR.Success  # All nodes write together, which the first node does here.
+            return (
+                ERROR.Success
+            )  # In HugeCTR all nodes write together, but only the first node of the double writes.
         try:
             for number, table in enumerate(self._tables):
                 table.save(f"{prefix}{number}_sparse_{iter}.model")
@@ -321,8 +323,8 @@ class Model:
         (paths,) = files.values()
         if len(paths) != len(self._tables):
             raise RuntimeError("WrongInput: there must be as many files as embeddings")
-        # For optimizer states, HugeCTR opens a file that has the embedding's name. The loop
-        # therefore gets the keys of a mapping.
+        # For optimizer states, HugeCTR opens a file that has the embedding's name. The loop over a
+        # mapping yields its keys, which are names of embeddings.
         is_state_map = isinstance(paths, dict) and "states" in what
         if isinstance(paths, dict) and not is_state_map:
             paths = [paths[each.sparse_embedding_name] for each in self._embeddings]

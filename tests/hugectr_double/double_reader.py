@@ -1,13 +1,13 @@
 """Double of HugeCTR's Parquet reader, which trusts its input like the original.
 
 Columns are selected by sorted index, never by name. A label or dense column of another 4-byte type
-is reinterpreted as float. Keys are shifted by their slot's offset and not checked against its size.
-In a slot of lists, the number of keys varies by row. HugeCTR refuses neither nulls nor too many
-keys. The double reads a null as 0, and drops additional keys. Each worker forms batches from its
-own files.
+is reinterpreted as float. Keys are shifted by their slot's offset and not checked against the
+slot's size. In a slot of lists, the number of keys varies by row. HugeCTR refuses neither nulls nor
+too many keys. The double reads a null as 0, and drops additional keys. Each worker forms batches
+from its own files.
 
 HugeCTR reads the metadata in the calling thread, and aborts if row counts differ or a listed file
-is absent. HugeCTR reads rows in separate threads. An error in such a thread ends the thread, and
+is absent. HugeCTR reads rows in separate threads. An error in a reading thread ends the thread, and
 the next `train` waits for ever (`double_fate`).
 """
 
@@ -96,7 +96,7 @@ class Reader:
     def _read(
         self, files: list[tuple[Path, dict]]
     ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        # There are as many workers as the first source needed. Workers without a file end at once.
+        # The first source determines the number of workers. Workers without a file end at once.
         workers = [
             self._worker(files[number :: self._num_workers]) for number in range(self._num_workers)
         ]

@@ -1,9 +1,9 @@
 """The embedding: one hash table per GPU, Adam over the rows of a batch, and HugeCTR 24.06's files.
 
-A key is on GPU `key % n`, in the row that was free when it was inserted: its value index. Loading
-assigns rows to keys in the order of the file. Saving writes the keys of each GPU in the order of
-their value indices, because the dump sorts them. Optimizer states are written for the whole
-workspace, in the same order.
+A key is on GPU `key % n`, in the row that was free when the key was inserted. The number of this
+row is called the value index. Loading assigns rows to keys in the order of the file. Saving writes
+the keys of each GPU in the order of their value indices, as HugeCTR's dump does. Optimizer states
+are written for the whole workspace, in the order of the value indices.
 """
 
 import logging

@@ -60,7 +60,7 @@ def prediction(make_rows):
 class MemoryLog:
     """Stores published messages.
 
-    Publishing fails during an `outage`, and calls `meanwhile` before it returns.
+    `publish` first calls `meanwhile`. `publish` raises the error that `outage` returns.
     """
 
     def __init__(self, outage=lambda: None, meanwhile=lambda: None) -> None:
@@ -243,7 +243,7 @@ def test_full_disk_is_outage_that_ends_when_there_is_room(tmp_path, time, predic
 def test_each_change_of_state_is_one_line(time, prediction, caplog):
     """The log is unavailable, refuses a record, is unavailable again, and recovers.
 
-    Meanwhile the queue is full for some time.
+    The publisher's queue is full until the log recovers.
     """
     caplog.set_level(logging.INFO, logger="inference_client.publisher")
     failures = [
@@ -408,8 +408,8 @@ def test_partition_that_is_lost_loses_its_own_records_alone(time, prediction):
     publisher = PartitionedPublisher(
         [publisher_of(log, time, max_queued=share.max_queued) for log in logs]
     )
-    # crc32 of these names assigns all three requests to the second partition. The second partition
-    # has half of the queue, which has room for one more request.
+    # crc32 assigns the three requests in `lost` to the second partition. The second partition has
+    # half of the queue, which has room for one more request.
     names = [f"r{number}" for number in range(20)]
     lost = [name for name in names if zlib.crc32(name.encode()) % 2][:3]
     kept = next(name for name in names if not zlib.crc32(name.encode()) % 2)

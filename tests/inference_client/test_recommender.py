@@ -486,9 +486,9 @@ def test_later_changes_of_callers_arrays_reach_no_record(make_rows):
 
 
 def test_scoring_waits_for_no_log_even_if_publishing_hangs(score_rows, make_rows, log):
-    """The log's publish call hangs in its own thread.
+    """The log's publish call hangs in its own thread, but requests are answered.
 
-    Meanwhile requests are answered, and closing the client publishes them all.
+    Closing the client publishes all records.
     """
     hangs = threading.Event()
     stored = []
@@ -545,7 +545,7 @@ def test_lost_log_fails_no_request_and_closing_says_what_was_lost(score_rows, ma
             await client.score(rows)
             raise KeyError("the site's own")
 
-    # The caller gets the error of the block, although records were lost too.
+    # The error of the block must reach the caller, although records are lost too.
     with raises(KeyError, "the site's own"):
         asyncio.run(fail(connect(OwnScorer(score_rows), log=log, publishing=publishing)))
 
@@ -699,7 +699,7 @@ def test_request_id_names_one_logged_request(score_rows, make_rows, log, read_lo
         async with connect(scorer, log=f"sqlite:///{log}") as client:
             await client.score(
                 rows[0], request_id="session 7", log=False
-            )  # this version is not in the log, so its ids refer to nothing
+            )  # the log has no record of this request, so its id remains free
             await client.score(rows[0], request_id="session 7")
             for again in rows[1:]:
                 with raises(ContractError, "request_id 'session 7'", "earlier request"):

@@ -171,8 +171,8 @@ def test_what_canary_cannot_do_stable_arm_does(
 
     answer = follow(served, objects, talk)
     np.testing.assert_array_equal(answer.scores, score_rows(*rows))
-    # The shadow of a canary request is the stable version. This version has already answered, so a
-    # shadow request would repeat the call.
+    # The shadow of a canary request is the stable version. Here the stable version has already
+    # answered, so a shadow request would repeat the call.
     assert (answer.canary, answer.shadow) == (False, None)
     assert served.scoring.asked == [CANARY_NAME, MODEL_NAME]
 

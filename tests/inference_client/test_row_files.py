@@ -1,4 +1,4 @@
-"""Tests that rows read from Parquet files equal the table that was written."""
+"""Tests that rows read from Parquet files equal the rows of the written table."""
 
 import numpy as np
 import pyarrow as pa

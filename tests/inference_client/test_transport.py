@@ -155,7 +155,7 @@ def test_chance_shortens_waits_by_up_to_half():
 
 
 def test_model_that_answered_and_is_gone_is_asked_again(server, make_rows, score_rows):
-    """A watchdog first unloads the model, and then reloads it."""
+    """The model is absent for a moment, because a watchdog unloads and reloads it."""
     rows = make_rows(3)
 
     async def talk(client):
@@ -190,7 +190,8 @@ def test_requests_go_to_every_replica_in_turn_and_dead_one_costs_none(
     rows = make_rows(2)
 
     async def talk(client):
-        # Requests alternate evenly only after the client has connected to both servers.
+        # The client alternates evenly between two servers only after it has connected to both
+        # servers.
         while not (first.scoring.requests and second.scoring.requests):
             await client.score(*rows)
         before = [len(each.scoring.requests) for each in replicas]
@@ -320,8 +321,8 @@ def test_replica_that_accepts_and_never_answers_costs_no_request(
     assert len(answers) == 600
     for answer in answers:
         np.testing.assert_array_equal(answer.scores, score_rows(*rows))
-    # At first the failing server gets its share of requests. Later it gets only a few copies of
-    # requests.
+    # At first the failing server gets its share of requests. Later the failing server gets only a
+    # few copies of requests.
     assert len(ill.scoring.requests) < 60
 
 

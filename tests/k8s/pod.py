@@ -162,7 +162,7 @@ class TritonPod:
         return ask(f"http://{LOOPBACK}:{getattr(self.ports, port)}{path}", timeout=timeout).status
 
     def passes(self, probe: str) -> bool:
-        """Return whether this probe passes now, with a status from 200 to 399."""
+        """Return whether the probe succeeds at present, with a status from 200 to 399."""
         asked = self.container[probe]["httpGet"]
         status = self.get(
             asked["path"], port=asked["port"], timeout=self.container[probe]["timeoutSeconds"]

@@ -1,7 +1,7 @@
 """Tests of every alert with promtool: it fires on time, is silent below its threshold, and ends.
 
-The test cases are in alert_cases.yaml. The rules are read from the manifest, their only source.
-promtool's input and output are in build/promtool/.
+The test cases are in alert_cases.yaml. The rules come from the manifest. promtool's input and
+output are in build/promtool/.
 """
 
 import re

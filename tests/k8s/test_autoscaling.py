@@ -12,8 +12,8 @@ from tools.autoscaling.hpa import SHIPPED_AUTOSCALER, read_autoscaler
 HPA = ADAPTER / "autoscaler.yaml"
 SCALERS = ("HorizontalPodAutoscaler", "ScaledObject")
 SLOWEST_START_SECONDS = 300
-"""Startup time of a GPU node, its image and the model. A removed replica needs at least this time
-to return (docs/kubernetes/autoscaling.md)."""
+"""Maximum startup time of a replica: a GPU node, its image and the model
+(docs/kubernetes/autoscaling.md)."""
 
 
 def specification(path):
@@ -33,7 +33,8 @@ def test_adapter_publishes_what_hpa_asks_for_by_kedas_queries():
     assert read_queries(ADAPTER) == read_queries(KEDA)
     assert read_queries(ADAPTER).keys() == asked
     for rule in adapter_rules():
-        # The adapter uses this label to derive the namespace in which the HPA may read the metric.
+        # The adapter derives from the label `namespace` in which namespace the HPA may read the
+        # metric.
         assert rule["resources"]["overrides"] == {"namespace": {"resource": "namespace"}}
         assert rule["seriesQuery"].endswith('{namespace!="",pod!=""}')
 

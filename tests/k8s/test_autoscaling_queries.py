@@ -1,8 +1,8 @@
 """Tests that the shipped queries are correct for recorded servers, by Prometheus' own engine.
 
 NVIDIA's reference query gives wrong results. The series are counters of real Tritons
-(`queue_series.json`). The expected values are computed from the same counters, and the answers that
-clients counted verify these counters.
+(`queue_series.json`). The expected values are computed from the recorded counters. Other tests
+compare the recorded counters with the answers that clients received.
 """
 
 import pytest
@@ -99,8 +99,8 @@ def test_reference_query_misses_truth_of_same_series():
             # With an additional model that has few slow requests, the query gives nearly six times
             # the true value.
             off_by(["busy"], 150, 5.5, 5.7),
-            # The query divides by the number of requests plus one. For three requests, the result
-            # is a quarter too low.
+            # The query divides by the number of requests plus one. The result for a pod with three
+            # requests is a quarter too low.
             off_by(["quiet"], 85, 0.74, 0.76),
             # Use all pods, of which one hangs.
             off_by(PODS, 60, 0.33, 0.35),
@@ -151,8 +151,8 @@ def test_lone_request_keeps_its_queue_time_and_late_count_is_no_spike():
         {
             f'{QUEUE}{{{labels},pod="lone"}}': "0 0 0 0 9000 9000 9000 9000",
             f'{SUCCESS}{{{labels},pod="lone"}}': "0 0 0 0 1 1 1 1",
-            # This reading was taken between two updates of the server's counters: the time is
-            # counted, but the request is not yet.
+            # The reading of the pod `late` falls between two updates of the server's counters. The
+            # server has counted the time, but not yet the request.
             f'{QUEUE}{{{labels},pod="late"}}': "0 0 0 0 9000 9000 9000 9000",
             f'{SUCCESS}{{{labels},pod="late"}}': "0x7",
         },

@@ -81,7 +81,7 @@ def test_every_metric_of_monitor_is_on_dashboard():
 
 @every_dashboard
 def test_grafanas_own_types_hold_every_field(name):
-    """The check skips fields of annotations, because these belong to the Prometheus data source."""
+    """Annotations are skipped, because their fields belong to the Prometheus data source."""
     dashboard = {**DASHBOARDS[name], "annotations": {}}
     assert json.loads(json.dumps(Dashboard.from_json(dashboard), cls=JSONEncoder)) == dashboard
 
@@ -125,7 +125,7 @@ def test_every_variable_is_defined_before_use_and_offers_existing_label(name):
 
 
 def test_grafanas_sidecar_finds_each_dashboard_in_config_map(manifests, overlay):
-    """Only the runbook's address is not in the text, because the address depends on the overlay."""
+    """The dashboard's file lacks only the address of the runbook, which depends on the overlay."""
     runbook = read_values(K8S / "overlays" / overlay / "cluster.env")["RUNBOOK_URL"]
     for name, dashboard in DASHBOARDS.items():
         config_map = find(manifests, "ConfigMap", f"evergreen-dashboard-{name}")

@@ -65,8 +65,8 @@ class Pod:
             found["EVERGREEN_MONITOR_LOG"] = f"sqlite:///{self.root / 'log.db'}"
             found["EVERGREEN_MONITOR_HTTP_HOST"] = "127.0.0.1"
             found["EVERGREEN_MONITOR_HTTP_PORT"] = str(self.port)
-            # A resolver may take half a minute to report an unknown name. No process listens at
-            # this address.
+            # Use an address at which no process listens. A resolver may take half a minute to
+            # report an unknown name.
             found["EVERGREEN_MONITOR_KUBEFLOW_HOST"] = "http://127.0.0.1:9"
         return found
 
@@ -76,8 +76,7 @@ class Pod:
             for word in command(self.deployment, name, DOCKERFILE)
         ]
         argv = [sys.executable, *argv[1:]] if argv[0] == "python" else argv
-        # Inherit only PATH from the environment of this session, because the pod has none of its
-        # other variables.
+        # The process inherits only PATH, because a pod has no other variable of this session.
         variables = {
             "PATH": os.environ["PATH"],
             "PYTHONPATH": str(REPOSITORY),
@@ -103,7 +102,7 @@ class Pod:
         ports = {
             p["name"]: p["containerPort"] for p in container(self.deployment, "monitor")["ports"]
         }
-        assert ports[probe["port"]] == 9464  # this test uses self.port instead
+        assert ports[probe["port"]] == 9464  # the process on this machine uses self.port instead
         return self.get(probe["path"]).status
 
     def get(self, path: str) -> Answer:
@@ -184,6 +183,6 @@ def test_pod_lives_on_read_only_root(rendered, make_pod, tmp_path):
             "this kernel lets us make no read-only root: "
             f"{probe.stderr.strip() or probe.returncode}"
         )
-    # All overlays take this setting from the base. This overlay's lake is a folder, so the test can
-    # check its content.
+    # All overlays take the read-only root from the base. The lake of the overlay cpu is a folder,
+    # so the test can check its content.
     _lives(make_pod(rendered("cpu"), READ_ONLY_ROOT))

@@ -124,10 +124,7 @@ NEEDED_OF = {
 
 
 def ends(manifests: list[Manifest]) -> dict[str, End]:
-    """Return the rendered pods of the project and the other pods, by name.
-
-    A flow can begin or end at any of these pods.
-    """
+    """Return the possible ends of a flow by name: the project's rendered pods and other pods."""
     spaces = {
         m["metadata"]["name"]: m["metadata"].get("labels", {})
         for m in manifests
@@ -305,7 +302,7 @@ def policy(namespace: str = "b", **spec) -> Manifest:
         (
             [policy(ingress=[{"from": [{**OF_TEAM_X, **OF_APP_B}]}])],
             False,
-        ),  # both selectors in one entry must match
+        ),  # a pod must match both selectors of an entry
         (
             [policy(ingress=[{"from": [OF_TEAM_X, OF_APP_B]}])],
             True,

@@ -53,7 +53,7 @@ def test_nothing_is_left_to_replace_once_one_file_is_edited(overlay, rendered, c
 
 def test_every_line_of_one_file_reaches_cluster(overlay, changed):
     values = filled(read_values(K8S / "overlays" / overlay / "cluster.env"))
-    # No text in the shipped manifests has this ending or a second line.
+    # Give each value a unique ending, which no text in the shipped manifests has.
     marked = {key: f"{value}q{number}q" for number, (key, value) in enumerate(values.items())}
     sent = yaml.safe_dump_all(changed(overlay, marked), width=10_000)
     assert not [key for key, value in marked.items() if value not in sent], (

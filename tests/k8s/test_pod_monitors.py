@@ -47,7 +47,7 @@ def test_it_selects_pods_of_one_deployment_and_one_of_their_ports(manifests, nam
 
 @every_monitor
 def test_job_names_are_workloads(manifests, name):
-    """Alerts on the metric `up` use these job labels."""
+    """Alerts on the metric `up` use the label `job`."""
     monitor = find(manifests, "PodMonitor", name)
     label = monitor["spec"]["jobLabel"]
     assert (

@@ -1,7 +1,7 @@
 """Tests that every workload is confined, limited, monitored and private, and uses known images.
 
 The rules of Pod Security's `restricted` profile are from Kubernetes' documentation ("Pod Security
-Standards"). The other rules are rules of this project.
+Standards"). All other rules are the project's own.
 """
 
 import re

@@ -1,6 +1,7 @@
 """Tests of the commands in docs/kubernetes/gke.md: pods fit nodes, and files are preserved.
 
-Google is never contacted. Machine sizes and GKE's reservations are from its documentation.
+Google is never contacted. The sizes of machines, and GKE's reservations on them, are from GKE's
+documentation.
 """
 
 import re

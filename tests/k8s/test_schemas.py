@@ -84,7 +84,10 @@ def _walk(node, path=""):
 
 
 def test_names_labels_and_quantities_are_ones_that_api_takes(variant):
-    """The API server checks these fields, although the published schemas accept any string."""
+    """The API server checks names, labels and quantities.
+
+    The published schemas accept any string.
+    """
     for manifest in variant:
         where = title(manifest)
         assert NAME.fullmatch(manifest["metadata"]["name"]), where

@@ -131,7 +131,7 @@ def test_profile_of_several_users_is_set_in_one_file(tmp_path, monkeypatch, over
     left = {(title(each), path) for each in manifests for path in named(each, "kubeflow")}
     left = {
         each for each in left if not each[1].endswith("MONITOR_TRIGGER")
-    }  # this value is the name of a program and not a namespace
+    }  # MONITOR_TRIGGER is the name of a program and not a namespace
     to = "/spec/egress/to/namespaceSelector/matchLabels/kubernetes.io/metadata.name"
     assert left == {
         ("NetworkPolicy evergreen/monitor-to-kubeflow", to),

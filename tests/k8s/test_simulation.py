@@ -20,7 +20,7 @@ def variant(rendered):
 
 
 def words(container, replaced) -> list[str]:
-    """Return the container's command with paths for a process on this machine."""
+    """Return the container's command, with paths replaced for this machine."""
     arguments = list(container["args"])
     for old, new in replaced.items():
         arguments = [word.replace(old, new) for word in arguments]
@@ -69,7 +69,10 @@ def test_traffic_may_end_as_late_as_its_last_label(variant):
 
 
 def test_traffic_waits_until_model_is_served_and_no_longer(variant):
-    """Without this wait, the simulator's pod would fail repeatedly until the first release."""
+    """An init container waits for the first release.
+
+    The simulator would fail without a served model.
+    """
     waits = pod_spec(find(variant, "Deployment", "traffic"))["initContainers"][-1]
     listener = socket.create_server(("127.0.0.1", 0), backlog=1)
     address = listener.getsockname()

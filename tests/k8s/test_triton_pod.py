@@ -4,9 +4,9 @@ The pod starts before any release, with a model, with a canary, with a version i
 a broken model, and without a repository. Each test checks whether the pod gets traffic, whether it
 would be killed, and whether a release can reach it. The end of a pod must not lose started work or
 fail a client's request. Kubernetes removes a deleted pod from its Service, runs the preStop hook,
-and only then sends SIGTERM. A gRPC client would keep its connection to a deleted pod during this
-hook. The server therefore closes connections after a maximum age, and the preStop hook waits longer
-than this age. A forwarder replaces the Service. Existing connections do not move when the
+and only then sends SIGTERM. During the preStop hook, a gRPC client would keep its connection to the
+deleted pod. The server therefore limits the age of connections, and the preStop hook waits longer
+than the maximum age. A forwarder replaces the Service. Existing connections do not move when the
 forwarder's target changes.
 """
 
@@ -207,7 +207,7 @@ def test_broken_canary_does_not_keep_live_model_from_its_traffic(pod, repository
     write_model(repository, CANARY_NAME, code=BROKEN)
     write_model(
         repository, CANDIDATE_NAME, code=HALF_COPIED
-    )  # A release copies its candidate here for a parity check.
+    )  # a release copies its candidate to this name for a parity check
     with pod(until="readinessProbe") as started:
         assert not loaded(started, CANARY_NAME)
         assert CANDIDATE_NAME not in started.log
@@ -231,7 +231,7 @@ def test_pod_with_broken_model_is_unready_and_alive_and_healed_by_load(pod, repo
 JITTER = 1.1
 """gRPC ends a connection up to a tenth later than its maximum age."""
 SECONDS_TO_FORGET = 5
-"""Maximum time until all nodes have removed an ending pod from its Service. Before this time, new
+"""Maximum time until all nodes have removed an ending pod from its Service. Until then, new
 connections can still reach the pod."""
 QUEUE_SECONDS = QUEUE_MICROSECONDS / 1e6 + 0.5
 """Longest wait of an accepted request before it is computed. Triton checks the queue timeout every
@@ -403,8 +403,8 @@ def test_what_was_begun_at_signal_is_answered(make_pod, tmp_path):
             pod.grpc_url, MODEL_NAME, ClientSettings(max_attempts=1)
         ) as client:
             calls = [asyncio.ensure_future(client.score(*ROW))]
-            # One request is computed before two others start to wait, because all three at once
-            # could form one batch.
+            # Wait until the first request is computed, because three requests at once could form
+            # one batch.
             await asyncio.to_thread(wait_for, begun.exists)
             calls += [asyncio.ensure_future(client.score(*ROW)) for _ in range(2)]
             await asyncio.to_thread(wait_for, lambda: waiting(pod) == 2 or calls[0].done())

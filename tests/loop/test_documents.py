@@ -114,7 +114,7 @@ def test_pages_commands_run_as_they_stand_there(page, tmp_path, request):
 
 
 def test_commands_not_run_here_say_why_and_contributing_has_their_number():
-    """With `pytest -s`, these commands are also printed."""
+    """`pytest -s` prints the commands that no test runs."""
     found, reasons = Counter(), Counter()
     for block in (block for page in DOCUMENTS for block in blocks(page)):
         found["here" if block.runs_here else "there" if block.run_by else "nowhere"] += len(

@@ -10,10 +10,7 @@ from tests.support.recommenders import accept_into
 
 @pytest.fixture(scope="module")
 def small_lake(tmp_path_factory, run_to_end):
-    """A folder with a compiled pipeline and a lake.
-
-    The lake is small, but has enough rows for the gate.
-    """
+    """A folder with a compiled pipeline and a small lake, which has enough rows for the gate."""
     root = tmp_path_factory.mktemp("runs") / "a folder"
     lake = [
         "--lake",

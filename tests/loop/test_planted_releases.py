@@ -1,7 +1,7 @@
 """Tests of bad versions under live traffic, with all real programs.
 
-The first version is correct, because clicks are drawn from its reference probabilities. Each bad
-version goes through a normal release, and then answers the same traffic as the good version. The
+The first version is correct, because clicks are drawn from its reference probabilities. A normal
+release makes each bad version live. Bad versions answer the same traffic as the first version. The
 bad version must be rolled back within a stated number of rows or rounds, by the default limits. The
 test controls the clock of the loop: each round of traffic counts as a minute. Triton measures real
 time.
@@ -235,7 +235,7 @@ def test_auc_lower_by_0_05_in_live_traffic_rolls_back_within_100_000_rows(site):
 def test_non_number_scores_of_one_slice_roll_back_within_10_000_rows(site, raw_rows):
     """The affected slice is a category that does not occur in the golden rows.
 
-    This category has a share of 1 to 5 % of the traffic.
+    The category has a share of 1 to 5 % of the traffic.
     """
     world, held_out = site(1), raw_rows(60, 2)[1]
     starts = np.cumsum([0, *(3 + len(each) for each in world.workflow.vocabularies)])

@@ -1,6 +1,6 @@
 """Hundreds of faults of monitor, uploader and client at random moments.
 
-Afterwards each request is in the lake once.
+After all faults, each request is in the lake once.
 
 `EVERGREEN_CAMPAIGN_SHARE=0.02` runs only 2 % of the faults.
 """

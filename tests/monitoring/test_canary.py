@@ -73,9 +73,10 @@ def test_events_tell_canary_from_version_that_serves(beside):
 
 
 def test_ranked_list_is_no_pair_because_arm_that_served_it_chose_its_rows():
-    """Both models are equally good. The first model ranks 200 rows and serves the best ten rows.
+    """A ranked list contains the rows to which the serving model gave the highest scores.
 
-    On these ten rows, the second model's AUC seems to be higher by 0.04.
+    Two equally good models would therefore get different AUCs: with the best ten of 200 rows, the
+    AUC of the model that did not serve is higher by 0.04.
     """
     shadow = np.array([0.25, 0.5, 0.75], np.float32)
     scored = dataclasses.replace(prediction("scored", 3), shadow_version=9, shadow_scores=shadow)

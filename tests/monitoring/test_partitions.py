@@ -156,6 +156,6 @@ def test_of_log_in_partitions_first_ones_monitor_alone_acts(tmp_path, partition,
     assert b.monitor.stop() is None
     assert len(b.archived) == 400
     assert len(b.trigger.requests) == requests
-    # The pages of the other monitors show the metrics of their own requests.
+    # A monitor of another partition measures its own requests, and shows the metrics on its page.
     assert [kpis.auc for kpis in b.monitor._measurements.shown] == [pytest.approx(0.5, abs=0.1)]
     b.close()

@@ -19,7 +19,7 @@ def _is_required(field):
 
 
 def blank(manifest, **values):
-    """Return a manifest with these values. Other required fields are empty."""
+    """Return a manifest with the fields in `values`. Other required fields are empty."""
     unset = {
         f.name: BLANK.get(str(f.type), {})
         for f in fields(manifest)

@@ -115,7 +115,7 @@ def test_days_files_are_moved_in_order_in_which_they_were_sealed(archive, open_l
     (archive / "day=2025-11-12").mkdir()
     (archive / "day=2025-11-12" / "part-z.parquet").write_bytes(
         b"rows"
-    )  # this file was sealed last, but its rows are of the day before
+    )  # the last sealed file has rows of the previous day
     assert Uploader(archive, open_lake()).run_once() == ["day=2025-11-12/part-z.parquet", *names]
 
 

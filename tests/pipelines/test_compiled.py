@@ -70,7 +70,7 @@ def test_task_runs_image_within_limits_is_retried_and_never_cached(compiled, ste
 def test_last_retry_may_still_take_as_long_as_first_try(compile_with, step):
     """Argo's time limit starts with the first try.
 
-    After this time, Argo ends the current try and starts no other try.
+    After the time limit, Argo ends the running try and starts no other try.
     """
     retry = compile_with(num_retries=5, training_retries=5).task(step)["retryPolicy"]
     limit = int(retry["backoffMaxDuration"].removesuffix("s"))

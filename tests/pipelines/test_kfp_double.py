@@ -210,7 +210,7 @@ def test_double_lists_schedules_and_runs_as_real_server(server):
 
 @pytest.mark.parametrize("name", ["run_failed", "run_refused", "run_succeeded"])
 def test_runs_tasks_have_names_that_its_end_is_read_by(name):
-    """`describe_end` uses these names to distinguish steps and drivers from groups of tasks."""
+    """`describe_end` distinguishes steps, drivers and groups of tasks by the names of tasks."""
     from types import SimpleNamespace
 
     from evergreen.runtime.kubeflow import describe_end

@@ -248,7 +248,7 @@ def test_upload_without_anything_to_do_is_refused(server, command, capsys):
 
 
 def run_through(server, kfp, states, *, seconds=60.0):
-    """Wait for a run that changes to the next of these states at each poll."""
+    """Wait for a run whose state changes at each poll to the next of `states`."""
     run_id = submit.start(kfp, RunRequest(source=GOLDEN, parameters={}), name="one")
     left = list(states)
 

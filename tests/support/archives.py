@@ -1,7 +1,7 @@
 """Reference archives: the rows and outcomes that an archive must contain.
 
-Requests have matured. These helpers read the archive that the monitor wrote, for the comparison
-with the reference.
+All requests in a reference archive have matured. Other functions read the archive that the monitor
+wrote, for the comparison with the reference.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping

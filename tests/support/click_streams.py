@@ -37,9 +37,9 @@ class ClickTraffic:
 
 
 def draw(random: Generator, traffic: ClickTraffic, *, rows: int, auc: float) -> MaturedRows:
-    """Draw `rows` rows with the given AUC among rows of one user.
+    """Draw `rows` rows. `auc` is the AUC among rows of one user.
 
-    Without a user effect, this AUC is also the overall AUC.
+    Without a user effect, the AUC over all rows is also `auc`.
     """
     requests = -(-rows // traffic.rows_per_request)
     groups = np.repeat(np.arange(requests), traffic.rows_per_request)[:rows]
@@ -61,7 +61,7 @@ def draw_returning(
 ) -> tuple[MaturedRows, NDArray[np.int64]]:
     """Draw requests of four rows from users who return equally often, in random order.
 
-    Each user has a tendency to click and a bias of the scores. Both are independent.
+    Each user has a tendency to click, and an independent bias of the scores.
 
     Returns:
         The rows, and the user of each row.
@@ -126,7 +126,7 @@ NO_KPIS = Kpis(
 
 
 class Windows:
-    """KPIs of windows of `rows` rows in a stream. All policies share these KPIs, to save time."""
+    """KPIs of windows of `rows` rows in a stream, computed once for all policies."""
 
     def __init__(self, stream: MaturedRows, rows: int) -> None:
         self._stream, self._rows, self._known = stream, rows, dict[int, Kpis]()
@@ -171,8 +171,8 @@ def first_run(
         step: Rows per decision point.
         windows: KPIs of windows of `stream`. None if the policy does not use KPIs.
         gate_auc: AUC that the gate measured, with an interval of width 0.
-        after: Row of a drift. Earlier run requests are ignored, except those of the sequential
-            test.
+        after: Row of a drift. Run requests of policies other than the sequential test are ignored
+            before this row.
     """
     memory: Any = {}
     for begin in range(0, len(stream.labels), step):

@@ -1,8 +1,8 @@
 """A local Cloud Storage: the emulator from PyPI, and a front with more features.
 
 The emulator (`gcp-storage-emulator`) stores buckets and objects, serves uploads, downloads,
-listings and rewrites, counts generations and checks CRC32C. The front adds these documented
-features of the service:
+listings and rewrites, counts generations and checks CRC32C. The front adds documented features of
+Cloud Storage that the emulator lacks:
 
 - preconditions (cloud.google.com/storage/docs/request-preconditions): 412 if `ifGenerationMatch` is
   another generation, at the start and at the end of a resumable upload, and 404 for a read of a

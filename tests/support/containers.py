@@ -1,8 +1,8 @@
 """Images built by podman over stand-in bases in a separate storage, and containers of them.
 
-A base is a Debian with Python 3.11 (Debian 13 uses the one of Debian 12), tagged with the name in
-the Dockerfiles, so that the Dockerfiles are built unchanged. Stand-ins have names that a release
-cannot use by mistake. A second run reuses the layers.
+A stand-in base is a Debian with Python 3.11. Debian 13 lacks Python 3.11, so its stand-in uses
+Debian 12's packages. Each stand-in has the name of the real base in the Dockerfiles, so the
+Dockerfiles are built unchanged. A release would pull the real base. A second run reuses the layers.
 """
 
 import ast

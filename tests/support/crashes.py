@@ -71,12 +71,12 @@ class Kill:
             self._end(name)
 
     def watch(self, owner: object, *names: str, after: bool = False, where=lambda *_: "") -> "Kill":
-        """Count each call of these functions of `owner` as a step, until the context ends.
+        """Count each call of the functions `names` of `owner` as a step, until the context ends.
 
         Args:
             owner: Module or class that contains the functions.
             names: Functions of `owner`.
-            after: Whether a step follows each call too.
+            after: Whether the end of each call is a step too.
             where: Function that describes a call's arguments in the step's name.
         """
         for name in names:

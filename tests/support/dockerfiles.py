@@ -21,8 +21,8 @@ LOCKS = {"validation": "validation-trixie"}
 environment. `test_containers.py` compares the versions in the image's lock and in the environment's
 lock."""
 PROGRAMS = {"inference_client": "demo.simulation", "monitoring": "monitoring"}
-"""Programs of images that are not steps of the pipeline. The lock of both images is that of the
-driver."""
+"""Programs of images that are not steps of the pipeline. Each of these images installs the driver's
+lock."""
 KNOWN = {"FROM", "ARG", "COPY", "RUN", "ENV", "WORKDIR", "LABEL", "USER", "ENTRYPOINT"}
 
 

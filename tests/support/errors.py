@@ -1,7 +1,7 @@
 """Assertions on errors that users see: the error's type, and the names and values in its text.
 
-A test that asserts a whole sentence breaks if only the wording changes. Tests of exact texts read
-them from `tests/messages.yaml`.
+A test that asserts a whole sentence breaks if only the wording changes. Exact texts are in
+`tests/messages.yaml`, and one test asserts each exact text.
 """
 
 import re

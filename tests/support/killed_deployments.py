@@ -6,7 +6,7 @@ A job is JSON with these keys:
 - `store`, `repository`, and `urls` and `state` of a `file_world`
 - `candidate`: paths of the three manifests of the candidate
 - `kill_at`: a checkpoint, or for `bake` the number of a boundary, see `crash_chain`
-- `occurrence`: number of the visit of this checkpoint, from 1
+- `occurrence`: number of the visit of `kill_at` that kills the process, from 1
 - `lives`: number of concurrent processes
 """
 

@@ -123,7 +123,7 @@ def table_in(uri: str, *columns: str) -> pa.Table:
 def rows_in(*uris: str | None) -> list[dict]:
     """Return the rows of several folders of Parquet files, in order.
 
-    None means that there is no folder.
+    None stands for an absent folder.
     """
     return [
         row

@@ -66,7 +66,7 @@ class Bench:
     """A fresh log of one backend."""
 
     deduplicates = False
-    """Whether the backend delivers a message only once if it was published twice."""
+    """Whether the backend delivers one message if the same message was published twice."""
     knows_backlog = True
     handed_out_at_once = 1
     """Number of messages by which a pull may exceed its byte limit."""

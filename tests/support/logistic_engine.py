@@ -21,7 +21,7 @@ SETTINGS = TrainingSettings(learning_rate=0.1, batch_size=256, min_steps=300, mi
 
 
 class LogisticEngine:
-    """The engine of this module.
+    """Logistic regression as an engine of the training step.
 
     `calls` contains the calls of the engine. `rates` contains the learning rate of each step.
     """

@@ -198,7 +198,7 @@ class Bench:
         self.monitor.tick()
 
     def evaluate(self, name: str, **of_traffic) -> None:
-        """Publish the traffic of `traffic` with these arguments, and let the monitor decide."""
+        """Publish traffic (see `traffic`), and let the monitor decide."""
         traffic(self, name, **of_traffic)
         self.monitor.tick()
 

@@ -1,10 +1,10 @@
 """Rows scored by two models with a known AUC difference, as the reference for gate and canary.
 
 The log-odds of a click are normal over rows. A model observes the log-odds with normal noise. Both
-models share most of the noise, because models of one lineage do so too. Half of each variance is
-between requests, and half is within requests. The scores of a worse model are calibrated too: each
-score is the best probability that the model can give. Population AUCs are computed by integration,
-not sampled.
+models share most of the noise, like successive models of one lineage. Half of each variance is
+between requests, and half is within requests. A worse model is calibrated too: each of its scores
+is the best probability that the model can give. Population AUCs are computed by integration, not
+sampled.
 """
 
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ SPREAD = 1.3
 NOISE = 0.5
 """Variance of the champion's noise."""
 OWN_NOISE = 0.03
-"""Variance of the noise that belongs to one model alone. With this value, the AUC difference of two
-equal models has a standard error of 0.0017 over 20,000 rows with 3 % of clicks. The AUC difference
-of consecutive models of the simulated lake has the same standard error."""
+"""Variance of the noise that belongs to one model alone. The AUC difference of two equal models has
+a standard error of 0.0017 over 20,000 rows with 3 % of clicks. Consecutive models of the simulated
+lake have the same standard error."""
 
 _PHI = np.vectorize(NormalDist().cdf, otypes=[float])
 
@@ -44,7 +44,7 @@ def draw(
 
     Args:
         random: Source of randomness.
-        rows: Minimum number of rows. The result ends with a complete request, so it can be longer.
+        rows: Minimum number of rows. The result has more rows if the last request is incomplete.
         rate: Share of clicks.
         rows_per_request: Number of rows per request. With more than one row, half of every variance
             is between requests.

@@ -25,8 +25,8 @@ class Disk(Kill):
         super().__init__(crash_at)
         self.root = root
         self._pending: list[tuple[Path, Callable[[], None]]] = []
-        """Changes that are not flushed yet, in order, each with its folder and a function that
-        undoes it."""
+        """Changes that are not flushed yet, in order. Each change has its folder and an undo
+        function."""
         self._flushed: set[int] = set()
         self._torn: list[Path] = []
         self.watch(os, "mkdir", "rename", "replace", "unlink", "fsync")

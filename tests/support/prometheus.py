@@ -88,9 +88,9 @@ class Prometheus:
             return False
 
     def ask(self, query, **at):
-        """Return the samples at `time`, by default now. The keys are values of the label `pod`.
+        """Return the result of the query, by the label `pod`.
 
-        The key is empty for samples without this label.
+        Samples without the label `pod` have an empty key. `at` may contain the time of the query.
         """
         found = self._get("query", query=query, **at)["result"]
         return {each["metric"].get("pod", ""): float(each["value"][1]) for each in found}

@@ -128,7 +128,7 @@ class State(NamedTuple):
     flushed: Journal | None = None
     """Journal that remains after a crash if the last entry was not flushed."""
     budget: tuple[int, ...] = ()
-    """Number of disturbances that may still happen, by kind as in `Scenario.budget`."""
+    """Number of remaining disturbances, by kind as in `Scenario.budget`."""
 
 
 class View(NamedTuple):
@@ -729,10 +729,7 @@ class ProtocolModel:
         return self._ended(state, me)
 
     def _ended(self, state: State, me: int) -> State:
-        """Return the state after the end of a round.
-
-        The next round starts without memory of this round.
-        """
+        """Return the state after the end of a round. The controller forgets what it observed."""
         return self._with(state, me, **_FORGOTTEN, known=None)
 
     # The following methods return the possible next states.

@@ -20,7 +20,7 @@ PODS = tuple(RECORD["readings"])
 
 
 def recorded_series(pods=PODS) -> dict[str, str]:
-    """Return the series of these pods in promtool's notation, with a PodMonitor's labels."""
+    """Return the series of `pods` in promtool's notation, with a PodMonitor's labels."""
     found = {}
     for pod in pods:
         readings = RECORD["readings"][pod]

@@ -1,10 +1,10 @@
 """Simulated traffic under continuous retraining, as the reference for the monitor's decisions.
 
 A model version is released every few seconds. A version was trained on the rows whose labels were
-final at its training. The newest tenth of these rows is the gate's holdout. A version that was
-trained on rows from after a drift predicts as well as before the drift. Other versions have a lower
-AUC on rows from after the drift. The scores are binormal, see `tests.support.click_streams`. Each
-request has one row.
+final at its training. The newest tenth of the training window is the gate's holdout. A version that
+was trained on rows from after a drift predicts as well as before the drift. Other versions have a
+lower AUC on rows from after the drift. The scores are binormal, see `tests.support.click_streams`.
+Each request has one row.
 """
 
 from collections import deque
@@ -61,8 +61,8 @@ class Releases:
     """Half the width of the gate's confidence interval. 0 means that the gate knows the exact
     AUC."""
     holdout_share: float = 0.1
-    """Share of a run's rows, the newest ones, on which its model is evaluated. The rows of a run
-    are those between two releases."""
+    """Share of a run's rows, the newest ones, on which its model is evaluated. A run gets the rows
+    between two releases."""
 
     def version_at(self, time: float) -> int:
         """Return the serving version, from 1."""
@@ -80,7 +80,7 @@ class Releases:
         return self.trained_until(version) >= changed_at + self.learned_after
 
     def auc_of(self, version: int, time: float) -> float:
-        """Return the AUC of the version on rows of this time."""
+        """Return the AUC of the version on rows of the time `time`."""
         changes = [
             each
             for each in (self.changed_at, self.changed_again_at)

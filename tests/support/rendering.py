@@ -41,9 +41,9 @@ def render(folder: Path) -> str:
 def render_variant(variant: str, scratch: Path) -> str:
     """Render `<overlay>` or `<overlay>+<component>...`.
 
-    For components, this function writes a kustomization into `scratch`. The names `base` and `kind`
-    are allowed instead of an overlay. `base` is the common base of all overlays, and `kind` is the
-    variant of `make kind`.
+    An overlay with components needs a kustomization, which is written into `scratch`. The names
+    `base` and `kind` are allowed instead of an overlay. `base` is the common base of all overlays,
+    and `kind` is the variant of `make kind`.
     """
     overlay, *components = variant.split("+")
     source = K8S / overlay if overlay in ("base", "kind") else K8S / "overlays" / overlay

@@ -81,7 +81,7 @@ def settings(triton, client, tmp_path):
         store=tmp_path / "store",
         repository=triton.repository.as_uri(),
         triton_urls=(triton.grpc_url,),
-        # Use one instance, which starts in half the time of two. These tests send no parallel
+        # Use one instance, which starts in half the time of two. Most tests send no parallel
         # requests.
         options=ServingOptions(instances=1),
         trigger_id="drift-7",

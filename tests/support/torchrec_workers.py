@@ -53,8 +53,8 @@ class Workers:
 
         from components.training.torchrec.tables import begin_group
 
-        # TorchRec checks a new group only once in each process. Later workers are new processes and
-        # wait for this check, so this process must repeat the check.
+        # TorchRec checks a new group only once in each process. New worker processes wait for the
+        # check, so the test process must repeat its check.
         collective_utils._INITIALIZED = False
         begin_group()
 

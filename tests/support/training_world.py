@@ -78,7 +78,7 @@ def write_folder(folder: Path, labels, dense, ids, num_files=2) -> Path:
 
 
 def write_workflow(folder: Path, slot_sizes, start=0) -> Path:
-    """Write a feature workflow whose vocabularies have these sizes.
+    """Write a feature workflow with vocabularies of the sizes `slot_sizes`.
 
     A larger vocabulary contains the keys of a smaller vocabulary.
     """

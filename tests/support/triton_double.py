@@ -139,7 +139,7 @@ class TritonDouble:
         return "\n".join(lines) + "\n"
 
     def serves(self):
-        """Return the calls of Triton's protocol that this server answers, by method."""
+        """Return the calls of Triton's protocol that a TritonDouble answers, by method."""
         return {
             "ServerLive": self._server_live,
             "ModelReady": self._model_ready,
@@ -191,10 +191,7 @@ class Altered:
 
 
 def known_scores(dense: np.ndarray, categorical: np.ndarray) -> np.ndarray:
-    """Return [n] probabilities that depend on every feature.
-
-    Only this double computes these probabilities.
-    """
+    """Return [n] probabilities that depend on every feature. No product code uses this formula."""
     logit = np.nansum(np.log1p(np.maximum(dense.astype(np.float64), 0)), axis=1) / 40
     logit += np.cos(categorical.astype(np.float64)).sum(axis=1) / 5 - 1
     return (1 / (1 + np.exp(-logit))).astype(np.float32)
@@ -235,7 +232,7 @@ class ScoringDouble:
         """Features that a version accepts, if they differ from `features`."""
 
     def serves(self):
-        """Return the calls of Triton's protocol that this double answers, by method."""
+        """Return the calls of Triton's protocol that a ScoringDouble answers, by method."""
         return {"ModelConfig": self._model_config, "ModelInfer": self._model_infer}
 
     async def _model_config(self, request, context):
@@ -316,7 +313,7 @@ class ScoringDouble:
 class GrpcTriton:
     """A gRPC server with Triton's protocol over `served`, in its own thread and event loop.
 
-    Other processes can also call this server.
+    Other processes can call the server too.
     """
 
     def __init__(self, served=None, credentials: grpc.ServerCredentials | None = None) -> None:
@@ -387,7 +384,7 @@ class GrpcTriton:
         self.loop.call_soon_threadsafe(event.set)
 
     def kill(self) -> None:
-        """Stop at once. This closes the port and ends all running calls."""
+        """Close the port at once, and end all running calls."""
         if self._server is not None:
             self._call(self._server.stop(None))
             self._server = None

@@ -63,7 +63,7 @@ NUMBERS = ShownValues()
 
 
 def _measure_rows(now: pa.Table, champion: Champion | None, shown: ShownValues) -> Measured:
-    """Compute what validation measures of the rows `now` and of the champion's rows.
+    """Measure the rows `now` and the champion's rows with the functions of the validation step.
 
     Skew and quarantined rows have made-up values.
     """

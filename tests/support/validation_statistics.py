@@ -1,6 +1,6 @@
-"""TFDV's statistics of a table.
+"""TFDV's statistics of a table in memory.
 
-The step computes the same statistics batch by batch from a file.
+The validation step reads a file batch by batch instead.
 """
 
 import tempfile

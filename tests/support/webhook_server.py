@@ -13,7 +13,7 @@ class WebhookServer(HttpDouble):
         self.messages: list[dict] = []
         self.answers: list[
             tuple[int, dict]
-        ] = []  # (status, headers) of the next responses, which otherwise have status 200
+        ] = []  # (status, headers) of the next responses, followed by status 200
         self.asked = 0
         self.hang = threading.Event()
         self.release = threading.Event()

@@ -82,7 +82,7 @@ def python(wheel, tmp_path_factory):
 
 
 def run(python, text, *arguments, given="", **environment):
-    """Return what a program prints in this environment.
+    """Return what the interpreter `python` prints for the program `text`.
 
     The interpreter's path does not include the repository.
     """

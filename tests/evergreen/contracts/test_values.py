@@ -9,8 +9,8 @@ from evergreen.contracts.values import MISSING_WORDS, NoCategory, is_missing_wor
 from tests.support.errors import raises
 
 TRUE, FALSE = 1, 0
-"""Spellings of booleans in programs without a boolean type. All these spellings mean the same
-category."""
+"""Categories of booleans. Programs without a boolean type have many spellings of the same
+boolean."""
 
 
 @pytest.mark.parametrize("holds_words", [True, False])

@@ -123,14 +123,14 @@ def test_partitions_move_to_second_reader_and_old_tokens_of_them_are_void(wide):
 
     def only_what_moved_is_open():
         # On a busy machine, Kafka may reassign partitions once more, even to the first reader. The
-        # first reader then gets the messages of these partitions again.
+        # first reader then gets the messages of the reassigned partitions again.
         again.update(one.pull(100))
         taken.update(two.pull(100))
         return one.backlog() == len({d.message_id for d in taken | again})
 
     until(are_shared)
     assert len({d.message_id for d in taken}) < 40
-    # The first reader also acknowledges messages of partitions that were reassigned to the other
+    # Some of the acknowledged messages belong to partitions that are now assigned to the second
     # reader.
     one.acknowledge([d.token for d in first])
     until(only_what_moved_is_open)
@@ -334,8 +334,8 @@ def test_message_dead_lettered_twice_by_crash_is_listed_once(ends):
     ends.publisher().publish([("a", b"1"), ("a", b"another of this key")])
     reader = ends.reader()
     delivery, other = pull(reader, count=2)
-    # The crash happened between storing and acknowledging the message. The next reader therefore
-    # stores the message a second time.
+    # Simulate a crash after a dead letter was stored and before its message was acknowledged. The
+    # next reader stores the dead letter a second time.
     reader._dead_letters.keep([(delivery.message_id, delivery.payload, "before the crash")])
     reader.dead_letter([(delivery.token, "after it")])
     reader.dead_letter([(other.token, "bad too")])

@@ -62,7 +62,7 @@ def test_monitor_counts_and_keeps_requests_that_it_cannot_join(
         event["text"] for event in read_events(settings.state) if event["kind"] == "dead_letter"
     ]
     assert "clicks under it count for the first" in said[0]
-    subscriber.replay_dead_letters()  # these messages become dead letters again
+    subscriber.replay_dead_letters()  # replayed messages with a reused id become dead letters again
     wait_for(
         lambda: monitor.tick() or len(subscriber.list_dead_letters()) == 4, "the dead letters again"
     )

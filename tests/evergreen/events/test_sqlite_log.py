@@ -114,7 +114,7 @@ def test_mark_waits_for_what_killed_predecessor_had_leased(path):
     killed.publish([("leased", b"1")])
     killed.pull(1)
     now = 1010.0
-    log = SqliteLog(path, lease_seconds=5.0, clock=lambda: now)  # This reader has shorter leases.
+    log = SqliteLog(path, lease_seconds=5.0, clock=lambda: now)  # a reader with shorter leases
     assert log.read_up_to() is None
     marks = []
     for moment in (1010.0, 1029.0, 1030.0):

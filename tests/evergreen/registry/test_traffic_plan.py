@@ -70,8 +70,8 @@ def _counts(first, second):
 def test_shadow_is_drawn_without_regard_to_arm():
     one = plan(canary_share=0.25, shadow_share=0.2)
     keys = [f"k{i}" for i in range(NUM_KEYS)]
-    # The key and the request id are the same text here. The draw of the arm and the draw of the
-    # shadow request must be independent.
+    # Each key is also the request id. The draw of the arm and the draw of the shadow request must
+    # be independent.
     arms = [one.arm_for(key) == CANARY for key in keys]
     shadows = [one.shadow_for(key, key) is not None for key in keys]
     for found, expected in _counts(arms, shadows).values():

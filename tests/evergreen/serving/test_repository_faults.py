@@ -45,7 +45,7 @@ def test_truncated_file_makes_version_none(repository, put_live):
         repository.objects.write("click_model/1/model.onnx", graph[:-100])
         assert repository.versions() == []
         repository.prune(set(), num_kept=2)
-    # The configuration names this version, so servers load it. The missing file must therefore be
+    # The configuration names version 1, so servers load version 1. Its missing file must be
     # reported.
     assert repository.taken_numbers() == [1]
 

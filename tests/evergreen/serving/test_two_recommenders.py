@@ -49,7 +49,7 @@ class Place:
         return release(*self.candidate(seed, **how), settings=self.settings)
 
     def kept(self):
-        """Return the content of each file that this recommender has in repository or registry."""
+        """Return the content of each file of one recommender in repository and registry."""
         root, names = local_path(self.settings.repository), ServedNames(self.name)
         tops = {
             names.model,

@@ -1,7 +1,6 @@
 """Tests of the coverage of 95 % intervals for rows in requests, simulated with known AUC.
 
-The interval by row treats every row as independent. Simulations show that the coverage of this
-interval is too low.
+An interval that treats every row as independent covers the true AUC too rarely.
 """
 
 import numpy as np
@@ -34,7 +33,7 @@ def coverage(
 
 
 # In 99.8 % of all cases, Binomial(500, 0.95) is between 92 and 98 % of 500. The slow tests have
-# more windows, for which these bounds are 93 and 97 %.
+# more windows, with bounds of 93 and 97 %.
 @pytest.mark.parametrize(
     ("windows", "rows", "size", "rate", "off", "exist"),
     [

@@ -12,8 +12,7 @@ from tests.support.errors import raises
 from tests.support.full_disk import files_of_at_most
 
 BIG = random.Random(2).randbytes(9_000_003)
-"""Content that is too large for one upload request. `open_bucket` uploads this content in five
-parts."""
+"""Content that is too large for one upload request. `open_bucket` uploads `BIG` in five parts."""
 NUM_PARTS = 5
 
 
@@ -45,7 +44,7 @@ def as_it_passes(cloud_storage, number, do):
     """Call `do` just before the `number`th request from now.
 
     Returns:
-        A list that receives each request up to this one.
+        A list that receives the requests up to the `number`th request.
     """
     passed = []
 

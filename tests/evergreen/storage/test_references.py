@@ -13,7 +13,7 @@ from tests.support.validation_models import make_dataset
 
 @pytest.fixture
 def kept(tmp_path):
-    """The stored manifest of a step, the reference to this manifest, and its file."""
+    """The stored manifest of a step, the reference to the manifest, and the manifest's file."""
     file = tmp_path / "a folder" / "raw_dataset.json"
     raw = make_dataset(tmp_path, 5)
     return raw, keep(raw, file), file

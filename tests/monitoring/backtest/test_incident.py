@@ -122,7 +122,7 @@ def test_incident_is_never_written_over_and_never_empty(ran, incident, tmp_path,
 def rolled_back(tmp_path_factory):
     """A monitor's state after version 2 was released, rolled back and restored within one window.
 
-    Version 1 served before version 2. Both versions have baselines.
+    Version 1 served before version 2. The registry has baselines of versions 1 and 2.
     """
     changes = {"policies": "sequential", "drift_grace_seconds": 5.0}
     bench = Bench(tmp_path_factory.mktemp("rolled_back"), **{**SETTINGS, **changes})
@@ -192,7 +192,7 @@ def archive_up_to(ran, folder, until):
 
 
 def test_incident_not_yet_complete_names_decisions_that_are_open(rolled_back, tmp_path, capsys):
-    """Predictions show that version 1 serves again, but no row from this time has matured."""
+    """The incident ends after a rollback, and before a row after the rollback has matured."""
     end = START + ROLLED_BACK_AT - 20.0
     early = replace(rolled_back, archived=archive_up_to(rolled_back, tmp_path / "early", end))
     assert record(early, tmp_path / "incident", None, end) == 0

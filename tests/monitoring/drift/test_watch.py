@@ -31,10 +31,7 @@ ANY_SIZE = dict.fromkeys(
 
 
 def watching(reference, requests=(), *, settings=SETTINGS, memory=None):
-    """Return a watch that continues from another watch's state.
-
-    The other watch has seen these requests.
-    """
+    """Return a watch that restores the state `memory` and observes `requests`."""
     watch = DriftWatch(lambda version: reference, settings)
     if memory is not None:
         watch.restore(memory)
@@ -59,7 +56,7 @@ def names(columns):
 
 @pytest.fixture
 def rows(world):
-    """Another bucket of rows, drawn from the same distribution as the reference."""
+    """A bucket of rows that are drawn from the distribution of the reference."""
     drawn = world.draw(8000, np.random.default_rng(21))
     return replace_arrays(drawn)
 
@@ -266,7 +263,7 @@ def test_record_of_closed_bucket_is_passed_over_and_counted(reference, rows):
     watch.observe(Predictions.of([last]))
     assert watch.close(2000.0) == []
     assert (report.rows, dict(watch.passed_over)) == (7950, {"late": 50})
-    watch.close(100_000.0)  # The clock is corrected afterwards.
+    watch.close(100_000.0)  # the clock is wrong for one call
     watch.close(2000.0)
     watch.observe(Predictions.of([replace(each, time=2050.0) for each in requests]))
     assert [each.rows for each in watch.close(2100.0)] == [7950]

@@ -69,9 +69,7 @@ def test_hit_rate_is_over_all_lists_and_ndcg_over_those_with_click():
         windows.update(
             matured("list", 0.0, 1, labels, np.full(n, 0.1), positions=np.arange(1, n + 1))
         )
-    windows.update(
-        matured("none", 0.0, 1, np.ones(5), np.full(5, 0.1))
-    )  # these rows have no positions
+    windows.update(matured("none", 0.0, 1, np.ones(5), np.full(5, 0.1)))  # rows without positions
     kpis = measure_version(1, windows)
     assert (kpis.ranked_lists, kpis.hit_rate, kpis.rows) == (4, 0.5, 4 * n + 5)
     assert kpis.ndcg == pytest.approx((1.0 + 0.0 + 1 / math.log2(4)) / 3)

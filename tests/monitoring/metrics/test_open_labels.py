@@ -133,8 +133,8 @@ def test_bounds_close_and_error_of_estimate_shrinks_to_nothing(name, is_changed)
     assert (np.diff(widths) <= 0).all()
     assert widths[-1] < widths[0] / 10
     assert errors[-1] < errors[0] / 2
-    # At the first of these times, a third of the rows has open labels. The error of the estimate is
-    # small even then, compared with the distance of the bounds.
+    # At the first time, a third of the rows has open labels. The estimate's error is already small,
+    # compared with the distance of the bounds.
     assert errors[0] < 0.08
 
 

@@ -170,7 +170,10 @@ def test_version_under_suspicion_goes_on_baking_until_evidence_is_enough(seed):
 
 
 def test_after_change_version_is_held_to_what_its_predecessor_reaches():
-    """The AUC of both versions is below the gate's measurement, so a rollback would not help."""
+    """After a drift, the AUC of both versions is below the AUC that the gate measured.
+
+    A rollback would not help.
+    """
     rows = traffic(5, rows=40_000, noise=1.2)
     assert (
         rolled_back(

@@ -77,7 +77,7 @@ def test_requests_that_fill_no_round_yet_are_kept_apart_for_next():
     process = EProcess(0.75, {})
     process.update(
         rows_of([1, 0, 0, 0] * 10, [0.5] * 40), NEVER
-    )  # After this update, a round consists of 8 requests.
+    )  # after this update, each round consists of 8 requests
     sizes = [1, 2, 1, 1, 3, 1, 1, 1, 2, 1, 3]
     labels = [0] * sum(sizes)
     process.update(

@@ -78,7 +78,7 @@ def note(evaluator, request, *, is_canary=False):
 
 
 def note_all(evaluator, made):
-    """Record the predictions of all these requests in one call."""
+    """Record the predictions of all requests in `made` in one call."""
     if made:
         together = MaturedRequests.joined([request for request, _ in made])
         canary = np.array([is_canary for _, is_canary in made])
@@ -314,10 +314,7 @@ def test_version_that_served_between_two_decision_points_is_in_line():
 
 
 def test_predecessor_is_measured_once_first_own_row_matures():
-    """The last rows of the old version may have been served after a drift.
-
-    The evaluator uses these rows for neither version.
-    """
+    """The predecessor's metrics include its last rows, which may have been served after a drift."""
     seen = {}
 
     def look(evidence):

@@ -71,7 +71,10 @@ def test_rows_of_earlier_versions_raise_alarm_for_one_without_matured_row():
 
 
 def test_bets_continue_over_release():
-    """The rows of one version do not suffice for an alarm, but the rows of both versions do."""
+    """The rows of one version alone do not suffice for an alarm.
+
+    The rows of two consecutive versions together suffice.
+    """
     apart = [Line({1: -50.0, 2: -40.0}), Line({1: -50.0, 2: -40.0})]
     halves = [each.see([1, 2], {version: 0.76}, points=3) for version, each in zip((1, 2), apart)]
     assert [each.action for each in halves] == [Action.OK, Action.OK]
@@ -215,8 +218,8 @@ def test_factors_are_products_that_capital_is_multiplied_by():
     payoffs = [0.2, -0.8, 0.1, 0.05]
     by_hand = [np.prod([1.0 - each * payoff for payoff in payoffs]) for each in lambdas]
     assert factors(payoffs, lambdas) == pytest.approx(by_hand, rel=1e-12)
-    # All bets of the first round share one part of the capital. The expected e-value is the rest of
-    # the capital, plus this part times the mean of the factors.
+    # All bets of the first round share one part of the capital. The expected e-value is this part
+    # times the mean of the factors, plus the rest of the capital.
     capital = EValue({})
     capital.bet(payoffs[1:2], [1.0], lambdas, enough=1e9)
     start, cash = 1.0 - 1.0 / np.log2(3), 1.0 / np.log2(3)

@@ -40,7 +40,7 @@ def test_of_stationary_streams_at_most_alpha_alarm():
 def test_few_returning_users_raise_no_more_alarms_if_gate_grouped_by_user():
     """At the bound, the gate evaluates 100 requests of 50 users.
 
-    The monitor then evaluates 5,000 requests of 50 other users.
+    The monitor evaluates 5,000 requests of 50 other users.
     """
     alarms = {"users": 0, "requests": 0}
     for number in range(60):
@@ -58,7 +58,7 @@ def test_few_returning_users_raise_no_more_alarms_if_gate_grouped_by_user():
 
 
 def test_requests_of_one_partition_in_four_alarm_as_rarely_and_show_fall():
-    """`make benchmark-policies` simulates 1,000 such streams."""
+    """The test simulates 20 streams, and `make benchmark-policies` simulates 1,000 streams."""
     alarms, falls = 0, 0
     for number in range(20):
         random, name = np.random.default_rng((6, number)), f"stream {number}"
@@ -88,8 +88,9 @@ def test_every_fall_is_detected():
 
 
 def test_long_service_before_fall_costs_little():
-    """An e-process that only starts at the beginning would have a tiny e-value by then and never
-    detect the drop.
+    """A long time before the drop must not delay the alarm.
+
+    If all bets started at the beginning, the e-value would be tiny when the drop comes.
     """
     traffic, settings = ClickTraffic(0.25, 1_000), PolicySettings()
     delays = []

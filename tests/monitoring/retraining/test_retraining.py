@@ -79,7 +79,7 @@ def test_files_sealed_after_flush_do_not_hold_run_up(drifted):
     b = drifted(upload_wait_seconds=1000.0, archive_roll_rows=1)
     Uploader(b.settings.archive, b.folder / "lake").run_once()
     b.evaluate("next", auc="bad")
-    assert len(b.archived) == 400  # The file was sealed in this turn and is not uploaded yet.
+    assert len(b.archived) == 400  # 400 rows of the last turn are sealed but not uploaded
     assert len(b.trigger.requests) == 1
 
 

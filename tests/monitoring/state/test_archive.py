@@ -135,8 +135,7 @@ def test_rows_that_no_file_takes_are_set_apart_and_others_are_archived(started, 
     assert "cannot be archived" in event["text"]
     assert "2147483646 bytes" in event["text"]
     assert sum(each["rows"] for each in b.events if each["kind"] == "archived") == 184
-    # The cause of the error may be gone at the next start. The monitor then archives the remaining
-    # rows.
+    # After a restart without the cause of the error, the monitor archives the remaining rows.
     monkeypatch.setattr(archive, "build_row_table", build)
     b.start().tick()
     assert sorted(row["request_id"] for row in b.archived if row["row"] == 0) == names
@@ -164,7 +163,7 @@ def test_folders_that_cannot_be_written_are_named(tmp_path):
 def mature_and_seal(
     store: StateStore, number: int, rows_of: dict[int, int], keep_after: float
 ) -> set[str]:
-    """Make one request of each version mature, and seal these requests in their own file.
+    """Make one request of each version mature, and seal the matured requests in one file.
 
     Returns:
         Ids of the requests that are still stored.

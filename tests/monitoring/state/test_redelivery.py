@@ -1,6 +1,7 @@
 """Tests of redelivered requests, which are ignored.
 
-A different request with the same id is dead-lettered. No click on a redelivered request is lost.
+A new request with the id of an earlier request becomes a dead letter. No click on a redelivered
+request is lost.
 """
 
 from dataclasses import replace

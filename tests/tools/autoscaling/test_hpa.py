@@ -30,7 +30,7 @@ def spec(
 def once(
     current: int, *, ready: int | None = None, of: Autoscaler | None = None, **values: float | None
 ) -> int:
-    """Return the number of replicas after one sync with these metric values.
+    """Return the number of replicas after one sync with the metric values in `values`.
 
     None as a value means that the metric is unavailable.
     """
