@@ -108,7 +108,7 @@ def turn(folder: Path, lake: Path) -> dict:
     }
 
 
-def test_compiled_pipeline_comes_to_same_in_containers(podman, images, volume, monkeypatch):
+def test_compiled_pipeline_gives_same_numbers_in_containers(podman, images, volume, monkeypatch):
     lake, world = volume / "lake", volume / "world.json"
     size = ["--rows", "2000", "--days", "2", "--last-day", "2026-01-02", "--seed", "1"]
     simulate = ["lake", "--lake", str(lake), "--world", str(world), *size]
@@ -233,7 +233,7 @@ def validated(python, folder: Path, seen: Path, run: str) -> tuple[dict, dict, s
     return json.loads(told.stdout), report, (folder / f"{run}.html").read_text()
 
 
-def test_newer_tfdv_of_image_evaluates_as_older_one_of_laptop(podman, images, volume, raw_table):
+def test_newer_tfdv_of_image_decides_like_older_tfdv_of_laptop(podman, images, volume, raw_table):
     laptop, image = volume / "laptop", volume / "image"
     for run, rows, parent in (
         ("r1", raw_table(3000), None),

@@ -70,7 +70,7 @@ def test_files_agree_with_published_schema(schema, paths):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_cloud_build_is_told_nothing_that_it_does_not_know():
+def test_cloud_build_gets_only_keys_that_it_knows():
     """The published schema rejects unknown keys, except at the top level."""
     package = pytest.importorskip(
         "check_jsonschema", reason="check-jsonschema is not in this environment"
@@ -92,7 +92,7 @@ def test_zizmor_finds_no_weakness_in_workflows():
     assert done.returncode == 0, done.stdout
 
 
-def test_every_action_of_others_is_pinned_by_commit():
+def test_every_third_party_action_is_pinned_by_commit():
     lines = [
         line.strip()
         for path in WORKFLOWS
@@ -104,7 +104,7 @@ def test_every_action_of_others_is_pinned_by_commit():
     assert [line for line in others if not PINNED.fullmatch(line)] == []
 
 
-def test_jobs_may_read_code_and_prove_who_they_are_and_hold_no_secret():
+def test_jobs_may_read_code_and_prove_their_identity_and_hold_no_secret():
     for path in WORKFLOWS:
         assert yaml.safe_load(path.read_text())["permissions"] == {}
         assert "secrets." not in path.read_text()
@@ -215,7 +215,7 @@ def commands() -> list[str]:
     return found
 
 
-def test_shell_texts_and_scripts_are_bash_and_what_they_call_is_there():
+def test_shell_texts_and_scripts_are_bash_and_their_commands_exist():
     for text in [*commands(), *(path.read_text() for path in SCRIPTS)]:
         done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True)
         assert done.returncode == 0, f"{text}: {done.stderr}"
@@ -234,7 +234,7 @@ def test_shell_texts_and_scripts_are_bash_and_what_they_call_is_there():
         assert (REPOSITORY / program).exists()
 
 
-def test_cloud_builds_plan_is_script_that_builds_and_pushes(tmp_path):
+def test_cloud_build_runs_same_script_that_builds_and_pushes(tmp_path):
     (text,) = [text for text in commands() if "DRY_RUN" in text]
     names = load("cloudbuild.yaml")["substitutions"]["_IMAGES"]
     text = text.replace("$_IMAGES", names).replace("build/images.sh", str(tmp_path / "images.sh"))
@@ -296,7 +296,7 @@ def kfp(monkeypatch):
     double.close()
 
 
-def test_candidate_is_tried_apart_and_promoted_with_clusters_folders(checkout, kfp, tmp_path):
+def test_candidate_is_tested_apart_and_promoted_with_folders_of_cluster(checkout, kfp, tmp_path):
     kfp.token = "of the build"
     (tmp_path / "token").write_text("of the build")
     server = {"KFP_HOST": kfp.url, "KFP_TOKEN_FILE": str(tmp_path / "token")}
@@ -408,7 +408,7 @@ if "port-forward" in sys.argv:
 
 
 @pytest.mark.parametrize("ready", ["2", ""], ids=["with a model", "before the first model"])
-def test_roll_out_sets_revision_of_each_own_image_and_waits_if_it_can(checkout, kubectl, ready):
+def test_rollout_sets_revision_of_each_own_image_and_waits_if_it_can(checkout, kubectl, ready):
     path, notes = kubectl
     (notes.parent / "ready").write_text(ready)
     settings = checkout / "k8s" / "overlays" / "gke" / "cluster.env"
@@ -428,9 +428,7 @@ def test_roll_out_sets_revision_of_each_own_image_and_waits_if_it_can(checkout, 
     assert {image.rpartition(":")[2] for image in ours} == {REVISION}
 
 
-def test_roll_out_of_build_with_digests_names_every_own_image_by_digest(
-    checkout, kubectl, tmp_path
-):
+def test_rollout_of_build_with_digests_names_every_own_image_by_digest(checkout, kubectl, tmp_path):
     path, notes = kubectl
     (notes.parent / "ready").write_text("")
     overlay = checkout / "k8s" / "overlays" / "gke"
@@ -468,7 +466,7 @@ def selected(manifest: dict, selector: str) -> bool:
 
 
 @pytest.mark.parametrize("value", ["my-registry", ""], ids=["a placeholder", "empty"])
-def test_roll_out_refuses_settings_that_nobody_filled_in(checkout, kubectl, value):
+def test_rollout_refuses_settings_that_nobody_filled_in(checkout, kubectl, value):
     path, notes = kubectl
     settings = checkout / "k8s" / "overlays" / "gke" / "cluster.env"
     text = settings.read_text().replace("my-", "our-")

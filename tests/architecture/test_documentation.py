@@ -120,7 +120,7 @@ def test_figure_without_source_is_found(text, expected):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
-def test_figures_of_speed_are_on_page_of_performance_or_said_to_be_old(page):
+def test_figures_of_speed_are_on_performance_page_or_said_to_be_old(page):
     if page in (performance.PAGE, REPOSITORY / "CHANGELOG.md"):
         return
     results = {
@@ -129,7 +129,7 @@ def test_figures_of_speed_are_on_page_of_performance_or_said_to_be_old(page):
     assert unsourced(page.read_text(), results) == []
 
 
-def test_page_of_performance_is_what_kept_results_say():
+def test_performance_page_equals_stored_results():
     assert performance.PAGE.read_text() == performance.page(performance.kept_documents()), (
         "make performance"
     )

@@ -165,13 +165,13 @@ def test_misuse_is_refused_before_anything_is_built(tree, engines, capsys, argum
     assert told() == []
 
 
-def test_podman_is_taken_where_it_is_asked_for(tree, engines):
+def test_podman_is_used_where_requested(tree, engines):
     told = engines("docker", "podman")
     assert build_images.main(["extraction", "--engine", "podman"]) == 0
     assert [command[0] for command in told()] == ["podman"]
 
 
-def test_podman_is_told_that_name_without_registry_is_local_one(tree, engines):
+def test_podman_knows_that_name_without_registry_is_local(tree, engines):
     told = engines("podman")
     assert build_images.main(["extraction", "--engine", "podman", "--tag", "v1"]) == 0
     assert flags(told()[0], "--tag") == ["localhost/evergreen-extraction:v1"]
@@ -242,7 +242,7 @@ def test_digests_of_podman_are_those_that_registry_has(tree, podman_storage, tmp
                 assert answer.headers["Docker-Content-Digest"] == digest
 
 
-def test_engine_that_is_asked_for_and_absent_is_named(tree, engines, capsys):
+def test_requested_but_absent_engine_is_named(tree, engines, capsys):
     engines("docker")
     assert build_images.main(["extraction", "--engine", "podman"]) == 3
     assert "podman is not on PATH" in capsys.readouterr().err
@@ -256,7 +256,7 @@ def test_failed_build_pushes_nothing(tree, engines, monkeypatch, capsys):
     assert [command[1] for command in told()] == ["build"]
 
 
-def test_address_of_private_index_is_passed_on_without_being_written_down(tree, monkeypatch):
+def test_address_of_private_index_is_passed_on_without_being_stored(tree, monkeypatch):
     monkeypatch.setenv("PIP_INDEX_URL", "https://user:word@index.example/simple")
     for name in DOCKERFILES:
         command = build_images.build_command(
@@ -271,7 +271,7 @@ def test_address_of_private_index_is_passed_on_without_being_written_down(tree, 
         assert not any("PIP_INDEX_URL" in stage.all("ARG") for stage in later)
 
 
-def test_dry_run_prints_script_that_does_same(tree, engines, capsys):
+def test_dry_run_prints_equivalent_script(tree, engines, capsys):
     told = engines("docker")
     assert build_images.main(["--registry", REGISTRY, "--push", "--dry-run"]) == 0
     script = capsys.readouterr().out
@@ -283,7 +283,7 @@ def test_dry_run_prints_script_that_does_same(tree, engines, capsys):
     assert [c for c in told()[len(by_script) :] if c[1] in ("build", "push")] == by_script
 
 
-def test_make_hands_its_variables_on(tree):
+def test_make_passes_its_variables_on(tree):
     if shutil.which("make") is None:
         pytest.skip("make is not installed")
     words = [
@@ -315,9 +315,7 @@ def laid_out(name: str, root: Path, context: Path) -> set[str]:
     }
 
 
-def test_engine_sees_what_images_copy_and_nothing_that_lies_beside_it(
-    tree, podman_storage, tmp_path
-):
+def test_engine_sees_files_that_images_copy_and_no_other_files(tree, podman_storage, tmp_path):
     context, committed = tmp_path / "context", set(git(tree, "ls-files").splitlines())
     (tmp_path / "Dockerfile").write_text("FROM scratch\nCOPY . /\n")
     command = [

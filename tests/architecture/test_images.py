@@ -177,7 +177,7 @@ def test_image_renders_pages_from_templates_it_contains_with_locked_jinja(name, 
 
 
 @pytest.mark.parametrize("name", OURS_ALONE)
-def test_image_installs_its_lock_in_stage_that_is_left_behind(name):
+def test_image_installs_its_lock_in_stage_that_is_not_shipped(name):
     build, shipped = stages(name)
     torch = (
         [("", "requirements/torch.txt", "/tmp/torch.txt")]
@@ -228,7 +228,7 @@ def test_every_base_is_pinned_and_both_stages_have_same_python():
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_image_tells_what_it_is_and_runs_as_nobody_special(name):
+def test_image_states_its_content_and_runs_as_unprivileged_user(name):
     shipped = stages(name)[-1]
     assert shipped.all("USER") == ["10001"], "runAsNonRoot needs a numeric user"
     assert entrypoint(name) == ["python", "-m", module(name)]
@@ -262,7 +262,7 @@ def test_image_forbids_telemetry_of_onnxruntime(name):
 
 
 @pytest.mark.parametrize("home", sorted({environment(name) for name in OURS_ALONE}))
-def test_compiled_packages_ask_for_no_library_that_slim_base_lacks(home):
+def test_compiled_packages_need_no_library_that_slim_base_lacks(home):
     if shutil.which("readelf") is None:
         pytest.skip("readelf is not installed")
     packages = python_of(home, REPOSITORY).parents[1] / "lib" / "python3.11" / "site-packages"
@@ -287,7 +287,7 @@ def test_compiled_packages_ask_for_no_library_that_slim_base_lacks(home):
 
 
 @pytest.mark.parametrize("name", sorted(STEP_OF_VARIANT))
-def test_merlins_image_has_our_code_first_and_its_packages_still_found(name):
+def test_merlin_image_finds_our_code_first_and_its_own_packages_too(name):
     (only,) = stages(name)
     assert (
         only.variables({"PYTHONPATH": "/usr/local/hugectr/lib"})["PYTHONPATH"]

@@ -113,7 +113,7 @@ def test_import_contracts_hold():
     assert done.returncode == 0, f"\n{done.stdout}{done.stderr}"
 
 
-def test_no_rooms_of_package_import_each_other_in_circle(graph):
+def test_no_packages_import_each_other_in_circle(graph):
     found = []
     for package in sorted(graph.modules):
         rooms = graph.find_children(package)
@@ -131,7 +131,7 @@ def test_no_rooms_of_package_import_each_other_in_circle(graph):
     assert found == []
 
 
-def test_pure_rooms_do_no_input_and_output(trees):
+def test_pure_packages_do_no_input_and_output(trees):
     found = []
     for name, tree in trees.items():
         module = name.removesuffix(".py").replace("/", ".")
@@ -184,7 +184,7 @@ def test_settings_and_contracts_import_only_numpy_msgspec_and_protobuf():
         assert loaded - {"msgspec"} == {"numpy", "evergreen", *more}
 
 
-def test_compiling_pipeline_loads_kfp_and_nothing_heavier():
+def test_compiling_pipeline_loads_kfp_and_no_heavier_library():
     # kfp includes protocol buffers under the name `google`.
     before = modules_after("import kfp.dsl, kfp.compiler, kfp.kubernetes")
     loaded = (
@@ -201,7 +201,7 @@ def num_statements(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return sum(node is not function and id(node) not in elsewhere for node in found)
 
 
-def test_every_source_file_opens_with_its_job_and_no_function_is_endless(trees):
+def test_every_source_file_opens_with_its_purpose_and_no_function_is_endless(trees):
     assert [name for name, tree in trees.items() if not ast.get_docstring(tree)] == []
     long = [
         f"{name}:{each.lineno} {each.name}: {num_statements(each)} statements"
@@ -226,7 +226,7 @@ def test_arguments_beyond_third_are_keywords(trees):
     assert found == []
 
 
-def test_every_main_ends_with_code_of_table(trees):
+def test_every_main_ends_with_exit_code_of_table(trees):
     mains = [
         (name, each)
         for name, tree in trees.items()
@@ -278,7 +278,7 @@ def test_files_use_no_library_newer_than_oldest_python(trees):
     assert found == []
 
 
-def test_package_names_belong_to_nobody_else():
+def test_package_names_belong_to_no_other_distribution():
     # CONTRIBUTING.md explains why the package names are generic. No other distribution in this
     # environment may have a package of the same name.
     owners = importlib.metadata.packages_distributions()

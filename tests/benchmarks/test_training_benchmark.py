@@ -42,7 +42,7 @@ def test_plain_pytorch_peer_computes_our_network(tmp_path, pool, is_sparse):
 
 
 @pytest.mark.parametrize("pool", [None, "mean"])
-def test_sparse_peer_leaves_untouched_rows_as_they_are(tmp_path, pool):
+def test_sparse_peer_does_not_change_untouched_rows(tmp_path, pool):
     options = {"last": ListOptions(max=5, table="C9", pool=pool)} if pool else {}
     features = replace(CRITEO, lists=tuple(options), list_options=options)
     config = replace(

@@ -113,7 +113,7 @@ def test_training_again_gets_back_filled_rows(lake, tmp_path, table, corrected):
     assert not unfinished(lake)
 
 
-def test_marker_says_what_was_done(lake, corrected):
+def test_marker_describes_upload(lake, corrected):
     backfill([corrected], CRITEO_RECOMMENDER, lake=str(lake), day=DAY, reason="labels were wrong")
     folder = lake / "day=2026-03-01" / "version=1"
     marker = VersionMarker.parse((folder / raw_rows.VERSION_COMPLETE).read_bytes(), "")
@@ -265,7 +265,7 @@ def test_rows_of_another_day_are_malformed(lake, tmp_path, table):
     assert len(aside.read_text().splitlines()) == 500
 
 
-def test_changed_file_of_version_is_told(lake, corrected):
+def test_changed_file_of_version_is_reported(lake, corrected):
     backfill([corrected], CRITEO_RECOMMENDER, lake=str(lake), day=DAY)
     path = lake / "day=2026-03-01" / "version=1" / "part-00000.parquet"
     path.write_bytes(path.read_bytes()[:-1])
@@ -276,7 +276,7 @@ def test_changed_file_of_version_is_told(lake, corrected):
 @pytest.mark.parametrize(
     "text", ["[]", '{"format_version": 2}', '{"format_version": 1, "files": [1]}']
 )
-def test_corrupt_marker_is_told(lake, corrected, text):
+def test_corrupt_marker_is_reported(lake, corrected, text):
     backfill([corrected], CRITEO_RECOMMENDER, lake=str(lake), day=DAY)
     (lake / "day=2026-03-01" / "version=1" / "_SUCCESS").write_text(text)
     with raises(ContractError, "_SUCCESS"):
@@ -305,7 +305,7 @@ def test_command_refuses_in_one_line_and_leaves_nothing(
     assert not unfinished(lake)
 
 
-def test_command_prints_what_it_did(lake, store, corrected, capsys):
+def test_command_prints_its_result(lake, store, corrected, capsys):
     flags = ["--store", store, "--lake", lake.as_uri(), "--day", "2026-03-01"]
     assert main([*flags, "--reason", "a bug", str(corrected)]) == 0
     assert json.loads(capsys.readouterr().out) == {
@@ -335,7 +335,9 @@ def test_command_prints_what_it_did(lake, store, corrected, capsys):
     assert main(["--store", store, "--lake", str(lake), "--day", "1.3.2026", str(corrected)]) == 2
 
 
-def test_what_comes_while_lake_is_read_is_another_runs(lake, tmp_path, table, corrected):
+def test_rows_that_arrive_while_lake_is_read_belong_to_another_run(
+    lake, tmp_path, table, corrected
+):
     before, _ = run_step(lake, tmp_path)
     opened = folder_lake(lake)
     pq.write_table(table.slice(990), lake / "day=2026-03-02" / "part-later.parquet")

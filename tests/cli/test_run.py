@@ -106,7 +106,7 @@ def test_file_that_is_no_pipeline_is_misuse(run_line, tmp_path, capsys, text):
     assert "package.yaml is not a compiled pipeline" in capsys.readouterr().err
 
 
-def test_file_of_older_revision_runs_in_no_folder_of_its_defaults(run_line, tmp_path, capsys):
+def test_file_of_older_revision_runs_without_folders_in_its_defaults(run_line, tmp_path, capsys):
     """Packages compiled by an older revision take the run's folders as parameters."""
     accept_into(tmp_path / "folder" / "store")
     (package := tmp_path / "old.yaml").write_text(

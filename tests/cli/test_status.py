@@ -86,7 +86,7 @@ def leave_monitor(state):
         )
 
 
-def test_empty_folder_says_what_to_do(folder, capsys):
+def test_empty_folder_names_next_command(folder, capsys):
     assert main([str(folder)]) == 0
     said = capsys.readouterr().out
     assert "live      no version" in said
@@ -128,7 +128,7 @@ def test_failed_run_needs_person(live):
     assert "run r1 failed at training: disk is full" in found.needs_person
 
 
-def test_failed_trial_of_search_needs_nobody(live):
+def test_failed_trial_of_search_needs_no_person(live):
     write_outcome(
         live / "store",
         RunOutcome(
@@ -171,7 +171,7 @@ def test_automatic_rollback_needs_person_until_next_release(live, capsys):
     assert status_of(live).needs_person == []
 
 
-def test_rollback_by_person_needs_nobody(live):
+def test_rollback_by_person_needs_no_controller(live):
     roll_back(live / "store", blocked=None)
     found = status_of(live)
     assert (found.live.action, found.live.previous_version) == ("rollback", 2)
@@ -210,7 +210,7 @@ def test_state_of_other_program_is_refused(live, capsys):
     assert "expected a monitor's state" in capsys.readouterr().err
 
 
-def test_running_monitor_is_asked(live):
+def test_running_monitor_is_queried(live):
     exposition = Exposition()
     exposition.show(
         Snapshot(

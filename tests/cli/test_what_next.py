@@ -26,7 +26,7 @@ def ended(state: str, reason: str = "because", step: str = "extraction") -> RunO
     )
 
 
-def test_released_run_leaves_nothing_to_do(tmp_path):
+def test_released_run_needs_no_action(tmp_path):
     assert what_next(tmp_path, ended("released"), command=COMMAND) is None
 
 
@@ -50,9 +50,7 @@ def test_released_run_leaves_nothing_to_do(tmp_path):
         ),
     ],
 )
-def test_command_has_flags_of_reason_in_place_of_those_that_they_replace(
-    tmp_path, given, flags, command
-):
+def test_command_has_flags_for_reasons_in_place_of_replaced_flags(tmp_path, given, flags, command):
     outcome = ended("failed", f"ContractError: it cannot be; {run_again(flags)}, or stop")
     said = what_next(tmp_path, outcome, command=[*COMMAND, *shlex.split(given)])
     assert shlex.split(said) == [*COMMAND, *shlex.split(command)]
@@ -93,7 +91,7 @@ def test_experiment_is_compared_before_promotion_is_named(tmp_path):
     assert promote.endswith("although its verdict is inconclusive")
 
 
-def test_canary_is_looked_at(tmp_path):
+def test_canary_is_checked(tmp_path):
     assert f"evergreen release canary status --store {tmp_path}" in what_next(
         tmp_path, ended("canary"), command=COMMAND
     )

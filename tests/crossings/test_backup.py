@@ -68,7 +68,7 @@ def at_work(bench):
         thread.join()
 
 
-def test_lost_disk_comes_back_as_of_its_backup_and_loop_goes_on(chain, tmp_path, capsys):
+def test_lost_disk_is_restored_from_its_backup_and_loop_goes_on(chain, tmp_path, capsys):
     root, backup = tmp_path / "a monitor", tmp_path / "other disk" / "backup"
     backup.parent.mkdir()
     mine = chain.copied_to(root)
@@ -128,7 +128,7 @@ def installation(tmp_path):
     return root
 
 
-def test_what_lies_where_part_belongs_is_never_written_over(installation, tmp_path, capsys):
+def test_foreign_file_in_place_of_part_is_never_overwritten(installation, tmp_path, capsys):
     assert main(["backup", *flags(installation), f"--output={tmp_path / 'b'}"]) == 0
     assert main(["backup", *flags(installation), f"--output={tmp_path / 'b'}"]) == 2
     assert "b exists, expected a new folder" in capsys.readouterr().err
@@ -139,7 +139,7 @@ def test_what_lies_where_part_belongs_is_never_written_over(installation, tmp_pa
     assert "backup.json is absent" in capsys.readouterr().err
 
 
-def test_release_under_copys_hands_leaves_no_backup(installation, tmp_path, monkeypatch, capsys):
+def test_release_during_copy_leaves_no_backup(installation, tmp_path, monkeypatch, capsys):
     journal, copytree = installation / "store" / "journal.jsonl", shutil.copytree
     journal.write_text("one\n")
 
@@ -187,7 +187,7 @@ def everything(root):
     return found
 
 
-def test_restore_killed_before_any_file_goes_on_at_next_call(lost, installation_root):
+def test_restore_killed_before_any_file_continues_at_next_call(lost, installation_root):
     backup, before = lost
     for number in (0, 1, 3, 5):
         with Kill(number).watch(os, "replace") as kill:
@@ -225,7 +225,7 @@ def test_corrupt_file_of_backup_is_named_and_not_restored(lost, installation_roo
     assert main(["restore", str(backup), "--yes"]) == 0
 
 
-def test_changes_since_killed_restore_are_not_written_over(lost, installation_root, capsys):
+def test_changes_after_killed_restore_are_not_overwritten(lost, installation_root, capsys):
     backup, _ = lost
     assert main(["restore", str(backup), "--yes"]) == 0
     path = installation_root / "store" / "file"
@@ -283,7 +283,7 @@ def test_backup_that_leads_elsewhere_is_refused(lost, installation_root, capsys,
     assert not installation_root.exists()
 
 
-def test_what_killed_backup_left_goes_with_next_one(installation, tmp_path):
+def test_files_of_killed_backup_are_removed_by_next_backup(installation, tmp_path):
     left = tmp_path / f".b.{'0a' * 16}"
     left.mkdir()
     (left / "half").write_bytes(bytes(1000))

@@ -52,7 +52,7 @@ def test_rows_and_vocabularies_of_criteo_stay_what_they_were(found):
     assert found["everywhere"] == GOLDEN["everywhere"]
 
 
-def test_weights_graph_and_scores_of_criteo_stay_what_they_were(found):
+def test_weights_graph_and_scores_of_criteo_do_not_change(found):
     if found["on"] != GOLDEN["on"]:
         pytest.skip(
             f"recorded on {GOLDEN['on']}, and this is {found['on']}: the last bits of weights may "

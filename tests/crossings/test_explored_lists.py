@@ -79,7 +79,7 @@ def told(tmp_path, raw_table, chain_of):
     return asked, table_in(this.extraction.holdout_uri), verdict
 
 
-def test_what_explored_lists_tell_of_candidate_stands_in_verdict(told):
+def test_verdict_contains_what_explored_lists_show_about_candidate(told):
     asked, held_out, verdict = told
     with np.load(local_path(verdict.scores_uri)) as scores:
         keys = zip(held_out[raw_rows.REQUEST_ID].to_pylist(), held_out[raw_rows.ROW].to_pylist())

@@ -344,7 +344,7 @@ def test_nothing_names_user_afterwards_and_all_other_rows_are_unchanged(
     assert "no row, outcome, incident or run holds the user" in capsys.readouterr().out
 
 
-def test_models_that_learned_user_are_named_with_run_to_replace_them(world, capsys):
+def test_models_trained_on_user_are_named_with_run_to_replace_them(world, capsys):
     forget(world)
     told = capsys.readouterr().out
     assert dict(
@@ -412,7 +412,7 @@ def test_command_names_package_that_is_there_or_first_how_to_compile_it(
     assert shlex.join(["run", "--package", str(world / "retraining.yaml")]) in told
 
 
-def test_killed_again_and_again_it_leaves_whole_files_and_goes_on(world):
+def test_restore_killed_repeatedly_leaves_complete_files_and_continues(world):
     """Kill the command before its third rename, then its fourth, and then its third again."""
     before, kills = others_rows(world), 0
     while True:

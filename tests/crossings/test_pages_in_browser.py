@@ -109,7 +109,7 @@ def test_first_screen_has_state_chart_and_decision(chain, tmp_path, name):
     assert '<table class="checks">' in page.partition("<nav")[0]
 
 
-def test_findings_are_found(tmp_path):
+def test_findings_are_reported(tmp_path):
     text = (
         '<p style="color:#777;background:#555">grey on grey</p><p '
         f'style="white-space:nowrap">{"wide " * 50}</p>'
@@ -176,7 +176,7 @@ SPOILT_PAGES = {
 
 
 @pytest.mark.parametrize("name", SPOILT_PAGES)
-def test_no_text_that_page_shows_becomes_markup(chain, tmp_path, name):
+def test_no_text_on_page_becomes_markup(chain, tmp_path, name):
     num_shown, taken = planted(tmp_path, SPOILT_PAGES[name](chain))
     assert num_shown > 0
     assert taken == []

@@ -49,7 +49,7 @@ def evergreen(*words):
     )
 
 
-def test_later_steps_train_on_rest_and_run_without_rule_on_all(chain, tmp_path):
+def test_later_steps_train_on_remaining_rows_and_run_without_rule_on_all(chain, tmp_path):
     own = chain.copied_to(tmp_path / "own")
     world = World.create(seed=3)
     write_lake(world, str(own.root / "lake"), rows=2000, days=1, last_day=date(2026, 1, 6), seed=11)

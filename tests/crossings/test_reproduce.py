@@ -54,7 +54,7 @@ def test_round_is_trained_again_to_same_bytes_and_store_stays_as_it_was(chain, t
     assert state(store) == before
 
 
-def test_what_came_to_lake_after_run_is_not_read(copy, second):
+def test_rows_that_reach_lake_after_run_are_not_read(copy, second):
     write_lake(
         World.create(seed=9),
         str(copy.root / "aside"),
@@ -115,7 +115,7 @@ def test_lost_days_of_lake_and_collected_weights_of_parent_are_named(copy, tmp_p
         ("training", "weights: 1 of "),
     ],
 )
-def test_difference_that_was_planted_in_step_is_first(copy, second, monkeypatch, step, line):
+def test_planted_difference_of_step_is_first(copy, second, monkeypatch, step, line):
     """The remaining steps are replaced by copies of the original run's outputs."""
     this = copy.rounds[1]
     own_work = local_path(this.extraction.train_uri).parents[1]

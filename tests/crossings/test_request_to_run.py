@@ -127,7 +127,7 @@ def test_extraction_understands_requests_window(monitor_asks, tmp_path):
     )  # The row at exactly the time of the request belongs to the run.
 
 
-def test_local_triggers_command_line_is_one_that_evergreen_takes(
+def test_command_line_of_local_trigger_is_accepted_by_evergreen(
     monitor_asks, services, package, inputs, tmp_path
 ):
     # The monitor's settings in the demo, with a harmless program in place of the interpreter.
@@ -169,7 +169,7 @@ def test_local_run_gives_pipeline_only_inputs_that_it_has(
     assert placed.keys() <= set(PLACES)
 
 
-def test_kubeflow_run_is_asked_for_with_inputs_that_pipeline_has(
+def test_kubeflow_run_is_requested_with_inputs_of_pipeline(
     monitor_asks, kubeflow, inputs, tmp_path
 ):
     further = {"recommender": "3", "settings": "gate.min_auc=0.7"}
@@ -185,7 +185,7 @@ def test_kubeflow_run_is_asked_for_with_inputs_that_pipeline_has(
     assert run["display_name"] == "drift 2026-01-01 00:00:00.500000 v3"
 
 
-def test_users_own_file_is_not_overwritten_and_drifting_column_must_exist(services):
+def test_own_file_of_user_is_not_overwritten_and_drifting_column_must_exist(services):
     own = services.plan.base.with_settings({"gate.min_auc": 0.7, "training.seed": 1})
     rows = {"replay_rows": 2_000, "lake_rows": 3_000, "clicks": 600, "replay_requests": 2_000}
     settings = plan_for_data(services.settings, own, **rows).recommender().settings

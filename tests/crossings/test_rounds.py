@@ -88,7 +88,7 @@ def _lake(chain):
     )
 
 
-def test_line_learns_each_row_once_and_those_that_evaluated_round_in_next(three, tmp_path):
+def test_lineage_trains_on_each_row_once_and_evaluates_it_in_next_run(three, tmp_path):
     chain, rounds = three
     learned = [_learned(this, tmp_path) for this in rounds]
     holdout = [keys_in(this.extraction.holdout_uri) for this in rounds]
@@ -99,7 +99,7 @@ def test_line_learns_each_row_once_and_those_that_evaluated_round_in_next(three,
     assert {key for keys in learned for key in keys} | set(holdout[-1]) == _lake(chain).keys()
 
 
-def test_model_names_files_that_lay_in_lake_in_its_round(three):
+def test_model_names_files_that_were_in_lake_in_its_round(three):
     _, (first, second, third) = three
     for this in (first, second, third):
         assert this.training.files == this.preprocessing.files == this.extraction.files
@@ -114,7 +114,7 @@ def test_model_names_files_that_lay_in_lake_in_its_round(three):
     assert {day: len(names) for day, names in new.items() if names} == late | own
 
 
-def test_late_rows_are_learnt_before_windows_and_encoded_as_these_are(three):
+def test_late_rows_are_trained_on_before_windows_and_encoded_like_them(three):
     _, (_, second, third) = three
     raw = table_in(third.extraction.train_uri)
     num_late = third.extraction.num_late_rows
@@ -136,7 +136,7 @@ def test_late_rows_are_learnt_before_windows_and_encoded_as_these_are(three):
     np.testing.assert_array_equal(ids, workflow.encode_categorical(values))
 
 
-def test_validation_evaluates_them_with_window_and_lineage_tells_their_days(three):
+def test_validation_reads_window_and_lineage_knows_their_days(three):
     _, (*_, third) = three
     assert third.validation.num_rows == third.extraction.num_train_rows
     told = {
@@ -148,7 +148,7 @@ def test_validation_evaluates_them_with_window_and_lineage_tells_their_days(thre
     assert told == {"2026-01-04": NUM_LATE // 2, "2026-01-05": on_second_day, "2026-01-06": None}
 
 
-def test_model_names_files_whose_rows_it_could_not_learn(three):
+def test_model_names_files_whose_rows_it_could_not_train_on(three):
     _, (*_, third) = three
     assert third.training.unread_files == {"2026-01-05": {"torn.parquet": ""}}
     assert "torn.parquet" not in third.training.files["2026-01-05"]

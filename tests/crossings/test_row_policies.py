@@ -80,7 +80,7 @@ def test_scores_of_full_holdout_are_calibrated_only_with_correction(rounds, turn
 
 
 @pytest.mark.parametrize("turn", [0, 1])
-def test_counts_of_thinning_and_left_out_columns_reach_model(rounds, turn):
+def test_counts_of_downsampling_and_excluded_columns_reach_model(rounds, turn):
     this, rate = rounds.rounds[turn], RATES[turn]
     raw, encoded = this.extraction, this.preprocessing
     labels = read(local_path(raw.train_uri))[raw_rows.LABEL].to_numpy()

@@ -97,7 +97,7 @@ def _check_evidence(*folders):
     assert len(np.unique(found.groups)) * ROWS == len(expected)
 
 
-def test_evidence_reads_every_pair_before_during_and_after_upload(places):
+def test_evidence_covers_every_pair_before_during_and_after_upload(places):
     folder, _ = places
     archive, lake = folder / "archive", folder / "lake"
     _check_evidence(archive, lake)

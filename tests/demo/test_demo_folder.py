@@ -52,7 +52,7 @@ def test_second_demo_in_folder_is_refused_and_firsts_files_stay(tmp_path):
         assert [path.name for path in folder.iterdir()] == [".evergreen-demo"]
 
 
-def test_killed_demo_leaves_folder_to_next(tmp_path):
+def test_killed_demo_leaves_folder_to_next_demo(tmp_path):
     folder = tmp_path / "a demo"
     program = (
         "import os, pathlib, sys; from demo.demo import start_clean\n"
@@ -111,7 +111,7 @@ CRITEO_LINE = "0\t1\t" + "5\t" * 11 + "\t" + "68fd1e64\t" * 25 + "\n"
     ],
 )
 @pytest.mark.parametrize("is_folder", [True, False])
-def test_criteos_rows_are_known_and_not_drafted(tmp_path, name, content, said, is_folder):
+def test_criteo_rows_are_recognized_and_not_drafted(tmp_path, name, content, said, is_folder):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / name).write_bytes(content)
     (tmp_path / "data" / "readme.md").write_text("How these rows were made.")
@@ -265,7 +265,7 @@ def test_refused_first_model_ends_demo_with_advice_that_would_release_one(begun,
     assert len(told) == 4
 
 
-def test_first_run_that_fails_says_why_and_one_that_says_nothing_is_error(begun, capsys):
+def test_first_failed_run_says_why_and_one_without_reason_is_error(begun, capsys):
     with raises(PermanentError, "first_run", "code 3", "the last word"):
         _first_run(begun(3, None))
     demo = begun(3, ended("failed", "extraction"))
@@ -301,7 +301,7 @@ class Told:
         (False, False, True, "the rows ran out before the drift began", []),
     ],
 )
-def test_world_is_said_to_change_only_where_it_does(
+def test_simulator_is_said_to_change_only_where_it_does(
     capsys, decided, ran_out, has_ended, title, told
 ):
     demo = SimpleNamespace(
@@ -320,7 +320,7 @@ def test_world_is_said_to_change_only_where_it_does(
 
 
 @pytest.mark.parametrize("ran_out", [False, True])
-def test_bad_release_is_begun_only_where_rows_are_left(capsys, tmp_path, ran_out):
+def test_bad_release_begins_only_if_rows_are_left(capsys, tmp_path, ran_out):
     demo = SimpleNamespace(
         stack=Told(has_ended=False),
         screen=Screen(),

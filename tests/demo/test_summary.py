@@ -220,7 +220,7 @@ DECISIONS = [
 NOTICE = {"time": 108.0, "kind": "decision", "policy": "data_drift", "text": "data_drift at 104.5"}
 
 
-def test_each_policys_first_sure_decision_counts_and_none_before_change():
+def test_first_sure_decision_of_each_policy_counts_and_none_before_change():
     never = {"threshold": None, "sequential": None, "data_drift": None}
     assert numbers.first_alarms(DECISIONS, DRIFT_TIME) == {
         "threshold": 10.0,
@@ -304,7 +304,7 @@ def store(tmp_path):
     return tmp_path
 
 
-def test_release_is_described_by_seconds_that_it_overlaps(store):
+def test_release_covers_seconds_in_which_versions_overlap(store):
     traffic = [traffic_line(second, 1) for second in range(80, 100)]
     traffic += [traffic_line(100.5, 1, p99=8.0), traffic_line(101.5, 1, p99=11.0, failed=2)]
     traffic += [traffic_line(102.4, {"1": 900, "2": 100}), traffic_line(103.4, 2, p99=9.0)]
@@ -352,7 +352,7 @@ def test_sentences_state_each_number_and_none_where_there_is_none():
     assert replayed == "20 decisions were replayed from the lake, all of them equal"
 
 
-def test_run_that_was_not_asked_for_is_no_doubt_of_policy_that_was_sure():
+def test_run_without_retrain_request_is_no_doubt_about_sure_policy():
     unasked = changed(
         "trigger.reason", None, replace(GOOD, policies={"sequential": None, "data_drift": 4.5})
     )
@@ -425,7 +425,7 @@ def verdict(tmp_path, **changes):
 UNASKED = changed("trigger.reason", None, CHANGED)
 
 
-def test_loop_that_turned_needs_nothing():
+def test_successful_loop_needs_no_person():
     assert ways(CHANGED) == []
 
 
@@ -470,7 +470,7 @@ def test_change_without_effect_and_alarm_without_rows_say_what_is_missing(
         assert word in way
 
 
-def test_rows_that_ran_out_before_change_are_counted(tmp_path):
+def test_rows_that_were_counted_before_change_are_excluded(tmp_path):
     known = verdict(tmp_path, candidate=ModelQuality(auc=0.7, auc_low=0.66, auc_high=0.74))
     (way,) = ways(replace(UNASKED, drift={}), verdicts=[known], drift_time=None)
     assert (
@@ -537,11 +537,11 @@ def test_version_that_was_not_measured_says_how_many_rows_came():
         (ModelQuality(), "its auc at the gate is unknown, so the monitor has no threshold for it"),
     ],
 )
-def test_monitor_is_said_to_hold_version_only_to_auc_that_gate_knows(tmp_path, quality, said):
+def test_monitor_measures_version_only_against_auc_that_gate_knows(tmp_path, quality, said):
     assert numbers.first_model_sentence(verdict(tmp_path, candidate=quality)) == said
 
 
-def test_ingested_rows_are_told_by_what_was_read(tmp_path):
+def test_ingested_rows_are_identified_by_their_files(tmp_path):
     times = [datetime(2026, 3, 4, 5, 6, second, tzinfo=timezone.utc) for second in (9, 7, 8)]
     pq.write_table(
         pa.table({"event_time": pa.array(times, pa.timestamp("us", tz="UTC"))}),

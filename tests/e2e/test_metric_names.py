@@ -12,7 +12,7 @@ from tests.support import metric_names
 from tests.support.triton import write_model
 
 
-def test_recorded_names_and_labels_are_servers(tmp_path):
+def test_recorded_names_and_labels_are_those_of_server(tmp_path):
     # The second model has no response cache, because the server exports no request summary for a
     # cached model.
     models = {"click_model": True, "click_model_canary": False}

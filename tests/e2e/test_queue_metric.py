@@ -55,7 +55,7 @@ def send(client: Client):
         assert not thread.is_alive()
 
 
-def test_shipped_query_is_servers_own_mean_under_load_and_zero_when_idle(servers, prometheus):
+def test_shipped_query_equals_mean_of_server_under_load_and_zero_when_idle(servers, prometheus):
     queries, client = read_queries(KEDA), servers[BUSY][1]
     # A rate needs values from before the load, so the test waits for three scrapes.
     scrapes = (

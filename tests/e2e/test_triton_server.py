@@ -192,7 +192,7 @@ def test_model_that_cannot_load_ends_start_with_servers_own_words(repository, tm
     assert not server.alive()
 
 
-def test_start_that_hangs_is_given_up_and_stopped(repository, tmp_path):
+def test_hanging_start_is_stopped(repository, tmp_path):
     (repository / "click_model" / "1" / "model.py").write_text("import time; time.sleep(600)\n")
     settings = TritonSettings(ready_seconds=0.5, stop_seconds=0.2)
     server = TritonServer(repository, log=tmp_path / "triton.log", settings=settings)
@@ -214,7 +214,7 @@ def test_killed_server_is_noticed_and_found_on_same_ports_after_restart(reposito
         assert is_ready(server, "click_model", "1")
 
 
-def test_shared_memory_of_killed_owner_alone_is_swept_at_next_start(tmp_path):
+def test_only_shared_memory_of_killed_owner_is_removed_at_next_start(tmp_path):
     ended = subprocess.run(
         [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True
     )

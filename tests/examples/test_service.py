@@ -95,7 +95,7 @@ def test_failures_keep_their_meaning(service, server, failure, code):
         assert web.post("/click", json={"request_id": "", "position": 1}).status_code == 422
 
 
-def test_shops_log_is_what_its_recommender_describes(tmp_path):
+def test_shop_log_matches_its_recommender(tmp_path):
     found = [
         write_clicks(tmp_path / name, rows=8000, seed=1)
         for name in ("one.parquet", "other.parquet")

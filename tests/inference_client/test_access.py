@@ -89,7 +89,7 @@ def test_server_of_another_authority_or_without_tls_gets_no_request(
 
 
 @pytest.mark.parametrize("name", ["triton", "another"])
-def test_certificate_is_checked_against_name_that_client_was_given(
+def test_certificate_is_checked_against_configured_name(
     secure, authority, files, make_rows, monkeypatch, name
 ):
     running = secure("triton")
@@ -168,7 +168,7 @@ def test_token_is_read_again_and_last_good_one_stays(tmp_path, caplog):
         ({"tls": True, "token_file": "lines"}, "lines contains no token"),
     ],
 )
-def test_settings_that_cannot_be_are_named(tmp_path, wrong, said):
+def test_impossible_settings_are_named(tmp_path, wrong, said):
     (tmp_path / "empty").write_text("\n")
     (tmp_path / "lines").write_text("a\nb")
     given = {

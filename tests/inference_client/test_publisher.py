@@ -164,7 +164,7 @@ OUTAGES = [
 @pytest.mark.parametrize(
     ("kind", "seconds", "slow_seconds"), OUTAGES, ids=["away", "refused", "broken", "slow"]
 )
-def test_publishing_goes_on_after_any_outage_and_says_so_twice(
+def test_publishing_goes_on_after_any_outage_and_reports_twice(
     time, prediction, caplog, kind, seconds, slow_seconds
 ):
     """A log that recovers slowly needs 20 s for each flush.
@@ -332,7 +332,7 @@ def test_long_outage_keeps_oldest_within_bounds_and_counts_dropped(time, predict
     assert publisher.counts.published_rows == 16
 
 
-def test_draining_into_lost_log_ends_and_says_what_is_lost(time, prediction):
+def test_draining_into_lost_log_ends_and_reports_losses(time, prediction):
     publisher = publisher_of(MemoryLog(lambda: TemporaryError("gone")), time, close_seconds=20.0)
     publisher.add(prediction("r1"), clicks("r1", 0, 1))
     with raises(Unpublished, "4 rows and 2 outcomes", "lost", "gone") as loss:
@@ -354,7 +354,7 @@ def test_draining_into_log_that_refuses_does_not_wait(time, prediction):
     assert time.now == 1000.0
 
 
-def test_closing_sends_at_once_what_is_due_long_after(time):
+def test_closing_sends_long_overdue_outcomes_at_once(time):
     publisher = publisher_of(log := MemoryLog(), time, close_seconds=20.0)
     for name, ahead in (("soon", np.int64(10)), ("later", np.int64(7200))):
         publisher.add_outcome(Outcome(request_id=name, time=np.int64(time.now) + ahead))
@@ -509,7 +509,7 @@ def test_queue_takes_no_more_memory_than_it_is_allowed(time, num_rows, full):
     assert num_outcomes > 2000
 
 
-def test_memory_of_what_was_published_or_given_up_is_free_again(time, prediction):
+def test_memory_of_published_or_abandoned_records_is_freed(time, prediction):
     failures = []
     log = MemoryLog(lambda: failures[0] if failures else None)
     publisher = publisher_of(log, time, max_queued_bytes=20_000, close_seconds=5.0)
@@ -652,7 +652,7 @@ class SmallLog(MemoryLog):
 
 
 @pytest.mark.parametrize("place", [0, 3, 6])
-def test_record_over_logs_limit_is_dropped_with_sentence_and_next_go_on(
+def test_record_over_limit_of_log_is_dropped_with_message_and_next_go_on(
     time, prediction, caplog, place
 ):
     log = SmallLog(3000)
@@ -693,7 +693,7 @@ def test_outcomes_over_logs_limit_go_in_smaller_messages(time):
     assert (publisher.counts.published_outcomes, publisher.counts.dropped_outcomes) == (50, 0)
 
 
-def test_outage_amid_refusal_drops_nothing_twice_and_nothing_else(time, prediction):
+def test_outage_during_refusal_drops_nothing_twice(time, prediction):
     failures = [None, TemporaryError("gone"), TemporaryError("gone")]
     log = SmallLog(3000, outage=lambda: failures.pop(0) if failures else None)
     publisher = publisher_of(log, time)

@@ -255,7 +255,7 @@ def test_explored_list_is_shown_and_logged_in_its_order_with_its_odds(
     np.testing.assert_array_equal(of_swapped.dense[clicked], dense[best[3]])
 
 
-def test_without_exploring_order_is_that_of_scores_for_certain(server, make_rows):
+def test_without_exploration_order_equals_that_of_scores_for_certain(server, make_rows):
     assert rank(server, make_rows(9), 3).propensities.tolist() == [1.0, 1.0, 1.0]
 
 
@@ -382,7 +382,7 @@ def test_numbers_texts_and_dictionaries_of_same_category_are_sound():
     assert (rows.dense.tolist(), rows.categorical.tolist()) == ([[1.0]], [[10, -1]])
 
 
-def test_client_works_by_recommender_that_store_serves_or_file_describes(
+def test_client_uses_recommender_that_registry_serves_or_file_describes(
     server, log, tmp_path, read_log
 ):
     """The recommender determines the columns, the requested model and the content of the record."""
@@ -459,11 +459,11 @@ PLACED = [[7, PUNK, FOLK, -1, 2, 3], [8, -1, -1, -1, -1, -1], [9, ROCK, JAZZ, FO
     ],
     ids=["columns", "rows", "Arrow", "arrays"],
 )
-def test_of_list_elements_that_count_take_its_places(rows):
+def test_counted_list_elements_take_positions(rows):
     assert feature_rows(rows, LISTS).categorical.tolist() == PLACED
 
 
-def test_wrong_element_is_named_and_candidates_list_is_own_or_contexts():
+def test_wrong_element_is_named_and_list_of_candidate_is_own_or_of_context():
     wrongs = (
         (["punk", 1.5], "column genres, row 1 is 1.5, expected elements to be a text"),
         ("punk", "a list"),
@@ -742,9 +742,7 @@ def test_two_requests_at_once_cannot_share_id(make_rows, log, read_log):
 @pytest.mark.parametrize(
     "failure", [ServerUnavailable("away"), BadReply("no scores"), asyncio.CancelledError()]
 )
-def test_id_of_request_that_left_no_record_is_free_again(
-    score_rows, make_rows, log, read_log, failure
-):
+def test_id_of_request_without_record_is_free_again(score_rows, make_rows, log, read_log, failure):
     rows = FeatureRows(dense=make_rows(1)[0], categorical=make_rows(1)[1])
     failures = [failure]
 
@@ -773,7 +771,7 @@ def test_ids_of_newest_requests_are_remembered_and_no_more():
             ids.take(name)
 
 
-def test_of_wide_rows_request_has_as_many_as_message_of_log_holds(log):
+def test_request_of_wide_rows_is_limited_by_message_size_of_log(log):
     """A record too large for the log would be retried forever and block later records."""
     names = tuple(f"column {i}" for i in range(300))
     wide = Recommender(name="wide", features=Features(numeric=(), categorical=names))

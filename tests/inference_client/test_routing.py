@@ -49,7 +49,7 @@ def test_published_plan_is_followed_and_so_is_its_removal(served, objects, publi
     follow(served, objects, talk, interval=0.01)
 
 
-def test_corrupt_plan_leaves_last_good_one_in_force_and_is_said_once(
+def test_corrupt_plan_leaves_last_good_one_in_force_and_is_reported_once(
     served, objects, publish, make_rows, caplog, monkeypatch
 ):
     publish(make_plan(share=1.0))
@@ -157,7 +157,7 @@ def test_canary_whose_version_is_no_number_costs_no_request_and_no_record(
     ],
     ids=["fault", "refusal"],
 )
-def test_what_canary_cannot_do_stable_arm_does(
+def test_stable_arm_answers_where_canary_cannot(
     served, objects, publish, make_rows, score_rows, failure, kind
 ):
     publish(make_plan(share=1.0, shadow=1.0))
@@ -199,9 +199,7 @@ def test_one_deadline_covers_both_arms(served, objects, publish, make_rows):
     asyncio.run(run())
 
 
-def test_record_says_what_reply_says_and_not_what_plan_promised(
-    served, objects, publish, make_rows
-):
+def test_record_contains_reply_and_not_what_plan_promised(served, objects, publish, make_rows):
     publish(make_plan(share=1.0))
     served.scoring.canary_version = 9
 
@@ -212,7 +210,7 @@ def test_record_says_what_reply_says_and_not_what_plan_promised(
     assert (answer.canary, answer.model_version) == (True, 9)
 
 
-def test_stuck_shadow_delays_nobody_and_those_beyond_bound_are_dropped(
+def test_stuck_shadow_delays_no_request_and_excess_shadows_are_dropped(
     served, objects, publish, make_rows, score_rows
 ):
     publish(make_plan(share=0.0, shadow=1.0))
@@ -264,7 +262,7 @@ def test_no_shadow_is_sent_while_served_requests_wait(served, objects, publish, 
     assert shadow["dropped"] + shadow["answered"] == 8
 
 
-def test_ranked_list_is_one_arms_and_records_shadow_scores_of_its_rows(
+def test_ranked_list_is_from_one_arm_and_records_shadow_scores_of_its_rows(
     served, objects, publish, make_rows, score_rows, read_log, tmp_path
 ):
     publish(make_plan(share=1.0, shadow=1.0))

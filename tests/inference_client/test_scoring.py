@@ -177,7 +177,7 @@ def test_reply_that_is_no_probability_per_row_is_error(server, make_rows, change
     ],
     ids=["width", "dense-type", "category-type", "lengths", "no-rows"],
 )
-def test_wrong_rows_are_refused_before_they_travel(server, make_rows, change, text):
+def test_wrong_rows_are_refused_before_they_are_sent(server, make_rows, change, text):
     with pytest.raises(BadRequest, match=text):
         score(server.url, change(*make_rows(4)))
     assert server.scoring.requests == []

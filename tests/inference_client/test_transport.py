@@ -83,7 +83,7 @@ def test_cancelled_caller_leaves_call_alone(stuck, make_rows):
     assert stuck.scoring.cancelled == 0
 
 
-def test_full_line_is_said_at_once_and_takes_callers_again_when_it_moves(
+def test_full_partition_is_reported_at_once_and_accepts_callers_when_it_moves(
     stuck, make_rows, score_rows
 ):
     rows = make_rows(2)
@@ -154,7 +154,7 @@ def test_chance_shortens_waits_by_up_to_half():
     assert 1.95 < max(waits) <= 2.0
 
 
-def test_model_that_answered_and_is_gone_is_asked_again(server, make_rows, score_rows):
+def test_model_that_answered_and_is_absent_is_requested_again(server, make_rows, score_rows):
     """The model is absent for a moment, because a watchdog unloads and reloads it."""
     rows = make_rows(3)
 
@@ -183,7 +183,7 @@ def replicas():
         each.close()
 
 
-def test_requests_go_to_every_replica_in_turn_and_dead_one_costs_none(
+def test_requests_go_to_every_replica_in_turn_and_dead_replica_costs_none(
     replicas, make_rows, score_rows
 ):
     first, second = replicas
@@ -371,7 +371,7 @@ def test_replica_that_answers_again_gets_its_share_again(replicas, make_rows, qu
     converse(None, talk, url=f"ipv4:127.0.0.1:{first.port},127.0.0.1:{second.port}")
 
 
-def test_server_that_hangs_alone_gets_its_calls_answered_once_it_goes_on(
+def test_server_that_hangs_alone_answers_its_calls_after_it_resumes(
     stuck, make_rows, score_rows, quick_stalls
 ):
     rows = make_rows(2)

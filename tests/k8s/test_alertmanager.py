@@ -30,7 +30,7 @@ def test_amtool_takes_it():
 
 
 @pytest.mark.parametrize("name", ALERTS)
-def test_alert_reaches_whom_its_severity_says(name):
+def test_alert_reaches_receivers_of_its_severity(name):
     severity = ALERTS[name]["labels"]["severity"]
     labels = (f"alertname={name}", f"severity={severity}", "namespace=evergreen")
     found = amtool("config", "routes", "test", f"--config.file={PATH}", *labels)

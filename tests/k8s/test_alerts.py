@@ -125,7 +125,7 @@ def test_promtool_takes_rules_as_they_are():
     assert f"{len(RULES)} rules found" in done.stdout
 
 
-def test_alerts_fire_and_end_as_their_cases_say():
+def test_alerts_fire_and_end_as_in_their_cases():
     said = run_promtool(BUILD, list(ALERTS.values()))
     assert not said, "\n".join(said.values())
 
@@ -138,7 +138,7 @@ def test_alerts_fire_and_end_as_their_cases_say():
         pytest.param({"expr": "vector(1)", "for": "0s"}, marks=pytest.mark.slow),
     ],
 )
-def test_cases_notice_rule_that_is_deaf_late_or_loud(change, tmp_path):
+def test_cases_detect_silenced_late_or_permanent_alerts(change, tmp_path):
     """Tests the harness: a silenced, delayed or permanent alert makes one of its cases fail."""
     said = run_promtool(tmp_path, [{**rule, **change} for rule in ALERTS.values()])
     assert said.keys() == ALERTS.keys()
@@ -171,7 +171,7 @@ def labels_of_record(name: str) -> Labels:
     return frozenset(name.split(":")[0].split("_"))
 
 
-def test_expressions_ask_only_for_what_is_exported():
+def test_expressions_use_only_exported_metrics():
     recorded = {name: labels_of_record(name) for name in RECORDED}
     for rule in RULES:
         found = strangers(rule["expr"], recorded)

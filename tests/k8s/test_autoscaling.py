@@ -28,7 +28,7 @@ def scalers_of(manifests, target="triton"):
     ]
 
 
-def test_adapter_publishes_what_hpa_asks_for_by_kedas_queries():
+def test_adapter_publishes_what_hpa_reads_by_queries_of_keda():
     asked = {each["external"]["metric"]["name"] for each in specification(HPA)["metrics"]}
     assert read_queries(ADAPTER) == read_queries(KEDA)
     assert read_queries(ADAPTER).keys() == asked
@@ -39,7 +39,7 @@ def test_adapter_publishes_what_hpa_asks_for_by_kedas_queries():
         assert rule["seriesQuery"].endswith('{namespace!="",pod!=""}')
 
 
-def test_both_ask_prometheus_that_operator_makes():
+def test_both_use_prometheus_that_operator_makes():
     values = yaml.safe_load((ADAPTER / "values.yaml").read_text())
     address = values["prometheus"]["url"] + f":{values['prometheus']['port']}"
     assert {
@@ -73,7 +73,7 @@ def test_hpa_and_keda_decide_by_same_targets_bounds_and_pace():
     ]
 
 
-def test_hpa_is_only_scaler_where_adapter_takes_kedas_place(tmp_path):
+def test_hpa_is_only_scaler_where_adapter_replaces_keda(tmp_path):
     [scaler] = scalers_of(documents(render_variant("base+prometheus-adapter", tmp_path)))
     assert (scaler["kind"], scaler["metadata"]["namespace"]) == (
         "HorizontalPodAutoscaler",
@@ -111,7 +111,7 @@ def test_scaling_to_zero_is_option_and_another_metric_wakes_servers(rendered, tm
     )
 
 
-def test_replicas_go_slowly_and_come_fast():
+def test_replicas_stop_slowly_and_start_fast():
     spec = read_autoscaler(SHIPPED_AUTOSCALER)
     assert spec.down.stabilization_seconds >= SLOWEST_START_SECONDS
     for policy in spec.down.policies:

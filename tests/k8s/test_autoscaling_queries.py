@@ -37,7 +37,7 @@ def shipped(*pods):
     return {name: of_pods(query, *pods) for name, query in read_queries(KEDA).items()}
 
 
-def test_recorded_servers_counted_what_their_clients_got_answered():
+def test_recorded_counters_equal_answers_that_clients_received():
     for pod in PODS:
         lost = counted(pod, SUCCESS, 0, 150)
         after_the_last_reading = sum(RECORD["last"][pod][SUCCESS].values()) - sum(
@@ -61,7 +61,7 @@ def test_recorded_servers_counted_what_their_clients_got_answered():
         (PODS, 150),
     ],
 )
-def test_queue_time_per_request_is_truth(pods, moment):
+def test_queue_time_per_request_is_correct(pods, moment):
     query = shipped(*pods)[QUEUE_METRIC]
     between = truth(moment, pods, window=55)
     ask(
@@ -80,7 +80,7 @@ def test_queue_time_per_request_is_truth(pods, moment):
     )
 
 
-def test_reference_query_misses_truth_of_same_series():
+def test_reference_query_differs_from_true_value_of_same_series():
     def off_by(pods, moment, low, high):
         ratio = f"{of_pods(REFERENCE, *pods)} / {truth(moment, pods, window=30)!r}"
         return Question(

@@ -86,7 +86,7 @@ def test_grafanas_own_types_hold_every_field(name):
     assert json.loads(json.dumps(Dashboard.from_json(dashboard), cls=JSONEncoder)) == dashboard
 
 
-def test_queue_panels_show_by_pod_what_autoscaler_asks():
+def test_queue_panels_show_metric_of_autoscaler_by_pod():
     expected = {
         name: query.replace("sum(", "sum by (pod) (") for name, query in read_queries(KEDA).items()
     }

@@ -46,7 +46,7 @@ def test_containers_and_their_variables_are_there(in_pods):
         assert set(re.findall(r"\b[A-Z]+(?:_[A-Z]+)+\b", program)) <= there, (name, program)
 
 
-def test_modes_are_read_and_mended_where_whole_share_is_mounted(in_pods):
+def test_modes_are_read_and_fixed_where_complete_share_is_mounted(in_pods):
     manifests, _, found = in_pods
     (modes,) = [each for each in found if each.part == "modes of files"]
     assert modes.state == WRONG

@@ -65,7 +65,7 @@ def script_lists(name: str) -> list[str]:
     return found.split()
 
 
-def test_second_run_makes_nothing_twice_and_applies_again(run):
+def test_second_run_creates_nothing_twice_and_updates_again(run):
     made = re.compile(r"^(docker run|docker network connect|kind create|.* create job)")
     steps = ("cluster", "evergreen", "lake", "traffic", "drift")
     first, second = run(*steps), run(*steps)
@@ -76,7 +76,7 @@ def test_second_run_makes_nothing_twice_and_applies_again(run):
     assert "host" in (run.place / "hosts.toml").read_text()
 
 
-def test_nothing_is_asked_of_another_cluster_than_one_that_was_made(run):
+def test_only_cluster_of_this_command_is_used(run):
     told = [
         line
         for line in run("pipelines", "evergreen", "lake", "traffic", "drift")
@@ -109,7 +109,7 @@ def test_kubeflow_is_ready_only_with_its_settings(run):
     assert " rollout status deployment/ml-pipeline " in told[settings + 1]
 
 
-def test_what_is_applied_takes_images_that_are_built_by_tag(run):
+def test_applied_manifests_use_images_by_tag(run):
     run("evergreen")
     applied = documents((run.place / "applied.yaml").read_text())
     registry = read_values(SCRIPT.parent / "cluster.env")["REGISTRY"]
@@ -143,7 +143,7 @@ def test_every_evergreen_command_of_script_is_one():
 
 
 @pytest.mark.parametrize("tool", [*DOUBLES, "git"])
-def test_tool_that_is_not_there_is_named(tmp_path, tool):
+def test_absent_tool_is_named(tmp_path, tool):
     for name in {*DOUBLES, "git", "bash", "dirname"} - {tool}:
         (tmp_path / name).symlink_to(shutil.which(name) or "/bin/true")
     variables = {"PATH": str(tmp_path), "TAG": "0123abc"}
@@ -156,7 +156,7 @@ def test_tool_that_is_not_there_is_named(tmp_path, tool):
     )
 
 
-def test_step_that_is_none_is_refused_before_anything_is_made(run):
+def test_unknown_step_is_refused_before_anything_is_made(run):
     done = subprocess.run(
         [SCRIPT, "cluster", "lakes"],
         env=os.environ | {"PATH": f"{run.place.parent}/bin:{os.environ['PATH']}"},

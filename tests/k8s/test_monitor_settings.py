@@ -55,7 +55,7 @@ def uploader(manifests, monitor) -> UploaderSettings:
     )
 
 
-def test_pod_is_what_two_processes_need(monitor, settings, uploader):
+def test_pod_has_what_two_processes_need(monitor, settings, uploader):
     spec = monitor["spec"]["template"]["spec"]
     assert settings.actions.trigger == "kubeflow"
     assert uploader.archive == settings.archive
@@ -79,7 +79,7 @@ def test_pod_is_what_two_processes_need(monitor, settings, uploader):
         volume_at(monitor, "uploader", TOKEN_PATH)
 
 
-def test_every_folder_lies_on_volume_of_kind_that_it_needs(monitor, settings, uploader):
+def test_every_folder_is_on_volume_of_required_kind(monitor, settings, uploader):
     own, share = "monitor-state", "evergreen"
     baking = findings_path(settings.store, 1)
     places = [
@@ -101,7 +101,7 @@ def runs_namespace(settings) -> str:
     return settings.actions.kubeflow.kubeflow_namespace or "kubeflow"
 
 
-def test_both_claims_of_share_are_bound_to_one_share_that_outlives_them(manifests, settings):
+def test_both_claims_use_one_share_that_outlives_them(manifests, settings):
     volumes = {
         m["metadata"]["name"]: m["spec"] for m in manifests if m["kind"] == "PersistentVolume"
     }
@@ -162,7 +162,7 @@ def test_stuck_loop_is_restarted_and_unreachable_log_is_not(monitor):
     assert startup["periodSeconds"] * startup["failureThreshold"] > STALL_SECONDS
 
 
-def test_runs_are_asked_for_at_kubeflows_api_as_pipelines_account(manifests, settings):
+def test_runs_are_requested_at_kubeflow_api_as_pipeline_account(manifests, settings):
     assert (
         settings.actions.kubeflow.kubeflow_host
         == "http://ml-pipeline.kubeflow.svc.cluster.local:8888"
@@ -172,7 +172,7 @@ def test_runs_are_asked_for_at_kubeflows_api_as_pipelines_account(manifests, set
     assert account["metadata"]["namespace"] == runs_namespace(settings)
 
 
-def test_kubeflow_token_is_where_trigger_looks_and_good_for_nothing_else(monitor):
+def test_kubeflow_token_is_where_trigger_reads_it_and_has_no_other_use(monitor):
     volume, is_writable = volume_at(monitor, "monitor", TOKEN_PATH)
     (source,) = volume["projected"]["sources"]
     (mount,) = [
@@ -201,7 +201,7 @@ def test_webhook_address_is_read_from_optional_secret_and_appears_nowhere(
     assert not [m for m in manifests if m["kind"] == "Secret"]
 
 
-def test_shares_folders_are_made_before_anybody_needs_them(monitor, settings, uploader):
+def test_folders_of_share_are_created_before_use(monitor, settings, uploader):
     """The folders are created by a user that has the right to do so.
 
     Pods of the pipeline do not belong to the group that owns the share's root.
@@ -221,7 +221,7 @@ def test_shares_folders_are_made_before_anybody_needs_them(monitor, settings, up
     assert (user["runAsUser"], user["fsGroup"]) == (10001, 10001)
 
 
-def test_monitor_and_uploader_reach_what_they_need_and_nothing_else(variant):
+def test_monitor_and_uploader_reach_only_what_they_need(variant):
     """A compromised monitor must not write journal, models or repository.
 
     A compromised uploader must not read journal, models or repository.

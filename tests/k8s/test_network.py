@@ -166,7 +166,7 @@ def case(request, rendered):
     return policies_of(manifests), ends(manifests), NEEDED_OF[request.param]
 
 
-def test_every_flow_that_is_needed_is_let_through(case):
+def test_every_required_flow_is_allowed(case):
     policies, known, needed = case
     assert needed - passing(policies, known, needed) == set()
 
@@ -216,7 +216,7 @@ def _numbers(node) -> Iterator[int]:
         yield from _numbers(child)
 
 
-def test_no_rule_could_be_left_out(case):
+def test_every_network_rule_is_needed(case):
     """Without any one of the policies' rules, a required flow is denied."""
     policies, known, needed = case
     idle = []
@@ -230,7 +230,7 @@ def test_no_rule_could_be_left_out(case):
     assert idle == []
 
 
-def test_every_pod_of_ours_is_isolated_in_both_directions(variant):
+def test_every_own_pod_is_isolated_in_both_directions(variant):
     """Connections of a workload that is added later are denied, whatever its labels are."""
     policies = policies_of(variant)
     newcomer = End(
@@ -253,7 +253,7 @@ KUBEFLOWS_OWN = {
 """Policies in newer manifests of Kubeflow Pipelines (manifests/kustomize/base/pipeline)."""
 
 
-def test_kubeflow_closed_to_other_namespaces_is_opened_for_monitor_alone(rendered):
+def test_closed_kubeflow_is_opened_to_other_namespaces_for_monitor_alone(rendered):
     known = ends(rendered("gke"))
     monitor, triton, api, ui = (
         known[name] for name in ("monitor", "triton", "kubeflow api", "kubeflow ui")

@@ -91,7 +91,7 @@ def lakes(objects):
 
 
 @pytest.mark.parametrize("overlay", ["gke", "gke-mig"], indirect=False)
-def test_on_gke_models_are_in_bucket_and_each_account_is_projects(overlay, changed):
+def test_on_gke_models_are_in_bucket_and_each_account_is_of_project(overlay, changed):
     objects = changed(overlay, {"PROJECT": "shop-7", "BUCKET": "shop-models"})
     assert (
         variables(objects, triton_container(objects))["MODEL_REPOSITORY"]

@@ -124,7 +124,7 @@ def test_account_that_runs_are_given_exists_where_they_run(manifests):
     assert settings["EVERGREEN_MONITOR_KUBEFLOW_SERVICE_ACCOUNT"] == SERVICE_ACCOUNT
 
 
-def test_steps_images_come_from_where_monitors_comes(compiled, manifests, overlay):
+def test_images_of_steps_come_from_registry_of_monitor(compiled, manifests, overlay):
     monitor = find(manifests, "Deployment", "monitor")["spec"]["template"]["spec"]["containers"][0][
         "image"
     ]
@@ -136,7 +136,7 @@ def test_steps_images_come_from_where_monitors_comes(compiled, manifests, overla
         assert image.endswith(":3f2a9c1")
 
 
-def test_steps_run_as_user_that_their_images_have(compiled, overlay):
+def test_steps_run_as_user_of_their_images(compiled, overlay):
     for step in STEPS:
         users = re.findall(
             r"^USER (\d+)", (REPOSITORY / DOCKERFILES[step]).read_text(), re.MULTILINE

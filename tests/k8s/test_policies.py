@@ -164,7 +164,7 @@ def _of_probes(container: Manifest) -> list[str]:
     return [f"has no {probe}" for probe in wanted if probe not in container]
 
 
-def test_every_workload_keeps_every_rule(variant):
+def test_every_workload_obeys_every_rule(variant):
     checked = list(workloads(variant))
     assert len(checked) >= 2
     assert not [text for workload, spec in checked for text in refusals(workload, spec)]

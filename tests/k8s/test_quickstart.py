@@ -105,7 +105,7 @@ def test_every_step_of_pipeline_fits_empty_node_of_its_pool(overlay):
 
 
 @pytest.mark.parametrize("overlay", POOL)
-def test_gpu_nodes_slices_can_all_be_used(rendered, overlay):
+def test_all_slices_of_gpu_nodes_can_be_used(rendered, overlay):
     line = command(f"gcloud container node-pools create {POOL[overlay]} ")
     (partition,) = re.findall(r"gpu-partition-size=([\w.]+)", line) or [""]
     node, pod = room(flag(line, "machine-type")), asks(rendered(overlay))
@@ -134,7 +134,7 @@ def test_subscriptions_keep_messages_for_pubsub_maximum_and_give_up_last():
 
 
 @pytest.mark.parametrize("overlay", POOL)
-def test_guides_sed_fills_in_all_but_runbooks_address(tmp_path, overlay):
+def test_sed_of_guide_fills_in_all_but_address_of_runbook(tmp_path, overlay):
     folder = tmp_path / "k8s" / "overlays" / overlay
     shutil.copytree(K8S / "overlays" / overlay, folder)
     names = "\n".join(
@@ -164,7 +164,7 @@ def test_guides_sed_fills_in_all_but_runbooks_address(tmp_path, overlay):
     assert settings["REGISTRY"] == "europe-west4-docker.pkg.dev/a-project/evergreen"
 
 
-def test_cpu_pages_lines_fill_in_all_but_runbooks_address(tmp_path):
+def test_cpu_page_fills_in_all_but_address_of_runbook(tmp_path):
     folder = tmp_path / "k8s" / "overlays" / "cpu"
     shutil.copytree(K8S / "overlays" / "cpu", folder)
     (settings,) = [

@@ -121,7 +121,7 @@ def test_claims_accounts_and_priority_classes_exist(cluster):
         assert cluster.has("PriorityClass", "", spec["priorityClassName"]), title(workload)
 
 
-def test_probes_and_hooks_ask_ports_that_their_container_has(cluster):
+def test_probes_and_hooks_use_ports_that_their_container_has(cluster):
     asked = 0
     for workload, spec in workloads(cluster.manifests):
         for container in containers(spec):

@@ -90,7 +90,7 @@ def workload_manifest(name: str):
     return found
 
 
-def test_line_that_no_program_takes_is_noticed():
+def test_line_that_no_program_accepts_is_found():
     for line in (
         "evergreen release rollback --store S --too 3 --reason r",
         "evergreen models live-at --store S",
@@ -113,7 +113,7 @@ def test_pods_containers_and_objects_named_are_those_of_base():
         )
 
 
-def test_settings_and_metrics_named_exist():
+def test_named_settings_and_metrics_exist():
     names = flat_settings(InstallationSettings)
     for name in re.findall(r"EVERGREEN_MONITOR_([A-Z_]+)", PAGE):
         assert name.lower() in names, f"EVERGREEN_MONITOR_{name} is not a setting"
@@ -126,7 +126,7 @@ def test_settings_and_metrics_named_exist():
         assert name in known(), f"no program exports {name}"
 
 
-def test_monitors_account_may_publish_what_page_replays_in_its_pod():
+def test_monitor_account_may_publish_what_page_replays_in_its_pod():
     """Redelivery publishes messages to the log.
 
     In Pub/Sub the monitor needs the permission to publish only for redelivery.

@@ -45,7 +45,7 @@ def validate(manifest: Manifest, version: str) -> None:
     kubernetes_validate.validate(manifest, version, strict=True)
 
 
-def test_schemas_reach_from_oldest_version_promised_to_recent_one():
+def test_schemas_cover_oldest_promised_version_to_recent_one():
     assert VERSIONS[0].startswith("1.29.")
     assert len(VERSIONS) >= 9
 
@@ -83,7 +83,7 @@ def _walk(node, path=""):
         yield from _walk(child, f"{path}.{key}")
 
 
-def test_names_labels_and_quantities_are_ones_that_api_takes(variant):
+def test_names_labels_and_quantities_are_accepted_by_api(variant):
     """The API server checks names, labels and quantities.
 
     The published schemas accept any string.

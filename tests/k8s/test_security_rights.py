@@ -91,7 +91,7 @@ def test_every_verb_granted_at_kubeflow_is_used_and_every_used_is_granted(render
     assert granted(find(manifests, "Role", "evergreen-monitor")) == used(kubeflow, settings)
 
 
-def test_monitor_is_bound_where_its_settings_say_that_runs_are(rendered):
+def test_monitor_is_bound_to_namespace_of_runs_in_its_settings(rendered):
     manifests = rendered("gke+kubeflow-multi-user")
     place = find(manifests, "ConfigMap", "monitor-settings")["data"][
         "EVERGREEN_MONITOR_KUBEFLOW_NAMESPACE"
@@ -118,7 +118,7 @@ def named(value, word: str, path: str = "") -> set[str]:
 
 
 @pytest.mark.parametrize("overlay", ["cpu", "gke"])
-def test_profile_of_several_users_is_set_in_one_file(tmp_path, monkeypatch, overlay):
+def test_multi_user_profile_is_set_in_one_file(tmp_path, monkeypatch, overlay):
     shutil.copytree(K8S, tmp_path / "k8s")
     monkeypatch.setattr("tests.support.rendering.K8S", tmp_path / "k8s")
     (tmp_path / "k8s" / "components" / "kubeflow-multi-user" / "profile.env").write_text(
@@ -174,7 +174,7 @@ def test_profile_of_several_users_is_set_in_one_file(tmp_path, monkeypatch, over
     assert settings["EVERGREEN_MONITOR_KUBEFLOW_NAMESPACE"] == "team-a"
 
 
-def test_only_kubeflow_rights_go_to_pipeline_account_no_workload_has(variant):
+def test_only_pipeline_account_has_kubeflow_rights_and_no_workload(variant):
     """No workload of ours calls the API server, so no workload has permissions."""
     kinds = ("Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding")
     (binding,) = [m for m in variant if m["kind"] in kinds]
@@ -193,7 +193,7 @@ def test_only_kubeflow_rights_go_to_pipeline_account_no_workload_has(variant):
     assert ("kubeflow", "evergreen-pipeline") not in accounts
 
 
-def test_no_token_that_kubernetes_api_takes_reaches_pod(variant):
+def test_no_token_for_kubernetes_api_reaches_pod(variant):
     for workload, spec in workloads(variant):
         assert spec["automountServiceAccountToken"] is False, title(workload)
         for volume in spec.get("volumes", ()):

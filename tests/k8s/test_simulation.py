@@ -93,7 +93,7 @@ def test_traffic_waits_until_model_is_served_and_no_longer(variant):
             process.kill()
 
 
-def test_kinds_labels_are_all_there_within_minute_that_they_wait_for(rendered):
+def test_labels_of_kind_are_complete_within_minute_that_they_wait_for(rendered):
     spec = read_recommender(K8S / "kind" / "recommender.yaml")
     assert spec.settings["monitor"] == {"attribution_window_seconds": 60}
     usual = read_recommender(REPOSITORY / "examples" / "criteo" / "recommender.yaml")
@@ -103,7 +103,7 @@ def test_kinds_labels_are_all_there_within_minute_that_they_wait_for(rendered):
     assert float(delay.partition("=")[2]) * MAX_DELAY_FACTOR < 60
 
 
-def test_lake_that_is_there_already_ends_job_at_first_try(variant, tmp_path):
+def test_existing_lake_ends_job_at_first_try(variant, tmp_path):
     job = find(variant, "CronJob", "simulated-lake")["spec"]["jobTemplate"]["spec"]
     (rule,) = job["podFailurePolicy"]["rules"]
     spec = pod_spec(find(variant, "CronJob", "simulated-lake"))
@@ -123,7 +123,7 @@ def test_lake_that_is_there_already_ends_job_at_first_try(variant, tmp_path):
     )
 
 
-def test_traffics_flags_are_ones_that_it_takes(variant):
+def test_flags_of_traffic_are_accepted_by_its_program(variant):
     (traffic,) = pod_spec(find(variant, "Deployment", "traffic"))["containers"]
     known = subprocess.run(
         [sys.executable, "-m", "demo.simulation", "traffic", "--help"],

@@ -91,7 +91,7 @@ def known_flags(help_text):
     return set(re.findall(r"^  --([a-z0-9-]+)", current, re.MULTILINE))
 
 
-def test_every_argument_is_flag_of_real_binary_and_none_deprecated_one(variant, help_text):
+def test_every_argument_is_flag_of_real_binary_and_none_is_deprecated(variant, help_text):
     used = {
         argument.partition("=")[0].removeprefix("--")
         for argument in triton_container(variant)["args"][1:]
@@ -143,9 +143,7 @@ def test_pod_without_model_stays_unready_and_is_reached_by_first_release(
         assert 'nv_inference_request_success{model="click_model",version="1"}' in started.metrics()
 
 
-def test_what_release_writes_can_be_read_by_triton_who_is_another_user(
-    rendered, repository, tmp_path, make_candidate
-):
+def test_triton_reads_release_as_another_user(rendered, repository, tmp_path, make_candidate):
     """A release writes on the share as the user of our images.
 
     Triton runs as another user, without a common group.
@@ -269,7 +267,7 @@ def test_image_has_fix_of_batchers_lost_instances(variant):
     assert (int(year), int(month)) >= (26, 8), "triton-inference-server/server#8870"
 
 
-def test_update_brings_new_pod_before_it_takes_old_one(variant):
+def test_update_starts_new_pod_before_it_stops_old_pod(variant):
     (triton,) = [w for w, _ in workloads(variant) if w["metadata"]["name"] == "triton"]
     assert triton["spec"]["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
     start = pod_template(triton)["spec"]["containers"][0]["startupProbe"]
@@ -394,7 +392,7 @@ def waiting(pod) -> int:
     return 0
 
 
-def test_what_was_begun_at_signal_is_answered(make_pod, tmp_path):
+def test_requests_started_before_signal_are_answered(make_pod, tmp_path):
     begun = tmp_path / "slow" / "begun"
     pod = make_pod("slow", seconds=2.0)
 

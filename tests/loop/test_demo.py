@@ -11,7 +11,7 @@ from evergreen.registry.runs import read_outcomes
 from tests.support.browser import DARK, cut_texts, needs_browser, pixels_too_wide, serious_findings
 
 
-def test_loop_turns_and_holds_every_promise(turned):
+def test_demo_loop_fulfils_every_promise(turned):
     _, ended, summary = turned
     assert summary["requests"]["failed"] == 0
     assert summary["requests"]["sent"] > 0
@@ -87,7 +87,7 @@ def test_every_run_is_listed_with_its_rows_its_model_and_what_gate_said(turned):
     assert "report of validation: file://" in told
 
 
-def test_release_under_traffic_failed_no_request_and_its_p99_is_told(turned):
+def test_release_under_traffic_failed_no_request_and_its_p99_is_reported(turned):
     _, _, summary = turned
     release = summary["release"]
     assert (release["version"], release["during"]["requests_failed"]) == (2, 0)
@@ -118,14 +118,14 @@ def test_bad_release_under_traffic_rolled_back_by_itself_without_failures(turned
     assert (told.count("bad_release"), told.count("rolled_back")) == (1, 1)
 
 
-def test_every_archived_score_was_recomputed_and_is_one_that_was_served(turned):
+def test_every_archived_score_was_recomputed_and_equals_served_score(turned):
     _, _, summary = turned
     assert [found["version"] for found in summary["verified"]] == [1, 2, 3]
     assert all(found["same"] and found["max_abs_diff"] <= 1e-6 for found in summary["verified"])
     assert sum(found["num_rows"] for found in summary["verified"]) == summary["records"]["archived"]
 
 
-def test_every_decision_was_made_again_from_lake_and_is_one_that_was_made(turned):
+def test_every_decision_was_repeated_from_lake_and_equals_recorded_one(turned):
     folder, ended, summary = turned
     written = (folder / "monitor" / "decisions.jsonl").read_bytes()
     found = summary["decisions"]
@@ -138,7 +138,7 @@ def test_every_decision_was_made_again_from_lake_and_is_one_that_was_made(turned
         assert found["digest"] == hashlib.sha256(written).hexdigest()
 
 
-def test_every_policy_is_sure_only_of_change_and_one_requested_run(turned):
+def test_every_policy_is_sure_only_after_change_and_requests_one_run(turned):
     _, _, summary = turned
     assert list(summary["policies"]) == ["sequential", "data_drift", "baking"]
     assert re.match(r"evidence .* that the auc is below", summary["trigger"]["reason"])

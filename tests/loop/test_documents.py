@@ -105,7 +105,7 @@ class Page:
     ],
     ids=lambda page: str(page.relative_to(REPOSITORY)),
 )
-def test_pages_commands_run_as_they_stand_there(page, tmp_path, request):
+def test_commands_of_pages_run_unchanged(page, tmp_path, request):
     needs_demo = any("build/demo" in block.text for block in RUN[page])
     place = Page(tmp_path, request.getfixturevalue("turned")[0] if needs_demo else None)
     with place.running:

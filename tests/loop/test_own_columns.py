@@ -34,7 +34,7 @@ def is_pickle(content: bytes) -> bool:
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_pickle_is_told_from_what_pipeline_writes(protocol):
+def test_pickle_differs_from_what_pipeline_writes(protocol):
     words, numbers, objects = io.BytesIO(), io.BytesIO(), np.array([{}, print])
     np.savez(words, a=np.array(["a word"]), b=np.ones(3))
     np.savez_compressed(numbers, objects=objects)

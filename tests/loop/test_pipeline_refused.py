@@ -34,7 +34,7 @@ def small_lake(tmp_path_factory, run_to_end):
     return root
 
 
-def test_steps_under_argos_umask_leave_nothing_that_others_may_read(
+def test_steps_under_argo_umask_leave_no_file_that_others_may_read(
     small_lake, tmp_path, run_to_end
 ):
     words = ["run", "--package", str(small_lake / "pipeline.yaml"), "--folder", str(small_lake)]

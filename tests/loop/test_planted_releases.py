@@ -280,7 +280,7 @@ def test_one_slow_request_in_sixty_rolls_back_after_twelve_p99_readings(site):
     assert "p99 of the time in the model is" in world.until_rolled_back(P99_READINGS)
 
 
-def test_stub_that_dies_of_first_odd_row_is_rolled_back_in_third_round(site):
+def test_stub_that_dies_of_first_malformed_row_is_rolled_back_in_third_round(site):
     world = site(1)
     world.release(2, world.toy)
     dies = f"        if (tensors['dense'] == {ODD}).any():\n            os._exit(1)\n"

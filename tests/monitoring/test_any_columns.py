@@ -121,7 +121,7 @@ def test_archive_names_recommenders_columns(features):
     )
 
 
-def test_backtest_passes_over_rows_of_words_that_person_brought_to_lake(tmp_path):
+def test_backtest_skips_rows_of_words_that_person_added_to_lake(tmp_path):
     features = replace(BOTH, categorical_options={"item": CategoricalOptions(type="string")})
     batch, folder = batch_of(features), tmp_path / "day=2025-10-09"
     folder.mkdir()
@@ -202,7 +202,7 @@ def counted(batches):
     ],
     ids=["nothing", "lengths", "elements"],
 )
-def test_lists_lengths_and_its_elements_drift_each_alone(lengths, elements, drifted):
+def test_lengths_and_elements_of_lists_drift_separately(lengths, elements, drifted):
     layout = layout_of((0, 1, 3), (1, 2, 2))
     sketch, cut = Sketch(layout), Sketch(layout)
     for batch in lists_of(lengths, elements, seed=90_000):
@@ -218,7 +218,7 @@ def test_lists_lengths_and_its_elements_drift_each_alone(lengths, elements, drif
     assert compare(cut, DriftSettings()) == tuple(compared.values())
 
 
-def test_elements_of_request_that_are_all_alike_count_as_one():
+def test_identical_elements_of_request_count_as_one():
     requests = list(lists_of([3], [1, 2], seed=90_000))
     for at, batch in enumerate(requests):
         batch.categorical[:, 1:4] = 1 + at % 2
@@ -305,7 +305,7 @@ def test_metrics_of_two_recommenders_are_same_series_with_other_label(tmp_path):
     assert len(series["shop"]) > 30
 
 
-def test_rows_of_one_user_are_alike_after_kill_backtest_and_incident(tmp_path):
+def test_rows_of_one_user_are_clustered_after_kill_backtest_and_incident(tmp_path):
     shop, form = (
         Recommender(name="shop", features=BOTH, data=ColumnNames(user="shop")),
         RecordFormat(BOTH),

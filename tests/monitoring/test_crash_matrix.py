@@ -325,7 +325,7 @@ def run_chain(chain: Chain, *, num_turns: int, kills: tuple[str, ...]) -> Chain:
     return chain
 
 
-def test_killed_at_each_boundary_chain_loses_and_doubles_nothing(make_chain):
+def test_chain_killed_at_each_boundary_loses_and_doubles_nothing(make_chain):
     chain = make_chain(1)
     while chain.turn < 4 or chain.unkilled:
         assert chain.turn < 25, f"no process was killed at {chain.unkilled}"

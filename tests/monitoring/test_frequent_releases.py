@@ -79,7 +79,7 @@ def test_banner_is_grey_until_labels_are_final_and_then_names_versions(seen):
     assert "were evaluated, the newest of version 4." in before[1]
 
 
-def test_fall_starts_run_whose_reason_names_versions_that_scored_rows(seen):
+def test_drop_starts_run_whose_reason_names_versions_that_scored_rows(seen):
     banners, bench = seen
     asked = [event for event in bench.events if event["kind"] == "decision"]
     assert len(asked) == 1

@@ -106,7 +106,7 @@ def peak_megabytes(pid: int) -> float:
     [(wide_rows, 400), (long_ids, 0), (versions, MAX_OTHERS), (days, 40), (minutes, 15_000)],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_flood_leaves_monitor_small_answering_and_stoppable(processes, flood, num_taken):
+def test_flood_leaves_monitor_small_responsive_and_stoppable(processes, flood, num_taken):
     process = processes.monitor(policies="schedule", max_serving_seconds=1e9)
     wait_for(lambda: processes.ask("/readyz").status == 200, "the monitor")
     messages = flood()

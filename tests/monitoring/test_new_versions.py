@@ -117,7 +117,7 @@ def test_version_without_some_probabilities_is_named_before_any_label(two_versio
     [(60, 60, 4, 0.02), (60, 49, 4, 1.0), (60, 60, 1, 1.0), (3, 3, 2000, 100.0)],
     ids=["a burst", "the same requests again", "few rows", "few requests"],
 )
-def test_few_requests_that_anybody_can_make_up_take_nothing_back(
+def test_few_requests_that_anybody_can_make_up_roll_nothing_back(
     two_versions, requests, distinct, rows, seconds
 ):
     b = two_versions
@@ -134,7 +134,7 @@ def test_few_requests_that_anybody_can_make_up_take_nothing_back(
     assert b.store.counters["dead_letter"] == requests
 
 
-def test_versions_that_do_not_bake_hide_no_row_of_one_that_does(two_versions):
+def test_versions_that_do_not_bake_hide_no_row_of_baking_version(two_versions):
     b = two_versions
     for number in range(60):
         for version in (2, *range(100, 110)):
@@ -147,7 +147,7 @@ def test_versions_that_do_not_bake_hide_no_row_of_one_that_does(two_versions):
     assert read_findings(b.settings.store, 100) is None
 
 
-def test_monitor_killed_before_it_leaves_finding_reports_it_again(two_versions):
+def test_monitor_killed_before_it_writes_finding_reports_it_again(two_versions):
     b = two_versions
     nan = np.full(8, np.nan)
     publish(b.log, *(prediction(f"bad-{number}", version=2, scores=nan) for number in range(49)))
@@ -161,7 +161,7 @@ def test_monitor_killed_before_it_leaves_finding_reports_it_again(two_versions):
     assert (b.kinds().count("bad_release"), read_findings(b.settings.store, 2).state) == (2, BAD)
 
 
-def test_one_request_without_score_among_thousands_takes_nothing_back(two_versions):
+def test_one_request_without_score_among_thousands_rolls_nothing_back(two_versions):
     b = two_versions
     publish(b.log, *(prediction(f"r-{number}", 64, version=2) for number in range(60)))
     publish(b.log, prediction("odd", 2, version=2, scores=[0.5, np.nan]))
@@ -169,7 +169,7 @@ def test_one_request_without_score_among_thousands_takes_nothing_back(two_versio
     assert read_findings(b.settings.store, 2) is None
 
 
-def test_version_that_does_not_bake_is_nobodys_finding(two_versions):
+def test_version_that_does_not_bake_has_no_findings(two_versions):
     b = two_versions
     take_back(b)
     publish(b.log, prediction("bad", version=2, scores=np.full(8, np.nan)))

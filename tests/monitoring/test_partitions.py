@@ -148,7 +148,7 @@ def test_every_row_is_in_lake_once_whichever_archivers_are_killed(partitions):
 
 
 @pytest.mark.parametrize(("partition", "requests"), [(0, 1), (1, 0)])
-def test_of_log_in_partitions_first_ones_monitor_alone_acts(tmp_path, partition, requests):
+def test_only_monitor_of_first_partition_acts(tmp_path, partition, requests):
     b = Bench(tmp_path, log="sqlite:///unused-{0-1}", partition=partition, **DRIFT)
     b.start()
     traffic(b, "drifted", auc="bad")

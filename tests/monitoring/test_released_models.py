@@ -62,14 +62,14 @@ def test_version_without_verdict_or_auc_has_no_gates_auc(tmp_path, candidate):
 
 
 @pytest.mark.parametrize("learned", [None, "", "yesterday"])
-def test_what_model_has_learned_is_unknown_where_its_manifest_cannot_say(tmp_path, learned, caplog):
+def test_training_rows_of_model_are_unknown_if_its_manifest_cannot_say(tmp_path, learned, caplog):
     keep(tmp_path, candidate=GATE, learned=learned)
     assert ReleasedModels(tmp_path).baseline(7) == Baseline(auc=0.8, low=0.79, high=0.81)
     assert "the training rows of model version 7 are unknown" in caplog.text
 
 
 @pytest.mark.parametrize("harmed", ["verdict", "release"])
-def test_file_that_cannot_be_read_is_reported_and_ends_no_monitor(tmp_path, caplog, harmed):
+def test_unreadable_file_is_reported_and_ends_no_monitor(tmp_path, caplog, harmed):
     keep(tmp_path, candidate=GATE, learned=LEARNED)
     path = verdict_paths(tmp_path, "m1")[0] if harmed == "verdict" else release_path(tmp_path, 7)
     path.write_text("{")

@@ -100,7 +100,7 @@ def test_rows_and_late_outcomes_are_moved_and_leave_markers(archive, open_lake):
     ]
 
 
-def test_days_files_are_moved_in_order_in_which_they_were_sealed(archive, open_lake):
+def test_files_of_day_are_moved_in_order_of_sealing(archive, open_lake):
     """The names of archive files are random.
 
     In the order of names, newer rows could be read before older rows, and the watermark would skip
@@ -156,7 +156,7 @@ def test_power_cut_at_any_moment_loses_neither_rows_nor_proof_of_upload(tmp_path
             expect_moved(archive, FolderObjects(lake))
 
 
-def test_file_that_reads_back_otherwise_is_not_published(archive, tmp_path, monkeypatch):
+def test_file_that_differs_when_read_back_is_not_published(archive, tmp_path, monkeypatch):
     lake, fsync = tmp_path / "a lake", folder_storage.os.fsync
 
     def spoil(descriptor):
@@ -263,7 +263,7 @@ def test_same_name_with_other_bytes_is_refused_and_kept_while_others_move(
     assert "part-1.parquet stays in the archive: " in capsys.readouterr().err
 
 
-def test_file_that_fails_does_not_hold_up_others_of_next_pass(archive, bucket):
+def test_failing_file_does_not_delay_others_of_next_pass(archive, bucket):
     bucket.fail(lambda r: r.is_upload and r.name.endswith(NAME), "status", times=10**6)
     uploader = Uploader(archive, open_bucket(retry_seconds=0.05))
     for _ in range(2):
@@ -290,7 +290,7 @@ def test_two_uploaders_at_once_do_no_harm(tmp_path, open_lake):
     assert not list(archive.glob("day=*/part-*"))
 
 
-def test_once_moves_what_is_there_and_ends(archive, open_lake, monkeypatch, tmp_path):
+def test_once_moves_existing_files_and_ends(archive, open_lake, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     lake = URI if open_lake().uri.startswith("gs://") else "a lake"
     assert main(["--archive", "an archive", "--lake", lake, "--once"], {}) == 0
@@ -332,7 +332,7 @@ def test_lake_that_cannot_be_written_stops_with_its_name_and_keeps_file(archive,
     assert kept(archive) == [NAME, OUTCOMES]
 
 
-def test_file_that_cannot_be_read_is_named_and_all_others_are_moved(archive, tmp_path, capsys):
+def test_unreadable_file_is_named_and_all_others_are_moved(archive, tmp_path, capsys):
     unreadable = [archive / "day=2025-11-12" / f"part-{number}.parquet" for number in range(2)]
     for path in unreadable:
         path.mkdir(parents=True)
@@ -354,6 +354,6 @@ def test_archive_and_lake_must_differ(tmp_path):
 
 
 @pytest.mark.parametrize("lake", ["s3://bucket/lake", "ftp://host/x"])
-def test_lake_of_another_kind_is_misuse(tmp_path, capsys, lake):
+def test_lake_of_another_kind_is_invalid_input(tmp_path, capsys, lake):
     assert main(["--archive", str(tmp_path), "--lake", lake], {}) == 2
     assert f"lake is '{lake}', expected a folder or gs://bucket/prefix" in capsys.readouterr().err

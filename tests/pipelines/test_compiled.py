@@ -109,7 +109,7 @@ def test_backend_chosen_decides_training_image_and_its_gpus(compile_with):
     assert given["num_gpus"]["runtimeValue"]["constant"] == 4.0
 
 
-def test_run_is_asked_for_what_person_changes_and_what_monitor_gives(compiled):
+def test_run_gets_inputs_of_person_and_of_monitor(compiled):
     parameters = compiled.spec["root"]["inputDefinitions"]["parameters"]
     people = {"window_start", "window_end", "parent", "champion", "recommender", "settings"}
     assert parameters.keys() == people | {"trigger_id", "trigger_reason"} == set(RUN_PARAMETERS)
@@ -144,7 +144,7 @@ def test_run_in_which_every_step_runs_takes_eighteen_pods(compiled):
     "form",
     ["{name}", "{name}:dev", "localhost:5000/{name}:dev", "r.dev/p/{name}@sha256:" + "0" * 64],
 )
-def test_step_of_any_form_of_its_image_is_known(step, form):
+def test_step_of_any_image_format_is_known(step, form):
     assert step_of_image(form.format(name=f"evergreen-{dashed(step)}")) == step
     assert step_of_image(image_reference(step, registry="r.dev/p", tag="t")) == step
 
@@ -157,7 +157,7 @@ def test_foreign_image_is_refused_by_name(image):
         step_of_image(image)
 
 
-def test_exit_handler_wraps_every_other_step_and_is_told_how_it_ended(compiled):
+def test_exit_handler_wraps_every_other_step_and_gets_its_outcome(compiled):
     assert set(compiled.spec["root"]["dag"]["tasks"]) == {"exit-handler-1", "run-outcome"}
     outcome = compiled.task("run_outcome")
     assert outcome["dependentTasks"] == ["exit-handler-1"]
@@ -167,7 +167,7 @@ def test_exit_handler_wraps_every_other_step_and_is_told_how_it_ended(compiled):
     }
 
 
-def test_gates_stand_before_learning_and_before_release_on_plain_bools(compiled):
+def test_gates_come_before_training_and_before_release_on_plain_bools(compiled):
     assert compiled.owner("extraction") == compiled.owner("validation") == "comp-exit-handler-1"
     assert compiled.owner("condition-2") == "comp-exit-handler-1"
     assert {compiled.owner(dashed(s)) for s in ("preprocessing", "training", "evaluation")} == {

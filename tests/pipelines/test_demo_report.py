@@ -90,6 +90,6 @@ def test_report_leads_to_reports_of_its_runs(tmp_path, good):
     assert "store/runs/a%20run/validation_report.html" in links
 
 
-def test_versions_have_gates_decision(tmp_path, good):
+def test_versions_have_decision_of_gate(tmp_path, good):
     page = report_of(tmp_path, good)
     assert [row[4] for row in table_of(page, "Released versions")] == ["gate", "pass", "pass"]

@@ -94,7 +94,7 @@ def changed(**values):
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_double_answers_as_real_server(server, name):
+def test_double_answers_like_real_server(server, name):
     compare(server, name)
 
 
@@ -117,9 +117,7 @@ def test_double_answers_as_real_server(server, name):
         ("versions", "list_versions", lambda *_: {}),
     ],
 )
-def test_double_that_answered_otherwise_would_be_found(
-    server, monkeypatch, name, method, otherwise
-):
+def test_double_with_other_answers_would_be_found(server, monkeypatch, name, method, otherwise):
     answer = getattr(server, method)
     monkeypatch.setattr(server, method, lambda *given: otherwise(answer, *given))
     with pytest.raises(AssertionError):
@@ -177,7 +175,7 @@ def compare(server, name: str) -> None:
     } == {key: UUID.sub("ID", value) for key, value in expected.items()}
 
 
-def test_double_lists_schedules_and_runs_as_real_server(server):
+def test_double_lists_schedules_and_runs_like_real_server(server):
     recorded = ANSWERS["recurring_runs"]["body"]["recurringRuns"][0]
     asked = {
         "display_name": "nightly",

@@ -79,7 +79,7 @@ def ended(tmp_path, monkeypatch):
     ],
     ids=["released", "canary", "refused", "failed"],
 )
-def test_message_says_what_became_of_run_which_step_decided_and_why(server, changes, title, done):
+def test_message_states_outcome_of_run_deciding_step_and_reason(server, changes, title, done):
     notify(outcome(**changes), NOTES, server.url)
     (message,) = server.messages
     lines = message["text"].split("\n")

@@ -51,7 +51,7 @@ def _end(store, run="run", kfp_state="SUCCEEDED"):
         ("evaluation", "refused", {}, ("refused", None)),
     ],
 )
-def test_last_note_decides_what_became_of_run(tmp_path, step, noted_as, facts, found):
+def test_last_note_determines_outcome_of_run(tmp_path, step, noted_as, facts, found):
     with noted(tmp_path, "run", step) as note:
         note.facts, note.state, note.reason = facts, noted_as, "auc 0.70 trails 0.75"
     outcome = _end(tmp_path)
@@ -60,14 +60,14 @@ def test_last_note_decides_what_became_of_run(tmp_path, step, noted_as, facts, f
 
 
 @pytest.mark.parametrize("kfp_state", ["COMPLETE", "CACHED"])
-def test_release_is_one_whatever_backend_calls_success(tmp_path, kfp_state):
+def test_release_counts_whatever_backend_reports_as_success(tmp_path, kfp_state):
     with noted(tmp_path, "run", "deployment") as note:
         note.facts = {"version": 3, "rollout": "full"}
     assert _end(tmp_path, kfp_state=kfp_state).state == "released"
 
 
 @pytest.mark.parametrize(("ended", "state"), [(False, "canary"), (True, "refused")])
-def test_run_that_yields_to_canary_ends_as_it_and_other_ends_refused(tmp_path, ended, state):
+def test_run_that_yields_to_canary_has_its_outcome_and_others_are_refused(tmp_path, ended, state):
     for action in ("canary", *(["canary_ended"] if ended else [])):
         append_promotion(tmp_path, promotion(action, version=3))
     with pytest.raises(Refused), noted(tmp_path, "run", "deployment"):
@@ -81,7 +81,7 @@ def test_run_that_yields_to_canary_ends_as_it_and_other_ends_refused(tmp_path, e
     assert outcome.reason == "version 3 is a running canary"
 
 
-def test_step_that_was_killed_is_failure_of_that_step(tmp_path):
+def test_killed_step_is_failure_of_that_step(tmp_path):
     context = noted(tmp_path, "run", "training")
     context.__enter__()  # the process was killed before it wrote the file
     outcome = _end(tmp_path, kfp_state="FAILED")
@@ -106,7 +106,7 @@ def test_run_that_stopped_between_steps_failed(tmp_path):
 
 
 @pytest.mark.parametrize("kfp_state", ["RUNNING", "COMPLETE", "SUCCEEDED"])
-def test_refusal_is_one_whatever_state_exit_handler_is_told(tmp_path, kfp_state):
+def test_refusal_is_recorded_whatever_state_exit_handler_gets(tmp_path, kfp_state):
     """A real backend reports RUNNING, because a group of tasks was skipped."""
     with noted(tmp_path, "run", "evaluation") as note:
         note.state, note.reason = "refused", "auc 0.70 trails 0.75"
@@ -118,7 +118,7 @@ def test_refusal_is_one_whatever_state_exit_handler_is_told(tmp_path, kfp_state)
     )
 
 
-def test_run_that_person_terminated_is_told_from_preempted_one(tmp_path):
+def test_run_that_person_terminated_differs_from_preempted_one(tmp_path):
     with pytest.raises(Preempted), noted(tmp_path, "run", "training"):
         raise Preempted("saved at epoch 2")
     assert _end(tmp_path, kfp_state="CANCELED").reason == (
@@ -159,7 +159,7 @@ def test_run_that_was_retried_in_kubeflow_ends_as_its_second_pass(tmp_path):
     assert 0 <= line.seconds < 60
 
 
-def test_table_of_runs_on_narrow_terminal_tells_trials_apart(tmp_path, monkeypatch, capsys):
+def test_table_of_runs_on_narrow_terminal_distinguishes_trials(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     model = "20261129T161234Z-abcdef01"
     keep_model(tmp_path, model)
@@ -180,7 +180,7 @@ def test_table_of_runs_on_narrow_terminal_tells_trials_apart(tmp_path, monkeypat
     assert [first.split()[-1], second.split()[-1]] == [model, model]
 
 
-def test_second_pass_that_fails_again_says_where(tmp_path):
+def test_second_failed_pass_says_where(tmp_path):
     failing(tmp_path, "extraction")
     _end(tmp_path, kfp_state="FAILED")
     with noted(tmp_path, "run", "extraction"):

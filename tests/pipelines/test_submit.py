@@ -176,7 +176,7 @@ def test_upload_of_images_without_revision_wants_name(server, command, capsys):
     assert server.requests == []
 
 
-def test_experiment_is_monitors_so_that_it_sees_persons_run(server, command):
+def test_experiment_is_that_of_monitor_so_that_it_sees_runs_of_persons(server, command):
     from monitoring.retraining.triggers import KubeflowSettings
 
     assert command() == 0
@@ -186,7 +186,7 @@ def test_experiment_is_monitors_so_that_it_sees_persons_run(server, command):
     assert server.runs[0]["body"]["service_account"] == SERVICE_ACCOUNT
 
 
-def test_schedule_runs_version_one_at_time_and_makes_up_only_last(server, command, capsys):
+def test_schedule_runs_one_version_at_a_time_and_catches_up_only_last_run(server, command, capsys):
     assert (
         command(
             "--upload-version",
@@ -215,7 +215,7 @@ def test_schedule_runs_version_one_at_time_and_makes_up_only_last(server, comman
     assert server.runs == []
 
 
-def test_schedule_replaces_one_of_same_name_and_nobody_elses(server, command):
+def test_schedule_replaces_one_of_same_name_and_no_other(server, command):
     assert command("--recurring", "0 0 3 * * *", "--upload-version", "first") == 0
     server.create_schedule({**server.schedules[0], "display_name": "someone else's"})
     assert command("--recurring", " 0 0  4 * * *", "--upload-version", "first") == 0
@@ -241,7 +241,7 @@ def test_schedule_without_six_fields_is_refused_before_anything_is_sent(
     assert server.requests == []
 
 
-def test_upload_without_anything_to_do_is_refused(server, command, capsys):
+def test_upload_without_work_is_refused(server, command, capsys):
     assert command("--no-run") == 2
     assert "nothing to do" in capsys.readouterr().err
     assert server.requests == []
@@ -261,18 +261,18 @@ def run_through(server, kfp, states, *, seconds=60.0):
     return ended
 
 
-def test_waiting_ends_with_run_that_succeeded(server, kfp):
+def test_waiting_ends_when_run_succeeds(server, kfp):
     states = ["PENDING", "RUNNING", "PAUSED", "RUNNING", "SUCCEEDED", "never looked at"]
     assert run_through(server, kfp, states).state == "SUCCEEDED"
 
 
 @pytest.mark.parametrize("state", ["FAILED", "CANCELED", "SKIPPED"])
-def test_waiting_ends_with_run_that_ends_otherwise(server, kfp, state):
+def test_waiting_ends_when_run_ends_otherwise(server, kfp, state):
     run = run_through(server, kfp, ["RUNNING", "CANCELING", state, "never looked at"])
     assert (run.run_id, run.state) == (server.runs[0]["run_id"], state)
 
 
-def test_token_is_read_anew_at_each_request(server, command, tmp_path, capsys):
+def test_token_is_read_again_at_each_request(server, command, tmp_path, capsys):
     token = tmp_path / "a token"
     server.token = "first"
     token.write_text("first")
@@ -290,7 +290,7 @@ def test_multi_user_installation_is_given_its_namespace(server, send):
     assert server.requests == [("GET", "/apis/v2beta1/experiments")]
 
 
-def test_server_that_never_answers_is_given_up_in_time(server, send):
+def test_server_that_never_answers_is_abandoned_in_time(server, send):
     server.silence.set()
     begun = time.monotonic()
     with raises(TemporaryError, f"KFP at {server.url}", "does not answer"):
@@ -349,9 +349,7 @@ def mounted(tmp_path):
     return package
 
 
-def test_run_that_is_waited_for_tells_what_it_made(
-    server, command, mounted, tmp_path, monkeypatch, capsys
-):
+def test_run_with_wait_reports_its_results(server, command, mounted, tmp_path, monkeypatch, capsys):
     def ends(run):
         leave_end(
             tmp_path,
@@ -420,7 +418,7 @@ def test_run_whose_root_driver_fails_says_that_no_step_ran(server, command, monk
     assert expected in capsys.readouterr().err
 
 
-def test_listing_names_failed_runs_that_left_nothing_in_store(server, command, tmp_path, capsys):
+def test_listing_names_failed_runs_that_left_no_file_in_registry(server, command, tmp_path, capsys):
     """Kubeflow starts no exit handler after a failed root driver or for a lost account."""
     assert command("--upload-version", "v", "--recurring", "0 0 3 * * *") == 0
     lost, kept = server.fire("s1"), server.fire("s1")
@@ -479,7 +477,7 @@ def test_run_of_schedule_has_kubeflows_name_in_store(server, command, tmp_path, 
 @pytest.mark.parametrize(
     "name", ["weekly", "", "a/b", "../..", "~", "a~3011424b", "50 %2F *[x]?", "週次" * 120, "\n"]
 )
-def test_two_runs_of_one_name_keep_what_they_leave_apart(tmp_path, name):
+def test_two_runs_of_one_name_keep_their_files_apart(tmp_path, name):
     ids = ["3011424b-cce0-40c0-bea8-f11f49badc9c", "fd2f3b12-cbc4-4269-8a36-7ea68e992f9e"]
     runs = [store_name(name, "workflow-x7k2p", run_id) for run_id in ids]
     for run, state in zip(runs, ("failed", "released")):

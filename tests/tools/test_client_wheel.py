@@ -148,7 +148,7 @@ for ask in (lambda: open_publisher("kafka://host:9092/topic"), lambda: open_publ
 """
 
 
-def test_its_docstring_runs_without_heavy_libraries_or_names_extra(python):
+def test_docstring_of_module_runs_without_heavy_libraries_or_names_extra(python):
     loaded, *printed = run(python, PROGRAM).splitlines()
     assert loaded == "{'inference_client'}"
     assert [line.rpartition(" ")[2] for line in printed] == [
@@ -157,9 +157,7 @@ def test_its_docstring_runs_without_heavy_libraries_or_names_extra(python):
     assert "expected confluent_kafka to be installed" in printed[0]
 
 
-def test_programs_of_page_run_as_they_stand_there(
-    python, server, store, score_rows, read_log, tmp_path
-):
+def test_programs_of_page_run_unchanged(python, server, store, score_rows, read_log, tmp_path):
     page = (REPOSITORY / "docs" / "guides" / "log-from-your-service.md").read_text()
     impression, outcome, shutdown, outage, threads = re.findall(
         r"^```python\n(.*?)^```$", page, flags=re.M | re.S

@@ -56,7 +56,7 @@ def write(store, *lines):
     ],
     ids=["evaluated alone", "canary", "canary ended", "promoted", "rolled back", "never answered"],
 )
-def test_aliases_and_versions_are_journals(lines, versions, aliases, tmp_path):
+def test_aliases_and_versions_match_journal(lines, versions, aliases, tmp_path):
     write(tmp_path, *lines)
     found = read_store(tmp_path)
     assert [card.model_id for card in found.rounds] == ["m1", "m2"]
@@ -68,7 +68,7 @@ def test_aliases_and_versions_are_journals(lines, versions, aliases, tmp_path):
     assert [each.version for each, _ in read_store(tmp_path).versions] == versions[1:]
 
 
-def test_registry_that_is_away_stops_no_other(tmp_path, monkeypatch, caplog):
+def test_absent_registry_does_not_stop_others(tmp_path, monkeypatch, caplog):
     calls, away = [], [TemporaryError("MLflow: no answer"), OSError("no route")]
 
     def failing(_):

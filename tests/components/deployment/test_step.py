@@ -134,7 +134,7 @@ def test_rollout_follows_verdict_where_it_is_auto(
     assert (is_live, canary_at_work(store) is not None) == (done == "full", done != "full")
 
 
-def test_full_needs_pass_and_nothing_takes_refused_model(step, tmp_path, capsys):
+def test_full_rollout_needs_pass_and_none_accepts_refused_model(step, tmp_path, capsys):
     path = step.paths[True]
     dataclasses.replace(Verdict.read(path), decision="inconclusive").write(path)
     assert step(True, "run-1", release={"rollout": "full"}) == 1
@@ -152,14 +152,14 @@ def test_first_version_of_step_killed_before_its_note_is_released_at_once(step, 
     assert (note.facts["rollout"], note.facts["version"]) == ("full", 1)
 
 
-def test_misuse_is_2_and_server_that_does_not_answer_is_3(step, capsys):
+def test_invalid_input_is_2_and_unresponsive_server_is_3(step, capsys):
     assert step(True, "run-4", urls=("127.0.0.1:9",)) == 3
     assert "triton 127.0.0.1:9: liveness failed" in capsys.readouterr().err
     assert step(True, "run-5", release={"instances": 0}) == 2
     assert "instances is 0" in capsys.readouterr().err
 
 
-def test_disk_that_refuses_is_3_and_not_refused_model(step, tmp_path, capsys):
+def test_full_disk_exits_with_3_and_not_as_refused_model(step, tmp_path, capsys):
     """The step must not exit with 1, which means that the gate refused the model.
 
     Python exits with 1 after a traceback.
@@ -210,9 +210,7 @@ def arguments(make_candidate, tmp_path):
     ("name", "path"),
     [("raw_dataset", "verdicts/model-1/raw_dataset.json"), ("model", "models/model-1/model.json")],
 )
-def test_what_verdict_names_is_released_only_as_it_was_evaluated(
-    step, tmp_path, capsys, name, path
-):
+def test_verdict_is_released_only_with_evaluated_files(step, tmp_path, capsys, name, path):
     file = tmp_path / "store" / path
     assert getattr(Verdict.read(step.paths[True]), name).uri == file.as_uri()
     line = ["--run=r", f"--store={tmp_path / 'store'}"]

@@ -263,7 +263,7 @@ def test_replay_misuse_is_one_line_and_exit_2(replay, source, text):
 
 
 @pytest.mark.parametrize("form", ["parquet", "csv"])
-def test_score_prints_line_per_row_of_every_form_and_names_malformed_ones(
+def test_score_prints_line_per_row_of_every_form_and_names_malformed_rows(
     server, folder, store, raw_table, form
 ):
     table = raw_table(20).drop_columns(["label", "event_time"])
@@ -293,7 +293,7 @@ def test_score_prints_line_per_row_of_every_form_and_names_malformed_ones(
         assert broken.stderr == "1 rows are malformed and have no score\n"
 
 
-def test_whoever_reads_first_line_only_meets_no_traceback(server, folder, store, raw_table):
+def test_reader_of_first_line_only_sees_no_traceback(server, folder, store, raw_table):
     pq.write_table(raw_table(20_000), folder / "rows.parquet")
     flags = [
         "--server",
@@ -313,7 +313,7 @@ def test_whoever_reads_first_line_only_meets_no_traceback(server, folder, store,
         assert process.stderr.read() == ""
 
 
-def test_simulate_and_drift_write_what_they_say(folder):
+def test_simulate_and_drift_write_what_they_report(folder):
     arguments = ["--rows", 2000, "--days", 2, "--last-day", "2026-03-02", "--seed", 7]
     done = run("lake", "--lake", folder / "lake", "--world", folder / "w.json", *arguments)
     report = json.loads(done.stdout)

@@ -111,7 +111,7 @@ def test_requests_go_out_at_stated_rate(play, scorer):
     assert (replay.statistics.rows, replay.statistics.sent, replay.exhausted) == (1000, 100, False)
 
 
-def test_beyond_bound_replay_falls_behind_and_says_so(play, scorer):
+def test_replay_reports_if_bound_delays_it(play, scorer):
     scorer.seconds = 1.0
     replay, _, _ = play(max_rows=100, max_in_flight=2)
     times = np.array([t for t, _ in scorer.asked])
@@ -185,7 +185,7 @@ def test_drift_changes_rows_counts_and_best_auc(play, scorer, make_rows):
     assert summary["bayes_auc"]["after"] == pytest.approx(auc(after), abs=1e-4)
 
 
-def test_unknown_commands_are_said_and_ignored(play, caplog):
+def test_unknown_commands_are_reported_and_ignored(play, caplog):
     replay, _, _ = play(None, lambda replay: replay.command("drift now"), max_rows=20)
     assert replay.statistics.rows == 20
     assert "command ignored" in caplog.text
@@ -201,7 +201,7 @@ def test_failed_request_is_counted_reported_and_not_published(play, scorer):
     assert replay.failure is None
 
 
-def test_lines_report_second_and_start_anew(play):
+def test_lines_report_second_and_start_again(play):
     replay, _, _ = play(max_rows=100)
     assert replay.statistics.take_second(1.0) == {
         "time": 1.0,

@@ -47,7 +47,7 @@ def within(observed: float, share: float, n: int, sigmas: float = 5.0) -> bool:
     return abs(observed - share) <= sigmas * np.sqrt(share * (1 - share) / n) + 1e-12
 
 
-def test_rows_have_contracts_shapes(rows):
+def test_rows_have_shapes_of_contract(rows):
     assert (rows.dense.dtype, rows.dense.shape) == (np.float32, (ROWS, 13))
     assert (rows.categorical.dtype, rows.categorical.shape) == (np.int64, (ROWS, 26))
     assert rows.categorical.min() == MISSING_CATEGORY
@@ -82,7 +82,7 @@ def test_categories_have_stated_missing_share_and_head(rows, name):
     assert len(counts) <= column.cardinality
 
 
-def test_long_tails_are_mostly_seen_once_and_small_columns_never(rows):
+def test_long_tails_occur_mostly_once_and_small_columns_never(rows):
     head = rows.categorical[:6400]
     for name, distinct_low, once_low in (("C3", 3600, 0.7), ("C16", 3000, 0.7), ("C9", 2, 0.0)):
         counts = np.unique(head[:, criteo.CATEGORICAL.index(name)], return_counts=True)[1]
@@ -91,7 +91,7 @@ def test_long_tails_are_mostly_seen_once_and_small_columns_never(rows):
 
 
 @pytest.mark.parametrize("click_rate", [0.25, 0.032])
-def test_click_rate_and_best_auc_are_as_asked(click_rate):
+def test_click_rate_and_best_auc_are_as_requested(click_rate):
     rows = World.create(11, click_rate=click_rate, bayes_auc=0.8).draw(
         ROWS, np.random.default_rng(3)
     )
@@ -123,7 +123,7 @@ def test_new_categories_take_stated_share_of_stated_columns(world, rows, drifted
             assert len(np.unique(drifted_rows.categorical[new, i])) == drift.new_categories
 
 
-def test_world_travels_as_json(world, drifted, tmp_path):
+def test_simulator_travels_as_json(world, drifted, tmp_path):
     path = tmp_path / "a folder" / "world.json"
     twice = drifted.drifted(Drift(seed=9, columns=("C1",)))
     twice.save(path)
@@ -161,7 +161,7 @@ def test_same_parameters_give_same_rows_in_another_process(drifted, tmp_path):
     ],
     ids=["missing", "unknown", "column"],
 )
-def test_corrupt_world_is_refused(drifted, tmp_path, change, text):
+def test_corrupt_simulator_file_is_refused(drifted, tmp_path, change, text):
     path = tmp_path / "world.json"
     drifted.save(path)
     document = json.loads(path.read_text())
@@ -172,12 +172,12 @@ def test_corrupt_world_is_refused(drifted, tmp_path, change, text):
 
 
 @pytest.mark.parametrize("settings", [{"click_rate": 1.0}, {"bayes_auc": 0.5}])
-def test_worlds_that_cannot_be_are_refused(settings):
+def test_impossible_simulators_are_refused(settings):
     with pytest.raises(ContractError, match=str(next(iter(settings.values())))):
         World.create(1, **settings)
 
 
-def test_lake_holds_raw_schema_day_by_day(world, tmp_path):
+def test_lake_contains_raw_schema_day_by_day(world, tmp_path):
     report = write_lake(
         world, str(tmp_path / "lake"), rows=3001, days=3, last_day=date(2026, 3, 1), seed=7
     )

@@ -27,7 +27,7 @@ def take_all(traffic, rows):
     return requests
 
 
-def test_world_traffic_is_worlds_and_switches_at_once():
+def test_simulated_traffic_equals_simulator_and_switches_at_once():
     world = World.create(3)
     drifted = world.drifted(Drift(seed=4))
     traffic = WorldTraffic(world, drifted, np.random.default_rng(0))
@@ -39,7 +39,7 @@ def test_world_traffic_is_worlds_and_switches_at_once():
     assert traffic.drift_note["columns"] == ["C2", "C14", "C17", "C23"]
 
 
-def test_world_traffic_without_drifted_world_refuses_to_drift():
+def test_simulated_traffic_without_drifted_simulator_refuses_to_drift():
     traffic = WorldTraffic(World.create(3), None, np.random.default_rng(0))
     with raises(ContractError, "--drifted-world", "absent"):
         traffic.drift()

@@ -17,7 +17,7 @@ probability."""
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.49])
 @pytest.mark.parametrize("k", [1, 2, 3, 7])
-def test_each_row_stands_at_each_place_as_often_as_its_propensity_says(k, share):
+def test_each_row_is_at_each_position_as_often_as_its_propensity_says(k, share):
     order = 10 + np.arange(k)
     seen, said = Counter(), {}
     for chance in CHANCES:
@@ -39,6 +39,6 @@ def test_one_pair_of_neighbours_changes_places_and_each_as_often():
 
 
 @pytest.mark.parametrize("share", [-0.1, 0.5, 1.0, float("nan")])
-def test_share_that_would_hide_which_pair_was_swapped_is_refused(share):
+def test_share_that_would_hide_swapped_pair_is_refused(share):
     with raises(ContractError, "[0, 0.5)"):
         explored(np.arange(3), share, 0.1)

@@ -92,7 +92,7 @@ def test_no_flipped_bit_of_manifest_is_read_as_other_values(kind, path):
             assert kind.loads(bytes(flipped), source="flipped") == manifest
 
 
-def test_manifest_that_differs_from_its_checksum_says_so(path):
+def test_manifest_that_differs_from_its_checksum_is_reported(path):
     content = example(RetrainRequest).dumps().replace(b"text with", b"next with", 1)
     with pytest.raises(
         ContractError, match=r"crc32 \w{8}, expected '\w{8}': .* removing its key crc32"
@@ -124,7 +124,7 @@ def test_unknown_or_missing_field_is_refused_by_name(path, changes):
     ("content", "said"),
     [(b"", ""), (b"\xff\xfe", ""), (b"[]", ""), (None, " cannot be read: No such file")],
 )
-def test_what_is_no_json_object_is_refused_by_name(path, content, said):
+def test_value_that_is_no_json_object_is_refused_by_name(path, content, said):
     path.parent.mkdir()
     if content is not None:
         path.write_bytes(content)

@@ -193,7 +193,7 @@ def test_truncation_at_every_byte_is_refused():
 
 @given(st.binary(max_size=40), st.integers(0, 600), st.integers(0, 40))
 @settings(max_examples=300, deadline=None)
-def test_damage_is_refused_or_makes_another_record_and_nothing_else(inserted, at, removed):
+def test_corruption_is_refused_or_makes_another_record(inserted, at, removed):
     for record in (predictions(1), outcomes()):
         message = encode(record)
         with suppress(ContractError):

@@ -18,7 +18,7 @@ def test_mixing_is_splitmix64():
     np.testing.assert_array_equal(mix(np.array(state)), [mix(each) for each in state])
 
 
-def test_rows_number_is_made_of_its_request_and_its_row():
+def test_number_of_row_depends_on_its_request_and_its_row():
     pa = pytest.importorskip("pyarrow")
     requests = ["a", "request-7", "a", "", "ü"]
     rows = np.array([0, 3, 1, 0, 2**31 - 1], np.int32)

@@ -15,7 +15,7 @@ boolean."""
 
 @pytest.mark.parametrize("holds_words", [True, False])
 @pytest.mark.parametrize("spelled", [True, "True", "true", "TRUE", "tRuE", " True ", 1, "1", 1.0])
-def test_truth_value_is_one_category_however_it_is_spelled(spelled, holds_words):
+def test_boolean_is_one_category_in_any_spelling(spelled, holds_words):
     assert category_of(word_of(spelled, holds_words=holds_words)) == TRUE
 
 
@@ -27,7 +27,7 @@ def test_false_is_another_category_than_true(spelled):
 
 
 @pytest.mark.parametrize("text", ["truth", "t", "yes", "falsetto", "true false", "10"])
-def test_other_words_are_no_truth_values(text):
+def test_other_words_are_no_booleans(text):
     assert word_of(text, holds_words=True) == text
     assert category_of(text) not in (TRUE, FALSE)
 
@@ -87,7 +87,7 @@ def test_float_of_32_bits_is_exact_below_2_to_24():
 
 
 @pytest.mark.parametrize("value", [1.5, float("inf"), -(2**63) - 1, 2**64, b"7", [7], object()])
-def test_value_that_is_no_category_is_refused_by_value(value):
+def test_invalid_category_is_refused_by_value(value):
     for holds_words in (True, False):
         with raises(NoCategory, "expected a") as refused:
             word_of(value, holds_words=holds_words)
@@ -97,7 +97,7 @@ def test_value_that_is_no_category_is_refused_by_value(value):
 @pytest.mark.parametrize(
     "text", ["red", "0x1f", "1_0", " 1", "1.5", "1e3", "\u0661", str(2**64), "9" * 20, "1" * 21]
 )
-def test_text_that_is_no_whole_number_is_refused_where_numbers_are_held(text):
+def test_non_integer_text_is_refused_where_numbers_are_stored(text):
     assert word_of(text, holds_words=True) == text
     with raises(NoCategory, "64 bits", "true or false"):
         word_of(text, holds_words=False)

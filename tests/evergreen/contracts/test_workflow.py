@@ -237,6 +237,6 @@ def test_corrupt_workflow_is_refused(tmp_path, spoil, said):
     ],
     ids=["25 columns", "twice", "mark of missing", "beyond 52 bits", "mean NaN", "std below 0"],
 )
-def test_what_nobody_fitted_is_refused(changes, said):
+def test_unfitted_columns_are_refused(changes, said):
     with pytest.raises(ContractError, match=said):
         fitted(**changes)

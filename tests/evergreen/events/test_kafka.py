@@ -194,7 +194,7 @@ with KafkaCluster() as cluster:
 """
 
 
-def test_reader_closes_whatever_stage_of_joining_its_group_it_has_reached():
+def test_reader_closes_at_any_stage_of_joining_its_group():
     """The reader runs in its own process, because a deadlock would block the interpreter's lock."""
     subprocess.run(
         [sys.executable, "-c", CLOSE_WHILE_JOINING], cwd=REPOSITORY, check=True, timeout=120
@@ -204,7 +204,7 @@ def test_reader_closes_whatever_stage_of_joining_its_group_it_has_reached():
 # -- brokers that stop and return
 
 
-def test_broker_away_is_problem_that_ends_with_it_and_loses_nothing(ends, caplog):
+def test_absent_broker_is_temporary_problem_and_loses_nothing(ends, caplog):
     publisher, reader = ends.publisher(delivery_seconds=2.0), ends.reader()
     until(lambda: _published(publisher, batch(3)))
     held = pull(reader, count=3)
@@ -242,7 +242,7 @@ def _published(publisher, messages):
     return True
 
 
-def test_topic_that_does_not_exist_is_problem_until_it_does(cluster):
+def test_absent_topic_is_problem_until_it_exists(cluster):
     topic = f"clicks-{next(names)}"
     cluster.refuse_topic(topic, KafkaError.UNKNOWN_TOPIC_OR_PART)
     reader = KafkaSubscriber(KafkaLocation(brokers=cluster.brokers, topic=topic))
@@ -286,7 +286,7 @@ def frozen_cluster(tmp_path):
         process.wait(120)
 
 
-def test_broker_that_hangs_is_problem_too_and_holds_no_caller_up_for_long(frozen_cluster):
+def test_hanging_broker_is_problem_too_and_blocks_no_caller_for_long(frozen_cluster):
     process, place = frozen_cluster
     with closing(KafkaPublisher(place)) as publisher, closing(KafkaSubscriber(place)) as reader:
         publisher.publish(batch(1))
@@ -302,7 +302,7 @@ def test_broker_that_hangs_is_problem_too_and_holds_no_caller_up_for_long(frozen
 
 
 @pytest.mark.slow
-def test_reader_beside_broker_that_hangs_closes_within_its_bound(frozen_cluster, monkeypatch):
+def test_reader_beside_hanging_broker_closes_within_its_bound(frozen_cluster, monkeypatch):
     """The close of librdkafka waits forever while a commit has no answer.
 
     The test is marked slow because the abandoned client stays in the process until its end.

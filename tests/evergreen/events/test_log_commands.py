@@ -32,12 +32,12 @@ def answer(capsys, *words):
     return code, capsys.readouterr()
 
 
-def test_check_tells_backlog(url, capsys):
+def test_check_reports_backlog(url, capsys):
     code, told = answer(capsys, "check", url)
     assert (code, told.out) == (0, "connected; 1 messages wait to be read\n")
 
 
-def test_check_of_brokers_that_do_not_answer_says_so_and_fails(capsys):
+def test_check_of_unresponsive_brokers_fails_and_says_so(capsys):
     with KafkaCluster() as cluster:
         cluster.create_topic("clicks")
         url = f"kafka://{cluster.brokers}/clicks"
@@ -95,7 +95,7 @@ def test_mistyped_path_is_refused_and_makes_no_file(capsys, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_kafka_that_is_away_fails_listing_and_is_named(capsys):
+def test_absent_kafka_fails_listing_and_is_named(capsys):
     with KafkaCluster() as cluster:
         brokers = cluster.brokers
     code, told = answer(capsys, "dead-letters", "list", f"kafka://{brokers}/clicks")

@@ -160,7 +160,9 @@ def test_other_content_under_known_id_is_delivered_too(bench, publisher, subscri
     assert {letter.payload for letter in subscriber.list_dead_letters()} == {b"fourth", b"fifth"}
 
 
-def test_poison_message_becomes_dead_letter_with_reason_and_is_gone(bench, publisher, subscriber):
+def test_poison_message_becomes_dead_letter_with_reason_and_is_removed(
+    bench, publisher, subscriber
+):
     publisher.publish([("bad", b"\x00garbage"), ("worse", b"")])
     deliveries = {d.message_id: d for d in pull(subscriber, count=2)}
     began = time.time()
@@ -228,7 +230,7 @@ def test_messages_survive_readers_closing_and_reopening(bench, publisher, subscr
     assert names(reopened.list_dead_letters()) == ["b"]
 
 
-def test_what_killed_publisher_was_told_is_stored_is_delivered(bench, subscriber):
+def test_message_acknowledged_to_killed_publisher_is_delivered(bench, subscriber):
     process = start(PUBLISH_FOR_EVER, bench)
     try:
         told = [name for _ in range(20) for name in process.stdout.readline().split()]
@@ -256,7 +258,7 @@ def test_what_killed_publisher_was_told_is_stored_is_delivered(bench, subscriber
     wait_for(all_came, "every message that was told to be stored")
 
 
-def test_what_killed_reader_had_not_acknowledged_goes_to_next(bench, publisher):
+def test_unacknowledged_messages_of_killed_reader_go_to_next_reader(bench, publisher):
     publisher.publish([("a", b"1"), ("b", b"2"), ("c", b"3"), ("done", b"4")])
     process = start(PULL_AND_HOLD, bench)
     try:
@@ -313,7 +315,9 @@ def test_connected_log_has_no_problem_and_is_current_once_it_is_empty(bench, pub
     wait_for(lambda: subscriber.problem() is None, "the connection")
 
 
-def test_mark_rests_while_pulled_message_is_not_acknowledged(bench, publisher, subscriber):
+def test_watermark_does_not_move_while_pulled_message_is_unacknowledged(
+    bench, publisher, subscriber
+):
     bench.rest(subscriber)
     bench.expire_leases()
     published_after = time.time() + getattr(bench, "passed", 0.0)

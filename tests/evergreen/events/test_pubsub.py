@@ -159,7 +159,7 @@ def test_subscription_that_is_deleted_while_it_is_read_is_permanent_error(bench)
     assert bench.names.subscription in subscriber.problem()
 
 
-def test_url_opens_both_ends_and_makes_what_is_missing_on_emulator(bench):
+def test_url_opens_both_ends_and_creates_missing_resources_on_emulator(bench):
     name, options = uuid.uuid4().hex[:6], "lease_seconds=12.5&settle_seconds=0.5"
     both = open_log(f"pubsub://evergreen-test/fresh-{name}?subscription=mine-{name}&{options}")
     both.publisher.publish([("a", b"1")])
@@ -213,7 +213,7 @@ class Slow:
         self.freed += request["ack_ids"]
 
 
-def test_listing_ends_although_what_it_took_comes_again_meanwhile():
+def test_listing_ends_although_its_objects_come_again_meanwhile():
     now = datetime.now(timezone.utc)
     messages = [
         PubsubMessage(data=b"x", message_id=name, attributes={"id": name}, publish_time=now)

@@ -17,14 +17,14 @@ def mark_at(
     return None if value is None else value - START
 
 
-def test_nothing_is_known_before_killed_predecessors_leases_have_run_out():
+def test_nothing_is_read_before_leases_of_killed_predecessor_end():
     mark = ReadMark(settle_seconds=SETTLE, lease_seconds=LEASE)
     mark.arrived(START + 1.0, at=1.0)
     assert mark_at(mark, 29.9) is None
     assert mark_at(mark, 30.0) == 25.0
 
 
-def test_still_log_is_read_up_to_now_but_for_what_may_be_on_its_way():
+def test_idle_log_is_read_up_to_now_except_for_messages_in_transit():
     mark = ReadMark(settle_seconds=SETTLE, lease_seconds=LEASE)
     assert [mark_at(mark, at) for at in (30.0, 31.0, 100.0)] == [25.0, 26.0, 95.0]
 
@@ -40,7 +40,7 @@ def test_busy_log_is_current_up_to_newest_message_as_backlog_may_follow():
     assert mark_at(mark, 105.5) == 100.5
 
 
-def test_mark_does_not_pass_oldest_message_in_hand():
+def test_watermark_does_not_pass_oldest_pulled_message():
     mark = ReadMark(settle_seconds=SETTLE, lease_seconds=LEASE)
     mark.arrived(START + 40.0, at=40.0)
     mark.arrived(START + 50.0, at=50.0)
@@ -49,7 +49,7 @@ def test_mark_does_not_pass_oldest_message_in_hand():
     assert mark_at(mark, 500.0) == 495.0
 
 
-def test_mark_rests_while_stream_is_down_and_until_its_leases_end():
+def test_watermark_does_not_move_while_stream_is_down_and_leases_last():
     mark = ReadMark(settle_seconds=SETTLE, lease_seconds=LEASE)
     assert mark_at(mark, 60.0) == 55.0
     assert mark_at(mark, 200.0, connected_at=None) == 55.0

@@ -108,7 +108,7 @@ def test_ids_of_acknowledged_messages_are_forgotten_in_time_and_no_others(path):
     log.close()
 
 
-def test_mark_waits_for_what_killed_predecessor_had_leased(path):
+def test_watermark_waits_for_leases_of_killed_predecessor(path):
     now = 1000.0
     killed = SqliteLog(path, lease_seconds=30.0, clock=lambda: now)
     killed.publish([("leased", b"1")])
@@ -127,7 +127,7 @@ def test_mark_waits_for_what_killed_predecessor_had_leased(path):
     log.close()
 
 
-def test_mark_moves_only_when_all_that_waits_was_pulled_and_acknowledged(path):
+def test_watermark_moves_only_after_all_messages_were_pulled_and_acknowledged(path):
     now = 1000.0
     log = SqliteLog(path, lease_seconds=30.0, clock=lambda: now)
     log.publish([(str(i), b"x") for i in range(5)])
@@ -150,7 +150,7 @@ def test_mark_moves_only_when_all_that_waits_was_pulled_and_acknowledged(path):
     log.close()
 
 
-def test_file_that_was_moved_away_is_problem_although_it_still_answers(path):
+def test_moved_file_is_problem_although_it_still_answers(path):
     log = SqliteLog(path)
     assert log.problem() is None
     path.rename(path.with_name("moved"))
@@ -162,7 +162,7 @@ def test_file_that_was_moved_away_is_problem_although_it_still_answers(path):
     log.close()
 
 
-def test_threads_may_share_one_end(path):
+def test_threads_may_share_one_log_handle(path):
     log = SqliteLog(path)
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda i: log.publish([(f"{i}-{j}", b"x") for j in range(5)]), range(40)))
@@ -195,7 +195,7 @@ def test_sigkill_loses_no_published_message_and_leaves_no_half_batch(path):
     log.close()
 
 
-def test_clock_that_was_set_back_holds_up_neither_messages_nor_mark(path):
+def test_clock_that_was_set_back_delays_neither_messages_nor_watermark(path):
     now = [86_400.0 + 1000.0]
     dead = SqliteLog(path, clock=lambda: now[0])
     dead.publish([("a", b"1"), ("b", b"2")])

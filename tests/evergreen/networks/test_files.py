@@ -66,7 +66,7 @@ def test_model_that_library_wrote_is_read(tmp_path):
 
 
 @pytest.mark.parametrize("with_moments", [True, False])
-def test_what_was_written_is_read_and_writing_to_it_changes_no_file(tmp_path, with_moments):
+def test_written_file_is_read_and_writing_to_it_changes_no_file(tmp_path, with_moments):
     expected = filled(tmp_path, with_moments=with_moments)
     stored = open_model(tmp_path, SIZES)
     assert stored.step == (7 if with_moments else 0)
@@ -139,7 +139,7 @@ def test_bias_moves_and_comes_back_to_within_two_roundings(tmp_path):
     np.testing.assert_array_equal(open_model(tmp_path, SIZES).weights.table, weights[TABLE])
 
 
-def test_disk_without_room_is_error_and_no_bus_error(tmp_path, monkeypatch):
+def test_full_disk_is_error_and_no_bus_error(tmp_path, monkeypatch):
     def full(descriptor, offset, length):
         raise OSError(errno.ENOSPC, "No space left on device")
 

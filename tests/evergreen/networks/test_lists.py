@@ -108,7 +108,7 @@ def initial(request, tmp_path):
     return config, network, [torch.tensor(each) for each in of_slots(weights, config.widths, sizes)]
 
 
-def test_ids_are_those_of_places_slots_and_padding_where_nothing_is():
+def test_ids_are_those_of_position_slots_and_padding_elsewhere():
     _, found = encoded(
         workflow_without(),
         np.array([[0.5, 0]]),

@@ -42,7 +42,7 @@ def test_table_takes_as_many_bytes_as_settings_say():
 
 @pytest.mark.parametrize("numbers", ["float16", "int8"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_number_that_is_not_finite_stays_finding_of_its_own_vector(numbers, bad):
+def test_infinite_number_is_finding_of_its_own_vector(numbers, bad):
     table = np.ones((3, 2), np.float32)
     table[1, 0] = bad
     assert np.isfinite(round_table(table, numbers).vectors()).all(axis=1).tolist() == [

@@ -165,7 +165,7 @@ def test_log_without_features_of_one_kind_is_drafted_without_them(tmp_path):
     assert recommender.features.names == ("price",)
 
 
-def test_column_whose_name_no_feature_can_have_is_left_out(tmp_path):
+def test_column_with_invalid_feature_name_is_left_out(tmp_path):
     comments, recommender = drafted(
         write(tmp_path / "a.csv", "clicked,price,item_id,a/b\n0,0.5,1,2\n1,1.5,2,3\n")
     )
@@ -239,7 +239,7 @@ def test_whatever_log_holds_its_draft_is_sound_file(tmp_path, columns, clicks):
     assert "price_of_it" in parse_recommender(answered, source="draft").features.numeric
 
 
-def test_column_of_very_many_categories_is_said_to_cost_memory(tmp_path):
+def test_column_with_very_many_categories_is_reported_to_cost_memory(tmp_path):
     users, items = [f"u{n}" for n in range(MANY)], [f"i{n}" for n in range(MANY - 1)]
     columns = {
         "label": [0, 1] * (MANY // 2),

@@ -96,7 +96,7 @@ def test_mistake_in_options_of_column_is_named_with_column(column, options, mess
         (None, "cannot be read: No such file or directory"),
     ],
 )
-def test_what_is_no_such_file_at_all_is_named_with_its_path(content, message, tmp_path):
+def test_path_that_is_no_such_file_is_named(content, message, tmp_path):
     path = tmp_path / "shop.yaml"
     if content is not None:
         path.write_bytes(content)
@@ -141,7 +141,7 @@ BOUNDLESS = {"seed": (1 << 63) - 1, "served_as": (1 << 63) - 1}
 @pytest.mark.parametrize(
     "kind", [*OPTIONS.values(), *chain(*map(section_classes, SECTIONS))], ids=lambda k: k.__name__
 )
-def test_no_whole_number_of_setting_is_without_bound(kind):
+def test_every_integer_setting_has_upper_bound(kind):
     """10^17 rows, columns, steps or processes are refused before anything is allocated."""
     hints = get_type_hints(kind)
     given = {"num_dense": 1, "num_categorical": 2} if issubclass(kind, NetworkConfig) else {}
@@ -305,7 +305,7 @@ def recommenders(draw):
 
 @settings(deadline=None)
 @given(recommenders())
-def test_what_is_written_is_read_back(recommender):
+def test_written_data_is_read_back(recommender):
     read = parse_recommender(format_recommender(recommender), source="it")
     assert read == recommender
     assert read.digest == recommender.digest

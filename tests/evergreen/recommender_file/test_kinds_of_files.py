@@ -103,7 +103,7 @@ def question_of(path, key):
         (None, lambda time: f"{time:%Y-%m-%d}"),
     ],
 )
-def test_times_are_recognized_and_days_that_result_are_said(form, written, write):
+def test_times_are_recognized_and_resulting_days_are_shown(form, written, write):
     path = write(clicks(**USERS, timestamp=lambda row: written(row["time"])))
     text, recommender = drafted(path)
     assert (recommender.data.event_time, recommender.data.time_format) == ("timestamp", form)
@@ -111,7 +111,7 @@ def test_times_are_recognized_and_days_that_result_are_said(form, written, write
     assert "2026-05-03 to 2026-05-06, 60 rows a day" in line_of(text, "event_time")
 
 
-def test_times_before_2000_are_said_loudly(write):
+def test_times_before_2000_are_reported_clearly(write):
     text, recommender = drafted(
         write(clicks(**USERS, ts=lambda row: 860_000_000 + 86_400 * row["n"]))
     )
@@ -134,7 +134,7 @@ def test_times_before_2000_are_said_loudly(write):
         ("date", lambda row: f"{row['time']:%d.%m.%Y}", "its values are no times in a known form"),
     ],
 )
-def test_column_named_like_times_that_holds_none_is_asked_about(name, written, said, write):
+def test_column_named_like_times_without_times_leads_to_question(name, written, said, write):
     assert said in question_of(write(clicks(**USERS, **{name: written})), "event_time")
 
 
@@ -160,7 +160,7 @@ def test_birthdays_in_unsupported_form_do_not_replace_event_time(write):
     assert drafted(write(columns))[1].data.event_time == "ts"
 
 
-def test_times_of_two_forms_are_asked_about_with_days_of_each(write):
+def test_times_of_two_formats_lead_to_question_with_days_of_each(write):
     asked = question_of(write(clicks(**USERS, time=lambda row: 1_405_030_600)), "time_format")
     assert (
         "one of YYMMDDhhmm, seconds" in asked
@@ -171,7 +171,7 @@ def test_times_of_two_forms_are_asked_about_with_days_of_each(write):
     )
 
 
-def test_birthdays_are_no_times_of_rows_and_are_left_out_with_their_days(tmp_path):
+def test_birthdays_are_not_event_times_and_are_left_out(tmp_path):
     columns = clicks(**USERS, born=lambda row: datetime.date(1950 + row["user"] % 30, 5, 7))
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
     text, recommender = drafted(tmp_path / "a.parquet")
@@ -185,7 +185,7 @@ def test_hours_of_day_are_no_times(write):
     assert "hour" in recommender.features.categorical
 
 
-def test_only_one_column_is_time_and_two_likely_ones_are_asked_about(write):
+def test_single_time_column_is_drafted_and_two_lead_to_question(write):
     times = {
         name: lambda row: f"{row['time']:%Y-%m-%dT%H:%M:%SZ}"
         for name in ("begin", "end", "updated_at")
@@ -240,7 +240,9 @@ def test_rows_written_again_with_their_click_keep_their_key(write):
 
 
 @pytest.mark.parametrize(("num_other", "is_key"), [(2, True), (3, False)])
-def test_few_rows_of_other_content_keep_key_and_over_one_percent_drop_it(num_other, is_key, write):
+def test_few_rows_with_other_content_keep_key_and_over_one_percent_drop_it(
+    num_other, is_key, write
+):
     columns = clicks(search_id=lambda row: f"q{row['n']}", slot=lambda row: 0, **USERS)
     for n in range(num_other):  # the file has 240 rows
         columns["search_id"][n], columns["item_id"][n], columns["item_id"][n + 100] = (
@@ -285,7 +287,7 @@ def test_users_and_items_are_found_whatever_their_spelling(user, item, write):
     assert recommender.features.categorical == (user, item)
 
 
-def test_few_users_and_word_for_unknown_one_are_no_users(write):
+def test_few_users_and_value_for_unknown_user_are_no_users(write):
     few = clicks(
         user=lambda row: row["user"] % 3,
         item_id=lambda row: row["item"],
@@ -324,12 +326,12 @@ def test_names_of_clicks_and_conversions_are_known(name, write):
         ({0: "", 1: "1"}, "holds 1 or nothing: write 0 in the rows without a click"),
     ],
 )
-def test_column_named_like_label_that_holds_others_is_asked_about(values, said, write):
+def test_column_named_like_label_with_other_values_leads_to_question(values, said, write):
     path = write(clicks(**{**USERS, "click": lambda row: values[row["click"]]}))
     assert re.search(said, question_of(path, "label"))
 
 
-def test_two_words_of_unnamed_label_are_asked_about(write):
+def test_two_values_of_unnamed_label_lead_to_question(write):
     columns = clicks(**USERS)
     columns["geklickt"] = ["ja" if click else "nein" for click in columns.pop("click")]
     asked = question_of(write(columns), "label")
@@ -337,7 +339,7 @@ def test_two_words_of_unnamed_label_are_asked_about(write):
     assert "write 0 and 1" in asked
 
 
-def test_click_comes_before_what_may_follow_it(write):
+def test_click_precedes_events_that_may_follow_it(write):
     columns = clicks(booking_bool=lambda row: row["click"] * (row["n"] % 2), **USERS)
     columns["click_bool"] = columns.pop("click")
     text, recommender = drafted(write(columns))
@@ -359,7 +361,7 @@ def test_label_with_gap_or_odd_value_is_one_and_rows_are_counted(write):
     )
 
 
-def test_two_likely_labels_are_asked_about_and_equal_ones_are_not(write):
+def test_two_likely_labels_lead_to_question_and_equal_labels_do_not(write):
     columns = clicks(**USERS, target=lambda row: row["n"] % 2)
     assert "which of 'click', 'target' is to be predicted" in question_of(write(columns), "label")
     columns["target"] = columns["click"]
@@ -492,7 +494,7 @@ def test_up_to_one_percent_odd_values_are_malformed_and_more_stop_guess(write):
     assert "Numbers, but 'n.v.' in 40 rows" in line_of(text, "price")
 
 
-def test_truth_values_are_words_whatever_spells_them(write, tmp_path):
+def test_booleans_are_words_in_any_spelling(write, tmp_path):
     path = write(
         clicks(
             click=lambda row: str(bool(row["click"])),
@@ -505,7 +507,7 @@ def test_truth_values_are_words_whatever_spells_them(write, tmp_path):
     assert recommender.features.categorical_options == {"is_new": WORDS}
 
 
-def test_recboles_suffixes_say_type(write):
+def test_recbole_suffixes_give_type(write):
     columns = {
         "user_id:token": lambda row: row["user"],
         "code:token": lambda row: f"{row['item']}.5",
@@ -676,7 +678,7 @@ def test_columns_named_by_numbers_are_read_if_name_is_word(write):
     assert recommender.features.categorical == ("101", "7")
 
 
-def test_bounded_number_of_rows_is_read_and_said(write):
+def test_bounded_number_of_rows_is_read_and_reported(write):
     path = write(clicks(**USERS, shop=lambda row: 1 if row["n"] < 200 else 2))
     text = draft(read_sample(path, rows=150), name="shop", now=NOW)
     assert "from the first 150 rows of" in text

@@ -63,7 +63,7 @@ def said(trial):
     return "\n".join(sentences(trial))
 
 
-def test_all_lines_are_accounted_for_and_what_rows_hold_is_said(write):
+def test_all_lines_are_counted_and_content_of_rows_is_reported(write):
     lines = [*rows(n3=row(3, price="oops")), "", HEADER, "1,2"]
     trial = try_rows(write(lines), SHOP, now=NOW)
     assert (trial.rows, trial.malformed, trial.clicks) == (199, 2, 40)
@@ -106,14 +106,14 @@ def test_all_lines_are_accounted_for_and_what_rows_hold_is_said(write):
         ),
     ],
 )
-def test_what_ingest_would_refuse_is_refused(lines, header, refusal, write):
+def test_data_that_ingest_would_refuse_is_refused(lines, header, refusal, write):
     trial = try_rows(write(lines, header), SHOP, now=NOW)
     assert trial.is_refused
     with pytest.raises(ContractError, match=refusal):
         raise ContractError(said(trial).partition("ingest would refuse: ")[2])
 
 
-def test_column_that_decides_label_is_leak_and_others_are_none(write):
+def test_column_that_determines_label_is_leak_and_other_columns_are_not(write):
     trial = try_rows(
         write(rows(**{f"n{n}": row(n, price=(n % 5 == 0) * 3 + n % 2) for n in range(200)})),
         SHOP,
@@ -185,7 +185,7 @@ def test_folder_is_tried_file_by_file_and_other_files_are_named(write, tmp_path)
     assert "skipped files that are not click logs: notes.pdf" in said(trial)
 
 
-def test_only_first_rows_are_looked_at_and_all_are_counted(write):
+def test_only_first_rows_are_read_and_all_are_counted(write):
     trial = try_rows(write(rows()), SHOP, now=NOW, sample_rows=30)
     assert (trial.rows, trial.num_sampled, trial.clicks) == (200, 30, 40)
     assert "by the first 30 rows:" in said(trial)

@@ -77,7 +77,7 @@ def left(installation):
     )
 
 
-def test_what_nothing_goes_back_to_goes_and_all_else_stays(installation, capsys):
+def test_unneeded_models_are_deleted_and_all_others_stay(installation, capsys):
     store, _ = installation
     before = left(installation)
     assert run(installation) == 0
@@ -132,7 +132,7 @@ def test_rollback_target_stays_although_newer_versions_were_live_since(installat
     assert left(installation)[1] == ["3", "4", "6"]
 
 
-def test_what_is_younger_than_days_stays(installation):
+def test_newer_files_than_age_limit_stay(installation):
     run(installation, "--yes", "--days", "150")
     assert left(installation) == (
         ["m2", "m3", "m4", "m5", "m6"],
@@ -175,20 +175,20 @@ def test_command_killed_anywhere_leaves_whole_folders_and_next_finishes(
 
 
 @pytest.mark.parametrize("flags", [["--days", "0.5"], ["--keep-versions", "1"]])
-def test_limits_that_would_leave_nothing_to_go_back_to_are_refused(installation, flags, capsys):
+def test_limits_without_rollback_target_are_refused(installation, flags, capsys):
     assert run(installation, *flags) == 2
     assert "expected at least 1 day and 2 versions" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("days", ["nan", "inf", "0.5", "-1", "1e300", "36501"])
-def test_days_that_are_no_age_are_refused(installation, capsys, days):
+def test_invalid_days_are_refused(installation, capsys, days):
     before = left(installation)
     assert run(installation, "--yes", "--days", days) == 2
     assert "expected at least 1 day" in capsys.readouterr().err
     assert left(installation) == before
 
 
-def test_what_killed_writes_left_goes_and_what_may_be_under_way_stays(installation, capsys):
+def test_files_of_killed_writes_are_removed_and_newer_ones_stay(installation, capsys):
     store, work = installation
     name = f".{{}}.{'0a' * 16}"
     places = [

@@ -64,7 +64,7 @@ def there(tmp_path, request):
     return there
 
 
-def test_every_reader_of_copied_store_reads_copy(there):
+def test_every_reader_of_copied_registry_reads_copy(there):
     live, parent = registry.champion(there, CURRENT), registry.parent(there, CURRENT)
     by_name = registry.stored_model(there, "m1"), registry.referenced_model(there, "3")
     assert live == registry.champion(there, "m1")

@@ -19,7 +19,7 @@ def accept(store, recommender, *, why="because", **more):
     return recommenders.accept(store, recommender, who="ann", why=why, now=NOON, **more)
 
 
-def test_current_is_newest_and_earlier_ones_have_number_and_digest(tmp_path):
+def test_current_is_newest_and_earlier_recommenders_have_number_and_digest(tmp_path):
     seeded = SHOP.with_settings({"training.seed": 7, "model.tower": [64, 32]})
     assert [accept(tmp_path, SHOP), accept(tmp_path, seeded)] == [1, 2]
     assert recommenders.accepted(tmp_path, "current") == seeded
@@ -27,20 +27,20 @@ def test_current_is_newest_and_earlier_ones_have_number_and_digest(tmp_path):
         assert recommenders.accepted(tmp_path, reference) == SHOP
 
 
-def test_store_of_its_own_may_take_recommender_of_another(tmp_path):
+def test_separate_registry_may_accept_recommender_of_another(tmp_path):
     accept(tmp_path / "shared", SHOP)
     for reference in (str(tmp_path / "shared"), (tmp_path / "shared").as_uri()):
         assert recommenders.accepted(tmp_path / "own", reference) == SHOP
 
 
-def test_journal_tells_who_when_and_why(tmp_path):
+def test_journal_records_who_when_and_why(tmp_path):
     accept(tmp_path, SHOP, why="first shop")
     (line,) = recommenders.read_accepted(tmp_path)
     assert (line.version, line.who, line.reason, line.name) == (1, "ann", "first shop", "shop")
     assert (line.time, line.digest) == ("2026-11-23T12:00:00+00:00", SHOP.digest)
 
 
-def test_store_without_one_says_how_to_accept_one(tmp_path):
+def test_registry_without_recommender_says_how_to_accept_one(tmp_path):
     with raises(ContractError, "evergreen data accept"):
         recommenders.accepted(tmp_path, "current")
 
@@ -70,7 +70,7 @@ def test_event_without_news_or_reason_is_refused_and_changes_nothing(tmp_path, w
     assert len(recommenders.read_accepted(tmp_path)) == 1
 
 
-def test_killed_accept_leaves_version_before_in_force(tmp_path):
+def test_killed_accept_leaves_previous_version_in_force(tmp_path):
     accept(tmp_path, SHOP)
     (tmp_path / "recommender" / "2.json").write_bytes(b"half")
     assert recommenders.accepted(tmp_path, "current") == SHOP
@@ -103,7 +103,7 @@ def test_other_recommender_is_refused_in_used_registry_unless_replaced(tmp_path,
         accept(tmp_path, SHOP)
 
 
-def test_columns_that_come_and_go_are_no_other_recommender(tmp_path):
+def test_columns_may_come_and_go_within_one_recommender(tmp_path):
     accept(tmp_path, SHOP)
     assert (
         accept(

@@ -114,7 +114,7 @@ def test_refusal_is_raised_as_the_controllers_error(tmp_path, append, say, clock
         wait_for_result(tmp_path, request, clock=clock.moment, sleep=clock.advance)
 
 
-def test_interrupted_wait_withdraws_the_request(tmp_path, clock):
+def test_interrupted_wait_withdraws_request(tmp_path, clock):
     request = new_request(ROLLBACK, who="a", reason="r", now=clock.moment(), seconds=60.0)
 
     def interrupt(_):

@@ -85,7 +85,7 @@ def test_shadow_is_always_other_arm(key, request):
 
 
 @given(key=st.text(), request=st.text())
-def test_without_canary_stable_arm_answers_and_nobody_shadows(key, request):
+def test_without_canary_stable_arm_answers_and_no_shadow_is_sent(key, request):
     one = plan(canary=None, canary_share=0.0, shadow_share=0.0)
     assert one.arm_for(key) == STABLE
     assert one.shadow_for(key, request) is None
@@ -114,7 +114,7 @@ def test_plan_survives_its_json_exactly(share, shadow, salt, reason, value):
     assert TrafficPlan.loads(one.dumps(), source="traffic.json") == one
 
 
-def test_next_plan_counts_on_and_keeps_what_it_is_not_told():
+def test_next_plan_continues_and_keeps_unchanged_fields():
     grown = plan().next(canary_share=0.25)
     assert (grown.sequence, grown.canary_share, grown.salt) == (3, 0.25, "s")
     ended = grown.without_canary(
@@ -160,6 +160,6 @@ def test_malformed_plan_is_refused_with_its_source_and_value(changes, said):
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"null", b"{", b"\xff", b"1", b"[" * 100_000])
-def test_what_is_no_json_object_is_refused(content):
+def test_text_that_is_no_json_object_is_refused(content):
     with pytest.raises(ContractError, match=r"traffic\.json (is not JSON|holds a)"):
         TrafficPlan.loads(content, source="traffic.json")

@@ -120,7 +120,7 @@ def test_nothing_leaves_its_pane_and_no_text_is_cut(tmp_path, text, rows):
 
 @needs_browser
 @pytest.mark.parametrize("flags", [(), (DARK,)], ids=["light", "dark"])
-def test_every_block_hinders_nobody(tmp_path, flags):
+def test_no_block_of_page_has_accessibility_faults(tmp_path, flags):
     assert serious_findings(tmp_path, page_of("a text", rows=2), *flags) == []
 
 

@@ -86,11 +86,11 @@ def test_one_long_text_of_many_rows_is_refused_and_not_spelled_out(lake):
     )
 
 
-def test_long_text_in_column_that_nobody_reads_does_no_harm(lake):
+def test_long_text_in_unused_column_does_no_harm(lake):
     assert lake(60_000, {"note": LONG_TEXT}) == "60000\n"
 
 
-def test_pages_that_compress_thousandfold_are_refused_by_footer(lake):
+def test_pages_compressed_a_thousandfold_are_refused_by_footer(lake):
     text = pa.array(["x" * 1_000_000 for _ in range(100)])
     found = lake(100, {raw_rows.REQUEST_ID: text}, use_dictionary=False)
     assert (
@@ -154,7 +154,7 @@ def test_dictionary_encoded_strings_and_lists_give_same_rows_as_plain(
     assert found[0].num_rows == 5000
 
 
-def test_rows_of_batch_may_have_long_texts_as_long_as_they_fit(tmp_path):
+def test_batch_may_have_long_texts_up_to_size_of_message(tmp_path):
     texts = pa.array([chr(97 + i % 26) * 1000 for i in range(10_000)])
     pq.write_table(
         pa.table({"w": texts, "l": [[t] for t in texts.to_pylist()]}), tmp_path / "a.parquet"

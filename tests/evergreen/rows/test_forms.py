@@ -32,7 +32,7 @@ def test_days_are_read_in_order_of_their_numbers(tmp_path):
     assert [p.name for p in click_log_files(tmp_path)] == ["day_1.gz", "day_2", "day_10.gz"]
 
 
-def test_file_that_is_there_packed_and_unpacked_is_refused(tmp_path):
+def test_file_that_exists_packed_and_unpacked_is_refused(tmp_path):
     for name in ("day_0", "day_0.gz", "day_1.gz"):
         (tmp_path / name).touch()
     with says(ContractError, "packed-and-unpacked", file=tmp_path / "day_0.gz"):

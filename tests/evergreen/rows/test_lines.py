@@ -103,7 +103,7 @@ LONG = st.text(st.sampled_from('ab ",\n'), max_size=12)
 @settings(
     max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_what_standard_library_writes_is_read_back(tmp_path, rows, quoting, ends):
+def test_output_of_standard_library_is_read_back(tmp_path, rows, quoting, ends):
     """A row that has a line break in a quoted field may be rejected."""
     stream = io.StringIO(newline="")
     csv.writer(stream, quoting=quoting, lineterminator=ends).writerows(rows)
@@ -244,7 +244,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize(("content", "expected"), FORMS.values(), ids=FORMS.keys())
-def test_forms_that_people_export_are_read(tmp_path, content, expected):
+def test_export_formats_are_read(tmp_path, content, expected):
     (tmp_path / "rows").write_bytes(content)
     rows = open_rows(tmp_path / "rows")
     found, rejected, _ = read(rows)

@@ -41,7 +41,7 @@ def visible(folder):
     return sorted(p.name for p in folder.iterdir() if not p.name.startswith("."))
 
 
-def test_file_is_written_whole_with_its_folders(tmp_path):
+def test_file_is_written_completely_with_its_folders(tmp_path):
     path = tmp_path / "new folder" / "deep" / "file"
     durable.write_whole(path, "täxt")
     assert path.read_bytes() == "täxt".encode()
@@ -92,7 +92,7 @@ def test_writer_killed_midway_leaves_old_file(tmp_path):
     assert visible(tmp_path) == ["file"]
 
 
-def test_folder_appears_whole(tmp_path):
+def test_folder_appears_complete(tmp_path):
     final = tmp_path / "a" / "final"
     with durable.whole_directory(final) as aside:
         (aside / "sub").mkdir()
@@ -139,7 +139,7 @@ def test_published_folder_is_never_changed(tmp_path):
 LOST = "another process makes .*final too"
 
 
-def test_who_lost_folder_to_another_process_is_told_so_and_may_try_again(tmp_path):
+def test_process_that_lost_folder_to_another_is_told_so_and_may_retry(tmp_path):
     final = tmp_path / "final"
     with (  # noqa: PT012
         pytest.raises(TemporaryError, match=LOST),
@@ -174,7 +174,7 @@ def test_two_processes_append_without_losing_line(tmp_path):
     )
 
 
-def test_hash_of_tree_knows_names_and_contents_but_not_its_place(tmp_path):
+def test_hash_of_tree_depends_on_names_and_contents_but_not_on_path(tmp_path):
     def tree(root: str, files: dict[str, str]) -> Path:
         for name, content in files.items():
             durable.write_whole(tmp_path / root / name, content)

@@ -41,7 +41,7 @@ def test_expected_failure_is_one_line_and_code(error, code, line, capsys):
     assert capsys.readouterr().err == line
 
 
-def test_fault_of_program_is_no_refusal_and_shows_its_traceback(capsys):
+def test_bug_of_program_is_no_refusal_and_shows_its_traceback(capsys):
     assert main(KeyError("absent")) == 70
     assert "KeyError" in capsys.readouterr().err
 

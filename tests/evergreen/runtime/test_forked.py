@@ -31,7 +31,7 @@ def test_work_is_done_in_other_processes_and_few_items_in_this_one():
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_error_of_work_is_callers(processes):
+def test_error_of_work_reaches_caller(processes):
     def refuse(item):
         raise ContractError(f"item {item} is wrong")
 
@@ -51,7 +51,7 @@ def test_killed_process_is_temporary_error_and_leaves_no_child():
     assert children.read_text() == before  # No process is left without a parent that waits for it.
 
 
-def test_of_several_errors_first_items_is_told_however_slow_it_is(tmp_path):
+def test_of_several_errors_that_of_first_item_is_reported_however_slow(tmp_path):
     def refuse(item):
         if item:
             (tmp_path / "done").touch()
@@ -76,7 +76,7 @@ class Unlike:
         return "item 5"
 
 
-def test_error_that_cannot_be_pickled_is_told_by_its_text():
+def test_error_that_cannot_be_pickled_is_reported_by_its_text():
     def refuse(_):
         raise ContractError(Unlike())
 
@@ -127,7 +127,7 @@ def test_parent_that_is_asked_to_end_does_not_wait_for_its_processes(at_work):
     assert not any(map(runs, processes))
 
 
-def test_interrupt_from_terminal_ends_all_and_is_told_once(at_work):
+def test_interrupt_from_terminal_ends_all_and_is_reported_once(at_work):
     parent, processes = at_work
     os.killpg(parent.pid, signal.SIGINT)
     wait_for(lambda: parent.poll() is not None)

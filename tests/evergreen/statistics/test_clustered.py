@@ -48,7 +48,7 @@ FIVE = np.array([0.5, 0.25, 0.15, 0.07, 0.03])
 
 
 @pytest.mark.parametrize("share_alike", [0.0, 0.5, 1.0])
-def test_correlation_is_that_of_rows_that_were_drawn(share_alike):
+def test_correlation_equals_that_of_drawn_rows(share_alike):
     values, requests = drawn(np.random.default_rng(0), 4000, 16, share_alike, FIVE)
     each, overall = correlations((sample(values, requests, 5),))
     # With probability share_alike squared, both rows of a pair have the value of their request. All
@@ -85,7 +85,7 @@ def test_difference_of_samples_is_no_likeness_within_them():
     assert correlations((now, before))[1] == pytest.approx(0.0, abs=0.005)
 
 
-def test_sample_whose_rows_are_more_alike_counts_by_its_own_correlation():
+def test_sample_with_more_similar_rows_counts_by_its_own_correlation():
     random = np.random.default_rng(5)
     now = sample(*drawn(random, 100, 32, 1.0, FIVE), 5)
     before = sample(*drawn(random, 10_000, 32, 0.0, FIVE), 5)
@@ -96,7 +96,7 @@ def test_sample_whose_rows_are_more_alike_counts_by_its_own_correlation():
     np.testing.assert_allclose(own[1], 1 + overall * 31, rtol=0.5)
 
 
-def test_sample_whose_requests_are_not_known_takes_other_s_likeness():
+def test_sample_with_unknown_requests_uses_correlation_of_other_sample():
     random = np.random.default_rng(4)
     now = sample(*drawn(random, 300, 32, 1.0, FIVE), 5)
     before = Clustered(

@@ -18,7 +18,7 @@ def test_divergence_is_scipys_where_chance_adds_next_to_nothing():
         assert found.low <= found.value <= found.high
 
 
-def test_what_chance_adds_is_taken_off_and_interval_holds_truth():
+def test_chance_is_subtracted_and_interval_contains_true_value():
     random = np.random.default_rng(1)
     p = stats.norm.pdf(np.arange(-2, 2, 0.25))
     q = stats.norm.pdf(np.arange(-2, 2, 0.25) - 0.3)

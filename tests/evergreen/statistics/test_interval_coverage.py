@@ -52,11 +52,11 @@ def test_95_of_100_intervals_hold(windows, rows, size, rate, off, exist):
     assert found["difference"] == pytest.approx(0.95, abs=off)
 
 
-def test_rows_taken_one_by_one_would_promise_too_much():
+def test_rows_counted_one_by_one_would_promise_too_much():
     assert coverage(windows=200, rows=4000, size=64, rate=0.25, by_row=True)["auc"] < 0.88
 
 
-def test_users_who_come_back_need_to_be_counted_as_alike():
+def test_returning_users_must_count_as_clusters():
     """Each user has 16 requests of 4 rows.
 
     Intervals by request are too narrow, but intervals by user have the right coverage.

@@ -126,7 +126,7 @@ def test_paired_difference_equals_delong_written_out(sample):
         assert difference.high - difference.auc == pytest.approx(half)
 
 
-def test_rows_told_twice_are_no_further_evidence():
+def test_rows_reported_twice_are_no_further_evidence():
     labels, scores = np.tile([1, 0, 0, 1, 0], 8), np.random.default_rng(0).random(40)
     once = metrics.auc_estimate(labels, scores, groups=np.arange(40))
     twice = metrics.auc_estimate(

@@ -44,7 +44,7 @@ def reference(*, excluded=("age",)):
     return counter.reference()
 
 
-def test_what_is_written_is_read_back_and_bytes_depend_on_numbers_alone(tmp_path):
+def test_written_data_is_read_back_and_bytes_depend_on_numbers_alone(tmp_path):
     written, scores = reference(), ScoreHistogram.of(np.linspace(0, 1, 777))
     written.write(tmp_path / "a.npz")
     reference().write(tmp_path / "b.npz")
@@ -73,7 +73,7 @@ def test_feature_that_model_does_not_use_has_no_profile_but_is_in_rows():
     )
 
 
-def test_model_without_kept_scores_has_profile_all_same(tmp_path):
+def test_model_without_stored_scores_has_same_profile(tmp_path):
     reference().write(tmp_path / "a.npz")
     assert read_reference(tmp_path / "a.npz").scores is None
     assert read_reference(tmp_path / "a.npz", scores=tmp_path / "absent.json").scores is None
@@ -109,7 +109,7 @@ def rewritten(path, change):
         (lambda head, _: head["windows"].append(head["windows"][0]), "holds no TrainingReference"),
     ],
 )
-def test_file_whose_parts_do_not_fit_is_refused_by_name(tmp_path, change, message):
+def test_file_with_inconsistent_parts_is_refused_by_name(tmp_path, change, message):
     path = tmp_path / "reference.npz"
     reference().write(path)
     rewritten(path, change)

@@ -63,7 +63,7 @@ def is_rewrite(request):
 
 
 @pytest.mark.parametrize("do", ["status", "cut"])
-def test_every_call_survives_what_passes(cloud_storage, open_bucket, tmp_path, do):
+def test_every_call_survives_temporary_errors(cloud_storage, open_bucket, tmp_path, do):
     objects = open_bucket()
     for call in (
         lambda: objects.write("a/small", b"1", if_generation=ABSENT),
@@ -91,7 +91,7 @@ def test_what_does_not_pass_in_time_is_temporary_and_names_object(cloud_storage,
         objects.read("config")
 
 
-def test_service_that_falls_silent_is_asked_again(cloud_storage, open_bucket):
+def test_silent_service_is_queried_again(cloud_storage, open_bucket):
     objects = open_bucket(call_seconds=0.3)
     faults = [cloud_storage.fail(on, "hang") for on in (is_upload, is_download)]
     generation = objects.write("config", b"1", if_generation=ABSENT)
@@ -123,7 +123,7 @@ def test_conditional_write_whose_answer_was_lost_is_known_as_done(
     objects.write("config", b"next", if_generation=generation)
 
 
-def test_lost_answer_does_not_make_another_writers_equal_bytes_ours(cloud_storage, open_bucket):
+def test_lost_answer_is_not_confused_with_equal_bytes_of_another_writer(cloud_storage, open_bucket):
     mine, other = open_bucket(), open_bucket()
     seen = mine.write("config", b"before")
     cloud_storage.fail(is_upload, "cut")
@@ -170,7 +170,9 @@ def test_upload_refused_midway_leaves_what_was_there(cloud_storage, open_bucket,
     assert [each.name for each in objects.list()] == ["old"]
 
 
-def test_content_corrupted_on_way_up_is_refused_by_service(cloud_storage, open_bucket, tmp_path):
+def test_content_corrupted_during_upload_is_refused_by_service(
+    cloud_storage, open_bucket, tmp_path
+):
     # The file changes between the checksum and the last part, as on a faulty disk.
     (tmp_path / "big").write_bytes(BIG)
 
@@ -184,7 +186,7 @@ def test_content_corrupted_on_way_up_is_refused_by_service(cloud_storage, open_b
     assert open_bucket().read("big") is None
 
 
-def test_read_cut_midway_is_finished(cloud_storage, open_bucket):
+def test_interrupted_read_is_completed(cloud_storage, open_bucket):
     objects = open_bucket()
     generation = objects.write("object", b"x" * 1000)
     fault = cloud_storage.fail(is_download, "half", times=2)
@@ -241,7 +243,7 @@ def test_fetch_cut_midway_goes_on_at_byte_reached(cloud_storage, open_bucket, tm
 
 
 @pytest.mark.parametrize("here", [b"x" * 1000, BIG + b"and more"], ids=["other bytes", "too many"])
-def test_bytes_that_are_not_objects_are_discarded_and_fetched_anew(open_bucket, tmp_path, here):
+def test_bytes_that_are_not_objects_are_discarded_and_fetched_again(open_bucket, tmp_path, here):
     objects = open_bucket()
     (tmp_path / "part").write_bytes(here)
     objects.fetch(put(objects, "big", BIG), tmp_path / "part")
@@ -259,7 +261,7 @@ def test_patience_with_large_object_counts_from_its_last_byte(cloud_storage, ope
     assert (tmp_path / "part").read_bytes() == BIG
 
 
-def test_fetch_that_is_given_up_keeps_its_bytes_and_next_asks_for_rest(
+def test_abandoned_download_keeps_its_bytes_and_next_one_continues(
     cloud_storage, open_bucket, tmp_path
 ):
     objects = open_bucket(retry_seconds=0.05)
@@ -316,7 +318,7 @@ def test_object_replaced_during_fetch_is_not_mixed_with_its_successor(
         objects.fetch(wanted, tmp_path / "part")
 
 
-def test_disk_without_room_ends_fetch_for_good_and_says_why(cloud_storage, open_bucket, tmp_path):
+def test_full_disk_ends_fetch_for_good_and_says_why(cloud_storage, open_bucket, tmp_path):
     objects = open_bucket()
     wanted = put(objects, "big", BIG)
     cloud_storage.seen.clear()
@@ -359,7 +361,7 @@ def test_refusal_names_bucket_and_what_is_needed(cloud_storage, open_bucket, tmp
         assert len(asked) == 1
 
 
-def test_bucket_that_is_not_there_is_no_absent_object(open_bucket, tmp_path):
+def test_absent_bucket_is_no_absent_object(open_bucket, tmp_path):
     objects = open_bucket("gs://elsewhere/x")
     for call in (
         lambda: objects.read("x"),

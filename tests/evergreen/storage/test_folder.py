@@ -58,7 +58,7 @@ def test_what_killed_writer_left_is_no_object_and_goes_at_next_change(tmp_path):
     ]
 
 
-def test_folders_that_removal_empties_go_with_it(tmp_path):
+def test_folders_that_removal_empties_are_removed_too(tmp_path):
     objects = FolderObjects(tmp_path / "root")
     objects.write("a/b/c/1", b"1")
     objects.write("a/2", b"2")
@@ -89,9 +89,7 @@ def refuse_links(monkeypatch, code):
 @pytest.mark.parametrize(
     ("code", "kind"), [(errno.ENOSPC, PermanentError), (errno.ESTALE, TemporaryError)]
 )
-def test_what_system_refuses_is_error_that_says_whether_to_try_again(
-    tmp_path, monkeypatch, code, kind
-):
+def test_system_error_says_whether_to_try_again(tmp_path, monkeypatch, code, kind):
     objects = FolderObjects(tmp_path)
     objects.write("a", b"content")
     refuse_links(monkeypatch, code)
@@ -106,7 +104,7 @@ def test_root_that_cannot_be_made_is_named(tmp_path):
         FolderObjects(tmp_path / "file" / "root").write("a", b"1")
 
 
-def test_fetch_that_disk_refuses_or_falsifies_is_error(tmp_path, monkeypatch):
+def test_fetch_that_disk_refuses_or_corrupts_is_error(tmp_path, monkeypatch):
     objects = FolderObjects(tmp_path / "root")
     objects.write("a", b"content")
     (listed,) = objects.list()
@@ -130,7 +128,7 @@ def test_copy_costs_no_room_but_where_file_system_has_no_links(tmp_path, monkeyp
     )
 
 
-def test_disk_that_is_full_is_said_and_leaves_what_was_there(tmp_path):
+def test_full_disk_is_reported_and_leaves_existing_files(tmp_path):
     objects = FolderObjects(tmp_path / "root")
     generation = objects.write("model.onnx", b"before")
     for name in ("model.onnx", "new"):
@@ -144,7 +142,7 @@ def test_disk_that_is_full_is_said_and_leaves_what_was_there(tmp_path):
     assert sorted(p.name for p in (tmp_path / "root").iterdir()) == [".objects.lock", "model.onnx"]
 
 
-def test_folder_where_object_should_be_is_told(tmp_path):
+def test_folder_in_place_of_object_is_reported(tmp_path):
     objects = FolderObjects(tmp_path)
     objects.write("a/b", b"1")
     with pytest.raises(PermanentError, match=str(tmp_path)):
@@ -154,7 +152,7 @@ def test_folder_where_object_should_be_is_told(tmp_path):
     assert [each.name for each in objects.list()] == ["a/b"]
 
 
-def test_file_that_cannot_be_looked_at_is_error_and_not_absent(tmp_path):
+def test_unreadable_file_is_error_and_not_absent(tmp_path):
     objects = FolderObjects(tmp_path / "root")
     objects.write("a/b", b"1")
     os.symlink("turns", tmp_path / "root" / "a" / "turns")

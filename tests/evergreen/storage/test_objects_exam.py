@@ -98,7 +98,7 @@ def test_removal_of_seen_generation_is_refused_once_it_changed(open_again):
 
 
 @pytest.mark.parametrize("is_new", [True, False], ids=["create", "replace"])
-def test_of_many_writers_that_saw_same_one_wins(open_again, is_new):
+def test_of_many_writers_that_saw_same_state_one_wins(open_again, is_new):
     num_writers, handle = 4, open_again()
     for turn in range(5):
         name = f"turn {turn}"
@@ -238,7 +238,7 @@ def test_copy_over_something_or_of_nothing_is_refused(open_again):
     ]
 
 
-def test_move_takes_every_object_and_leaves_nothing(open_again):
+def test_move_takes_every_object_and_leaves_none_behind(open_again):
     objects = open_again()
     for name in ("candidate/3/model.onnx", "candidate/3/sub/deep", "candidate/30/model.onnx"):
         objects.write(name, name.encode())
@@ -262,7 +262,7 @@ def test_move_of_nothing_or_over_something_is_refused_and_changes_nothing(open_a
     assert [each.name for each in objects.list()] == ["a/x", "b/y"]
 
 
-def test_place_that_was_emptied_can_be_moved_to(open_again):
+def test_emptied_folder_can_be_moved_to(open_again):
     objects = open_again()
     objects.write("a/x", b"new")
     objects.write("b/x", b"old")
@@ -286,7 +286,7 @@ def test_place_that_was_emptied_can_be_moved_to(open_again):
         "\udcff",
     ],
 )
-def test_names_that_leave_root_or_cannot_be_are_refused_everywhere(open_again, tmp_path, name):
+def test_names_outside_of_root_or_invalid_names_are_refused_everywhere(open_again, tmp_path, name):
     objects = open_again()
     objects.write("a", b"a")
     for call in (

@@ -19,7 +19,7 @@ def kept(tmp_path):
     return raw, keep(raw, file), file
 
 
-def test_reference_leads_to_manifest_that_was_kept(kept):
+def test_reference_leads_to_manifest_that_was_stored(kept):
     raw, reference, file = kept
     assert reference.uri == file.as_uri()
     assert read_reference(reference, RawDataset, source="the training set") == raw
@@ -45,7 +45,7 @@ def test_file_that_was_changed_is_refused_with_both_hashes(kept):
         read_reference(reference, RawDataset, source="the set")
 
 
-def test_what_is_absent_or_another_kind_is_named(kept):
+def test_absent_files_and_other_kinds_are_named(kept):
     _, reference, file = kept
     with raises(ContractError, "RawDataset", "expected TrainingSet"):
         read_reference(reference, TrainingSet, source="the model")

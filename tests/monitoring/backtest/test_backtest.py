@@ -57,7 +57,7 @@ def evaluated(actions: str) -> list[DecisionPoint]:
     return made
 
 
-def test_fires_are_what_live_restraint_lets_through():
+def test_fires_respect_live_cooldown_and_budget():
     """The policy requests a run at 60 s, which ends at 90 s.
 
     The cooldown ends at 190 s, and the next request is at 210 s. The two runs exhaust the daily
@@ -95,7 +95,7 @@ def test_command_compares_policies_on_one_archive(ran, capsys):
     assert "threshold" in capsys.readouterr().out
 
 
-def test_it_uses_monitors_own_settings_and_warns_of_few_decision_points(ran, tmp_path, capsys):
+def test_it_uses_settings_of_monitor_and_warns_of_few_decision_points(ran, tmp_path, capsys):
     write_rules(tmp_path, ran.settings)
     told = []
     defaults = ["--policies=threshold", "--auc-threshold=0.7", "--decide-seconds=30"]
@@ -119,13 +119,13 @@ def test_it_uses_monitors_own_settings_and_warns_of_few_decision_points(ran, tmp
         (["--run-seconds=-1"], "run_seconds is -1.0, expected at least 0"),
     ],
 )
-def test_misuse_is_told_by_name(ran, capsys, arguments, expected):
+def test_invalid_input_is_reported_by_name(ran, capsys, arguments, expected):
     main([str(ran.archive), *arguments])
     told = capsys.readouterr()
     assert expected in told.err + told.out
 
 
-def test_archive_in_bucket_is_read_alike(ran, cloud_storage):
+def test_archive_in_bucket_is_read_like_folder(ran, cloud_storage):
     bucket = open_objects("gs://models/archive")
     for path in ran.archive.glob("day=*/*.parquet"):
         bucket.write(path.relative_to(ran.archive).as_posix(), path)
@@ -142,7 +142,7 @@ def test_folder_without_records_is_refused(tmp_path, capsys):
 @pytest.mark.parametrize(
     "content", [b"no rows", pa.table({"event_time": ["noon"]}), "text for times"], ids=str
 )
-def test_file_that_is_no_archives_is_named_and_no_stack_is_shown(ran, tmp_path, capsys, content):
+def test_file_that_is_no_archive_is_named_and_no_stack_is_shown(ran, tmp_path, capsys, content):
     path = tmp_path / "day=2025-11-13" / "part-1.parquet"
     path.parent.mkdir()
     if isinstance(content, bytes):

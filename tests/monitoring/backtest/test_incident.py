@@ -43,7 +43,7 @@ def incident(ran, tmp_path):
     return tmp_path / "incident"
 
 
-def test_incident_from_middle_replays_to_monitors_own_lines(ran, incident):
+def test_incident_from_middle_replays_to_lines_of_monitor(ran, incident):
     times = [json.loads(line)["time"] for line in ran.lines]
     expected = [line for time, line in zip(times, ran.lines) if SPAN[0] < time <= SPAN[1]]
     replayed = replay(incident)
@@ -59,7 +59,7 @@ def test_incident_without_start_and_end_holds_every_decision_written(ran, tmp_pa
     assert replayed.first_difference is None
 
 
-def test_incident_begins_with_what_is_left_if_first_decisions_are_gone(ran, tmp_path):
+def test_incident_begins_with_remaining_lines_if_first_decisions_are_gone(ran, tmp_path):
     """Only the last two files of the decision log remain.
 
     The first remaining line provides the state, and later lines are replayed.
@@ -77,7 +77,7 @@ def test_incident_begins_with_what_is_left_if_first_decisions_are_gone(ran, tmp_
     ]
 
 
-def test_two_replays_in_two_places_give_one_digest(incident, tmp_path, capsys):
+def test_two_replays_in_two_folders_give_one_digest(incident, tmp_path, capsys):
     shutil.copytree(incident, tmp_path / "elsewhere" / "copy")
     digests = []
     for folder in (incident, tmp_path / "elsewhere" / "copy"):
@@ -97,7 +97,7 @@ def test_other_settings_decide_otherwise_and_first_difference_is_shown(incident,
 
 
 @pytest.mark.parametrize("harm", ["changed", "gone"])
-def test_file_that_is_not_recorded_one_is_named(incident, capsys, harm):
+def test_another_file_than_recorded_file_is_named(incident, capsys, harm):
     (records,) = incident.glob("records/day=*/part.parquet")
     if harm == "gone":
         records.unlink()
@@ -191,7 +191,7 @@ def archive_up_to(ran, folder, until):
     return folder
 
 
-def test_incident_not_yet_complete_names_decisions_that_are_open(rolled_back, tmp_path, capsys):
+def test_incomplete_incident_names_open_decisions(rolled_back, tmp_path, capsys):
     """The incident ends after a rollback, and before a row after the rollback has matured."""
     end = START + ROLLED_BACK_AT - 20.0
     early = replace(rolled_back, archived=archive_up_to(rolled_back, tmp_path / "early", end))

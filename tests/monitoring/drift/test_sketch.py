@@ -25,7 +25,7 @@ def layout(training_rows):
     return Layout(reference_of(training_rows))
 
 
-def test_every_row_is_counted_in_cell_that_numpy_says(layout, world):
+def test_every_row_is_counted_in_cell_of_numpy(layout, world):
     rows = world.draw(9000, np.random.default_rng(2))
     cells = sketch_of(layout, requests_of(rows)).cells
     reference = layout.reference
@@ -63,7 +63,7 @@ def test_extreme_values_fall_into_outer_buckets_and_nan_is_missing(layout):
     assert (scores[0], scores[-1]) == (1, 1)
 
 
-def test_sums_over_requests_are_those_of_table_of_requests(layout, world):
+def test_sums_over_requests_equal_those_of_table_of_requests(layout, world):
     """The requests have unequal sizes.
 
     In each request, half of the rows repeat the values of the first row.

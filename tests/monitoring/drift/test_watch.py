@@ -67,7 +67,7 @@ def replace_arrays(drawn, **arrays):
     )
 
 
-def test_unchanged_world_has_no_drift_and_every_column_is_evaluated(reference, rows):
+def test_unchanged_simulator_has_no_drift_and_every_column_is_evaluated(reference, rows):
     report = report_on(reference, rows)
     assert (report.drifted, report.outlying) == ((), ())
     assert [each.feature for each in report.columns] == [*criteo.FEATURES, "score"]
@@ -81,7 +81,7 @@ def test_unchanged_world_has_no_drift_and_every_column_is_evaluated(reference, r
     assert "no drift" in report.text()
 
 
-def test_category_that_doubles_is_found(reference, rows):
+def test_category_whose_share_doubles_is_found(reference, rows):
     place = criteo.CATEGORICAL.index("C14")
     values = rows.categorical[:, place]
     ranked = reference.profile.columns["C14"].values
@@ -111,7 +111,7 @@ def test_ten_points_more_missing_values_are_found_in_both_column_kinds(reference
     assert column(report, "I2").missing_before == 0.0
 
 
-def test_unit_change_is_alarm_of_outliers(reference, rows):
+def test_change_of_unit_raises_outlier_alarm(reference, rows):
     rows.dense[:, criteo.DENSE.index("I5")] *= 1000
     report = report_on(reference, rows)
     assert names(report.outlying) == {"I5"}
@@ -120,7 +120,7 @@ def test_unit_change_is_alarm_of_outliers(reference, rows):
     assert "outliers: I5" in report.text()
 
 
-def test_outliers_are_set_apart_before_drift_is_evaluated(reference, rows):
+def test_outliers_are_removed_before_drift_is_evaluated(reference, rows):
     """One value in fifty becomes an outlier.
 
     Outliers raise a separate alarm, but do not count as drift of the other values.
@@ -256,7 +256,7 @@ def test_bucket_too_small_joins_next_of_its_version(reference, world):
     assert watch.close(1400.0) == []
 
 
-def test_record_of_closed_bucket_is_passed_over_and_counted(reference, rows):
+def test_record_of_closed_bucket_is_skipped_and_counted(reference, rows):
     *requests, last = requests_of(rows)
     watch = watching(reference, requests)
     (report,) = watch.close(1100.0)
@@ -285,7 +285,7 @@ def test_versions_without_statistics_are_counted_and_asked_for_again(reference, 
     assert dict(watch.passed_over) == {"no_reference": 8000}
 
 
-def test_memory_is_bounded_whatever_times_and_versions_come(reference, rows):
+def test_memory_is_bounded_for_any_times_and_versions(reference, rows):
     watch = watching(reference)
     (request, *_) = requests_of(rows)
     for number in range(200):
@@ -300,7 +300,7 @@ def test_memory_is_bounded_whatever_times_and_versions_come(reference, rows):
     assert dict(watch.passed_over) == {"too_many_versions": 50 * 18}
 
 
-def test_clocks_ahead_do_not_crowd_out_present(reference, rows):
+def test_clocks_ahead_do_not_crowd_out_present_requests(reference, rows):
     first, *requests = requests_of(rows)
     ahead = [replace(first, time=1000.0 + 100 * number) for number in range(1, 60)]
     (report,) = watching(reference, [*ahead, *requests]).close(1100.0)

@@ -118,7 +118,7 @@ def test_auc_equals_scikit_learn_on_tail_after_every_update(batch_rows):
             assert kpis.auc is None
 
 
-def test_interval_holds_for_returning_users_and_not_by_requests_alone():
+def test_interval_covers_returning_users_and_is_too_narrow_by_requests():
     """Each of 100 populations has 50 users with 20 requests each.
 
     The true value is the AUC over users with one request each.
@@ -169,7 +169,7 @@ def test_empty_window_has_no_number():
 
 
 @pytest.mark.parametrize("size", [1, 7, 64])
-def test_interval_treats_rows_of_request_as_alike_even_in_split_window(size):
+def test_interval_treats_rows_of_request_as_cluster_even_in_split_window(size):
     random, window = np.random.default_rng(size), RowWindow(1000)
     labels, scores = rows(random, size * (2500 // size), rate=0.3)
     for begin in range(0, len(labels), size):

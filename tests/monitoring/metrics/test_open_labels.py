@@ -138,7 +138,7 @@ def test_bounds_close_and_error_of_estimate_shrinks_to_nothing(name, is_changed)
     assert errors[0] < 0.08
 
 
-def test_world_that_changed_shows_before_its_labels_are_final():
+def test_simulator_that_changed_shows_before_its_labels_are_final():
     world = World(DELAYS["exponential"], seed=5, span=300.0, is_changed=True)
     found = world.at(350.0, np.ones(len(world.times), bool))
     assert roc_auc_score(world.labels, world.scores) == pytest.approx(0.5, abs=0.05)
@@ -176,7 +176,7 @@ def test_order_of_rows_does_not_matter_even_with_ties():
         ([0.1, np.nan], [1.0, 1.0], "outside"),
     ],
 )
-def test_rows_that_make_no_sense_are_refused(scores, ages, said):
+def test_invalid_rows_are_refused(scores, ages, said):
     with pytest.raises(ContractError, match=said):
         estimate_open(
             np.array(scores),

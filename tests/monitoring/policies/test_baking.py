@@ -160,7 +160,7 @@ def test_version_as_good_as_promised_is_baked_after_its_rows_and_its_time():
 
 
 @pytest.mark.parametrize("seed", [7, 10])
-def test_version_under_suspicion_goes_on_baking_until_evidence_is_enough(seed):
+def test_suspected_version_goes_on_baking_until_evidence_is_enough(seed):
     early = BakingSettings(bake_seconds=0.0, bake_rows=1_280)
     states = [
         state_of(rolled_back(traffic(seed, rows=n, calibration=2.0), settings=early)[1])
@@ -169,7 +169,7 @@ def test_version_under_suspicion_goes_on_baking_until_evidence_is_enough(seed):
     assert states == [BAKES, BAD]
 
 
-def test_after_change_version_is_held_to_what_its_predecessor_reaches():
+def test_after_change_version_is_compared_with_what_predecessor_reaches():
     """After a drift, the AUC of both versions is below the AUC that the gate measured.
 
     A rollback would not help.
@@ -223,7 +223,7 @@ def test_version_with_one_score_for_every_row_is_rolled_back_untested():
     [(BakingSettings(), None), (BakingSettings(bake_rows=0), BEFORE)],
     ids=["first", "off"],
 )
-def test_version_without_anything_to_go_back_to_is_not_evaluated(settings, before):
+def test_version_without_rollback_target_is_not_evaluated(settings, before):
     first = replace(GATE, previous_version=None)
     back, decision = rolled_back(
         traffic(1, rows=6_400, calibration=5.0), settings=settings, before=before, gate=first
@@ -245,7 +245,7 @@ def test_evidence_has_mean_of_one_under_terms_without_mean():
         assert mixture_evidence(total, squares) == pytest.approx(by_hand, rel=1e-3)
 
 
-def test_few_users_who_come_back_take_no_good_version_back():
+def test_few_returning_users_roll_no_good_version_back():
     """50 users with 100 requests each.
 
     The gate evaluated 200 requests of 50 other users. docs/guides/canary.md reports 200 streams.

@@ -138,7 +138,7 @@ def evaluate_in_bites(made, seed: int, *, bites: int, restarts: bool) -> list[st
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10_000), st.integers(0, 10_000), st.integers(1, 30), st.booleans())
-def test_bites_orders_and_restarts_give_same_lines(world_seed, seed, bites, restarts):
+def test_batches_orders_and_restarts_give_same_lines(world_seed, seed, bites, restarts):
     made = world(world_seed)
     expected = evaluate_in_bites(made, 0, bites=0, restarts=False)
     assert len(expected) > 5
@@ -304,7 +304,7 @@ def test_rows_of_earlier_versions_are_evidence_and_of_later_ones_are_not():
     ]
 
 
-def test_version_that_served_between_two_decision_points_is_in_line():
+def test_version_that_served_between_two_decision_points_is_in_lineage():
     evaluator = fed(
         make_evaluator(), requests(0.0), requests(9.0, version=2), requests(10.0, version=3)
     )
@@ -332,7 +332,7 @@ def test_predecessor_is_measured_once_first_own_row_matures():
     assert seen[12.0].click_rate == pytest.approx(8 / 12)
 
 
-def test_many_versions_in_log_make_memory_of_evaluate_no_larger_than_so_many():
+def test_state_of_evaluation_is_bounded_for_many_versions_in_log():
     evaluator = make_evaluator()
     for version in range(1, 1_001):
         note(evaluator, *requests(0.04 * version, version=version))
@@ -347,7 +347,7 @@ def test_canary_is_not_evaluated_and_its_rows_are_in_no_others_window():
     assert [(each.version, each.decision.numbers["rows"]) for each in evaluated] == [(1, 4), (1, 8)]
 
 
-def test_request_that_comes_after_its_point_is_skipped_also_after_restart():
+def test_request_after_its_decision_point_is_skipped_also_after_restart():
     evaluator = fed(make_evaluator(), requests(0.0, 8.0))
     evaluator.decide_up_to(START + 12.0)
     (late,) = requests(3.0)
@@ -391,7 +391,7 @@ def test_prediction_newer_than_all_counts_at_next_point_after_its_own():
     assert evaluator.serving_version == 2
 
 
-def test_baseline_is_read_once_per_version_and_remembered_over_restart():
+def test_baseline_is_read_once_per_version_and_survives_restart():
     asked = []
 
     def ask(version):

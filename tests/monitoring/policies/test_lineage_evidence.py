@@ -97,7 +97,7 @@ def test_rows_of_rolled_back_version_are_no_evidence_about_live_one():
     assert seen.see([1, 2], {1: AUC}).action is Action.RETRAIN, "the alarm of version 1 must remain"
 
 
-def test_way_back_counts_rows_of_both_versions():
+def test_rollback_decision_counts_rows_of_both_versions():
     seen = Line({4: -50.0, 5: -40.0})
     seen.see([4], {4: AUC}, points=3)
     seen.see([4, 5], {5: AUC}, points=3)
@@ -112,7 +112,7 @@ def test_way_back_counts_rows_of_both_versions():
 @pytest.mark.parametrize(
     ("learned", "action"), [(95.0, Action.RETRAIN), (300.0, Action.UNDECIDABLE)]
 )
-def test_release_ends_alarm_only_if_its_model_learned_rows_showing_change(learned, action):
+def test_release_ends_alarm_only_if_its_model_was_trained_on_changed_rows(learned, action):
     seen = Line({1: -50.0, 2: learned})
     seen.see([1], {1: AUC}, points=10)
     assert seen.see([1], {1: FALLEN}, points=15).action is Action.RETRAIN
@@ -129,7 +129,7 @@ def test_release_ends_alarm_only_if_its_model_learned_rows_showing_change(learne
         assert seen.see([1, 2], {2: AUC}).action is Action.RETRAIN, "the alarm must remain"
 
 
-def test_alarm_stays_as_it_was_raised_until_version_has_learned_change():
+def test_alarm_stays_as_raised_until_version_was_trained_on_change():
     seen = Line({1: -50.0, 2: -40.0})
     raised = seen.see([1], {1: FALLEN}, points=15)
     for line, rows in (([1], {1: AUC}), ([1, 2], {2: AUC})):
@@ -171,7 +171,7 @@ def test_as_many_versions_as_fit_one_window_of_releases_suffice():
     assert seen.see(list(range(1, 31)), {19: FALLEN}, points=12).action is Action.RETRAIN
 
 
-def test_what_is_dropped_of_versions_does_not_depend_on_order_of_keys():
+def test_dropped_state_of_versions_does_not_depend_on_order_of_keys():
     known = {str(version): version for version in (10, 9, 2, 1, 30, 4, 5, 6, 7, 8)}
     kept = without_oldest(known, needed=[2])
     assert sorted(kept.values()) == [2, 5, 6, 7, 8, 9, 10, 30]
@@ -213,7 +213,7 @@ def test_trail_starts_again_where_its_product_falls_to_one():
     )
 
 
-def test_factors_are_products_that_capital_is_multiplied_by():
+def test_factors_are_products_by_which_capital_is_multiplied():
     lambdas = [fraction / 0.2 for fraction in FRACTIONS]
     payoffs = [0.2, -0.8, 0.1, 0.05]
     by_hand = [np.prod([1.0 - each * payoff for payoff in payoffs]) for each in lambdas]

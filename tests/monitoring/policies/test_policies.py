@@ -155,7 +155,7 @@ def test_bucket_counts_from_so_many_columns_on():
     ]
 
 
-def test_another_versions_drift_is_forgotten():
+def test_drift_of_other_version_is_removed():
     policy = DataDriftPolicy(PolicySettings(drift_buckets=2))
     _, memory = policy.decide(evidence_of(drift=(bucket("C1"),)), {})
     other = replace(KPIS, version=2)
@@ -180,7 +180,7 @@ def test_drift_continues_over_release_that_learned_nothing_since():
         assert policy.decide(successor, memory)[0].action is action
 
 
-def test_breaches_continue_over_release_that_learned_nothing_after_first():
+def test_breaches_continue_over_release_that_was_not_trained_on_newer_rows():
     settings = replace(SETTINGS, consecutive_breaches=2)
     _, memory = ThresholdPolicy(settings).decide(evidence_of(LOW, time=100.0), {})
     for trained_until, action in ((99.0, "retrain"), (100.0, "breach"), (None, "breach")):
@@ -193,7 +193,7 @@ def test_breaches_continue_over_release_that_learned_nothing_after_first():
         assert ThresholdPolicy(settings).decide(successor, memory)[0].action.value == action
 
 
-def test_window_of_earlier_version_counts_for_one_that_did_not_learn_it():
+def test_window_of_earlier_version_counts_if_version_was_not_trained_on_it():
     _, memory = ThresholdPolicy(SETTINGS).decide(evidence_of(LOW, time=100.0), {})
     for trained_until, action, said in (
         (

@@ -30,7 +30,7 @@ def runs(points):
 
 
 @pytest.mark.parametrize("minutes", [60, 30, 20])
-def test_fall_is_found_however_often_models_are_released(minutes):
+def test_drop_is_found_however_often_models_are_released(minutes):
     """Formerly, releases every 30 minutes led to 72 decision points without an alarm."""
     releases = replace(FALL, every=60.0 * minutes, learns=False)
     points = list(decisions(np.random.default_rng(1), releases))
@@ -44,7 +44,7 @@ def test_fall_is_found_however_often_models_are_released(minutes):
     )
 
 
-def test_decision_to_retrain_names_versions_whose_rows_are_evidence():
+def test_retrain_decision_names_versions_whose_rows_are_evidence():
     releases = replace(FALL, every=1200.0, learns=False)
     (first, *_) = runs(decisions(np.random.default_rng(1), releases))
     scored_by = releases.version_at(CHANGED_AT)
@@ -58,7 +58,7 @@ def test_decision_to_retrain_names_versions_whose_rows_are_evidence():
     assert first.decision.numbers["version"] == first.version
 
 
-def test_only_version_that_learned_rows_after_change_ends_evidence():
+def test_only_version_trained_on_rows_after_change_ends_evidence():
     """After that version, bad rows of older versions are not evidence."""
     releases = replace(FALL, every=360.0)
     points = list(decisions(np.random.default_rng(2), releases))
@@ -73,7 +73,7 @@ def test_only_version_that_learned_rows_after_change_ends_evidence():
     )
 
 
-def test_second_change_is_found_on_rows_of_versions_that_know_first():
+def test_second_change_is_found_on_rows_of_versions_trained_after_first():
     releases = replace(FALL, every=600.0, seconds=8 * 3600.0, changed_again_at=4.5 * 3600.0)
     found = runs(decisions(np.random.default_rng(3), releases))
     times = [point.time - START for point in found]
@@ -97,7 +97,7 @@ def test_other_policies_decide_too_without_matured_row_of_serving_version(polici
         assert (min(ages) >= 0.0, max(ages) <= 1200.0) == (True, True)
 
 
-def test_threshold_requests_no_run_once_version_learned_after_breach():
+def test_threshold_requests_no_run_once_version_was_trained_after_breach():
     settings = PolicySettings(policies="threshold", auc_threshold=0.7, min_clicks=50)
     releases = replace(FALL, every=600.0)
     points = list(decisions(np.random.default_rng(1), releases, settings, window_rows=2_000))

@@ -57,7 +57,7 @@ def test_few_returning_users_raise_no_more_alarms_if_gate_grouped_by_user():
     assert alarms["requests"] > alarms["users"]
 
 
-def test_requests_of_one_partition_in_four_alarm_as_rarely_and_show_fall():
+def test_requests_of_one_partition_in_four_alarm_as_rarely_and_show_drop():
     """The test simulates 20 streams, and `make benchmark-policies` simulates 1,000 streams."""
     alarms, falls = 0, 0
     for number in range(20):
@@ -76,7 +76,7 @@ def test_requests_of_one_partition_in_four_alarm_as_rarely_and_show_fall():
     assert falls == 20
 
 
-def test_every_fall_is_detected():
+def test_every_drop_is_detected():
     for number in range(3):
         random = np.random.default_rng((4, number))
         before = draw(random, TRAFFIC, rows=10_000, auc=GOOD)
@@ -87,7 +87,7 @@ def test_every_fall_is_detected():
         )
 
 
-def test_long_service_before_fall_costs_little():
+def test_long_service_before_drop_costs_little():
     """A long time before the drop must not delay the alarm.
 
     If all bets started at the beginning, the e-value would be tiny when the drop comes.
@@ -142,14 +142,14 @@ def test_good_stream_is_ok_once_rounds_were_evaluated_and_undecidable_before():
     assert "clicks, model version 1" in decision.reason
 
 
-def test_claim_is_gates_lower_end_less_tolerance():
+def test_claim_equals_lower_end_of_gate_less_tolerance():
     policy = SequentialPolicy(PolicySettings(sequential_tolerance=0.03))
     assert policy.decide(evidence_of(baseline=GATE), {})[0].numbers["threshold"] == pytest.approx(
         0.77
     )
 
 
-def test_version_without_verdict_is_undecidable_and_keeps_others_evidence():
+def test_version_without_verdict_is_undecidable_and_keeps_other_evidence():
     policy = SequentialPolicy(EDGE)
     _, memory = policy.decide(evidence_of(rows=BAD, baseline=GATE), {})
     decision, kept = policy.decide(

@@ -29,7 +29,7 @@ def start(kubeflow, tmp_path):
         each.close()
 
 
-def test_server_in_trouble_for_half_hour_costs_no_run_and_no_second_one(kubeflow, start):
+def test_server_failure_for_half_hour_costs_no_run_and_no_second_one(kubeflow, start):
     b = start()
     traffic(b, "bad", auc="bad")
     kubeflow.failure = 503

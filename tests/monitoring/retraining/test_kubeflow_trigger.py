@@ -31,7 +31,7 @@ def test_request_becomes_run_of_its_name_with_its_parameters(kubeflow, connect):
     assert [each["display_name"] for each in kubeflow.experiments] == ["evergreen-retraining"]
 
 
-def test_run_has_readable_name_and_says_why_it_was_asked_for(kubeflow, connect):
+def test_run_has_readable_name_and_reason(kubeflow, connect):
     trigger = connect(pipeline_arguments='{"recommender": "3"}')
     for name, title in (
         ("drift-20261129T072200Z-v5", "drift 2026-11-29 07:22:00 v5"),
@@ -80,7 +80,7 @@ def test_of_versions_of_one_second_uploaded_one_runs_and_is_named(kubeflow, conn
     assert "of pipeline version 3f2a9c1" in caplog.text
 
 
-def test_pipeline_that_is_not_there_or_twice_is_permanent_error(kubeflow, connect):
+def test_absent_or_duplicate_pipeline_is_permanent_error(kubeflow, connect):
     trigger = connect()
     kubeflow.pipelines.clear()
     with raises(PermanentError, "pipeline ours", "not on the server"):
@@ -161,7 +161,7 @@ def test_successful_run_whose_gate_refused_is_reported_from_release(kubeflow, co
     assert trigger.state("a") == ("refused", "evaluation: auc fell", None)
 
 
-def test_run_of_name_that_was_used_before_is_told_by_its_own_outcome(kubeflow, connect, tmp_path):
+def test_run_of_earlier_name_has_its_own_outcome(kubeflow, connect, tmp_path):
     trigger = connect()
     for state, kfp_state in (("failed", "FAILED"), ("refused", "SUCCEEDED")):
         trigger.submit(request("a"))
@@ -178,7 +178,7 @@ def test_run_of_name_that_was_used_before_is_told_by_its_own_outcome(kubeflow, c
         assert trigger.state("a") == (state, f"evaluation: {state}", None)
 
 
-def test_release_stands_although_kubeflow_calls_its_run_failed(kubeflow, connect, tmp_path):
+def test_release_stands_although_kubeflow_reports_its_run_as_failed(kubeflow, connect, tmp_path):
     trigger = connect()
     trigger.submit(request("a"))
     run = store_name("a", "", kubeflow.runs[0]["run_id"])
@@ -194,7 +194,7 @@ def test_release_stands_although_kubeflow_calls_its_run_failed(kubeflow, connect
     assert trigger.state("a") == ("released", "deployment: version 3 is live", 3)
 
 
-def test_run_that_person_terminated_is_called_that(kubeflow, connect, tmp_path):
+def test_run_that_person_terminated_is_reported_as_terminated(kubeflow, connect, tmp_path):
     trigger = connect()
     trigger.submit(request("a"))
     run_id = kubeflow.runs[0]["run_id"]
@@ -239,7 +239,7 @@ def test_refusal_that_server_calls_internal_error_is_not_repeated(kubeflow, conn
         connect().submit(request("a"))
 
 
-def test_outcome_that_cannot_be_read_is_error_of_ours(kubeflow, connect, tmp_path):
+def test_unreadable_outcome_is_error_of_ours(kubeflow, connect, tmp_path):
     trigger = connect()
     trigger.submit(request("a"))
     kubeflow.runs[0]["state"] = "SUCCEEDED"

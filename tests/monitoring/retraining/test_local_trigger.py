@@ -42,7 +42,7 @@ def ended(trigger, name):
     return wait_for(lambda: (s := trigger.state(name)).state not in ("running",) and s, "the end")
 
 
-def test_second_request_is_busy_and_same_one_already_there(make):
+def test_second_request_is_busy_and_same_request_already_exists(make):
     first = make()
     assert first.submit(request("a")) == "started"
     for trigger in (first, make()):  # a restarted monitor makes the second trigger
@@ -80,7 +80,7 @@ def test_runs_own_outcome_comes_before_its_exit_code(make):
     assert ended(trigger, "a") == ("refused", "evaluation: auc fell", None)
 
 
-def test_run_gets_request_file_and_its_output_is_kept(make):
+def test_run_gets_request_file_and_its_output_is_stored(make):
     echo = shlex.join(
         [sys.executable, "-c", "import sys; print(sys.argv[1:]); print('loud', file=sys.stderr)"]
     )

@@ -105,7 +105,7 @@ def test_run_that_ends_after_drift_is_reported_and_opens_no_incident():
     assert notifier.open == {}  # otherwise "Still: run r released" would be repeated forever
 
 
-def test_incident_that_nothing_would_end_is_not_recalled_forever(told):
+def test_incident_without_end_is_not_remembered_forever(told):
     """The monitor was killed after it sent the event, and before it stored the open incident."""
     b = told(cooldown_seconds=1e6)
     monitor = b.start()

@@ -56,7 +56,7 @@ def test_drift_requests_one_run_and_new_version_is_evaluated_afresh(started):
 
 
 @pytest.mark.parametrize("restart", [False, True], ids=["", "after a restart"])
-def test_rows_of_old_version_that_mature_after_release_never_retrigger(drifted, restart):
+def test_old_version_rows_that_mature_after_release_never_retrigger(drifted, restart):
     b = drifted(cooldown_seconds=0.0, drift_grace_seconds=WINDOW / 2)
     scores = np.linspace(0.0, 1.0, 400)
     publish(b.log, prediction("v1, label to come", 400, time=b.clock.now, scores=scores))
@@ -75,7 +75,7 @@ def test_rows_of_old_version_that_mature_after_release_never_retrigger(drifted, 
     assert len(b.trigger.requests) == 1
 
 
-def test_files_sealed_after_flush_do_not_hold_run_up(drifted):
+def test_files_sealed_after_flush_do_not_delay_run(drifted):
     b = drifted(upload_wait_seconds=1000.0, archive_roll_rows=1)
     Uploader(b.settings.archive, b.folder / "lake").run_once()
     b.evaluate("next", auc="bad")
@@ -94,7 +94,7 @@ def test_archive_is_flushed_and_uploaded_before_run_is_requested(drifted):
     assert len(b.trigger.requests) == 1
 
 
-def test_uploader_that_never_comes_ends_request_and_backs_off(drifted):
+def test_absent_uploader_ends_request_and_backs_off(drifted):
     b = drifted(upload_wait_seconds=100.0)
     b.tick(at=b.clock.now + 100.0)
     assert b.trigger.requests == []
@@ -178,7 +178,7 @@ def test_crash_at_any_step_leads_to_exactly_one_run(bench, point):
     assert b.kinds().count("run_ended") == 1
 
 
-def test_run_that_its_trigger_never_heard_of_counts_as_failed_after_while(drifted):
+def test_run_unknown_to_its_trigger_counts_as_failed_after_while(drifted):
     b = drifted()
     b.trigger.runs.clear()
     b.monitor.tick()
@@ -228,7 +228,7 @@ def test_every_row_that_was_evaluated_belongs_to_run(started, offset):
     assert max(row["event_time"] for row in b.archived) < datetime.fromisoformat(window)
 
 
-def test_run_that_takes_long_is_reported_once_and_followed_to_its_end(drifted):
+def test_long_run_is_reported_once_and_followed_to_its_end(drifted):
     b = drifted()
     for _ in range(20):
         b.tick(at=b.clock.now + 3600.0)

@@ -50,7 +50,7 @@ def test_rows_are_archived_in_raw_schema_with_their_values(started):
             assert categorical == batch.categorical[i].tolist()
 
 
-def test_file_is_durable_before_its_name_and_name_before_row_release(started, monkeypatch):
+def test_file_is_durable_before_its_name_and_name_before_rows_are_deleted(started, monkeypatch):
     """The test checks the order of calls, because only a power cut would show a wrong order."""
     calls = []
 
@@ -111,7 +111,7 @@ def test_archive_that_cannot_be_written_is_clear_error_and_loses_nothing(
     assert b.store.counters["archived"] == 9
 
 
-def test_rows_that_no_file_takes_are_set_apart_and_others_are_archived(started, monkeypatch):
+def test_rows_that_fit_no_file_are_set_apart_and_others_are_archived(started, monkeypatch):
     b = started(archive_roll_rows=64)
     build = archive.build_row_table
 

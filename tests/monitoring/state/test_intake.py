@@ -160,7 +160,7 @@ def spoilt(record: Record, **values) -> Record:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_arrays_that_no_row_can_carry_are_set_aside(bench, record, said):
+def test_impossible_arrays_are_set_aside(bench, record, said):
     b = bench()
     publish(b.log, record, prediction("good", ROWS))
     run_to_the_end(b)

@@ -69,7 +69,7 @@ def test_each_kind_of_outcome_names_its_own_window(started):
 
 
 @pytest.mark.parametrize("archived_between", [False, True])
-def test_click_in_time_is_kept_even_if_later_one_was_stored_before_it(started, archived_between):
+def test_click_in_time_counts_even_if_later_click_was_stored_before_it(started, archived_between):
     """The earliest late click of a row determines if the row was clicked within the window."""
     b = started()
     b.tick(prediction("a", 2), at=START + 5 * WINDOW)
@@ -104,7 +104,7 @@ def test_day_is_predictions_and_where_it_is_unknown_outcomes(started):
     assert b.store.counters["unmatched_outcome"] == 1
 
 
-def test_conversions_that_nobody_awaits_are_all_archived_and_in_no_number(started):
+def test_unexpected_conversions_are_all_archived_and_in_no_metric(started):
     b = started()
     b.tick(
         prediction("a", 2),

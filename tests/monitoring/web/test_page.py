@@ -39,7 +39,7 @@ def page(snapshot: Snapshot, history: History | None = None) -> Text:
     return Text(status_page(exposition, history or History([], []), now=NOW))
 
 
-def test_everything_that_on_call_asks_is_on_it():
+def test_page_has_everything_that_on_call_needs():
     shown = page(
         replace(FULL, last_record_time=NOW - 3, counters={"dead_letter": 4}),
         History(POINTS, EVENTS),
@@ -59,7 +59,7 @@ def test_everything_that_on_call_asks_is_on_it():
         assert expected in shown.text, expected
 
 
-def test_page_is_whole_in_itself():
+def test_page_is_self_contained():
     shown = page(FULL, History(POINTS, EVENTS))
     shown_versions = {
         FULL.store_status.promotions.live_version,
@@ -112,7 +112,7 @@ def test_idle_log_and_dead_one_are_reported_apart(changes, expected):
     ],
     ids=["well", "bad release", "drift", "suspicion", "failed run"],
 )
-def test_banner_says_worst_first_since_when_and_what_is_being_done(changes, expected):
+def test_banner_states_worst_first_since_when_and_what_is_being_done(changes, expected):
     names = ("one", "two", "three")
     said = [
         replace(DECISION, policy=name, action=Action(action), reason=f"why {name}")
@@ -269,7 +269,7 @@ def test_different_events_of_one_kind_are_lines_of_their_own():
     assert all(text in shown for text in (texts[0], *texts[2:]))
 
 
-def test_what_is_not_known_of_acting_is_left_out():
+def test_unknown_facts_about_acting_are_left_out():
     shown = page(Snapshot(actions=ActionStatus(budget_left=3, daily_budget=4)))
     assert "budget left today 3 of 4 requests" in shown.text
     assert "drifted since" not in shown.text

@@ -40,7 +40,7 @@ def get(store):
     server.close()
 
 
-def test_report_of_earlier_try_is_forgotten(store):
+def test_report_of_earlier_try_is_removed(store):
     assert reports_of(store, RUN) == {"validation": report_path(store, RUN, "validation").as_uri()}
     forget_report(store, RUN, "validation")
     assert reports_of(store, RUN) == {}

@@ -98,7 +98,7 @@ def test_runs_are_counted_by_verdict_once_and_over_restart(bench):
     assert verdicts(shown.after()) == {**expected, "released": 2}, "deleted runs must still count"
 
 
-def test_run_that_is_repeated_under_its_name_counts_again(bench):
+def test_repeated_run_under_its_name_counts_again(bench):
     b = bench()
     run_pipeline(b.settings.store, "r", *DIED)
     shown = Shown(b)
@@ -207,7 +207,7 @@ def test_files_that_wait_for_uploader_are_reported_with_age_of_oldest(bench, tmp
     assert ("ctr_monitor_oldest_unuploaded_timestamp_seconds",) not in found
 
 
-def test_disks_of_folders_that_are_there_are_asked_each_minute(bench, monkeypatch):
+def test_disks_of_existing_folders_are_checked_each_minute(bench, monkeypatch):
     b, free = bench(), [700]
     real, usage = shutil.disk_usage, shutil._ntuple_diskusage
     monkeypatch.setattr(

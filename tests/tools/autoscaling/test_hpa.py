@@ -60,7 +60,7 @@ def once(
         (2, 2, None, 2),  # without a value, the number of replicas does not change
     ],
 )
-def test_value_gives_what_controllers_source_gives(current, ready, value, wanted):
+def test_value_equals_that_of_controller_source(current, ready, value, wanted):
     assert once(current, ready=ready, queue=value) == wanted
 
 
@@ -93,7 +93,7 @@ def test_values_are_compared_in_whole_thousandths_as_in_metrics_api():
         ({}, 2),
     ],
 )
-def test_largest_wish_of_several_metrics_wins_and_none_drops_unseen(readings, wanted):
+def test_largest_recommendation_of_several_metrics_wins_and_none_drops_unseen(readings, wanted):
     two = spec(Metric(name="queue", target=100), Metric(name="pending", target=10, is_average=True))
     assert once(2, of=two, **readings) == wanted
 

@@ -42,7 +42,7 @@ def mean_wait(instances: int, utilisation: float, seed: int) -> float:
 
 
 @pytest.mark.parametrize(("instances", "utilisation"), [(1, 0.5), (2, 0.7), (4, 0.8)])
-def test_mean_wait_of_random_service_is_erlangs(instances, utilisation):
+def test_mean_wait_of_random_service_equals_erlang(instances, utilisation):
     load = instances * utilisation
     expected = erlang_c(instances, load) / (instances - load)
     found = [mean_wait(instances, utilisation, seed) for seed in range(5)]
