@@ -155,7 +155,7 @@ def test_compiled_pipeline_gives_same_numbers_in_containers(podman, images, volu
     assert writers == {USER}
 
 
-TELL = """
+PRINT_MESSAGES = """
 import json, sys
 from pathlib import Path
 import tensorflow_data_validation as tfdv
@@ -227,10 +227,10 @@ def validated(python, folder: Path, seen: Path, run: str) -> tuple[dict, dict, s
     )
     assert done.returncode in (0, 1), done.stderr[-3000:]
     in_force = seen / "work" / "r1" / "validation" / "schema.pbtxt"
-    told = python("-c", TELL, work / "statistics.pb", work / "schema.pbtxt", in_force)
-    assert told.returncode == 0, told.stderr[-3000:]
+    fields = python("-c", PRINT_MESSAGES, work / "statistics.pb", work / "schema.pbtxt", in_force)
+    assert fields.returncode == 0, fields.stderr[-3000:]
     report = json.loads((folder / f"{run}.report.json").read_text())
-    return json.loads(told.stdout), report, (folder / f"{run}.html").read_text()
+    return json.loads(fields.stdout), report, (folder / f"{run}.html").read_text()
 
 
 def test_newer_tfdv_of_image_decides_like_older_tfdv_of_laptop(podman, images, volume, raw_table):

@@ -415,13 +415,13 @@ def test_rollout_sets_revision_of_each_own_image_and_waits_if_it_can(checkout, k
     settings.write_text(settings.read_text().replace("my-", "our-"))
     done = script(checkout, ".ci/roll-out", PATH=path)
     assert done.returncode == 0, done.stderr
-    told = [line.split()[1:] for line in notes.read_text().splitlines()]
-    assert told[0][:5] == ["--namespace", "evergreen", "get", "deployment", "triton"], (
+    calls = [line.split()[1:] for line in notes.read_text().splitlines()]
+    assert calls[0][:5] == ["--namespace", "evergreen", "get", "deployment", "triton"], (
         "the script must read the Deployment before the rollout"
     )
-    assert told[1] == ["apply", "-k", "k8s/overlays/gke"]
-    assert told[2][:5] == ["--namespace", "evergreen", "rollout", "status", "deployment"]
-    selector = told[2][told[2].index("--selector") + 1]
+    assert calls[1] == ["apply", "-k", "k8s/overlays/gke"]
+    assert calls[2][:5] == ["--namespace", "evergreen", "rollout", "status", "deployment"]
+    selector = calls[2][calls[2].index("--selector") + 1]
     waited = {m["metadata"]["name"] for m in deployments(settings.parent) if selected(m, selector)}
     assert waited == {"monitor", "release-controller"} | ({"triton"} if ready else set())
     ours = {image for image in images_of(render(settings.parent)) if "/evergreen-" in image}
@@ -489,8 +489,8 @@ def test_tunnel_leads_to_api_and_ends_with_command(checkout, kubectl):
     )
     assert (done.returncode, done.stdout.strip()) == (7, f"http://127.0.0.1:{port}"), done.stderr
     (line,) = notes.read_text().splitlines()
-    pid, *told = line.split()
-    assert told == [
+    pid, *printed = line.split()
+    assert printed == [
         "--namespace",
         "kubeflow",
         "port-forward",

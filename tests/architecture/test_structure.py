@@ -13,7 +13,7 @@ import grimp
 import pytest
 
 from tests.support.paths import REPOSITORY
-from tests.support.sources import HEAVY, PACKAGES, imports_of, told_after
+from tests.support.sources import HEAVY, PACKAGES, imports_of, value_after
 
 MAX_STATEMENTS = 45
 """Maximum number of statements in a function. Lines are not counted, because a table of flags has
@@ -103,7 +103,7 @@ def is_pipeline(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 
 def modules_after(code: str) -> set[str]:
     """Return the top-level modules that a fresh interpreter has loaded after running `code`."""
-    names, _ = told_after(code, "sorted(sys.modules)", folder=REPOSITORY, python_path=REPOSITORY)
+    names, _ = value_after(code, "sorted(sys.modules)", folder=REPOSITORY, python_path=REPOSITORY)
     return {name.partition(".")[0] for name in names}
 
 

@@ -77,10 +77,10 @@ class KubectlDouble:
     """
 
     def __init__(self, answers: dict) -> None:
-        self.answers, self.asked = answers, []
+        self.answers, self.commands = answers, []
 
     def __call__(self, command, **_):
-        self.asked.append(command)
+        self.commands.append(command)
         _, *words = command
         assert words[0] == "-n"
         namespace, verb, rest = words[1], words[2], words[3:]

@@ -55,8 +55,8 @@ def leave_run(store, run: str, auc: float) -> None:
     quality = ModelQuality(auc=auc, log_loss=1 - auc)
     verdict = passing_verdict(model.model_id, store / "scores", num_rows=9, candidate=quality)
     keep_verdict(store, verdict, make_dataset(store, 9))
-    told = {"step": "deployment", "reason": "kept", "version": None, "ended_at": "2100-01-01"}
-    write_outcome(store, RunOutcome(run=run, trigger_id=run, state="evaluated", **told))
+    fields = {"step": "deployment", "reason": "kept", "version": None, "ended_at": "2100-01-01"}
+    write_outcome(store, RunOutcome(run=run, trigger_id=run, state="evaluated", **fields))
 
 
 RUN = """

@@ -88,9 +88,9 @@ def leave_monitor(state):
 
 def test_empty_folder_names_next_command(folder, capsys):
     assert main([str(folder)]) == 0
-    said = capsys.readouterr().out
-    assert "live      no version" in said
-    assert "no version is live: " in said
+    output = capsys.readouterr().out
+    assert "live      no version" in output
+    assert "no version is live: " in output
     assert main([str(folder), "--json"]) == 0
     known = json.loads(capsys.readouterr().out)
     assert [known[name] for name in ("live", "auc", "drift", "last_run", "next_run")] == [None] * 5
@@ -163,10 +163,10 @@ def roll_back(store, *, blocked):
 def test_automatic_rollback_needs_person_until_next_release(live, capsys):
     roll_back(live / "store", blocked="m2")
     assert main([str(live)]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "(rollback from version 2 by controller)" in said
-    assert "version 2 was rolled back automatically at " in said
-    assert "(the monitor: failed)" in said
+    output = " ".join(capsys.readouterr().out.split())
+    assert "(rollback from version 2 by controller)" in output
+    assert "version 2 was rolled back automatically at " in output
+    assert "(the monitor: failed)" in output
     make_live(live / "store", release(live / "store", 3, "m1"))
     assert status_of(live).needs_person == []
 

@@ -52,8 +52,8 @@ def test_released_run_needs_no_action(tmp_path):
 )
 def test_command_has_flags_for_reasons_in_place_of_replaced_flags(tmp_path, given, flags, command):
     outcome = ended("failed", f"ContractError: it cannot be; {run_again(flags)}, or stop")
-    said = what_next(tmp_path, outcome, command=[*COMMAND, *shlex.split(given)])
-    assert shlex.split(said) == [*COMMAND, *shlex.split(command)]
+    advice = what_next(tmp_path, outcome, command=[*COMMAND, *shlex.split(given)])
+    assert shlex.split(advice) == [*COMMAND, *shlex.split(command)]
 
 
 def test_failure_without_flags_says_to_correct_it(tmp_path):
@@ -70,9 +70,9 @@ def test_refused_model_repeats_gates_advice_and_command(tmp_path, state, step):
     advice = ["about 900 held-out rows would tell", f"or {run_again('--set gate.min_auc=0.5')}"]
     verdict = passing_verdict("m1", tmp_path / "scores", num_rows=9, accepted=False, advice=advice)
     verdict.write(verdict_paths(tmp_path, "m1")[0])
-    said = what_next(tmp_path, ended(state, step=step), command=COMMAND).split("\nnext: ")
-    assert said[:2] == advice
-    assert shlex.split(said[2]) == [*COMMAND, "--set", "gate.min_auc=0.5"]
+    parts = what_next(tmp_path, ended(state, step=step), command=COMMAND).split("\nnext: ")
+    assert parts[:2] == advice
+    assert shlex.split(parts[2]) == [*COMMAND, "--set", "gate.min_auc=0.5"]
     assert f"evergreen release promote --store {tmp_path} --model-id m1 --override" in what_next(
         tmp_path, ended("evaluated"), command=COMMAND
     )

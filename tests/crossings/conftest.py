@@ -125,8 +125,8 @@ class Chain:
         all_flags = {**common, **flags, "output": output}
         words = [f"--{flag}={value}" for flag, value in all_flags.items()]
         with self._controlled(step):
-            code, said = self._run(step, words)
-        assert code == 0, f"{step} of {run} ended with {code}:\n{said[-4000:]}"
+            code, printed = self._run(step, words)
+        assert code == 0, f"{step} of {run} ended with {code}:\n{printed[-4000:]}"
         return MANIFESTS[step].read(output), output
 
     def _controlled(self, step: str) -> AbstractContextManager[None]:

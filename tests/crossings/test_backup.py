@@ -80,21 +80,21 @@ def test_lost_disk_is_restored_from_its_backup_and_loop_goes_on(chain, tmp_path,
     publish(bench.log, prediction("open-1", 8, time=bench.clock.now, version=2))
     bench.turn(1, 1.0)
     publish(bench.log, prediction("waiting-1", 8, time=bench.clock.now, version=2))
-    before, told = contents(root), models(root, capsys)
+    before, listed = contents(root), models(root, capsys)
     with at_work(bench):
         assert main(["backup", *flags(root), f"--output={backup}"]) == 0
 
     traffic(bench, "after", auc="good", version=2)
     bench.turn(5, 1.0)
     mine.go_back(1)
-    assert models(root, capsys) != told
+    assert models(root, capsys) != listed
     bench.close()
     shutil.rmtree(root)
     root.mkdir()
     assert main(["restore", str(backup), f"--within={root.parent}"]) == 0
 
     assert contents(root) == before
-    assert models(root, capsys) == told
+    assert models(root, capsys) == listed
     assert evergreen(["models", "live-at", "now", "--store", str(root / "store")]) == 0
     assert capsys.readouterr().out.startswith("version 2, ")
     assert verify(2, root / "store", FolderObjects(root / "lake")).same
@@ -247,9 +247,9 @@ def test_restore_writes_nowhere_that_person_did_not_name(
     assert main(["restore", str(backup), f"--within={tmp_path / 'elsewhere'}"]) == 2
     assert f"expected a folder within {tmp_path / 'elsewhere'}" in capsys.readouterr().err
     assert main(["restore", str(backup)]) == 2
-    said = capsys.readouterr().err
-    assert "expected --within FOLDER or --yes" in said
-    assert f"lake: {installation_root / 'lake'}" in said
+    output = capsys.readouterr().err
+    assert "expected --within FOLDER or --yes" in output
+    assert f"lake: {installation_root / 'lake'}" in output
     for answer, code in (("", 1), ("n\n", 1), ("y\n", 0)):
         terminal = io.StringIO(answer)
         terminal.isatty = lambda: True

@@ -49,15 +49,15 @@ def test_raw_rows_of_driver_equal_those_of_older_readers(chain, environment):
     raw = chain.rounds[0].extraction
     command = ["-c", READ, str(local_path(raw.train_uri)), *criteo.CATEGORICAL]
     pythons = [python_of(name) for name in ("driver", environment)]
-    told = [
+    serving = [
         subprocess.run([p, *command], capture_output=True, text=True, check=True).stdout
         for p in pythons
     ]
-    assert json.loads(told[0]) == json.loads(told[1])
+    assert json.loads(serving[0]) == json.loads(serving[1])
     spelled = {"float32": "float", "float64": "double"}
     arrows_names = {name: spelled.get(kind, kind) for name, kind in criteo.RAW_TYPES.items()}
-    assert json.loads(told[0])["types"] == arrows_names
-    assert sum(json.loads(told[0])["nulls"].values()) > 0
+    assert json.loads(serving[0])["types"] == arrows_names
+    assert sum(json.loads(serving[0])["nulls"].values()) > 0
 
 
 def test_rows_are_neither_lost_nor_added(chain):

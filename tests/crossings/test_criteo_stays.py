@@ -63,10 +63,10 @@ def test_weights_graph_and_scores_of_criteo_do_not_change(found):
 
 def _machine(chain, path):
     variables = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    code, said = chain.warm.of("training", variables).run(
+    code, output = chain.warm.of("training", variables).run(
         PROCESSOR, [str(path)], variables=variables, folder=path.parent
     )
-    assert code == 0, said
+    assert code == 0, output
     vendor = next(
         line
         for line in Path("/proc/cpuinfo").read_text().splitlines()

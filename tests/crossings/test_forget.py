@@ -346,9 +346,9 @@ def test_nothing_names_user_afterwards_and_all_other_rows_are_unchanged(
 
 def test_models_trained_on_user_are_named_with_run_to_replace_them(world, capsys):
     forget(world)
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert dict(
-        line[6:].split(": ", 1) for line in told.splitlines() if line.startswith("model ")
+        line[6:].split(": ", 1) for line in output.splitlines() if line.startswith("model ")
     ) == {
         "m1": "its vocabulary holds the user; it was trained on 2026-03-01, whose rows hold the "
         "user",
@@ -357,13 +357,13 @@ def test_models_trained_on_user_are_named_with_run_to_replace_them(world, capsys
         "m4": "it was trained on 2026-03-02, whose rows hold the user",
         "m6": "it was trained on 2026-02-28, whose rows hold the user",
     }
-    assert told.count("golden rows of version 1, model m2: ") == 2
-    assert "version 1 still contains the user, until a run from scratch is released:" in told
+    assert output.count("golden rows of version 1, model m2: ") == 2
+    assert "version 1 still contains the user, until a run from scratch is released:" in output
     assert (
-        f"evergreen run --package build/retraining.yaml --folder '{world}' --from-scratch" in told
+        f"evergreen run --package build/retraining.yaml --folder '{world}' --from-scratch" in output
     )
-    assert "1 requests that hold the user are not archived yet" in told
-    assert "not searched either: the event log's records and dead letters" in told
+    assert "1 requests that hold the user are not archived yet" in output
+    assert "not searched either: the event log's records and dead letters" in output
     keep_learnt(world / "store", "m7", "bob")
     make_live(world / "store", release(world / "store", 2, "m7"))
     forget(world)
@@ -387,11 +387,11 @@ def test_live_version_contains_removed_user_until_full_run_is_live(world, capsys
             make_live(store, release(store, version, model))
         for command in (lambda: forget(world), lambda: print_models(store)):
             command()
-            told = "".join(capsys.readouterr())
+            output = "".join(capsys.readouterr())
             assert (
-                f"version {version} still contains a user whose rows were removed at 20" in told
-            ) == still, told
-            assert ("--from-scratch" in told) == still
+                f"version {version} still contains a user whose rows were removed at 20" in output
+            ) == still, output
+            assert ("--from-scratch" in output) == still
     kept = (store / "forgotten.jsonl").read_text()
     assert "m4" in kept
     assert USER not in kept
@@ -403,13 +403,13 @@ def test_command_names_package_that_is_there_or_first_how_to_compile_it(
 ):
     monkeypatch.chdir(tmp_path)
     forget(world)
-    told = capsys.readouterr().out
-    assert "  evergreen compile --output build/retraining.yaml\n" in told
+    output = capsys.readouterr().out
+    assert "  evergreen compile --output build/retraining.yaml\n" in output
     (world / "retraining.yaml").write_text("compiled")
     forget(world)
-    told = capsys.readouterr().out
-    assert "evergreen compile" not in told
-    assert shlex.join(["run", "--package", str(world / "retraining.yaml")]) in told
+    output = capsys.readouterr().out
+    assert "evergreen compile" not in output
+    assert shlex.join(["run", "--package", str(world / "retraining.yaml")]) in output
 
 
 def test_restore_killed_repeatedly_leaves_complete_files_and_continues(world):
@@ -431,10 +431,10 @@ def test_restore_killed_repeatedly_leaves_complete_files_and_continues(world):
 
 
 @pytest.mark.parametrize(
-    ("user", "told"), [("nobody", "no row"), ("", "user is '', expected a string")]
+    ("user", "output"), [("nobody", "no row"), ("", "user is '', expected a string")]
 )
-def test_unknown_user_is_found_nowhere_and_changes_nothing(world, capsys, user, told):
+def test_unknown_user_is_found_nowhere_and_changes_nothing(world, capsys, user, output):
     before = {path: path.read_bytes() for path in world.rglob("*") if path.is_file()}
     assert forget(world, "--yes", user=user) == (0 if user else 2)
-    assert told in "".join(capsys.readouterr())
+    assert output in "".join(capsys.readouterr())
     assert {path: path.read_bytes() for path in before} == before

@@ -48,17 +48,19 @@ class Stream:
                     "at the end": WINDOW,
                 }
                 happened = batch.time + delays.get(kind, source.uniform(1, 20))
-                told = happened + (120.0 if kind in ("told late", "at the end", "both") else 1.0)
+                reported = happened + (
+                    120.0 if kind in ("told late", "at the end", "both") else 1.0
+                )
                 if kind == "none":
                     continue
                 event = CONVERSION if kind == "converted" else CLICK
                 if kind == "both":
                     # This click is stored in the log before the earlier click that counts.
                     self.messages.append(
-                        (told - 60.0, self.outcome(batch, row, told - 61.0, event))
+                        (reported - 60.0, self.outcome(batch, row, reported - 61.0, event))
                     )
                 for _ in range(source.choice([1, 1, 2])):
-                    self.messages.append((told, self.outcome(batch, row, happened, event)))
+                    self.messages.append((reported, self.outcome(batch, row, happened, event)))
                 if event == CLICK and kind not in ("just late", "clicked late", "days late"):
                     self.clicked.add((batch.request_id, row))
         self.messages.sort(key=lambda message: message[0])

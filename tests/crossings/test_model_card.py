@@ -76,7 +76,7 @@ def test_numbers_are_those_of_manifests_and_of_scores(chain, card_of):
         second.training.sha256["weights"],
         "Live as version 2 since",
     ]
-    assert [told for told in days + figures if told not in page] == []
+    assert [text for text in days + figures if text not in page] == []
     assert_needs_nothing(page)
 
 
@@ -90,8 +90,8 @@ def test_pages_of_first_model_have_no_champion_and_end_with_release(chain):
         (released, "release of version 1 by round-1"),
     ):
         assert_needs_nothing(page)
-        for told in (state, "There is no champion to compare with", "It began from scratch"):
-            assert told in page
+        for text in (state, "There is no champion to compare with", "It began from scratch"):
+            assert text in page
     written = ModelCard.read(card_path(store, chain.rounds[0].training.model_id))
     assert [span.is_live for span in written.served] == [True], (
         "the card is not rewritten at the next release"

@@ -87,8 +87,8 @@ def test_later_steps_train_on_remaining_rows_and_run_without_rule_on_all(chain, 
     write_lake(world, str(own.root / "lake"), rows=2000, days=1, last_day=date(2026, 1, 7), seed=12)
     again = partial(Chain.turn_to_training, parent=model.parent_model_id)
     raw, valid, encoded, model = learn(own, "round-4", turn=again)
-    learned = column(valid.train_uri, "request_id")
-    assert learned[np.isin(learned, before)].tolist() == before.tolist()
+    trained = column(valid.train_uri, "request_id")
+    assert trained[np.isin(trained, before)].tolist() == before.tolist()
     assert encoded.num_train_rows == raw.num_train_rows
     assert model.raw_digest == valid.digest == raw.digest
 

@@ -69,23 +69,23 @@ def story(chain, tmp_path_factory):
         "NO_PROXY": "*",
     }
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), **quiet}
-    told = SimpleNamespace(store=store, artifacts=folder / "artifacts", kubeflow=kubeflow)
+    made = SimpleNamespace(store=store, artifacts=folder / "artifacts", kubeflow=kubeflow)
 
     def export(name, url=mlflow):
         flags = ["--store", str(store), "--mlflow", url, "--model-registry", kubeflow.url]
-        code, said = warm.run(PROGRAM, flags, variables=environment, folder=folder)
+        code, output = warm.run(PROGRAM, flags, variables=environment, folder=folder)
         held, state = (
             json.loads(json.dumps(kubeflow.items)),
             state_of(mlflow) if url == mlflow else None,
         )
-        setattr(told, name, SimpleNamespace(code=code, said=said, mlflow=state, kubeflow=held))
+        setattr(made, name, SimpleNamespace(code=code, output=output, mlflow=state, kubeflow=held))
 
     server = [str(PYTHON), "-m", "mlflow", "server", "--port", str(port), "--workers", "1"]
     server += [
         "--backend-store-uri",
         f"sqlite:///{folder}/db",
         "--artifacts-destination",
-        str(told.artifacts),
+        str(made.artifacts),
     ]
     with (
         Stack(logs=folder / "logs", variables=environment) as stack,
@@ -109,20 +109,20 @@ def story(chain, tmp_path_factory):
         export("back")
         kubeflow.is_old = True
         export("old")
-    yield told
+    yield made
     kubeflow.close()
 
 
 def test_registry_that_is_away_costs_one_line_and_other_one_nothing(story):
     assert story.away.code == 3
-    (line,) = (line for line in story.away.said.splitlines() if "evergreen.export" in line)
+    (line,) = (line for line in story.away.output.splitlines() if "evergreen.export" in line)
     assert "MLflow: " in line
-    assert "Traceback" not in story.away.said
+    assert "Traceback" not in story.away.output
     assert [each["name"] for each in story.away.kubeflow["model_versions"]] == ["1", "2"]
 
 
 def test_registry_without_api_v1_is_named(story):
-    (line,) = (line for line in story.old.said.splitlines() if "evergreen.export" in line)
+    (line,) = (line for line in story.old.output.splitlines() if "evergreen.export" in line)
     assert story.old.code == 3
     assert f"{story.kubeflow.url} answers 404 to the API v1, expected a Kubeflow Hub with" in line
     assert story.old.kubeflow == story.back.kubeflow
@@ -174,7 +174,7 @@ def test_every_version_is_its_graph_with_graphs_own_tensors_as_signature(story):
 
 def test_aliases_follow_release_canary_and_rollback_and_nothing_else(story):
     stages = [story.first, story.canary, story.back]
-    assert [stage.code for stage in stages] == [0, 0, 0], [stage.said for stage in stages]
+    assert [stage.code for stage in stages] == [0, 0, 0], [stage.output for stage in stages]
     aliases = [{"champion": 2}, {"champion": 2, "candidate": 1}, {"champion": 1}]
     assert [stage.mlflow.aliases for stage in stages] == aliases
     for stage, expected in zip(stages, aliases):
@@ -196,10 +196,12 @@ def test_model_registry_has_each_versions_graph_and_numbers_by_its_api(story):
             if of == version["id"]
         )
         assert uri == (graph_folder(story.store, int(version["name"])) / "model.onnx").as_uri()
-        told = version["customProperties"]
-        verdict = Verdict.read(verdict_paths(story.store, told["model_id"]["string_value"])[0])
-        assert told["auc"]["double_value"] == verdict.candidate.auc
-        assert (told["verdict"]["string_value"], version["description"]) == (
+        properties = version["customProperties"]
+        verdict = Verdict.read(
+            verdict_paths(story.store, properties["model_id"]["string_value"])[0]
+        )
+        assert properties["auc"]["double_value"] == verdict.candidate.auc
+        assert (properties["verdict"]["string_value"], version["description"]) == (
             verdict.decision,
             verdict.reason,
         )

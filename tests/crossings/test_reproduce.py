@@ -43,8 +43,8 @@ def test_round_is_trained_again_to_same_bytes_and_store_stays_as_it_was(chain, t
     store, model = chain.root / "store", chain.rounds[1].training
     before = state(store)
     assert main(["2", "--store", str(store), "--work", str(tmp_path)]) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert said == [
+    output = capsys.readouterr().out.splitlines()
+    assert output == [
         *(f"same     {step}" for step in STEPS),
         f"model {model.model_id}: the same bytes",
     ]
@@ -151,5 +151,5 @@ def test_planted_difference_of_step_is_first(copy, second, monkeypatch, step, li
     found = dict(second.steps())
     assert list(found) == STEPS
     assert next(name for name in STEPS if found[name]) == step
-    (said,) = [each for each in found[step] if each.startswith(line)]
-    assert step != "training" or said.endswith(" tensors, by 0.25 at most")
+    (text,) = [each for each in found[step] if each.startswith(line)]
+    assert step != "training" or text.endswith(" tensors, by 0.25 at most")

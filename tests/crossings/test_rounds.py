@@ -90,13 +90,13 @@ def _lake(chain):
 
 def test_lineage_trains_on_each_row_once_and_evaluates_it_in_next_run(three, tmp_path):
     chain, rounds = three
-    learned = [_learned(this, tmp_path) for this in rounds]
+    trained = [_learned(this, tmp_path) for this in rounds]
     holdout = [keys_in(this.extraction.holdout_uri) for this in rounds]
-    assert set(Counter(key for keys in learned for key in keys).values()) == {1}
-    for before, after in zip(holdout, learned[1:]):
+    assert set(Counter(key for keys in trained for key in keys).values()) == {1}
+    for before, after in zip(holdout, trained[1:]):
         assert len(before) > 100
         assert set(before) <= set(after)
-    assert {key for keys in learned for key in keys} | set(holdout[-1]) == _lake(chain).keys()
+    assert {key for keys in trained for key in keys} | set(holdout[-1]) == _lake(chain).keys()
 
 
 def test_model_names_files_that_were_in_lake_in_its_round(three):
@@ -139,13 +139,17 @@ def test_late_rows_are_trained_on_before_windows_and_encoded_like_them(three):
 def test_validation_reads_window_and_lineage_knows_their_days(three):
     _, (*_, third) = three
     assert third.validation.num_rows == third.extraction.num_train_rows
-    told = {
+    recorded = {
         each["day"]: each.get("num_late_rows")
         for each in third.training.days
         if not each.get("replay")
     }
     on_second_day = third.extraction.num_late_rows - NUM_LATE // 2
-    assert told == {"2026-01-04": NUM_LATE // 2, "2026-01-05": on_second_day, "2026-01-06": None}
+    assert recorded == {
+        "2026-01-04": NUM_LATE // 2,
+        "2026-01-05": on_second_day,
+        "2026-01-06": None,
+    }
 
 
 def test_model_names_files_whose_rows_it_could_not_train_on(three):

@@ -70,11 +70,11 @@ def test_only_finished_demo_can_be_opened(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("clicks", "said"), [(0, "0 clicks in 4,000 rows"), (4000, "4,000 clicks in 4,000 rows")]
+    ("clicks", "message"), [(0, "0 clicks in 4,000 rows"), (4000, "4,000 clicks in 4,000 rows")]
 )
-def test_labels_of_one_class_are_refused_before_anything_is_trained(tmp_path, clicks, said):
+def test_labels_of_one_class_are_refused_before_anything_is_trained(tmp_path, clicks, message):
     settings = DemoSettings(folder=tmp_path)
-    with pytest.raises(ContractError, match=said):
+    with pytest.raises(ContractError, match=message):
         plan_for_data(
             settings,
             CRITEO_RECOMMENDER,
@@ -90,7 +90,7 @@ CRITEO_LINE = "0\t1\t" + "5\t" * 11 + "\t" + "68fd1e64\t" * 25 + "\n"
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "message"),
     [
         (
             "train.csv",
@@ -111,13 +111,13 @@ CRITEO_LINE = "0\t1\t" + "5\t" * 11 + "\t" + "68fd1e64\t" * 25 + "\n"
     ],
 )
 @pytest.mark.parametrize("is_folder", [True, False])
-def test_criteo_rows_are_recognized_and_not_drafted(tmp_path, name, content, said, is_folder):
+def test_criteo_rows_are_recognized_and_not_drafted(tmp_path, name, content, message, is_folder):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / name).write_bytes(content)
     (tmp_path / "data" / "readme.md").write_text("How these rows were made.")
     data = tmp_path / "data" if is_folder else tmp_path / "data" / name
     found = describe_data(data, tmp_path / "draft.yaml")
-    assert found == (CRITEO_RECOMMENDER, [said], False)
+    assert found == (CRITEO_RECOMMENDER, [message], False)
     assert not (tmp_path / "draft.yaml").exists()
 
 
@@ -136,10 +136,10 @@ def test_undraftable_input_gets_drafts_own_message_and_never_criteos(tmp_path, n
     data.write_text(text)
     with pytest.raises(ContractError) as own:
         draft(read_sample(data), name="any")
-    with pytest.raises(ContractError) as said:
+    with pytest.raises(ContractError) as caught:
         describe_data(data, tmp_path / "draft.yaml")
-    assert str(said.value) == str(own.value)
-    assert "Criteo" not in str(said.value)
+    assert str(caught.value) == str(own.value)
+    assert "Criteo" not in str(caught.value)
 
 
 def test_folder_without_rows_says_which_files_are_looked_for(tmp_path):
@@ -257,12 +257,12 @@ def test_refused_first_model_ends_demo_with_advice_that_would_release_one(begun,
     outcome = _first_run(demo)
     assert outcome.state == "refused"
     assert _conclude_without_model(demo, outcome) == 1
-    told = capsys.readouterr().out.splitlines()
-    assert "no first model: refused at evaluation: because" in told[0]
-    assert "warning: price leaks" in told[1]
-    assert "to complete the loop: about 600 held-out rows would tell" in told[2]
-    assert "write `gate: {min_auc: 0.52}` into a copy of the recommender's file" in told[3]
-    assert len(told) == 4
+    output = capsys.readouterr().out.splitlines()
+    assert "no first model: refused at evaluation: because" in output[0]
+    assert "warning: price leaks" in output[1]
+    assert "to complete the loop: about 600 held-out rows would tell" in output[2]
+    assert "write `gate: {min_auc: 0.52}` into a copy of the recommender's file" in output[3]
+    assert len(output) == 4
 
 
 def test_first_failed_run_says_why_and_one_without_reason_is_error(begun, capsys):
@@ -273,7 +273,7 @@ def test_first_failed_run_says_why_and_one_without_reason_is_error(begun, capsys
     assert "no first model: failed at extraction: because" in capsys.readouterr().out
 
 
-class Told:
+class StackDouble:
     """A double of the demo's stack of processes.
 
     The double records the calls of processes and never waits.
@@ -293,7 +293,7 @@ class Told:
 
 
 @pytest.mark.parametrize(
-    ("decided", "ran_out", "has_ended", "title", "told"),
+    ("decided", "ran_out", "has_ended", "title", "sentence"),
     [
         (False, False, False, "drift begins", ["drift"]),
         (True, False, False, "the monitor requests a run before the drift began", []),
@@ -302,10 +302,10 @@ class Told:
     ],
 )
 def test_simulator_is_said_to_change_only_where_it_does(
-    capsys, decided, ran_out, has_ended, title, told
+    capsys, decided, ran_out, has_ended, title, sentence
 ):
     demo = SimpleNamespace(
-        stack=Told(has_ended=has_ended),
+        stack=StackDouble(has_ended=has_ended),
         screen=Screen(),
         timeline=SimpleNamespace(lines=[]),
         has_decided=lambda: decided,
@@ -316,13 +316,13 @@ def test_simulator_is_said_to_change_only_where_it_does(
     assert _start_drift(demo) == decided
     first = capsys.readouterr().out.splitlines()[0]
     assert first.endswith(title)
-    assert demo.stack.lines == told
+    assert demo.stack.lines == sentence
 
 
 @pytest.mark.parametrize("ran_out", [False, True])
 def test_bad_release_begins_only_if_rows_are_left(capsys, tmp_path, ran_out):
     demo = SimpleNamespace(
-        stack=Told(has_ended=False),
+        stack=StackDouble(has_ended=False),
         screen=Screen(),
         folders=LocalFolders(root=tmp_path),
         rows_ran_out=lambda: ran_out,

@@ -107,18 +107,18 @@ def prometheus(tmp_path_factory):
         yield asking
 
 
-@pytest.mark.parametrize("asked", list(queries()), ids=str)
-def test_query_is_answered_with_numbers(prometheus, asked: Asked):
-    numbers = prometheus.numbers(asked.expr)
-    assert numbers, asked.expr
+@pytest.mark.parametrize("query", list(queries()), ids=str)
+def test_query_is_answered_with_numbers(prometheus, query: Asked):
+    numbers = prometheus.numbers(query.expr)
+    assert numbers, query.expr
     assert all(math.isfinite(number) for number in numbers), numbers
 
 
 def answer(prometheus, dashboard, title, letter="A"):
-    (asked,) = [
+    (query,) = [
         a for a in queries() if (a.dashboard, a.title, a.letter) == (dashboard, title, letter)
     ]
-    return prometheus.numbers(asked.expr)
+    return prometheus.numbers(query.expr)
 
 
 @pytest.mark.parametrize(

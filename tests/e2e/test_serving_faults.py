@@ -43,10 +43,10 @@ def check_answers(answers, scores_of_version, settings):
     repository = ModelRepository(open_objects(settings.repository), NAMES)
     entries = {entry.version: entry for entry in read_entries(settings.store)}
     for version in {answer.model_version for answer in answers}:
-        told = Release.read(local_path(entries[version].release_uri)).sha256["graph"]
+        recorded = Release.read(local_path(entries[version].release_uri)).sha256["graph"]
         assert (
-            entries[version].sha256.get("graph", told)
-            == told
+            entries[version].sha256.get("graph", recorded)
+            == recorded
             == repository.published.record(version).graph_sha256
         )
         repository.published.check(version)
@@ -84,10 +84,10 @@ def test_kill_9_during_release_restores_what_journal_says(
     deploy(1)
     rows = raw_rows(8)
 
-    def die(real, asked):
-        if asked == name and triton.alive():
+    def die(real, request):
+        if request == name and triton.alive():
             triton.kill()
-        real.load(asked)
+        real.load(request)
 
     with pytest.raises(TemporaryError):
         deploy(2, connect=lambda url: Altered(Triton(url), load=die))

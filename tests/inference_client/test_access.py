@@ -154,7 +154,7 @@ def test_token_is_read_again_and_last_good_one_stays(tmp_path, caplog):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({"token_file": "absent"}, "token_file is .*absent without tls"),
         ({"ca_file": "absent"}, "ca_file is .*absent without tls"),
@@ -168,11 +168,11 @@ def test_token_is_read_again_and_last_good_one_stays(tmp_path, caplog):
         ({"tls": True, "token_file": "lines"}, "lines contains no token"),
     ],
 )
-def test_impossible_settings_are_named(tmp_path, wrong, said):
+def test_impossible_settings_are_named(tmp_path, wrong, message):
     (tmp_path / "empty").write_text("\n")
     (tmp_path / "lines").write_text("a\nb")
     given = {
         name: value if value is True else str(tmp_path / value) for name, value in wrong.items()
     }
-    with pytest.raises(ContractError, match=said):
+    with pytest.raises(ContractError, match=message):
         ScoringClient("127.0.0.1:1", MODEL_NAME, ClientSettings(access=ServerAccess(**given)))

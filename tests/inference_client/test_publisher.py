@@ -674,8 +674,8 @@ def test_record_over_limit_of_log_is_dropped_with_message_and_next_go_on(
         0,
         None,
     )
-    (said,) = caplog.messages
-    assert f"60 rows of record r{place} are dropped: message r{place} has" in said
+    (message,) = caplog.messages
+    assert f"60 rows of record r{place} are dropped: message r{place} has" in message
     publisher.add(prediction("later"))
     asyncio.run(publisher.drain())
     assert log.records()[-1].request_id == "later"

@@ -72,8 +72,8 @@ def test_expired_and_cancelled_callers_leave_server_and_its_calls_running(triton
     async def talk(client):
         expired = 0
         for _ in range(40):
-            asked = [client.score(*rows_taking(0.0005), deadline_seconds=0.001) for _ in range(8)]
-            callers = [asyncio.create_task(each) for each in asked]
+            calls = [client.score(*rows_taking(0.0005), deadline_seconds=0.001) for _ in range(8)]
+            callers = [asyncio.create_task(each) for each in calls]
             await asyncio.sleep(0)
             callers[0].cancel()
             outcomes = await asyncio.gather(*callers, return_exceptions=True)

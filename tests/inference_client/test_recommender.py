@@ -74,10 +74,10 @@ class OwnScorer:
     """Scores by a known function. The test decides when the shadow scores are complete."""
 
     def __init__(self, score_rows, shadow=None):
-        self.score_rows, self.shadow, self.asked = score_rows, shadow, []
+        self.score_rows, self.shadow, self.calls = score_rows, shadow, []
 
     async def score(self, dense, categorical, *, request_id=None, key=None):
-        self.asked.append((request_id, key))
+        self.calls.append((request_id, key))
         scores = self.score_rows(dense, categorical)
         shadow = None if self.shadow is None else asyncio.ensure_future(self._shadow_of(1 - scores))
         return Scored(scores, 3, canary=self.shadow is not None, shadow=shadow)
@@ -468,8 +468,8 @@ def test_wrong_element_is_named_and_list_of_candidate_is_own_or_of_context():
         (["punk", 1.5], "column genres, row 1 is 1.5, expected elements to be a text"),
         ("punk", "a list"),
     )
-    for wrong, said in wrongs:
-        with pytest.raises(ContractError, match=said):
+    for wrong, message in wrongs:
+        with pytest.raises(ContractError, match=message):
             feature_rows({"item": [1, 2], "genres": [["folk"], wrong], "seen": [None, None]}, LISTS)
     candidates = feature_rows({"item": [7, 8], "seen": [[5], None]}, LISTS, may_lack_columns=True)
     context = feature_rows({"genres": [["jazz"]], "seen": [[1, 2]]}, LISTS, may_lack_columns=True)
@@ -625,15 +625,15 @@ def test_record_waits_for_its_shadow_and_its_outcome_for_record(
 
 
 def test_shadow_counts_if_it_comes_in_time_and_from_another_version():
-    async def asked(version, shadow_version):
+    async def score_with_shadow(version, shadow_version):
         shadow = asyncio.get_running_loop().create_future()
         if shadow_version is not None:
             shadow.set_result(Scored(np.zeros(1, np.float32), shadow_version))
         return await shadow_of(Scored(np.ones(1, np.float32), version, shadow=shadow), 0.01)
 
-    assert asyncio.run(asked(3, 4)).model_version == 4
-    assert asyncio.run(asked(4, 4)) is None
-    assert asyncio.run(asked(3, None)) is None
+    assert asyncio.run(score_with_shadow(3, 4)).model_version == 4
+    assert asyncio.run(score_with_shadow(4, 4)) is None
+    assert asyncio.run(score_with_shadow(3, None)) is None
 
 
 def test_record_is_logged_whatever_its_shadow_does(score_rows, make_rows, log, read_log, caplog):
@@ -641,7 +641,7 @@ def test_record_is_logged_whatever_its_shadow_does(score_rows, make_rows, log, r
 
     class Broken(OwnScorer):
         async def _shadow_of(self, scores):
-            raise RuntimeError("a defect") if len(self.asked) == 1 else ValueError("no number")
+            raise RuntimeError("a defect") if len(self.calls) == 1 else ValueError("no number")
 
     class Wild(OwnScorer):
         async def _shadow_of(self, scores):
@@ -660,8 +660,8 @@ def test_record_is_logged_whatever_its_shadow_does(score_rows, make_rows, log, r
         ("r1", None),
     ]
     assert outcomes(records) == [("r0", 0, "click"), ("r1", 0, "click")]
-    said = [each for each in caplog.messages if "is logged without shadow scores" in each]
-    assert len(said) == 2
+    messages = [each for each in caplog.messages if "is logged without shadow scores" in each]
+    assert len(messages) == 2
 
 
 def test_ids_and_sizes_that_log_cannot_hold_are_refused_before_scoring(score_rows, make_rows, log):
@@ -682,7 +682,7 @@ def test_ids_and_sizes_that_log_cannot_hold_are_refused_before_scoring(score_row
                     await client.score(few, key=wrong)
                 with raises(ContractError, "key", "expected a text, or None"):
                     await client.rank(few, 1, key=wrong)
-            assert scorer.asked == []
+            assert scorer.calls == []
             return await client.score(many, log=False)
 
     assert len(asyncio.run(talk()).scores) == 2049
@@ -713,7 +713,7 @@ def test_request_id_names_one_logged_request(score_rows, make_rows, log, read_lo
         return client.log_counts
 
     counts = asyncio.run(talk())
-    assert len(scorer.asked) == 4
+    assert len(scorer.calls) == 4
     assert counts.published_rows == sum(len(record) for record in predictions(read_log(log))) == 2
 
 
@@ -727,8 +727,8 @@ def test_two_requests_at_once_cannot_share_id(make_rows, log, read_log):
 
     async def talk():
         async with connect(Slow(), log=f"sqlite:///{log}") as client:
-            asked = (client.score(rows, request_id="r") for _ in range(3))
-            return await asyncio.gather(*asked, return_exceptions=True)
+            calls = (client.score(rows, request_id="r") for _ in range(3))
+            return await asyncio.gather(*calls, return_exceptions=True)
 
     answers = asyncio.run(talk())
     assert [type(answer).__name__ for answer in answers] == [

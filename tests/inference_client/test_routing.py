@@ -27,7 +27,7 @@ def test_without_plan_stable_model_answers(served, objects, make_rows):
         return [await client.score(*make_rows(2), key=key) for key in KEYS[:10]]
 
     assert {answer.model_version for answer in follow(served, objects, talk)} == {3}
-    assert set(served.scoring.asked) == {MODEL_NAME}
+    assert set(served.scoring.model_names) == {MODEL_NAME}
 
 
 def test_published_plan_is_followed_and_so_is_its_removal(served, objects, publish, make_rows):
@@ -113,7 +113,7 @@ def test_absent_canary_costs_no_request(served, objects, publish, make_rows, sco
         await client.score(*rows)
 
     follow(served, objects, talk)
-    assert served.scoring.asked == [CANARY_NAME, MODEL_NAME, MODEL_NAME]
+    assert served.scoring.model_names == [CANARY_NAME, MODEL_NAME, MODEL_NAME]
 
 
 @pytest.mark.parametrize("version", ["", "latest", "4.0", "-4", "\u00b2", "9" * 20, "9" * 5000])
@@ -174,7 +174,7 @@ def test_stable_arm_answers_where_canary_cannot(
     # The shadow of a canary request is the stable version. Here the stable version has already
     # answered, so a shadow request would repeat the call.
     assert (answer.canary, answer.shadow) == (False, None)
-    assert served.scoring.asked == [CANARY_NAME, MODEL_NAME]
+    assert served.scoring.model_names == [CANARY_NAME, MODEL_NAME]
 
 
 def test_one_deadline_covers_both_arms(served, objects, publish, make_rows):
@@ -182,11 +182,11 @@ def test_one_deadline_covers_both_arms(served, objects, publish, make_rows):
     served.scoring.canary_failure = (grpc.StatusCode.INTERNAL, "broken")
     served.scoring.wait = served.make_event()
     # The two times say that the canary failed after 29.9 of the 30 seconds.
-    told = iter([100.0, 129.9])
+    times = iter([100.0, 129.9])
 
     async def run():
         async with PlannedClient(
-            served.url, PlanFollower(objects, MODEL_NAME), timer=lambda: next(told)
+            served.url, PlanFollower(objects, MODEL_NAME), timer=lambda: next(times)
         ) as client:
             asking = asyncio.create_task(client.score(*make_rows(1)))
             await until(lambda: served.scoring.in_flight == 1)

@@ -72,14 +72,14 @@ def test_unavailable_server_is_asked_again_with_growing_waits(
     rows = make_rows(3)
     scored = score(server.url, rows, sleeps, first_backoff_seconds=0.1, max_backoff_seconds=0.3)
     np.testing.assert_array_equal(scored.scores, score_rows(*rows))
-    assert sleeps.asked == [0.1, 0.2, 0.3, 0.3]
+    assert sleeps.seconds == [0.1, 0.2, 0.3, 0.3]
 
 
 def test_retries_end_and_error_names_server(server, make_rows, sleeps):
     server.scoring.always = (UNAVAILABLE, "Exceeds maximum queue size")
     with raises(ServerUnavailable, server.url, "unavailable", "Exceeds maximum queue size"):
         score(server.url, make_rows(3), sleeps, max_attempts=4)
-    assert len(sleeps.asked) == 3
+    assert len(sleeps.seconds) == 3
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_other_failures_are_translated_and_not_retried(
     with pytest.raises(kind, match=failure[1].split(":")[0]) as caught:
         score(server.url, make_rows(3), sleeps)
     assert isinstance(caught.value, family)
-    assert sleeps.asked == []
+    assert sleeps.seconds == []
 
 
 def test_servers_traceback_does_not_reach_message(server, make_rows):

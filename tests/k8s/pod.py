@@ -163,9 +163,9 @@ class TritonPod:
 
     def passes(self, probe: str) -> bool:
         """Return whether the probe succeeds at present, with a status from 200 to 399."""
-        asked = self.container[probe]["httpGet"]
+        action = self.container[probe]["httpGet"]
         status = self.get(
-            asked["path"], port=asked["port"], timeout=self.container[probe]["timeoutSeconds"]
+            action["path"], port=action["port"], timeout=self.container[probe]["timeoutSeconds"]
         )
         return 200 <= status < 400
 

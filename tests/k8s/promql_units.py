@@ -64,9 +64,9 @@ def ask(
     done = subprocess.run(
         ["promtool", "test", "rules", str(path)], capture_output=True, text=True, timeout=120
     )
-    said = done.stdout + done.stderr
-    path.with_suffix(".txt").write_text(said)
-    assert done.returncode == 0, said
+    output = done.stdout + done.stderr
+    path.with_suffix(".txt").write_text(output)
+    assert done.returncode == 0, output
 
 
 def close_to(query: str, truth: float, *, share: float = 1e-9) -> str:

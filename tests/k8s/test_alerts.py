@@ -91,7 +91,7 @@ def run_promtool(folder: Path, alerts: list[dict[str, Any]]) -> dict[str, str]:
     if shutil.which("promtool") is None:
         pytest.skip("promtool is not installed: alert rules cannot be run")
     folder.mkdir(parents=True, exist_ok=True)
-    said = {}
+    complaints = {}
     for alert in alerts:
         name = alert["alert"]
         rules = {"groups": [{"name": "evergreen", "rules": rules_for(alert)}]}
@@ -110,8 +110,8 @@ def run_promtool(folder: Path, alerts: list[dict[str, Any]]) -> dict[str, str]:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
         (folder / f"{name}.output.txt").write_text(done.stdout + done.stderr)
         if done.returncode:
-            said[name] = done.stdout + done.stderr
-    return said
+            complaints[name] = done.stdout + done.stderr
+    return complaints
 
 
 def test_promtool_takes_rules_as_they_are():
@@ -126,8 +126,8 @@ def test_promtool_takes_rules_as_they_are():
 
 
 def test_alerts_fire_and_end_as_in_their_cases():
-    said = run_promtool(BUILD, list(ALERTS.values()))
-    assert not said, "\n".join(said.values())
+    complaints = run_promtool(BUILD, list(ALERTS.values()))
+    assert not complaints, "\n".join(complaints.values())
 
 
 @pytest.mark.parametrize(
@@ -140,8 +140,8 @@ def test_alerts_fire_and_end_as_in_their_cases():
 )
 def test_cases_detect_silenced_late_or_permanent_alerts(change, tmp_path):
     """Tests the harness: a silenced, delayed or permanent alert makes one of its cases fail."""
-    said = run_promtool(tmp_path, [{**rule, **change} for rule in ALERTS.values()])
-    assert said.keys() == ALERTS.keys()
+    complaints = run_promtool(tmp_path, [{**rule, **change} for rule in ALERTS.values()])
+    assert complaints.keys() == ALERTS.keys()
 
 
 def test_every_alert_has_case_that_fires_and_ends_and_one_that_is_silent():

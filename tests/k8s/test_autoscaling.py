@@ -29,9 +29,9 @@ def scalers_of(manifests, target="triton"):
 
 
 def test_adapter_publishes_what_hpa_reads_by_queries_of_keda():
-    asked = {each["external"]["metric"]["name"] for each in specification(HPA)["metrics"]}
+    metrics = {each["external"]["metric"]["name"] for each in specification(HPA)["metrics"]}
     assert read_queries(ADAPTER) == read_queries(KEDA)
-    assert read_queries(ADAPTER).keys() == asked
+    assert read_queries(ADAPTER).keys() == metrics
     for rule in adapter_rules():
         # The adapter derives from the label `namespace` in which namespace the HPA may read the
         # metric.

@@ -58,9 +58,9 @@ def unknown_labels(text: str) -> set[str]:
 
 
 @every_query
-def test_query_is_promql_of_metrics_and_labels_that_are_exported(asked: Asked):
-    assert metric_names.strangers(asked.expr) == []
-    assert unknown_labels(asked.expr) == set()
+def test_query_is_promql_of_metrics_and_labels_that_are_exported(query: Asked):
+    assert metric_names.strangers(query.expr) == []
+    assert unknown_labels(query.expr) == set()
 
 
 def test_query_with_wrong_name_label_or_grouping_is_found():
@@ -75,8 +75,8 @@ def test_query_with_wrong_name_label_or_grouping_is_found():
 
 
 def test_every_metric_of_monitor_is_on_dashboard():
-    asked = {selector.name for each in queries() for selector in metric_names.selectors(each.expr)}
-    assert metric_names.monitor().keys() - asked == set()
+    shown = {selector.name for each in queries() for selector in metric_names.selectors(each.expr)}
+    assert metric_names.monitor().keys() - shown == set()
 
 
 @every_dashboard

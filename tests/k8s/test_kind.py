@@ -71,19 +71,19 @@ def test_second_run_creates_nothing_twice_and_updates_again(run):
     first, second = run(*steps), run(*steps)
     assert len([line for line in first if made.search(line)]) == 4
     assert [line for line in second if made.search(line)] == []
-    for told in (first, second):
-        assert [line for line in told if line.endswith(" apply -f -")]
+    for calls in (first, second):
+        assert [line for line in calls if line.endswith(" apply -f -")]
     assert "host" in (run.place / "hosts.toml").read_text()
 
 
 def test_only_cluster_of_this_command_is_used(run):
-    told = [
+    calls = [
         line
         for line in run("pipelines", "evergreen", "lake", "traffic", "drift")
         if line.startswith("kubectl ")
     ]
-    assert len(told) > 10
-    assert [line for line in told if "--context kind-evergreen " not in line] == [
+    assert len(calls) > 10
+    assert [line for line in calls if "--context kind-evergreen " not in line] == [
         "kubectl kustomize k8s/kind"
     ]
 
@@ -103,10 +103,10 @@ def test_every_installation_has_failed_steps_tried_again(path):
 
 
 def test_kubeflow_is_ready_only_with_its_settings(run):
-    told = run("pipelines")
-    (settings,) = [at for at, line in enumerate(told) if "COMPILED_PIPELINE_SPEC_PATCH={" in line]
-    assert " -n kubeflow set env deployment/ml-pipeline " in told[settings]
-    assert " rollout status deployment/ml-pipeline " in told[settings + 1]
+    calls = run("pipelines")
+    (settings,) = [at for at, line in enumerate(calls) if "COMPILED_PIPELINE_SPEC_PATCH={" in line]
+    assert " -n kubeflow set env deployment/ml-pipeline " in calls[settings]
+    assert " rollout status deployment/ml-pipeline " in calls[settings + 1]
 
 
 def test_applied_manifests_use_images_by_tag(run):

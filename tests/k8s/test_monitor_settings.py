@@ -295,14 +295,14 @@ def test_second_recommender_has_own_log_disk_registry_lake_on_one_triton(rendere
         assert variables(objects, controller)["LAKE"] == uploader.lake
     assert [len(each) for each in places] == [5, 5]
     assert places[0].isdisjoint(places[1])
-    told = (REPOSITORY / "k8s/components/second-recommender/shop/shop.env").read_text()
-    compiled = dict(re.findall(r"--(store|lake|work) (\S+)", told))
+    text = (REPOSITORY / "k8s/components/second-recommender/shop/shop.env").read_text()
+    compiled = dict(re.findall(r"--(store|lake|work) (\S+)", text))
     assert compiled == {
         "store": str(settings.store),
         "lake": uploader.lake,
         "work": "/evergreen/shop/work",
     }
-    assert f"--pipeline {settings.actions.kubeflow.pipeline_name} " in told
+    assert f"--pipeline {settings.actions.kubeflow.pipeline_name} " in text
     assert settings.actions.kubeflow.pipeline_name != PIPELINE_NAME
     loaded = [
         each for each in triton_container(objects)["args"] if each.startswith("--load-model=")

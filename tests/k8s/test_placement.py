@@ -80,8 +80,8 @@ def test_every_step_mounts_claim_of_pipeline_namespace_for_many_writers(
 def test_training_goes_to_gpu_nodes_of_serving_servers(compiled, manifests, overlay):
     limits = triton(manifests)["containers"][0]["resources"]["limits"]
     gpus = {name for name in limits if name.startswith("nvidia.com/")}
-    asked = compiled(overlay).executor("training")["resources"].get("accelerator")
-    assert ({asked["resourceType"]} if asked else set()) == gpus
+    accelerator = compiled(overlay).executor("training")["resources"].get("accelerator")
+    assert ({accelerator["resourceType"]} if accelerator else set()) == gpus
     platform = compiled(overlay).platform("training")
     assert platform.get("nodeSelector", {}).get("labels", {}) == triton(manifests).get(
         "nodeSelector", {}

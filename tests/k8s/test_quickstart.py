@@ -81,7 +81,7 @@ def gib(text: str) -> float:
     return float(number) / (1024 if unit == "Mi" else 1)
 
 
-def asks(manifests) -> Node:
+def requests_of(manifests) -> Node:
     """Return the requests of one of Triton's pods."""
     requests = pod_spec(find(manifests, "Deployment", "triton"))["containers"][0]["resources"][
         "requests"
@@ -108,7 +108,7 @@ def test_every_step_of_pipeline_fits_empty_node_of_its_pool(overlay):
 def test_all_slices_of_gpu_nodes_can_be_used(rendered, overlay):
     line = command(f"gcloud container node-pools create {POOL[overlay]} ")
     (partition,) = re.findall(r"gpu-partition-size=([\w.]+)", line) or [""]
-    node, pod = room(flag(line, "machine-type")), asks(rendered(overlay))
+    node, pod = room(flag(line, "machine-type")), requests_of(rendered(overlay))
     assert pod.cores * SLICES[partition] <= node.cores
     assert pod.gib * SLICES[partition] <= node.gib
 

@@ -122,7 +122,7 @@ def test_claims_accounts_and_priority_classes_exist(cluster):
 
 
 def test_probes_and_hooks_use_ports_that_their_container_has(cluster):
-    asked = 0
+    num_checked = 0
     for workload, spec in workloads(cluster.manifests):
         for container in containers(spec):
             own = {p["name"] for p in container.get("ports", ())} | {
@@ -131,9 +131,9 @@ def test_probes_and_hooks_use_ports_that_their_container_has(cluster):
             for name in ("startupProbe", "readinessProbe", "livenessProbe"):
                 for how in ("httpGet", "tcpSocket", "grpc"):
                     if how in container.get(name, {}):
-                        asked += 1
+                        num_checked += 1
                         assert container[name][how]["port"] in own, f"{title(workload)} {name}"
-    assert asked >= 6
+    assert num_checked >= 6
 
 
 def test_services_select_pods_that_have_their_ports(cluster):

@@ -78,9 +78,9 @@ def test_traffic_waits_until_model_is_served_and_no_longer(variant):
     address = listener.getsockname()
     listener.close()
     (program,) = waits["args"]
-    asked = '("triton.evergreen.svc.cluster.local", 8001)'
-    assert asked in program
-    here = program.replace(asked, repr(address)).replace("sleep(2)", "sleep(.05)")
+    address_in_code = '("triton.evergreen.svc.cluster.local", 8001)'
+    assert address_in_code in program
+    here = program.replace(address_in_code, repr(address)).replace("sleep(2)", "sleep(.05)")
     command = [sys.executable, *waits["command"][1:], here]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:

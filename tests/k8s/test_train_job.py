@@ -330,7 +330,7 @@ def test_rights_are_exactly_those_that_step_needs(api, flags, do, tmp_path):
     )
     for rule in find(manifests, "Role", "evergreen-train-jobs")["rules"]:
         granted |= {(verb, resource) for verb in rule["verbs"] for resource in rule["resources"]}
-    assert api.asked == granted
+    assert api.permissions == granted
 
 
 @pytest.mark.parametrize("placement", [PLACEMENT, SMALLEST], ids=["all of it", "smallest"])

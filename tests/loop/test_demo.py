@@ -82,9 +82,11 @@ def test_every_run_is_listed_with_its_rows_its_model_and_what_gate_said(turned):
     } == names
     assert (second.model_id, second.rows) == (made["model_id"], made["trained_rows"])
     assert second.settings["release"]["rollout"] == "full"
-    told = describe_run(folder / "store", read_outcomes(folder / "store")[1])
-    assert f"model {second.model_id}, auc {second.auc:.4f} on held-out rows, verdict pass" in told
-    assert "report of validation: file://" in told
+    described = describe_run(folder / "store", read_outcomes(folder / "store")[1])
+    assert (
+        f"model {second.model_id}, auc {second.auc:.4f} on held-out rows, verdict pass" in described
+    )
+    assert "report of validation: file://" in described
 
 
 def test_release_under_traffic_failed_no_request_and_its_p99_is_reported(turned):
@@ -111,11 +113,11 @@ def test_bad_release_under_traffic_rolled_back_by_itself_without_failures(turned
         if entry.action != INTENT
     ]
     assert lived == [("release", 1), ("release", 2), ("baked", 2), ("promote", 3), ("rollback", 2)]
-    told = [
+    sentences = [
         event["kind"]
         for event in map(json.loads, (folder / "monitor" / "events.jsonl").read_text().splitlines())
     ]
-    assert (told.count("bad_release"), told.count("rolled_back")) == (1, 1)
+    assert (sentences.count("bad_release"), sentences.count("rolled_back")) == (1, 1)
 
 
 def test_every_archived_score_was_recomputed_and_equals_served_score(turned):

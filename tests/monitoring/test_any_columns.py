@@ -97,14 +97,14 @@ def test_record_with_known_columns_is_accepted_and_others_are_counted(features):
     found = read_records([message], rules, now=START)
     assert (found.predictions.dense.shape, found.bad) == ((4, len(features.numeric)), [])
     wide = Features(numeric=(*features.numeric, "more"), categorical=features.categorical)
-    for recommender, said in (
+    for recommender, error in (
         ("shop", r"features has the fields \[\d+\], expected"),
         ("books", "of recommender 'books'"),
     ):
         other = RecordFormat(wide).encode(batch_of(wide, recommender=recommender))
         ((place, refused),) = read_records([other], rules, now=START).bad
         assert place == 0
-        assert re.search(said, str(refused))
+        assert re.search(error, str(refused))
 
 
 @EDGES

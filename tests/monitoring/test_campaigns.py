@@ -36,7 +36,7 @@ class Installation:
     def __init__(self, processes, log) -> None:
         self.processes, self.log_file = processes, log
         self.url = f"sqlite:///{log}?lease_seconds=1".replace(" ", "%20")
-        self.said = processes.folder / "said.jsonl"
+        self.record = processes.folder / "record.jsonl"
         self.num_clients = 0
         self.monitor = Program(
             lambda: processes.monitor(log=self.url, policies="schedule", max_serving_seconds=1e9)
@@ -52,7 +52,7 @@ class Installation:
         self.num_clients += 1
         log = self.processes.folder / "client.log"
         self.processes.started.append(
-            campaigns.client(self.url, self.said, number=self.num_clients, log=log)
+            campaigns.client(self.url, self.record, number=self.num_clients, log=log)
         )
         return self.processes.started[-1]
 
@@ -65,12 +65,14 @@ class Installation:
     def num_reports(self) -> int:
         """Return how many log lines of the processes report a full disk."""
         texts = [path.read_text() for path in self.processes.folder.glob("*.log")]
-        return sum(text.count(said) for text in texts for said in ("No space left", "disk is full"))
+        return sum(
+            text.count(report) for text in texts for report in ("No space left", "disk is full")
+        )
 
     def finish(self) -> int:
         """Stop all programs once nothing is pending, and return the number of logged requests."""
-        size = self.said.stat().st_size
-        wait_for(lambda: self.said.stat().st_size > size, "a client that is up")
+        size = self.record.stat().st_size
+        wait_for(lambda: self.record.stat().st_size > size, "a client that is up")
         self.client.end()
         counter = self.processes.counter
         with closing(SqliteLog(self.log_file)) as log:
@@ -80,13 +82,13 @@ class Installation:
             )
             self.monitor.end()
             assert (log.backlog(), log.list_dead_letters()) == (0, [])
-        self.uploader.keep_up()
+        self.uploader.restart_if_ended()
         archive = self.processes.archive
         wait_for(
             lambda: not [*archive.glob("day=*/*.parquet"), *archive.glob("outcomes/*/*")],
             "all files in the lake",
         )
-        return expect_each_once(self.said, self.processes.lake)
+        return expect_each_once(self.record, self.processes.lake)
 
 
 def test_killed_and_stopped_at_random_moments_each_request_counts_once(processes):
@@ -171,7 +173,7 @@ def meets_full_disk(installation: Installation, folder, chance) -> bool:
     assert installation.processes.ask("/healthz").status == 200
     ballast.unlink()
     for program in installation.programs:
-        program.keep_up()
+        program.restart_if_ended()
     wait_for(
         lambda: installation.processes.ask("/readyz").status == 200, "readiness after a full disk"
     )

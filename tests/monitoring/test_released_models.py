@@ -61,9 +61,11 @@ def test_version_without_verdict_or_auc_has_no_gates_auc(tmp_path, candidate):
     assert ReleasedModels(tmp_path).baseline(8) is None, "version 8 was never released"
 
 
-@pytest.mark.parametrize("learned", [None, "", "yesterday"])
-def test_training_rows_of_model_are_unknown_if_its_manifest_cannot_say(tmp_path, learned, caplog):
-    keep(tmp_path, candidate=GATE, learned=learned)
+@pytest.mark.parametrize("trained_until", [None, "", "yesterday"])
+def test_training_rows_of_model_are_unknown_if_its_manifest_cannot_say(
+    tmp_path, trained_until, caplog
+):
+    keep(tmp_path, candidate=GATE, learned=trained_until)
     assert ReleasedModels(tmp_path).baseline(7) == Baseline(auc=0.8, low=0.79, high=0.81)
     assert "the training rows of model version 7 are unknown" in caplog.text
 

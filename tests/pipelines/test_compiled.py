@@ -86,13 +86,13 @@ def mounted(compiled, step):
 def test_only_training_asks_for_gpu_by_name_given(compile_with, accelerator):
     compiled = compile_with(accelerator=accelerator)
     for step in STEPS:
-        asked = compiled.executor(step)["resources"].get("accelerator")
+        requested = compiled.executor(step)["resources"].get("accelerator")
         if step in GPU_STEPS:
-            assert (asked["resourceType"], asked["resourceCount"]) == (accelerator, "1")
+            assert (requested["resourceType"], requested["resourceCount"]) == (accelerator, "1")
             assert compiled.platform(step)["tolerations"]
             assert mounted(compiled, step) == ["/dev/shm", "/evergreen/repository"]
         else:
-            assert asked is None
+            assert requested is None
             assert "tolerations" not in compiled.platform(step)
             assert mounted(compiled, step) == ["/evergreen/repository"]
 

@@ -126,9 +126,9 @@ def test_double_with_other_answers_would_be_found(server, monkeypatch, name, met
 
 def test_run_that_ended_has_fields_and_states_of_real_one(server):
     recorded = ANSWERS["run_failed"]["body"]
-    asked = {"display_name": "weekly", "service_account": "evergreen-pipeline"}
-    asked |= {"pipeline_version_reference": {"pipeline_id": "p1", "pipeline_version_id": "v2"}}
-    made = call(f"{server.api}/runs", "POST", json.dumps(asked).encode())[1]
+    body = {"display_name": "weekly", "service_account": "evergreen-pipeline"}
+    body |= {"pipeline_version_reference": {"pipeline_id": "p1", "pipeline_version_id": "v2"}}
+    made = call(f"{server.api}/runs", "POST", json.dumps(body).encode())[1]
     (run,) = server.named("weekly")
     server.end(
         run, "FAILED", deployment="FAILED", root="FAILED", training="SUCCEEDED", executor="FAILED"
@@ -177,18 +177,18 @@ def compare(server, name: str) -> None:
 
 def test_double_lists_schedules_and_runs_like_real_server(server):
     recorded = ANSWERS["recurring_runs"]["body"]["recurringRuns"][0]
-    asked = {
+    requested = {
         "display_name": "nightly",
         "max_concurrency": "1",
         "mode": "ENABLE",
         "no_catchup": True,
     }
-    asked |= {
+    requested |= {
         "trigger": recorded["trigger"],
         "runtime_config": {"parameters": {"trigger_reason": "schedule"}},
     }
-    asked |= {"pipeline_version_reference": {"pipeline_id": "p1", "pipeline_version_id": "v2"}}
-    assert call(f"{server.api}/recurringruns", "POST", json.dumps(asked).encode())[0] == 200
+    requested |= {"pipeline_version_reference": {"pipeline_id": "p1", "pipeline_version_id": "v2"}}
+    assert call(f"{server.api}/recurringruns", "POST", json.dumps(requested).encode())[0] == 200
     listed = call(f"{server.api}/recurringruns")[1]
     assert fields(listed) == fields(ANSWERS["recurring_runs"]["body"])
     server.runs.clear()

@@ -100,7 +100,7 @@ def test_run_of_monitor_is_left_to_it_and_no_address_notifies_nobody(
     ended(url=server.url, trigger_id="drift-1")
     assert find_outcome(tmp_path, "run").state == "refused"
     ended(url=" \n")
-    assert server.asked == 0
+    assert server.num_requests == 0
     assert "not announced" not in caplog.text
 
 

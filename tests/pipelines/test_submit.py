@@ -210,8 +210,8 @@ def test_schedule_runs_one_version_at_a_time_and_catches_up_only_last_run(server
         "pipeline_id": "p1",
         "pipeline_version_id": "v2",
     }
-    asked = {"settings": "training.passes=2", "trigger_reason": "schedule 0 30 3 * * *"}
-    assert schedule["runtime_config"]["parameters"] == asked
+    parameters = {"settings": "training.passes=2", "trigger_reason": "schedule 0 30 3 * * *"}
+    assert schedule["runtime_config"]["parameters"] == parameters
     assert server.runs == []
 
 
@@ -327,8 +327,8 @@ def leave_end(store, run: str, state: str, step: str, reason: str) -> None:
     with noted(store, run, step):
         pass
     ended_at = datetime.now(timezone.utc).isoformat()
-    told = {"state": state, "step": step, "reason": reason, "version": None, "ended_at": ended_at}
-    write_outcome(store, RunOutcome(run=run, trigger_id="", **told))
+    fields = {"state": state, "step": step, "reason": reason, "version": None, "ended_at": ended_at}
+    write_outcome(store, RunOutcome(run=run, trigger_id="", **fields))
 
 
 def waiting_as(server, ends):
@@ -396,12 +396,12 @@ def test_failed_run_that_is_waited_for_names_step_reason_and_page(
     monkeypatch.setattr("cli.pipeline.wait", waiting_as(server, ends))
     assert command("--wait", package=mounted) == 3
     run_id = server.runs[0]["run_id"]
-    told = capsys.readouterr().err
+    output = capsys.readouterr().err
     assert (
         f"run {run_id} ended FAILED: deployment failed; deployment: disk is full; see "
-        f"{server.url}/#/runs" in told
+        f"{server.url}/#/runs" in output
     )
-    assert told.rstrip().endswith(f"/details/{run_id}")
+    assert output.rstrip().endswith(f"/details/{run_id}")
 
 
 def test_run_whose_root_driver_fails_says_that_no_step_ran(server, command, monkeypatch, capsys):
@@ -464,13 +464,13 @@ def test_run_of_schedule_has_kubeflows_name_in_store(server, command, tmp_path, 
         name = store_name(given["run"], given["run_resource"], given["run_id"])
         assert kubeflow_name(name) == (run["display_name"], run["run_id"][:8]), step
     given = constants["run-outcome"]
-    told = {
+    fields = {
         "store": tmp_path.as_uri(),
         "trigger_id": "",
         "trigger_reason": "",
         "status": SimpleNamespace(state="FAILED"),
     }
-    run_outcome.python_func(**{**given, **told})
+    run_outcome.python_func(**{**given, **fields})
     assert [kubeflow_name(each.run)[0] for each in read_outcomes(tmp_path)] == [run["display_name"]]
 
 
@@ -494,9 +494,9 @@ def test_listing_says_which_run_left_out_files(tmp_path, capsys):
         with noted(tmp_path, run, "extraction") as note:
             note.facts = {"quarantined_files": num}
     print_runs(tmp_path)
-    said = "left out 2 unreadable files, which its validation report names"
+    warning = "left out 2 unreadable files, which its validation report names"
     assert [line for line in capsys.readouterr().out.splitlines() if "left out" in line] == [
-        f"b {said}"
+        f"b {warning}"
     ]
 
 

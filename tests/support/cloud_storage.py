@@ -177,8 +177,8 @@ class _Service:
         found = self._generation(bucket, name) if name else 0
         if wanted and int(wanted) != found and not (request.method == "DELETE" and not found):
             return 412, "At least one of the pre-conditions you specified did not hold."
-        asked = request.query.get("generation", [""])[0]
-        if asked and request.method == "GET" and int(asked) != found:
+        generation = request.query.get("generation", [""])[0]
+        if generation and request.method == "GET" and int(generation) != found:
             return 404, f"No such object: {bucket}/{name}"
         return None
 
@@ -206,9 +206,11 @@ class _Service:
         """Apply the metadata in the rewrite's body to the object, and return the answer."""
         answer, bucket = json.loads(body), _bucket(request)
         name = quote(answer["resource"]["name"], safe="")
-        told = json.dumps({"metadata": json.loads(request.body or b"{}").get("metadata")}).encode()
+        metadata = json.dumps(
+            {"metadata": json.loads(request.body or b"{}").get("metadata")}
+        ).encode()
         headers = {"Content-Type": "application/json"}
-        _, _, resource = self._ask("PATCH", f"/storage/v1/b/{bucket}/o/{name}", told, headers)
+        _, _, resource = self._ask("PATCH", f"/storage/v1/b/{bucket}/o/{name}", metadata, headers)
         return json.dumps({**answer, "resource": json.loads(resource)}).encode()
 
     def _has_bucket(self, bucket: str) -> bool:

@@ -104,11 +104,11 @@ def upload(order, clock, reach) -> None:
 ROLES = {"publisher": publish, "monitor": monitor, "uploader": upload}
 
 
-def live(order: dict, told: int) -> None:
+def live(order: dict, pipe: int) -> None:
     """Run one life in its own process."""
     os.environ.update(order["environment"])
     kill = Kill(
-        *order["kill_at"], end=sigkill, report=lambda name: os.write(told, f"{name}\n".encode())
+        *order["kill_at"], end=sigkill, report=lambda name: os.write(pipe, f"{name}\n".encode())
     )
     watch_boundaries(kill)
     ROLES[order["role"]](order, Clock(order["now"]), kill.reach)
@@ -130,16 +130,16 @@ def serve() -> None:
     for line in sys.stdin:
         lives = []
         for order in json.loads(line):
-            listen, told = os.pipe()
+            listen, report = os.pipe()
             if not (process := os.fork()):
                 os.close(listen)
                 try:
-                    live(order, told)
+                    live(order, report)
                     os._exit(0)
                 except BaseException:
                     traceback.print_exc()
                     os._exit(1)
-            os.close(told)
+            os.close(report)
             lives.append((process, listen, order["kill_after"]))
         print(json.dumps([end_of(*each) for each in lives]), flush=True)
 

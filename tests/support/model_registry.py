@@ -106,19 +106,19 @@ class ModelRegistry(HttpDouble):
         self.faults += [f"{method} {url.path}: {fault}" for fault in faults]
         return status, found
 
-    def _do(self, method, words, ids, asked) -> tuple[int, dict]:
+    def _do(self, method, words, ids, query) -> tuple[int, dict]:
         last = {"versions": "model_versions", "model_artifact": "artifacts"}.get(
             words[-1], words[-1]
         )
         if method == "post":
             items = self.items[last]
-            items.append({**asked[""], "id": str(len(items) + 1)})
+            items.append({**query[""], "id": str(len(items) + 1)})
             self.version_of |= {items[-1]["id"]: ids[0]} if ids else {}
             return 201, items[-1]
         if method == "patch":
             (found,) = (each for each in self.items[words[0]] if each["id"] == ids[0])
-            return 200, found.update(asked[""]) or found
-        parent = asked.get("parentResourceId", *ids)
+            return 200, found.update(query[""]) or found
+        parent = query.get("parentResourceId", *ids)
         items = self.items.get(last) or self.items.get(f"{last}s", [])
         of = {
             each["id"]: each.get("registeredModelId", self.version_of.get(each["id"]))
@@ -127,13 +127,13 @@ class ModelRegistry(HttpDouble):
         found = [
             e
             for e in items
-            if e["name"] == asked.get("name", e["name"]) and parent in (None, of[e["id"]])
+            if e["name"] == query.get("name", e["name"]) and parent in (None, of[e["id"]])
         ]
-        if "name" in asked:
+        if "name" in query:
             return (200, found[0]) if found else (404, {"code": "404", "message": "not found"})
         return 200, {
             "items": found,
             "size": len(found),
-            "pageSize": int(asked["pageSize"]),
+            "pageSize": int(query["pageSize"]),
             "nextPageToken": "",
         }

@@ -215,7 +215,7 @@ class ScoringDouble:
         contain an invalid version."""
         self.canary_failure: tuple[grpc.StatusCode, str] | None = None
         self.canary_wait: asyncio.Event | None = None
-        self.asked: list[str] = []
+        self.model_names: list[str] = []
         """Model name of every request."""
         self.reply_scores = None
         """Function that changes the scores [n] before they are sent. The function may return any
@@ -265,7 +265,7 @@ class ScoringDouble:
             self.in_flight -= 1
 
     async def _answer(self, request, context):
-        self.asked.append(request.model_name)
+        self.model_names.append(request.model_name)
         is_canary = request.model_name == CANARY_NAME and self.canary_version is not None
         if request.model_name != MODEL_NAME and not is_canary:
             text = f"Request for unknown model: '{request.model_name}' is not found"

@@ -79,9 +79,9 @@ class Warm:
             the negative signal number.
         """
         with tempfile.NamedTemporaryFile("r", suffix=".log") as output:
-            asked = {"program": program, "arguments": list(arguments), "output": output.name}
+            order = {"program": program, "arguments": list(arguments), "output": output.name}
             self._process.stdin.write(
-                json.dumps({**asked, "variables": variables, "folder": str(folder)}) + "\n"
+                json.dumps({**order, "variables": variables, "folder": str(folder)}) + "\n"
             )
             self._process.stdin.flush()
             if not select.select([self._process.stdout], [], [], seconds)[0]:

@@ -14,14 +14,14 @@ class WebhookServer(HttpDouble):
         self.answers: list[
             tuple[int, dict]
         ] = []  # (status, headers) of the next responses, followed by status 200
-        self.asked = 0
+        self.num_requests = 0
         self.hang = threading.Event()
         self.release = threading.Event()
         super().__init__()
         self.url += SECRET
 
     def answer(self, method, path, body, headers) -> Reply | None:
-        self.asked += 1
+        self.num_requests += 1
         if self.hang.is_set():
             self.release.wait(30)
             return None

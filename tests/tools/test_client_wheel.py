@@ -184,6 +184,10 @@ def test_programs_of_page_run_unchanged(python, server, store, score_rows, read_
         np.testing.assert_array_equal(record.scores, score_rows(record.dense, record.categorical))
     assert (np.diff(ranked.scores) <= 0).all()
     assert json.loads(shown) == ranked.categorical[:, CATEGORICAL.index("C3")].tolist()
-    for told, event in ((click, "click"), (conversion, "conversion")):
-        assert (told.request_ids, told.rows.tolist(), told.event) == ((request_id,), [0], event)
+    for program, event in ((click, "click"), (conversion, "conversion")):
+        assert (program.request_ids, program.rows.tolist(), program.event) == (
+            (request_id,),
+            [0],
+            event,
+        )
     assert len({record.categorical[0, 0] for record in others}) == 4

@@ -40,8 +40,13 @@ def write(store, *lines):
         ("model_uri", "release_uri", "reason"), ""
     )
     for action, number in lines:
-        told = {"action": action, "version": number, "model_id": f"m{number}", "time": "2026-01-03"}
-        append_promotion(store, Promotion(**line, **told))
+        fields = {
+            "action": action,
+            "version": number,
+            "model_id": f"m{number}",
+            "time": "2026-01-03",
+        }
+        append_promotion(store, Promotion(**line, **fields))
 
 
 @pytest.mark.parametrize(

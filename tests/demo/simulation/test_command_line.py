@@ -284,10 +284,10 @@ def test_score_prints_line_per_row_of_every_form_and_names_malformed_rows(
         text[3] = "many" + text[3][text[3].index(",") :]
         path.write_text("\n".join(text) + "\n")
         broken = run(*flags, module="cli")
-        told = [json.loads(line) for line in broken.stdout.splitlines()]
-        assert (broken.returncode, len(told)) == (2, 20)
-        assert [line["line"] for line in told if "error" in line] == [4]
-        assert [line for line in told[:7] if "score" in line] == [
+        printed = [json.loads(line) for line in broken.stdout.splitlines()]
+        assert (broken.returncode, len(printed)) == (2, 20)
+        assert [line["line"] for line in printed if "error" in line] == [4]
+        assert [line for line in printed[:7] if "score" in line] == [
             line for line in lines if line["line"] != 4
         ]
         assert broken.stderr == "1 rows are malformed and have no score\n"

@@ -21,14 +21,14 @@ class Scorer:
 
     def __init__(self, time: VirtualTime, score_rows) -> None:
         self.time, self.score_rows, self.seconds = time, score_rows, 0.001
-        self.asked: list[tuple[float, int]] = []
+        self.requests: list[tuple[float, int]] = []
         self.fails = lambda number: False
         self.version_of = lambda number: 1
         self.after_request = lambda number: None
 
     async def score(self, dense, categorical, *, request_id=None, key=None):
-        number = len(self.asked)
-        self.asked.append((self.time.now, len(dense)))
+        number = len(self.requests)
+        self.requests.append((self.time.now, len(dense)))
         self.after_request(number)
         await self.time.sleep(self.seconds)
         if self.fails(number):
@@ -105,8 +105,8 @@ def play(time, scorer, make_rows, tmp_path):
 
 def test_requests_go_out_at_stated_rate(play, scorer):
     replay, _, _ = play(max_rows=1000, rate=2000.0)
-    times = [t for t, _ in scorer.asked]
-    assert [n for _, n in scorer.asked] == [10] * 100
+    times = [t for t, _ in scorer.requests]
+    assert [n for _, n in scorer.requests] == [10] * 100
     np.testing.assert_allclose(np.diff(times), 0.005, atol=1e-9)
     assert (replay.statistics.rows, replay.statistics.sent, replay.exhausted) == (1000, 100, False)
 
@@ -114,7 +114,7 @@ def test_requests_go_out_at_stated_rate(play, scorer):
 def test_replay_reports_if_bound_delays_it(play, scorer):
     scorer.seconds = 1.0
     replay, _, _ = play(max_rows=100, max_in_flight=2)
-    times = np.array([t for t, _ in scorer.asked])
+    times = np.array([t for t, _ in scorer.requests])
     assert max(((times <= t) & (times > t - 1.0)).sum() for t in times) <= 2
     assert replay.skipped_seconds > 1.0
     assert replay.statistics.rows == 100
@@ -129,7 +129,7 @@ def test_after_stall_replay_does_not_burst(play, scorer):
 
     scorer.after_request = quick
     play(max_rows=500, max_in_flight=1)
-    gaps = np.diff([t for t, _ in scorer.asked])
+    gaps = np.diff([t for t, _ in scorer.requests])
     assert (gaps[3:] > 0.009).all()
 
 

@@ -40,7 +40,7 @@ def test_duplicate_names_and_missing_names_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("now", "said"),
+    ("now", "message"),
     [
         (
             Features(numeric=("price",), categorical=("item", "shop", "age")),
@@ -63,8 +63,8 @@ def test_duplicate_names_and_missing_names_are_refused():
         ),
     ],
 )
-def test_columns_with_another_meaning_than_in_parent_are_refused_by_name(now, said):
-    with pytest.raises(ContractError, match=said):
+def test_columns_with_another_meaning_than_in_parent_are_refused_by_name(now, message):
+    with pytest.raises(ContractError, match=message):
         now.expect_continues(BEFORE, parent="m1")
 
 

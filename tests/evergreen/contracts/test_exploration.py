@@ -19,14 +19,14 @@ probability."""
 @pytest.mark.parametrize("k", [1, 2, 3, 7])
 def test_each_row_is_at_each_position_as_often_as_its_propensity_says(k, share):
     order = 10 + np.arange(k)
-    seen, said = Counter(), {}
+    seen, expected = Counter(), {}
     for chance in CHANCES:
         shown, propensities = explored(order, share, chance)
         for place, (row, propensity) in enumerate(zip(shown.tolist(), propensities.tolist())):
             seen[row, place] += 1
-            assert said.setdefault((row, place), propensity) == propensity
+            assert expected.setdefault((row, place), propensity) == propensity
     for at, count in seen.items():
-        assert count / DRAWS == pytest.approx(said[at], abs=2 / DRAWS), at
+        assert count / DRAWS == pytest.approx(expected[at], abs=2 / DRAWS), at
 
 
 def test_one_pair_of_neighbours_changes_places_and_each_as_often():

@@ -121,14 +121,14 @@ def test_unknown_or_missing_field_is_refused_by_name(path, changes):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [(b"", ""), (b"\xff\xfe", ""), (b"[]", ""), (None, " cannot be read: No such file")],
 )
-def test_value_that_is_no_json_object_is_refused_by_name(path, content, said):
+def test_value_that_is_no_json_object_is_refused_by_name(path, content, message):
     path.parent.mkdir()
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(ContractError, match=rf"manifest\.json{said}"):
+    with pytest.raises(ContractError, match=rf"manifest\.json{message}"):
         manifests.Verdict.read(path)
 
 

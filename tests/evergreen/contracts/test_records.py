@@ -201,7 +201,7 @@ def test_corruption_is_refused_or_makes_another_record(inserted, at, removed):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         (
             {"dense": np.zeros((3, 12), np.float32)},
@@ -211,13 +211,13 @@ def test_corruption_is_refused_or_makes_another_record(inserted, at, removed):
     ],
     ids=["numeric", "categorical"],
 )
-def test_rows_with_other_numbers_of_columns_are_not_written(changes, said):
-    with pytest.raises(ContractError, match=said):
+def test_rows_with_other_numbers_of_columns_are_not_written(changes, message):
+    with pytest.raises(ContractError, match=message):
         encode(predictions(**changes))
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("spoil", "error"),
     [
         (lambda sent: sent.features.price.append(1.0), "price has 4 values, expected 3"),
         (lambda sent: sent.scores.append(0.5), "item has 3 values, expected 4"),
@@ -228,10 +228,10 @@ def test_rows_with_other_numbers_of_columns_are_not_written(changes, said):
     ],
     ids=["feature", "scores", "shadow scores", "shadow version", "version", "no name"],
 )
-def test_consistent_but_wrong_messages_are_refused(spoil, said):
+def test_consistent_but_wrong_messages_are_refused(spoil, error):
     message = reader_of(FORM.proto()).FromString(encode(predictions()))
     spoil(message.predictions)
-    with pytest.raises(ContractError, match=said):
+    with pytest.raises(ContractError, match=error):
         decode(message.SerializeToString())
 
 

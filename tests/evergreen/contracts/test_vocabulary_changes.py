@@ -18,7 +18,7 @@ def workflow(first, *others):
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "said"),
+    ("before", "now", "message"),
     [
         (
             [10, 20, 30],
@@ -31,8 +31,8 @@ def workflow(first, *others):
     ],
     ids=["replaced", "shrunk", "moved to the end", "moved to a tombstone"],
 )
-def test_ids_with_another_meaning_are_refused(before, now, said):
-    with pytest.raises(ContractError, match=said):
+def test_ids_with_another_meaning_are_refused(before, now, message):
+    with pytest.raises(ContractError, match=message):
         vocabulary_changes(workflow(before), workflow(now))
 
 

@@ -127,12 +127,12 @@ def test_excluded_column_is_missing_for_all_rows_and_others_are_unchanged():
 
 
 @pytest.mark.parametrize(
-    ("names", "said"),
+    ("names", "message"),
     [(("I14",), "expected features"), (("I1", "I1"), "each once"), (("C4",), "have vocabularies")],
     ids=["unknown", "twice", "with a vocabulary"],
 )
-def test_columns_that_cannot_be_left_out_are_refused(names, said):
-    with pytest.raises(ContractError, match=said):
+def test_columns_that_cannot_be_left_out_are_refused(names, message):
+    with pytest.raises(ContractError, match=message):
         fitted(excluded=names)
 
 
@@ -197,7 +197,7 @@ def damage(folder):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("spoil", "message"),
     [
         (shutil.rmtree, "No such file"),
         (damage, "cannot be read"),
@@ -208,16 +208,16 @@ def damage(folder):
     ],
     ids=["no folder", "corrupt vocabularies", "torn settings", "version 5", "no means", "one mean"],
 )
-def test_corrupt_workflow_is_refused(tmp_path, spoil, said):
+def test_corrupt_workflow_is_refused(tmp_path, spoil, message):
     folder = tmp_path / "workflow"
     fitted().save(folder)
     spoil(folder)
-    with pytest.raises(ContractError, match=said):
+    with pytest.raises(ContractError, match=message):
         FeatureWorkflow.load(folder)
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"vocabularies": (np.arange(3),) * 25}, "25 vocabularies, expected 26"),
         (
@@ -237,6 +237,6 @@ def test_corrupt_workflow_is_refused(tmp_path, spoil, said):
     ],
     ids=["25 columns", "twice", "mark of missing", "beyond 52 bits", "mean NaN", "std below 0"],
 )
-def test_unfitted_columns_are_refused(changes, said):
-    with pytest.raises(ContractError, match=said):
+def test_unfitted_columns_are_refused(changes, message):
+    with pytest.raises(ContractError, match=message):
         fitted(**changes)

@@ -233,19 +233,19 @@ def test_messages_survive_readers_closing_and_reopening(bench, publisher, subscr
 def test_message_acknowledged_to_killed_publisher_is_delivered(bench, subscriber):
     process = start(PUBLISH_FOR_EVER, bench)
     try:
-        told = [name for _ in range(20) for name in process.stdout.readline().split()]
+        acknowledged = [name for _ in range(20) for name in process.stdout.readline().split()]
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait(120)
         # Also add the messages that the process named between the last read line and the kill.
-        told += [
+        acknowledged += [
             name
             for line in process.stdout.read().splitlines(keepends=True)
             if line[-1] == "\n"
             for name in line.split()
         ]
         process.stdout.close()
-    missing = {name: name.encode() for name in told}
+    missing = {name: name.encode() for name in acknowledged}
     assert len(missing) >= 100
 
     def all_came():

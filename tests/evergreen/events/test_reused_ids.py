@@ -58,10 +58,10 @@ def test_monitor_counts_and_keeps_requests_that_it_cannot_join(
             "request id 'session 7' names another request with other content, expected a new id "
             "for each" in letter.reason
         )
-    said = [
+    texts = [
         event["text"] for event in read_events(settings.state) if event["kind"] == "dead_letter"
     ]
-    assert "clicks under it count for the first" in said[0]
+    assert "clicks under it count for the first" in texts[0]
     subscriber.replay_dead_letters()  # replayed messages with a reused id become dead letters again
     wait_for(
         lambda: monitor.tick() or len(subscriber.list_dead_letters()) == 4, "the dead letters again"

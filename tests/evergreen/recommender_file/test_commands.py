@@ -113,15 +113,15 @@ def test_accepting_warns_if_live_model_cannot_be_continued(run, file, tmp_path):
     run("accept", file, "--why", "first")
     keep_model(tmp_path / "store", "m1", recommender=read_recommender(file))
     make_live(tmp_path / "store", release(tmp_path / "store", 1, "m1"))
-    for text, told in (
+    for text, warning in (
         (SHOP.replace("[price]", "[price, age]"), False),
         (SHOP.replace("[price]", "[age]").replace("[C1..C3]", "[C1..C3, price]"), True),
     ):
         file.write_text(text)
         code, printed = run("accept", file, "--why", "other columns")
         assert code == 0
-        assert ("cannot continue the live model" in printed) == told
-        assert ("run it again with `--from-scratch`" in printed) == told
+        assert ("cannot continue the live model" in printed) == warning
+        assert ("run it again with `--from-scratch`" in printed) == warning
 
 
 def test_difference_of_any_key_is_reported(run, file, tmp_path):

@@ -212,11 +212,12 @@ def test_columns_may_have_options_and_range_of_them_same():
 
 
 def test_equal_options_are_one_recommender_however_they_are_written():
-    said = "[price]", "{price: {fill: -0.0, transform: [clip(-0.0..+3e2), minmax]}}"
+    written = "[price]", "{price: {fill: -0.0, transform: [clip(-0.0..+3e2), minmax]}}"
     other = "[price]", "{price: {transform: ['clip(0..300)', minmax]}}"
     usual = "[price]", "{price: {fill: 0, transform: [clip(0e1), log1p, standardize]}}"
     digests = [
-        parse_recommender(SHOP.replace(*each), source="it").digest for each in (said, other, usual)
+        parse_recommender(SHOP.replace(*each), source="it").digest
+        for each in (written, other, usual)
     ]
     assert digests[0] == digests[1]
     assert digests[2] == parse_recommender(SHOP, source="it").digest

@@ -122,7 +122,7 @@ def test_times_before_2000_are_reported_clearly(write):
 
 
 @pytest.mark.parametrize(
-    ("name", "written", "said"),
+    ("name", "written", "question"),
     [
         (
             "timestamp",
@@ -134,8 +134,8 @@ def test_times_before_2000_are_reported_clearly(write):
         ("date", lambda row: f"{row['time']:%d.%m.%Y}", "its values are no times in a known form"),
     ],
 )
-def test_column_named_like_times_without_times_leads_to_question(name, written, said, write):
-    assert said in question_of(write(clicks(**USERS, **{name: written})), "event_time")
+def test_column_named_like_times_without_times_leads_to_question(name, written, question, write):
+    assert question in question_of(write(clicks(**USERS, **{name: written})), "event_time")
 
 
 @pytest.mark.parametrize(
@@ -161,13 +161,13 @@ def test_birthdays_in_unsupported_form_do_not_replace_event_time(write):
 
 
 def test_times_of_two_formats_lead_to_question_with_days_of_each(write):
-    asked = question_of(write(clicks(**USERS, time=lambda row: 1_405_030_600)), "time_format")
+    question = question_of(write(clicks(**USERS, time=lambda row: 1_405_030_600)), "time_format")
     assert (
-        "one of YYMMDDhhmm, seconds" in asked
+        "one of YYMMDDhhmm, seconds" in question
     )  # the number means 06:00 on a day in May, or a second in July
     assert (
         "YYMMDDhhmm (2014-05-03, 240 rows a day) or as seconds (2014-07-10, 240 rows a day)"
-        in asked
+        in question
     )
 
 
@@ -302,8 +302,8 @@ def test_few_users_and_value_for_unknown_user_are_no_users(write):
 def test_column_that_numbers_rows_is_left_out_with_sentence(name, write):
     text, recommender = drafted(write({name: range(N), **clicks(**USERS)}))
     assert recommender.features.names == ("user_id", "item_id")
-    said = "it has no name" if not name else "It identifies the rows: it differs in each"
-    assert said in line_of(text, name or "column 1")
+    reason = "it has no name" if not name else "It identifies the rows: it differs in each"
+    assert reason in line_of(text, name or "column 1")
 
 
 # -- the label
@@ -319,24 +319,24 @@ def test_names_of_clicks_and_conversions_are_known(name, write):
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "question"),
     [
         ({0: "yes", 1: "no"}, "has the values .*(yes|no).*: write 0 and 1"),
         ({0: "-1", 1: "1"}, "has the values -?1, -?1: write 0 and 1"),
         ({0: "", 1: "1"}, "holds 1 or nothing: write 0 in the rows without a click"),
     ],
 )
-def test_column_named_like_label_with_other_values_leads_to_question(values, said, write):
+def test_column_named_like_label_with_other_values_leads_to_question(values, question, write):
     path = write(clicks(**{**USERS, "click": lambda row: values[row["click"]]}))
-    assert re.search(said, question_of(path, "label"))
+    assert re.search(question, question_of(path, "label"))
 
 
 def test_two_values_of_unnamed_label_lead_to_question(write):
     columns = clicks(**USERS)
     columns["geklickt"] = ["ja" if click else "nein" for click in columns.pop("click")]
-    asked = question_of(write(columns), "label")
-    assert re.search(r"'geklickt' \((ja and nein|nein and ja)\) says whether", asked)
-    assert "write 0 and 1" in asked
+    question = question_of(write(columns), "label")
+    assert re.search(r"'geklickt' \((ja and nein|nein and ja)\) says whether", question)
+    assert "write 0 and 1" in question
 
 
 def test_click_precedes_events_that_may_follow_it(write):

@@ -89,8 +89,8 @@ def test_unneeded_models_are_deleted_and_all_others_stay(installation, capsys):
         ["4", "5", "6"],
         ["at-work", "new", "nobody's"],
     )
-    assert "work of run old, ended 2026-02-01" in (said := capsys.readouterr().out)
-    assert "weights of model refused" in said
+    assert "work of run old, ended 2026-02-01" in (output := capsys.readouterr().out)
+    assert "weights of model refused" in output
     kept = {
         path.name: sorted(each.name for each in path.iterdir())
         for path in (store / "models").iterdir()

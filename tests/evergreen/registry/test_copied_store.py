@@ -44,7 +44,7 @@ def there(tmp_path, request):
     (graph_folder(store, 3) / GRAPH_FILE).write_bytes(b"graph")
     make_live(store, release(store, 3, graph_uri=(graph_folder(store, 3) / GRAPH_FILE).as_uri()))
     runs.keep_report(store, "r1", "training", html="<p>1</p>")
-    told = dict(
+    fields = dict(
         run="r1",
         trigger_id="",
         state="released",
@@ -53,7 +53,7 @@ def there(tmp_path, request):
         version=3,
         ended_at="2026-03-01T00:00:00+00:00",
     )
-    runs.write_outcome(store, runs.RunOutcome(**told, reports=runs.reports_of(store, "r1")))
+    runs.write_outcome(store, runs.RunOutcome(**fields, reports=runs.reports_of(store, "r1")))
     there.parent.mkdir()
     if request.param == "moved":
         store.rename(there)

@@ -109,10 +109,10 @@ def test_model_that_was_rolled_back_is_blocked_until_person_promotes_it(write, a
 
 
 @pytest.mark.parametrize(
-    ("reference", "said"),
+    ("reference", "message"),
     [("7", "version 7 is not in"), ("m9", "'m9' is not in"), ("1", "no card")],
 )
-def test_absent_card_is_named(write, tmp_path, reference, said):
+def test_absent_card_is_named(write, tmp_path, reference, message):
     write()
-    with pytest.raises(ContractError, match=said):
+    with pytest.raises(ContractError, match=message):
         read_card(tmp_path, reference)

@@ -89,9 +89,9 @@ OTHERS = {
 
 @pytest.mark.parametrize("kind", OTHERS)
 def test_other_recommender_is_refused_in_used_registry_unless_replaced(tmp_path, kind):
-    other, said = OTHERS[kind]
+    other, message = OTHERS[kind]
     accept(tmp_path, SHOP)
-    with pytest.raises(ContractError, match=said) as refused:
+    with pytest.raises(ContractError, match=message) as refused:
         accept(tmp_path, other)
     assert "a store of its own (--store)" in str(refused.value)
     assert "on purpose by --replace" in str(refused.value)

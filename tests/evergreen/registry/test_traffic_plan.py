@@ -150,13 +150,13 @@ MALFORMED = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "said"), MALFORMED, ids=lambda value: str(value)[:50])
-def test_malformed_plan_is_refused_with_its_source_and_value(changes, said):
+@pytest.mark.parametrize(("changes", "message"), MALFORMED, ids=lambda value: str(value)[:50])
+def test_malformed_plan_is_refused_with_its_source_and_value(changes, message):
     document = {**json.loads(plan().dumps()), **changes}
     del document["crc32"]
     with raises(ContractError, "traffic.json") as refused:
         TrafficPlan.loads(json.dumps(document).encode(), source="traffic.json")
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"null", b"{", b"\xff", b"1", b"[" * 100_000])

@@ -66,12 +66,12 @@ def lake(tmp_path, raw_table):
         pq.write_table(
             table, folder / "part-0.parquet", compression="zstd", store_schema=False, **options
         )
-        return told(folder.parent)
+        return message_of(folder.parent)
 
     return read
 
 
-def told(folder: Path) -> str:
+def message_of(folder: Path) -> str:
     command = [sys.executable, "-c", READ, str(folder)]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
@@ -106,7 +106,7 @@ def test_more_rows_than_bytes_can_hold_are_refused_by_footer(tmp_path):
     pq.write_table(
         pa.table({raw_rows.EVENT_TIME: same}), folder / "part-0.parquet", compression="zstd"
     )
-    assert "states 5000000 rows in" in told(folder.parent)
+    assert "states 5000000 rows in" in message_of(folder.parent)
 
 
 @pytest.mark.parametrize("is_socket", [False, True])

@@ -83,7 +83,7 @@ def test_numbers_that_can_be_two_times_are_asked_for():
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         (["0", "17", "90000"], "read as seconds since 1970: 1970-01-01 to 1970-01-02"),
         (["4000000000", "4000000060"], "read as seconds since 1970: 2096-10-02 to 2096-10-02"),
@@ -96,8 +96,8 @@ def test_numbers_that_can_be_two_times_are_asked_for():
         (["01/02/2026", "03/02/2026"], "ts is '01/02/2026', which is not a time"),
     ],
 )
-def test_values_outside_of_times_are_refused_with_span_that_they_would_have(values, said):
-    with pytest.raises(ContractError, match=said):
+def test_values_outside_of_times_are_refused_with_span_that_they_would_have(values, message):
+    with pytest.raises(ContractError, match=message):
         form_of(values)
 
 

@@ -72,7 +72,7 @@ def test_auc_of_one_click_exists_but_its_uncertainty_does_not():
 
 
 @pytest.mark.parametrize(
-    ("labels", "scores", "said"),
+    ("labels", "scores", "message"),
     [
         ([0, 1], [0.1], r"\(2,\) and \(1,\)"),
         ([[0, 1]], [[0.1, 0.2]], "expected one length"),
@@ -85,8 +85,8 @@ def test_auc_of_one_click_exists_but_its_uncertainty_does_not():
 @pytest.mark.parametrize(
     "metric", [metrics.roc_auc, auc_by_row, metrics.log_loss, metrics.calibration]
 )
-def test_bad_input_is_refused(metric, labels, scores, said):
-    with pytest.raises(ContractError, match=said):
+def test_bad_input_is_refused(metric, labels, scores, message):
+    with pytest.raises(ContractError, match=message):
         metric(labels, scores)
 
 

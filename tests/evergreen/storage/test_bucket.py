@@ -237,8 +237,8 @@ def test_fetch_cut_midway_goes_on_at_byte_reached(cloud_storage, open_bucket, tm
     half = len(BIG) // 2
     assert fault.met == 2
     assert first_bytes(cloud_storage.seen) == [half, half + (len(BIG) - half) // 2]
-    asked = [r.query["generation"] for r in cloud_storage.seen if r.is_download]
-    assert asked == [[str(wanted.generation)]] * 3
+    generations = [r.query["generation"] for r in cloud_storage.seen if r.is_download]
+    assert generations == [[str(wanted.generation)]] * 3
     assert (tmp_path / "part").read_bytes() == BIG
 
 
@@ -340,9 +340,13 @@ def test_full_disk_ends_fetch_for_good_and_says_why(cloud_storage, open_bucket, 
 @pytest.mark.parametrize("status", [401, 403])
 def test_refusal_names_bucket_and_what_is_needed(cloud_storage, open_bucket, tmp_path, status):
     objects = open_bucket()
-    asked = []
+    requested = []
     cloud_storage.fail(
-        lambda r: asked.append(r) or True, "status", status=status, message="no access", times=10**6
+        lambda r: requested.append(r) or True,
+        "status",
+        status=status,
+        message="no access",
+        times=10**6,
     )
     for call in (
         lambda: objects.read("x"),
@@ -353,12 +357,12 @@ def test_refusal_names_bucket_and_what_is_needed(cloud_storage, open_bucket, tmp
         lambda: objects.copy("x", "y"),
         lambda: objects.move("x", "y"),
     ):
-        asked.clear()
+        requested.clear()
         with raises(
             PermanentError, status, "no access", "roles/storage.objectUser", "bucket models"
         ):
             call()
-        assert len(asked) == 1
+        assert len(requested) == 1
 
 
 def test_absent_bucket_is_no_absent_object(open_bucket, tmp_path):

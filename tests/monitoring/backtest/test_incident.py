@@ -82,9 +82,9 @@ def test_two_replays_in_two_folders_give_one_digest(incident, tmp_path, capsys):
     digests = []
     for folder in (incident, tmp_path / "elsewhere" / "copy"):
         assert main(["replay", str(folder), "--json"]) == 0
-        told = json.loads(capsys.readouterr().out)
-        assert told["digest"] == told["recorded_digest"]
-        digests.append(told["digest"])
+        report = json.loads(capsys.readouterr().out)
+        assert report["digest"] == report["recorded_digest"]
+        digests.append(report["digest"])
     assert digests[0] == digests[1]
 
 
@@ -126,8 +126,8 @@ def rolled_back(tmp_path_factory):
     """
     changes = {"policies": "sequential", "drift_grace_seconds": 5.0}
     bench = Bench(tmp_path_factory.mktemp("rolled_back"), **{**SETTINGS, **changes})
-    learned = {1: START - 900.0, 2: START - 30.0}
-    for version, until in learned.items():
+    trained = {1: START - 900.0, 2: START - 30.0}
+    for version, until in trained.items():
         model_id = f"m{version}"
         trained_until = datetime.fromtimestamp(until, timezone.utc).isoformat()
         keep_model(bench.settings.store, model_id, last_learned_time=trained_until)
@@ -196,23 +196,23 @@ def test_incomplete_incident_names_open_decisions(rolled_back, tmp_path, capsys)
     end = START + ROLLED_BACK_AT - 20.0
     early = replace(rolled_back, archived=archive_up_to(rolled_back, tmp_path / "early", end))
     assert record(early, tmp_path / "incident", None, end) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     ahead = serving_ahead(rolled_back.settings.evaluation)
     found = replay(tmp_path / "incident")
     assert found.complete_until == pytest.approx(end - ahead, abs=2.0)
     open_points = len(found.recorded) - found.num_complete
     assert 0 < open_points < len(found.recorded)
-    assert f"the last {open_points} of them, after" in said
-    assert "record it again once the archive has rows from after" in said
+    assert f"the last {open_points} of them, after" in output
+    assert "record it again once the archive has rows from after" in output
     assert found.first_difference is not None
     assert found.first_difference >= found.num_complete > 0
     assert main(["replay", str(tmp_path / "incident")]) == 0
-    said = capsys.readouterr().out
-    assert f"each of the first {found.first_difference} decisions is the recorded one" in said
-    assert "the rows that show which version served then had not matured" in said
+    output = capsys.readouterr().out
+    assert f"each of the first {found.first_difference} decisions is the recorded one" in output
+    assert "the rows that show which version served then had not matured" in output
     assert main(["replay", str(tmp_path / "incident"), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["first_difference"], told["open_points"]) == (None, open_points)
+    report = json.loads(capsys.readouterr().out)
+    assert (report["first_difference"], report["open_points"]) == (None, open_points)
 
 
 def test_difference_before_open_decisions_is_still_one(rolled_back, tmp_path, capsys):

@@ -270,18 +270,18 @@ def test_record_of_closed_bucket_is_skipped_and_counted(reference, rows):
 
 
 def test_versions_without_statistics_are_counted_and_asked_for_again(reference, rows):
-    asked = []
+    requested = []
 
     def reference_of_version(version):
-        asked.append(version)
-        return reference if len(asked) > 1 else None
+        requested.append(version)
+        return reference if len(requested) > 1 else None
 
     watch = DriftWatch(reference_of_version, SETTINGS)
     for time in (1050.0, 1150.0):
         for request in requests_of(rows, time=time, version=7):
             watch.observe(Predictions.of([request]))
     (report,) = watch.close(1200.0)
-    assert (report.bucket_end, report.version, asked) == (1200.0, 7, [7, 7])
+    assert (report.bucket_end, report.version, requested) == (1200.0, 7, [7, 7])
     assert dict(watch.passed_over) == {"no_reference": 8000}
 
 

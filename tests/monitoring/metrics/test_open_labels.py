@@ -169,15 +169,15 @@ def test_order_of_rows_does_not_matter_even_with_ties():
 
 
 @pytest.mark.parametrize(
-    ("scores", "ages", "said"),
+    ("scores", "ages", "message"),
     [
         ([0.1, 0.2], [1.0], "shapes"),
         ([0.1, 1.2], [1.0, 1.0], "outside"),
         ([0.1, np.nan], [1.0, 1.0], "outside"),
     ],
 )
-def test_invalid_rows_are_refused(scores, ages, said):
-    with pytest.raises(ContractError, match=said):
+def test_invalid_rows_are_refused(scores, ages, message):
+    with pytest.raises(ContractError, match=message):
         estimate_open(
             np.array(scores),
             np.array(ages),

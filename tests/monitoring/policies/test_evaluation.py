@@ -392,10 +392,10 @@ def test_prediction_newer_than_all_counts_at_next_point_after_its_own():
 
 
 def test_baseline_is_read_once_per_version_and_survives_restart():
-    asked = []
+    requested = []
 
     def ask(version):
-        asked.append(version)
+        requested.append(version)
         return Baseline(auc=0.8, low=0.7, high=0.9)
 
     policies = make_policies(PolicySettings())
@@ -408,7 +408,7 @@ def test_baseline_is_read_once_per_version_and_survives_restart():
         memory=json.loads(json.dumps(evaluator.memory())),
     )
     fed(evaluator, requests(9.0)).decide_up_to(START + 12.0)
-    assert asked == [1]
+    assert requested == [1]
 
 
 def test_returning_version_finds_its_window_and_baseline_among_few():

@@ -110,10 +110,10 @@ def test_rollback_decision_counts_rows_of_both_versions():
 
 
 @pytest.mark.parametrize(
-    ("learned", "action"), [(95.0, Action.RETRAIN), (300.0, Action.UNDECIDABLE)]
+    ("trained", "action"), [(95.0, Action.RETRAIN), (300.0, Action.UNDECIDABLE)]
 )
-def test_release_ends_alarm_only_if_its_model_was_trained_on_changed_rows(learned, action):
-    seen = Line({1: -50.0, 2: learned})
+def test_release_ends_alarm_only_if_its_model_was_trained_on_changed_rows(trained, action):
+    seen = Line({1: -50.0, 2: trained})
     seen.see([1], {1: AUC}, points=10)
     assert seen.see([1], {1: FALLEN}, points=15).action is Action.RETRAIN
     decision = seen.see([1, 2], {1: FALLEN})
@@ -162,8 +162,8 @@ def test_version_with_unknown_training_rows_is_evaluated_on_its_own_only():
 
 
 def test_as_many_versions_as_fit_one_window_of_releases_suffice():
-    learned = {version: 30.0 * version - 1000.0 for version in range(1, 31)}
-    seen = Line(learned)
+    trained = {version: 30.0 * version - 1000.0 for version in range(1, 31)}
+    seen = Line(trained)
     for version in range(1, 20):
         decision = seen.see(list(range(1, version + 10)), {version: AUC})
     assert decision.numbers["evaluated_clicks"] > 1_000

@@ -195,7 +195,7 @@ def test_breaches_continue_over_release_that_was_not_trained_on_newer_rows():
 
 def test_window_of_earlier_version_counts_if_version_was_not_trained_on_it():
     _, memory = ThresholdPolicy(SETTINGS).decide(evidence_of(LOW, time=100.0), {})
-    for trained_until, action, said in (
+    for trained_until, action, reason in (
         (
             99.0,
             "retrain",
@@ -213,7 +213,7 @@ def test_window_of_earlier_version_counts_if_version_was_not_trained_on_it():
             baseline=Baseline(trained_until=trained_until),
         )
         decision, _ = ThresholdPolicy(SETTINGS).decide(waiting, memory)
-        assert (decision.action.value, said in decision.reason) == (action, True), decision.reason
+        assert (decision.action.value, reason in decision.reason) == (action, True), decision.reason
         assert (decision.numbers["version"], decision.numbers["window_version"]) == (2, 1)
 
 
@@ -232,7 +232,7 @@ def test_schedule_asks_once_version_has_served_for_long_enough():
 # -- several policies together
 
 
-def said(policy, action):
+def reason_of(policy, action):
     return Decision(policy=policy, action=action, reason=policy, numbers={"version": 1})
 
 
@@ -247,7 +247,7 @@ def said(policy, action):
     ],
 )
 def test_any_retrain_wins_and_first_gives_reason(actions, first):
-    decisions = tuple(said(f"p{i}", action) for i, action in enumerate(actions))
+    decisions = tuple(reason_of(f"p{i}", action) for i, action in enumerate(actions))
     assert combine(decisions) is decisions[first]
 
 

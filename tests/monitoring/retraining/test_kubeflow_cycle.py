@@ -11,12 +11,12 @@ CYCLE = {"PENDING": "RUNNING", "RUNNING": "SUCCEEDED"}
 @pytest.fixture
 def start(kubeflow, tmp_path):
     """`start(name)` returns a bench whose monitor requests runs from Kubeflow."""
-    asked = {"trigger": "kubeflow", "kubeflow_host": kubeflow.url, "pipeline_name": "ours"}
+    options = {"trigger": "kubeflow", "kubeflow_host": kubeflow.url, "pipeline_name": "ours"}
     made = []
 
     def make(name="one") -> Bench:
         (tmp_path / name).mkdir()
-        b = Bench(tmp_path / name, **DRIFT, **asked, pipeline_arguments='{"recommender": "3"}')
+        b = Bench(tmp_path / name, **DRIFT, **options, pipeline_arguments='{"recommender": "3"}')
         made.append(b)
         b.trigger = KubeflowTrigger(
             b.settings.actions.kubeflow, store=b.settings.store, timeout_seconds=(5.0, 5.0)

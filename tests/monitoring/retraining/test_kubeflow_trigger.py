@@ -37,14 +37,14 @@ def test_run_has_readable_name_and_reason(kubeflow, connect):
         ("drift-20261129T072200Z-v5", "drift 2026-11-29 07:22:00 v5"),
         ("drift-20261129T072200000001Z-v5-full", "drift 2026-11-29 07:22:00.000001 v5-full"),
     ):
-        asked = request(name)
-        assert trigger.submit(asked) == "started"
+        run_request = request(name)
+        assert trigger.submit(run_request) == "started"
         assert kubeflow.runs[-1]["display_name"] == title
         assert (
             kubeflow.runs[-1]["description"]
-            == f"{asked.reason}; asked by the monitor as {name}; recommender 3"
+            == f"{run_request.reason}; asked by the monitor as {name}; recommender 3"
         )
-        assert trigger.submit(asked) == "already"
+        assert trigger.submit(run_request) == "already"
         assert trigger.state(name).state == "running"
         kubeflow.runs[-1]["state"] = "SUCCEEDED"
         assert trigger.state(name).state == "released"
@@ -140,8 +140,8 @@ def test_run_states_are_translated(kubeflow, connect, state, expected):
     trigger.submit(request("a"))
     kubeflow.runs[0]["state"] = state
     found = trigger.state("a")
-    said = f"it is {state}" if state in ("PAUSED", "CANCELING") else ""
-    assert (found.state, found.reason) == (expected, said or found.reason)
+    text = f"it is {state}" if state in ("PAUSED", "CANCELING") else ""
+    assert (found.state, found.reason) == (expected, text or found.reason)
 
 
 def test_successful_run_whose_gate_refused_is_reported_from_release(kubeflow, connect, tmp_path):
@@ -166,14 +166,14 @@ def test_run_of_earlier_name_has_its_own_outcome(kubeflow, connect, tmp_path):
     for state, kfp_state in (("failed", "FAILED"), ("refused", "SUCCEEDED")):
         trigger.submit(request("a"))
         run = store_name("a", "", kubeflow.runs[-1]["run_id"])
-        told = {
+        fields = {
             "run": run,
             "trigger_id": "a",
             "step": "evaluation",
             "reason": state,
             "version": None,
         }
-        write_outcome(tmp_path / "store", RunOutcome(**told, state=state, ended_at="2026-01-01"))
+        write_outcome(tmp_path / "store", RunOutcome(**fields, state=state, ended_at="2026-01-01"))
         kubeflow.runs[-1]["state"] = kfp_state
         assert trigger.state("a") == (state, f"evaluation: {state}", None)
 
@@ -182,14 +182,14 @@ def test_release_stands_although_kubeflow_reports_its_run_as_failed(kubeflow, co
     trigger = connect()
     trigger.submit(request("a"))
     run = store_name("a", "", kubeflow.runs[0]["run_id"])
-    told = {
+    fields = {
         "run": run,
         "trigger_id": "a",
         "step": "deployment",
         "reason": "version 3 is live",
         "version": 3,
     }
-    write_outcome(tmp_path / "store", RunOutcome(**told, state="released", ended_at="2026-01-01"))
+    write_outcome(tmp_path / "store", RunOutcome(**fields, state="released", ended_at="2026-01-01"))
     kubeflow.runs[0]["state"] = "FAILED"
     assert trigger.state("a") == ("released", "deployment: version 3 is live", 3)
 
@@ -200,7 +200,7 @@ def test_run_that_person_terminated_is_reported_as_terminated(kubeflow, connect,
     run_id = kubeflow.runs[0]["run_id"]
     kubeflow.runs[0]["state"] = "CANCELED"
     assert trigger.state("a") == ("failed", f"run {run_id} was terminated by a person", None)
-    told = {
+    fields = {
         "trigger_id": "a",
         "state": "failed",
         "step": "training",
@@ -208,7 +208,7 @@ def test_run_that_person_terminated_is_reported_as_terminated(kubeflow, connect,
         "version": None,
     }
     run = store_name("a", "", run_id)
-    write_outcome(tmp_path / "store", RunOutcome(run=run, ended_at="2026-01-01", **told))
+    write_outcome(tmp_path / "store", RunOutcome(run=run, ended_at="2026-01-01", **fields))
     expected = f"run {run_id} was terminated by a person; training: saved at epoch 2"
     assert trigger.state("a") == ("failed", expected, None)
 

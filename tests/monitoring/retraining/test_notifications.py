@@ -50,15 +50,15 @@ def turn(monitor, until, *, what="the messages"):
 
 
 @pytest.fixture
-def told(bench, server, webhook_file):
+def notified(bench, server, webhook_file):
     def make(**changes):
         return bench(**{**DRIFT, "webhook_file": str(webhook_file), **changes})
 
     return make
 
 
-def test_drift_is_reported_once_with_size_start_action_and_link(told, server):
-    b = told(status_url="https://monitor.example/page")
+def test_drift_is_reported_once_with_size_start_action_and_link(notified, server):
+    b = notified(status_url="https://monitor.example/page")
     monitor = b.start()
     for i in range(5):
         b.evaluate(f"bad{i}", auc="bad")
@@ -105,9 +105,9 @@ def test_run_that_ends_after_drift_is_reported_and_opens_no_incident():
     assert notifier.open == {}  # otherwise "Still: run r released" would be repeated forever
 
 
-def test_incident_without_end_is_not_remembered_forever(told):
+def test_incident_without_end_is_not_remembered_forever(notified):
     """The monitor was killed after it sent the event, and before it stored the open incident."""
-    b = told(cooldown_seconds=1e6)
+    b = notified(cooldown_seconds=1e6)
     monitor = b.start()
     b.evaluate("bad", auc="bad")
     b.trigger.end("released", version=2)
@@ -117,14 +117,14 @@ def test_incident_without_end_is_not_remembered_forever(told):
     assert b.start().actions.notifier.open == {}
 
 
-def test_restart_neither_forgets_nor_repeats(told, server):
-    b = told()
+def test_restart_neither_forgets_nor_repeats(notified, server):
+    b = notified()
     server.answers = [(503, {})] * 3
     monitor = b.start()
     b.evaluate("bad", auc="bad")
     waiting = len(monitor.actions.notifier.outbox)
     assert waiting == 2
-    wait_for(lambda: server.asked, "the first try")
+    wait_for(lambda: server.num_requests, "the first try")
     for number in range(3):  # as after a kill while the server was unreachable
         monitor = b.start()
         b.evaluate(f"bad{number}", auc="bad")
@@ -139,8 +139,8 @@ def test_restart_neither_forgets_nor_repeats(told, server):
     assert list(dict.fromkeys(titles)) == ["Drift confirmed", "Retraining requested"]
 
 
-def test_dead_log_is_reported_after_minute_and_so_is_its_return(told, server):
-    b = told()
+def test_dead_log_is_reported_after_minute_and_so_is_its_return(notified, server):
+    b = notified()
     monitor = b.start()
     for _ in range(10):
         monitor.actions.step(b.clock.now, log_problem="broker 127.0.0.1:9092 does not answer")
@@ -156,16 +156,16 @@ def test_dead_log_is_reported_after_minute_and_so_is_its_return(told, server):
     assert len(texts(server)) == 2
 
 
-def test_dead_log_is_reported_although_clock_was_set_back(told):
-    b = told()
+def test_dead_log_is_reported_although_clock_was_set_back(notified):
+    b = notified()
     acting = b.start().actions
     acting.step(b.clock.now, log_problem="away")
     acting.step(b.clock.now - 3600.0, log_problem="away")
     assert list(acting.notifier.open) == ["log"]
 
 
-def test_growing_number_of_dead_letters_is_reported_once_and_remembered(told, server):
-    b = told(remind_seconds=1000.0)
+def test_growing_number_of_dead_letters_is_reported_once_and_remembered(notified, server):
+    b = notified(remind_seconds=1000.0)
     monitor = b.start()
     for number in range(3):
         b.log.publish([(f"poison-{number}", b"no record")])
@@ -207,7 +207,7 @@ def test_failures_are_retried_in_order_and_retry_after_is_kept_to(server, outbox
         box.put({"text": str(number)}, now=clock.now)
 
     def until():
-        if len(tries) < server.asked:
+        if len(tries) < server.num_requests:
             tries.append(clock.now)
         return not len(box)
 

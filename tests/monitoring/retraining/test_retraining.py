@@ -205,12 +205,12 @@ def test_trigger_that_cannot_tell_runs_state_ends_request_and_not_monitor(drifte
 def test_remote_trigger_is_not_queried_at_every_turn(bench):
     b = bench(**DRIFT)
     b.trigger.poll_seconds = 15.0
-    state, asked = b.trigger.state, []
-    b.trigger.state = lambda request_id: asked.append(b.clock.now) or state(request_id)
+    state, requested = b.trigger.state, []
+    b.trigger.state = lambda request_id: requested.append(b.clock.now) or state(request_id)
     b.start()
     traffic(b, "bad", auc="bad")
     b.turn(31, 1.0)
-    assert [time - asked[0] for time in asked] == [0.0, 15.0]
+    assert [time - requested[0] for time in requested] == [0.0, 15.0]
 
 
 @pytest.mark.parametrize("offset", [0.0, 7.25], ids=["at a decision point", "between two"])

@@ -54,7 +54,7 @@ def test_file_is_durable_before_its_name_and_name_before_rows_are_deleted(starte
     """The test checks the order of calls, because only a power cut would show a wrong order."""
     calls = []
 
-    def told(module, name, describe):
+    def record_call(module, name, describe):
         real = getattr(module, name)
         monkeypatch.setattr(
             module,
@@ -62,13 +62,13 @@ def test_file_is_durable_before_its_name_and_name_before_rows_are_deleted(starte
             lambda *args, **more: (calls.append(describe(*args)), real(*args, **more))[1],
         )
 
-    told(
+    record_call(
         archive,
         "fsync_path",
         lambda path: "fsync file" if path.suffix == ".aside" else f"fsync {path.name}",
     )
-    told(archive.os, "rename", lambda *_: "rename")
-    told(StateStore, "seal_file", lambda *_: "seal")
+    record_call(archive.os, "rename", lambda *_: "rename")
+    record_call(StateStore, "seal_file", lambda *_: "seal")
     b = started()
     assert b.store._connection.execute("PRAGMA synchronous").fetchone() == (2,)  # 2 means FULL
     publish(b.log, prediction("a", 3))

@@ -144,7 +144,7 @@ def spoilt(record: Record, **values) -> Record:
 
 
 @pytest.mark.parametrize(
-    ("record", "said"),
+    ("record", "message"),
     [
         (spoilt(clicks("o", [("good", 1, START)]), rows=np.array([-1], np.int32)), "rows"),
         (spoilt(clicks("o", [("good", 0, START)]), times=np.array([np.nan])), "time"),
@@ -160,12 +160,12 @@ def spoilt(record: Record, **values) -> Record:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_impossible_arrays_are_set_aside(bench, record, said):
+def test_impossible_arrays_are_set_aside(bench, record, message):
     b = bench()
     publish(b.log, record, prediction("good", ROWS))
     run_to_the_end(b)
     (letter,) = b.log.list_dead_letters()
-    assert said in letter.reason
+    assert message in letter.reason
     assert {row["request_id"] for row in b.archived} == {"good"}
 
 
@@ -235,7 +235,7 @@ def test_rows_that_lack_columns_are_decoded_by_parts_of_so_many_bytes(started, m
 
 
 @pytest.mark.parametrize(
-    ("record", "said"),
+    ("record", "message"),
     [
         (spoilt(prediction("long", 400), request_id="a" * 850_000), "850000 characters"),
         (spoilt(prediction("long", ROWS), request_id="é" * 129), "129 characters"),
@@ -258,12 +258,12 @@ def test_rows_that_lack_columns_are_decoded_by_parts_of_so_many_bytes(started, m
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_record_beyond_bound_is_dead_letter_and_others_go_on(bench, record, said):
+def test_record_beyond_bound_is_dead_letter_and_others_go_on(bench, record, message):
     b = bench()
     publish(b.log, record, prediction("good", ROWS))
     run_to_the_end(b)
     (letter,) = b.log.list_dead_letters()
-    assert said in letter.reason
+    assert message in letter.reason
     assert letter.payload == encode(record)
     assert len(letter.reason) <= 400
     assert {row["request_id"] for row in b.archived} == {"good"}

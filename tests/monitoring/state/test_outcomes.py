@@ -47,8 +47,8 @@ def test_outcome_file_has_contracts_schema_and_values(started):
     (path,) = b.settings.archive.glob("outcomes/day=2025-11-13/part-*.parquet")
     table = pq.ParquetFile(path).read()
     assert table.schema.equals(SCHEMA)
-    told = [(field.name, str(field.type).replace("double", "float64")) for field in table.schema]
-    assert told == list(raw_rows.OUTCOME_TYPES.items())
+    types = [(field.name, str(field.type).replace("double", "float64")) for field in table.schema]
+    assert types == list(raw_rows.OUTCOME_TYPES.items())
     (row,) = table.to_pylist()
     assert (row["request_id"], row["row"], row["event"]) == ("a", 1, CLICK)
     assert row["outcome_time"].timestamp() == START + 3.5

@@ -114,7 +114,7 @@ def test_idle_log_and_dead_one_are_reported_apart(changes, expected):
 )
 def test_banner_states_worst_first_since_when_and_what_is_being_done(changes, expected):
     names = ("one", "two", "three")
-    said = [
+    banners = [
         replace(DECISION, policy=name, action=Action(action), reason=f"why {name}")
         for name, action in zip(names, changes.get("actions", ["ok"]))
     ]
@@ -122,7 +122,11 @@ def test_banner_states_worst_first_since_when_and_what_is_being_done(changes, ex
     last = replace(LAST_RUN, state=changes.get("run", "released"), ended_at=NOW - 180)
     status = replace(FULL.store_status, runs=replace(FULL.store_status.runs, last_run=last))
     snapshot = replace(
-        FULL, last_record_time=NOW - 3, decisions=tuple(said), actions=acting, store_status=status
+        FULL,
+        last_record_time=NOW - 3,
+        decisions=tuple(banners),
+        actions=acting,
+        store_status=status,
     )
     assert expected in page(snapshot).text
 

@@ -112,15 +112,15 @@ def test_gate_refusals_in_row_end_with_release_not_with_run_before_gate(bench):
     b, row = bench(), "ctr_monitor_gate_refusals_in_a_row"
     shown = Shown(b)
     assert (row,) not in shown.after(), "the row must be absent before a run reaches the gate"
-    told = []
+    shown_rows = []
     for number, states in enumerate((GATE, DIED, GATE, BLOCKED, RELEASED, GATE)):
         run_pipeline(
             b.settings.store, f"r{number}", *states, decision="inconclusive" if number else "fail"
         )
-        told.append(shown.after().get((row,)))
+        shown_rows.append(shown.after().get((row,)))
         if number == 3:
             shown = Shown(b)
-    assert told == [1, 1, 2, 2, 0, 1]
+    assert shown_rows == [1, 1, 2, 2, 0, 1]
 
 
 def promotion(store, action: str, version: int, time: str):

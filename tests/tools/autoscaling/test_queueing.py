@@ -113,8 +113,8 @@ def test_every_request_is_answered_refused_timed_out_or_inside_at_any_cut(
 
 
 def test_defaults_are_what_generated_configuration_says():
-    asked = ServingOptions(server="onnxruntime")
-    options = read_options(triton_config("m", asked, [1], features=CRITEO))
+    options_of_server = ServingOptions(server="onnxruntime")
+    options = read_options(triton_config("m", options_of_server, [1], features=CRITEO))
     settings = PodSettings()
     assert settings.instances == options.instances
     assert (settings.max_queued, settings.timeout_seconds * 1e6) == options.queue_limits
