@@ -23,7 +23,7 @@ ENVIRONMENT_OF_FOLDER = {
     "components/evaluation": "training",
 }
 """Test environments by folder. All other folders run in `driver`."""
-# This folder has no test, and only its engine's tests import it.
+# tests/hugectr_double has no tests. Only the tests of the HugeCTR engine import it.
 collect_ignore = ["hugectr_double"]
 
 FOLDERS_OF_PART = {

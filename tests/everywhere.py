@@ -114,8 +114,8 @@ def _counts(junit: Path) -> dict[str, int]:
 
 def main(arguments: list[str]) -> int:
     """Run all environments and return 0 if every test passed."""
-    # A shell starts background jobs with Ctrl-C ignored, and their children inherit this setting.
-    # Some tests send SIGINT.
+    # Restore the handling of Ctrl-C, which a shell turns off for background jobs and their
+    # children. Some tests send SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with ThreadPoolExecutor(available_cores() + NUM_WAITING) as runners:
         results = list(runners.map(lambda part: run(*part, arguments), PARTS))

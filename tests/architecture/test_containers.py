@@ -204,8 +204,8 @@ def spoiled(table: pa.Table) -> pa.Table:
         "C4": np.where(rows % 2, 999_999_937, 5),
     }
     for name, column in columns.items():
-        place = table.schema.get_field_index(name)
-        table = table.set_column(place, name, pa.array(column).cast(table.schema.field(name).type))
+        index = table.schema.get_field_index(name)
+        table = table.set_column(index, name, pa.array(column).cast(table.schema.field(name).type))
     return table
 
 
@@ -265,7 +265,7 @@ def test_newer_tfdv_of_image_decides_like_older_tfdv_of_laptop(podman, images, v
 
     volume.chmod(0o755)
     for run in ("r1", "r2"):
-        # The step in the image gets the same champion as the step on this machine.
+        # Both folders then contain the same champion.
         shutil.copytree(laptop, image, dirs_exist_ok=True)
         give_to_user(image)
         (older, report, page), (newer, its_report, its_page) = (

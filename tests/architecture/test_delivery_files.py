@@ -368,11 +368,10 @@ def test_sample_that_fails_ends_release(checkout, kfp):
 
 @pytest.fixture
 def kubectl(tmp_path):
-    """A folder for PATH with doubles, and the records of their calls.
+    """A folder for PATH with a double of kubectl, and the records of its calls.
 
-    The kubectl on this PATH is a double that answers port-forwards with a server.
-
-    A file `ready` next to the records holds the number of Triton's ready pods.
+    The double answers port-forwards with a server. A file `ready` beside the records contains the
+    number of Triton's ready pods.
     """
     folder, notes = tmp_path / "bin", tmp_path / "kubectl"
     folder.mkdir()
@@ -400,8 +399,8 @@ if "port-forward" in sys.argv:
     (folder / "kubectl").chmod(0o755)
     yield f"{folder}:{os.environ['PATH']}", notes
     for line in notes.read_text().splitlines() if notes.exists() else []:
-        # End a tunnel that was not stopped, and the loop that would restart the tunnel. Both
-        # processes run in their own session.
+        # End a tunnel that was not stopped, and the loop that would restart the tunnel. Tunnel and
+        # loop run in a separate session.
         with suppress(ProcessLookupError):
             if (group := os.getpgid(int(line.split()[0]))) != os.getpgrp():
                 os.killpg(group, signal.SIGKILL)

@@ -32,8 +32,8 @@ SPEED = re.compile(
     r"(?:processor|wall)))"
     r"|\b(\d[\d,]*\.\d+) m?s\b"
 )
-"""Pattern of measured speed: rates, multiples of another time, and times with decimals. The pattern
-does not match integers, because integers are settings."""
+"""Pattern of measured speed: rates, multiples of another time, and times with decimals. Integers on
+the pages are settings, so the pattern does not match them."""
 OLD = re.compile(r"[Nn]ot\s+measured\s+again\s+since\s+\d{4}-\d\d-\d\d")
 
 
@@ -87,7 +87,7 @@ def test_make_targets_exist(page):
 def unsourced(text: str, results: dict[str, str]) -> list[str]:
     """Return figures of speed that do not occur in the results linked from their paragraph.
 
-    The function ignores code. A table is part of the paragraph above it. A paragraph with "not
+    Figures in code do not count. A table is part of the paragraph above it. A paragraph with "not
     measured again since" and a date needs no source.
     """
     prose = re.sub(r"^    .*$|`[^`\n]+`", "", FENCED.sub("", text), flags=re.MULTILINE)

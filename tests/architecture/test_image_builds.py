@@ -1,6 +1,6 @@
 """Tests of `make images`: its commands, and the files of the checkout that an engine sees.
 
-The second check builds an image if podman is installed. Other tests put a script called docker or
+One test builds an image if podman is installed. All other tests put a script called docker or
 podman on PATH that records its arguments.
 """
 

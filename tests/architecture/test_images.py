@@ -1,8 +1,8 @@
 """Tests of the Dockerfiles without Docker: their content, and whether the copied files suffice.
 
 The test copies what the COPY lines name into an empty folder, which then contains all of the
-image's own code. `test_containers.py` checks that the programs work there, and
-`test_image_builds.py` how images are built.
+image's own code. `test_containers.py` runs the programs in real images. `test_image_builds.py`
+tests how images are built.
 """
 
 import ast

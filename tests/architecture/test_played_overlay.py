@@ -1,10 +1,10 @@
 """The rendered cpu overlay, run by `podman kube play`, from an empty share to archived traffic.
 
-Part of `make test-images`. Pods share the address 127.0.0.1 of a separate network, to which the
-cluster's names resolve. `playable` documents what podman 4.3 does not accept from a manifest and
-how it is replaced. The test itself runs the probes of the manifests. A laptop's tritonserver
-replaces NVIDIA's image, and librdkafka's mock cluster replaces Kafka. Each Deployment has one
-replica and there is no kubelet. The tests therefore do not cover restarts, surges and drains of
+`make test-images` runs this module. Pods share the address 127.0.0.1 of a separate network, to
+which the cluster's names resolve. `playable` documents what podman 4.3 does not accept from a
+manifest and how it is replaced. The test itself runs the probes of the manifests. A laptop's
+tritonserver replaces NVIDIA's image, and librdkafka's mock cluster replaces Kafka. Each Deployment
+has one replica and there is no kubelet. The module does not test restarts, surges and drains of
 pods, Services and policies.
 """
 

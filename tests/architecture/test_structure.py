@@ -279,8 +279,8 @@ def test_files_use_no_library_newer_than_oldest_python(trees):
 
 
 def test_package_names_belong_to_no_other_distribution():
-    # CONTRIBUTING.md explains why the package names are generic. No other distribution in this
-    # environment may have a package of the same name.
+    # CONTRIBUTING.md explains why the package names are generic. The names must not clash with
+    # those of an installed distribution.
     owners = importlib.metadata.packages_distributions()
     assert {owner for package in PACKAGES for owner in owners.get(package, ())} <= {"evergreen"}
 
@@ -292,9 +292,9 @@ def test_packages_are_folders_with_job_and_test_folders_are_no_packages():
 
 
 def test_class_names_are_unique_over_product(trees):
-    places = defaultdict(list)
+    modules = defaultdict(list)
     for name, tree in trees.items():
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef) and node.name != TRITONS_NAME:
-                places[node.name].append(name)
-    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+                modules[node.name].append(name)
+    assert {name: found for name, found in modules.items() if len(found) > 1} == {}

@@ -56,7 +56,7 @@ def test_sparse_peer_does_not_change_untouched_rows(tmp_path, pool):
     before = [each.weight.detach().clone() for each in peer.model.embeddings]
     peer.learn(peer.prepare(rows))
     for slot, (old, table) in enumerate(zip(before, peer.model.embeddings)):
-        if slot == 8 and pool:  # this table also contains the vectors of the list's elements
+        if slot == 8 and pool:  # the list's elements are in table 8 too
             continue
         touched = np.isin(np.arange(len(old)), rows.ids[:, slot])
         moved = (table.weight != old).any(dim=1).numpy()

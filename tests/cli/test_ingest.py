@@ -110,7 +110,7 @@ def test_rows_lie_in_file_order_evenly_over_whole_days(
     assert {r[raw_rows.ROW] for r in rows} == {0}
     assert (
         len({r[raw_rows.REQUEST_ID] for r in rows}) == 1000
-    )  # The ingested file does not tell which rows were shown in one list.
+    )  # Without a request id in the file, each row becomes a request.
     assert {(r[raw_rows.MODEL_VERSION], r[raw_rows.SCORE]) for r in rows} == {(None, None)}
 
 

@@ -86,7 +86,7 @@ class Round:
 
 @dataclass
 class Chain:
-    """A folder with a lake, a registry and a repository, and the runs that use them."""
+    """A lake, a registry and a repository in one folder, and the pipeline runs that use them."""
 
     root: Path
     rounds: list[Round] = field(default_factory=list)
@@ -224,7 +224,7 @@ def warm():
 
 @pytest.fixture
 def chain_of(tmp_path, warm):
-    """Makes an empty chain with changed settings. The recommender may be changed too."""
+    """Makes an empty chain with changed settings, and with another recommender on request."""
 
     def make(recommender=CRITEO_RECOMMENDER, **sections):
         return Chain(
@@ -247,7 +247,7 @@ def chain(tmp_path_factory, warm):
     )
     chain.turn("round-1")
     chain.warm = warm
-    # The changed manifest says that the first model was live during its own extraction. The gate
+    # A changed manifest says that the first model was live during its own extraction. The gate
     # therefore compares the first model with itself.
     first = chain.rounds[0]
     folder = first.paths["extraction"].parent

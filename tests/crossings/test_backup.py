@@ -173,7 +173,7 @@ def lost(installation, tmp_path):
 def everything(root):
     """Return each path below `root` with its kind, content and time.
 
-    Databases, folders and links have None in place of content and time.
+    Only plain files other than databases have content and time. All other paths have None.
     """
     found = {}
     for path in root.rglob("*"):

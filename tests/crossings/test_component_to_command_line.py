@@ -82,7 +82,7 @@ def test_step_reads_what_component_was_given(command_line, step, text):
                 raise AssertionError(f"{step} is never told of {name}")
             continue
         if name in ("run_resource", "run_id"):
-            continue  # the value of `run` contains this parameter
+            continue  # the flag `run` contains this parameter's value
         if name == "run":
             value = store_name(value, values["run_resource"], values["run_id"])
         assert parsed[name] == value, name

@@ -35,7 +35,7 @@ open(sys.argv[1], "w").write(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def found(chain, held_out_rows, tmp_path_factory):
-    """Digests like those in the golden file, computed by the current code on this machine."""
+    """Digests of the current code on this machine, in the form of the golden file."""
     turns = [(f"round {number}", turn) for number, turn in enumerate(chain.rounds, 1)]
     document = {
         "everywhere": {name: _rows(turn) for name, turn in turns},

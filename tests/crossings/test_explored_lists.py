@@ -46,12 +46,12 @@ def _talk(url, rows, clock):
                 ranking = await client.rank(part.select(criteo.FEATURES), PLACES, explore=SHARE)
                 labels = part[raw_rows.LABEL].to_numpy()[ranking.candidates]
                 clicks = [
-                    place
-                    for place in range(PLACES)
-                    if labels[place] and chance.random() < 0.9**place
+                    position
+                    for position in range(PLACES)
+                    if labels[position] and chance.random() < 0.9**position
                 ]
-                for place in clicks:
-                    client.tell(Outcome(request_id=ranking.request_id, row=place))
+                for position in clicks:
+                    client.tell(Outcome(request_id=ranking.request_id, row=position))
                 requested.append((ranking, clicks))
 
     asyncio.run(talk())
@@ -91,7 +91,7 @@ def test_verdict_contains_what_explored_lists_show_about_candidate(evaluated):
     ]
     assert 0.4 * LISTS < len(lists) < 0.6 * LISTS
 
-    # Compute the same sums list by list from the client's lists and clicks.
+    # Compute the gain's sums independently, list by list, from the client's lists and clicks.
     total = num_swaps = num_disputed = 0
     seen = expected = 1.0
     for ranking, clicks in lists:

@@ -308,13 +308,13 @@ def others_rows(world: Path) -> tuple[list[dict], list[str]]:
         for place in ("archive", "store/quarantine", "lake/outcomes")
         for p in (world / place).rglob("*.parquet")
     ]
-    kept = [row for path in paths for row in pq.ParquetFile(path).read().to_pylist()]
-    kept = [
+    stored = [row for path in paths for row in pq.ParquetFile(path).read().to_pylist()]
+    stored = [
         without_user(row)
-        for row in kept
+        for row in stored
         if row.get("user", CATEGORY * (row["row"] % 2)) != CATEGORY
     ]
-    return [without_user(row) for row in read if row["user"] != CATEGORY], sorted(map(str, kept))
+    return [without_user(row) for row in read if row["user"] != CATEGORY], sorted(map(str, stored))
 
 
 @pytest.mark.parametrize("kind", ["folder", "bucket"])
@@ -373,7 +373,8 @@ def test_models_trained_on_user_are_named_with_run_to_replace_them(world, capsys
 def test_live_version_contains_removed_user_until_full_run_is_live(world, capsys):
     """Only rows in the registry show that model m4 was trained on the user.
 
-    The first `forget` deletes these rows. The second `forget` must still report model m4.
+    The first `forget` deletes the rows in the registry. A later `forget` must still report model
+    m4.
     """
     store = world / "store"
     make_live(store, release(store, 2, "m4"))
@@ -392,10 +393,10 @@ def test_live_version_contains_removed_user_until_full_run_is_live(world, capsys
                 f"version {version} still contains a user whose rows were removed at 20" in output
             ) == still, output
             assert ("--from-scratch" in output) == still
-    kept = (store / "forgotten.jsonl").read_text()
-    assert "m4" in kept
-    assert USER not in kept
-    assert str(CATEGORY) not in kept
+    recorded = (store / "forgotten.jsonl").read_text()
+    assert "m4" in recorded
+    assert USER not in recorded
+    assert str(CATEGORY) not in recorded
 
 
 def test_command_names_package_that_is_there_or_first_how_to_compile_it(
@@ -425,7 +426,7 @@ def test_restore_killed_repeatedly_leaves_complete_files_and_continues(world):
             replay(incident)  # A replay fails if a file of the incident is absent.
     assert kills > 20
     assert (others_rows(world), holders(world)) == (before, set())
-    assert [path.name for place in ("work", "incidents") for path in (world / place).iterdir()] == [
+    assert [path.name for name in ("work", "incidents") for path in (world / name).iterdir()] == [
         "r2"
     ]
 

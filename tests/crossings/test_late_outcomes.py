@@ -55,7 +55,7 @@ class Stream:
                     continue
                 event = CONVERSION if kind == "converted" else CLICK
                 if kind == "both":
-                    # This click is stored in the log before the earlier click that counts.
+                    # Store a later click before the earlier click, which is the one that counts.
                     self.messages.append(
                         (reported - 60.0, self.outcome(batch, row, reported - 61.0, event))
                     )
@@ -71,7 +71,7 @@ class Stream:
         )
 
 
-class Place(monitors.Bench):
+class LateBench(monitors.Bench):
     """One monitor with its archive and its lake."""
 
     def __init__(self, folder, lake: str) -> None:
@@ -130,9 +130,9 @@ def test_labels_equal_stream_however_late_its_clicks_came(tmp_path, request, kin
     if kind == "bucket":
         request.getfixturevalue("cloud_storage")
     lake = str(tmp_path / "a lake") if kind == "folder" else "gs://models/a lake"
-    stream, place = Stream(seed), Place(tmp_path, lake)
-    place.run(stream.messages, until=BEGIN + 90_000)
-    place.end()
+    stream, bench = Stream(seed), LateBench(tmp_path, lake)
+    bench.run(stream.messages, until=BEGIN + 90_000)
+    bench.end()
     if kind == "bucket":
         lake = str(tmp_path / "mounted")
         download_all_of("gs://models/a lake", tmp_path / "mounted")

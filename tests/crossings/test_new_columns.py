@@ -118,8 +118,8 @@ def test_run_adds_columns_and_each_model_is_evaluated_on_its_own(rounds):
         for turn in (first, second)
     )
     assert [now.means[1], now.stds[1]] == [before.means[0], before.stds[0]]
-    kept = before.vocabularies[0]
-    assert now.vocabularies[1][: len(kept)].tolist() == kept.tolist()
+    shared = before.vocabularies[0]
+    assert now.vocabularies[1][: len(shared)].tolist() == shared.tolist()
     assert sorted(now.vocabularies[0].tolist()) == [0, 1, 2, 3]
 
     table = table_in(second.extraction.holdout_uri)

@@ -177,12 +177,12 @@ SPOILT_PAGES = {
 
 @pytest.mark.parametrize("name", SPOILT_PAGES)
 def test_no_text_on_page_becomes_markup(chain, tmp_path, name):
-    num_shown, taken = planted(tmp_path, SPOILT_PAGES[name](chain))
+    num_shown, became_markup = planted(tmp_path, SPOILT_PAGES[name](chain))
     assert num_shown > 0
-    assert taken == []
+    assert became_markup == []
 
 
 def test_markup_that_is_not_escaped_is_found(tmp_path):
     page = f'<!doctype html><title>t</title><body><p title="{MARKUP}">{MARKUP}</p></body>'
-    num_shown, (ran, *taken) = planted(tmp_path, page)
-    assert (num_shown, ran, len(taken)) == (0, "it ran", 6)
+    num_shown, (ran, *became_markup) = planted(tmp_path, page)
+    assert (num_shown, ran, len(became_markup)) == (0, "it ran", 6)

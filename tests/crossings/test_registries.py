@@ -94,7 +94,7 @@ def story(chain, tmp_path_factory):
         stack.start("mlflow", server)
         export("away", f"http://127.0.0.1:{free_port()}")
         stack.wait_until(lambda: answers(f"{mlflow}/health"), what="MLflow's start", seconds=240)
-        # The calls below simulate an export that is killed between two of its calls.
+        # Simulate an export that is killed between two of its calls.
         tags = {"model_id": chain.rounds[1].training.model_id, "verdict": "pass"}
         ask(mlflow, "experiments/create", {"name": "click_model"})
         tags = [{"key": key, "value": tags[key]} for key in tags]
@@ -151,14 +151,14 @@ def test_every_evaluated_round_is_run_with_its_verdict_and_numbers_once(chain, s
 def test_every_version_is_its_graph_with_graphs_own_tensors_as_signature(story):
     assert sorted(number for number, _ in story.first.mlflow.versions) == [1, 2]
     for number, version in story.first.mlflow.versions:
-        kept = graph_folder(story.store, number)
+        stored = graph_folder(story.store, number)
         model_id = version["source"].removeprefix("models:/")
         (folder,) = story.artifacts.rglob(f"{model_id}/artifacts")
         for name in ("model.onnx", "model.data"):
-            assert (folder / name).read_bytes() == (kept / name).read_bytes()
+            assert (folder / name).read_bytes() == (stored / name).read_bytes()
         described = yaml.safe_load((folder / "MLmodel").read_text())
         assert described["flavors"]["python_function"]["loader_module"] == "mlflow.onnx"
-        graph = onnx.load(kept / "model.onnx", load_external_data=False).graph
+        graph = onnx.load(stored / "model.onnx", load_external_data=False).graph
         for side, tensors in (("inputs", graph.input), ("outputs", graph.output)):
             specs = {
                 each["name"]: each["tensor-spec"]

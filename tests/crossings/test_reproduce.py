@@ -25,7 +25,7 @@ EDITED = Path("lake", "day=2026-01-04", "part-00000.parquet")
 
 @pytest.fixture
 def copy(chain, tmp_path):
-    """A copy of the chain. Tests may change this copy."""
+    """A copy of the chain, which a test may change."""
     return chain.copied_to(tmp_path / "a copy")
 
 

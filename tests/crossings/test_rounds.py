@@ -30,8 +30,7 @@ NUM_LATE = 400
 def three(chain, tmp_path_factory):
     """The chain with its two rounds and a third round.
 
-    Before the third round, more files are added to the days of the second round. One of the added
-    files is truncated.
+    Before the third round, the days of the second round get more files, one of which is truncated.
     """
     later = chain.copied_to(tmp_path_factory.mktemp("three rounds"))
     changed = {"replay_share": 0, "max_quarantined_file_fraction": 0.5}
@@ -119,8 +118,7 @@ def test_late_rows_are_trained_on_before_windows_and_encoded_like_them(three):
     raw = table_in(third.extraction.train_uri)
     num_late = third.extraction.num_late_rows
     late = raw.slice(0, num_late)
-    # The window of the test contains only rows that are newer than the training rows of the second
-    # round.
+    # All rows of the test's window are newer than the training rows of the second round.
     assert NUM_LATE / 2 < num_late < NUM_LATE
     names = raw[REQUEST_ID].to_pylist()
     assert sum(name.startswith("late-") for name in names) == NUM_LATE

@@ -328,8 +328,8 @@ def test_bad_release_counts_requests_from_start_to_answer_of_old_version():
     traffic += [traffic_line(205, 2), traffic_line(206, 2), traffic_line(207.5, 2, failed=9)]
     found = numbers.bad_release_numbers(PLANTED, traffic)
     assert (found.made, found.rolled_back) == tuple(PLANTED)
-    # The last line of the replay begins at 206 s, exactly when the rollback ends. The line counts,
-    # because the interval includes its end.
+    # The last line of the replay begins at 206 s, exactly when the rollback ends. The interval
+    # includes its end, so the line at 206 s counts.
     assert found.during == TrafficDuring(requests_sent=7 * 31, requests_failed=9, p99_ms=7.5)
     assert numbers.bad_release_numbers([], traffic) is None
 

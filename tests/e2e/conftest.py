@@ -23,7 +23,7 @@ def settings(triton, tmp_path):
 def deploy(settings, make_candidate):  # noqa: F811  a fixture
     """Releases the model that is made with `seed`.
 
-    The settings in `changes` replace the defaults.
+    `changes` contains the settings that differ from the fixture `settings`.
     """
     return lambda seed, **changes: release(
         *make_candidate(settings.store, seed), settings=dataclasses.replace(settings, **changes)

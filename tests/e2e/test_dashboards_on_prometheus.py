@@ -1,6 +1,6 @@
 """Checks that no panel of a dashboard is empty: a real Prometheus answers each query with numbers.
 
-This Prometheus scrapes a real tritonserver under traffic, and the monitor's own server with a
+The tests' Prometheus scrapes a real tritonserver under traffic, and the monitor's own server with a
 snapshot in which every number is present. The metrics of a cluster and a GPU (kube-state-metrics,
 the DCGM exporter, Triton with a GPU) are in not_here.prom, with their names and labels.
 """
@@ -41,7 +41,7 @@ class Asking(Prometheus):
 
 
 def monitor(stack: ExitStack, snapshot) -> str:
-    """Return the URL of the monitor's metrics page with this snapshot."""
+    """Return the URL of a metrics page that shows the monitor's snapshot `snapshot`."""
     exposition = Exposition()
     exposition.show(snapshot)
     server = MonitorServer(exposition, HttpSettings(http_host=LOOPBACK, http_port=0))

@@ -196,7 +196,7 @@ while not Path({str(root / "open")!r}).exists():
 def test_overload_is_refused_early_and_all_accepted_requests_are_answered(tmp_path):
     """The gate is opened only after the last refusal has arrived.
 
-    This order proves that refusals are early, without a measurement of time.
+    The test thus proves without a clock that refusals are early.
     """
     instances, queue, askers = 2, 4, 20
     write_gated_model(tmp_path, ServingOptions(instances=instances, max_queued_requests=queue))

@@ -147,15 +147,15 @@ def test_port_taken_between_choice_and_start_leads_to_other_ports(tmp_path, monk
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        taken = other.getsockname()[1]
+        port = other.getsockname()[1]
 
         def unlucky_once():
             num_choices.append(1)
-            return choose()._replace(**{service: taken}) if len(num_choices) == 1 else choose()
+            return choose()._replace(**{service: port}) if len(num_choices) == 1 else choose()
 
         monkeypatch.setattr(module, "_free_ports", unlucky_once)
         with TritonServer(tmp_path / "repository", log=tmp_path / "triton.log") as server:
-            assert taken not in server._listening
+            assert port not in server._listening
             assert is_ready(server)
     assert len(num_choices) == 2
 

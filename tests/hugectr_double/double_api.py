@@ -1,7 +1,7 @@
 """HugeCTR's Python interface, generated from `hugectr_api.json`.
 
-The document was extracted from HugeCTR's pybind wrappers of version 25.03. The training API of
-version 24.06 is equal. The double has only the names in the document. A missing, unknown or wrongly
+The document was extracted from HugeCTR's pybind wrappers of version 25.03. Version 24.06 has the
+same training API. The double has only the names in the document. A missing, unknown or wrongly
 typed argument is a TypeError, as in pybind. The double is stricter in one way: it accepts neither a
 bool nor a NumPy number where a Python number is expected.
 """

@@ -296,7 +296,7 @@ class Model:
         values = self._buffer(dense_opt_states_file, start + count)
         if not len(values):
             return
-        # HugeCTR copies its whole buffer, also if the file did not fill it.
+        # HugeCTR copies its whole buffer, even if the file is shorter than the buffer.
         values = torch.cat([values, torch.full((start + count - len(values),), 1e9)])
         self._m, self._v = values[:count].clone(), values[start:].clone()
 
@@ -323,8 +323,8 @@ class Model:
         (paths,) = files.values()
         if len(paths) != len(self._tables):
             raise RuntimeError("WrongInput: there must be as many files as embeddings")
-        # For optimizer states, HugeCTR opens a file that has the embedding's name. The loop over a
-        # mapping yields its keys, which are names of embeddings.
+        # For optimizer states, HugeCTR opens a file that has the embedding's name. A loop over a
+        # mapping of embeddings yields the names of embeddings.
         is_state_map = isinstance(paths, dict) and "states" in what
         if isinstance(paths, dict) and not is_state_map:
             paths = [paths[each.sparse_embedding_name] for each in self._embeddings]

@@ -57,7 +57,7 @@ class Reader:
 
     @property
     def is_started(self) -> bool:
-        """Whether the reader ever got a source."""
+        """Whether the reader has been given a source."""
         return self._batches is not None
 
     def set_source(self, file_name: str) -> None:
@@ -96,7 +96,8 @@ class Reader:
     def _read(
         self, files: list[tuple[Path, dict]]
     ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        # The first source determines the number of workers. Workers without a file end at once.
+        # The first source determines the number of reading threads. A thread without a file ends at
+        # once.
         workers = [
             self._worker(files[number :: self._num_workers]) for number in range(self._num_workers)
         ]

@@ -1,9 +1,9 @@
 """The embedding: one hash table per GPU, Adam over the rows of a batch, and HugeCTR 24.06's files.
 
-A key is on GPU `key % n`, in the row that was free when the key was inserted. The number of this
-row is called the value index. Loading assigns rows to keys in the order of the file. Saving writes
-the keys of each GPU in the order of their value indices, as HugeCTR's dump does. Optimizer states
-are written for the whole workspace, in the order of the value indices.
+A key is on GPU `key % n`. The key's value index is the number of its row, which was free when the
+key was inserted. Loading assigns rows to keys in the order of the file. Saving writes the keys of
+each GPU in the order of their value indices, as HugeCTR's dump does. Optimizer states are written
+for the whole workspace, in the order of the value indices.
 """
 
 import logging
@@ -111,7 +111,7 @@ class Table:
     def load_states(self, path: str) -> None:
         count = self.states[0].numel()
         values = np.fromfile(path, dtype="<f4")
-        # HugeCTR copies its whole buffer, also if the file did not fill it.
+        # HugeCTR copies its whole buffer, even if the file is shorter than the buffer.
         uninitialised = np.full(max(0, 2 * count - len(values)), 1e9, "<f4")
         values = np.concatenate([values, uninitialised])
         for number, state in enumerate(self.states):

@@ -60,7 +60,7 @@ def prediction(make_rows):
 class MemoryLog:
     """Stores published messages.
 
-    `publish` first calls `meanwhile`. `publish` raises the error that `outage` returns.
+    `publish` first calls `meanwhile`. If `outage` returns an error, `publish` raises the error.
     """
 
     def __init__(self, outage=lambda: None, meanwhile=lambda: None) -> None:
@@ -241,7 +241,7 @@ def test_full_disk_is_outage_that_ends_when_there_is_room(tmp_path, time, predic
 
 
 def test_each_change_of_state_is_one_line(time, prediction, caplog):
-    """The log is unavailable, refuses a record, is unavailable again, and recovers.
+    """The log is unavailable, then refuses a record, then is unavailable, and then recovers.
 
     The publisher's queue is full until the log recovers.
     """
@@ -412,11 +412,16 @@ def test_partition_that_is_lost_loses_its_own_records_alone(time, prediction):
     # half of the queue, which has room for one more request.
     names = [f"r{number}" for number in range(20)]
     lost = [name for name in names if zlib.crc32(name.encode()) % 2][:3]
-    kept = next(name for name in names if not zlib.crc32(name.encode()) % 2)
-    assert [publisher.add(prediction(name)) for name in (kept, *lost)] == [True, True, False, False]
+    stored_name = next(name for name in names if not zlib.crc32(name.encode()) % 2)
+    assert [publisher.add(prediction(name)) for name in (stored_name, *lost)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
     with raises(Unpublished, "4 rows and 0 outcomes", "lost", "no such topic"):
         asyncio.run(publisher.drain())
-    assert [record.request_id for record in logs[0].records()] == [kept]
+    assert [record.request_id for record in logs[0].records()] == [stored_name]
     assert (
         publisher.counts.dropped_rows,
         publisher.counts.published_rows,

@@ -66,7 +66,7 @@ def converse(server, conversation, **settings):
 
 
 def test_expired_and_cancelled_callers_leave_server_and_its_calls_running(triton):
-    """Short gRPC deadlines crashed this server version (Triton fixed this in 7840 to 8708)."""
+    """Short gRPC deadlines crash Triton 2.51 (fixed in Triton's pull requests 7840 to 8708)."""
     pid = triton.pid
 
     async def talk(client):

@@ -545,7 +545,7 @@ def test_lost_log_fails_no_request_and_closing_says_what_was_lost(score_rows, ma
             await client.score(rows)
             raise KeyError("the site's own")
 
-    # The error of the block must reach the caller, although records are lost too.
+    # The error inside the `async with` block must reach the caller, although records are lost too.
     with raises(KeyError, "the site's own"):
         asyncio.run(fail(connect(OwnScorer(score_rows), log=log, publishing=publishing)))
 
@@ -765,7 +765,7 @@ def test_ids_of_newest_requests_are_remembered_and_no_more():
     ids = RequestIds(remembered=3)
     for name in "abcd":
         ids.take(name)
-    ids.take("a")  # older than the three remembered ids
+    ids.take("a")  # "a" is older than the three remembered ids
     for name in "cda":
         with raises(ContractError, f"request_id '{name}'"):
             ids.take(name)

@@ -79,7 +79,7 @@ def test_corrupt_plan_leaves_last_good_one_in_force_and_is_reported_once(
 def test_storage_that_hangs_delays_neither_requests_nor_end(served, make_rows, monkeypatch):
     monkeypatch.setattr(routing, "_FIRST_READ_SECONDS", 0.05)
     released = threading.Event()
-    # The timer releases hanging calls. The test would fail long before the timer ends.
+    # The timer releases hanging calls. A passing test ends long before the timer.
     late = threading.Timer(20, released.set)
     late.start()
 
@@ -171,8 +171,8 @@ def test_stable_arm_answers_where_canary_cannot(
 
     answer = follow(served, objects, talk)
     np.testing.assert_array_equal(answer.scores, score_rows(*rows))
-    # The shadow of a canary request is the stable version. Here the stable version has already
-    # answered, so a shadow request would repeat the call.
+    # The stable version answers if the canary fails. Its shadow would be the stable version too, so
+    # no shadow request is sent.
     assert (answer.canary, answer.shadow) == (False, None)
     assert served.scoring.model_names == [CANARY_NAME, MODEL_NAME]
 
@@ -181,7 +181,7 @@ def test_one_deadline_covers_both_arms(served, objects, publish, make_rows):
     publish(make_plan(share=1.0))
     served.scoring.canary_failure = (grpc.StatusCode.INTERNAL, "broken")
     served.scoring.wait = served.make_event()
-    # The two times say that the canary failed after 29.9 of the 30 seconds.
+    # The canary fails after 29.9 of the 30 seconds.
     times = iter([100.0, 129.9])
 
     async def run():

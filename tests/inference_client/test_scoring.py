@@ -40,7 +40,7 @@ def score(url, rows, sleep=asyncio.sleep, **settings):
 
 @pytest.fixture
 def refusing_url():
-    """An address at which nothing listens, reserved for this test."""
+    """An address at which no server listens. The test holds the port."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{held.getsockname()[1]}"
@@ -134,7 +134,7 @@ def test_proxy_in_environment_is_not_asked(
 
 
 def test_restarted_server_is_found_again(server, make_rows, score_rows):
-    """The channel's own waits between connections must be shorter than the client's retries."""
+    """The gRPC channel must reconnect faster than the client gives up its retries."""
     rows = make_rows(2)
 
     async def ask():
@@ -205,7 +205,7 @@ def test_each_version_gets_columns_that_it_takes_by_their_names(server, make_row
     columns = SHOP.features.columns
     numeric, categorical = columns["numeric"], columns["categorical"]
     server.scoring.columns = {
-        # The model has as many columns as the client, so that only the names differ.
+        # Version 2 has as many columns as the client. Only the names differ.
         2: {"numeric": ["other", *numeric[1:]], "categorical": [*categorical[1:], categorical[0]]},
         3: {"numeric": list(numeric[1:]), "categorical": ["new", *categorical, "newer"]},
     }

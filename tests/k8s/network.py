@@ -67,7 +67,7 @@ def _lets(
 
 def _isolates(policy: Manifest, pod: End, direction: str) -> bool:
     spec = policy["spec"]
-    # Without the field `policyTypes` the types are Ingress, and also Egress if the policy has
+    # A policy without the field `policyTypes` has the type Ingress, and also Egress if it has
     # egress rules.
     types = spec.get("policyTypes") or ["Ingress", *(["Egress"] if spec.get("egress") else [])]
     return direction in types and matches(spec["podSelector"] or {}, pod.labels)

@@ -67,11 +67,11 @@ class TritonPod:
     The container's log is written to `folder`.
 
     Args:
-        manifests: A rendered overlay.
+        manifests: Objects of a rendered overlay.
         repository: Folder or URI that replaces the model repository in the manifest.
         folder: Folder for the log and for a copy of the backend.
         change: New values by flag, for tests of a manifest with a wrong value.
-        environment: Variables besides this process's own.
+        environment: Variables in addition to the environment of the test process.
         until: Probe that must pass before the body of the `with` block runs. None = do not wait.
     """
 

@@ -33,10 +33,9 @@ def ask(
 
     Args:
         name: Name of the files.
-        series: Values by series in promtool's notation (`0+10x5`, `_` = no sample). There is one
-            value per `interval`.
+        series: Values by series in promtool's notation (`0+10x5`, `_` = no sample).
         questions: Queries with the samples that they must return.
-        interval: Time between two values.
+        interval: Time between two values of a series.
     """
     if shutil.which("promtool") is None:
         pytest.skip("promtool is not installed: queries cannot be evaluated as Prometheus does")

@@ -50,7 +50,7 @@ def test_both_use_prometheus_that_operator_makes():
 def test_targets_are_written_as_api_server_writes_them():
     """The API server writes numbers with the largest suffix that leaves an integer.
 
-    If the manifest wrote a number otherwise, every apply would change the object.
+    Every apply would change a number that the manifest writes in another form.
     """
     targets = [metric["external"]["target"] for metric in specification(HPA)["metrics"]]
     assert targets == [

@@ -1,8 +1,8 @@
 """Tests that the shipped queries are correct for recorded servers, by Prometheus' own engine.
 
 NVIDIA's reference query gives wrong results. The series are counters of real Tritons
-(`queue_series.json`). The expected values are computed from the recorded counters. Other tests
-compare the recorded counters with the answers that clients received.
+(`queue_series.json`). The expected values are computed from the recorded counters. One test
+compares the recorded counters with the answers that clients received.
 """
 
 import pytest
@@ -25,15 +25,15 @@ REFERENCE = (
     f'1000 * avg(delta({QUEUE}{{namespace="evergreen",pod=~"triton-.+"}}[30s])'
     f'/(1+delta({SUCCESS}{{namespace="evergreen",pod=~"triton-.+"}}[30s]))/1000) by (namespace)'
 )
-"""Query from NVIDIA-Merlin/gcp-ml-ops,
-yamls/Autoscaling_custom_metrics/1_custom-metric-server-config.yaml, restricted by namespace as in
-the deployment there. The factor 1000 converts the query's milliseconds to microseconds."""
+"""NVIDIA's reference query. Source: NVIDIA-Merlin/gcp-ml-ops,
+yamls/Autoscaling_custom_metrics/1_custom-metric-server-config.yaml. The namespace is that of
+NVIDIA's deployment. The factor 1000 converts the query's milliseconds to microseconds."""
 ONE = {"{}": 1}
-"""Result of a true comparison of sums over all pods."""
+"""Prometheus' result of a comparison that is true."""
 
 
 def shipped(*pods):
-    """Return the queries that KEDA and the adapter send, restricted to these pods."""
+    """Return the queries that KEDA and the adapter send, restricted to the pods `pods`."""
     return {name: of_pods(query, *pods) for name, query in read_queries(KEDA).items()}
 
 
@@ -70,8 +70,8 @@ def test_queue_time_per_request_is_correct(pods, moment):
         [
             Question(close_to(query, truth(moment, pods)), f"{moment}s", ONE),
             # A window that starts between two readings contains samples of 55 s. Prometheus
-            # extrapolates all counters of a model by the same factor. If the window contains the
-            # first request of a model, the factors can differ by one reading.
+            # extrapolates all counters of a model by the same factor. The factors of two counters
+            # can differ by one reading in the window of a model's first request.
             Question(close_to(query, between, share=0.01), f"{moment + 2}s", ONE),
             Question(
                 close_to(query, 1.02 * truth(moment, pods), share=0.01), f"{moment}s", {"{}": 0}
@@ -102,7 +102,7 @@ def test_reference_query_differs_from_true_value_of_same_series():
             # The query divides by the number of requests plus one. The result for a pod with three
             # requests is a quarter too low.
             off_by(["quiet"], 85, 0.74, 0.76),
-            # Use all pods, of which one hangs.
+            # The following windows contain all pods, one of which hangs.
             off_by(PODS, 60, 0.33, 0.35),
             off_by(PODS, 150, 2.9, 3.1),
         ],
@@ -126,7 +126,7 @@ def test_servers_that_complete_nothing_report_zero_queue_time_and_waiting():
 
 def test_no_traffic_is_zero_and_pod_counts_after_two_readings():
     labels = 'namespace="evergreen",model="click_model",version="1"'
-    # The server of this pod starts to respond at the eighth of the readings, which are 15 s apart.
+    # The readings are 15 s apart. The server of the pod `new` responds from the eighth reading on.
     # A pod has no series at all until its server has a model.
     series = {
         f'{metric}{{{labels},pod="new"}}': "_x7 0 0 0 0 0" for metric in (QUEUE, SUCCESS, PENDING)

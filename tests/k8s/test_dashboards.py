@@ -1,6 +1,6 @@
 """Tests that the dashboards use existing metrics and are JSON in Grafana's form.
 
-tests/e2e/test_dashboards_on_prometheus.py runs their queries on a real Prometheus.
+tests/e2e/test_dashboards_on_prometheus.py sends the queries of all dashboards to a real Prometheus.
 """
 
 import json

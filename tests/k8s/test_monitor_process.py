@@ -65,8 +65,8 @@ class Pod:
             found["EVERGREEN_MONITOR_LOG"] = f"sqlite:///{self.root / 'log.db'}"
             found["EVERGREEN_MONITOR_HTTP_HOST"] = "127.0.0.1"
             found["EVERGREEN_MONITOR_HTTP_PORT"] = str(self.port)
-            # Use an address at which no process listens. A resolver may take half a minute to
-            # report an unknown name.
+            # No process listens at 127.0.0.1:9. A name that does not resolve could take half a
+            # minute.
             found["EVERGREEN_MONITOR_KUBEFLOW_HOST"] = "http://127.0.0.1:9"
         return found
 
@@ -102,7 +102,7 @@ class Pod:
         ports = {
             p["name"]: p["containerPort"] for p in container(self.deployment, "monitor")["ports"]
         }
-        assert ports[probe["port"]] == 9464  # the process on this machine uses self.port instead
+        assert ports[probe["port"]] == 9464  # on this machine, the process listens at self.port
         return self.get(probe["path"]).status
 
     def get(self, path: str) -> Answer:

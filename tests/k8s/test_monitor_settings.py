@@ -44,7 +44,7 @@ def read(settings, variables: dict[str, str], prefix: str = ENVIRONMENT_PREFIX):
 
 @pytest.fixture
 def settings(manifests, monitor) -> InstallationSettings:
-    """Settings parsed by the process itself."""
+    """Settings, parsed by the monitor's own parser from the manifest's environment."""
     return read(InstallationSettings, environment_of(manifests, monitor, "monitor"))
 
 
@@ -65,8 +65,8 @@ def test_pod_has_what_two_processes_need(monitor, settings, uploader):
         assert not [
             e["name"] for e in container(monitor, name)["env"] if e["name"].startswith("EVERGREEN_")
         ]
-    # Kubernetes sets variables for each Service. EVERGREEN_MONITOR_SERVICE_HOST would stop the
-    # monitor at its start.
+    # Kubernetes sets variables for each Service. The monitor would refuse the variable
+    # EVERGREEN_MONITOR_SERVICE_HOST at its start.
     assert spec["enableServiceLinks"] is False
     # A rolling update would start the new pod first, which could not mount the disk on another
     # node.
@@ -97,7 +97,7 @@ def test_every_folder_is_on_volume_of_required_kind(monitor, settings, uploader)
 
 
 def runs_namespace(settings) -> str:
-    """Return the namespace of the pipeline's pods: Kubeflow's, or the profile's."""
+    """Return the namespace of the pipeline's pods: that of Kubeflow, or that of the profile."""
     return settings.actions.kubeflow.kubeflow_namespace or "kubeflow"
 
 
@@ -202,7 +202,7 @@ def test_webhook_address_is_read_from_optional_secret_and_appears_nowhere(
 
 
 def test_folders_of_share_are_created_before_use(monitor, settings, uploader):
-    """The folders are created by a user that has the right to do so.
+    """An init container with the group of the share's root creates the folders.
 
     Pods of the pipeline do not belong to the group that owns the share's root.
     """

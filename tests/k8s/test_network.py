@@ -32,7 +32,7 @@ def outsider(namespace: str, labels: dict[str, str], address: str, **namespace_l
 
 
 def step(name: str) -> End:
-    """Return a pod of the compiled pipeline, with the labels of its platform specification."""
+    """Return a pod of the compiled pipeline. The platform specification has the pod's labels."""
     compiled = (REPOSITORY / "tests/pipelines/golden/retraining.yaml").read_text()
     executors = documents(compiled)[1]["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
     return outsider("kubeflow", executors[f"exec-{name}"]["podMetadata"]["labels"], "10.4.2.1")
@@ -187,7 +187,7 @@ TOLERATED = {
             ("metadata by calico", 987),
         )
     ),
-    # Addresses of Google's services are among the public ones.
+    # Google's services have public addresses, which the monitor may reach.
     Flow("monitor", "google privately", 443),
 }
 """Open flows that we do not need, with the reason why they are open."""

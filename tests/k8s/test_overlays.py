@@ -1,6 +1,6 @@
 """Tests of the overlays: values of `cluster.env`, and the hardware of Triton.
 
-Names of GKE and of NVIDIA's device plugin are interpreted by their documentation. No cluster is
+The names of GKE's and NVIDIA's resources have the meaning in their documentation. No cluster is
 used.
 """
 

@@ -1,7 +1,7 @@
 """Tests that every workload is confined, limited, monitored and private, and uses known images.
 
 The rules of Pod Security's `restricted` profile are from Kubernetes' documentation ("Pod Security
-Standards"). All other rules are the project's own.
+Standards"). The project adds rules about limits, images and monitoring.
 """
 
 import re
@@ -114,7 +114,7 @@ def _of_container(container: Manifest, spec: Manifest) -> list[str]:
 
 
 def _of_resources(container: Manifest) -> list[str]:
-    """Return faults in requests and limits.
+    """Return missing requests and limits of a container.
 
     Memory and disk need a limit, because they cannot be reclaimed. CPU needs no limit, because the
     kernel can take it back at any time.

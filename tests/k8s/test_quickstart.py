@@ -29,7 +29,7 @@ SYSTEM_CORES, SYSTEM_GIB = 1.0, 2.0
 
 
 def command(start: str) -> str:
-    """Return the only command of the guide that starts with this text.
+    """Return the only command of the guide that starts with the text `start`.
 
     Continued lines are joined.
     """

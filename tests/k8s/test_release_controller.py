@@ -85,7 +85,7 @@ def test_controller_starts_before_release_turns_green_and_ends_on_signal(rendere
         assert says_yes(container, "livenessProbe", status)
         assert says_yes(container, "readinessProbe", status)
         assert json.loads(status.read_text())["servers"] == {}
-        # A failing round must not cause a restart. A restart would not help, and would end the
+        # An error in a round must not cause a restart. A restart would not help, and would end the
         # on-call engineer's commands in the pod.
         (share / "store" / "journal.jsonl").write_text("not a promotion\n")
         wait_for(lambda: not says_yes(container, "readinessProbe", status))

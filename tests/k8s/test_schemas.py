@@ -41,7 +41,7 @@ def is_built_in(manifest: Manifest) -> bool:
 
 
 def validate(manifest: Manifest, version: str) -> None:
-    """Raise the library's error for an object that this version would not accept."""
+    """Raise the library's error for an object that the Kubernetes version `version` rejects."""
     kubernetes_validate.validate(manifest, version, strict=True)
 
 
@@ -136,7 +136,7 @@ def test_fault_in_custom_resource_is_refused_and_named(rendered, kind, old, new,
 
 
 def test_every_custom_resource_among_files_has_schema():
-    """The checked objects include a component that no shipped overlay uses."""
+    """The test reads all files, so it includes a component that no shipped overlay uses."""
     kinds = set()
     for path in K8S.rglob("*.yaml"):
         for manifest in yaml.safe_load_all(path.read_text()):

@@ -2,8 +2,8 @@
 
 The checks of a multi-user Kubeflow Pipelines API server are in its source (run_server.go,
 experiment_server.go and pipeline_server.go below backend/src/apiserver/server). Each HTTP request
-counts as one verb on one resource. Creating a run also reads its pipeline, and requires the right
-to act as the service account that it names.
+counts as one verb on one resource. A request that creates a run needs three permissions: to create
+the run, to read its pipeline, and to act as its service account.
 """
 
 import re
@@ -20,7 +20,7 @@ from tests.support.yaml_texts import documents
 
 KFP = "pipelines.kubeflow.org"
 Right = tuple[str, str, str]
-"""Kubernetes right as API group, resource and verb."""
+"""Kubernetes permission: API group, resource and verb."""
 
 CALLS: list[tuple[str, str, Right]] = [
     ("GET", r"experiments", (KFP, "experiments", "list")),
@@ -109,7 +109,7 @@ def test_monitor_is_bound_to_namespace_of_runs_in_its_settings(rendered):
 
 
 def named(value, word: str, path: str = "") -> set[str]:
-    """Return the paths in a manifest at which the whole value is `word`."""
+    """Return the paths in a manifest at which a complete value equals `word`."""
     if isinstance(value, dict):
         return set().union(*(named(each, word, f"{path}/{key}") for key, each in value.items()))
     if isinstance(value, list):

@@ -63,7 +63,7 @@ def repository(tmp_path):
 def pod(rendered, repository, tmp_path):
     """`pod()` returns the Triton pod of the overlay `cpu`, with the test's repository.
 
-    This overlay stands for all overlays, because their arguments are equal.
+    One overlay suffices, because Triton has the same arguments in all overlays.
     """
     return lambda **more: TritonPod(rendered("cpu"), repository, tmp_path / "pod", **more)
 
@@ -229,7 +229,7 @@ def test_pod_with_broken_model_is_unready_and_alive_and_healed_by_load(pod, repo
 JITTER = 1.1
 """gRPC ends a connection up to a tenth later than its maximum age."""
 SECONDS_TO_FORGET = 5
-"""Maximum time until all nodes have removed an ending pod from its Service. Until then, new
+"""Maximum time until all nodes have removed an ending pod from its Service. During this time, new
 connections can still reach the pod."""
 QUEUE_SECONDS = QUEUE_MICROSECONDS / 1e6 + 0.5
 """Longest wait of an accepted request before it is computed. Triton checks the queue timeout every
@@ -335,9 +335,9 @@ class Service:
 
 @pytest.fixture
 def make_pod(rendered, tmp_path):
-    """`make_pod(name, seconds=)` returns a ready pod. A request to its model takes `seconds`.
+    """`make_pod(name, seconds=)` returns a ready pod. Its model needs `seconds` for a request.
 
-    Connections live longer than a request.
+    The maximum age of connections is longer than a request.
     """
     opened = []
 

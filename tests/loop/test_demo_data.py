@@ -40,7 +40,7 @@ def test_demo_on_few_thousand_rows_reports_uncertainty_everywhere(few_rows):
 def test_few_thousand_rows_are_split_by_time_and_sent_as_their_requests(few_rows):
     """The 4,000 rows are 30 s apart, and each request has five rows.
 
-    The first 2,400 rows span 20 hours.
+    The first 2,400 rows train the first model, and span 20 hours.
     """
     folder, ended, summary = few_rows
     assert "rows before 2026-11-01 20:00:00 UTC train and evaluate the first model" in ended.output
@@ -85,8 +85,8 @@ def test_demo_loop_succeeds_on_own_file(
         (1, "pass"),
         (2, "pass"),
     ]
-    # The AUC of the new version is not checked, because a busy machine may have too few rows left
-    # to measure it.
+    # The AUC of the new version is not checked. On a busy machine, too few rows may be left to
+    # measure the new version.
     assert (
         summary["auc"]["at_detection"]
         < between

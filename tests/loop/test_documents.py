@@ -74,7 +74,7 @@ class Page:
 
     @contextlib.contextmanager
     def beside(self, block, script, started):
-        """Start the program in the background, and return once it has printed the text."""
+        """Start the program in the background, and return when it has printed the block's text."""
         path = self.folder / "build" / "beside.log"
         with open(path, "w") as log:
             command = self.command(block, f"exec {script}")

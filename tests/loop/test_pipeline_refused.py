@@ -42,7 +42,7 @@ def test_steps_under_argo_umask_leave_no_file_that_others_may_read(
     for name in (
         "store",
         "work",
-    ):  # An administrator creates these folders before the run.
+    ):  # an administrator creates the folders before the first run
         (small_lake / name).mkdir(exist_ok=True)
     with argo_umask():
         assert run_to_end(words, output=tmp_path / "run.log").code == 1

@@ -3,8 +3,8 @@
 The first version is correct, because clicks are drawn from its reference probabilities. A normal
 release makes each bad version live. Bad versions answer the same traffic as the first version. The
 bad version must be rolled back within a stated number of rows or rounds, by the default limits. The
-test controls the clock of the loop: each round of traffic counts as a minute. Triton measures real
-time.
+test controls the clock of the loop: each round of traffic counts as a minute. Only Triton's
+latencies are in real time.
 """
 
 import json
@@ -120,8 +120,8 @@ class Site:
     def round(self, fill=lambda rows: rows):
         """Send a minute of requests and clicks, then run monitor and controller.
 
-        The client fills the columns by `fill`. A failed request, or a timeout on a busy machine,
-        ends the minute's traffic.
+        `fill` simulates a fault of the client that fills the columns. A failed request, or a
+        timeout on a busy machine, ends the minute's traffic.
 
         Returns: Result of the controller's round.
         """
@@ -175,7 +175,7 @@ def _with_bias(toy, shift):
 
 
 def _shift_to(rate, log_odds):
-    """Return the shift of the log-odds that results in this mean probability."""
+    """Return the shift of the log-odds that gives the mean probability `rate`."""
     shifts = np.linspace(-8, 8, 1_601)
     return float(np.interp(rate, [expit(log_odds + each).mean() for each in shifts], shifts))
 
@@ -213,9 +213,9 @@ def test_calibration_off_by_two_is_rolled_back_within_10_000_rows(site, off, rea
 
 @pytest.mark.slow
 def test_auc_lower_by_0_05_in_live_traffic_rolls_back_within_100_000_rows(site):
-    """The gate evaluated correct columns.
+    """The client fills two columns with values of the previous row.
 
-    Since the release, the client fills two columns with values of the previous row.
+    The fault begins after the gate's evaluation, which used correct columns.
     """
 
     def wrong(rows):
@@ -240,9 +240,9 @@ def test_non_number_scores_of_one_slice_roll_back_within_10_000_rows(site, raw_r
     world, held_out = site(1), raw_rows(60, 2)[1]
     starts = np.cumsum([0, *(3 + len(each) for each in world.workflow.vocabularies)])
     row = next(
-        starts[column] + 3 + place
+        starts[column] + 3 + index
         for column, vocabulary in enumerate(world.workflow.vocabularies)
-        for place, key in enumerate(vocabulary)
+        for index, key in enumerate(vocabulary)
         if 0.01 < (world.categorical[:, column] == key).mean() < 0.05
         and key not in held_out[:, column]
     )

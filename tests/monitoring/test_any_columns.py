@@ -51,7 +51,7 @@ EDGES = pytest.mark.parametrize(
     ],
     ids=["no numeric", "no categorical"],
 )
-"""Recommenders that lack a kind of column. All other tests use every kind of column."""
+"""Recommenders that lack numeric or categorical columns."""
 
 
 def batch_of(features, rows=4, *, seed=0, **changes):
@@ -172,9 +172,9 @@ def lists_of(lengths, elements, *, seed):
     random = np.random.default_rng(seed)
     for at in range(4_000):
         batch = batch_of(LISTS, seed=seed + at, request_id=f"r-{at}")
-        places = batch.categorical[:, 1:4]
-        places[:] = random.choice(elements, places.shape)
-        places[np.arange(3) >= random.choice(lengths, (4, 1))] = MISSING_CATEGORY
+        drawn = batch.categorical[:, 1:4]
+        drawn[:] = random.choice(elements, drawn.shape)
+        drawn[np.arange(3) >= random.choice(lengths, (4, 1))] = MISSING_CATEGORY
         yield batch
 
 
@@ -276,13 +276,13 @@ def test_drift_compares_columns_by_name_and_is_undefined_if_one_is_lost():
     rows = Features(numeric=("age", "price"), categorical=("shop", "item"), lists=("genres",))
     trained, sent = batch_of(features, 40), batch_of(rows, 40)
     layout = Layout(reference_of(trained, features), rows=rows)
-    dense, places = layout.columns_of(sent.dense, sent.categorical)
+    dense, ids = layout.columns_of(sent.dense, sent.categorical)
     assert [layout.fits(Predictions.of([sent])), layout.fits(Predictions.of([trained]))] == [
         True,
         False,
     ]
     np.testing.assert_array_equal(dense, sent.dense[:, 1:])
-    np.testing.assert_array_equal(places, sent.categorical[:, [1, 0]])
+    np.testing.assert_array_equal(ids, sent.categorical[:, [1, 0]])
     lost = Layout(reference_of(trained, features), rows=replace(rows, numeric=("age", "cost")))
     assert not lost.fits(Predictions.of([sent]))
 

@@ -1,6 +1,6 @@
 """Hundreds of faults of monitor, uploader and client at random moments.
 
-After all faults, each request is in the lake once.
+Despite the faults, each request is in the lake exactly once.
 
 `EVERGREEN_CAMPAIGN_SHARE=0.02` runs only 2 % of the faults.
 """
@@ -118,7 +118,7 @@ def fill(folder, left: int):
     size = 0
     with open(ballast, "wb") as file:
         while (room := free_bytes(folder) - left) > 0:
-            with suppress(OSError):  # the programs write to the same disk at the same time
+            with suppress(OSError):  # monitor and uploader may fill the disk first
                 os.posix_fallocate(file.fileno(), size, step := min(room, 1 << 22))
                 size += step
     return ballast

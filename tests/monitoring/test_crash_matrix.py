@@ -85,7 +85,7 @@ class Chain:
 
     @property
     def unkilled(self) -> list[str]:
-        """Boundaries that a process reached, but where no process was killed yet."""
+        """Boundaries that processes reached, but at which no process was killed yet."""
         return sorted(self.reached - self.killed_at.keys())
 
     # -- publishing

@@ -72,7 +72,10 @@ def minutes() -> list[bytes]:
 
 @contextmanager
 def probed(processes):
-    """Yield the seconds of each answer of /healthz, or infinity for any status except 200."""
+    """Yield the response time of each call of /healthz in seconds.
+
+    A call with another status than 200 counts as infinity.
+    """
     seconds: list[float] = []
     over = Event()
 

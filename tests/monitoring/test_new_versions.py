@@ -67,7 +67,7 @@ def test_version_bad_on_live_traffic_is_named_once_and_starts_no_run(two_version
         traffic(b, f"after-{number}", auc="bad", version=2)
         b.turn(2, WINDOW)
         if number == 1:
-            b.start()  # a restart as after a kill
+            b.start()  # the monitor is restarted once
     found = read_findings(b.settings.store, 2)
     assert (found.state, "the AUC is below 0.79" in found.reason) == (BAD, True), found
     assert b.kinds().count("bad_release") == 1
@@ -78,8 +78,8 @@ def test_version_bad_on_live_traffic_is_named_once_and_starts_no_run(two_version
     b.start()
     b.turn(2, 20.0)
     assert b.kinds().count("rolled_back") == 1
-    # In the meantime the previous version has become equally bad. A run is requested only after the
-    # cooldown of the rollback.
+    # The previous version is equally bad by now. A run is requested only after the cooldown of the
+    # rollback.
     assert (
         b.monitor.actions.retraining.memory.blocked_by
         == "cooldown after a new version was rolled back"

@@ -71,8 +71,7 @@ class Partitions:
     def publish(self, wave: int) -> None:
         """Publish a wave of requests and their clicks.
 
-        Row n of a request is clicked if n + 2 divides the number of the request. Each click is a
-        separate message.
+        Row n of request k is clicked if k is divisible by n + 2. Each click is a separate message.
         """
         now = time.time()
         for number in range(REQUESTS):

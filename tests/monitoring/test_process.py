@@ -1,4 +1,4 @@
-"""Tests of monitor and uploader as processes: signals, a local run and bad settings."""
+"""Tests of monitor and uploader as processes: signals, local runs and bad settings."""
 
 import contextlib
 import os
@@ -105,11 +105,11 @@ def test_nobody_else_reads_state_and_run_keeps_its_usual_permissions(processes):
     wait_for(seen.exists, "the run")
     assert int(seen.read_text(), 8) == current_umask()
     assert p.end(monitor) == 0
-    kept = [p.state, *p.state.rglob("*"), *p.archive.rglob("*.parquet")]
+    paths = [p.state, *p.state.rglob("*"), *p.archive.rglob("*.parquet")]
     assert {"monitor.db", "events.jsonl", "decisions.jsonl", "http.json"} <= {
-        path.name for path in kept
+        path.name for path in paths
     }
-    own = [path for path in kept if path.parent.name != "runs"]
+    own = [path for path in paths if path.parent.name != "runs"]
     assert [(path, oct(path.stat().st_mode)) for path in own if path.stat().st_mode & 0o077] == []
 
 

@@ -70,7 +70,7 @@ def signals():
         signal.signal(number, handler)
 
 
-def kept(archive) -> list[str]:
+def remaining(archive) -> list[str]:
     return sorted(name for name in CONTENT if (archive / name).exists())
 
 
@@ -87,7 +87,7 @@ def expect_moved(archive, lake, names=tuple(CONTENT)):
     assert sorted((m["name"], m["num_bytes"], m["sha256"]) for m in markers) == sorted(
         (name, len(CONTENT[name]), hashlib.sha256(CONTENT[name]).hexdigest()) for name in names
     )
-    assert not set(kept(archive)) & set(names)
+    assert not set(remaining(archive)) & set(names)
 
 
 def test_rows_and_late_outcomes_are_moved_and_leave_markers(archive, open_lake):
@@ -168,14 +168,14 @@ def test_file_that_differs_when_read_back_is_not_published(archive, tmp_path, mo
         patch.setattr(folder_storage.os, "fsync", spoil)
         with raises(TemporaryError, "part-1.parquet", "not moved", "reads back otherwise"):
             Uploader(archive, lake).run_once()
-    assert kept(archive) == [NAME, OUTCOMES]
+    assert remaining(archive) == [NAME, OUTCOMES]
     assert FolderObjects(lake).list() == []
     Uploader(archive, lake).run_once()
     expect_moved(archive, FolderObjects(lake))
 
 
 def test_no_local_file_goes_whose_checksum_service_reports_otherwise(archive, bucket):
-    """The checksum that the service reports is changed, as if the stored bytes were corrupt."""
+    """The service reports another checksum, as if the stored bytes were corrupt."""
     true = base64.b64encode(google_crc32c.Checksum(CONTENT[NAME]).digest())
     fault = bucket.fail(
         lambda r: r.method == "GET" and r.name.endswith(NAME),
@@ -186,7 +186,7 @@ def test_no_local_file_goes_whose_checksum_service_reports_otherwise(archive, bu
     with raises(Differs, "CRC32C AAAAAA==", "expected", f"({true.decode()}"):
         Uploader(archive, open_bucket()).run_once()
     assert fault.met == 2, "the checksum must be requested before and after the upload"
-    assert kept(archive) == [NAME]
+    assert remaining(archive) == [NAME]
     Uploader(archive, open_bucket()).run_once()
     expect_moved(archive, open_bucket())
 
@@ -202,7 +202,7 @@ def test_outage_keeps_every_file_and_first_pass_after_it_moves_them(archive, buc
     )
     with raises(TemporaryError, "part-1.parquet", "not moved"):
         Uploader(archive, open_bucket(retry_seconds=0.05)).run_once()
-    assert kept(archive) == [NAME, OUTCOMES]
+    assert remaining(archive) == [NAME, OUTCOMES]
     bucket.faults.clear()
     Uploader(archive, open_bucket()).run_once()
     expect_moved(archive, open_bucket())
@@ -238,7 +238,7 @@ def test_full_disk_or_missing_permission_stops_process_and_keeps_files(
     error = capsys.readouterr().err
     assert f"refused ({status} {message})" in error
     assert "roles/storage.objectUser on bucket models" in error
-    assert kept(archive) == [NAME, OUTCOMES]
+    assert remaining(archive) == [NAME, OUTCOMES]
     assert not list((archive / "uploaded").iterdir())
 
 
@@ -249,7 +249,7 @@ def test_same_name_with_other_bytes_is_refused_and_kept_while_others_move(
     uploader = Uploader(archive, open_lake())
     with raises(Differs, "part-1.parquet", "other bytes"):
         uploader.run_once()
-    assert (kept(archive), list(uploader.refused)) == ([NAME], [NAME])
+    assert (remaining(archive), list(uploader.refused)) == ([NAME], [NAME])
     assert open_lake().read(NAME) == (b"somebody else's", generation)
     assert open_lake().read(OUTCOMES).content == CONTENT[OUTCOMES]
     assert not (archive / "uploaded" / "part-1.parquet.json").exists()
@@ -269,7 +269,7 @@ def test_failing_file_does_not_delay_others_of_next_pass(archive, bucket):
     for _ in range(2):
         with raises(TemporaryError, "part-1.parquet", "not moved"):
             uploader.run_once()
-    assert kept(archive) == [NAME]
+    assert remaining(archive) == [NAME]
 
 
 def test_two_uploaders_at_once_do_no_harm(tmp_path, open_lake):
@@ -308,7 +308,7 @@ def test_process_moves_sealed_files_to_bucket_while_running_until_sigterm(
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
     )
     try:
-        wait_for(lambda: not kept(archive) or process.poll() is not None, "the upload")
+        wait_for(lambda: not remaining(archive) or process.poll() is not None, "the upload")
         (tmp_path / "aside").write_bytes(b"sealed later")
         os.rename(tmp_path / "aside", late)
         process.send_signal(signal.SIGTERM)
@@ -329,7 +329,7 @@ def test_lake_that_cannot_be_written_stops_with_its_name_and_keeps_file(archive,
         "part-1.parquet was not moved; it and the files sealed after it stay"
         in capsys.readouterr().err
     )
-    assert kept(archive) == [NAME, OUTCOMES]
+    assert remaining(archive) == [NAME, OUTCOMES]
 
 
 def test_unreadable_file_is_named_and_all_others_are_moved(archive, tmp_path, capsys):
@@ -340,7 +340,7 @@ def test_unreadable_file_is_named_and_all_others_are_moved(archive, tmp_path, ca
     error = capsys.readouterr().err
     assert "2 files were not moved, all others were" in error
     assert all(f"{path} cannot be read: Is a directory" in error for path in unreadable)
-    assert kept(archive) == []
+    assert remaining(archive) == []
     assert all(path.exists() for path in unreadable)
     assert {path.name for path in (tmp_path / "a lake").rglob("part-*")} == {
         "part-1.parquet",

@@ -51,7 +51,7 @@ def upload(url: str, path: Path) -> tuple[int, dict]:
 
 @pytest.fixture
 def server():
-    """A double that contains the objects of the recorded requests, with its own ids."""
+    """A double with the objects that the recorded requests refer to. The double has its own ids."""
     double = KfpServer()
     double.api = f"{double.url}/apis/v2beta1"
     for name in (
@@ -74,7 +74,7 @@ def server():
 def fields(value) -> object:
     """Return the form of an answer: its fields, the kinds of their values, and the names of states.
 
-    The fields of a compiled pipeline are left out.
+    A compiled pipeline counts as a single value.
     """
     if isinstance(value, dict):
         plain = {"pipeline_spec": lambda _: "a pipeline"} | dict.fromkeys(NAMED, lambda each: each)
@@ -153,7 +153,7 @@ def test_run_that_ended_has_fields_and_states_of_real_one(server):
 
 
 def compare(server, name: str) -> None:
-    """Send the double the real server's request, and assert an equal answer."""
+    """Send a recorded request to the double, and assert that the answers are equal."""
     recorded = ANSWERS[name]
     text = recorded["request"].replace(PIPELINE, "p1").replace(VERSION, "v2")
     if "uploadfile=@" in text:

@@ -275,7 +275,7 @@ def test_file_describes_cluster_with_values_of_file_beside_it(compile_file):
     assert [t.value for t in config.tolerations] == ["", "true"]
     assert compiled.executor("training")["resources"]["resourceMemoryLimit"] == "24Gi"
     assert [e.secret_name for e in parsed(compiled, "run_outcome").secret_as_env] == ["s"]
-    # All other settings have their defaults.
+    # Settings that the file does not contain have their defaults.
     assert compiled.task("training")["retryPolicy"]["maxRetryCount"] == Placement().training_retries
 
 

@@ -83,7 +83,7 @@ def test_run_that_yields_to_canary_has_its_outcome_and_others_are_refused(tmp_pa
 
 def test_killed_step_is_failure_of_that_step(tmp_path):
     context = noted(tmp_path, "run", "training")
-    context.__enter__()  # the process was killed before it wrote the file
+    context.__enter__()  # the step is killed before it writes its note
     outcome = _end(tmp_path, kfp_state="FAILED")
     assert (outcome.state, outcome.step) == ("failed", "training")
     assert "without a note" in outcome.reason
@@ -107,7 +107,7 @@ def test_run_that_stopped_between_steps_failed(tmp_path):
 
 @pytest.mark.parametrize("kfp_state", ["RUNNING", "COMPLETE", "SUCCEEDED"])
 def test_refusal_is_recorded_whatever_state_exit_handler_gets(tmp_path, kfp_state):
-    """A real backend reports RUNNING, because a group of tasks was skipped."""
+    """After a refusal, a real backend reports RUNNING, because a group of tasks was skipped."""
     with noted(tmp_path, "run", "evaluation") as note:
         note.state, note.reason = "refused", "auc 0.70 trails 0.75"
     outcome = _end(tmp_path, kfp_state=kfp_state)
@@ -231,7 +231,7 @@ def test_outcome_of_another_request_is_not_mistaken(tmp_path):
 
 def test_newest_runs_are_listed_without_look_at_what_older_ones_left(tmp_path, capsys):
     for run in ("last-by-name", "b", "a"):
-        if run != "a":  # none of the steps has started
+        if run != "a":  # no step of run a has started
             with noted(tmp_path, run, "extraction"):
                 pass
         _end(tmp_path, run)

@@ -421,12 +421,12 @@ def test_run_whose_root_driver_fails_says_that_no_step_ran(server, command, monk
 def test_listing_names_failed_runs_that_left_no_file_in_registry(server, command, tmp_path, capsys):
     """Kubeflow starts no exit handler after a failed root driver or for a lost account."""
     assert command("--upload-version", "v", "--recurring", "0 0 3 * * *") == 0
-    lost, kept = server.fire("s1"), server.fire("s1")
+    lost, with_files = server.fire("s1"), server.fire("s1")
     server.end(lost, "FAILED", root_driver="FAILED")
-    server.end(kept, "FAILED", extraction="FAILED", executor="FAILED")
+    server.end(with_files, "FAILED", extraction="FAILED", executor="FAILED")
     leave_end(
         tmp_path,
-        store_name("", kept["display_name"], kept["run_id"]),
+        store_name("", with_files["display_name"], with_files["run_id"]),
         "failed",
         "extraction",
         "disk is full",
@@ -434,7 +434,7 @@ def test_listing_names_failed_runs_that_left_no_file_in_registry(server, command
     capsys.readouterr()
     assert main(["runs", "--store", str(tmp_path), "--host", server.url]) == 0
     failed, last = capsys.readouterr().out.splitlines()[-2:]
-    assert failed == f"{kept['display_name']} failed at extraction: disk is full"
+    assert failed == f"{with_files['display_name']} failed at extraction: disk is full"
     assert last.startswith(
         f"{lost['display_name']} failed and left nothing in the store: run {lost['run_id']} ended "
         "FAILED: no step ran"

@@ -141,10 +141,10 @@ document.body.innerText.split('<img data-planted').length - 1, ...(document.body
 def planted(tmp_path, page: str) -> tuple[int, list[str]]:
     """Return how often a page shows `MARKUP` as text, and which of its parts became markup."""
     (tmp_path / "page.html").write_text(page.replace("</body>", f"{_LIST_PLANTED}</body>"))
-    num_shown, *taken = json.loads(
+    num_shown, *became_markup = json.loads(
         _title(browse(tmp_path, "--dump-dom", (tmp_path / "page.html").as_uri()))
     )
-    return num_shown, taken
+    return num_shown, became_markup
 
 
 def _title(document: str) -> str:

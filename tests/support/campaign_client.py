@@ -1,9 +1,9 @@
 """A client for fault campaigns: `python -m tests.support.campaign_client LOG FILE NUMBER`.
 
-The client requests scores and reports clicks until SIGTERM. Before its first request, the client
-writes a line `asked` to FILE, with the number of rows and the clicked row of each request id. After
-the log has stored these requests and clicks, the client writes a line `sent`. The score of a row is
-the value of its first feature.
+The client requests scores and reports clicks until SIGTERM. Requests are sent in groups. Before
+each group, the client writes a line `asked` to FILE, with the number of rows and the clicked row of
+each request id. After the log has stored the group and its clicks, the client writes a line `sent`.
+The score of a row is the value of its first feature.
 """
 
 import asyncio

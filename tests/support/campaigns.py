@@ -32,7 +32,7 @@ class Program:
         self._start, self._may_end = start, may_end
         self.process = start()
         self.ends: list[int] = []
-        """Exit codes of all ends of the program that no kill caused."""
+        """Exit codes with which the program ended by itself."""
 
     def restart_if_ended(self) -> None:
         """Restart the program if it has ended.

@@ -39,7 +39,7 @@ class ClickTraffic:
 def draw(random: Generator, traffic: ClickTraffic, *, rows: int, auc: float) -> MaturedRows:
     """Draw `rows` rows. `auc` is the AUC among rows of one user.
 
-    Without a user effect, the AUC over all rows is also `auc`.
+    If users do not differ, `auc` is also the AUC over all rows.
     """
     requests = -(-rows // traffic.rows_per_request)
     groups = np.repeat(np.arange(requests), traffic.rows_per_request)[:rows]
@@ -167,10 +167,10 @@ def first_run(
 
     Args:
         policy: See `policies.policy.Policy`.
-        stream: Rows in the order of their times.
+        stream: Rows in temporal order.
         step: Rows per decision point.
-        windows: KPIs of windows of `stream`. None if the policy does not use KPIs.
-        gate_auc: AUC that the gate measured, with an interval of width 0.
+        windows: KPIs of the stream's windows. None if the policy does not use KPIs.
+        gate_auc: AUC that the gate measured. The gate's interval has width 0.
         after: Row of a drift. Run requests of policies other than the sequential test are ignored
             before this row.
     """

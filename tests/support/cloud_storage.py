@@ -4,10 +4,10 @@ The emulator (`gcp-storage-emulator`) stores buckets and objects, serves uploads
 listings and rewrites, counts generations and checks CRC32C. The front adds documented features of
 Cloud Storage that the emulator lacks:
 
-- preconditions (cloud.google.com/storage/docs/request-preconditions): 412 if `ifGenerationMatch` is
-  another generation, at the start and at the end of a resumable upload, and 404 for a read of a
-  `generation` that is gone. Requests are processed one at a time, so that the check and the change
-  are atomic;
+- preconditions (cloud.google.com/storage/docs/request-preconditions). The response is 412 if
+  `ifGenerationMatch` is another generation, at the start and at the end of a resumable upload. The
+  response is 404 for a read of a `generation` that is gone. The front processes requests one at a
+  time, so that checking and changing a generation is atomic;
 - resumable uploads (.../docs/performing-resumable-uploads): a part that has already arrived counts
   as sent, and a finished upload answers with its object again;
 - metadata in a rewrite, `generation` in a download, and an error text in a 404 response.
@@ -80,11 +80,11 @@ class Fault:
 
     on: Callable[[Request], bool]
     do: str
-    """Kind of fault. `status` sends this HTTP status without forwarding the request. `cut` closes
-    the connection without forwarding the request. `lose` forwards the request but sends no
-    response. `half` closes the connection after half of the response's body. `stall` sends half of
-    the response's body, and then waits until the front is reset. `damage` applies `change` to the
-    response's body. `hang` sends no response until the front is reset."""
+    """Kind of fault. `status` sends the HTTP status `self.status` without forwarding the request.
+    `cut` closes the connection without forwarding the request. `lose` forwards the request but
+    sends no response. `half` closes the connection after half of the response's body. `stall` sends
+    half of the response's body, and then waits until the front is reset. `damage` applies `change`
+    to the response's body. `hang` sends no response until the front is reset."""
     status: int = 503
     message: str = "backendError"
     times: int = 1
@@ -275,11 +275,11 @@ class CloudStorage(HttpDouble):
         if fault and do == "damage":
             content = fault.change(content)
         own = ("content-length", "connection", "server", "date")
-        kept = {name: value for name, value in answered.items() if name.lower() not in own}
+        forwarded = {name: value for name, value in answered.items() if name.lower() not in own}
         if do in ("half", "stall"):
-            kept["Content-Length"] = str(len(content))
-            return Reply(self._half(content, stall=do == "stall"), status, kept)
-        return Reply(content, status, kept)
+            forwarded["Content-Length"] = str(len(content))
+            return Reply(self._half(content, stall=do == "stall"), status, forwarded)
+        return Reply(content, status, forwarded)
 
     def _half(self, content: bytes, *, stall: bool) -> Iterator[bytes]:
         yield content[: len(content) // 2]

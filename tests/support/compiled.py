@@ -41,7 +41,7 @@ class Compiled:
             for given in self.task(step)["inputs"].get("artifacts", {}).values():
                 if "taskOutputArtifact" in given:
                     producer = given["taskOutputArtifact"]["producerTask"]
-                else:  # a group passes the input on, under the name of the task and its output
+                else:  # inside a group, the input's name contains the producing task
                     producer = (
                         given["componentInputArtifact"]
                         .removeprefix("pipelinechannel--")

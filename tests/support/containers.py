@@ -2,7 +2,7 @@
 
 A stand-in base is a Debian with Python 3.11. Debian 13 lacks Python 3.11, so its stand-in uses
 Debian 12's packages. Each stand-in has the name of the real base in the Dockerfiles, so the
-Dockerfiles are built unchanged. A release would pull the real base. A second run reuses the layers.
+Dockerfiles are built unchanged. A second run reuses the layers.
 """
 
 import ast
@@ -187,7 +187,7 @@ def give_to_user(folder: Path) -> None:
 def in_containers(podman, images, steps, *flags):
     """Run a task's command in its image.
 
-    Tests use this function instead of the local runner's `_run_step`.
+    The function replaces the local runner's `_run_step`.
     """
 
     def contained(command, variables, log):

@@ -28,7 +28,7 @@ WINDOW = 30.0
 
 
 def watch_boundaries(kill: Kill) -> None:
-    """Make a step before and after every call that this module's docstring names."""
+    """Make a step before and after every boundary: file operations, HTTP requests and COMMITs."""
     import requests
 
     kill.watch(os, "fsync", "rename", "replace", "unlink", "link", after=True, where=place_of)
@@ -105,7 +105,7 @@ ROLES = {"publisher": publish, "monitor": monitor, "uploader": upload}
 
 
 def live(order: dict, pipe: int) -> None:
-    """Run one life in its own process."""
+    """Run one role of the chain in a forked process."""
     os.environ.update(order["environment"])
     kill = Kill(
         *order["kill_at"], end=sigkill, report=lambda name: os.write(pipe, f"{name}\n".encode())

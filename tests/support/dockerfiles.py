@@ -21,7 +21,7 @@ LOCKS = {"validation": "validation-trixie"}
 environment. `test_containers.py` compares the versions in the image's lock and in the environment's
 lock."""
 PROGRAMS = {"inference_client": "demo.simulation", "monitoring": "monitoring"}
-"""Programs of images that are not steps of the pipeline. Each of these images installs the driver's
+"""Programs of the images that run no step of the pipeline. Such an image installs the driver's
 lock."""
 KNOWN = {"FROM", "ARG", "COPY", "RUN", "ENV", "WORKDIR", "LABEL", "USER", "ENTRYPOINT"}
 
@@ -66,7 +66,7 @@ class Stage:
         return found
 
     def labels(self, arguments: dict[str, str]) -> dict[str, str]:
-        """Return the labels.
+        """Return the image's labels.
 
         Each name of an ARG in a label is replaced by the value in `arguments`, or by its default.
         """

@@ -17,8 +17,8 @@ def raises(kind: type[BaseException], *named: object):
 
     Args:
         kind: Type of the error.
-        named: Names and values that the text must contain. Each must match a whole word or number,
-            so 1 does not match "10 rows".
+        named: Words and numbers in the error's text. Only whole words and numbers match, so 1 does
+            not match "10 rows".
     """
     return pytest.raises(kind, match=naming(*named))
 

@@ -43,7 +43,7 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in {**reply.headers, **headers}.items():
             self.send_header(name, value)
         self.end_headers()
-        # A client that closes the connection is part of a test.
+        # Some tests close the connection on purpose.
         with suppress(OSError):
             for chunk in (reply.body,) if is_whole else reply.body:
                 self.wfile.write(chunk)
@@ -64,7 +64,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Ignore the error. Some tests close a connection on purpose."""
+        """Ignore errors of closed connections. Some tests close a connection on purpose."""
 
 
 class HttpDouble:
@@ -83,7 +83,7 @@ class HttpDouble:
     def answer(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str]
     ) -> Reply | None:
-        """Return the response to a request, or None to close the connection without a response."""
+        """Return the response to a request. None closes the connection without a response."""
         raise NotImplementedError
 
     def close(self) -> None:

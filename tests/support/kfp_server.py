@@ -166,15 +166,16 @@ class KfpServer(HttpDouble):
         name = f"evergreen-retrainingb9625-1-{1829784550 + len(self.runs)}"
         run = self.add_run(name, "PENDING", schedule["experiment_id"])
         run |= {"recurring_run_id": schedule_id, "resource_name": name, "body": schedule}
-        taken = ("runtime_config", "pipeline_version_reference")
-        run |= not_ended(run) | {key: schedule[key] for key in taken if key in schedule}
+        copied_fields = ("runtime_config", "pipeline_version_reference")
+        run |= not_ended(run) | {key: schedule[key] for key in copied_fields if key in schedule}
         return run
 
     def constants(self, run: dict) -> dict[str, dict[str, object]]:
         """Map the name of each task of the run to the constants that the task receives.
 
         The server (2.17, driver/resolve.go) replaces a constant that consists of one placeholder.
-        The template of a schedule has no display name, so this name is empty.
+        The placeholder of a run's display name becomes empty in a schedule, whose template has no
+        display name.
         """
         reference = run["body"].get("pipeline_version_reference")
         if reference:
@@ -380,15 +381,20 @@ class KfpServer(HttpDouble):
             self.check_parameters(reference["pipeline_version_id"], body)
         run = self.add_run(body["display_name"], "PENDING", experiment)
         run |= {"body": body, "resource_name": f"evergreen-retraining-{len(self.runs):05x}"}
-        taken = ("service_account", "description", "runtime_config", "pipeline_version_reference")
+        copied_fields = (
+            "service_account",
+            "description",
+            "runtime_config",
+            "pipeline_version_reference",
+        )
         run |= {"service_account": "pipeline-runner"} | {
-            key: body[key] for key in taken if key in body
+            key: body[key] for key in copied_fields if key in body
         }
         run |= not_ended(run)
         return {key: value for key, value in run.items() if key not in INNER}
 
     def experiment_of(self, body: dict) -> str:
-        """Return the experiment in the body of a run request, or the default experiment."""
+        """Return the experiment that a run request names, or else the default experiment."""
         experiment = body.get("experiment_id", DEFAULT_EXPERIMENT["experiment_id"])
         if experiment not in {
             each["experiment_id"] for each in (*self.experiments, DEFAULT_EXPERIMENT)

@@ -6,7 +6,7 @@ A job is JSON with these keys:
 - `store`, `repository`, and `urls` and `state` of a `file_world`
 - `candidate`: paths of the three manifests of the candidate
 - `kill_at`: a checkpoint, or for `bake` the number of a boundary, see `crash_chain`
-- `occurrence`: number of the visit of `kill_at` that kills the process, from 1
+- `occurrence`: at the n-th visit of the checkpoint, the process is killed
 - `lives`: number of concurrent processes
 """
 
@@ -79,7 +79,7 @@ def bake(job):
 
     settings = settings_of(job, kill.reach)
     settings = replace(settings, connect=lambda url: Altered(connect_of(job)(url), load=load))
-    with suppress(TemporaryError):  # another controller is running
+    with suppress(TemporaryError):  # raised if another controller runs
         Baking(site=settings, metrics=("triton-a:8002",), fetch=lambda address: "").step({})
 
 

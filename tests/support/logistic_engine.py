@@ -12,8 +12,8 @@ from evergreen.config.model import DcnConfig
 from evergreen.config.training import TrainingSettings
 from evergreen.networks.files import new_model, open_model
 
-# Names and shapes match the files that `start` writes. The engine uses only the tables (width 1)
-# and the bias.
+# The configuration matches the names and shapes of the files that `start` writes. The engine uses
+# only the tables (width 1) and the bias.
 CONFIG = DcnConfig(
     num_dense=13, num_categorical=26, embedding_dim=1, num_cross_layers=1, tower=(1,)
 )

@@ -4,7 +4,7 @@ The double checks requests and answers by the published OpenAPI file.
 
 `model_registry_api.json` is the part of the OpenAPI file that covers the client's requests. A
 request whose path, parameter or body is not in the OpenAPI file counts as a fault. A response that
-the file does not allow counts as a fault too.
+differs from the OpenAPI file counts as a fault too.
 """
 
 import json
@@ -44,8 +44,8 @@ COMPONENTS = _told_apart(API["components"])
 
 def _resolved(node):
     while "$ref" in node:
-        place, node = node["$ref"], API
-        for part in place[2:].split("/"):
+        reference, node = node["$ref"], API
+        for part in reference[2:].split("/"):
             node = node[part]
     return node
 

@@ -119,7 +119,10 @@ def mean_log_odds(rate: float) -> float:
 
 @lru_cache(maxsize=64)
 def population_auc(rate: float, noise: float) -> float:
-    """Return the population AUC at this noise variance, for rows from different requests."""
+    """Return the population AUC of a model with the noise variance `noise`.
+
+    Both rows of a pair are from different requests.
+    """
     at, clicks, others = _grid(rate)
     return float(clicks @ _PHI((at[:, None] - at[None, :]) / np.sqrt(2 * noise)) @ others)
 
@@ -137,7 +140,7 @@ def noise_that_loses(rate: float, auc_loss: float) -> float:
 
 
 def population_log_loss(rate: float, noise: float) -> float:
-    """Return the mean log loss of a model with noise of this variance.
+    """Return the mean log loss of a model with the noise variance `noise`.
 
     The mean log loss is the mean entropy of the model's probabilities.
     """
@@ -184,8 +187,8 @@ def draw_slices(
     """Draw slices [n] by name.
 
     Each of the five most frequent values of a column is a slice, and the other values are one
-    slice. Each slice has between 1/20 and 1/4 of the rows. Every second column is constant in a
-    request. No column depends on clicks or scores.
+    slice. Each slice has between 1/20 and 1/4 of the rows. In every second column, all rows of a
+    request have the same value. No column depends on clicks or scores.
     """
     frequencies = 1 / np.arange(1, 31)
     frequencies /= frequencies.sum()

@@ -17,7 +17,7 @@ DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class Answer(NamedTuple):
-    """Response of a server to a request for a page."""
+    """Response of an HTTP server."""
 
     status: int
     """HTTP status, or 0 without a response."""

@@ -88,9 +88,9 @@ class Prometheus:
             return False
 
     def ask(self, query, **at):
-        """Return the result of the query, by the label `pod`.
+        """Return the result of the query at a time, by the label `pod`. The default time is now.
 
-        Samples without the label `pod` have an empty key. `at` may contain the time of the query.
+        Samples without the label `pod` have an empty key.
         """
         found = self._get("query", query=query, **at)["result"]
         return {each["metric"].get("pod", ""): float(each["value"][1]) for each in found}

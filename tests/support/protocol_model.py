@@ -114,8 +114,8 @@ class Controller(NamedTuple):
     is_rehearsed: bool = False
     known: Server | None = None
     paused: tuple[int, Line | None, int | None] | None = None
-    """Move that the controller checked before a pause. The tuple contains the number of the rule,
-    the observed intent and the position of the observed request."""
+    """Move that the controller checked before a pause: the number of the rule, the observed intent,
+    and the position of the observed request."""
 
 
 class State(NamedTuple):
@@ -201,7 +201,7 @@ DISTURBANCES = CRASH, FAILURE, RESTART, JUMP, PAUSE, RECALL = range(6)
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """The requests of a search, and the maximum number of disturbances of each kind."""
+    """The requests of a search, and how often each kind of disturbance may happen."""
 
     asks: tuple[Ask, ...]
     """Requests in the order in which they are appended to the journal. Each request can be appended
@@ -218,7 +218,7 @@ class Scenario:
 
     @property
     def budget(self) -> tuple[int, ...]:
-        """Return the initial budget, in the order of `DISTURBANCES`."""
+        """Return how often each of `DISTURBANCES` may happen in a search."""
         return (
             self.crashes,
             self.failures,
@@ -290,7 +290,7 @@ class ProtocolModel:
     # The following methods return what a controller sees, as in `controller.reconcile.observe`.
 
     def chosen(self, journal: Journal) -> int | None:
-        """Return the position of the request that is handled next, or None."""
+        """Return the position of the next request to handle, or None."""
         results = (None, CANCELLED) if self.mutant == "begin withdrawn requests" else (None,)
         found = [at for at, ask in enumerate(journal.asks) if ask.result in results]
         urgent = [at for at in found if journal.asks[at].kind in URGENT_KINDS]
@@ -516,7 +516,8 @@ class ProtocolModel:
     ) -> State | None:
         """Return the state after a move that involves no servers, or None if the move is refused.
 
-        `seen` contains the intent and the request that the controller observed before a pause.
+        `seen` contains an observation from before a pause: the intent and the position of the
+        request.
         """
         move, mine, files = rule.move, state.controllers[me], state.files
         line, at = seen or (self.intent(state, me), self.chosen(state.journal))
@@ -732,7 +733,7 @@ class ProtocolModel:
         """Return the state after the end of a round. The controller forgets what it observed."""
         return self._with(state, me, **_FORGOTTEN, known=None)
 
-    # The following methods return the possible next states.
+    # -- transitions
 
     def steps(self, state: State) -> Iterator[tuple[str, State]]:
         """Yield each possible event with the state after it."""
@@ -783,8 +784,8 @@ class ProtocolModel:
         others = [each for each in state.controllers if each.lease]
         if all(each.paused is not None for each in others):
             fence = state.files.fence + 1
-            taken = state._replace(files=state.files._replace(fence=fence))
-            yield f"{me} takes lease {fence}", self._with(taken, me, lease=fence)
+            locked = state._replace(files=state.files._replace(fence=fence))
+            yield f"{me} takes lease {fence}", self._with(locked, me, lease=fence)
 
     def _outside(self, state: State) -> Iterator[tuple[str, State]]:
         """Yield the events of the pipeline, the monitor, servers and clocks."""
@@ -893,7 +894,7 @@ class ProtocolModel:
             is_same = current is not None and current.move == rule.move
             return self.done(now, me, rule) if is_same else now
         if rule.move in JOURNAL_MOVES:
-            if rule.move == protocol.ANNOUNCE:  # the number was assigned before this move
+            if rule.move == protocol.ANNOUNCE:  # the intent already has its version number
                 line = seen[0]
                 if line is not None:
                     state = self._entry(state, me, lambda j: self._announce(j, line))

@@ -36,7 +36,7 @@ def recorded_series(pods=PODS) -> dict[str, str]:
 def counted(pod: str, metric: str, start: int, end: int) -> int:
     """Return the increase of a counter over all models of a pod between two times in seconds.
 
-    If a counter fell, it restarted at zero.
+    A counter whose value fell has restarted at zero.
     """
     readings = RECORD["readings"][pod][start // INTERVAL : end // INTERVAL + 1]
     total = 0
@@ -47,7 +47,7 @@ def counted(pod: str, metric: str, start: int, end: int) -> int:
 
 
 def truth(end: int, pods=PODS, *, window: int = 60) -> float:
-    """Return the mean time in microseconds that a request to these pods waited in a queue.
+    """Return the mean queue time in microseconds of requests to `pods`.
 
     The mean is over the window that ends at `end`.
     """

@@ -80,7 +80,7 @@ class Releases:
         return self.trained_until(version) >= changed_at + self.learned_after
 
     def auc_of(self, version: int, time: float) -> float:
-        """Return the AUC of the version on rows of the time `time`."""
+        """Return the AUC of the version at the time `time`."""
         changes = [
             each
             for each in (self.changed_at, self.changed_again_at)

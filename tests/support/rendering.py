@@ -83,7 +83,7 @@ def find(manifests: list[Manifest], kind: str, name: str) -> Manifest:
 
 
 def title(manifest: Manifest) -> str:
-    """Return the name of the object for the message of a failed test."""
+    """Return the object's kind, namespace and name for messages."""
     metadata = manifest["metadata"]
     return f"{manifest['kind']} {metadata.get('namespace', '-')}/{metadata['name']}"
 

@@ -53,7 +53,7 @@ def exported(tmp_path):
 def triton(tmp_path_factory):
     """Real tritonserver with one repository. Each test starts with an empty repository."""
     root = tmp_path_factory.mktemp("triton with space")
-    # This Triton version always uses its full stop timeout after a stub was killed.
+    # After a stub was killed, Triton 2.51 always waits for its full stop timeout.
     settings = TritonSettings(stop_seconds=0.2)
     (root / "home").mkdir()
     variables = {"HOME": str(root / "home")}

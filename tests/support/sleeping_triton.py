@@ -45,7 +45,7 @@ class Client:
     def ask_at_once(self, count: int, model: str = MODEL_NAME) -> list[threading.Thread]:
         """Send `count` requests in parallel and return their threads.
 
-        If the server stops before it answers, the threads end without an answer.
+        A request to a stopped server ends its thread without an answer.
         """
 
         def ask() -> None:

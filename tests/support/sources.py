@@ -52,7 +52,7 @@ def imports_of(tree: ast.AST) -> Iterator[str]:
 def value_after(code: str, expression: str, *, folder: Path, python_path: Path) -> tuple[Any, str]:
     """Run `code` in a fresh interpreter.
 
-    Return the value of the expression `told` after `code`, and the interpreter's output.
+    Return the value of the expression `expression` after `code`, and the interpreter's output.
     """
     printing = f"finally:\n import json, sys\n print(json.dumps({expression}))"
     done = subprocess.run(

@@ -107,9 +107,9 @@ def training_set_of(folder: Path, num_rows: int, *, workflow: Path, **changes) -
 
 
 def training_sets(root: Path):
-    """Return `make`, which writes rows, workflow and manifest below `root`.
+    """Return a function that writes rows, workflow and manifest below `root`.
 
-    `make` returns a TrainingSet.
+    The function returns the TrainingSet.
     """
 
     def make(labels, dense, ids, slot_sizes=SLOT_SIZES, name="set", workflow_start=0, num_files=2):

@@ -191,7 +191,10 @@ class Altered:
 
 
 def known_scores(dense: np.ndarray, categorical: np.ndarray) -> np.ndarray:
-    """Return [n] probabilities that depend on every feature. No product code uses this formula."""
+    """Return [n] probabilities that depend on every feature.
+
+    Product code does not use the formula.
+    """
     logit = np.nansum(np.log1p(np.maximum(dense.astype(np.float64), 0)), axis=1) / 40
     logit += np.cos(categorical.astype(np.float64)).sum(axis=1) / 5 - 1
     return (1 / (1 + np.exp(-logit))).astype(np.float32)
@@ -200,8 +203,8 @@ def known_scores(dense: np.ndarray, categorical: np.ndarray) -> np.ndarray:
 class ScoringDouble:
     """Server double whose models return known scores. Tests inject failures and delays.
 
-    The double parses the tensors like Triton. Each request takes one error from `failures`. After
-    the last error, requests succeed.
+    The double parses the tensors like Triton. A request fails with the next error in `failures`.
+    Requests succeed while `failures` is empty.
     """
 
     def __init__(self, features: Features = SHOP.features) -> None:

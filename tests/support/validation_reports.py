@@ -65,7 +65,7 @@ NUMBERS = ShownValues()
 def _measure_rows(now: pa.Table, champion: Champion | None, shown: ShownValues) -> Measured:
     """Measure the rows `now` and the champion's rows with the functions of the validation step.
 
-    Skew and quarantined rows have made-up values.
+    The measurements of skew and of quarantined rows are constants.
     """
     counter = _count_rows(now)
     window = counter.profile()

@@ -1,6 +1,6 @@
 """TFDV's statistics of a table in memory.
 
-The validation step reads a file batch by batch instead.
+The validation step computes statistics of a file, batch by batch.
 """
 
 import tempfile

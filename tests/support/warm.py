@@ -72,7 +72,7 @@ class Warm:
         folder: Path,
         seconds: float = 240,
     ) -> tuple[int, str]:
-        """Run `python -c program arguments` with these variables in `folder`.
+        """Run `python -c program arguments` in `folder`, with `variables` in the environment.
 
         Returns:
             The exit code of the program and its output. If a signal ended the program, the code is

@@ -1,4 +1,4 @@
-"""Tests of `make client-wheel`: with only this wheel, a service can score and log requests."""
+"""Tests of `make client-wheel`: a service with only this wheel can score and log requests."""
 
 import ast
 import importlib.metadata
@@ -32,7 +32,7 @@ def distribution(name: str) -> importlib.metadata.Distribution:
 
 
 def needed(texts, extras=frozenset({""})):
-    """Return the distributions that these requirements need by name, recursively."""
+    """Return the distributions by name that the requirements `texts` need, recursively."""
     found = {}
     for requirement in map(Requirement, texts):
         if requirement.marker is None or any(

@@ -209,7 +209,7 @@ def replace_column(table, name, values, **options):
 def reading():
     """Return functions that read and change encoded rows.
 
-    A fixture returns the functions, because tests/ has no packages to import them from.
+    Test modules cannot import these functions, because tests/components has no packages.
     """
     return SimpleNamespace(
         workflow=load_workflow,

@@ -57,7 +57,7 @@ def test_address_that_is_none_is_refused(arguments, capsys, address):
     assert f"dask_scheduler is {address!r}" in capsys.readouterr().err
     with raises(
         ValueError, "No clients found"
-    ):  # a remaining worker would take tasks of the next step
+    ):  # a worker that was not closed would take tasks of later steps
         distributed.default_client()
 
 

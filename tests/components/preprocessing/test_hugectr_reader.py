@@ -1,6 +1,6 @@
 """Reads the written folder by HugeCTR's rules alone, and tests that both readers agree.
 
-This reader refuses what HugeCTR misreads. The reader uses neither the step's own check
+The test's reader refuses what HugeCTR misreads. It uses neither the step's own check
 (`encode.verify_file`) nor the contract's column names. HugeCTR reads columns by position, never by
 name.
 """
@@ -100,7 +100,7 @@ class Reader:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """A window of rows, and the output of the step for it."""
+    """A window of raw rows, and the step's output for the window."""
     from benchmarks.raw_windows import write_window
 
     folder = tmp_path_factory.mktemp("written")

@@ -22,9 +22,9 @@ def test_each_row_is_at_each_position_as_often_as_its_propensity_says(k, share):
     seen, expected = Counter(), {}
     for chance in CHANCES:
         shown, propensities = explored(order, share, chance)
-        for place, (row, propensity) in enumerate(zip(shown.tolist(), propensities.tolist())):
-            seen[row, place] += 1
-            assert expected.setdefault((row, place), propensity) == propensity
+        for position, (row, propensity) in enumerate(zip(shown.tolist(), propensities.tolist())):
+            seen[row, position] += 1
+            assert expected.setdefault((row, position), propensity) == propensity
     for at, count in seen.items():
         assert count / DRAWS == pytest.approx(expected[at], abs=2 / DRAWS), at
 

@@ -46,7 +46,7 @@ def raw_rows(encoder, n=300, seed=1):
 def test_categories_encode_as_dict_would():
     encoder = fitted()
     _, categorical = raw_rows(encoder)
-    tables = [{int(key): 3 + place for place, key in enumerate(v)} for v in encoder.vocabularies]
+    tables = [{int(key): 3 + index for index, key in enumerate(v)} for v in encoder.vocabularies]
     expected = [
         [1 if key == -1 else table.get(int(key), 2) for key, table in zip(row, tables)]
         for row in categorical
@@ -104,8 +104,10 @@ EXCLUDED = ("I3", "I13", "C1", "C4")
 
 def without_columns(encoder, names=EXCLUDED):
     nothing = np.zeros(0, np.int64)
-    kept = [nothing if f"C{i + 1}" in names else v for i, v in enumerate(encoder.vocabularies)]
-    return replace(encoder, vocabularies=tuple(kept), excluded=names)
+    vocabularies = [
+        nothing if f"C{i + 1}" in names else v for i, v in enumerate(encoder.vocabularies)
+    ]
+    return replace(encoder, vocabularies=tuple(vocabularies), excluded=names)
 
 
 def test_excluded_column_is_missing_for_all_rows_and_others_are_unchanged():

@@ -114,27 +114,27 @@ def test_partitions_move_to_second_reader_and_old_tokens_of_them_are_void(wide):
     one = wide.reader()
     first = pull(one, count=40)
     two = wide.reader()
-    taken, again = set(), set()
+    read, again = set(), set()
 
     def are_shared():
         again.update(one.pull(100))
-        taken.update(two.pull(100))
-        return taken and two.backlog() == 40
+        read.update(two.pull(100))
+        return read and two.backlog() == 40
 
     def only_what_moved_is_open():
         # On a busy machine, Kafka may reassign partitions once more, even to the first reader. The
         # first reader then gets the messages of the reassigned partitions again.
         again.update(one.pull(100))
-        taken.update(two.pull(100))
-        return one.backlog() == len({d.message_id for d in taken | again})
+        read.update(two.pull(100))
+        return one.backlog() == len({d.message_id for d in read | again})
 
     until(are_shared)
-    assert len({d.message_id for d in taken}) < 40
+    assert len({d.message_id for d in read}) < 40
     # Some of the acknowledged messages belong to partitions that are now assigned to the second
     # reader.
     one.acknowledge([d.token for d in first])
     until(only_what_moved_is_open)
-    two.acknowledge([d.token for d in taken])
+    two.acknowledge([d.token for d in read])
 
     def all_ended():
         for reader in (one, two):
@@ -287,8 +287,11 @@ def frozen_cluster(tmp_path):
 
 
 def test_hanging_broker_is_problem_too_and_blocks_no_caller_for_long(frozen_cluster):
-    process, place = frozen_cluster
-    with closing(KafkaPublisher(place)) as publisher, closing(KafkaSubscriber(place)) as reader:
+    process, location = frozen_cluster
+    with (
+        closing(KafkaPublisher(location)) as publisher,
+        closing(KafkaSubscriber(location)) as reader,
+    ):
         publisher.publish(batch(1))
         reader.acknowledge([d.token for d in pull(reader, count=1)])
         until(lambda: reader.backlog() == 0)
@@ -307,10 +310,10 @@ def test_reader_beside_hanging_broker_closes_within_its_bound(frozen_cluster, mo
 
     The test is marked slow because the abandoned client stays in the process until its end.
     """
-    process, place = frozen_cluster
+    process, location = frozen_cluster
     monkeypatch.setattr(offsets, "_CLOSE_SECONDS", 2.0)
-    reader = KafkaSubscriber(place)
-    with closing(KafkaPublisher(place)) as publisher:
+    reader = KafkaSubscriber(location)
+    with closing(KafkaPublisher(location)) as publisher:
         publisher.publish(batch(1))
         held = pull(reader, count=1)
         freeze_group(process.pid)
@@ -335,7 +338,7 @@ def test_message_dead_lettered_twice_by_crash_is_listed_once(ends):
     reader = ends.reader()
     delivery, other = pull(reader, count=2)
     # Simulate a crash after a dead letter was stored and before its message was acknowledged. The
-    # next reader stores the dead letter a second time.
+    # reader after the crash stores the dead letter a second time.
     reader._dead_letters.keep([(delivery.message_id, delivery.payload, "before the crash")])
     reader.dead_letter([(delivery.token, "after it")])
     reader.dead_letter([(other.token, "bad too")])
@@ -382,9 +385,9 @@ def test_largest_message_with_long_name_and_reason_can_be_dead_lettered(ends):
     reader = ends.reader()
     (delivery,) = pull(reader, count=1)
     reader.dead_letter([(delivery.token, "é" * 100_000)])
-    (kept,) = reader.list_dead_letters()
-    assert len(kept.payload) == MAX_MESSAGE_BYTES
-    assert kept.reason.startswith("éé")
+    (letter,) = reader.list_dead_letters()
+    assert len(letter.payload) == MAX_MESSAGE_BYTES
+    assert letter.reason.startswith("éé")
 
 
 def test_messages_too_large_for_broker_are_dead_lettered_by_their_start(ends):
@@ -398,10 +401,10 @@ def test_messages_too_large_for_broker_are_dead_lettered_by_their_start(ends):
     reader = ends.reader()
     (delivery,) = pull(reader, count=1)
     reader.dead_letter([(delivery.token, "request_id is too long")])
-    (kept,) = reader.list_dead_letters()
-    assert kept.payload == (bytes(range(256)) * 12_000)[:MAX_MESSAGE_BYTES]
-    assert kept.message_id == "k" * 1024
-    assert kept.reason == "request_id is too long (kept are the first 1000000 of 3072000 bytes)"
+    (letter,) = reader.list_dead_letters()
+    assert letter.payload == (bytes(range(256)) * 12_000)[:MAX_MESSAGE_BYTES]
+    assert letter.message_id == "k" * 1024
+    assert letter.reason == "request_id is too long (kept are the first 1000000 of 3072000 bytes)"
     assert reader.backlog() == 0
 
 
@@ -410,15 +413,15 @@ def test_kafka_url_is_read_with_its_options_and_settings_file(tmp_path):
         "# mine\nsecurity.protocol = SASL_SSL\nsasl.password=a=b\n\n"
     )
     url = f"kafka://a:9092,b:9093/clicks.v1?group=g&lease_seconds=6&config={tmp_path}/kafka.conf"
-    place = KafkaLocation.parse(LogUrl.parse(url))
-    assert (place.brokers, place.topic, place.dead_letter_topic, place.group) == (
+    location = KafkaLocation.parse(LogUrl.parse(url))
+    assert (location.brokers, location.topic, location.dead_letter_topic, location.group) == (
         "a:9092,b:9093",
         "clicks.v1",
         "clicks.v1.dead-letters",
         "g",
     )
-    assert place.lease_seconds == 6.0
-    settings = place.client(acks="all", enable_idempotence=True)
+    assert location.lease_seconds == 6.0
+    settings = location.client(acks="all", enable_idempotence=True)
     assert settings["security.protocol"] == "SASL_SSL"
     assert settings["sasl.password"] == "a=b"
     assert settings["acks"] == "all"

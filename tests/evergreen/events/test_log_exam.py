@@ -168,16 +168,16 @@ def test_poison_message_becomes_dead_letter_with_reason_and_is_removed(
     began = time.time()
     subscriber.dead_letter([(deliveries["bad"].token, "no log record")])
     subscriber.dead_letter([(deliveries["worse"].token, "empty: é" + "\n" + "x" * 3000)])
-    for _ in range(2):  # listing removes nothing
-        kept = subscriber.list_dead_letters()
-        assert [(s.message_id, s.payload) for s in kept] == [
+    for _ in range(2):  # a listing must not remove dead letters
+        letters = subscriber.list_dead_letters()
+        assert [(s.message_id, s.payload) for s in letters] == [
             ("bad", b"\x00garbage"),
             ("worse", b""),
         ]
-        assert kept[0].reason == "no log record"
-        assert kept[1].reason.startswith("empty: é\nxxx")
+        assert letters[0].reason == "no log record"
+        assert letters[1].reason.startswith("empty: é\nxxx")
         assert [
-            began - 1 <= s.time - getattr(bench, "passed", 0.0) <= time.time() + 1 for s in kept
+            began - 1 <= s.time - getattr(bench, "passed", 0.0) <= time.time() + 1 for s in letters
         ] == [True, True]
     bench.expire_leases()
     assert bench.rest(subscriber) == []
@@ -237,7 +237,8 @@ def test_message_acknowledged_to_killed_publisher_is_delivered(bench, subscriber
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait(120)
-        # Also add the messages that the process named between the last read line and the kill.
+        # Add the acknowledged messages that the process printed between the last read line and the
+        # kill.
         acknowledged += [
             name
             for line in process.stdout.read().splitlines(keepends=True)

@@ -176,13 +176,13 @@ def test_dead_letters_and_foreign_messages_are_listed_as_such(bench, subscriber)
     )
     publish_all(client, bench.names.dead_letters.topic_path, [(b"2", {})])
     client.transport.close()
-    kept = {k.payload: k for k in subscriber.list_dead_letters()}
-    assert (kept[b"1"].message_id, kept[b"1"].reason) == (
+    letters = {k.payload: k for k in subscriber.list_dead_letters()}
+    assert (letters[b"1"].message_id, letters[b"1"].reason) == (
         "m",
         "dead letter of Pub/Sub after 100 deliveries",
     )
-    assert kept[b"2"].message_id.startswith("pubsub-")
-    assert abs(kept[b"2"].time - time.time()) < 60
+    assert letters[b"2"].message_id.startswith("pubsub-")
+    assert abs(letters[b"2"].time - time.time()) < 60
 
 
 def test_id_that_no_attribute_can_hold_is_refused(bench, publisher):
@@ -221,8 +221,8 @@ def test_listing_ends_although_its_objects_come_again_meanwhile():
     ]
     client = Slow(messages)
     names = Names("p", "t", "s")
-    kept = subscriber_module.PubsubDeadLetters(
+    letters = subscriber_module.PubsubDeadLetters(
         names, publisher=None, subscriber=client, wait_seconds=0.1
     )
-    assert {letter.message_id for letter in kept.read()} == {"a", "b"}
+    assert {letter.message_id for letter in letters.read()} == {"a", "b"}
     assert client.freed == [f"a/{client.pulls}", f"b/{client.pulls}"]

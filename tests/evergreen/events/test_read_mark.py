@@ -9,7 +9,7 @@ START = 1_700_000_000.0
 def mark_at(
     mark: ReadMark, seconds: float, *, connected_at: float | None = 0.0, oldest: float | None = None
 ):
-    """Return the watermark `seconds` after START, with both clocks at this time."""
+    """Return the watermark if both clocks are `seconds` after their start."""
     oldest = None if oldest is None else START + oldest
     value = mark.value(
         now=START + seconds, at=seconds, connected_at=connected_at, oldest_in_hand=oldest
@@ -34,7 +34,7 @@ def test_busy_log_is_current_up_to_newest_message_as_backlog_may_follow():
     mark.arrived(START - 1000.0, at=99.0)
     assert mark_at(mark, 100.0) == -1005.0
     mark.arrived(START - 900.0, at=100.0)
-    mark.arrived(START - 950.0, at=100.5)  # out of order
+    mark.arrived(START - 950.0, at=100.5)  # an older message arrives later
     assert mark_at(mark, 101.0) == -905.0
     assert mark_at(mark, 105.4) == -905.0
     assert mark_at(mark, 105.5) == 100.5

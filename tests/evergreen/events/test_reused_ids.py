@@ -79,5 +79,5 @@ def test_monitor_counts_and_keeps_requests_that_it_cannot_join(
     assert [(row["row"], row["label"]) for row in rows] == [
         (row, int(row == 2)) for row in range(10)
     ]
-    kept = PAGES[0].scores.tolist() if bench.deduplicates else None
-    assert kept in (None, [row["score"] for row in rows])
+    scores = PAGES[0].scores.tolist() if bench.deduplicates else None
+    assert scores in (None, [row["score"] for row in rows])

@@ -114,7 +114,7 @@ def test_watermark_waits_for_leases_of_killed_predecessor(path):
     killed.publish([("leased", b"1")])
     killed.pull(1)
     now = 1010.0
-    log = SqliteLog(path, lease_seconds=5.0, clock=lambda: now)  # a reader with shorter leases
+    log = SqliteLog(path, lease_seconds=5.0, clock=lambda: now)  # the new reader has shorter leases
     assert log.read_up_to() is None
     marks = []
     for moment in (1010.0, 1029.0, 1030.0):
@@ -173,7 +173,7 @@ def test_threads_may_share_one_log_handle(path):
 
 
 def test_openers_of_new_file_do_not_fail_each_other(tmp_path):
-    # Before opening was retried, 1 round in 50 failed with "database is locked".
+    # A former version failed in 1 of 50 attempts with "database is locked". Opening is retried now.
     start = threading.Barrier(4)
 
     def open_and_publish(path):
@@ -202,7 +202,7 @@ def test_clock_that_was_set_back_delays_neither_messages_nor_watermark(path):
     dead.pull(1)
     dead.close()
     log = SqliteLog(path, clock=lambda: now[0])
-    log.pull(10)  # The lease of "b" was also taken while the clock was wrong.
+    log.pull(10)  # message "b" is leased too while the clock is wrong
     now[0] -= 86_400.0
     again = log.pull(10)
     assert [delivery.message_id for delivery in again] == ["a", "b"]

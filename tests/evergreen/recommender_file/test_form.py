@@ -135,7 +135,7 @@ def test_as_many_columns_as_may_be_are_read_in_time():
 
 
 BOUNDLESS = {"seed": (1 << 63) - 1, "served_as": (1 << 63) - 1}
-"""Maximum values of settings without an upper bound. A large value needs no memory."""
+"""Maximum values of settings without an upper bound, which do not influence memory."""
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def row(n, **others):
 
 
 def rows(**others):
-    """Return 200 rows. The keyword `n7` replaces the row of number 7."""
+    """Return 200 CSV rows. The keyword `n7` replaces the row of number 7."""
     return [others.get(f"n{n}", row(n)) for n in range(200)]
 
 
@@ -129,7 +129,7 @@ def test_column_that_determines_label_is_leak_and_other_columns_are_not(write):
 
 
 def test_categories_of_newest_rows_that_no_earlier_row_has_are_counted(write):
-    # A missing value is not a category, even if no earlier row has a missing value.
+    # A missing value among the newest rows does not count as a new category.
     newest = {f"n{n}": row(n, item=f"new{n}" if n % 2 else "NULL") for n in range(180, 200)}
     (item,) = (
         each

@@ -91,11 +91,11 @@ def test_unneeded_models_are_deleted_and_all_others_stay(installation, capsys):
     )
     assert "work of run old, ended 2026-02-01" in (output := capsys.readouterr().out)
     assert "weights of model refused" in output
-    kept = {
+    remaining = {
         path.name: sorted(each.name for each in path.iterdir())
         for path in (store / "models").iterdir()
     }
-    assert kept == {
+    assert remaining == {
         name: [
             Model.MANIFEST,
             *(["statistics", "weights", "workflow"] if name in ("m4", "m5", "m6") else []),
@@ -191,14 +191,14 @@ def test_invalid_days_are_refused(installation, capsys, days):
 def test_files_of_killed_writes_are_removed_and_newer_ones_stay(installation, capsys):
     store, work = installation
     name = f".{{}}.{'0a' * 16}"
-    places = [
+    folders = [
         store / "models" / name.format("m9"),
         store / "graphs" / name.format("7"),
         work / name.format("run"),
     ]
-    places += [store / "models" / "m6" / name.format("weights")]
-    for place in places:
-        _fill(place)
+    folders += [store / "models" / "m6" / name.format("weights")]
+    for folder in folders:
+        _fill(folder)
     files = [
         store / name.format("journal.jsonl"),
         store / "runs" / "old" / name.format("training.json"),
@@ -206,15 +206,15 @@ def test_files_of_killed_writes_are_removed_and_newer_ones_stay(installation, ca
     for file in files:
         file.write_bytes(b"half")
     old, new = datetime(2026, 1, 1, tzinfo=timezone.utc).timestamp(), NOW.timestamp() - 60
-    for path in [*places, *(place / "bytes" for place in places), *files]:
+    for path in [*folders, *(folder / "bytes" for folder in folders), *files]:
         os.utime(path, (old, old))
     # The folder is old, but a file was written into it a minute ago.
-    os.utime(places[0] / "bytes", (new, new))
+    os.utime(folders[0] / "bytes", (new, new))
     os.utime(files[0], (new, new))
     (store / ".hidden").write_bytes(b"a person's")
     os.utime(store / ".hidden", (old, old))
     assert run(installation, "--yes") == 0
     assert "left by a write that was killed" in capsys.readouterr().out
-    assert [path for path in (*places, *files) if path.exists()] == [places[0], files[0]]
+    assert [path for path in (*folders, *files) if path.exists()] == [folders[0], files[0]]
     assert (store / ".hidden").exists()
     assert (model_folder(store, "m6") / "weights" / "bytes").exists()

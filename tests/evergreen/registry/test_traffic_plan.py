@@ -45,10 +45,10 @@ def test_growing_canary_keeps_every_key_that_it_had(key, salt, shares):
 @pytest.mark.parametrize("salt", ["a", "b", ""])
 def test_share_of_keys_is_met_within_binomials_error(share, salt):
     one = plan(canary_share=share, shadow_share=share, salt=salt)
-    taken = sum(one.arm_for(f"user-{i}") == CANARY for i in range(NUM_KEYS))
+    num_canary = sum(one.arm_for(f"user-{i}") == CANARY for i in range(NUM_KEYS))
     shadowed = sum(one.shadow_for("u", f"request-{i}") is not None for i in range(NUM_KEYS))
     error = 4 * math.sqrt(NUM_KEYS * share * (1 - share))
-    assert abs(taken - NUM_KEYS * share) <= error
+    assert abs(num_canary - NUM_KEYS * share) <= error
     assert abs(shadowed - NUM_KEYS * share) <= error
 
 

@@ -56,7 +56,7 @@ def page_of(text: str, *, rows: int) -> str:
         result="inconclusive",
     )
     lines = [Line(label=text, color="var(--series-1)", x=[0.0, 100.0], y=[0.5, 0.9])]
-    marks = [Mark(x=9.0 * place, text=f"{place} {text[:10]}") for place in range(12)]
+    marks = [Mark(x=9.0 * number, text=f"{number} {text[:10]}") for number in range(12)]
     tables = [
         PageTable(
             caption=f"{size} columns",

@@ -35,9 +35,7 @@ def archive(request, tmp_path):
     for name in [*FILES, *NO_SERVED_ROWS]:
         if "/." not in name:
             objects.write(name, tmp_path / "rows.parquet")
-        elif (
-            request.param == "folder"
-        ):  # The archive ignores this object, because the project never uses such a name.
+        elif request.param == "folder":  # the archive ignores a hidden file
             (tmp_path / "archive" / name).write_bytes(b"half a file")
     return objects
 

@@ -49,7 +49,7 @@ except ContractError as error:
 def lake(tmp_path, raw_table):
     """Writes one day of rows, in which some columns are replaced.
 
-    Returns the output of a process that reads these rows with 4 GiB of memory.
+    Returns the output of a process that reads the day's rows with 4 GiB of memory.
     """
 
     def read(n: int, changes: dict, **options) -> str:

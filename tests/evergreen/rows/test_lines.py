@@ -111,10 +111,10 @@ def test_output_of_standard_library_is_read_back(tmp_path, rows, quoting, ends):
     if not content.strip():
         return
     found, rejected, counts = read(written(tmp_path / "rows.csv", HEADER + b"\n" + content))
-    kept = [tuple(value or "" for value in row) for _, row in found]
+    rows_read = [tuple(value or "" for value in row) for _, row in found]
     if not any("\n" in field for row in rows for field in row):
-        assert (kept, rejected) == ([tuple(row) for row in rows], [])
-    assert set(kept) <= {tuple(field.replace("\r\n", "\n") for field in row) for row in rows}
+        assert (rows_read, rejected) == ([tuple(row) for row in rows], [])
+    assert set(rows_read) <= {tuple(field.replace("\r\n", "\n") for field in row) for row in rows}
     assert counts.lines == 1 + num_lines(content)
 
 

@@ -69,7 +69,7 @@ def test_format_is_recognized_in_any_year_or_leads_to_question(first, form):
         for i in range(3000)
     ]
     if form.startswith("YY") and form[2] != "Y" and first.year < 2000:
-        return  # The year 1999 does not fit into two digits.
+        return  # years of two digits begin with 2000
     if form.startswith("YYM"):
         width = len(form)
         values = [value.zfill(width) for value in values]

@@ -1,4 +1,4 @@
-"""Tests of tables, local times and progress bars of the commands."""
+"""Tests of how commands print tables, local times and progress bars."""
 
 import os
 import pty

@@ -2,7 +2,7 @@
 
 No request fails.
 
-With `EVERGREEN_CAMPAIGN_SHARE=0.02`, only 2 % of the kills run.
+`EVERGREEN_CAMPAIGN_SHARE=0.02` runs only 2 % of the kills.
 """
 
 import asyncio
@@ -38,8 +38,8 @@ TURNS = [
 ]
 """Pairs: the target of a fault, and the deployment command that runs when the fault happens."""
 LONGEST = {"rollback": 2.0, "promote": 4.0}
-"""Maximum time in seconds between a deployment's start and the fault. A deployment that ends before
-the fault does not count."""
+"""Maximum time in seconds between a deployment's start and the fault. The fault is not counted if
+the deployment ends first."""
 
 
 class Load(BackgroundTraffic):

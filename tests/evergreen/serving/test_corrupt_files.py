@@ -170,7 +170,7 @@ def test_servers_load_mended_graph_of_live_version_again(world, inspection, raw_
     for server in world.servers:
         (server.graph(1)).write_bytes(
             served(world, 1, "model.onnx").read_bytes()
-        )  # a restart would have the same effect
+        )  # as if the server had been restarted
     inspection.step()
     for server in world.servers:
         assert server.graph(1).read_bytes() == kept(world, 1, "model.onnx").read_bytes()
@@ -295,7 +295,7 @@ def test_golden_rows_that_disk_cannot_read_are_read_from_other_copy(world, monke
 def test_real_server_refuses_to_load_flipped_weights(
     deploy, settings, client, raw_rows, repository, triton
 ):
-    """Golden rows would detect few of these flipped bits."""
+    """A comparison of golden rows would detect few flipped bits in weights."""
     if not triton.alive():
         triton.start()
     deploy(1)

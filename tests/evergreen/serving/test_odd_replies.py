@@ -1,6 +1,6 @@
 """Tests of malformed replies that a correct Triton never sends.
 
-Each malformed reply must be reported as a fault with a name.
+The controller must report each malformed reply as a fault that names the server.
 """
 
 import dataclasses

@@ -1,9 +1,9 @@
 """Tests of deployments killed at every checkpoint: the next deployment repairs the state.
 
-The following invariants hold after each kill. The configuration names at least one version, and
+After each kill, the tests check three invariants. The configuration names at least one version, and
 only complete versions. Every running or starting server answers with a version whose graph hash is
 in the journal. After the next deployment, every server answers from the live version of the
-journal, and nothing of the killed deployment remains.
+journal, and no file of the killed deployment is left.
 """
 
 import json
@@ -127,7 +127,7 @@ def test_killed_rollback_is_finished_by_next(world, kill, place):
 def baking_world(world):
     """Versions 1 and 2 are released, and version 2 bakes.
 
-    The function `restore(state)` restores the files and writes findings with this state.
+    `restore(state)` restores all files, and then writes findings with the state `state`.
     """
     world.release(1), world.release(2)
     accept_into(world.settings.store, criteo_with(release={"bake_seconds": 0.0, "bake_rows": 1000}))

@@ -212,7 +212,7 @@ def test_server_that_could_not_be_restored_is_named_in_error_and_journal(world):
     world.release(1)
 
     def deaf(server, name):
-        """Load a version, but fail if the previous version must be loaded again."""
+        """Load version 2, but fail when the server must return to version 1."""
         if name == MODEL_NAME and server.loaded() == [2]:
             raise TemporaryError("triton has gone deaf")
         server.load(name)

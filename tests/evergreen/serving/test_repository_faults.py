@@ -45,8 +45,8 @@ def test_truncated_file_makes_version_none(repository, put_live):
         repository.objects.write("click_model/1/model.onnx", graph[:-100])
         assert repository.versions() == []
         repository.prune(set(), num_kept=2)
-    # The configuration names version 1, so servers load version 1. Its missing file must be
-    # reported.
+    # The configuration names version 1, so servers load version 1. The file that version 1 lacks
+    # must be reported.
     assert repository.taken_numbers() == [1]
 
 

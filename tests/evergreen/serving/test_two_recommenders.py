@@ -37,7 +37,8 @@ class Place:
     def candidate(self, seed, *, recommender=None):
         """Return a stored model, its verdict, and the rows of the verdict.
 
-        The model belongs to `recommender`, by default to this recommender.
+        The model belongs to the recommender `recommender`. The default is the recommender of this
+        object.
         """
         model, verdict, raw = self._make(self.settings.store, seed)
         named = dataclasses.replace(CRITEO_RECOMMENDER, name=recommender or self.name)

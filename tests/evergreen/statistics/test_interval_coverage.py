@@ -32,8 +32,8 @@ def coverage(
     }
 
 
-# In 99.8 % of all cases, Binomial(500, 0.95) is between 92 and 98 % of 500. The slow tests have
-# more windows, with bounds of 93 and 97 %.
+# In 99.8 % of all cases, Binomial(500, 0.95) is between 92 and 98 % of 500. The slow tests draw
+# more windows, so their bounds are 93 and 97 %.
 @pytest.mark.parametrize(
     ("windows", "rows", "size", "rate", "off", "exist"),
     [

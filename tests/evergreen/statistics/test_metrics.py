@@ -32,7 +32,7 @@ def delong(labels, *models):
 
 
 def auc_by_row(labels, scores):
-    """Return the AUC estimate if each row is a request of its own."""
+    """Return the AUC estimate for requests of one row each."""
     return metrics.auc_estimate(labels, scores, groups=np.arange(len(np.asarray(labels))))
 
 
@@ -118,8 +118,8 @@ def test_paired_difference_equals_delong_written_out(sample):
         assert min(labels.sum(), (1 - labels).sum()) < 10 or variance < 1e-12
         return
     assert difference.auc == pytest.approx(aucs[0] - aucs[1], abs=1e-12)
-    # The definition subtracts nearly equal numbers, so rounding errors of the variance remain. The
-    # error of the standard error is the root of the variance's error.
+    # The definition subtracts nearly equal numbers, so rounding errors of the variance remain. An
+    # error of 1e-14 in the variance is an error of 1e-7 in its square root.
     assert difference.standard_error == pytest.approx(math.sqrt(max(variance, 0.0)), abs=1e-7)
     if difference.standard_error:
         half = stats.t.ppf(0.975, difference.degrees) * difference.standard_error
@@ -235,7 +235,7 @@ def test_user_quality_is_mean_over_users_who_have_both_labels():
         weights.append(len(click))
         # Compute the mean over random orders of the rows with equal scores.
         orders = [np.lexsort((random.random(len(click)), -score)) for _ in range(1000)]
-        ideal = sum(1 / np.log2(place + 2) for place in range(click.sum()))
+        ideal = sum(1 / np.log2(position + 2) for position in range(click.sum()))
         gains.append(
             np.mean([(click[order] / np.log2(np.arange(len(click)) + 2)).sum() for order in orders])
             / ideal

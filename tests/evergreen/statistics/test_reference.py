@@ -80,7 +80,7 @@ def test_model_without_stored_scores_has_same_profile(tmp_path):
 
 
 def rewritten(path, change):
-    """Write the file again after `change` changed its header or its arrays."""
+    """Apply `change` to the file's header and arrays, and write the file again."""
     with np.load(path) as file:
         arrays = {name: file[name] for name in file.files}
     head = json.loads(arrays["head"].tobytes())
@@ -148,7 +148,7 @@ def test_outliers_are_at_most_thousandth_of_values_at_either_end():
     most = OUTLIER_SHARE * len(values)
     assert counts[:first].sum() <= most
     assert counts[end:].sum() <= most
-    # With one more bucket, the rows on either side would exceed the limit.
+    # The outer part of each side would exceed the limit if it had one more bucket.
     assert counts[: first + 1].sum() > most
     assert counts[end - 1 :].sum() > most
     assert DENSE_EDGES[end] > np.quantile(values, 0.99)

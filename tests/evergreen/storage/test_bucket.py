@@ -35,7 +35,7 @@ def is_chunk(request):
 def is_nth_part(n, seen):
     """Return a predicate that selects the request for part `n` of a large object.
 
-    The predicate adds each part to `seen`.
+    The predicate adds the request of each part to `seen`.
     """
     return lambda request: request.method == "PUT" and (seen.append(request) or len(seen) == n)
 

@@ -1,4 +1,4 @@
-"""Tests that concern only a folder: times, leftovers, full disks and plain files."""
+"""Tests of object storage in a folder only: times, leftovers, full disks and plain files."""
 
 import errno
 import os

@@ -182,10 +182,10 @@ def test_upload_over_other_bytes_is_refused_and_leaves_them(open_again, tmp_path
 def test_of_many_uploaders_of_one_file_one_writes_it_and_all_are_done(open_again, tmp_path):
     (tmp_path / "part").write_bytes(b"rows" * 10_000)
     for turn in range(5):
-        places, answers = [open_again() for _ in range(4)], []
+        handles, answers = [open_again() for _ in range(4)], []
         at_once(
             4,
-            lambda me, at=places, to=answers, n=f"turn {turn}": to.append(
+            lambda me, at=handles, to=answers, n=f"turn {turn}": to.append(
                 at[me].upload(n, tmp_path / "part")
             ),
         )

@@ -60,7 +60,7 @@ def evaluated(actions: str) -> list[DecisionPoint]:
 def test_fires_respect_live_cooldown_and_budget():
     """The policy requests a run at 60 s, which ends at 90 s.
 
-    The cooldown ends at 190 s, and the next request is at 210 s. The two runs exhaust the daily
+    The cooldown lasts until 190 s, and the second run starts at 210 s. Two runs exhaust the daily
     budget.
     """
     found = backtest(evaluated(".!!!!!!!!!"), SETTINGS_10, run_seconds=30.0)

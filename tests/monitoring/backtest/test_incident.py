@@ -182,12 +182,12 @@ def archive_up_to(ran, folder, until):
     """Create the monitor's archive as it was before the rows after `until` had matured."""
     for file in ran.archive.glob("day=*/*.parquet"):
         table = pq.read_table(file)
-        kept = table.filter(
+        early_rows = table.filter(
             pc.less_equal(pc.cast(table["event_time"], "int64"), round(until * 1e6))
         )
         target = folder / file.relative_to(ran.archive)
         target.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(kept, target)
+        pq.write_table(early_rows, target)
     return folder
 
 

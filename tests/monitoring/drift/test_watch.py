@@ -82,8 +82,8 @@ def test_unchanged_simulator_has_no_drift_and_every_column_is_evaluated(referenc
 
 
 def test_category_whose_share_doubles_is_found(reference, rows):
-    place = criteo.CATEGORICAL.index("C14")
-    values = rows.categorical[:, place]
+    index = criteo.CATEGORICAL.index("C14")
+    values = rows.categorical[:, index]
     ranked = reference.profile.columns["C14"].values
     value = int(ranked[2])
     now = int((values == value).sum())
@@ -163,9 +163,9 @@ def test_change_too_small_to_matter_is_none_however_many_rows_show_it(reference,
 
 
 def alike_in_requests(world, n, random, size=40):
-    """Return rows in which every second column is constant in a request.
+    """Return rows of requests, in which all rows of a request agree in every second column.
 
-    In a ranked list, the features of the user are constant in each request.
+    The features of the user agree in all rows of a ranked list.
     """
     drawn = replace_arrays(world.draw(n, random))
     users = world.draw(n // size, random)

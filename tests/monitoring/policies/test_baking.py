@@ -41,9 +41,7 @@ LIMITS = BakingSettings()
 
 
 def rolled_back(rows, *, settings=LIMITS, gate=GATE, before=BEFORE):
-    """Return the number of rows until the rollback, and the last decision.
-
-    The number of rows is None if no rollback followed.
+    """Return the number of rows until the rollback (or None), and the last decision.
 
     Traffic has 64 rows a second.
     """
@@ -133,7 +131,7 @@ def test_of_thousand_equal_versions_at_most_alpha_are_rolled_back():
     The gate's metrics come from 20,000 rows, and the predecessor's metrics come from 20,000 other
     rows.
     """
-    taken = 0
+    num_rolled_back = 0
     for seed in range(1_000):
         rows = traffic((19, seed), rows=140_000)
         gate, before, live = (
@@ -147,8 +145,8 @@ def test_of_thousand_equal_versions_at_most_alpha_are_rolled_back():
         )
         promised = Baseline(auc=auc.auc, low=auc.low, high=auc.high, previous_version=1)
         reached = Predecessor(auc_low=live_auc.low, click_rate=float(before.labels.mean()))
-        taken += rolled_back(live, gate=promised, before=reached)[0] is not None
-    assert taken <= LIMITS.bake_alpha * 1_000
+        num_rolled_back += rolled_back(live, gate=promised, before=reached)[0] is not None
+    assert num_rolled_back <= LIMITS.bake_alpha * 1_000
 
 
 def test_version_as_good_as_promised_is_baked_after_its_rows_and_its_time():
@@ -170,9 +168,9 @@ def test_suspected_version_goes_on_baking_until_evidence_is_enough(seed):
 
 
 def test_after_change_version_is_compared_with_what_predecessor_reaches():
-    """After a drift, the AUC of both versions is below the AUC that the gate measured.
+    """A drift can lower the AUC of both versions below the AUC that the gate measured.
 
-    A rollback would not help.
+    A rollback to the previous version would then not help.
     """
     rows = traffic(5, rows=40_000, noise=1.2)
     assert (

@@ -77,7 +77,7 @@ def test_requests_of_incomplete_round_wait_for_next_update():
     process = EProcess(0.75, {})
     process.update(
         rows_of([1, 0, 0, 0] * 10, [0.5] * 40), NEVER
-    )  # after this update, each round consists of 8 requests
+    )  # from the next update on, a round consists of 8 requests
     sizes = [1, 2, 1, 1, 3, 1, 1, 1, 2, 1, 3]
     labels = [0] * sum(sizes)
     process.update(
@@ -85,8 +85,8 @@ def test_requests_of_incomplete_round_wait_for_next_update():
     )
     left = process.memory()["rows"]
     assert (left["sizes"], left["clicks"]) == ([2, 1, 3], [])
-    kept = EProcess(0.75, process.memory())
-    for each in (process, kept):
+    restored = EProcess(0.75, process.memory())
+    for each in (process, restored):
         each.update(rows_of([0, 0], [0.1, 0.2], [0, 0]), NEVER)
         assert each.memory()["rows"]["sizes"] == [2, 1, 3, 2]
 

@@ -23,7 +23,7 @@ SPAN = 10.0
 class Line:
     """A policy that gets successive decision points.
 
-    After each point, the policy's state is written as JSON and read back.
+    The policy's state is written as JSON and read back between two decision points.
     """
 
     def __init__(self, learned: dict[int, float | None]) -> None:
@@ -173,9 +173,9 @@ def test_as_many_versions_as_fit_one_window_of_releases_suffice():
 
 def test_dropped_state_of_versions_does_not_depend_on_order_of_keys():
     known = {str(version): version for version in (10, 9, 2, 1, 30, 4, 5, 6, 7, 8)}
-    kept = without_oldest(known, needed=[2])
-    assert sorted(kept.values()) == [2, 5, 6, 7, 8, 9, 10, 30]
-    assert without_oldest(dict(sorted(known.items())), needed=[2]) == kept
+    remaining = without_oldest(known, needed=[2])
+    assert sorted(remaining.values()) == [2, 5, 6, 7, 8, 9, 10, 30]
+    assert without_oldest(dict(sorted(known.items())), needed=[2]) == remaining
 
 
 def test_decision_point_without_round_changes_no_evidence():
@@ -218,8 +218,8 @@ def test_factors_are_products_by_which_capital_is_multiplied():
     payoffs = [0.2, -0.8, 0.1, 0.05]
     by_hand = [np.prod([1.0 - each * payoff for payoff in payoffs]) for each in lambdas]
     assert factors(payoffs, lambdas) == pytest.approx(by_hand, rel=1e-12)
-    # All bets of the first round share one part of the capital. The expected e-value is this part
-    # times the mean of the factors, plus the rest of the capital.
+    # All bets of the first round share the part `start` of the capital. The expected e-value is
+    # `start` times the mean of the factors, plus the rest of the capital.
     capital = EValue({})
     capital.bet(payoffs[1:2], [1.0], lambdas, enough=1e9)
     start, cash = 1.0 - 1.0 / np.log2(3), 1.0 / np.log2(3)

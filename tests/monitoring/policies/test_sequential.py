@@ -152,10 +152,10 @@ def test_claim_equals_lower_end_of_gate_less_tolerance():
 def test_version_without_verdict_is_undecidable_and_keeps_other_evidence():
     policy = SequentialPolicy(EDGE)
     _, memory = policy.decide(evidence_of(rows=BAD, baseline=GATE), {})
-    decision, kept = policy.decide(
+    decision, state = policy.decide(
         evidence_of(replace(evidence_of().kpis, version=2), rows=BAD), memory
     )
     assert decision.action is Action.UNDECIDABLE
     assert decision.reason == "the gate's auc of model version 2 is not known"
     assert decision.numbers["threshold"] is None
-    assert kept == memory
+    assert state == memory

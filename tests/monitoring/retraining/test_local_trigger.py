@@ -45,7 +45,7 @@ def ended(trigger, name):
 def test_second_request_is_busy_and_same_request_already_exists(make):
     first = make()
     assert first.submit(request("a")) == "started"
-    for trigger in (first, make()):  # a restarted monitor makes the second trigger
+    for trigger in (first, make()):  # the second trigger belongs to a restarted monitor
         assert trigger.submit(request("a")) == "already"
         assert trigger.submit(request("b")) == "busy"
         assert trigger.state("a").state == "running"

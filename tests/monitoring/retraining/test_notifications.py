@@ -33,7 +33,7 @@ def webhook_file(server, tmp_path):
 
 
 def texts(server):
-    """Return the first line of each message, without the recommender's name at its start."""
+    """Return the first line of each message, without the recommender's name before the colon."""
     lines = [message["text"].split("\n")[0].partition(": ") for message in server.messages]
     assert {recommender for recommender, _, _ in lines} == {SHOP.name}
     return [text for _, _, text in lines]
@@ -84,10 +84,10 @@ def test_drift_is_reported_once_with_size_start_action_and_link(notified, server
 
 
 def test_run_that_ends_after_drift_is_reported_and_opens_no_incident():
-    clock, kept = Clock(START), KeptDocuments()
+    clock, documents = Clock(START), KeptDocuments()
     notifier = Notifier(
-        kept,
-        Outbox(kept, lambda body: Answer("delivered")),
+        documents,
+        Outbox(documents, lambda body: Answer("delivered")),
         NotificationSettings(),
         recommender="shop",
         clock=clock,
@@ -125,7 +125,7 @@ def test_restart_neither_forgets_nor_repeats(notified, server):
     waiting = len(monitor.actions.notifier.outbox)
     assert waiting == 2
     wait_for(lambda: server.num_requests, "the first try")
-    for number in range(3):  # as after a kill while the server was unreachable
+    for number in range(3):  # the monitor restarts while the webhook is unreachable
         monitor = b.start()
         b.evaluate(f"bad{number}", auc="bad")
 
@@ -194,15 +194,15 @@ def deliver(outbox, clock, server, *, until, seconds=1.0):
 
 @pytest.fixture
 def outbox(server, webhook_file):
-    return lambda kept: Outbox(
-        kept, lambda body: post_to_file(webhook_file, body, timeout_seconds=60.0)
+    return lambda documents: Outbox(
+        documents, lambda body: post_to_file(webhook_file, body, timeout_seconds=60.0)
     )
 
 
 def test_failures_are_retried_in_order_and_retry_after_is_kept_to(server, outbox):
-    clock, kept = Clock(START), KeptDocuments()
+    clock, documents = Clock(START), KeptDocuments()
     server.answers = [(500, {}), (429, {"Retry-After": "120"}), (503, {"Retry-After": "soon"})]
-    box, tries = outbox(kept), []
+    box, tries = outbox(documents), []
     for number in range(3):
         box.put({"text": str(number)}, now=clock.now)
 
@@ -216,48 +216,48 @@ def test_failures_are_retried_in_order_and_retry_after_is_kept_to(server, outbox
     pauses = [later - earlier for earlier, later in zip(tries, tries[1:])]
     assert pauses[1] >= 120.0
     assert pauses[0] >= 2.0
-    assert kept.counts == {"notification_delivered": 3}
+    assert documents.counts == {"notification_delivered": 3}
 
 
 def test_message_that_server_refuses_is_dropped_and_next_goes_out(server, outbox):
-    clock, kept = Clock(START), KeptDocuments()
+    clock, documents = Clock(START), KeptDocuments()
     server.answers = [(404, {}), (302, {"Location": "http://127.0.0.1:1/"})]
-    box = outbox(kept)
+    box = outbox(documents)
     for number in range(3):
         box.put({"text": str(number)}, now=clock.now)
     deliver(box, clock, server, until=lambda: not len(box))
     assert [message["text"] for message in server.messages] == ["2"]
-    assert kept.counts == {"notification_delivered": 1, "notification_dropped": 2}
+    assert documents.counts == {"notification_delivered": 1, "notification_dropped": 2}
 
 
 def test_room_is_bounded_newest_stay_and_drop_is_counted(server, outbox, monkeypatch):
     monkeypatch.setattr(notifications, "_MAX_WAITING", 3)
-    clock, kept = Clock(START), KeptDocuments()
+    clock, documents = Clock(START), KeptDocuments()
     server.answers = [(503, {})] * 1000
-    box = outbox(kept)
+    box = outbox(documents)
     for number in range(10):
         box.put({"text": str(number)}, now=clock.now)
     assert len(box) == 3
-    assert kept.counts["notification_dropped"] == 7
+    assert documents.counts["notification_dropped"] == 7
     server.answers = []
-    deliver(outbox(kept), clock, server, until=lambda: len(server.messages) == 3)
+    deliver(outbox(documents), clock, server, until=lambda: len(server.messages) == 3)
     assert [message["text"] for message in server.messages] == ["7", "8", "9"]
 
 
 def test_message_older_than_day_is_given_up(server, outbox):
-    clock, kept = Clock(START), KeptDocuments()
+    clock, documents = Clock(START), KeptDocuments()
     server.answers = [(503, {})] * 1000
-    box = outbox(kept)
+    box = outbox(documents)
     box.put({"text": "old"}, now=clock.now)
     deliver(box, clock, server, until=lambda: not len(box), seconds=3600.0)
-    assert kept.counts == {"notification_dropped": 1}
+    assert documents.counts == {"notification_dropped": 1}
 
 
 def test_address_never_reaches_log_store_or_error(server, outbox, webhook_file, caplog):
     caplog.set_level(logging.DEBUG)
-    clock, kept = Clock(START), KeptDocuments()
+    clock, documents = Clock(START), KeptDocuments()
     server.answers = [(503, {}), (302, {"Location": server.url})]
-    box = outbox(kept)
+    box = outbox(documents)
     box.put({"text": "a"}, now=clock.now)
     deliver(box, clock, server, until=lambda: not len(box))
     server.close()
@@ -267,7 +267,7 @@ def test_address_never_reaches_log_store_or_error(server, outbox, webhook_file, 
     webhook_file.unlink()
     reasons.append(post_to_file(webhook_file, b"{}").reason)
     assert all(reasons)
-    assert "a-secret" not in "".join([caplog.text, *kept.texts.values(), *reasons])
+    assert "a-secret" not in "".join([caplog.text, *documents.texts.values(), *reasons])
     assert "a notification was not delivered: answered 503" in caplog.text
 
 

@@ -79,7 +79,7 @@ def test_files_sealed_after_flush_do_not_delay_run(drifted):
     b = drifted(upload_wait_seconds=1000.0, archive_roll_rows=1)
     Uploader(b.settings.archive, b.folder / "lake").run_once()
     b.evaluate("next", auc="bad")
-    assert len(b.archived) == 400  # 400 rows of the last turn are sealed but not uploaded
+    assert len(b.archived) == 400  # the last 400 rows are sealed but not uploaded
     assert len(b.trigger.requests) == 1
 
 
@@ -243,11 +243,11 @@ def test_full_timeline_makes_room_and_keeps_its_predecessor(tmp_path):
     journal = Journal(tmp_path, clock=lambda: 1.0, max_file_bytes=1000)
     for number in range(100):
         journal.append_point({"number": number})
-    kept = [
+    remaining = [
         (tmp_path / name).read_text().splitlines()
         for name in ("timeline.jsonl.1", "timeline.jsonl")
     ]
-    numbers = [json.loads(line)["number"] for lines in kept for line in lines]
+    numbers = [json.loads(line)["number"] for lines in remaining for line in lines]
     assert numbers == list(range(numbers[0], 100))
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 2100
     journal.emit("stopped", "in time")

@@ -100,9 +100,7 @@ def test_archive_that_cannot_be_written_is_clear_error_and_loses_nothing(
         for _ in range(2):
             with raises(TemporaryError, "archive", error.strerror):
                 b.monitor.tick()
-    assert b.monitor.windows[1].labels.shape == (
-        9,
-    )  # the metrics contain rows that are not archived yet
+    assert b.monitor.windows[1].labels.shape == (9,)  # metrics do not wait for the archive
     assert b.archived == []
     assert list(b.settings.archive.glob("day=*/.*")) == []  # no partial file remains
     b.monitor.tick()
@@ -205,8 +203,8 @@ def test_rows_are_held_for_each_version_and_for_evaluate(tmp_path):
 
 def test_optional_columns_are_in_files_whose_rows_need_them(tmp_path):
     plain, ranked, canary = prediction("plain", 2), prediction("ranked", 3), prediction("canary", 1)
-    places, odds = np.array([3, 1, 2], np.int32), np.array([0.9, 0.8, 0.9])
-    ranked = dataclasses.replace(ranked, positions=places, propensities=odds)
+    positions, odds = np.array([3, 1, 2], np.int32), np.array([0.9, 0.8, 0.9])
+    ranked = dataclasses.replace(ranked, positions=positions, propensities=odds)
     canary = dataclasses.replace(canary, canary=True)
 
     def table(*batches):

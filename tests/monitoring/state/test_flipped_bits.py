@@ -1,6 +1,6 @@
 """Tests of a flipped bit in a stored block: it is reported, counted, and never read as another row.
 
-Other rows are not affected.
+Rows outside of the block are not affected.
 """
 
 import random

@@ -115,23 +115,23 @@ def test_every_field_with_every_type_of_wire_passes_running_monitor(bench, kind)
         columns = {name: number for *_, name, number in described["Features"]}
         paths |= {name: [*paths["features"], columns[name]] for name in ("price", "user", "genres")}
     b = bench(pull_messages=7)
-    cases, taken = [], []
+    cases, accepted = [], []
     for field, path in paths.items():
         for name, (wire, value) in SPOILT.items():
             case = f"{field} {name}"
             b.log.publish([(case, with_field(encode(record(case)), path, wire, value))])
             cases.append(case)
             if name in TAKEN.get(field, ()):
-                taken.append(case)
+                accepted.append(case)
     publish(b.log, prediction("good", ROWS))
     run_to_the_end(b)
     dead = {letter.message_id: letter.reason for letter in b.log.list_dead_letters()}
-    assert sorted(dead) == sorted({*cases} - {*taken})
+    assert sorted(dead) == sorted({*cases} - {*accepted})
     assert max(map(len, dead.values())) < 300
     requests = {row["request_id"] for row in b.archived}
     renamed = {"request_id text": "text", "request_id bytes of 3 numbers": "\0" * 12}
     assert requests == (
-        {"good", *(renamed.get(c, c) for c in taken)} if kind == "predictions" else {"good"}
+        {"good", *(renamed.get(c, c) for c in accepted)} if kind == "predictions" else {"good"}
     )
     assert b.log.backlog() == 0
 

@@ -74,7 +74,7 @@ def test_any_order_with_any_repetition_gives_labels_of_oracle(tmp_path_factory, 
 
 
 def test_windows_stay_open_while_their_clicks_wait_in_log(bench, monkeypatch):
-    """The monitor was stopped for long, so by the clock all windows have ended.
+    """The monitor starts after a long stop, when all attribution windows have ended.
 
     Clicks that wait in the log must still count.
     """

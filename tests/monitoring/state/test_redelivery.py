@@ -1,4 +1,4 @@
-"""Tests of redelivered requests, which are ignored.
+"""Tests of requests that the log delivers again: the monitor ignores them.
 
 A new request with the id of an earlier request becomes a dead letter. No click on a redelivered
 request is lost.
@@ -89,7 +89,7 @@ def test_equal_request_is_duplicate_before_and_after_it_is_archived(started, res
     assert counts(b) == (9, 5, 0, 0)
     redeliver(
         b, replace(FIRST, time=START + 1)
-    )  # another request than the archived request, because its time differs
+    )  # a new request with the id of the archived request
     assert counts(b) == (9, 5, 1, 1)
 
 

@@ -175,13 +175,13 @@ def test_store_that_cannot_be_read_is_reported_and_stops_nothing(bench, broken):
     journal = b.settings.store / "journal.jsonl"
     path = journal if broken == "journal" else b.settings.store / "runs" / "new" / "outcome.json"
     path.parent.mkdir(exist_ok=True)
-    kept = path.read_bytes() if path.exists() else None
+    content = path.read_bytes() if path.exists() else None
     path.write_text("nonsense\n")
     found = shown.after()
     assert found["ctr_monitor_model_registry_readable",] == 0
     assert ("ctr_monitor_live_version",) not in found
     assert found["ctr_monitor_last_turn_timestamp_seconds",] == b.clock.now
-    path.unlink() if kept is None else path.write_bytes(kept)
+    path.unlink() if content is None else path.write_bytes(content)
     found = shown.after()
     assert found["ctr_monitor_model_registry_readable",] == 1
     assert found["ctr_monitor_live_version",] == 1

@@ -117,8 +117,7 @@ def test_scale_down_waits_until_no_recommendation_in_window_was_higher():
         pods = PodCounts(existing=current, ready=current)
         current = controller.sync(now, current, pods=pods, readings={"queue": value})
         seen[now] = current
-    # The last recommendation of 8 replicas was made at 45 s. After 300 s, this recommendation no
-    # longer counts.
+    # The last recommendation of 8 replicas was made at 45 s. Recommendations count for 300 s.
     assert seen[330.0] == 8
     assert seen[345.0] == 4
 
@@ -177,8 +176,8 @@ def _most(direction: Rules, numbers: list[int], is_up: bool) -> int:
     allowed = []
     for policy in direction.policies:
         syncs = int(policy.period_seconds // 15)
-        # A change exactly one period ago no longer counts. The limit applies to the number of
-        # replicas after that change.
+        # A change exactly one period ago no longer counts. The period starts with the number of
+        # replicas after such a change.
         start = numbers[-syncs] if len(numbers) >= syncs else numbers[0]
         end = start + policy.value if is_up else start - policy.value
         if policy.type == "Percent":
