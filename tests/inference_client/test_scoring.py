@@ -134,7 +134,7 @@ def test_proxy_in_environment_is_not_asked(
 
 
 def test_restarted_server_is_found_again(server, make_rows, score_rows):
-    """The gRPC channel must reconnect faster than the client gives up its retries."""
+    """The gRPC channel must reconnect before the client has used up its retries."""
     rows = make_rows(2)
 
     async def ask():

@@ -52,7 +52,7 @@ class Kill:
         """Names of the steps so far, in order."""
         self.is_dead = False
         self.is_paused = False
-        """Whether steps are ignored. Test doubles set this attribute during their own calls."""
+        """Whether steps are ignored. Test doubles set `is_paused` during their own calls."""
         self._real: list[tuple[object, str, Any]] = []
 
     def reach(self, name: str) -> None:
