@@ -120,7 +120,7 @@ def test_figure_without_source_is_found(text, expected):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
-def test_figures_of_speed_are_on_performance_page_or_said_to_be_old(page):
+def test_figures_of_speed_are_on_performance_page_or_marked_as_old(page):
     if page in (performance.PAGE, REPOSITORY / "CHANGELOG.md"):
         return
     results = {

@@ -158,7 +158,9 @@ def test_uncommitted_changes_are_refused_or_named_in_tag_if_allowed(tree, engine
         (["nothing"], "image nothing is unknown"),
     ],
 )
-def test_misuse_is_refused_before_anything_is_built(tree, engines, capsys, arguments, word):
+def test_invalid_arguments_are_refused_before_anything_is_built(
+    tree, engines, capsys, arguments, word
+):
     calls = engines("docker")
     assert build_images.main(arguments) == 2
     assert word in capsys.readouterr().err

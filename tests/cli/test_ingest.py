@@ -71,7 +71,7 @@ def clicks_of(rows: list[dict]) -> list[tuple]:
     return [tuple(r[name] for name in (raw_rows.LABEL, *criteo.FEATURES)) for r in rows]
 
 
-def test_rows_lie_in_file_order_evenly_over_whole_days(
+def test_rows_in_file_order_are_spread_evenly_over_full_days(
     tmp_path, criteo_rows, write_text, truth, run_ingest
 ):
     for day in (9, 10):
@@ -157,7 +157,7 @@ def test_ingesting_again_gives_same_files_and_replaces_old(
     assert other.exists()
 
 
-def test_malformed_lines_are_kept_beside_replay(tmp_path, criteo_rows, write_text, run_ingest):
+def test_malformed_lines_are_stored_beside_replay(tmp_path, criteo_rows, write_text, run_ingest):
     rows = criteo_rows(200)
     rows[150] = rows[150][:38]
     _, summary, _ = run_ingest(write_text(tmp_path / "day_0.gz", rows))
@@ -267,7 +267,7 @@ def test_bucket_contains_same_files_as_folder_and_other_settings_replace_it(
         assert held() == {**expected, "day=2026-03-07/part-other.parquet": other}
 
 
-def test_killed_ingest_leaves_whole_files_and_next_one_finishes(
+def test_killed_ingest_leaves_complete_files_and_next_one_finishes(
     tmp_path, criteo_rows, write_text, run_ingest, cloud_storage
 ):
     path = write_text(tmp_path / "day_0.gz", criteo_rows(400))

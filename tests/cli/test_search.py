@@ -195,7 +195,7 @@ def test_network_that_cannot_continue_live_model_is_refused_before_first_trial(
     assert [each["parent"] for each in started] == ["none", "model-1"]
 
 
-def test_katib_is_given_experiment_whose_trials_run_uploaded_pipeline(
+def test_katib_gets_experiment_whose_trials_run_uploaded_pipeline(
     tmp_path, kubeflow, monkeypatch, capsys
 ):
     (tmp_path / "space.yaml").write_text(SPACE)

@@ -68,7 +68,7 @@ def at_work(bench):
         thread.join()
 
 
-def test_lost_disk_is_restored_from_its_backup_and_loop_goes_on(chain, tmp_path, capsys):
+def test_lost_disk_is_restored_from_backup_and_pipeline_continues(chain, tmp_path, capsys):
     root, backup = tmp_path / "a monitor", tmp_path / "other disk" / "backup"
     backup.parent.mkdir()
     mine = chain.copied_to(root)

@@ -98,7 +98,7 @@ def test_pages_of_first_model_have_no_champion_and_end_with_release(chain):
     )
 
 
-def test_after_rollback_cards_say_who_served_from_when_to_when(chain, card_of, tmp_path):
+def test_after_rollback_cards_show_when_each_version_served(chain, card_of, tmp_path):
     first, second = chain.rounds
     back = chain.copied_to(tmp_path / "gone back")
     back.go_back(1)

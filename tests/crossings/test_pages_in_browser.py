@@ -94,7 +94,7 @@ PAGES = {
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_page_fits_every_screen_and_hinders_nobody(chain, tmp_path, name):
+def test_page_fits_every_screen_and_is_accessible(chain, tmp_path, name):
     page = PAGES[name](chain)
     assert pixels_too_wide(tmp_path, page, *WIDTHS) == [0] * len(WIDTHS)
     assert cut_texts(tmp_path, page, *WIDTHS) == [[]] * len(WIDTHS)

@@ -92,7 +92,7 @@ def test_edited_file_of_lake_is_first_difference(copy, second, keeps_time):
     assert is_named is not keeps_time
 
 
-def test_lost_days_of_lake_and_collected_weights_of_parent_are_named(copy, tmp_path, capsys):
+def test_missing_days_of_lake_and_deleted_weights_of_parent_are_named(copy, tmp_path, capsys):
     line = ["2", "--store", str(copy.root / "store"), "--work", str(tmp_path)]
     shutil.rmtree((copy.root / EDITED).parent)
     assert main(line) == 2

@@ -142,7 +142,7 @@ def test_undraftable_input_gets_drafts_own_message_and_never_criteos(tmp_path, n
     assert "Criteo" not in str(caught.value)
 
 
-def test_folder_without_rows_says_which_files_are_looked_for(tmp_path):
+def test_folder_without_rows_names_expected_files(tmp_path):
     (tmp_path / "readme.md").write_text("No rows.")
     (tmp_path / ".hidden.csv").write_text("clicked,price\n0,1.5\n")
     with raises(ContractError, "no file of rows", ".csv"):
@@ -301,7 +301,7 @@ class StackDouble:
         (False, False, True, "the rows ran out before the drift began", []),
     ],
 )
-def test_simulator_is_said_to_change_only_where_it_does(
+def test_simulator_is_reported_to_change_only_where_it_does(
     capsys, decided, ran_out, has_ended, title, sentence
 ):
     demo = SimpleNamespace(

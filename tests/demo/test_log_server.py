@@ -29,7 +29,7 @@ def java(tmp_path):
 
 
 @pytest.mark.parametrize("way", ["path", "gcloud"])
-def test_emulator_is_found_wherever_cloud_sdk_lies(way, tmp_path, java):
+def test_emulator_is_found_wherever_cloud_sdk_is_installed(way, tmp_path, java):
     sdk = tmp_path / "google-cloud-sdk"
     script = program(sdk / "platform" / "pubsub-emulator" / "bin" / "cloud-pubsub-emulator")
     gcloud = program(sdk / "bin" / "gcloud")

@@ -72,7 +72,7 @@ def test_preempted_task_is_retried_as_often_as_pipeline_says(run_tiny):
     assert (folder / "last").read_text() == "SUCCEEDED"
 
 
-def test_step_that_refuses_its_input_is_not_retried_and_nobody_waits(run_tiny):
+def test_step_that_refuses_its_input_ends_run_without_retry(run_tiny):
     with pytest.raises(PipelineFailed):
         run_tiny(passes=True, refuses=True)  # The pipeline waits an hour between retries.
     assert (run_tiny.folder / "second").read_text() == "ran\n"

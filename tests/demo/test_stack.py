@@ -93,7 +93,7 @@ def test_killed_owner_ends_its_processes(tmp_path):
     wait_for(lambda: not Path(f"/proc/{child}").exists())
 
 
-def test_line_being_written_is_read_when_it_is_whole(tmp_path):
+def test_line_being_written_is_read_when_it_is_complete(tmp_path):
     path = tmp_path / "lines.jsonl"
     lines = JsonLines(path)
     assert lines.update() == []

@@ -52,7 +52,7 @@ def test_good_run_fails_no_promise_and_absent_parts_promise_nothing():
 
 
 @pytest.mark.parametrize("late", [{"late_requests": 1}, {"late_rows": 64}])
-def test_decisions_without_late_record_may_differ_and_report_says_so(late):
+def test_decisions_without_late_record_may_differ_and_are_reported(late):
     summary = replace(
         GOOD, decisions=ReplayedDecisions(points=20, equal=False, digest="00", **late)
     )
@@ -461,9 +461,7 @@ def test_rows_needed_for_certainty_grow_with_logarithm_of_evidence(tmp_path):
         ),
     ],
 )
-def test_change_without_effect_and_alarm_without_rows_say_what_is_missing(
-    tmp_path, decision, words
-):
+def test_change_without_effect_and_alarm_without_rows_name_missing_part(tmp_path, decision, words):
     known = verdict(tmp_path, candidate=ModelQuality(auc=0.7, auc_low=0.66, auc_high=0.74))
     (way,) = ways(UNASKED, decisions=[decision], verdicts=[known])
     for word in words:
@@ -517,7 +515,7 @@ def test_refused_run_gives_advice_of_its_own_verdict(tmp_path):
     ) == ["bring newer rows"]
 
 
-def test_version_that_was_not_measured_says_how_many_rows_came():
+def test_unmeasured_version_reports_number_of_rows():
     (way,) = ways(changed("auc.recovered", None, CHANGED), timeline=[{"version": 2, "rows": 310}])
     assert "8,000 labelled rows of version 2 fill a window, and 310 came" in way
 

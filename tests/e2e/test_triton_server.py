@@ -120,7 +120,7 @@ def test_client_may_not_register_memory_nor_change_traces_and_logs(repository, t
         call(client)
 
 
-def test_proxy_in_environment_is_not_asked(repository, tmp_path, monkeypatch):
+def test_proxy_in_environment_is_not_used(repository, tmp_path, monkeypatch):
     from evergreen.serving.servers import Triton
 
     with socket.socket() as nobody:
@@ -180,7 +180,7 @@ def test_version_folder_that_is_not_configured_may_be_half_copied(repository, tm
         assert not is_ready(server, "click_model", "2")
 
 
-def test_model_that_cannot_load_ends_start_with_servers_own_words(repository, tmp_path):
+def test_model_that_cannot_load_ends_start_with_error_of_server(repository, tmp_path):
     (repository / "click_model" / "1" / "model.py").write_text(
         "raise RuntimeError('no such luck')\n"
     )

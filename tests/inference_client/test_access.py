@@ -67,7 +67,7 @@ def ask(url, rows, *, attempts=1, **access):
     return asyncio.run(run())
 
 
-def test_server_with_certificate_of_known_authority_is_asked(
+def test_server_with_certificate_of_known_authority_gets_requests(
     secure, authority, files, make_rows, score_rows
 ):
     rows = make_rows(2)
@@ -107,9 +107,7 @@ def test_certificate_is_checked_against_configured_name(
         assert running.scoring.requests == []
 
 
-def test_client_shows_its_own_certificate_to_server_that_asks_for_one(
-    secure, authority, files, make_rows
-):
+def test_client_sends_its_certificate_if_server_requests_one(secure, authority, files, make_rows):
     running = secure("triton", mutual=True)
     key, certificate = authority.certificate("a site")
     given = files(ca_file=authority.pem, key_file=key, certificate_file=certificate)

@@ -472,7 +472,7 @@ def test_large_rows_go_in_smaller_flushes(time, prediction, monkeypatch):
 
 @pytest.mark.parametrize("num_rows", [1, 7, 64])
 @pytest.mark.parametrize("full", [False, True])
-def test_queue_takes_no_more_memory_than_it_is_allowed(time, num_rows, full):
+def test_memory_of_queue_is_bounded(time, num_rows, full):
     most = 4_000_000
     publisher = publisher_of(MemoryLog(lambda: TemporaryError("gone")), time, max_queued_bytes=most)
     ids = itertools.count()
@@ -727,7 +727,7 @@ def test_record_that_cannot_be_encoded_stops_no_other(time, prediction):
     assert (publisher.counts.published_rows, publisher.counts.dropped_rows) == (8, 4)
 
 
-def test_closing_says_how_many_rows_are_in_log_and_how_many_were_dropped(time, prediction, caplog):
+def test_closing_reports_logged_rows_and_dropped_rows(time, prediction, caplog):
     publisher = publisher_of(MemoryLog(), time, max_queued=4)
     for name in "abc":
         publisher.add(prediction(name))

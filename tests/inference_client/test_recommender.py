@@ -131,7 +131,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_rows_by_name_are_scored_and_logged_as_model_takes_them(
+def test_rows_by_name_are_scored_and_logged_in_form_of_model(
     server, log, make_rows, score_rows, read_log, form
 ):
     server.scoring.version = 7
@@ -267,7 +267,7 @@ def rank(server, rows, k, **settings):
     return asyncio.run(run())
 
 
-def test_equal_scores_keep_order_given_and_short_list_is_ranked_whole(server, make_rows):
+def test_equal_scores_keep_input_order_and_short_list_is_ranked_completely(server, make_rows):
     server.scoring.reply_scores = lambda scores: np.round(scores, 1)
     ranking = rank(server, make_rows(500), 600)
     assert sorted(ranking.candidates) == list(range(500))
@@ -372,7 +372,7 @@ def test_wrong_row_is_named_by_column_row_and_value(rows, text):
     ]
 
 
-def test_numbers_texts_and_dictionaries_of_same_category_are_sound():
+def test_numbers_texts_and_dictionaries_of_same_category_are_valid():
     mixed = feature_rows(
         {"price": [None, 2], "item": ["255", 255]}, SMALL.features, may_lack_columns=True
     )
@@ -459,7 +459,7 @@ PLACED = [[7, PUNK, FOLK, -1, 2, 3], [8, -1, -1, -1, -1, -1], [9, ROCK, JAZZ, FO
     ],
     ids=["columns", "rows", "Arrow", "arrays"],
 )
-def test_counted_list_elements_take_positions(rows):
+def test_counted_list_elements_occupy_positions(rows):
     assert feature_rows(rows, LISTS).categorical.tolist() == PLACED
 
 
@@ -522,7 +522,7 @@ def test_scoring_waits_for_no_log_even_if_publishing_hangs(score_rows, make_rows
     assert {f"r{number}" for number in range(50)} <= dict(stored).keys()
 
 
-def test_lost_log_fails_no_request_and_closing_says_what_was_lost(score_rows, make_rows):
+def test_lost_log_fails_no_request_and_closing_reports_losses(score_rows, make_rows):
     log = LostLog()
     rows = FeatureRows(dense=make_rows(2)[0], categorical=make_rows(2)[1])
 

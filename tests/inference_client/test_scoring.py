@@ -65,7 +65,7 @@ def test_one_connection_serves_many_requests_within_in_flight_bound(server, make
 @pytest.mark.parametrize(
     "failure", [(UNAVAILABLE, "Exceeds maximum queue size"), SWITCHING], ids=["busy", "switch"]
 )
-def test_unavailable_server_is_asked_again_with_growing_waits(
+def test_unavailable_server_is_retried_with_growing_waits(
     server, make_rows, score_rows, sleeps, failure
 ):
     server.scoring.failures = [failure] * 4
@@ -121,9 +121,7 @@ def test_refused_connection_is_unavailable(refusing_url, make_rows, sleeps):
         score(refusing_url, make_rows(1), sleeps, max_attempts=2)
 
 
-def test_proxy_in_environment_is_not_asked(
-    server, make_rows, score_rows, refusing_url, monkeypatch
-):
+def test_proxy_in_environment_is_not_used(server, make_rows, score_rows, refusing_url, monkeypatch):
     for name in ("http_proxy", "https_proxy", "grpc_proxy"):
         monkeypatch.setenv(name, f"http://{refusing_url}")
     for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy"):
@@ -201,7 +199,7 @@ def test_versions_that_never_settle_are_error(server, make_rows):
         score(server.url, make_rows(2 * MAX_BATCH_ROWS), max_attempts=3)
 
 
-def test_each_version_gets_columns_that_it_takes_by_their_names(server, make_rows, score_rows):
+def test_each_version_gets_its_columns_by_name(server, make_rows, score_rows):
     columns = SHOP.features.columns
     numeric, categorical = columns["numeric"], columns["categorical"]
     server.scoring.columns = {
@@ -232,7 +230,7 @@ def test_each_version_gets_columns_that_it_takes_by_their_names(server, make_row
     asyncio.run(ask())
 
 
-def test_rows_that_server_refuses_with_columns_that_it_takes_are_refused(server, make_rows):
+def test_rows_are_refused_if_server_rejects_them_despite_its_columns(server, make_rows):
     server.scoring.failures = [(grpc.StatusCode.INVALID_ARGUMENT, "no")]
 
     async def ask():

@@ -168,7 +168,7 @@ def test_model_that_answered_and_is_absent_is_requested_again(server, make_rows,
     )
 
 
-def test_message_larger_than_server_takes_is_not_tried_again(server, make_rows):
+def test_message_over_limit_of_server_is_not_retried(server, make_rows):
     text = "Received message larger than max (300000 vs. 1000)"
     server.scoring.always = (grpc.StatusCode.RESOURCE_EXHAUSTED, text)
     with raises(BadRequest, "message of this size"):

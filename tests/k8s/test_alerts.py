@@ -114,7 +114,7 @@ def run_promtool(folder: Path, alerts: list[dict[str, Any]]) -> dict[str, str]:
     return complaints
 
 
-def test_promtool_takes_rules_as_they_are():
+def test_promtool_accepts_rules():
     if shutil.which("promtool") is None:
         pytest.skip("promtool is not installed: alert rules cannot be checked")
     BUILD.mkdir(parents=True, exist_ok=True)
@@ -180,7 +180,7 @@ def test_expressions_use_only_exported_metrics():
         )
 
 
-def test_label_values_asked_for_are_those_that_exist():
+def test_queried_label_values_exist():
     from evergreen.registry import promotion_journal
     from monitoring.policies.policies import POLICIES
     from monitoring.policies.policy import Action

@@ -153,7 +153,7 @@ def test_without_gpu_models_are_on_share_which_triton_may_only_read(rendered):
     assert mount["subPath"] == "repository", "Triton must not read the other folders of the share"
 
 
-def test_on_gke_pod_has_whole_gpu_of_pools_kind(rendered, changed):
+def test_on_gke_pod_has_complete_gpu_of_pool(rendered, changed):
     assert gpus(rendered("gke")) == {"nvidia.com/gpu": 1}
     assert selector(rendered("gke")) == {"cloud.google.com/gke-accelerator": "nvidia-tesla-a100"}
     assert selector(changed("gke", {"ACCELERATOR": "nvidia-l4"})) == {

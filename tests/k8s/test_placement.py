@@ -116,7 +116,7 @@ def test_pipeline_names_places_and_device_that_manifests_have(compiled, manifest
     assert {name: places[name] for name in expected} == expected
 
 
-def test_account_that_runs_are_given_exists_where_they_run(manifests):
+def test_service_account_of_runs_exists_in_their_namespace(manifests):
     assert SERVICE_ACCOUNT in {
         m["metadata"]["name"] for m in in_kubeflow(manifests, "ServiceAccount")
     }

@@ -152,7 +152,7 @@ def test_services_select_pods_that_have_their_ports(cluster):
             )
 
 
-def test_workloads_select_their_own_pods_and_nobody_elses(cluster):
+def test_workloads_select_only_their_own_pods(cluster):
     for workload, _ in workloads(cluster.manifests):
         if selector := workload["spec"].get("selector"):
             assert cluster.pods(workload["metadata"]["namespace"], selector) == [

@@ -27,7 +27,7 @@ def words(container, replaced) -> list[str]:
     return [sys.executable, "-m", "demo.simulation", *arguments]
 
 
-def test_traffic_draws_from_world_whose_days_are_in_lake(variant, tmp_path):
+def test_traffic_uses_simulator_whose_days_are_in_lake(variant, tmp_path):
     (lake,) = pod_spec(find(variant, "CronJob", "simulated-lake"))["containers"]
     place = variables(variant, lake)["LAKE"]
     assert place == "/evergreen/lake"

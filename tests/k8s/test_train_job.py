@@ -174,7 +174,7 @@ def test_lines_arrive_once_however_long_server_does_not_answer(api, flags, do, c
     assert printed == ["one", "two", "three", "caf\N{REPLACEMENT CHARACTER}"]
 
 
-def test_lost_workers_are_followed_in_pods_that_replace_them(api, flags, do, capsys):
+def test_logs_of_lost_workers_continue_in_replacement_pods(api, flags, do, capsys):
     others = do.start("of another rank", pod="worker-z", index="1")
     follow(api, flags, do.start("one"), others, do.start("again", pod="worker-b"), do.succeed)
     assert capsys.readouterr().err.split("\n")[:2] == ["one", "again"]
@@ -334,7 +334,7 @@ def test_rights_are_exactly_those_that_step_needs(api, flags, do, tmp_path):
 
 
 @pytest.mark.parametrize("placement", [PLACEMENT, SMALLEST], ids=["all of it", "smallest"])
-def test_jobs_spec_is_valid_and_places_its_pods_as_step_was(placement):
+def test_job_spec_is_valid_and_has_placement_of_step(placement):
     spec = json.loads(train_job_spec(placement))
     validate_crd(build_job(RUN, spec))
     assert spec["runtimeRef"]["name"] == TRAINING_RUNTIME

@@ -62,7 +62,7 @@ def test_status_of_finished_demo_is_one_screen(turned, capsys, monkeypatch):
     assert any("evergreen open" in each for each in known["needs_person"])
 
 
-def test_every_run_is_listed_with_its_rows_its_model_and_what_gate_said(turned):
+def test_every_run_is_listed_with_its_rows_its_model_and_gate_decision(turned):
     folder, _, summary = turned
     first, second = read_runs(folder / "store")
     assert [(line.state, line.version, line.verdict) for line in (first, second)] == [
@@ -159,7 +159,7 @@ def test_report_needs_no_network(turned):
 
 
 @needs_browser
-def test_report_fits_every_screen_and_hinders_nobody(turned, tmp_path):
+def test_report_fits_every_screen_and_is_accessible(turned, tmp_path):
     page = (turned[0] / "report.html").read_text()
     assert pixels_too_wide(tmp_path, page, 390, 480, 1280, 1920) == [0, 0, 0, 0]
     assert cut_texts(tmp_path, page, 390, 480, 1280, 1920) == [[], [], [], []]

@@ -129,7 +129,7 @@ def test_unusable_data_gives_one_clear_line(tmp_path, run_to_end, write_kaggle, 
     assert ended.left == {}
 
 
-def test_data_inside_folder_of_demo_is_refused_and_kept(tmp_path, run_to_end, write_kaggle):
+def test_data_inside_folder_of_demo_is_refused_and_not_deleted(tmp_path, run_to_end, write_kaggle):
     data = write_kaggle(tmp_path / "a demo" / "train.csv", 50)
     (tmp_path / "a demo" / ".evergreen-demo").touch()
     words = ["demo", "--data", str(data), "--folder", str(data.parent)]

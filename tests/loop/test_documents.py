@@ -113,7 +113,7 @@ def test_commands_of_pages_run_unchanged(page, tmp_path, request):
             place.run(block)
 
 
-def test_commands_not_run_here_say_why_and_contributing_has_their_number():
+def test_commands_not_run_here_have_reason_and_contributing_has_their_number():
     """`pytest -s` prints the commands that no test runs."""
     found, reasons = Counter(), Counter()
     for block in (block for page in DOCUMENTS for block in blocks(page)):

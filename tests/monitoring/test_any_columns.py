@@ -121,7 +121,7 @@ def test_archive_names_recommenders_columns(features):
     )
 
 
-def test_backtest_skips_rows_of_words_that_person_added_to_lake(tmp_path):
+def test_backtest_skips_rows_with_strings_that_person_added_to_lake(tmp_path):
     features = replace(BOTH, categorical_options={"item": CategoricalOptions(type="string")})
     batch, folder = batch_of(features), tmp_path / "day=2025-10-09"
     folder.mkdir()

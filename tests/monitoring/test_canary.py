@@ -67,7 +67,7 @@ def test_version_of_newest_prediction_serves_even_after_rollback(started):
     assert b.monitor.serving_version == b.start().serving_version == 1
 
 
-def test_events_tell_canary_from_version_that_serves(beside):
+def test_events_distinguish_canary_from_serving_version(beside):
     seen = {e["version"]: e["text"] for e in beside.events if e["kind"] == "version_seen"}
     assert seen == {1: "model version 1 serves", 2: "model version 2 takes a share of the traffic"}
 

@@ -39,7 +39,7 @@ def lines_of(b: Bench, name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("file", [EVENTS_FILE, TIMELINE_FILE, DECISIONS_FILE])
-def test_lines_that_full_disk_refuses_are_written_once_there_is_room(tmp_path, monkeypatch, file):
+def test_lines_that_full_disk_refuses_are_written_once_disk_has_space(tmp_path, monkeypatch, file):
     folders = [tmp_path / name for name in ("a", "b")]
     for folder in folders:
         folder.mkdir()

@@ -88,7 +88,7 @@ def test_drift_starts_one_local_run_that_survives_death_of_monitor(processes, co
     assert decision["auc"] == pytest.approx(0.5, abs=0.1)
 
 
-def test_nobody_else_reads_state_and_run_keeps_its_usual_permissions(processes):
+def test_state_is_private_and_run_keeps_its_usual_permissions(processes):
     p = processes
     p.state.mkdir(mode=0o755)
     seen = p.folder / "umask"

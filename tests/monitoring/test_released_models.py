@@ -42,7 +42,7 @@ GATE = {"auc": 0.8, "auc_low": 0.79, "auc_high": 0.81, "log_loss": 0.4}
 LEARNED = "2026-01-02T03:04:05+00:00"
 
 
-def test_gates_auc_and_newest_learned_row_of_released_model_are_found(tmp_path):
+def test_gate_auc_and_newest_training_row_of_released_model_are_found(tmp_path):
     keep(tmp_path, candidate=GATE, learned=LEARNED)
     trained_until = datetime.fromisoformat(LEARNED).timestamp()
     assert ReleasedModels(tmp_path).baseline(7) == Baseline(
@@ -62,7 +62,7 @@ def test_version_without_verdict_or_auc_has_no_gates_auc(tmp_path, candidate):
 
 
 @pytest.mark.parametrize("trained_until", [None, "", "yesterday"])
-def test_training_rows_of_model_are_unknown_if_its_manifest_cannot_say(
+def test_training_rows_of_model_are_unknown_if_its_manifest_lacks_them(
     tmp_path, trained_until, caplog
 ):
     keep(tmp_path, candidate=GATE, learned=trained_until)

@@ -242,9 +242,7 @@ def test_full_disk_or_missing_permission_stops_process_and_keeps_files(
     assert not list((archive / "uploaded").iterdir())
 
 
-def test_same_name_with_other_bytes_is_refused_and_kept_while_others_move(
-    archive, open_lake, capsys
-):
+def test_same_name_with_other_bytes_is_refused_while_others_move(archive, open_lake, capsys):
     generation = open_lake().write(NAME, b"somebody else's")
     uploader = Uploader(archive, open_lake())
     with raises(Differs, "part-1.parquet", "other bytes"):

@@ -83,7 +83,7 @@ def mounted(compiled, step):
 
 
 @pytest.mark.parametrize("accelerator", ["nvidia.com/gpu", "nvidia.com/mig-1g.5gb"])
-def test_only_training_asks_for_gpu_by_name_given(compile_with, accelerator):
+def test_only_training_requests_gpu_by_configured_name(compile_with, accelerator):
     compiled = compile_with(accelerator=accelerator)
     for step in STEPS:
         requested = compiled.executor(step)["resources"].get("accelerator")
@@ -116,7 +116,7 @@ def test_run_gets_inputs_of_person_and_of_monitor(compiled):
     assert {each["parameterType"] for each in parameters.values()} == {"STRING"}
 
 
-def test_each_step_takes_only_what_step_before_hands_on(compiled):
+def test_each_step_reads_only_output_of_previous_step(compiled):
     steps = [step for step in STEPS if step != "run_outcome"]
     assert compiled.edges == list(zip(steps, steps[1:]))
 
@@ -152,7 +152,7 @@ def test_step_of_any_image_format_is_known(step, form):
 @pytest.mark.parametrize(
     "image", ["python:3.11", "evergreen-driver:dev", "r.dev/evergreen/training:dev", ""]
 )
-def test_foreign_image_is_refused_by_name(image):
+def test_unknown_image_is_refused_by_name(image):
     with pytest.raises(ValueError, match=re.escape(f"image {image!r} belongs to no step")):
         step_of_image(image)
 

@@ -56,7 +56,7 @@ def test_report_of_long_texts_fits_its_pane_however_many_rows(tmp_path, good, ro
     assert serious_findings(tmp_path, page, DARK) == []
 
 
-def test_report_says_what_was_done_first_and_lets_no_text_in(tmp_path, good):
+def test_report_starts_with_actions_and_escapes_all_text(tmp_path, good):
     summary = replace(
         good, auc=AucNumbers(), trigger=TriggerNumbers(reason=EVIL, runs=1), uncertain=[EVIL]
     )

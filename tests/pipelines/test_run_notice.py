@@ -94,7 +94,7 @@ def test_run_of_person_or_schedule_is_announced_once_it_is_recorded(server, tmp_
     assert [each.state for each in read_outcomes(tmp_path)] == ["refused"]
 
 
-def test_run_of_monitor_is_left_to_it_and_no_address_notifies_nobody(
+def test_run_of_monitor_is_not_announced_and_no_address_sends_nothing(
     server, tmp_path, ended, caplog
 ):
     ended(url=server.url, trigger_id="drift-1")

@@ -89,7 +89,7 @@ def test_killed_step_is_failure_of_that_step(tmp_path):
     assert "without a note" in outcome.reason
 
 
-def test_preempted_step_that_no_retry_followed_fails_run_and_says_so(tmp_path):
+def test_preempted_step_without_retry_fails_run_with_reason(tmp_path):
     with pytest.raises(Preempted), noted(tmp_path, "run", "training"):
         raise Preempted("saved at epoch 2")
     outcome = _end(tmp_path, kfp_state="FAILED")
@@ -180,7 +180,7 @@ def test_table_of_runs_on_narrow_terminal_distinguishes_trials(tmp_path, monkeyp
     assert [first.split()[-1], second.split()[-1]] == [model, model]
 
 
-def test_second_failed_pass_says_where(tmp_path):
+def test_second_failed_pass_names_its_step(tmp_path):
     failing(tmp_path, "extraction")
     _end(tmp_path, kfp_state="FAILED")
     with noted(tmp_path, "run", "extraction"):

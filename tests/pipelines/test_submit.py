@@ -87,7 +87,7 @@ def version_names(server) -> list[str]:
     return [version["display_name"] for version in server.versions]
 
 
-def test_run_is_created_in_experiment_with_parameters_given(server, send):
+def test_run_is_created_in_experiment_with_its_parameters(server, send):
     parameters = {
         "settings": "gate.min_auc=0.7 training.passes=2",
         "parent": "none",
@@ -284,7 +284,7 @@ def test_token_is_read_again_at_each_request(server, command, tmp_path, capsys):
     assert command("--token-file", str(token)) == 0
 
 
-def test_multi_user_installation_is_given_its_namespace(server, send):
+def test_multi_user_installation_gets_its_namespace(server, send):
     with raises(PermanentError, "shouldn't contain a namespace"):
         send(namespace="team-a")
     assert server.requests == [("GET", "/apis/v2beta1/experiments")]
@@ -404,7 +404,7 @@ def test_failed_run_that_is_waited_for_names_step_reason_and_page(
     assert output.rstrip().endswith(f"/details/{run_id}")
 
 
-def test_run_whose_root_driver_fails_says_that_no_step_ran(server, command, monkeypatch, capsys):
+def test_run_with_failed_root_driver_reports_that_no_step_ran(server, command, monkeypatch, capsys):
     """The server accepts a service account that does not exist, and gives no message."""
 
     def ends(run):
@@ -489,7 +489,7 @@ def test_two_runs_of_one_name_keep_their_files_apart(tmp_path, name):
     assert {path.parent for path in (tmp_path / "runs").iterdir()} == {tmp_path / "runs"}
 
 
-def test_listing_says_which_run_left_out_files(tmp_path, capsys):
+def test_listing_shows_which_run_left_out_files(tmp_path, capsys):
     for run, num in (("a", 0), ("b", 2)):
         with noted(tmp_path, run, "extraction") as note:
             note.facts = {"quarantined_files": num}

@@ -253,7 +253,7 @@ def test_file_is_replayed_to_its_end(server, replay, folder, raw_table, store):
     ],
     ids=["world", "mixed", "whose", "range"],
 )
-def test_replay_misuse_is_one_line_and_exit_2(replay, source, text):
+def test_invalid_replay_arguments_give_one_line_and_exit_2(replay, source, text):
     process = replay(source=source)
     assert process.wait(timeout=120) == 2
     errors = process.stderr.read()

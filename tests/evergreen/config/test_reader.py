@@ -114,7 +114,7 @@ def test_truth_value_that_is_not_true_or_false_is_refused(text):
         ),
     ],
 )
-def test_wrong_value_of_file_is_refused_with_its_whole_path(values, message):
+def test_wrong_value_of_file_is_refused_with_its_full_path(values, message):
     with pytest.raises(ContractError, match=f"^{re.escape(message)}$"):
         read_mapping(Room, values, path="room")
 

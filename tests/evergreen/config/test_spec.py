@@ -93,6 +93,6 @@ def test_description_survives_manifest():
 @pytest.mark.parametrize(
     "names", [{"label": ""}, {"label": "ts", "event_time": "ts"}, {"row": "request_id"}]
 )
-def test_names_that_cannot_be_told_apart_are_refused(names):
+def test_indistinguishable_names_are_refused(names):
     with raises(ContractError, "expected a name for each"):
         ColumnNames(**names)

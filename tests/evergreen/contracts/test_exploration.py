@@ -17,7 +17,7 @@ probability."""
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.49])
 @pytest.mark.parametrize("k", [1, 2, 3, 7])
-def test_each_row_is_at_each_position_as_often_as_its_propensity_says(k, share):
+def test_frequency_of_each_row_at_each_position_equals_its_propensity(k, share):
     order = 10 + np.arange(k)
     seen, expected = Counter(), {}
     for chance in CHANCES:
@@ -29,7 +29,7 @@ def test_each_row_is_at_each_position_as_often_as_its_propensity_says(k, share):
         assert count / DRAWS == pytest.approx(expected[at], abs=2 / DRAWS), at
 
 
-def test_one_pair_of_neighbours_changes_places_and_each_as_often():
+def test_one_pair_of_neighbours_is_swapped_and_each_equally_often():
     order = np.arange(5)
     shown = Counter(tuple(explored(order, 0.25, chance)[0].tolist()) for chance in CHANCES)
     assert shown.pop((0, 1, 2, 3, 4)) == 0.75 * DRAWS

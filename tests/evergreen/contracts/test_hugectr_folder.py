@@ -15,7 +15,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_files_come_in_order_of_list_wherever_folder_lies(folder, tmp_path):
+def test_files_come_in_order_of_list_wherever_folder_is(folder, tmp_path):
     write_file_list(folder, NAMES, final=tmp_path / "else where")
     assert listed_files(folder) == [folder / name for name in NAMES]
     assert (folder / FILE_LIST).read_text().splitlines() == [

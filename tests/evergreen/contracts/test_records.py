@@ -241,7 +241,7 @@ def test_message_of_both_kinds_is_refused():
 
 
 @pytest.mark.parametrize("message", [b"", b"EVGR", b"\x00" * 64, b'{"request_id": 1}', b"\xff" * 9])
-def test_foreign_bytes_are_refused(message):
+def test_unexpected_bytes_are_refused(message):
     with pytest.raises(
         ContractError, match=f"{len(message)} bytes is (no|a) log record|has the fields"
     ):

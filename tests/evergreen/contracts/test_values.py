@@ -35,13 +35,13 @@ def test_other_words_are_no_booleans(text):
 @pytest.mark.parametrize(
     ("word", "spaces"), [*itertools.product(sorted(MISSING_WORDS), ["", " ", "\t ", "\n"])]
 )
-def test_missing_words_are_missing_in_columns_of_words_and_of_numbers(word, spaces):
+def test_missing_values_are_missing_in_string_and_number_columns(word, spaces):
     for holds_words in (True, False):
         assert word_of(f"{spaces}{word}{spaces}", holds_words=holds_words) is None
     assert is_missing_word(f"{spaces}{word}{spaces}")
 
 
-def test_missing_words_are_these():
+def test_list_of_missing_words_is_exact():
     expected = ["", "NULL", "null", "None", "none", "\\N", "NA", "N/A", "n/a", "#N/A", "<NA>"]
     expected += ["NaN", "nan", "NaT", "-", "?"]
     assert sorted(MISSING_WORDS) == sorted(expected)
@@ -51,7 +51,7 @@ def test_missing_words_are_these():
 @pytest.mark.parametrize(
     "number", [0, 7, -5, 2**53 - 1, 2**53 + 1, 2**63 - 1, 2**63, 2**63 + 9, 2**64 - 1, -(2**63)]
 )
-def test_whole_number_of_64_bits_is_its_own_exact_word_as_int_and_as_text(number):
+def test_integer_of_64_bits_is_exact_category_as_int_and_as_text(number):
     assert (
         word_of(number, holds_words=False) == word_of(str(number), holds_words=False) == str(number)
     )
@@ -66,7 +66,7 @@ def test_neighbours_beyond_2_to_53_are_different_categories():
 
 
 @pytest.mark.parametrize("value", [7.0, -5.0, 0.0, -0.0, 2.0**53 - 1, float(MAX_CATEGORY)])
-def test_whole_float_below_2_to_53_is_whole_number(value):
+def test_integral_float_below_2_to_53_is_integer(value):
     assert word_of(value, holds_words=True) == word_of(int(value), holds_words=False)
 
 
@@ -106,6 +106,6 @@ def test_non_integer_text_is_refused_where_numbers_are_stored(text):
 @pytest.mark.parametrize(
     ("text", "word"), [("+5", "5"), ("007", "7"), ("7.0", "7"), ("-3.", "-3"), ("-0", "0")]
 )
-def test_text_of_whole_number_is_that_number_where_numbers_are_held(text, word):
+def test_text_of_integer_is_that_number_in_number_columns(text, word):
     assert word_of(text, holds_words=False) == word
     assert word_of(text, holds_words=True) == text

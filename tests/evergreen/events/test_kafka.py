@@ -366,7 +366,7 @@ def test_message_stays_unacknowledged_where_it_cannot_be_dead_lettered(ends):
 # -- names and settings
 
 
-def test_message_of_foreign_client_without_key_is_named_by_its_place(ends):
+def test_message_without_key_is_named_by_its_position(ends):
     from confluent_kafka import Producer
 
     producer = Producer({"bootstrap.servers": ends.location.brokers})

@@ -37,7 +37,7 @@ def test_check_reports_backlog(url, capsys):
     assert (code, output.out) == (0, "connected; 1 messages wait to be read\n")
 
 
-def test_check_of_unresponsive_brokers_fails_and_says_so(capsys):
+def test_check_of_unresponsive_brokers_fails_with_message(capsys):
     with KafkaCluster() as cluster:
         cluster.create_topic("clicks")
         url = f"kafka://{cluster.brokers}/clicks"

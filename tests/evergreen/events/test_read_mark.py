@@ -57,7 +57,7 @@ def test_watermark_does_not_move_while_stream_is_down_and_leases_last():
     assert mark_at(mark, 230.0, connected_at=200.0) == 225.0
 
 
-def test_publish_time_ahead_of_our_clock_does_not_move_mark_past_now():
+def test_future_publish_time_does_not_move_watermark_past_now():
     mark = ReadMark(settle_seconds=SETTLE, lease_seconds=LEASE)
     mark.arrived(START + 900.0, at=60.0)
     assert mark_at(mark, 61.0) == 56.0

@@ -206,7 +206,7 @@ def test_tables_of_other_sizes_are_refused(tmp_path):
         make_engine("pytorch", CONFIG, [5] * 4, **options)
 
 
-def test_lists_without_room_or_with_table_that_is_none_are_refused():
+def test_lists_without_elements_or_with_unknown_table_are_refused():
     with raises(ContractError, "max", 0, "at least 1"):
         ListOptions(max=0)
     with raises(ContractError, "last", "'tags'", "categorical"):

@@ -33,7 +33,7 @@ def test_each_number_becomes_nearest_and_each_vector_is_rounded_by_itself(number
     )
 
 
-def test_table_takes_as_many_bytes_as_settings_say():
+def test_size_of_table_follows_settings():
     found = {numbers: round_table(TABLE, numbers) for numbers in TABLE_TYPES}
     assert [each.values.nbytes / TABLE.nbytes for each in found.values()] == [1, 1 / 2, 1 / 4]
     assert found["int8"].scales.nbytes == 4 * len(TABLE)

@@ -47,7 +47,7 @@ training:
 """
 
 
-def test_file_says_name_columns_and_settings():
+def test_file_contains_name_columns_and_settings():
     assert parse_recommender(SHOP, source="shop.yaml") == Recommender(
         name="shop",
         data=ColumnNames(label="clicked", event_time="ts"),
@@ -120,7 +120,7 @@ BOMBS = {
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS)
-def test_no_small_file_takes_long_and_each_gets_one_line(bomb):
+def test_no_small_file_takes_long_and_each_gives_one_line(bomb):
     with pytest.raises(ContractError, match=r"^shop.yaml:\d+: ") as caught:
         parse_recommender(HEAD + bomb, source="shop.yaml")
     assert len(str(caught.value)) < 2100

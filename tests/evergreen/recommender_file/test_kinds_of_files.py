@@ -142,7 +142,7 @@ def test_column_named_like_times_without_times_leads_to_question(name, written, 
     "form",
     ["%d.%m.%Y %H:%M:%S", "%d.%m.%y", "%m/%d/%Y %H:%M", "%d %b %Y", "%a, %d %b %Y %H:%M:%S GMT"],
 )
-def test_dates_in_unsupported_form_are_named_and_asked_about(form, write):
+def test_dates_in_unsupported_format_are_named_and_lead_to_question(form, write):
     path = write(
         clicks(**USERS, gesehen=lambda row: f"{row['time']:{form}}"), delimiter="\t", name="c.tsv"
     )
@@ -253,7 +253,7 @@ def test_few_rows_with_other_content_keep_key_and_over_one_percent_drop_it(
     assert drafted(write(columns))[1].data.row == ("slot" if is_key else "row")
 
 
-def test_columns_with_names_of_key_that_are_none_are_asked_about(write):
+def test_columns_named_like_keys_without_keys_lead_to_question(write):
     columns = clicks(
         request_id=lambda row: f"q{row['n'] // 8}", row=lambda row: row["n"] % 4, **USERS
     )
@@ -262,7 +262,7 @@ def test_columns_with_names_of_key_that_are_none_are_asked_about(write):
     )
 
 
-def test_own_request_ids_are_kept_without_rows(write):
+def test_own_request_ids_are_preserved_without_rows(write):
     text, recommender = drafted(
         write(clicks(impression_id=lambda row: f"r{row['n'] // 3:03}", **USERS))
     )
@@ -347,7 +347,7 @@ def test_click_precedes_events_that_may_follow_it(write):
     assert "Another outcome beside 'click_bool'" in line_of(text, "booking_bool")
 
 
-def test_label_with_gap_or_odd_value_is_one_and_rows_are_counted(write):
+def test_label_with_gap_or_unexpected_value_is_label_and_rows_are_counted(write):
     columns = clicks(**USERS)
     columns["click"][7], columns["click"][N - 1] = "", "Total"
     text, recommender = drafted(write(columns))
@@ -449,7 +449,7 @@ def test_ids_of_64_bits_and_with_zeros_before_them_are_exact_categories(write, t
     assert drafted(tmp_path / "a.parquet")[1].features.categorical == ("user",)
 
 
-def test_ids_of_more_than_64_bits_are_kept_as_texts(write):
+def test_ids_of_more_than_64_bits_are_stored_as_texts(write):
     path = write(clicks(**USERS, owner=lambda row: 10**24 + row["user"]))
     _, recommender = drafted(path)
     assert recommender.features.categorical == ("user_id", "item_id", "owner")
@@ -482,7 +482,7 @@ def test_word_for_missing_value_changes_no_type_and_is_named(word, write):
     assert "12.5% missing" + (f" ({word})" if word else "") in text
 
 
-def test_up_to_one_percent_odd_values_are_malformed_and_more_stop_guess(write):
+def test_up_to_one_percent_unexpected_values_are_malformed_and_more_stop_guess(write):
     path = write(clicks(**USERS, price=lambda row: "n.v." if row["n"] in (3, 99) else row["price"]))
     text, recommender = drafted(path)
     assert recommender.features.numeric == ("price",)
@@ -632,7 +632,7 @@ def test_parquet_nanosecond_times_are_read_and_sentinels_are_malformed(tmp_path)
     )
 
 
-def test_parquet_times_of_another_unit_than_meant_are_asked_about(tmp_path):
+def test_parquet_times_of_unexpected_unit_lead_to_question(tmp_path):
     columns = clicks(**USERS)
     seconds = [int(row.timestamp()) for row in clicks(t=lambda row: row["time"])["t"]]
     columns["ts"] = pa.array(seconds, pa.int64()).cast(pa.timestamp("ms"))
@@ -690,7 +690,7 @@ def test_bounded_number_of_rows_is_read_and_reported(write):
     assert not few.is_whole or few.num_rows == N
 
 
-def test_roles_are_given_for_every_column(write):
+def test_every_column_has_role(write):
     sample = read_sample(write(clicks(**USERS, id=lambda row: row["n"])))
     roles = {column.name: guess.role for column, guess in guess_roles(sample, now=NOW)}
     assert roles == {

@@ -36,7 +36,7 @@ def test_binary_columns_are_left_out_with_message(tmp_path):
     assert line.startswith("#   device: bytes that are no text in UTF-8")
 
 
-def test_request_ids_with_gaps_are_kept_as_requests_of_their_own(tmp_path):
+def test_rows_without_request_id_become_separate_requests(tmp_path):
     found = [
         {"request_id": "" if i % 7 == 0 else f"q{i // 3}", "row": i % 3, **row}
         for i, row in enumerate(rows(300))

@@ -163,7 +163,7 @@ def test_equal_rows_are_counted(write):
     assert try_rows(write([*rows(), *rows()[:7]]), SHOP, now=NOW).equal_rows == 7
 
 
-def test_rows_without_times_say_what_ingest_needs(write):
+def test_rows_without_times_name_what_ingest_needs(write):
     recommender = Recommender(
         name="a",
         data=ColumnNames(label="click"),

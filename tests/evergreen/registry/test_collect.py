@@ -142,7 +142,7 @@ def test_newer_files_than_age_limit_stay(installation):
 
 
 @pytest.mark.parametrize("number", range(5))
-def test_command_killed_anywhere_leaves_whole_folders_and_next_finishes(
+def test_command_killed_anywhere_leaves_complete_folders_and_next_finishes(
     installation, monkeypatch, number
 ):
     removed = []

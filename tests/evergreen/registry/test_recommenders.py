@@ -55,7 +55,7 @@ def test_unknown_reference_is_refused(tmp_path, reference):
 @pytest.mark.parametrize(
     "change", [lambda path: path.write_bytes(b"{}"), lambda path: path.unlink()]
 )
-def test_version_changed_in_place_is_refused(tmp_path, change):
+def test_version_with_changed_files_is_refused(tmp_path, change):
     accept(tmp_path, SHOP)
     change(tmp_path / "recommender" / "1.json")
     with raises(ContractError, "changed in place"):

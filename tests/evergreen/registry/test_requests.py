@@ -81,7 +81,7 @@ def test_there_is_one_result_whatever_follows(append, append_answer, order):
     assert states[-1].result.action == expected
 
 
-def test_nobody_answers_and_request_is_withdrawn_at_its_deadline(tmp_path, append, clock):
+def test_request_without_answer_is_withdrawn_at_its_deadline(tmp_path, append, clock):
     request = append()
     with pytest.raises(TemporaryError, match="no controller answered until .* is withdrawn"):
         wait_for_result(tmp_path, request, clock=clock.moment, sleep=clock.advance)

@@ -133,7 +133,7 @@ def test_no_text_becomes_markup():
     assert text_of(page).count("<script>alert(1)</script>") >= 20
 
 
-def test_value_that_template_was_not_given_is_error():
+def test_missing_value_of_template_is_error():
     with pytest.raises(UndefinedError):
         render("page.html.j2", title="no sections")
 

@@ -206,7 +206,7 @@ def test_keys_of_json_lines_may_come_late(tmp_path):
     assert open_rows(tmp_path / "rows.jsonl").names == ("a", "late")
 
 
-def test_many_quotes_that_are_not_closed_take_little_time(tmp_path):
+def test_many_unclosed_quotes_take_little_time(tmp_path):
     content = HEADER + b"\n" + b'1,u,"red shoes\n' * 20_000
     _, rejected, counts = read(written(tmp_path / "rows.csv", content))
     assert (counts.rows, rejected) == (20_000, [])
@@ -284,7 +284,7 @@ def test_files_that_are_no_rows_are_named(tmp_path, content, message):
         read(open_rows(tmp_path / "rows.csv"))
 
 
-def test_blocks_hold_whole_lines_and_number_them(tmp_path):
+def test_blocks_contain_complete_lines_with_their_numbers(tmp_path):
     (tmp_path / "rows").write_bytes(b"a\nbb\n\nccc")
     blocks = list(read_blocks(tmp_path / "rows", block_bytes=3))
     assert b"".join(block.content for block in blocks) == b"a\nbb\n\nccc\n"

@@ -76,7 +76,7 @@ def test_format_is_recognized_in_any_year_or_leads_to_question(first, form):
     assert form_of(values) == form
 
 
-def test_numbers_that_can_be_two_times_are_asked_for():
+def test_numbers_with_two_possible_time_formats_lead_to_question():
     with raises(ContractError, "ts", "'20101201'", "YYYYMMDD or YYMMDDhh", "data.time_format"):
         form_of(["20101201", "20101203"])
     assert form_of(["20101201", "20101231"]) == "YYYYMMDD"

@@ -139,7 +139,7 @@ def test_published_folder_is_never_changed(tmp_path):
 LOST = "another process makes .*final too"
 
 
-def test_process_that_lost_folder_to_another_is_told_so_and_may_retry(tmp_path):
+def test_process_that_lost_folder_to_another_gets_temporary_error(tmp_path):
     final = tmp_path / "final"
     with (  # noqa: PT012
         pytest.raises(TemporaryError, match=LOST),

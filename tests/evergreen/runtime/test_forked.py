@@ -119,7 +119,7 @@ def test_processes_end_with_parent_that_is_killed(at_work):
     wait_for(lambda: not any(map(runs, processes)))
 
 
-def test_parent_that_is_asked_to_end_does_not_wait_for_its_processes(at_work):
+def test_ending_parent_does_not_wait_for_its_processes(at_work):
     parent, processes = at_work
     parent.terminate()
     wait_for(lambda: parent.poll() is not None)

@@ -295,9 +295,7 @@ def test_corrupt_fetch_starts_over_and_is_never_returned_if_it_stays_so(
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("size", [1, 0])
-def test_answers_without_byte_are_not_asked_for_without_end(
-    cloud_storage, open_bucket, tmp_path, size
-):
+def test_empty_answers_are_not_requested_forever(cloud_storage, open_bucket, tmp_path, size):
     objects = open_bucket()
     wanted = put(objects, "object", b"content")
     (tmp_path / "part").write_bytes(b"content"[:size])
@@ -318,7 +316,7 @@ def test_object_replaced_during_fetch_is_not_mixed_with_its_successor(
         objects.fetch(wanted, tmp_path / "part")
 
 
-def test_full_disk_ends_fetch_for_good_and_says_why(cloud_storage, open_bucket, tmp_path):
+def test_full_disk_ends_fetch_permanently_with_reason(cloud_storage, open_bucket, tmp_path):
     objects = open_bucket()
     wanted = put(objects, "big", BIG)
     cloud_storage.seen.clear()
@@ -378,14 +376,14 @@ def test_absent_bucket_is_no_absent_object(open_bucket, tmp_path):
             call()
 
 
-def test_machine_without_credentials_says_so(monkeypatch, tmp_path):
+def test_missing_credentials_are_named(monkeypatch, tmp_path):
     monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "no such file"))
     with raises(PermanentError, "gs://models", "no credentials", "bucket models", "no such file"):
         open_objects("gs://models")
 
 
-def test_proxy_in_environment_is_not_asked_for_emulator(cloud_storage, open_bucket, monkeypatch):
+def test_proxy_in_environment_is_not_used_for_emulator(cloud_storage, open_bucket, monkeypatch):
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "ALL_PROXY"):

@@ -116,7 +116,7 @@ def test_fetch_that_disk_refuses_or_corrupts_is_error(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("code", [None, errno.EPERM, errno.EMLINK])
-def test_copy_costs_no_room_but_where_file_system_has_no_links(tmp_path, monkeypatch, code):
+def test_copy_needs_no_space_if_file_system_has_links(tmp_path, monkeypatch, code):
     if code is not None:
         refuse_links(monkeypatch, code)
     objects = FolderObjects(tmp_path)

@@ -57,7 +57,7 @@ def test_second_process_learns_who_holds_lease_and_until_when(make_lease, clocks
         make_lease("pod b", clocks).acquire()
 
 
-def test_lease_that_was_given_back_can_be_taken_at_once(make_lease, clocks, objects):
+def test_returned_lease_can_be_acquired_at_once(make_lease, clocks, objects):
     lease = taken(make_lease("pod a", clocks))
     lease.release()
     assert objects.list() == []
@@ -84,7 +84,7 @@ def test_renewed_lease_lasts(make_lease, clocks):
             make_lease("pod b", clocks).acquire()
 
 
-def test_holder_that_slept_past_end_notices_though_nobody_took_over(make_lease, clocks):
+def test_holder_suspended_past_end_notices_without_another_holder(make_lease, clocks):
     lease = taken(make_lease("pod a", clocks))
     clocks.pass_(60.0)
     with raises(TemporaryError, "no longer"):

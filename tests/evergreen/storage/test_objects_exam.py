@@ -114,7 +114,7 @@ def test_of_many_writers_that_saw_same_state_one_wins(open_again, is_new):
         assert handle.read(name).content == b"writer %d" % won[0]
 
 
-def test_readers_see_whole_object_before_write_or_after_it(open_again):
+def test_readers_see_complete_object_before_write_or_after_it(open_again):
     contents = {bytes([65 + at]) * (100_000 + 31 * at) for at in range(2)}
     hashes = {hashlib.sha256(content).hexdigest() for content in contents}
     first, second = contents
@@ -307,7 +307,7 @@ def test_names_outside_of_root_or_invalid_names_are_refused_everywhere(open_agai
 
 
 @pytest.mark.parametrize("name", ["é ü 漢字 🙂", "a#b?c%2Fd+e&f=g", "'\"`$(x)*", "x" * 200])
-def test_odd_names_are_names(open_again, tmp_path, name):
+def test_unusual_names_are_valid(open_again, tmp_path, name):
     objects = open_again()
     generation = objects.write(f"{name}/{name}", b"odd")
     assert objects.read(f"{name}/{name}") == (b"odd", generation)

@@ -74,7 +74,7 @@ def ran(tmp_path_factory, stream):
     return run_monitor(tmp_path_factory.mktemp("drifted"), stream, every=3)
 
 
-def test_lines_of_monitor_equal_backtest_and_say_that_column_drifted(ran):
+def test_lines_of_monitor_equal_backtest_and_name_drifted_column(ran):
     lines = [json.loads(line) for line in ran.lines]
     drifts = [
         each for line in lines for each in line["decisions"] if each["policy"] == "data_drift"

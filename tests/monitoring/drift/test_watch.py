@@ -269,7 +269,7 @@ def test_record_of_closed_bucket_is_skipped_and_counted(reference, rows):
     assert [each.rows for each in watch.close(2100.0)] == [7950]
 
 
-def test_versions_without_statistics_are_counted_and_asked_for_again(reference, rows):
+def test_versions_without_statistics_are_counted_and_requested_again(reference, rows):
     requested = []
 
     def reference_of_version(version):
@@ -307,7 +307,7 @@ def test_clocks_ahead_do_not_crowd_out_present_requests(reference, rows):
     assert report.rows == 7950
 
 
-def test_record_lies_in_bucket_of_its_time_in_whole_microseconds(reference, rows):
+def test_record_is_in_bucket_of_its_time_rounded_to_microseconds(reference, rows):
     """The monitor rounds times to microseconds, as the archive does.
 
     A backtest of the archive must assign each row to the same bucket.

@@ -226,7 +226,7 @@ def test_factors_are_products_by_which_capital_is_multiplied():
     assert capital.value == pytest.approx(cash + start * np.mean(factors(payoffs[1:2], lambdas)))
 
 
-def test_estimated_time_of_change_lies_near_it():
+def test_estimated_time_of_change_is_near_change():
     for seed in range(3):
         seen = Line({1: -50.0})
         seen.random = np.random.default_rng(seed)

@@ -163,7 +163,7 @@ def test_drift_of_other_version_is_removed():
     assert decision.action is Action.BREACH
 
 
-def test_drift_continues_over_release_that_learned_nothing_since():
+def test_drift_continues_over_release_that_was_not_trained_on_newer_rows():
     policy = DataDriftPolicy(PolicySettings(drift_buckets=2))
     _, memory = policy.decide(evidence_of(drift=(bucket("C1", end=100.0),)), {})
     for trained_until, action in (
@@ -220,7 +220,7 @@ def test_window_of_earlier_version_counts_if_version_was_not_trained_on_it():
 # -- schedule
 
 
-def test_schedule_asks_once_version_has_served_for_long_enough():
+def test_schedule_requests_run_once_version_has_served_for_long_enough():
     policy = SchedulePolicy(PolicySettings(max_serving_seconds=3600.0))
     for time, action in ((4599.0, Action.OK), (4600.0, Action.RETRAIN), (9999.0, Action.RETRAIN)):
         decision, _ = policy.decide(evidence_of(time=time, serving_since=1000.0), {})

@@ -213,7 +213,7 @@ def test_run_that_person_terminated_is_reported_as_terminated(kubeflow, connect,
     assert trigger.state("a") == ("failed", expected, None)
 
 
-def test_run_whose_first_pod_could_not_be_created_says_that_no_step_ran(kubeflow, connect):
+def test_run_without_first_pod_reports_that_no_step_ran(kubeflow, connect):
     trigger = connect()
     trigger.submit(request("a"))
     kubeflow.end(kubeflow.runs[0], "FAILED", root_driver="FAILED", root="FAILED")

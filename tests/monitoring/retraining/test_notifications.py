@@ -199,7 +199,7 @@ def outbox(server, webhook_file):
     )
 
 
-def test_failures_are_retried_in_order_and_retry_after_is_kept_to(server, outbox):
+def test_failures_are_retried_in_order_and_respect_retry_after(server, outbox):
     clock, documents = Clock(START), KeptDocuments()
     server.answers = [(500, {}), (429, {"Retry-After": "120"}), (503, {"Retry-After": "soon"})]
     box, tries = outbox(documents), []
@@ -230,7 +230,7 @@ def test_message_that_server_refuses_is_dropped_and_next_goes_out(server, outbox
     assert documents.counts == {"notification_delivered": 1, "notification_dropped": 2}
 
 
-def test_room_is_bounded_newest_stay_and_drop_is_counted(server, outbox, monkeypatch):
+def test_outbox_is_bounded_newest_stay_and_drop_is_counted(server, outbox, monkeypatch):
     monkeypatch.setattr(notifications, "_MAX_WAITING", 3)
     clock, documents = Clock(START), KeptDocuments()
     server.answers = [(503, {})] * 1000
@@ -244,7 +244,7 @@ def test_room_is_bounded_newest_stay_and_drop_is_counted(server, outbox, monkeyp
     assert [message["text"] for message in server.messages] == ["7", "8", "9"]
 
 
-def test_message_older_than_day_is_given_up(server, outbox):
+def test_message_older_than_day_is_dropped(server, outbox):
     clock, documents = Clock(START), KeptDocuments()
     server.answers = [(503, {})] * 1000
     box = outbox(documents)

@@ -187,7 +187,7 @@ def test_run_unknown_to_its_trigger_counts_as_failed_after_while(drifted):
     assert b.events[-1]["outcome"] == "failed"
 
 
-def test_trigger_that_cannot_tell_runs_state_ends_request_and_not_monitor(drifted):
+def test_trigger_without_state_of_run_ends_request_and_not_monitor(drifted):
     b = drifted()
 
     def state(request_id):
@@ -239,7 +239,7 @@ def test_long_run_is_reported_once_and_followed_to_its_end(drifted):
     assert b.monitor.actions.retraining.progress.phase == "idle"
 
 
-def test_full_timeline_makes_room_and_keeps_its_predecessor(tmp_path):
+def test_full_timeline_is_cut_and_keeps_its_predecessor(tmp_path):
     journal = Journal(tmp_path, clock=lambda: 1.0, max_file_bytes=1000)
     for number in range(100):
         journal.append_point({"number": number})

@@ -191,7 +191,7 @@ def refuse_by_the_driver(b: Bench, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("refuse", [refuse_by_the_database, refuse_by_the_driver])
-def test_message_that_cannot_be_stored_is_dead_lettered_and_rest_are_kept(
+def test_message_that_cannot_be_stored_is_dead_lettered_and_others_stay(
     started, monkeypatch, refuse
 ):
     b = started()

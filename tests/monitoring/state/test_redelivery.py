@@ -99,7 +99,7 @@ def redeliver(b, *records):
     b.tick(*records)
 
 
-def test_of_many_requests_in_many_blocks_those_that_differ_are_told_apart(started):
+def test_changed_requests_in_many_blocks_are_distinguished(started):
     b = started(pull_messages=3)
     made = [prediction(f"r{i}", 1 + i % 3, time=START - i) for i in range(20)]
     b.tick(*made)

@@ -229,7 +229,7 @@ def test_history_joins_monitor_files_and_registry_promotions_by_time(tmp_path):
     ]
 
 
-def test_long_timeline_is_thinned_and_keeps_its_newest_point(tmp_path):
+def test_long_timeline_is_downsampled_and_keeps_its_newest_point(tmp_path):
     lines = [json.dumps({"time": float(i), "version": i % 2, "auc": None}) for i in range(5000)]
     (tmp_path / "timeline.jsonl").write_text("\n".join(lines) + "\n")
     points = read_history(tmp_path, tmp_path).points
@@ -240,7 +240,7 @@ def test_long_timeline_is_thinned_and_keeps_its_newest_point(tmp_path):
     assert len(points) <= 2 * MAX_POINTS
 
 
-def test_only_end_of_large_file_is_read_from_whole_line_on(tmp_path):
+def test_only_end_of_large_file_is_read_from_complete_line_on(tmp_path):
     path = tmp_path / "events.jsonl"
     path.write_text("".join(json.dumps({"n": i}) + "\n" for i in range(100)))
     found = tail(path, num_bytes=25)
@@ -248,7 +248,7 @@ def test_only_end_of_large_file_is_read_from_whole_line_on(tmp_path):
     assert tail(tmp_path / "absent.jsonl") == []
 
 
-def test_series_of_one_kind_is_one_line_and_one_mark():
+def test_series_of_one_kind_is_one_line_and_one_marker():
     drifts = [
         {"time": NOW - 100 + 2 * i, "kind": "drift", "text": f"bucket {i}"} for i in range(20)
     ]

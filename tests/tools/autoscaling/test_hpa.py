@@ -78,7 +78,7 @@ def test_sum_is_divided_by_pods_that_exist_whether_ready_or_not(current, value, 
     assert once(current, ready=0, of=average, pending=value) == wanted
 
 
-def test_values_are_compared_in_whole_thousandths_as_in_metrics_api():
+def test_values_are_compared_in_thousandths_as_in_metrics_api():
     # The value 0.1109 is sent as 110m, which is within the tolerance of the target 100m. Without
     # rounding, 0.1109 would be outside the tolerance.
     assert once(2, of=spec(Metric(name="queue", target=0.1)), queue=0.1109) == 2

@@ -112,7 +112,7 @@ def test_every_request_is_answered_refused_timed_out_or_inside_at_any_cut(
     assert outcomes[0] == pytest.approx(outcomes[1])
 
 
-def test_defaults_are_what_generated_configuration_says():
+def test_defaults_equal_generated_configuration():
     options_of_server = ServingOptions(server="onnxruntime")
     options = read_options(triton_config("m", options_of_server, [1], features=CRITEO))
     settings = PodSettings()

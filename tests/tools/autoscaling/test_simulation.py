@@ -95,7 +95,7 @@ def test_pod_on_new_node_answers_after_complete_startup():
 
 
 @pytest.mark.parametrize("name", ["sample-cpu.json", "demo-cpu.json"])
-def test_shipped_service_times_say_what_was_measured_and_grow_with_rows(name):
+def test_shipped_service_times_name_measurement_and_grow_with_rows(name):
     times = read_service_times(SHIPPED / name)
     assert "tritonserver" in times.what
     assert times.medians == tuple(sorted(times.medians))
