@@ -37,7 +37,7 @@ PINNED = re.compile(r"uses: +([\w.-]+/[\w./-]+)@[0-9a-f]{40} # v\d+(\.\d+)*$")
 
 
 def load(name: str) -> dict:
-    # YAML 1.1 parses the key `on` as true. No test reads this key.
+    # YAML 1.1 parses the key `on` as true. No test reads the key `on`.
     return yaml.safe_load((REPOSITORY / name).read_text())
 
 

@@ -92,7 +92,7 @@ def tree(original, tmp_path, monkeypatch):
 
 @pytest.fixture
 def engines(tmp_path, monkeypatch):
-    """`engines(*names)` limits PATH to git and scripts with these names.
+    """`engines(*names)` limits PATH to git and scripts named `names`.
 
     The returned function reads the calls that the scripts recorded.
     """

@@ -86,7 +86,7 @@ def extracted(tmp_path_factory, predictions):
 
 @pytest.fixture(scope="module")
 def rows(extracted):
-    """The extracted rows by identity, read by pyarrow alone."""
+    """The extracted rows by request identifier and row, read by pyarrow alone."""
     read = rows_in(extracted.train_uri, extracted.holdout_uri)
     found = {(row[raw_rows.REQUEST_ID], row[raw_rows.ROW]): row for row in read}
     assert len(found) == len(read)

@@ -217,8 +217,8 @@ def test_overload_is_refused_early_and_all_accepted_requests_are_answered(tmp_pa
             thread.start()
             if number < instances:
                 wait_for(lambda executing=number + 1: len(batches_in(tmp_path)) == executing)
-        # Every instance is busy. The queue holds new requests. One more request may be between the
-        # queue and an instance.
+        # Every instance is busy. The queue holds new requests. One request may have left the
+        # queue and not reached an instance.
         wait_for(lambda: len(refusals) >= askers - instances - queue - 1)
         wait_for(lambda: sum(thread.is_alive() for thread in threads) == askers - len(refusals))
         assert answers == others == [], "a request was answered while the gate was closed"

@@ -13,7 +13,7 @@ from tests.support.rendering import Manifest, find
 
 
 def container(workload: Manifest, name: str) -> Manifest:
-    """Return the container or init container of this name."""
+    """Return the container or init container named `name`."""
     spec = workload["spec"]["template"]["spec"]
     (found,) = [
         c for c in (*spec.get("initContainers", ()), *spec["containers"]) if c["name"] == name

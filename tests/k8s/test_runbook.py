@@ -80,7 +80,7 @@ def test_commands_in_pods_parse_and_their_image_has_program(line):
 
 
 def workload_manifest(name: str):
-    """Return the Deployment of this name in the base."""
+    """Return the Deployment named `name` in the base."""
     (found,) = [
         each
         for path in (K8S / "base" / name).glob("*.yaml")

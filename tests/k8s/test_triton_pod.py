@@ -5,9 +5,9 @@ a broken model, and without a repository. Each test checks whether the pod gets 
 would be killed, and whether a release can reach it. The end of a pod must not lose started work or
 fail a client's request. Kubernetes removes a deleted pod from its Service, runs the preStop hook,
 and only then sends SIGTERM. During the preStop hook, a gRPC client would keep its connection to the
-deleted pod. The server therefore limits the age of connections, and the preStop hook waits longer
-than the maximum age. A forwarder replaces the Service. Existing connections do not move when the
-forwarder's target changes.
+deleted pod. The server limits the age of connections, so that they move, and the preStop hook waits
+longer than the maximum age. A forwarder replaces the Service. Existing connections do not move when
+the forwarder's target changes.
 """
 
 import asyncio
@@ -171,7 +171,7 @@ def test_triton_reads_release_as_another_user(rendered, repository, tmp_path, ma
 def test_over_bucket_pod_needs_first_object_and_then_starts_without_model(
     rendered, cloud_storage, tmp_path
 ):
-    """The setup of a cluster therefore writes an object below the prefix before the first apply."""
+    """The setup of a cluster writes an object below the prefix before the first apply."""
     from evergreen.storage.bucket import BucketObjects
 
     host = cloud_storage.host
@@ -229,8 +229,8 @@ def test_pod_with_broken_model_is_unready_and_alive_and_healed_by_load(pod, repo
 JITTER = 1.1
 """gRPC ends a connection up to a tenth later than its maximum age."""
 SECONDS_TO_FORGET = 5
-"""Maximum time until all nodes have removed an ending pod from its Service. During this time, new
-connections can still reach the pod."""
+"""Maximum time until all nodes have removed an ending pod from its Service. Until a node has
+removed the pod, new connections can still reach the pod."""
 QUEUE_SECONDS = QUEUE_MICROSECONDS / 1e6 + 0.5
 """Longest wait of an accepted request before it is computed. Triton checks the queue timeout every
 half second."""

@@ -71,7 +71,7 @@ def batch_of(features, rows=4, *, seed=0, **changes):
 
 
 def reference_of(batch, features):
-    """Return the reference that validation computes for these rows. Each row is its own request."""
+    """Return the reference that validation computes for `batch`. Each row is its own request."""
     counter, rows = ProfileCounter(features), []
     for at in range(len(batch.scores)):
         arrays = {
@@ -180,7 +180,7 @@ def lists_of(lengths, elements, *, seed):
 
 @cache
 def layout_of(lengths, elements):
-    """Return the layout of the statistics that validation counts for these lists."""
+    """Return the layout of the statistics that validation counts for generated lists."""
     return Layout(counted(lists_of(lengths, elements, seed=1)))
 
 

@@ -70,7 +70,7 @@ class _Server(ThreadingHTTPServer):
 class HttpDouble:
     """Serves until `close`.
 
-    Subclasses must set their attributes before they call this constructor.
+    Subclasses must set their attributes before they call `HttpDouble.__init__`.
     """
 
     def __init__(self) -> None:

@@ -35,7 +35,7 @@ SECONDS = 120.0
 
 
 def pull(*subscribers: Subscriber, count: int, seconds: float = SECONDS) -> list[Delivery]:
-    """Pull from these readers of one log until `count` messages have arrived."""
+    """Pull from `subscribers` of one log until `count` messages have arrived."""
     got: list[Delivery] = []
 
     def enough() -> bool:

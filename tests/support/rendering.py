@@ -116,7 +116,7 @@ def containers(spec: Manifest) -> list[Manifest]:
 
 
 def matches(selector: Manifest, labels: dict[str, str]) -> bool:
-    """Return whether a LabelSelector selects an object with these labels.
+    """Return whether a LabelSelector selects an object labelled `labels`.
 
     An empty selector matches every object.
 

@@ -1,8 +1,8 @@
 """Reads the written folder by HugeCTR's rules alone, and tests that both readers agree.
 
-The test's reader refuses what HugeCTR misreads. It uses neither the step's own check
-(`encode.verify_file`) nor the contract's column names. HugeCTR reads columns by position, never by
-name.
+The test's reader refuses what HugeCTR misreads. The test's reader uses neither the step's own
+check (`encode.verify_file`) nor the contract's column names. HugeCTR reads columns by position,
+never by name.
 """
 
 import json
