@@ -110,7 +110,7 @@ def server(tmp_path, monkeypatch):
 
 @pytest.fixture
 def look(server, tmp_path):
-    """`look(**changed)` replaces answers of kubectl. It returns the findings by part."""
+    """`look(**changed)` replaces answers of kubectl, and returns the findings by part."""
     package = tmp_path / "retraining.yaml"
     compile_pipeline(package, Placement(registry="r.dev", tag="3f2a9c1"))
     kfp = KubeflowServer(server.url, timeout_seconds=(2.0, 2.0))

@@ -95,7 +95,7 @@ def rows_of(day: int, users: tuple[str, ...], *, name: str = "r", friend: str = 
 
 
 def fill_lake(lake: Path, files: Path) -> None:
-    """Write four days.
+    """Write rows of four days.
 
     The first day contains a friend of the user, the next two days contain rows of the user, and the
     last day contains neither. A back-fill wrote the third day. One file of the second day has

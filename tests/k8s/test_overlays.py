@@ -1,7 +1,6 @@
 """Tests of the overlays: values of `cluster.env`, and the hardware of Triton.
 
-The names of GKE's and NVIDIA's resources have the meaning in their documentation. No cluster is
-used.
+The tests use the names of resources from GKE's and NVIDIA's documentation, and no cluster.
 """
 
 import itertools

@@ -37,7 +37,7 @@ CALLS: list[tuple[str, str, Right]] = [
 
 
 def right(method: str, path: str) -> Right:
-    """Return the Kubernetes permission that the Kubeflow server checks for this call."""
+    """Return the Kubernetes permission that the Kubeflow server checks for a call."""
     name = path.removeprefix("/apis/v2beta1/")
     (found,) = [
         each for known, pattern, each in CALLS if known == method and re.fullmatch(pattern, name)

@@ -184,7 +184,7 @@ def shifted(probabilities: NDArray[np.float64], part: float) -> NDArray[np.float
 def draw_slices(
     random: Generator, requests: NDArray[np.int64], *, columns: int = 26
 ) -> dict[str, NDArray[np.bool_]]:
-    """Draw slices [n] by name.
+    """Draw for each slice which of the n rows belong to it. Return the masks [n] by slice.
 
     Each of the five most frequent values of a column is a slice, and the other values are one
     slice. Each slice has between 1/20 and 1/4 of the rows. In every second column, all rows of a

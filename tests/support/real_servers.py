@@ -60,7 +60,7 @@ def under_load(urls, rows, *, until=None, enough=30, model=MODEL_NAME):
     """Send requests every few milliseconds, one client per url, while the body runs.
 
     `until` is a version that each client must reach. A client continues until it has `enough`
-    answers of this version, including the last answer.
+    answers of version `until`, including the last answer.
     """
     traffic, stop, done = Traffic(len(urls)), threading.Event(), threading.Event()
 

@@ -2,9 +2,9 @@
 
 A model version is released every few seconds. A version was trained on the rows whose labels were
 final at its training. The newest tenth of the training window is the gate's holdout. A version that
-was trained on rows from after a drift predicts as well as before the drift. Other versions have a
-lower AUC on rows from after the drift. The scores are binormal, see `tests.support.click_streams`.
-Each request has one row.
+was trained on rows from after a drift predicts as well as versions did before the drift. Other
+versions have a lower AUC on rows from after the drift. The scores are binormal, see
+`tests.support.click_streams`. Each request has one row.
 """
 
 from collections import deque
@@ -52,8 +52,8 @@ class Releases:
     changed_again_at: float | None = None
     """Time of the second drift."""
     learns: bool = True
-    """Whether a version predicts as well as before the drift once it was trained on rows from after
-    the drift."""
+    """Whether a version that was trained on rows from after the drift predicts as well as versions
+    did before the drift."""
     learned_after: float = 300.0
     """Time in seconds for which rows from after a drift must arrive before a version trained on
     them predicts well again."""

@@ -37,8 +37,8 @@ class Place:
     def candidate(self, seed, *, recommender=None):
         """Return a stored model, its verdict, and the rows of the verdict.
 
-        The model belongs to the recommender `recommender`. The default is the recommender of this
-        object.
+        The model belongs to the recommender `recommender`, or to `self.name` if `recommender` is
+        None.
         """
         model, verdict, raw = self._make(self.settings.store, seed)
         named = dataclasses.replace(CRITEO_RECOMMENDER, name=recommender or self.name)
