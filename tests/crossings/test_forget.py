@@ -293,7 +293,7 @@ def rows_of_windows(world: Path) -> int:
 def others_rows(world: Path) -> tuple[list[dict], list[str]]:
     """Return the other users' rows in the lake, and in archive, quarantine and late outcomes.
 
-    Rows of other users lose only this user from their list of friends.
+    The forgotten user is removed from the lists of friends.
     """
 
     def without_user(row: dict) -> dict:

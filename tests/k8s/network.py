@@ -46,7 +46,7 @@ def _lets(
     protocol: str,
     direction: str,
 ) -> bool:
-    """Return whether the policies of `pod` allow a connection with `peer` in this direction."""
+    """Return whether the policies of `pod` allow a connection with `peer` in `direction`."""
     if not pod.namespace:
         return True
     ours = [

@@ -203,9 +203,8 @@ def test_pod_without_its_repository_is_restarted_instead_of_staying(pod, reposit
 def test_broken_canary_does_not_keep_live_model_from_its_traffic(pod, repository):
     write_model(repository)
     write_model(repository, CANARY_NAME, code=BROKEN)
-    write_model(
-        repository, CANDIDATE_NAME, code=HALF_COPIED
-    )  # a release copies its candidate to this name for a parity check
+    # For a parity check, a release copies its candidate to the name CANDIDATE_NAME.
+    write_model(repository, CANDIDATE_NAME, code=HALF_COPIED)
     with pod(until="readinessProbe") as started:
         assert not loaded(started, CANARY_NAME)
         assert CANDIDATE_NAME not in started.log

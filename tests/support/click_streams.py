@@ -172,7 +172,7 @@ def first_run(
         windows: KPIs of the stream's windows. None if the policy does not use KPIs.
         gate_auc: AUC that the gate measured. The gate's interval has width 0.
         after: Row of a drift. Run requests of policies other than the sequential test are ignored
-            before this row.
+            before the row `after`.
     """
     memory: Any = {}
     for begin in range(0, len(stream.labels), step):

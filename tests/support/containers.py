@@ -41,7 +41,7 @@ TRITON = "nvcr.io/nvidia/tritonserver:26.10-py3"
 """NVIDIA's image, replaced by the laptop's tritonserver. Triton's container also owns the
 namespaces of the pod."""
 SERVED_AT = [f"{service}.evergreen.svc.cluster.local" for service in ("triton", "triton-headless")]
-"""Host names of the cluster. In a container these names resolve to this machine."""
+"""Host names of the cluster, which resolve to this machine in a container."""
 HANDED_OVER = ("PATH", "VIRTUAL_ENV", "PYTHONPATH", "TMPDIR")
 """Variables that the local runner sets in an environment on a laptop."""
 
@@ -173,7 +173,7 @@ def pip_places() -> list[str]:
 def volume():
     """Create a folder that the images' user may write.
 
-    pytest's own folder is private to this user.
+    pytest's own folder is private to the user who runs pytest.
     """
     with tempfile.TemporaryDirectory(prefix="evergreen-containers-") as folder:
         yield Path(folder)

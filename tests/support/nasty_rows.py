@@ -94,7 +94,7 @@ def nasty_rows(workflow, num_rows, seed=0, *, dense_up_to=1e7, strange_dense=Tru
     categorical = np.empty((num_rows, 26), np.int64)
     for column, vocabulary in enumerate(workflow.vocabularies):
         known = random.choice(np.append(vocabulary, 7), num_rows)
-        # An encoding by slot offsets would confuse this key with a key of another slot.
+        # An encoding by slot offsets would confuse a key `beside` with a key of another slot.
         beside = known + random.integers(-3, 4, num_rows) * 2 ** random.integers(31, 36, num_rows)
         unseen = random.integers(0, 2**32, num_rows)
         kinds = np.stack(

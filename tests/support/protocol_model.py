@@ -638,7 +638,7 @@ class ProtocolModel:
         return state._replace(files=files)
 
     def serve(self, state: State, me: int, rule: protocol.ProtocolRule, at: int) -> State:
-        """Return the state after a move's action on the server at this position."""
+        """Return the state after a move's action on the server at position `at`."""
         move, files, server = rule.move, state.files, state.servers[at]
         line = self.intent(state, me)
         if move == protocol.REHEARSE:

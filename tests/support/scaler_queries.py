@@ -34,7 +34,7 @@ def adapter_rules() -> list[dict]:
 
 
 def of_pods(query: str, *pods: str) -> str:
-    """Restrict the query to the pods of these names."""
+    """Restrict the query to the pods named `pods`."""
     return query.replace('pod=~"triton-.+"', f'pod=~"{"|".join(pods)}"')
 
 

@@ -47,9 +47,8 @@ class Cluster:
     def release(self, candidate, **altered):
         """Release the candidate to all pods.
 
-        The clients of these pods have the methods in `altered` instead of their own.
-
-        Each replacement method gets the pod as its first argument.
+        The clients of the pods have the methods in `altered` instead of their own. Each replacement
+        method gets the pod as its first argument.
         """
         settings = dataclasses.replace(
             self.settings,

@@ -69,7 +69,7 @@ def test_only_version_trained_on_rows_after_change_ends_evidence():
     waiting = [point for point in after if point.decision.action is Action.UNDECIDABLE]
     assert "it has learned rows from after the change" in waiting[0].decision.reason
     assert after[-1].decision.action is Action.OK, (
-        "rows of this version and of later versions must count again"
+        "rows of versions trained after the change must count again"
     )
 
 
