@@ -128,9 +128,8 @@ def test_compiled_pipeline_gives_same_numbers_in_containers(podman, images, volu
     subprocess.run(command, env=podman("run"), check=True)
     outside = turn(volume / "outside", lake)
     steps = []
-    monkeypatch.delenv(
-        "ORT_DISABLE_TELEMETRY", raising=False
-    )  # the compiled pipeline sets ORT_DISABLE_TELEMETRY
+    # The compiled pipeline sets ORT_DISABLE_TELEMETRY.
+    monkeypatch.delenv("ORT_DISABLE_TELEMETRY", raising=False)
     monkeypatch.setattr(
         runner, "_run_step", in_containers(podman, images, steps, "--network=none", mount)
     )

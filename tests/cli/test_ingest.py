@@ -108,9 +108,8 @@ def test_rows_in_file_order_are_spread_evenly_over_full_days(
     assert {b - a for a, b in zip(times, times[1:])} == {timedelta(days=4) / 1000}
     assert times[-1].date() == date(2026, 3, 10)
     assert {r[raw_rows.ROW] for r in rows} == {0}
-    assert (
-        len({r[raw_rows.REQUEST_ID] for r in rows}) == 1000
-    )  # Without a request id in the file, each row becomes a request.
+    # Without a request id in the file, each row becomes a request.
+    assert len({r[raw_rows.REQUEST_ID] for r in rows}) == 1000
     assert {(r[raw_rows.MODEL_VERSION], r[raw_rows.SCORE]) for r in rows} == {(None, None)}
 
 

@@ -95,9 +95,8 @@ def test_verdict_contains_what_explored_lists_show_about_candidate(evaluated):
     total = num_swaps = num_disputed = 0
     seen = expected = 1.0
     for ranking, clicks in lists:
-        order = np.lexsort(
-            (ranking.candidates, -ranking.scores)
-        )  # Rows with equal scores stay in the given order.
+        # Rows with equal scores stay in the given order.
+        order = np.lexsort((ranking.candidates, -ranking.scores))
         seen_before, expected_before = seen, expected
         for upper, lower in zip(order, order[1:]):
             on_pair = float((upper in clicks) + (lower in clicks))

@@ -122,9 +122,8 @@ def test_extraction_understands_requests_window(monitor_asks, tmp_path):
         start=request.window_start, end=request.window_end, parent=baselines.parent
     )
     assert window.start is None
-    assert (
-        window.end == round(NOW * 1e6) + 1
-    )  # The row at exactly the time of the request belongs to the run.
+    # The row at exactly the time of the request belongs to the run.
+    assert window.end == round(NOW * 1e6) + 1
 
 
 def test_command_line_of_local_trigger_is_accepted_by_evergreen(

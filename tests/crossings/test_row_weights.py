@@ -75,9 +75,8 @@ def test_sampled_rows_with_weights_give_click_rate_of_all_rows(chain_of):
         ingest(["--store", store, "--data", str(chain.root / "clicks.csv"), "--lake", str(lake)])
         == 0
     )
-    chain.settings["preprocessing"] = {
-        "negative_rate": 0.5
-    }  # half of the rows without a click are dropped
+    # Half of the rows without a click are dropped.
+    chain.settings["preprocessing"] = {"negative_rate": 0.5}
     first = chain.turn("sampled")
     labels, weights = (
         each.to_numpy() for each in table_in(first.preprocessing.train_uri, "label", WEIGHT).columns
@@ -90,9 +89,8 @@ def test_sampled_rows_with_weights_give_click_rate_of_all_rows(chain_of):
         num_clicks=int(click.sum()),
         num_others=int((sampled & (click == 0)).sum()) / 2,
     )
-    assert (
-        first.evaluation.decision == "pass"
-    )  # The gate also applies row weights to its log loss and its clicks.
+    # The gate also applies row weights to its log loss and its clicks.
+    assert first.evaluation.decision == "pass"
     assert 0.9 < first.evaluation.candidate.calibration < 1.1
     assert first.evaluation.candidate.log_loss < 0.25
     assert first.training.progressive["log_loss"] < 0.35  # this log loss is over downsampled rows

@@ -697,9 +697,8 @@ def test_request_id_names_one_logged_request(score_rows, make_rows, log, read_lo
 
     async def talk():
         async with connect(scorer, log=f"sqlite:///{log}") as client:
-            await client.score(
-                rows[0], request_id="session 7", log=False
-            )  # the log has no record of this request, so its id remains free
+            # The log has no record of this request, so its id remains free.
+            await client.score(rows[0], request_id="session 7", log=False)
             await client.score(rows[0], request_id="session 7")
             for again in rows[1:]:
                 with raises(ContractError, "request_id 'session 7'", "earlier request"):

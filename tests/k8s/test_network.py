@@ -286,35 +286,21 @@ def policy(namespace: str = "b", **spec) -> Manifest:
         ([], True),  # "By default, a pod is non-isolated"
         ([policy(policyTypes=["Ingress"])], False),  # default deny
         ([policy("a", policyTypes=["Egress"])], False),
-        (
-            [policy("a", policyTypes=["Ingress"])],
-            True,
-        ),  # replies on an open connection are not ingress
-        (
-            [policy(policyTypes=["Ingress"], ingress=[{}])],
-            True,
-        ),  # a rule without fields allows everything
-        (
-            [policy(ingress=[{"from": [{"podSelector": {}}]}])],
-            False,
-        ),  # a podSelector without a namespaceSelector applies to the policy's namespace
+        # Replies on an open connection are not ingress.
+        ([policy("a", policyTypes=["Ingress"])], True),
+        # A rule without fields allows everything.
+        ([policy(policyTypes=["Ingress"], ingress=[{}])], True),
+        # A podSelector without a namespaceSelector applies to the policy's namespace.
+        ([policy(ingress=[{"from": [{"podSelector": {}}]}])], False),
         ([policy(ingress=[{"from": [OF_TEAM_X]}])], True),
-        (
-            [policy(ingress=[{"from": [{**OF_TEAM_X, **OF_APP_B}]}])],
-            False,
-        ),  # a pod must match both selectors of an entry
-        (
-            [policy(ingress=[{"from": [OF_TEAM_X, OF_APP_B]}])],
-            True,
-        ),  # a pod that matches one of two entries is allowed
-        (
-            [policy(policyTypes=["Ingress"]), policy(ingress=[{}])],
-            True,
-        ),  # a connection is allowed if one of several policies allows it
-        (
-            [policy(podSelector={"matchLabels": {"app": "c"}}, policyTypes=["Ingress"])],
-            True,
-        ),  # selects another pod
+        # A pod must match both selectors of an entry.
+        ([policy(ingress=[{"from": [{**OF_TEAM_X, **OF_APP_B}]}])], False),
+        # A pod that matches one of two entries is allowed.
+        ([policy(ingress=[{"from": [OF_TEAM_X, OF_APP_B]}])], True),
+        # A connection is allowed if one of several policies allows it.
+        ([policy(policyTypes=["Ingress"]), policy(ingress=[{}])], True),
+        # The policy selects another pod.
+        ([policy(podSelector={"matchLabels": {"app": "c"}}, policyTypes=["Ingress"])], True),
         ([policy(ingress=[{"ports": [{"port": 8080}]}])], True),
         ([policy(ingress=[{"ports": [{"port": 8081}]}])], False),
         ([policy(ingress=[{"ports": [{"port": 8080, "protocol": "UDP"}]}])], False),

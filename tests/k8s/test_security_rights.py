@@ -129,9 +129,8 @@ def test_multi_user_profile_is_set_in_one_file(tmp_path, monkeypatch, overlay):
         render_variant(f"{overlay}+{others}+kubeflow-multi-user", tmp_path / "rendered")
     )
     left = {(title(each), path) for each in manifests for path in named(each, "kubeflow")}
-    left = {
-        each for each in left if not each[1].endswith("MONITOR_TRIGGER")
-    }  # MONITOR_TRIGGER is the name of a program and not a namespace
+    # MONITOR_TRIGGER is the name of a program and not a namespace.
+    left = {each for each in left if not each[1].endswith("MONITOR_TRIGGER")}
     to = "/spec/egress/to/namespaceSelector/matchLabels/kubernetes.io/metadata.name"
     assert left == {
         ("NetworkPolicy evergreen/monitor-to-kubeflow", to),

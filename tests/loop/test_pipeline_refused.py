@@ -39,10 +39,8 @@ def test_steps_under_argo_umask_leave_no_file_that_others_may_read(
 ):
     words = ["run", "--package", str(small_lake / "pipeline.yaml"), "--folder", str(small_lake)]
     words += ["-p", "trigger_id=umask", "-p", "settings=gate.min_auc=0.99"]
-    for name in (
-        "store",
-        "work",
-    ):  # an administrator creates the folders before the first run
+    # An administrator creates the folders before the first run.
+    for name in ("store", "work"):
         (small_lake / name).mkdir(exist_ok=True)
     with argo_umask():
         assert run_to_end(words, output=tmp_path / "run.log").code == 1

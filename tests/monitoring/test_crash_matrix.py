@@ -135,9 +135,8 @@ class Chain:
             self.poison.append(f"poison {self.turn}")
             messages.append((self.poison[-1], b"no record"))
         if self.messages:
-            messages.append(
-                self.random.choice(self.messages)
-            )  # the rows of a redelivered message may already be archived
+            # The rows of a redelivered message may already be archived.
+            messages.append(self.random.choice(self.messages))
         self.messages += [each for each in messages if each[0] not in self.poison]
         name = f"messages {self.turn}"
         batches = [messages[at : at + 2] for at in range(0, len(messages), 2)]

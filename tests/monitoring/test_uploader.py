@@ -113,9 +113,8 @@ def test_files_of_day_are_moved_in_order_of_sealing(archive, open_lake):
         (archive / name).write_bytes(b"rows")
         os.utime(archive / name, (1e9 + age, 1e9 + age))
     (archive / "day=2025-11-12").mkdir()
-    (archive / "day=2025-11-12" / "part-z.parquet").write_bytes(
-        b"rows"
-    )  # the last sealed file has rows of the previous day
+    # The last sealed file has rows of the previous day.
+    (archive / "day=2025-11-12" / "part-z.parquet").write_bytes(b"rows")
     assert Uploader(archive, open_lake()).run_once() == ["day=2025-11-12/part-z.parquet", *names]
 
 

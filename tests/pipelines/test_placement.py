@@ -77,9 +77,8 @@ def test_kubeflow_before_2_16_gets_no_security_context(compile_with, security_co
 @pytest.mark.parametrize("step", STEPS)
 def test_every_field_reaches_its_pods(everything, step):
     config, container = parsed(everything, step), everything.executor(step)
-    json_format.ParseDict(
-        everything.spec, pipeline_spec_pb2.PipelineSpec()
-    )  # the backend rejects unknown fields
+    # The backend rejects unknown fields.
+    json_format.ParseDict(everything.spec, pipeline_spec_pb2.PipelineSpec())
     on_gpu = step == "training"
     assert json_format.MessageToDict(config) == everything.platform(step)
     assert container["image"] == f"europe-docker.pkg.dev/p/r/evergreen-{dashed(step)}:3f2a9c1"

@@ -88,9 +88,8 @@ class KfpServer(HttpDouble):
         self.num_late = 0  # number of requests for a run that get no answer, see `commit_late`
         self.late: list[dict] = []  # bodies of run requests that got no response
         self.token: str | None = None  # token that requests must send in `Authorization: Bearer`
-        self.before_create = lambda body: (
-            None
-        )  # called outside the lock, so that a test can create another run
+        # Called outside the lock, so that a test can create another run.
+        self.before_create = lambda body: None
         self.advance: dict[str, str] = {}  # maps a run's state to its state after the next read
         self.uploads: list[bytes] = []
         self.files: dict[str, bytes] = {}  # uploaded file by the id of its version

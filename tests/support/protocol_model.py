@@ -902,9 +902,8 @@ class ProtocolModel:
             made = self.write(state, me, rule, seen=seen)
             return self._killed(made or state, me)
         if rule.move in (protocol.SERVE, protocol.HEAL, protocol.RESTORE_SERVERS):
-            for at, server in enumerate(
-                state.servers
-            ):  # a server reads the configuration when it loads
+            # A server reads the configuration when it loads.
+            for at, server in enumerate(state.servers):
                 state = self._on(state, at, server._replace(serves=state.files.config))
         elif self.mutant == "ignore the fencing number" and rule.move not in SERVER_MOVES:
             return self._killed(self.write(state, me, rule, seen=seen) or state, me)

@@ -67,9 +67,8 @@ def test_aliases_and_versions_match_journal(lines, versions, aliases, tmp_path):
     assert [card.model_id for card in found.rounds] == ["m1", "m2"]
     assert [each.version for each, _ in found.versions] == versions
     assert (found.aliases["champion"], found.aliases["candidate"]) == aliases
-    shutil.rmtree(
-        graph_folder(tmp_path, 1)
-    )  # `evergreen admin collect` removes graphs of old versions
+    # `evergreen admin collect` removes graphs of old versions.
+    shutil.rmtree(graph_folder(tmp_path, 1))
     assert [each.version for each, _ in read_store(tmp_path).versions] == versions[1:]
 
 

@@ -35,8 +35,7 @@ def test_draws_are_even_and_independent_of_each_other_and_other_salts():
     counts = np.bincount((draws * 100).astype(int), minlength=100)
     expected = len(draws) / 100
     chi_square = ((counts - expected) ** 2 / expected).sum()
-    assert chi_square < 99 + 4 * np.sqrt(
-        2 * 99
-    )  # The distribution has mean 99 and standard deviation sqrt(2 * 99).
+    # The distribution has mean 99 and standard deviation sqrt(2 * 99).
+    assert chi_square < 99 + 4 * np.sqrt(2 * 99)
     for one, other in ((draws, others), (draws[1:], draws[:-1]), (draws[64:], draws[:-64])):
         assert abs(np.corrcoef(one, other)[0, 1]) < 4 / np.sqrt(len(one))

@@ -65,15 +65,13 @@ def test_server_that_dies_is_reported_and_ends_reconnect_when_it_is_back(mortal_
         assert subscriber.pull(10) == []
         mark = subscriber.read_up_to()
         bench.expire_leases()
-        assert (
-            subscriber.read_up_to() == mark
-        )  # The watermark does not move while no message can arrive.
+        # The watermark does not move while no message can arrive.
+        assert subscriber.read_up_to() == mark
         mortal_server.start()
 
         def back() -> bool:
-            with suppress(
-                TemporaryError, PermanentError
-            ):  # The server is still down, or the subscription is still absent.
+            # The server is still down, or the subscription is still absent.
+            with suppress(TemporaryError, PermanentError):
                 bench.create()  # the server lost all messages in the restart
                 assert subscriber.pull(10) == []
             return subscriber.problem() is None

@@ -61,9 +61,8 @@ def test_of_several_errors_that_of_first_item_is_reported_however_slow(tmp_path)
 
     with raises(ContractError, "item 0") as refused:
         forked.run_all(refuse, range(3), processes=2)
-    assert "in refuse" in str(
-        refused.value.__cause__
-    )  # The traceback contains the failing line of the other process.
+    # The traceback contains the failing line of the other process.
+    assert "in refuse" in str(refused.value.__cause__)
 
 
 class Unlike:

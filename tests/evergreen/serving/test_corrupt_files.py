@@ -168,9 +168,8 @@ def test_servers_load_mended_graph_of_live_version_again(world, inspection, raw_
     right = world.servers[0].infer(MODEL_NAME, *raw_rows(5))[0]
     flip(served(world, 1, "model.onnx"), at=served(world, 1, "model.onnx").stat().st_size // 2)
     for server in world.servers:
-        (server.graph(1)).write_bytes(
-            served(world, 1, "model.onnx").read_bytes()
-        )  # as if the server had been restarted
+        # The server has read the corrupt graph, as after a restart.
+        (server.graph(1)).write_bytes(served(world, 1, "model.onnx").read_bytes())
     inspection.step()
     for server in world.servers:
         assert server.graph(1).read_bytes() == kept(world, 1, "model.onnx").read_bytes()

@@ -101,9 +101,8 @@ def test_auc_equals_scikit_learn_on_tail_after_every_update(batch_rows):
     windows, labels, scores = VersionWindows(100), [], []
     for _ in range(40):
         new_labels = (random.random(batch_rows) < 0.3).astype(np.uint8)
-        new_scores = np.round(random.random(batch_rows), 2).astype(
-            np.float32
-        )  # scores with many ties
+        # Rounded scores have many ties.
+        new_scores = np.round(random.random(batch_rows), 2).astype(np.float32)
         labels += new_labels.tolist()
         scores += new_scores.tolist()
         windows.update(matured("r", 0.0, 1, new_labels, new_scores))

@@ -75,9 +75,8 @@ def test_state_stored_as_json_continues_unchanged():
 
 def test_requests_of_incomplete_round_wait_for_next_update():
     process = EProcess(0.75, {})
-    process.update(
-        rows_of([1, 0, 0, 0] * 10, [0.5] * 40), NEVER
-    )  # from the next update on, a round consists of 8 requests
+    # From the next update on, a round consists of 8 requests.
+    process.update(rows_of([1, 0, 0, 0] * 10, [0.5] * 40), NEVER)
     sizes = [1, 2, 1, 1, 3, 1, 1, 1, 2, 1, 3]
     labels = [0] * sum(sizes)
     process.update(

@@ -142,9 +142,8 @@ def test_outcomes_in_uploaded_files_are_not_rewritten_and_expire_in_time(started
         stream(b)
     assert kill.is_dead
     (path,) = b.settings.archive.glob("outcomes/day=*/part-*.parquet")
-    marker = marker_path(
-        b.settings.archive, path.name
-    )  # the uploader writes a marker for each moved file
+    # The uploader writes a marker for each moved file.
+    marker = marker_path(b.settings.archive, path.name)
     marker.parent.mkdir()
     marker.write_text("{}")
     path.unlink()
@@ -155,9 +154,8 @@ def test_outcomes_in_uploaded_files_are_not_rewritten_and_expire_in_time(started
     assert b.store._connection.execute(count).fetchone() == (7,), (
         "the rows of these outcomes are still in the windows"
     )
-    b.store.seal_file(
-        *b.store.files("sealed"), keep_rows=0
-    )  # newer rows replace the rows in the window
+    # Newer rows replace the rows in the window.
+    b.store.seal_file(*b.store.files("sealed"), keep_rows=0)
     b.tick(at=b.clock.now + FORGET_SECONDS + 1)
     assert b.store._connection.execute(count).fetchone() == (0,)
     assert outcomes(b) == []

@@ -87,9 +87,8 @@ def test_equal_request_is_duplicate_before_and_after_it_is_archived(started, res
         b.start()
     redeliver(b, FIRST)
     assert counts(b) == (9, 5, 0, 0)
-    redeliver(
-        b, replace(FIRST, time=START + 1)
-    )  # a new request with the id of the archived request
+    # A new request has the id of the archived request.
+    redeliver(b, replace(FIRST, time=START + 1))
     assert counts(b) == (9, 5, 1, 1)
 
 

@@ -41,12 +41,8 @@ def once(
 @pytest.mark.parametrize(
     ("current", "ready", "value", "wanted"),
     [
-        (
-            2,
-            2,
-            200,
-            4,
-        ),  # example of the documentation: a value of twice the target doubles the replicas
+        # Example of the documentation: a value of twice the target doubles the replicas.
+        (2, 2, 200, 4),
         (4, 4, 50, 2),  # a value of half the target halves the replicas
         (2, 2, 109, 2),  # a ratio within the tolerance of 0.1 changes nothing
         (2, 2, 110, 2),  # a ratio exactly at the tolerance changes nothing
