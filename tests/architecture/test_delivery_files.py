@@ -478,7 +478,7 @@ def test_rollout_refuses_settings_that_nobody_filled_in(checkout, kubectl, value
 
 def test_tunnel_leads_to_api_and_ends_with_command(checkout, kubectl):
     if shutil.which("curl") is None:
-        pytest.skip("curl is not installed: .ci/with-kfp asks the API with it")
+        pytest.skip("curl is not installed, with which .ci/with-kfp calls the API")
     path, notes = kubectl
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

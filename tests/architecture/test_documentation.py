@@ -131,5 +131,5 @@ def test_figures_of_speed_are_on_performance_page_or_marked_as_old(page):
 
 def test_performance_page_equals_stored_results():
     assert performance.PAGE.read_text() == performance.page(performance.kept_documents()), (
-        "make performance"
+        "the page is not current; `make performance` writes it"
     )

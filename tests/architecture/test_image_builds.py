@@ -51,7 +51,7 @@ def original(tmp_path_factory):
     try:
         listed = git(REPOSITORY, "ls-files", "-co", "--exclude-standard").splitlines()
     except subprocess.CalledProcessError as error:
-        pytest.skip(f"git does not tell which files are ours: {error.stderr.strip()}")
+        pytest.skip(f"git cannot list the files of the repository: {error.stderr.strip()}")
     folder = tmp_path_factory.mktemp("original")
     for name in listed:
         if (REPOSITORY / name).is_file():

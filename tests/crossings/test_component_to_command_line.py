@@ -79,7 +79,7 @@ def test_step_reads_parameters_of_component(command_line, step, text):
             if name in outputs or name in parsed:
                 assert str(parsed[outputs.get(name, name)]) == value.path
             else:
-                raise AssertionError(f"{step} is never told of {name}")
+                raise AssertionError(f"the command line of {step} lacks {name}")
             continue
         if name in ("run_resource", "run_id"):
             continue  # the flag `run` contains this parameter's value

@@ -144,7 +144,7 @@ def _absent_methods(name: str) -> dict[str, Any]:
 
     def method(full: str) -> Any:
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            raise NotImplementedError(f"the double does not do {full}")
+            raise NotImplementedError(f"the double does not support {full}")
 
         return call
 
@@ -165,7 +165,7 @@ def method_class(name: str, implementation: type, *, constructible: bool = True)
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
             values = bind(full, args, kwargs)
             if not hasattr(self._inner, short):
-                raise NotImplementedError(f"the double does not do {full}")
+                raise NotImplementedError(f"the double does not support {full}")
             return getattr(self._inner, short)(**values)
 
         return call

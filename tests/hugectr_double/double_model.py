@@ -62,9 +62,9 @@ class Model:
                 f"Deprecated: {self._reader_params.data_reader_type.name} is deprecated"
             )
         if self._reader_params.data_reader_type.name != "Parquet":
-            raise NotImplementedError("the double reads Parquet only")
+            raise NotImplementedError("the double reads only Parquet")
         if self._solver.repeat_dataset:
-            raise NotImplementedError("the double knows epoch mode only, repeat_dataset=False")
+            raise NotImplementedError("the double supports only epoch mode (repeat_dataset=False)")
         self._input = value
         self._tensors |= {
             value.label_name: (value.label_dim,),
@@ -111,12 +111,14 @@ class Model:
                 double_fate.hang("a reader that never started does not end")
 
     def _add_embedding(self, value: Any) -> None:
-        (num_slots,) = self._taken([value.bottom_name])[0]
+        (num_slots,) = self._use_tensors([value.bottom_name])[0]
         if value.embedding_type.name != "DistributedSlotSparseEmbeddingHash":
-            raise NotImplementedError("the double has DistributedSlot embeddings only")
+            raise NotImplementedError("the double supports only DistributedSlot embeddings")
         optimizer = value.optimizer or self._optimizer
         if (optimizer.optimizer_type.name, optimizer.update_type.name) != ("Adam", "Local"):
-            raise NotImplementedError("the double has Adam with Update_t.Local only for embeddings")
+            raise NotImplementedError(
+                "for embeddings the double supports only Adam with Update_t.Local"
+            )
         self._sparse_optimizer = optimizer
         self._embeddings.append(value)
         self._tensors[value.sparse_embedding_name] = (num_slots, value.embedding_vec_size)
@@ -124,20 +126,20 @@ class Model:
     def _add_layer(self, value: Any) -> None:
         kind = value.layer_type.name
         if kind not in USED:
-            raise NotImplementedError(f"the double has no {kind}")
-        self._taken(value.bottom_names)
+            raise NotImplementedError(f"the double does not support {kind}")
+        self._use_tensors(value.bottom_names)
         self._layers.append(value)
         # Shapes are known after `compile`.
         self._tensors |= dict.fromkeys(value.top_names, ())
 
-    def _taken(self, names: list[str]) -> list[tuple[int, ...]]:
+    def _use_tensors(self, names: list[str]) -> list[tuple[int, ...]]:
         for name in names:
             if name not in self._tensors:
                 raise RuntimeError(f"WrongInput: no tensor named {name}")
             self._uses[name] = self._uses.get(name, 0) + 1
             if self._uses[name] > 1:
                 raise NotImplementedError(
-                    f"tensor {name} feeds two layers: the double inserts no Slice by itself"
+                    f"tensor {name} is read by two layers, and the double inserts no Slice layer"
                 )
         return [self._tensors[name] for name in names]
 

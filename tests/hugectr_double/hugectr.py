@@ -17,7 +17,7 @@ __version__ = "24.6.0"
 
 def _solver(values):
     if values["use_mixed_precision"]:
-        raise NotImplementedError("the double computes in float32 only")
+        raise NotImplementedError("the double computes only in float32")
 
 
 def _embedding(values):

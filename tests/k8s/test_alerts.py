@@ -216,7 +216,7 @@ def test_alert_states_severity_what_happened_and_where_its_runbook_is(name):
     assert rule["labels"]["severity"] in ("page", "ticket")
     assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
     assert "{{" not in rule["annotations"]["summary"], (
-        "a summary contains no numbers, which belong into the description"
+        "a summary must contain no numbers, which belong in the description"
     )
     address, _, page = rule["annotations"]["runbook_url"].partition("/docs/operate/")
     (found,) = [path.name for path in RUNBOOKS if f"## {name}\n" in path.read_text()]

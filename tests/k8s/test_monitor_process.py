@@ -180,8 +180,7 @@ def test_pod_lives_on_read_only_root(rendered, make_pod, tmp_path):
     )
     if probe.returncode != 0:
         pytest.skip(
-            "this kernel lets us make no read-only root: "
-            f"{probe.stderr.strip() or probe.returncode}"
+            f"this kernel allows no read-only root: {probe.stderr.strip() or probe.returncode}"
         )
     # All overlays take the read-only root from the base. The lake of the overlay cpu is a folder,
     # so the test can check its content.

@@ -195,7 +195,9 @@ def test_pod_without_its_repository_is_restarted_instead_of_staying(pod, reposit
         wait_for(lambda: started.get("/v2/health/live"))
         assert not started.passes("startupProbe")
         repository.mkdir()
-        assert not started.passes("startupProbe"), "this server does not find a later repository"
+        assert not started.passes("startupProbe"), (
+            "the running server must not find the new repository"
+        )
     with pod() as again:
         again.wait_for("startupProbe")
 
@@ -255,7 +257,7 @@ def test_pod_outlasts_any_connection_and_has_time_left_to_end(variant):
         "a grace period would cancel running calls"
     )
     waits, drains = pre_stop_seconds(container), int(flag(container, "exit-timeout-secs"))
-    assert waits == STOP_SECONDS, "the autoscaler's simulator uses the same pause"
+    assert waits == STOP_SECONDS, "the autoscaler's simulator must use the same pause"
     assert waits >= age * JITTER + SECONDS_TO_FORGET
     assert drains >= QUEUE_SECONDS + 10
     assert spec_of_triton(variant)["terminationGracePeriodSeconds"] >= waits + drains + 5
@@ -263,7 +265,9 @@ def test_pod_outlasts_any_connection_and_has_time_left_to_end(variant):
 
 def test_image_has_fix_of_batchers_lost_instances(variant):
     year, month = re.search(r":(\d+)\.(\d+)-py3", triton_container(variant)["image"]).groups()
-    assert (int(year), int(month)) >= (26, 8), "triton-inference-server/server#8870"
+    assert (int(year), int(month)) >= (26, 8), (
+        "older images lack the fix of triton-inference-server/server#8870"
+    )
 
 
 def test_update_starts_new_pod_before_it_stops_old_pod(variant):

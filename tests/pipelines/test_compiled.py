@@ -22,7 +22,7 @@ def compiled(compile_with):
 def test_compiled_pipeline_is_golden_file(compiled):
     same = compiled.path.read_bytes() == GOLDEN.read_bytes()
     assert same, (
-        "the compiled pipeline changed; if that is meant: make golden, and read the difference"
+        "the compiled pipeline changed; if this is intended, run `make golden` and read the diff"
     )
 
 

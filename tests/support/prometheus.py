@@ -27,7 +27,7 @@ class Prometheus:
 
     def __init__(self, folder, pods, *, interval="1s", namespace="evergreen", flags=()):
         if shutil.which("prometheus") is None:
-            pytest.skip("prometheus is not installed: there is no real one to ask")
+            pytest.skip("prometheus is not installed")
         self._folder, self._flags = folder, flags
         folder.mkdir(parents=True)
         targets = [

@@ -89,7 +89,9 @@ def test_interval_holds_truth_at_all_looks_and_estimate_has_no_bias(world, logs)
         errors.append(found.gain - truth)
     assert looks > 3 * logs
     assert misses <= 0.05 * logs
-    assert abs(np.mean(errors)) < 4 * np.std(errors) / math.sqrt(logs), "unbiased"
+    assert abs(np.mean(errors)) < 4 * np.std(errors) / math.sqrt(logs), (
+        "the estimate must be unbiased"
+    )
 
 
 @pytest.mark.parametrize("odds", [0.5, 0.01])

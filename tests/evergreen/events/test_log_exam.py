@@ -281,7 +281,7 @@ def test_backlog_counts_what_is_neither_acknowledged_nor_dead_lettered(
     bench, publisher, subscriber
 ):
     if not bench.knows_backlog:
-        pytest.skip("the backend cannot tell")
+        pytest.skip("the backend does not report its backlog")
     publisher.publish([(str(i), b"x") for i in range(4)])
     assert subscriber.backlog() == 4
     a, b, _, _ = pull(subscriber, count=4)

@@ -58,7 +58,7 @@ def test_click_log_becomes_accepted_file(run, tmp_path):
 def test_schema_of_records_is_that_of_file_and_published_one_is_current(run, file, capsys):
     assert main(["records", "examples/shop/recommender.yaml"]) == 0
     assert capsys.readouterr().out == Path("docs/reference/records.proto").read_text(), (
-        "make golden writes it"
+        "the published schema is not current; `make golden` writes it"
     )
     run("accept", file, "--why", "x")
     printed = run("records", "1")[1]

@@ -24,7 +24,9 @@ def test_page_shows_key_type_default_and_meaning():
 
 def test_schema_is_current_and_accepts_what_reader_accepts():
     published = json.loads((REPOSITORY / "docs/reference/recommender.schema.json").read_text())
-    assert published == json.loads(json.dumps(json_schema())), "make golden writes it"
+    assert published == json.loads(json.dumps(json_schema())), (
+        "the published schema is not current; `make golden` writes it"
+    )
     check = Draft202012Validator(published)
     Draft202012Validator.check_schema(published)
     example = yaml.safe_load((REPOSITORY / "examples/criteo/recommender.yaml").read_text())

@@ -204,7 +204,7 @@ def test_stationary_buckets_raise_alarms_at_most_at_stated_rate(world, alike, pa
 def test_rows_alike_within_requests_would_be_alarms_without_design_effect(reference, world):
     rows = alike_in_requests(world, 8000, np.random.default_rng(8))
     assert report_on(reference, rows, size=40).drifted == (), (
-        "no alarm although the training rows are independent"
+        "independent training rows must not cause an alarm"
     )
     alike = reference_of(alike_in_requests(world, 40_000, np.random.default_rng(7)), size=40)
     report = report_on(alike, rows, size=40)

@@ -175,7 +175,7 @@ def test_version_one_attribution_window_minus_grace_ahead_is_evaluated():
     evaluator = fed(make_evaluator(), requests(0.0, 2.0, 8.5), requests(9.0, 20.0, version=2))
     evaluated = [(each.time - START, each.version) for each in evaluator.decide_up_to(START + 40.0)]
     assert evaluated == [(0.0, 1), (4.0, 2), (12.0, 2), (20.0, 2)], (
-        "at 4 version 2 serves, and version 1's rows mature"
+        "version 2 is evaluated at second 4, while version 1's rows mature"
     )
     evaluator = fed(make_evaluator(), requests(0.0, 2.0, 8.5), requests(9.5, 20.0, version=2))
     evaluated = [(each.time - START, each.version) for each in evaluator.decide_up_to(START + 40.0)]

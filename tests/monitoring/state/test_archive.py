@@ -196,7 +196,7 @@ def test_rows_are_held_for_each_version_and_for_evaluate(tmp_path):
     for number in range(12, 16):  # One row in twenty is of version 20.
         held = mature_and_seal(store, number, {1: 19, 20: 1}, START + number)
     assert held == {"1-14", "20-14", "1-15", "20-15"}, (
-        "of all versions eight times four rows, by files of twenty"
+        "in total eight times four rows must remain, rounded up to files of twenty"
     )
     store.close()
 
