@@ -60,7 +60,7 @@ def test_images_are_no_larger_than_their_ceilings(podman, images):
 
 
 @pytest.mark.parametrize("image", sorted(PLAIN))
-def test_entry_point_helps_in_confined_container(podman, images, image):
+def test_entry_point_prints_help_in_confined_container(podman, images, image):
     command = ["podman", "run", "--rm", *CONFINED, "--network=none", images[image], "--help"]
     done = subprocess.run(command, env=podman("run"), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]

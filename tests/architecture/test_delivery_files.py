@@ -177,7 +177,7 @@ def images_of(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_every_image_of_ours_that_manifest_names_is_built(overlay):
+def test_every_own_image_that_manifest_names_is_built(overlay):
     found = images_of(render(REPOSITORY / "k8s" / "overlays" / overlay))
     ours = {reference.rpartition(":")[0] for reference in found if "/evergreen-" in reference}
     assert f"{registry_of(overlay)}/evergreen-monitoring" in ours
@@ -360,7 +360,7 @@ def test_candidate_of_build_with_digests_runs_images_by_digest(checkout, kfp, tm
     assert len(used) == 7
 
 
-def test_sample_that_fails_ends_release(checkout, kfp):
+def test_failed_sample_ends_release(checkout, kfp):
     kfp.end = "FAILED"
     done = script(checkout, ".ci/sample", KFP_HOST=kfp.url)
     assert done.returncode == 3, done.stderr

@@ -61,7 +61,7 @@ def commands(page: Path) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
-def test_links_lead_to_files_and_headings_that_are_there(page):
+def test_links_lead_to_existing_files_and_headings(page):
     for target in (
         first or second for first, second in LINK.findall(FENCED.sub("", page.read_text()))
     ):

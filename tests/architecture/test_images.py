@@ -98,7 +98,7 @@ def test_hadolint_finds_nothing(name):
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_image_holds_every_module_of_ours_that_its_code_may_import(name, image):
+def test_image_contains_every_own_module_that_its_code_may_import(name, image):
     folder = image(name) / python_path(name).lstrip("/")
     missing = set()
     for source in folder.rglob("*.py"):
@@ -114,7 +114,7 @@ def test_image_holds_every_module_of_ours_that_its_code_may_import(name, image):
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_image_holds_no_package_of_ours_that_its_code_never_imports(name, image):
+def test_image_contains_no_own_package_that_its_code_never_imports(name, image):
     folder = image(name) / python_path(name).lstrip("/")
     packages = {path.relative_to(folder).parts for path in folder.glob("*/*") if path.is_dir()}
     packages = {parts for parts in packages if parts[0] == "components"}
@@ -127,7 +127,7 @@ def test_image_holds_no_package_of_ours_that_its_code_never_imports(name, image)
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_image_starts_its_program_and_helps_without_heavy_import(name, image):
+def test_image_starts_its_program_and_prints_help_without_heavy_imports(name, image):
     root = image(name)
     code = (
         f"import runpy, sys; sys.argv[1:] = ['--help']; runpy.run_module('{module(name)}', "

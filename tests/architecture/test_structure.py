@@ -201,7 +201,7 @@ def num_statements(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return sum(node is not function and id(node) not in elsewhere for node in found)
 
 
-def test_every_source_file_opens_with_its_purpose_and_no_function_is_endless(trees):
+def test_every_source_file_starts_with_its_purpose_and_no_function_is_too_long(trees):
     assert [name for name, tree in trees.items() if not ast.get_docstring(tree)] == []
     long = [
         f"{name}:{each.lineno} {each.name}: {num_statements(each)} statements"
@@ -285,7 +285,7 @@ def test_package_names_belong_to_no_other_distribution():
     assert {owner for package in PACKAGES for owner in owners.get(package, ())} <= {"evergreen"}
 
 
-def test_packages_are_folders_with_job_and_test_folders_are_no_packages():
+def test_folders_of_sources_are_packages_and_folders_of_tests_are_not():
     folders = {path.parent for path in SOURCES}
     assert [source_id(folder) for folder in folders if not (folder / "__init__.py").exists()] == []
     assert [source_id(p) for p in TESTS if p.name == "__init__.py"] == []

@@ -236,7 +236,7 @@ def test_kaggles_archive_is_its_train_file_and_skipped_files_are_named(
     assert summary["passed_over"] == ["license.txt", "readme.txt", "test.txt"]
 
 
-def test_file_with_header_alone_is_named(tmp_path, run_ingest):
+def test_file_with_only_header_is_named(tmp_path, run_ingest):
     path = tmp_path / "clicks.csv"
     path.write_text(",".join((raw_rows.LABEL, *criteo.FEATURES)) + "\n")
     code, _, error = run_ingest(path)

@@ -50,20 +50,22 @@ def test_released_run_needs_no_action(tmp_path):
         ),
     ],
 )
-def test_command_has_flags_for_reasons_in_place_of_replaced_flags(tmp_path, given, flags, command):
+def test_advised_command_has_flags_from_reason_instead_of_flags_that_they_replace(
+    tmp_path, given, flags, command
+):
     outcome = ended("failed", f"ContractError: it cannot be; {run_again(flags)}, or stop")
     advice = what_next(tmp_path, outcome, command=[*COMMAND, *shlex.split(given)])
     assert shlex.split(advice) == [*COMMAND, *shlex.split(command)]
 
 
-def test_failure_without_flags_says_to_correct_it(tmp_path):
+def test_advice_for_failure_without_flags_is_to_correct_its_reason(tmp_path):
     assert "correct what the reason names" in what_next(
         tmp_path, ended("failed", "disk is full"), command=COMMAND
     )
 
 
 @pytest.mark.parametrize(("state", "step"), [("refused", "evaluation"), ("refused", "deployment")])
-def test_refused_model_repeats_gates_advice_and_command(tmp_path, state, step):
+def test_advice_for_refused_model_is_that_of_gate_with_its_command(tmp_path, state, step):
     keep_model(tmp_path, "m1")
     with noted(tmp_path, "r1", "training") as note:
         note.facts = {"model": "m1"}
@@ -78,7 +80,7 @@ def test_refused_model_repeats_gates_advice_and_command(tmp_path, state, step):
     )
 
 
-def test_experiment_is_compared_before_promotion_is_named(tmp_path):
+def test_advice_for_experiment_is_comparison_and_then_promotion(tmp_path):
     keep_model(tmp_path, "m2")
     with noted(tmp_path, "r1", "training") as note:
         note.facts = {"model": "m2"}
@@ -91,7 +93,7 @@ def test_experiment_is_compared_before_promotion_is_named(tmp_path):
     assert promote.endswith("although its verdict is inconclusive")
 
 
-def test_canary_is_checked(tmp_path):
+def test_advice_after_canary_is_to_check_it(tmp_path):
     assert f"evergreen release canary status --store {tmp_path}" in what_next(
         tmp_path, ended("canary"), command=COMMAND
     )

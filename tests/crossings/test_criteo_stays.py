@@ -48,7 +48,7 @@ def found(chain, held_out_rows, tmp_path_factory):
     return document
 
 
-def test_rows_and_vocabularies_of_criteo_stay_what_they_were(found):
+def test_rows_and_vocabularies_of_criteo_do_not_change(found):
     assert found["everywhere"] == GOLDEN["everywhere"]
 
 

@@ -318,7 +318,7 @@ def others_rows(world: Path) -> tuple[list[dict], list[str]]:
 
 
 @pytest.mark.parametrize("kind", ["folder", "bucket"])
-def test_nothing_names_user_afterwards_and_all_other_rows_are_unchanged(
+def test_no_file_names_forgotten_user_and_all_other_rows_are_unchanged(
     world, kind, cloud_storage, capsys
 ):
     before, flags = others_rows(world), []

@@ -126,7 +126,9 @@ def download_all_of(lake: str, folder) -> None:
 
 
 @pytest.mark.parametrize(("kind", "seed"), [("folder", 1), ("bucket", 2)])
-def test_labels_equal_stream_however_late_its_clicks_came(tmp_path, request, kind, seed):
+def test_labels_equal_those_of_stream_however_late_its_clicks_arrived(
+    tmp_path, request, kind, seed
+):
     if kind == "bucket":
         request.getfixturevalue("cloud_storage")
     lake = str(tmp_path / "a lake") if kind == "folder" else "gs://models/a lake"

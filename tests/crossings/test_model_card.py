@@ -43,7 +43,7 @@ def card_of(tmp_path, capsys):
     return show
 
 
-def test_numbers_are_those_of_manifests_and_of_scores(chain, card_of):
+def test_numbers_on_card_equal_manifests_and_scores(chain, card_of):
     first, second = chain.rounds
     card, page = card_of(chain, "2")
     assert (card.model, card.raw) == (

@@ -110,7 +110,7 @@ def places_of(row):
     return [*found, *[*tags[:2], -1, -1][:2], *[*last[-3:], -1, -1, -1][:3]]
 
 
-def test_run_adds_columns_and_each_model_is_evaluated_on_its_own(rounds):
+def test_run_adds_columns_and_each_model_is_evaluated_on_its_own_columns(rounds):
     (first, second), rows = rounds
     assert second.training.parent_model_id == first.training.model_id
     before, now = (

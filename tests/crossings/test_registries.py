@@ -113,7 +113,7 @@ def story(chain, tmp_path_factory):
     kubeflow.close()
 
 
-def test_registry_that_is_away_costs_one_line_and_other_one_nothing(story):
+def test_unavailable_registry_is_reported_in_one_line_and_other_one_is_filled(story):
     assert story.away.code == 3
     (line,) = (line for line in story.away.output.splitlines() if "evergreen.export" in line)
     assert "MLflow: " in line
@@ -128,7 +128,7 @@ def test_registry_without_api_v1_is_named(story):
     assert story.old.kubeflow == story.back.kubeflow
 
 
-def test_every_evaluated_round_is_run_with_its_verdict_and_numbers_once(chain, story):
+def test_every_evaluated_round_is_exported_once_as_run_with_its_verdict(chain, story):
     runs = {by_key(run["data"]["tags"])["model_id"]: run for run in story.first.mlflow.runs}
     assert len(story.first.mlflow.runs) == 2
     assert runs.keys() == {this.training.model_id for this in chain.rounds}
@@ -148,7 +148,7 @@ def test_every_evaluated_round_is_run_with_its_verdict_and_numbers_once(chain, s
         assert f"Model card: {model}" in card.read_text()
 
 
-def test_every_version_is_its_graph_with_graphs_own_tensors_as_signature(story):
+def test_every_version_has_its_graph_and_tensors_of_graph_as_signature(story):
     assert sorted(number for number, _ in story.first.mlflow.versions) == [1, 2]
     for number, version in story.first.mlflow.versions:
         stored = graph_folder(story.store, number)
@@ -172,7 +172,7 @@ def test_every_version_is_its_graph_with_graphs_own_tensors_as_signature(story):
                 ]
 
 
-def test_aliases_follow_release_canary_and_rollback_and_nothing_else(story):
+def test_aliases_change_only_with_release_canary_and_rollback(story):
     stages = [story.first, story.canary, story.back]
     assert [stage.code for stage in stages] == [0, 0, 0], [stage.output for stage in stages]
     aliases = [{"champion": 2}, {"champion": 2, "candidate": 1}, {"champion": 1}]

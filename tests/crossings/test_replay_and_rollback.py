@@ -25,7 +25,7 @@ def _raw_categories(table):
     )
 
 
-def test_old_rows_are_lakes_and_reach_training_encoded_as_its_own(chain):
+def test_replayed_rows_come_from_lake_and_are_encoded_like_new_rows(chain):
     second = chain.rounds[1]
     raw, encoded = second.extraction, second.preprocessing
     workflow = FeatureWorkflow.load(local_path(encoded.workflow_uri))

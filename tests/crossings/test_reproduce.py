@@ -39,7 +39,7 @@ def state(folder):
     return {path: (path.lstat().st_mtime_ns, path.lstat().st_size) for path in folder.rglob("*")}
 
 
-def test_round_is_trained_again_to_same_bytes_and_store_stays_as_it_was(chain, tmp_path, capsys):
+def test_round_is_trained_again_to_same_bytes_and_registry_does_not_change(chain, tmp_path, capsys):
     store, model = chain.root / "store", chain.rounds[1].training
     before = state(store)
     assert main(["2", "--store", str(store), "--work", str(tmp_path)]) == 0
@@ -70,7 +70,7 @@ def test_rows_that_reach_lake_after_run_are_not_read(copy, second):
 
 
 @pytest.mark.parametrize("keeps_time", [True, False])
-def test_edited_file_of_lake_is_first_difference(copy, second, keeps_time):
+def test_edited_file_of_lake_is_reported_as_first_difference(copy, second, keeps_time):
     path = copy.root / EDITED
     status, table = path.stat(), pq.ParquetFile(path).read()
     labels = table["label"].to_numpy().copy()
@@ -115,7 +115,7 @@ def test_missing_days_of_lake_and_deleted_weights_of_parent_are_named(copy, tmp_
         ("training", "weights: 1 of "),
     ],
 )
-def test_planted_difference_of_step_is_first(copy, second, monkeypatch, step, line):
+def test_planted_difference_of_step_is_reported_first(copy, second, monkeypatch, step, line):
     """The remaining steps are replaced by copies of the original run's outputs."""
     this = copy.rounds[1]
     own_work = local_path(this.extraction.train_uri).parents[1]

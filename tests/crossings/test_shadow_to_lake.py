@@ -112,7 +112,7 @@ def test_evidence_covers_every_pair_before_during_and_after_upload(monitor_folde
     _check_evidence(lake)
 
 
-def test_extraction_makes_same_rows_of_lake_with_shadow_scores(monitor_folders):
+def test_extraction_gives_same_rows_with_and_without_shadow_scores(monitor_folders):
     folder, without = monitor_folders
     for each in (folder, without):
         Uploader(each / "archive", each / "lake", clock=Clock(BEGIN)).run_once()

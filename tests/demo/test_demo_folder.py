@@ -178,7 +178,7 @@ def test_rows_have_times_where_draft_or_given_file_names_their_column(tmp_path, 
         (24_000, 24_000, False),
     ],
 )
-def test_each_row_is_its_own_request_as_far_as_so_many_can_be_sent(tmp_path, rows, requests, keeps):
+def test_requests_of_data_are_kept_only_if_so_many_can_be_sent(tmp_path, rows, requests, keeps):
     plan = plan_for_data(
         DemoSettings(folder=tmp_path),
         CRITEO_RECOMMENDER,
@@ -301,9 +301,7 @@ class StackDouble:
         (False, False, True, "the rows ran out before the drift began", []),
     ],
 )
-def test_simulator_is_reported_to_change_only_where_it_does(
-    capsys, decided, ran_out, has_ended, title, sentence
-):
+def test_drift_is_announced_only_if_it_starts(capsys, decided, ran_out, has_ended, title, sentence):
     demo = SimpleNamespace(
         stack=StackDouble(has_ended=has_ended),
         screen=Screen(),
@@ -320,7 +318,7 @@ def test_simulator_is_reported_to_change_only_where_it_does(
 
 
 @pytest.mark.parametrize("ran_out", [False, True])
-def test_bad_release_begins_only_if_rows_are_left(capsys, tmp_path, ran_out):
+def test_bad_release_starts_only_if_rows_are_left(capsys, tmp_path, ran_out):
     demo = SimpleNamespace(
         stack=StackDouble(has_ended=False),
         screen=Screen(),

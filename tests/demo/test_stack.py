@@ -67,7 +67,7 @@ def test_end_of_process_is_reported_with_last_line_of_log(stack, tmp_path):
         stack.wait_until(lambda: False, what="nothing", seconds=120)
 
 
-def test_optional_process_is_missed_only_when_it_failed(stack):
+def test_optional_process_is_reported_only_if_it_failed(stack):
     stack.start("rows", [sys.executable, "-c", ""], may_end=True)
     ended = stack.start("broken", [sys.executable, "-c", "raise SystemExit(2)"], may_end=True)
     with raises(ProcessDied, "broken", "code 2"):

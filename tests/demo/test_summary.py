@@ -101,7 +101,7 @@ def test_broken_promise_is_one_sentence_with_its_number(path, value, words):
     assert words in failure
 
 
-def test_own_data_may_end_without_run_but_not_with_two():
+def test_demo_on_own_data_may_end_without_run_but_not_with_two_runs():
     without = changed("auc.regained_share", None, changed("trigger.runs", 0))
     assert numbers.failed_promises(without, simulated=False) == []
     assert numbers.retrain_decision([NOTICE]) is None, "a notification requests no run"

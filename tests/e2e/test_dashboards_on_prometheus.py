@@ -137,7 +137,7 @@ def answer(prometheus, dashboard, title, letter="A"):
         ("serving", "GPU memory", "A", 0.25),
     ],
 )
-def test_number_equals_input(prometheus, dashboard, title, letter, number):
+def test_panel_shows_number_that_was_planted(prometheus, dashboard, title, letter, number):
     assert answer(prometheus, dashboard, title, letter) == [pytest.approx(number)]
 
 

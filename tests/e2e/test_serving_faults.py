@@ -165,7 +165,7 @@ def answering(tmp_path_factory):
     ],
     ids=["dtype", "width", "integer width", "too wide", "missing", "too many"],
 )
-def test_request_of_another_form_is_refused_and_next_one_answered(answering, tensors, message):
+def test_malformed_request_is_refused_and_next_request_is_answered(answering, tensors, message):
     import tritonclient.grpc as grpc_client
     from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 

@@ -87,7 +87,7 @@ def test_click_in_log_leads_to_item_that_was_shown(service, items, tmp_path):
     ],
     ids=["input", "later", "never"],
 )
-def test_failures_keep_their_meaning(service, server, failure, code):
+def test_failures_have_http_status_of_their_kind(service, server, failure, code):
     server.scoring.always = failure
     with TestClient(service) as web:
         answer = web.get("/recommend", params={"user": "ada", "k": 3 if failure else 0})

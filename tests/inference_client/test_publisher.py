@@ -164,7 +164,7 @@ OUTAGES = [
 @pytest.mark.parametrize(
     ("kind", "seconds", "slow_seconds"), OUTAGES, ids=["away", "refused", "broken", "slow"]
 )
-def test_publishing_goes_on_after_any_outage_and_reports_twice(
+def test_publishing_continues_after_any_outage_and_reports_its_start_and_end(
     time, prediction, caplog, kind, seconds, slow_seconds
 ):
     """A log that recovers slowly needs 20 s for each flush.
@@ -221,7 +221,7 @@ def test_publishing_goes_on_after_any_outage_and_reports_twice(
     assert "available again after" in lines[1]
 
 
-def test_full_disk_is_outage_that_ends_when_there_is_room(tmp_path, time, prediction, read_log):
+def test_full_disk_is_outage_that_ends_once_disk_has_space(tmp_path, time, prediction, read_log):
     publisher = sqlite_publisher(tmp_path / "log.db", time)
     publisher.add(prediction("before"))
     asyncio.run(publisher.flush())
@@ -429,7 +429,7 @@ def test_partition_that_is_lost_loses_its_own_records_alone(time, prediction):
     ) == (12, 4, True)
 
 
-def test_long_queue_goes_in_parts_and_no_click_overtakes_its_prediction(
+def test_long_queue_is_sent_in_parts_and_no_click_overtakes_its_prediction(
     time, prediction, monkeypatch
 ):
     monkeypatch.setattr(publisher_module, "_MAX_ROWS_PER_FLUSH", 10)
@@ -442,7 +442,7 @@ def test_long_queue_goes_in_parts_and_no_click_overtakes_its_prediction(
     assert [name for name, _ in log.messages] == [*(f"r{i}" for i in range(7)), "test-outcomes-1"]
 
 
-def test_after_outage_outcomes_that_are_due_go_in_parts_too(time, prediction, monkeypatch):
+def test_after_outage_outcomes_that_are_due_are_sent_in_parts_too(time, prediction, monkeypatch):
     monkeypatch.setattr(publisher_module, "_MAX_OUTCOMES_PER_FLUSH", 3)
     log = MemoryLog()
     publisher = publisher_of(log, time)
@@ -456,7 +456,7 @@ def test_after_outage_outcomes_that_are_due_go_in_parts_too(time, prediction, mo
     ]
 
 
-def test_large_rows_go_in_smaller_flushes(time, prediction, monkeypatch):
+def test_large_rows_are_sent_in_smaller_flushes(time, prediction, monkeypatch):
     """One row takes 92 bytes.
 
     The row has 2 numbers of 4 bytes and 8 positions of 8 bytes, and score, position, propensity
@@ -536,7 +536,9 @@ def test_memory_of_published_or_abandoned_records_is_freed(time, prediction):
     assert fill() == first
 
 
-def test_conversions_travel_beside_clicks_also_those_of_other_publishers(time, prediction):
+def test_conversions_are_published_beside_clicks_even_of_requests_of_other_publishers(
+    time, prediction
+):
     log = MemoryLog()
     publisher = publisher_of(log, time)
     publisher.add(prediction("r1"), clicks("r1", 0, time=1001.0))
@@ -657,7 +659,7 @@ class SmallLog(MemoryLog):
 
 
 @pytest.mark.parametrize("place", [0, 3, 6])
-def test_record_over_limit_of_log_is_dropped_with_message_and_next_go_on(
+def test_record_over_limit_of_log_is_dropped_with_message_and_next_are_sent(
     time, prediction, caplog, place
 ):
     log = SmallLog(3000)
@@ -687,7 +689,7 @@ def test_record_over_limit_of_log_is_dropped_with_message_and_next_go_on(
     assert publisher.counts.published_rows == 16
 
 
-def test_outcomes_over_logs_limit_go_in_smaller_messages(time):
+def test_outcomes_over_limit_of_log_are_sent_in_smaller_messages(time):
     log = SmallLog(400)
     publisher = publisher_of(log, time)
     for row in range(50):

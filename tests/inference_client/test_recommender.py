@@ -188,7 +188,7 @@ def test_request_with_missing_probabilities_fails_and_is_logged(
     np.testing.assert_array_equal(record.scores, expected.astype(np.float32))
 
 
-def test_rankings_log_holds_what_was_shown_and_click_on_it(
+def test_log_of_ranking_contains_shown_items_and_click(
     server, log, make_rows, score_rows, read_log
 ):
     dense, categorical = make_rows(30, seed=1)
@@ -477,7 +477,7 @@ def test_wrong_element_is_named_and_list_of_candidate_is_own_or_of_context():
     assert filled == [[7, JAZZ, -1, -1, 5, -1], [8, JAZZ, -1, -1, 1, 2]]
 
 
-def test_later_changes_of_callers_arrays_reach_no_record(make_rows):
+def test_later_changes_of_callers_arrays_change_no_record(make_rows):
     given = FeatureRows(dense=make_rows(3)[0], categorical=make_rows(3)[1])
     taken = feature_rows(given, SHOP.features)
     given.dense[:], given.categorical[:] = 0, 0
@@ -787,7 +787,7 @@ def test_request_of_wide_rows_is_limited_by_message_size_of_log(log):
     asyncio.run(talk())
 
 
-def test_without_log_scores_come_and_outcomes_are_refused(server, make_rows):
+def test_without_log_rows_are_scored_and_outcomes_are_refused(server, make_rows):
     async def talk():
         async with connect(server.url, log=None) as client:
             scored = await client.score(by_name(*make_rows(2)))

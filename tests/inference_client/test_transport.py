@@ -148,7 +148,7 @@ def test_deadline_bounds_all_attempts_and_waits_together(server, make_rows):
     assert waits == [0.05, 0.1, 0.2, 0.4]
 
 
-def test_chance_shortens_waits_by_up_to_half():
+def test_random_factor_shortens_waits_by_up_to_half():
     waits = [shortened(2.0) for _ in range(2000)]
     assert 1.0 <= min(waits) < 1.05
     assert 1.95 < max(waits) <= 2.0
@@ -183,7 +183,7 @@ def replicas():
         each.close()
 
 
-def test_requests_go_to_every_replica_in_turn_and_dead_replica_costs_none(
+def test_requests_go_to_every_replica_in_turn_and_dead_replica_fails_none(
     replicas, make_rows, score_rows
 ):
     first, second = replicas
@@ -297,7 +297,7 @@ async def ask_all(client, rows, *, callers, requests):
 
 
 @pytest.mark.parametrize("kind", ["answers nothing", "says nothing at all"])
-def test_replica_that_accepts_and_never_answers_costs_no_request(
+def test_replica_that_accepts_and_never_answers_fails_no_request(
     replicas, make_rows, score_rows, unreliable, quick_stalls, kind
 ):
     well, ill = replicas
@@ -326,7 +326,7 @@ def test_replica_that_accepts_and_never_answers_costs_no_request(
     assert len(ill.scoring.requests) < 60
 
 
-def test_half_open_connection_is_replaced_and_costs_no_request(
+def test_half_open_connection_is_replaced_and_fails_no_request(
     server, make_rows, score_rows, unreliable, quick_stalls
 ):
     rows, between = make_rows(2), unreliable(server.port)

@@ -25,7 +25,7 @@ def amtool(*words: str) -> str:
     return done.stdout
 
 
-def test_amtool_accepts_it():
+def test_amtool_accepts_configuration():
     assert "SUCCESS" in amtool("check-config", str(PATH))
 
 

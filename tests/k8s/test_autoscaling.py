@@ -39,7 +39,7 @@ def test_adapter_publishes_what_hpa_reads_by_queries_of_keda():
         assert rule["seriesQuery"].endswith('{namespace!="",pod!=""}')
 
 
-def test_both_use_prometheus_that_operator_makes():
+def test_adapter_and_keda_use_same_prometheus():
     values = yaml.safe_load((ADAPTER / "values.yaml").read_text())
     address = values["prometheus"]["url"] + f":{values['prometheus']['port']}"
     assert {

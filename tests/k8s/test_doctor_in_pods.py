@@ -34,7 +34,7 @@ def in_pods(request, rendered):
     return manifests, ran, found
 
 
-def test_containers_and_their_variables_are_there(in_pods):
+def test_containers_have_every_variable_that_programs_of_doctor_read(in_pods):
     manifests, ran, _ = in_pods
     assert len(ran) == len(PARTS)
     for target, name, program in ran:

@@ -125,7 +125,7 @@ def test_applied_manifests_use_images_by_tag(run):
     assert set(script_lists("images")) <= set(DOCKERFILES)
 
 
-def test_every_evergreen_command_of_script_is_one():
+def test_every_evergreen_command_of_script_exists():
     text = SCRIPT.read_text().replace('"$tag"', "0123abc").replace("$store", "build/kind/store")
     commands = [
         shlex.split(line.partition("$evergreen ")[2])

@@ -193,7 +193,7 @@ TOLERATED = {
 """Open flows that we do not need, with the reason why they are open."""
 
 
-def test_nothing_else_is_open(case):
+def test_no_other_flow_is_allowed(case):
     """Checks every pair of ends, at policies' ports, their neighbours, and common ones."""
     policies, known, needed = case
     named = {n for n in _numbers([policy["spec"] for policy in policies]) if n > 1}

@@ -50,7 +50,7 @@ def test_nothing_is_left_to_replace_once_one_file_is_edited(overlay, rendered, c
     assert not left
 
 
-def test_every_line_of_one_file_reaches_cluster(overlay, changed):
+def test_every_value_of_cluster_env_reaches_manifests(overlay, changed):
     values = filled(read_values(K8S / "overlays" / overlay / "cluster.env"))
     # Give each value a unique ending, which no text in the shipped manifests has.
     marked = {key: f"{value}q{number}q" for number, (key, value) in enumerate(values.items())}
@@ -63,7 +63,7 @@ def test_every_line_of_one_file_reaches_cluster(overlay, changed):
 @pytest.mark.parametrize(
     "registry", ["registry.example/team/evergreen", "registry.example:5000/evergreen"]
 )
-def test_every_image_of_ours_comes_from_registry_with_tag(registry, overlay, changed):
+def test_every_own_image_comes_from_registry_with_tag(registry, overlay, changed):
     objects = changed(overlay, {"REGISTRY": registry, "TAG": "3f2a9c1"})
     images = [
         container["image"]

@@ -51,7 +51,7 @@ def test_schemas_cover_oldest_promised_version_to_recent_one():
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_every_built_in_object_is_valid_in(version, variant):
+def test_every_built_in_object_is_valid_in_kubernetes(version, variant):
     built_in = [m for m in variant if is_built_in(m)]
     assert len(built_in) > 10
     for manifest in built_in:
@@ -113,7 +113,7 @@ def test_names_labels_and_quantities_are_accepted_by_api(variant):
                 assert not bad, f"{where}{path}: {bad}"
 
 
-def test_no_object_is_sent_twice(variant):
+def test_no_object_occurs_twice(variant):
     keys = [(m["apiVersion"].split("/")[0], title(m)) for m in variant]
     assert len(keys) == len(set(keys))
 

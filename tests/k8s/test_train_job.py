@@ -151,7 +151,7 @@ def test_job_is_created_followed_and_its_model_taken_over(api, flags, do, capsys
     assert workers.training_set == tmp_path / "work" / RUN / "train-job/training_set.json"
 
 
-def test_lines_arrive_once_however_long_server_does_not_answer(api, flags, do, capsys):
+def test_log_lines_arrive_once_however_long_server_does_not_answer(api, flags, do, capsys):
     def later(seconds, *lines, failures=()):
         def pass_time():
             api.now += seconds
@@ -240,7 +240,7 @@ def test_job_of_another_program_is_left_alone(api, flags):
     assert api.jobs[RUN] == {"metadata": {"name": RUN}}
 
 
-def test_job_that_somebody_deleted_is_failure_to_try_again(api, flags, do):
+def test_deleted_job_is_temporary_error(api, flags, do):
     with raises(TemporaryError, "deleted", "continues from the last save"):
         follow(api, flags, do.start(), lambda: api.jobs.clear())
 

@@ -232,7 +232,7 @@ def test_auc_lower_by_0_05_in_live_traffic_rolls_back_within_100_000_rows(site):
     assert "the AUC is below" in world.until_rolled_back(100_000 // ROUND_ROWS, fill=wrong)
 
 
-def test_non_number_scores_of_one_slice_roll_back_within_10_000_rows(site, raw_rows):
+def test_scores_of_slice_that_are_no_numbers_roll_back_within_10_000_rows(site, raw_rows):
     """The affected slice is a category that does not occur in the golden rows.
 
     The category has a share of 1 to 5 % of the traffic.

@@ -117,9 +117,7 @@ def test_version_without_some_probabilities_is_named_before_any_label(two_versio
     [(60, 60, 4, 0.02), (60, 49, 4, 1.0), (60, 60, 1, 1.0), (3, 3, 2000, 100.0)],
     ids=["a burst", "the same requests again", "few rows", "few requests"],
 )
-def test_few_requests_that_anybody_can_make_up_roll_nothing_back(
-    two_versions, requests, distinct, rows, seconds
-):
+def test_few_forged_requests_roll_nothing_back(two_versions, requests, distinct, rows, seconds):
     b = two_versions
     forged = [
         prediction(f"forged-{number}", rows, version=2, scores=np.full(rows, np.nan))

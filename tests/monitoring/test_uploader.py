@@ -173,7 +173,7 @@ def test_file_that_differs_when_read_back_is_not_published(archive, tmp_path, mo
     expect_moved(archive, FolderObjects(lake))
 
 
-def test_no_local_file_goes_whose_checksum_service_reports_otherwise(archive, bucket):
+def test_local_file_stays_if_service_reports_another_checksum(archive, bucket):
     """The service reports another checksum, as if the stored bytes were corrupt."""
     true = base64.b64encode(google_crc32c.Checksum(CONTENT[NAME]).digest())
     fault = bucket.fail(
@@ -207,7 +207,7 @@ def test_outage_keeps_every_file_and_first_pass_after_it_moves_them(archive, buc
     expect_moved(archive, open_bucket())
 
 
-def test_passes_back_off_while_lake_is_away_and_are_frequent_again_after(archive, bucket):
+def test_passes_back_off_while_lake_is_unavailable_and_are_frequent_afterwards(archive, bucket):
     bucket.fail(lambda request: True, "status", times=10**6)
     waits = []
 

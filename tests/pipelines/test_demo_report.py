@@ -68,7 +68,7 @@ def test_report_starts_with_actions_and_escapes_all_text(tmp_path, good):
     assert '<div class="tiles">' in first
 
 
-def test_report_leads_to_reports_of_its_runs(tmp_path, good):
+def test_report_links_to_reports_of_its_runs(tmp_path, good):
     outcome = RunOutcome(
         run="a run",
         trigger_id="t",

@@ -229,7 +229,7 @@ def test_outcome_of_another_request_is_not_mistaken(tmp_path):
     assert find_outcome(tmp_path, "two") is None
 
 
-def test_newest_runs_are_listed_without_look_at_what_older_ones_left(tmp_path, capsys):
+def test_newest_runs_are_listed_without_reading_files_of_older_runs(tmp_path, capsys):
     for run in ("last-by-name", "b", "a"):
         if run != "a":  # no step of run a has started
             with noted(tmp_path, run, "extraction"):

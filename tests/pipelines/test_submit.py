@@ -170,7 +170,7 @@ def test_version_shows_folders_and_servers_of_its_runs_in_kubeflow(server, comma
     )
 
 
-def test_upload_of_images_without_revision_wants_name(server, command, capsys):
+def test_upload_of_images_without_revision_needs_name(server, command, capsys):
     assert command("--upload") == 2
     assert "have tag dev, expected one revision" in capsys.readouterr().err
     assert server.requests == []

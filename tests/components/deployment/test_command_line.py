@@ -23,7 +23,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_store_that_is_not_there_is_misuse_and_named(command, tmp_path, monkeypatch, capsys):
+def test_absent_registry_is_invalid_input_and_named(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     main, words = COMMANDS[command]
     assert main([*words, "--store", "stoer"]) == 2

@@ -152,7 +152,7 @@ def test_first_version_of_step_killed_before_its_note_is_released_at_once(step, 
     assert (note.facts["rollout"], note.facts["version"]) == ("full", 1)
 
 
-def test_invalid_input_is_2_and_unresponsive_server_is_3(step, capsys):
+def test_invalid_input_exits_with_2_and_unresponsive_server_with_3(step, capsys):
     assert step(True, "run-4", urls=("127.0.0.1:9",)) == 3
     assert "triton 127.0.0.1:9: liveness failed" in capsys.readouterr().err
     assert step(True, "run-5", release={"instances": 0}) == 2
@@ -170,7 +170,7 @@ def test_full_disk_exits_with_3_and_not_as_refused_model(step, tmp_path, capsys)
     assert current(tmp_path / "store") is None
 
 
-def test_request_that_cannot_be_appended_is_3_and_keeps_no_prepared_version(
+def test_request_that_cannot_be_appended_exits_with_3_and_keeps_no_prepared_version(
     step, tmp_path, capsys, monkeypatch
 ):
     def full(store, request):
@@ -224,7 +224,7 @@ def test_verdict_is_released_only_with_evaluated_files(step, tmp_path, capsys, n
     assert current(tmp_path / "store") is None
 
 
-def test_component_leaves_release_and_its_numbers(arguments):
+def test_component_writes_release_manifest_with_parity_difference(arguments):
     deployment.python_func(**arguments)
     with open(arguments["release"].path) as file:
         written = json.load(file)
@@ -246,7 +246,7 @@ def test_component_with_stale_verdict_ends_without_release_or_retry(arguments, t
     assert (note.state, "compared with model-0" in note.reason) == ("refused", True)
 
 
-def test_request_that_no_controller_accepts_is_withdrawn_and_never_done(
+def test_request_that_no_controller_accepts_is_withdrawn_and_never_carried_out(
     make_candidate, tmp_path, capsys
 ):
     store, verdict = tmp_path / "store", tmp_path / "verdict.json"

@@ -201,7 +201,7 @@ def test_failed_request_is_counted_reported_and_not_published(play, scorer):
     assert replay.failure is None
 
 
-def test_lines_report_second_and_start_again(play):
+def test_lines_report_one_second_each(play):
     replay, _, _ = play(max_rows=100)
     assert replay.statistics.take_second(1.0) == {
         "time": 1.0,

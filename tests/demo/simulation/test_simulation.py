@@ -199,7 +199,7 @@ def test_lake_contains_raw_schema_day_by_day(world, tmp_path):
     assert clicks == report.clicks
 
 
-def test_lake_in_bucket_is_that_in_folder_and_no_day_is_written_over(
+def test_lake_in_bucket_equals_lake_in_folder_and_no_day_is_overwritten(
     world, tmp_path, cloud_storage
 ):
     arguments = {"rows": 900, "days": 3, "last_day": date(2026, 1, 4), "seed": 7}

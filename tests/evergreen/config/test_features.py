@@ -68,7 +68,7 @@ def test_columns_with_another_meaning_than_in_parent_are_refused_by_name(now, me
         now.expect_continues(BEFORE, parent="m1")
 
 
-def test_columns_may_come_and_go_and_move():
+def test_columns_may_be_added_removed_and_moved():
     Features(numeric=("size", "age"), categorical=("shop", "city", "item")).expect_continues(
         BEFORE, parent="m1"
     )

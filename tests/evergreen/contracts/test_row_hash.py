@@ -10,7 +10,7 @@ from evergreen.contracts.row_hash import mix, row_identities, uniforms
 GAMMA = 0x9E3779B97F4A7C15
 
 
-def test_mixing_is_splitmix64():
+def test_hash_mixes_bits_like_splitmix64():
     """The expected numbers are the published output of SplitMix64 for seed 1234567."""
     state = [np.uint64((1234567 + i * GAMMA) % 2**64) for i in range(5)]
     published = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]

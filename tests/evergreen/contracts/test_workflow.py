@@ -43,7 +43,7 @@ def raw_rows(encoder, n=300, seed=1):
     return dense, categorical
 
 
-def test_categories_encode_as_dict_would():
+def test_categories_are_encoded_as_by_dict():
     encoder = fitted()
     _, categorical = raw_rows(encoder)
     tables = [{int(key): 3 + index for index, key in enumerate(v)} for v in encoder.vocabularies]

@@ -69,7 +69,7 @@ def test_empty_log_gives_nothing_and_does_not_wait(bench, subscriber):
     assert subscriber.list_dead_letters() == []
 
 
-def test_pull_ends_with_message_by_which_it_has_so_many_bytes(
+def test_pull_ends_with_message_that_reaches_limit_of_bytes(
     bench, publisher, subscriber, monkeypatch
 ):
     monkeypatch.setattr(event_log, "MAX_PULL_BYTES", 100_000)

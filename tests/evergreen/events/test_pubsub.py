@@ -211,7 +211,7 @@ class Slow:
         self.freed += request["ack_ids"]
 
 
-def test_listing_ends_although_its_objects_come_again_meanwhile():
+def test_listing_of_dead_letters_ends_although_they_are_redelivered_meanwhile():
     now = datetime.now(timezone.utc)
     messages = [
         PubsubMessage(data=b"x", message_id=name, attributes={"id": name}, publish_time=now)

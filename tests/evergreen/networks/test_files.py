@@ -66,7 +66,7 @@ def test_model_that_library_wrote_is_read(tmp_path):
 
 
 @pytest.mark.parametrize("with_moments", [True, False])
-def test_written_file_is_read_and_writing_to_it_changes_no_file(tmp_path, with_moments):
+def test_opened_model_equals_written_one_and_changes_of_it_reach_no_file(tmp_path, with_moments):
     expected = filled(tmp_path, with_moments=with_moments)
     stored = open_model(tmp_path, SIZES)
     assert stored.step == (7 if with_moments else 0)
@@ -128,7 +128,7 @@ def test_optimizer_file_without_its_step_is_refused(tmp_path):
         open_model(tmp_path, SIZES)
 
 
-def test_bias_moves_and_comes_back_to_within_two_roundings(tmp_path):
+def test_bias_moves_and_returns_within_rounding_errors(tmp_path):
     weights, *_ = filled(tmp_path)
     for rate in (0.1, 0.37, 1e-6):
         add_to_bias(tmp_path, np.log(rate))

@@ -75,7 +75,7 @@ def sigmoid(values):
 
 
 @every_network
-def test_logits_equal_papers(config):
+def test_logits_equal_formulas_of_papers(config):
     network = network_of(config)
     with torch.no_grad():
         network.bias.fill_(0.7)
@@ -140,7 +140,7 @@ def test_served_graph_scores_raw_rows_as_formula_scores_encoded_ones(served):
 
 
 @pytest.mark.parametrize("rows_each", [1, 2, 7, 999], ids="{} rows each".format)
-def test_how_batch_is_cut_changes_no_bit_of_any_score(served, rows_each):
+def test_split_of_batch_changes_no_bit_of_any_score(served, rows_each):
     _, _, workflow, _, session = served
     dense, categorical = nasty_rows(workflow, 4096, 1)
     whole = answers(session, dense, categorical)

@@ -42,7 +42,7 @@ def test_size_of_table_follows_settings():
 
 @pytest.mark.parametrize("numbers", ["float16", "int8"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_infinite_number_is_finding_of_its_own_vector(numbers, bad):
+def test_infinite_number_is_reported_for_its_own_vector(numbers, bad):
     table = np.ones((3, 2), np.float32)
     table[1, 0] = bad
     assert np.isfinite(round_table(table, numbers).vectors()).all(axis=1).tolist() == [
@@ -52,7 +52,7 @@ def test_infinite_number_is_finding_of_its_own_vector(numbers, bad):
     ]
 
 
-def test_other_numbers_are_refused_by_gate_and_by_release():
+def test_unknown_number_format_of_tables_is_refused_by_gate_and_by_release():
     recommender = criteo_with(release={"tables": "int4"})
     for read in (served_tables, lambda each: each.section("release", RolloutSettings)):
         with raises(ContractError, "tables", "'int4'", "float32, float16, int8"):

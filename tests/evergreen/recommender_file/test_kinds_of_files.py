@@ -221,7 +221,7 @@ def test_rows_without_times_are_each_request_and_ingest_needs_days(write):
         ("search_id", lambda row: row["n"] % 2, ("search_id", "row")),
     ],
 )
-def test_key_is_proposed_only_where_it_is_another_in_each_row(name, place, expected, write):
+def test_key_is_proposed_only_if_it_differs_in_each_row(name, place, expected, write):
     path = write(clicks(**{name: lambda row: f"s{row['n'] // 4}", "slot": place}, **USERS))
     _, recommender = drafted(path)
     assert (recommender.data.request_id, recommender.data.row) == expected
@@ -286,7 +286,7 @@ def test_users_and_items_are_found_whatever_their_spelling(user, item, write):
     assert recommender.features.categorical == (user, item)
 
 
-def test_few_users_and_value_for_unknown_user_are_no_users(write):
+def test_column_with_few_users_or_mostly_unknown_user_is_no_user_column(write):
     few = clicks(
         user=lambda row: row["user"] % 3,
         item_id=lambda row: row["item"],
@@ -346,7 +346,7 @@ def test_click_precedes_events_that_may_follow_it(write):
     assert "Another outcome beside 'click_bool'" in line_of(text, "booking_bool")
 
 
-def test_label_with_gap_or_unexpected_value_is_label_and_rows_are_counted(write):
+def test_label_with_missing_or_unexpected_value_is_drafted_and_rows_are_counted(write):
     columns = clicks(**USERS)
     columns["click"][7], columns["click"][N - 1] = "", "Total"
     text, recommender = drafted(write(columns))
@@ -409,14 +409,14 @@ def test_other_outcomes_of_label_are_left_out(write):
     ],
     ids=["rating", "below zero", "words", "there or not", "in the middle"],
 )
-def test_column_that_decides_label_alone_is_left_out_and_its_auc_named(leak, write):
+def test_column_that_determines_label_is_left_out_and_its_auc_is_named(leak, write):
     text, recommender = drafted(write(clicks(**USERS, rating=leak)))
     assert recommender.features.names == ("user_id", "item_id")
     line = line_of(text, "rating")
     assert "It alone determines the label (AUC 1.000)" in line or "(AUC 0.99" in line
 
 
-def test_another_id_in_each_row_does_not_decide_label(write):
+def test_id_that_differs_in_each_row_does_not_determine_label(write):
     path = write(
         clicks(
             **USERS,
@@ -481,7 +481,7 @@ def test_word_for_missing_value_changes_no_type_and_is_named(word, write):
     assert "12.5% missing" + (f" ({word})" if word else "") in text
 
 
-def test_up_to_one_percent_unexpected_values_are_malformed_and_more_stop_guess(write):
+def test_up_to_one_percent_unexpected_values_are_malformed_and_more_prevent_guess(write):
     path = write(clicks(**USERS, price=lambda row: "n.v." if row["n"] in (3, 99) else row["price"]))
     text, recommender = drafted(path)
     assert recommender.features.numeric == ("price",)

@@ -132,7 +132,7 @@ def test_rollback_target_stays_although_newer_versions_were_live_since(installat
     assert left(installation)[1] == ["3", "4", "6"]
 
 
-def test_newer_files_than_age_limit_stay(installation):
+def test_files_newer_than_age_limit_stay(installation):
     run(installation, "--yes", "--days", "150")
     assert left(installation) == (
         ["m2", "m3", "m4", "m5", "m6"],

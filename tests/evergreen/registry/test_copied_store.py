@@ -83,7 +83,7 @@ def test_every_reader_of_copied_registry_reads_copy(there):
 
 @pytest.mark.parametrize("name", PARTS)
 @pytest.mark.parametrize("fault", ["flip", "shorter", "gone", "more"])
-def test_part_that_is_not_as_it_was_stored_is_refused_by_name(tmp_path, name, fault):
+def test_changed_part_is_refused_by_name(tmp_path, name, fault):
     model = stored(tmp_path / "store")
     path = model_folder(tmp_path / "store", "m1") / name
     content = bytearray(path.read_bytes())

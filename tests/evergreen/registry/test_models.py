@@ -88,7 +88,7 @@ def test_step_is_running_while_it_runs_and_done_after(tmp_path):
     ],
     ids=["failed", "stopped", "preempted", "refused"],
 )
-def test_step_that_does_not_end_well_keeps_why_until_retry_succeeds(tmp_path, error, state, reason):
+def test_failed_step_keeps_its_reason_until_retry_succeeds(tmp_path, error, state, reason):
     with pytest.raises(type(error)), runs.noted(tmp_path, "run-1", "training") as note:  # noqa: PT012
         note.facts["rows"] = 5
         raise error

@@ -63,7 +63,7 @@ def test_version_with_changed_files_is_refused(tmp_path, change):
 
 
 @pytest.mark.parametrize(("why", "message"), [("again", "says the same"), (" ", "reason is empty")])
-def test_event_without_news_or_reason_is_refused_and_changes_nothing(tmp_path, why, message):
+def test_acceptance_without_change_or_reason_is_refused_and_changes_nothing(tmp_path, why, message):
     accept(tmp_path, SHOP)
     with pytest.raises(ContractError, match=message):
         accept(tmp_path, SHOP, why=why)
@@ -103,7 +103,7 @@ def test_other_recommender_is_refused_in_used_registry_unless_replaced(tmp_path,
         accept(tmp_path, SHOP)
 
 
-def test_columns_may_come_and_go_within_one_recommender(tmp_path):
+def test_columns_may_be_added_and_removed_within_one_recommender(tmp_path):
     accept(tmp_path, SHOP)
     assert (
         accept(

@@ -73,7 +73,7 @@ def test_first_of_acceptance_and_withdrawal_counts(append, append_answer):
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations((DONE, REFUSED, CANCELLED))))
-def test_there_is_one_result_whatever_follows(append, append_answer, order):
+def test_request_has_one_result_whatever_follows(append, append_answer, order):
     request = append()
     append_answer(request, ACCEPTED)
     states = [append_answer(request, action) for action in order]

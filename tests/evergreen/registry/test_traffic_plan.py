@@ -43,7 +43,7 @@ def test_growing_canary_keeps_every_key_that_it_had(key, salt, shares):
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.05, 0.25, 1.0])
 @pytest.mark.parametrize("salt", ["a", "b", ""])
-def test_share_of_keys_is_met_within_binomials_error(share, salt):
+def test_share_of_keys_is_met_within_binomial_error(share, salt):
     one = plan(canary_share=share, shadow_share=share, salt=salt)
     num_canary = sum(one.arm_for(f"user-{i}") == CANARY for i in range(NUM_KEYS))
     shadowed = sum(one.shadow_for("u", f"request-{i}") is not None for i in range(NUM_KEYS))
@@ -67,7 +67,7 @@ def _counts(first, second):
     }
 
 
-def test_shadow_is_drawn_without_regard_to_arm():
+def test_shadow_is_drawn_independently_of_arm():
     one = plan(canary_share=0.25, shadow_share=0.2)
     keys = [f"k{i}" for i in range(NUM_KEYS)]
     # Each key is also the request id. The draw of the arm and the draw of the shadow request must
@@ -91,11 +91,11 @@ def test_without_canary_stable_arm_answers_and_no_shadow_is_sent(key, request):
     assert one.shadow_for(key, request) is None
 
 
-def test_key_that_utf8_cannot_spell_has_arm():
+def test_key_that_utf8_cannot_encode_has_arm():
     assert plan().arm_for("\ud800") in (STABLE, CANARY)
 
 
-def test_draws_are_frozen():
+def test_draws_equal_formula_that_clients_of_all_releases_share():
     """Clients of different releases must agree.
 
     The expected numbers are computed by hand from blake2b.
@@ -108,7 +108,7 @@ def test_draws_are_frozen():
 
 @given(share=SHARES, shadow=SHARES, salt=st.text(), reason=st.text(), value=st.floats(0, 1e12))
 @settings(max_examples=50)
-def test_plan_survives_its_json_exactly(share, shadow, salt, reason, value):
+def test_plan_is_unchanged_after_json(share, shadow, salt, reason, value):
     baseline = {"127.0.0.1:8002": {"stable": {"success": value}, "canary": {}}}
     one = plan(canary_share=share, shadow_share=shadow, salt=salt, reason=reason, baseline=baseline)
     assert TrafficPlan.loads(one.dumps(), source="traffic.json") == one

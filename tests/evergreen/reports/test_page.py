@@ -112,7 +112,7 @@ def page_of(text: str, *, rows: int) -> str:
 @needs_browser
 @pytest.mark.parametrize("rows", [0, 1, 40])
 @pytest.mark.parametrize("text", [LONG, SENTENCE, "x"], ids=["long name", "long sentence", "short"])
-def test_nothing_leaves_its_pane_and_no_text_is_cut(tmp_path, text, rows):
+def test_no_element_exceeds_its_pane_and_no_text_is_cut(tmp_path, text, rows):
     page = page_of(text, rows=rows)
     assert pixels_too_wide(tmp_path, page, *WIDTHS) == [0] * len(WIDTHS)
     assert cut_texts(tmp_path, page, *WIDTHS) == [[]] * len(WIDTHS)

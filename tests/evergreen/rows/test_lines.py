@@ -118,7 +118,7 @@ def test_output_of_standard_library_is_read_back(tmp_path, rows, quoting, ends):
     assert counts.lines == 1 + num_lines(content)
 
 
-def test_one_stray_quote_costs_at_most_its_own_line_of_sixty_thousand(tmp_path):
+def test_one_stray_quote_rejects_at_most_its_own_line_of_sixty_thousand(tmp_path):
     lines = [f"{i % 2},u{i},t{i}".encode() for i in range(60_000)]
     lines[7], lines[20_001] = b'1,u7,"The Big', b'0,u20001,"a, b'
     lines[30_000], lines[30_001] = b'1,u,"two', b'lines"'
@@ -170,7 +170,7 @@ def test_files_joined_with_another_order_of_columns_are_refused(tmp_path):
     "again",
     [b"label,user,title", b'"label","user","title"', b"LABEL,User,title", b"label, user ,title"],
 )
-def test_header_that_comes_again_is_no_row(tmp_path, again):
+def test_repeated_header_is_no_row(tmp_path, again):
     found, rejected, counts = read(
         written(tmp_path / "rows.csv", HEADER + b"\n1,a,b\n" + again + b"\n0,c,d\n")
     )
@@ -181,7 +181,7 @@ def test_header_that_comes_again_is_no_row(tmp_path, again):
     )
 
 
-def test_line_behind_hash_is_comment_only_where_it_can_be_no_torn_row(tmp_path):
+def test_line_with_hash_is_comment_only_if_it_cannot_be_part_of_row(tmp_path):
     found, rejected, counts = read(
         written(tmp_path / "rows.csv", HEADER + b"\n# end\n#sale, now,1,x\n#1,a,b\n")
     )
@@ -192,7 +192,7 @@ def test_line_behind_hash_is_comment_only_where_it_can_be_no_torn_row(tmp_path):
     )
 
 
-def test_record_that_is_longer_than_block_is_one(tmp_path):
+def test_record_longer_than_block_is_one_record(tmp_path):
     long = "\n".join("x" * 700_000 for _ in range(9))
     content = HEADER + f'\n1,a,"{long}"\n0,b,c\n'.encode()
     found, rejected, counts = read(written(tmp_path / "rows.csv", content))
@@ -200,7 +200,7 @@ def test_record_that_is_longer_than_block_is_one(tmp_path):
     assert found[0][1] == ("1", "a", long)
 
 
-def test_keys_of_json_lines_may_come_late(tmp_path):
+def test_keys_of_json_lines_may_occur_late(tmp_path):
     lines = ['{"a": 1}'] * 3_000 + ['{"a": 2, "late": 3}']
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))
     assert open_rows(tmp_path / "rows.jsonl").names == ("a", "late")

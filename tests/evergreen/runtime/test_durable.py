@@ -49,7 +49,7 @@ def test_file_is_written_completely_with_its_folders(tmp_path):
     assert path.read_bytes() == b"replaced"
 
 
-def test_file_written_in_parts_appears_at_end_and_error_keeps_former_one(tmp_path):
+def test_file_written_in_parts_appears_at_end_and_error_keeps_old_file(tmp_path):
     path = tmp_path / "file"
     with durable.whole_file(path) as file:
         file.write(b"one ")
@@ -156,7 +156,7 @@ def test_process_that_lost_folder_to_another_gets_temporary_error(tmp_path):
     "whole", [b"", b"one\n", b"x" * 5000 + b"\n"], ids=["first", "short", "long"]
 )
 @pytest.mark.parametrize("torn", [b"t", b"torn" * 3000], ids=["one byte", "12 kB"])
-def test_torn_line_spoils_neither_earlier_nor_later_lines(tmp_path, whole, torn):
+def test_torn_line_damages_neither_earlier_nor_later_lines(tmp_path, whole, torn):
     path = tmp_path / "lines"
     path.write_bytes(whole + torn)
     durable.append_line(path, "two")

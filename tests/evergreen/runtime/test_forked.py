@@ -138,7 +138,7 @@ def test_interrupt_from_terminal_ends_all_and_is_reported_once(at_work):
     ("content", "cores"),
     [("max 100000", 4), ("150000 100000", 2), ("50000 100000", 1), ("900000 100000", 4), ("", 4)],
 )
-def test_containers_limit_bounds_cores(tmp_path, monkeypatch, content, cores):
+def test_cpu_limit_of_container_bounds_cores(tmp_path, monkeypatch, content, cores):
     limit = tmp_path / "cpu.max"
     limit.write_text(content)
     monkeypatch.setattr(forked, "_CPU_MAX", limit)

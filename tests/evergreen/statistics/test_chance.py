@@ -49,7 +49,7 @@ def test_proportion_test_equals_scipy_and_accepts_empty_shares():
 
 
 @pytest.mark.parametrize("ratio", [1, 4])
-def test_tail_of_few_rows_is_not_thinner_than_exact_one(ratio):
+def test_p_value_of_few_rows_is_not_smaller_than_exact_one(ratio):
     """The p-value may be a third smaller than Fisher's exact one.
 
     `now` is the number of rows with the rare value.
@@ -84,7 +84,7 @@ def test_rare_cells_are_taken_together_until_each_expects_enough():
     assert homogeneity(now, before, 1.0) == pytest.approx(scipys(*table))
 
 
-def test_sample_that_is_empty_or_has_one_value_only_is_no_test():
+def test_sample_that_is_empty_or_has_one_value_is_not_tested():
     assert homogeneity(np.array([0, 0]), np.array([5, 5]), 1.0) is None
     assert homogeneity(np.array([50, 0]), np.array([70, 0]), 1.0) == 1.0
 

@@ -70,7 +70,7 @@ def test_design_effect_is_variance_over_that_of_independent_rows():
     np.testing.assert_allclose(np.mean(effects, axis=0), true, rtol=0.2)
 
 
-def test_requests_of_two_sizes_have_each_sample_s_own_design():
+def test_samples_with_requests_of_two_sizes_have_own_design_effects():
     random = np.random.default_rng(2)
     now = sample(*drawn(random, 500, 64, 1.0, FIVE), 5)
     before = sample(*drawn(random, 16_000, 2, 1.0, FIVE), 5)
@@ -78,7 +78,7 @@ def test_requests_of_two_sizes_have_each_sample_s_own_design():
     np.testing.assert_allclose(comparison_design(correlation, now, before), (64 + 2) / 2, rtol=1e-9)
 
 
-def test_difference_of_samples_is_no_likeness_within_them():
+def test_difference_between_samples_is_no_similarity_within_them():
     random = np.random.default_rng(3)
     now = sample(*drawn(random, 500, 32, 0.0, FIVE[::-1]), 5)
     before = sample(*drawn(random, 500, 32, 0.0, FIVE), 5)
@@ -111,7 +111,7 @@ def test_sample_with_unknown_requests_uses_correlation_of_other_sample():
     np.testing.assert_allclose(comparison_design(correlation, now, before), 32)
 
 
-def test_single_rows_have_no_design_effect_and_unknown_cell_overall_one():
+def test_single_rows_have_no_design_effect_and_unknown_cell_has_overall_one():
     values = np.array([0, 0, 1, 1, 2, 2] * 50)
     single = sample(values, np.arange(300), 3)
     np.testing.assert_allclose(
@@ -122,7 +122,7 @@ def test_single_rows_have_no_design_effect_and_unknown_cell_overall_one():
     assert correlations((hidden,))[0][0] == correlations((hidden,))[1] == pytest.approx(1.0)
 
 
-def test_cells_of_different_likeness_are_corrected_together():
+def test_cells_of_different_similarity_are_corrected_together():
     """Half of the cells contain whole requests, and half contain single rows.
 
     The second-order correction keeps the rate of false alarms at 5 %.

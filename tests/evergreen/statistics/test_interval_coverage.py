@@ -45,14 +45,14 @@ def coverage(
         ),
     ],
 )
-def test_95_of_100_intervals_hold(windows, rows, size, rate, off, exist):
+def test_95_of_100_intervals_contain_true_value(windows, rows, size, rate, off, exist):
     found = coverage(windows=windows, rows=rows, size=size, rate=rate)
     assert found["exists"] >= exist
     assert found["auc"] == pytest.approx(0.95, abs=off)
     assert found["difference"] == pytest.approx(0.95, abs=off)
 
 
-def test_rows_counted_one_by_one_would_promise_too_much():
+def test_intervals_of_rows_counted_one_by_one_are_too_narrow():
     assert coverage(windows=200, rows=4000, size=64, rate=0.25, by_row=True)["auc"] < 0.88
 
 

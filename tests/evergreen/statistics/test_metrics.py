@@ -92,7 +92,7 @@ def test_bad_input_is_refused(metric, labels, scores, message):
 
 @given(scored())
 @settings(max_examples=60, deadline=None)
-def test_standard_error_equals_delong_written_out(sample):
+def test_standard_error_equals_direct_formula_of_delong(sample):
     labels, scores = sample
     (auc,), covariance = delong(labels, scores)
     estimate = auc_by_row(labels, scores)
@@ -109,7 +109,7 @@ def test_standard_error_equals_delong_written_out(sample):
 
 @given(scored(models=2))
 @settings(max_examples=60, deadline=None)
-def test_paired_difference_equals_delong_written_out(sample):
+def test_paired_difference_equals_direct_formula_of_delong(sample):
     labels, scores, reference = sample
     aucs, covariance = delong(labels, scores, reference)
     variance = covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1]
@@ -175,7 +175,7 @@ def test_intervals_and_p_values_are_those_of_students_t(degrees, exact):
     assert metrics.student_p_value(-exact, degrees) == metrics.student_p_value(exact, degrees)
 
 
-def test_log_loss_equals_scikit_learn_and_survives_certainty():
+def test_log_loss_equals_scikit_learn_and_is_finite_for_certain_scores():
     random = np.random.default_rng(1)
     labels, scores = random.integers(0, 2, 500), random.random(500)
     assert metrics.log_loss(labels, scores) == pytest.approx(

@@ -118,7 +118,7 @@ def test_file_with_inconsistent_parts_is_refused_by_name(tmp_path, change, messa
     assert str(path) in str(caught.value)
 
 
-def test_absent_file_cut_one_and_flipped_bit_are_refused(tmp_path):
+def test_absent_truncated_and_corrupt_files_are_refused(tmp_path):
     path = tmp_path / "reference.npz"
     with raises(ContractError, "cannot be read"):
         read_reference(path)
@@ -158,7 +158,7 @@ def test_column_without_values_has_empty_inner_range():
     assert inner_buckets(np.zeros(len(DENSE_EDGES) - 1, np.int64)) == (0, 0)
 
 
-def test_buckets_are_those_of_numpys_histogram():
+def test_buckets_equal_numpy_histogram():
     random = np.random.default_rng(2)
     values = np.concatenate([np.floor(random.lognormal(3, 3, 10_000)), DENSE_EDGES[1:-1], [-5.0]])
     np.testing.assert_array_equal(

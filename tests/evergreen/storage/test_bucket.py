@@ -82,7 +82,7 @@ def test_every_call_survives_temporary_errors(cloud_storage, open_bucket, tmp_pa
     assert (tmp_path / "copy").read_bytes() == objects.read("c/big").content == BIG
 
 
-def test_what_does_not_pass_in_time_is_temporary_and_names_object(cloud_storage, open_bucket):
+def test_lasting_service_error_is_temporary_and_names_object(cloud_storage, open_bucket):
     objects = open_bucket(retry_seconds=0.05)
     cloud_storage.fail(is_any, "status", status=503, message="backend is tired", times=10**6)
     with raises(TemporaryError, "gs://models/a prefix/config", "503 backend is tired"):
@@ -91,7 +91,7 @@ def test_what_does_not_pass_in_time_is_temporary_and_names_object(cloud_storage,
         objects.read("config")
 
 
-def test_silent_service_is_queried_again(cloud_storage, open_bucket):
+def test_call_without_answer_is_repeated(cloud_storage, open_bucket):
     objects = open_bucket(call_seconds=0.3)
     faults = [cloud_storage.fail(on, "hang") for on in (is_upload, is_download)]
     generation = objects.write("config", b"1", if_generation=ABSENT)
@@ -104,7 +104,7 @@ def test_silent_service_is_queried_again(cloud_storage, open_bucket):
 
 @pytest.mark.parametrize("content", [b"small", BIG], ids=["one request", "in parts"])
 @pytest.mark.parametrize("is_new", [True, False], ids=["create", "replace"])
-def test_conditional_write_whose_answer_was_lost_is_known_as_done(
+def test_conditional_write_whose_answer_was_lost_counts_as_done(
     cloud_storage, open_bucket, content, is_new
 ):
     objects = open_bucket()
@@ -132,7 +132,7 @@ def test_lost_answer_is_not_confused_with_equal_bytes_of_another_writer(cloud_st
         mine.write("config", b"same bytes", if_generation=seen)
 
 
-def test_lost_answer_after_which_another_wrote_is_change(cloud_storage, open_bucket):
+def test_write_of_another_after_lost_answer_is_reported_as_change(cloud_storage, open_bucket):
     mine, other = open_bucket(), open_bucket()
     seen = mine.write("config", b"before")
     cloud_storage.fail(is_upload, "lose")
@@ -146,7 +146,7 @@ def test_lost_answer_after_which_another_wrote_is_change(cloud_storage, open_buc
     assert other.read("config").content == b"theirs"
 
 
-def test_copy_whose_answer_was_lost_is_done(cloud_storage, open_bucket):
+def test_copy_whose_answer_was_lost_counts_as_done(cloud_storage, open_bucket):
     objects = open_bucket()
     objects.write("a", b"1")
     fault = cloud_storage.fail(is_rewrite, "lose")
@@ -155,7 +155,7 @@ def test_copy_whose_answer_was_lost_is_done(cloud_storage, open_bucket):
     assert objects.read("b") == (b"1", generation)
 
 
-def test_upload_refused_midway_leaves_what_was_there(cloud_storage, open_bucket, tmp_path):
+def test_upload_refused_midway_leaves_old_object(cloud_storage, open_bucket, tmp_path):
     objects, message = open_bucket(), "quota exceeded"
     (tmp_path / "big").write_bytes(BIG)
     generation = objects.write("old", b"before")
@@ -229,7 +229,7 @@ def first_bytes(requests):
     ]
 
 
-def test_fetch_cut_midway_goes_on_at_byte_reached(cloud_storage, open_bucket, tmp_path):
+def test_interrupted_fetch_continues_at_byte_that_it_reached(cloud_storage, open_bucket, tmp_path):
     objects = open_bucket()
     wanted = put(objects, "big", BIG)
     fault = cloud_storage.fail(is_download, "half", times=2)
@@ -250,7 +250,7 @@ def test_bytes_that_are_not_objects_are_discarded_and_fetched_again(open_bucket,
     assert (tmp_path / "part").read_bytes() == BIG
 
 
-def test_patience_with_large_object_counts_from_its_last_byte(cloud_storage, open_bucket, tmp_path):
+def test_timeout_of_large_object_counts_from_its_last_byte(cloud_storage, open_bucket, tmp_path):
     # Without retries, each cut ends a call, and each further call downloads half of the remaining
     # bytes.
     objects = open_bucket(retry_seconds=0.0)
@@ -279,7 +279,7 @@ def test_abandoned_download_keeps_its_bytes_and_next_one_continues(
     assert (tmp_path / "part").read_bytes() == BIG
 
 
-def test_corrupt_fetch_starts_over_and_is_never_returned_if_it_stays_so(
+def test_corrupt_fetch_starts_over_and_corrupt_content_is_never_returned(
     cloud_storage, open_bucket, tmp_path
 ):
     objects = open_bucket()

@@ -26,7 +26,7 @@ def test_generations_differ_though_clock_stands_still_or_steps_back(tmp_path, mo
     assert len(generations) == 20
 
 
-def test_object_written_by_anybody_else_has_generation_too(tmp_path):
+def test_object_written_by_other_program_has_generation_too(tmp_path):
     (tmp_path / "config").write_text("by hand")
     objects = FolderObjects(tmp_path)
     stored = objects.read("config")
@@ -36,7 +36,7 @@ def test_object_written_by_anybody_else_has_generation_too(tmp_path):
     objects.write("config", b"new", if_generation=stored.generation)
 
 
-def test_what_killed_writer_left_is_no_object_and_goes_at_next_change(tmp_path):
+def test_file_of_killed_writer_is_no_object_and_is_removed_at_next_change(tmp_path):
     left = tmp_path / "click_model_candidate" / "4"
     with whole_file(left / "model.onnx") as file:
         # Leave a copy of the unfinished file, like a kill at this point.
@@ -89,7 +89,7 @@ def refuse_links(monkeypatch, code):
 @pytest.mark.parametrize(
     ("code", "kind"), [(errno.ENOSPC, PermanentError), (errno.ESTALE, TemporaryError)]
 )
-def test_system_error_says_whether_to_try_again(tmp_path, monkeypatch, code, kind):
+def test_system_error_is_temporary_or_permanent(tmp_path, monkeypatch, code, kind):
     objects = FolderObjects(tmp_path)
     objects.write("a", b"content")
     refuse_links(monkeypatch, code)

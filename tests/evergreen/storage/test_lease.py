@@ -91,7 +91,7 @@ def test_holder_suspended_past_end_notices_without_another_holder(make_lease, cl
         lease.check()
 
 
-def test_returning_lease_that_another_took_over_leaves_it_to_other(make_lease, clocks):
+def test_returning_lease_that_another_took_over_does_not_end_it(make_lease, clocks):
     late, heir = make_lease("pod a", clocks), make_lease("pod b", clocks)
     late.acquire()
     clocks.pass_(61.0)
@@ -118,7 +118,7 @@ def test_clock_steps_of_holder_neither_shorten_nor_lengthen_lease(make_lease, st
 
 
 @pytest.mark.parametrize("is_ended", [False, True], ids=["free", "ended"])
-def test_of_many_takers_at_once_one_holds_it(make_lease, clocks, is_ended):
+def test_of_many_concurrent_takers_one_gets_lease(make_lease, clocks, is_ended):
     if is_ended:
         make_lease("killed", clocks).acquire()
         clocks.pass_(61.0)

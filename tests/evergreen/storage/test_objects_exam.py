@@ -42,7 +42,7 @@ def test_name_of_folder_is_no_object(open_again):
     assert objects.read("a/b/c").content == b"1"
 
 
-def test_empty_object_is_there(open_again, tmp_path):
+def test_empty_object_exists(open_again, tmp_path):
     objects = open_again()
     generation = objects.write("empty", b"")
     assert objects.read("empty") == (b"", generation)
@@ -179,7 +179,7 @@ def test_upload_over_other_bytes_is_refused_and_leaves_them(open_again, tmp_path
     assert open_again().read("part") == (other, generation)
 
 
-def test_of_many_uploaders_of_one_file_one_writes_it_and_all_are_done(open_again, tmp_path):
+def test_of_many_uploaders_of_one_file_one_writes_it_and_all_succeed(open_again, tmp_path):
     (tmp_path / "part").write_bytes(b"rows" * 10_000)
     for turn in range(5):
         handles, answers = [open_again() for _ in range(4)], []
@@ -213,7 +213,7 @@ def test_listing_is_by_prefix_and_in_name_order(open_again):
     assert {each.size for each in objects.list("z")} == {5}
 
 
-def test_copy_has_content_and_neither_follows_other(open_again):
+def test_copy_has_content_and_is_independent_of_original(open_again):
     objects = open_again()
     objects.write("a/1", b"one")
     generation = objects.copy("a/1", "b/1")
@@ -224,7 +224,7 @@ def test_copy_has_content_and_neither_follows_other(open_again):
     assert objects.read("b/1").content == b"one"
 
 
-def test_copy_over_something_or_of_nothing_is_refused(open_again):
+def test_copy_of_absent_or_onto_existing_object_is_refused(open_again):
     objects = open_again()
     objects.write("a", b"a")
     objects.write("b", b"b")
@@ -251,7 +251,7 @@ def test_move_takes_every_object_and_leaves_none_behind(open_again):
     assert objects.read("click_model/3/sub/deep").content == b"candidate/3/sub/deep"
 
 
-def test_move_of_nothing_or_over_something_is_refused_and_changes_nothing(open_again):
+def test_move_of_absent_or_onto_existing_objects_is_refused_and_changes_nothing(open_again):
     objects = open_again()
     objects.write("a/x", b"a")
     objects.write("b/y", b"b")

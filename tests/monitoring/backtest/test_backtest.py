@@ -57,7 +57,7 @@ def evaluated(actions: str) -> list[DecisionPoint]:
     return made
 
 
-def test_fires_respect_live_cooldown_and_budget():
+def test_requested_runs_respect_live_cooldown_and_budget():
     """The policy requests a run at 60 s, which ends at 90 s.
 
     The cooldown lasts until 190 s, and the second run starts at 210 s. Two runs exhaust the daily
@@ -95,7 +95,7 @@ def test_command_compares_policies_on_one_archive(ran, capsys):
     assert "threshold" in capsys.readouterr().out
 
 
-def test_it_uses_settings_of_monitor_and_warns_of_few_decision_points(ran, tmp_path, capsys):
+def test_backtest_uses_settings_of_monitor_and_warns_of_few_decision_points(ran, tmp_path, capsys):
     write_rules(tmp_path, ran.settings)
     outputs = []
     defaults = ["--policies=threshold", "--auc-threshold=0.7", "--decide-seconds=30"]

@@ -25,7 +25,7 @@ def layout(training_rows):
     return Layout(reference_of(training_rows))
 
 
-def test_every_row_is_counted_in_cell_of_numpy(layout, world):
+def test_every_row_is_counted_in_same_cell_as_by_numpy(layout, world):
     rows = world.draw(9000, np.random.default_rng(2))
     cells = sketch_of(layout, requests_of(rows)).cells
     reference = layout.reference
@@ -101,7 +101,7 @@ def test_sums_over_requests_equal_those_of_table_of_requests(layout, world):
         np.testing.assert_array_equal(found.sums, np.transpose(expected))
 
 
-def test_parts_merged_and_restored_are_profile_of_all(layout, world):
+def test_merged_and_restored_parts_equal_profile_of_all_rows(layout, world):
     requests = requests_of(world.draw(5000, np.random.default_rng(9)), size=23)
     whole, first, second = (
         sketch_of(layout, each) for each in (requests, requests[:90], requests[90:])

@@ -154,7 +154,7 @@ def test_other_scores_are_drift_of_score_alone(reference, rows):
     assert "score" not in names(without.columns)
 
 
-def test_change_too_small_to_matter_is_none_however_many_rows_show_it(reference, rows):
+def test_irrelevant_change_is_no_drift_however_many_rows_show_it(reference, rows):
     """With minimum effect sizes of 0 every difference counts, and with 1 no difference counts."""
     rows.dense[:, criteo.DENSE.index("I5")] *= 2
     assert names(report_on(reference, rows).drifted) == {"I5"}
@@ -244,7 +244,7 @@ def test_same_records_in_any_order_give_same_report(reference, world):
         assert reports(random.permutation(len(requests)), (100, 300), at_once) == expected
 
 
-def test_bucket_too_small_joins_next_of_its_version(reference, world):
+def test_too_small_bucket_is_merged_with_next_of_its_version(reference, world):
     random = np.random.default_rng(10)
     watch = watching(reference, requests_of(world.draw(600, random), time=1050.0))
     assert watch.close(1100.0) == []
@@ -300,7 +300,7 @@ def test_memory_is_bounded_for_any_times_and_versions(reference, rows):
     assert dict(watch.passed_over) == {"too_many_versions": 50 * 18}
 
 
-def test_clocks_ahead_do_not_crowd_out_present_requests(reference, rows):
+def test_fast_clocks_do_not_displace_present_requests(reference, rows):
     first, *requests = requests_of(rows)
     ahead = [replace(first, time=1000.0 + 100 * number) for number in range(1, 60)]
     (report,) = watching(reference, [*ahead, *requests]).close(1100.0)

@@ -29,7 +29,7 @@ def rows(random, n, rate=0.2):
 
 @given(st.integers(0, 2**32 - 1), st.integers(15, 200), st.sampled_from([1, 4, 1000]))
 @settings(max_examples=60, deadline=None)
-def test_calibration_error_is_that_of_bins_of_equal_mass_written_out(seed, n, levels):
+def test_calibration_error_equals_direct_formula_over_bins_of_equal_mass(seed, n, levels):
     random = np.random.default_rng(seed)
     scores, labels = random.integers(0, levels, n) / levels, random.integers(0, 2, n)
     # Rows with equal scores share their click rate, so their order among the bins does not matter.
@@ -75,7 +75,7 @@ def test_hit_rate_is_over_all_lists_and_ndcg_over_those_with_click():
     assert kpis.ndcg == pytest.approx((1.0 + 0.0 + 1 / math.log2(4)) / 3)
 
 
-def test_without_lists_there_are_no_such_numbers():
+def test_without_lists_ranking_kpis_are_absent():
     windows = VersionWindows(10)
     windows.update(matured("none", 0.0, 1, np.zeros(3), np.zeros(3)))
     kpis = measure_version(1, windows)
@@ -156,7 +156,7 @@ def test_one_class_window_has_no_auc(label):
     assert kpis.ctr == label
 
 
-def test_empty_window_has_no_number():
+def test_empty_window_has_no_kpi():
     kpis = measure(1, RowWindow(10))
     assert (kpis.rows, kpis.auc, kpis.log_loss, kpis.calibration, kpis.ctr) == (
         0,

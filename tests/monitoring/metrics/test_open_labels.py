@@ -117,7 +117,7 @@ def test_at_every_moment_bounds_contain_matured_value(name, is_changed):
 @pytest.mark.parametrize(
     "name", ["exponential", "uniform over the window", "heavy tail", "two humps"]
 )
-def test_bounds_close_and_error_of_estimate_shrinks_to_nothing(name, is_changed):
+def test_bounds_and_error_of_estimate_shrink_until_labels_are_final(name, is_changed):
     moments = [300.0, 400.0, 600.0, 899.0]
     errors, widths = np.zeros(len(moments)), np.zeros(len(moments))
     for seed in range(8):
@@ -138,7 +138,7 @@ def test_bounds_close_and_error_of_estimate_shrinks_to_nothing(name, is_changed)
     assert errors[0] < 0.08
 
 
-def test_simulator_that_changed_shows_before_its_labels_are_final():
+def test_change_of_simulator_shows_before_labels_are_final():
     world = World(DELAYS["exponential"], seed=5, span=300.0, is_changed=True)
     found = world.at(350.0, np.ones(len(world.times), bool))
     assert roc_auc_score(world.labels, world.scores) == pytest.approx(0.5, abs=0.05)
@@ -154,7 +154,7 @@ def test_no_estimate_from_too_few_delays_but_bounds():
     assert found.final_at == 100.0 + WINDOW - 1.0
 
 
-def test_without_rows_there_is_no_number():
+def test_without_rows_nothing_is_estimated():
     nothing = np.zeros(0), np.zeros(0), np.zeros(0, bool)
     found = estimate_open(*nothing, version=2, delays=ClickDelays(), window_seconds=WINDOW, now=1.0)
     assert found == OpenEstimate(version=2, open_rows=0, open_clicks=0, final_at=None)

@@ -138,7 +138,9 @@ def evaluate_in_bites(made, seed: int, *, bites: int, restarts: bool) -> list[st
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10_000), st.integers(0, 10_000), st.integers(1, 30), st.booleans())
-def test_batches_orders_and_restarts_give_same_lines(world_seed, seed, bites, restarts):
+def test_decision_lines_do_not_depend_on_batches_order_or_restarts(
+    world_seed, seed, bites, restarts
+):
     made = world(world_seed)
     expected = evaluate_in_bites(made, 0, bites=0, restarts=False)
     assert len(expected) > 5
@@ -160,7 +162,7 @@ def fed(evaluator, *groups, canary=()):
     return evaluator
 
 
-def test_points_are_multiples_of_span_at_which_rows_matured():
+def test_decision_points_are_multiples_of_span_at_which_rows_matured():
     evaluator = fed(make_evaluator(), requests(0.0, 0.1, 4.0, 30.0))
     points = [
         (each.time - START, each.decision.numbers["rows"])
@@ -426,7 +428,7 @@ def test_returning_version_finds_its_window_and_baseline_among_few():
     assert len(points[-1].memory["baselines"]) == MAX_VERSIONS
 
 
-def test_buckets_that_closed_by_one_window_after_point_count_at_it():
+def test_buckets_closed_up_to_one_window_after_decision_point_count_at_it():
     evaluator = fed(make_evaluator(), requests(3.0))
     evaluator.record_drift(replace(DRIFTS[0], bucket_end=START + 4.0 + WINDOW - GRACE))
     (point,) = evaluator.decide_up_to(START + 4.0)

@@ -161,7 +161,7 @@ def test_version_with_unknown_training_rows_is_evaluated_on_its_own_only():
     assert (own.action, own.numbers["evidence"] < 2.0) == (Action.OK, True)
 
 
-def test_as_many_versions_as_fit_one_window_of_releases_suffice():
+def test_maximum_number_of_versions_suffices_for_releases_of_one_window():
     trained = {version: 30.0 * version - 1000.0 for version in range(1, 31)}
     seen = Line(trained)
     for version in range(1, 20):

@@ -148,7 +148,7 @@ def test_column_that_drifted_without_distance_is_named():
     assert "1 of 0 columns drifted over 1000 rows (C9), model" in drifts((lost,))[1].reason
 
 
-def test_bucket_counts_from_so_many_columns_on():
+def test_bucket_counts_only_with_configured_number_of_drifted_columns():
     assert drifts((bucket("C1"),), (bucket("C1", "C2"),), drift_buckets=1, drift_columns=2)[0] == [
         "ok",
         "retrain",

@@ -105,7 +105,7 @@ def test_run_acts_under_service_account_of_settings(kubeflow, connect, account):
         *((state, "a", "started") for state in ("FAILED", "CANCELED")),
     ],
 )
-def test_active_run_is_only_one_and_name_is_used_again_only_for_dead_run(
+def test_only_one_run_is_active_and_name_is_reused_only_for_dead_run(
     kubeflow, connect, state, name, answer
 ):
     trigger = connect()
@@ -239,7 +239,7 @@ def test_refusal_that_server_calls_internal_error_is_not_repeated(kubeflow, conn
         connect().submit(request("a"))
 
 
-def test_unreadable_outcome_is_error_of_ours(kubeflow, connect, tmp_path):
+def test_unreadable_outcome_is_permanent_error(kubeflow, connect, tmp_path):
     trigger = connect()
     trigger.submit(request("a"))
     kubeflow.runs[0]["state"] = "SUCCEEDED"

@@ -60,7 +60,7 @@ def test_second_request_is_busy_and_same_request_already_exists(make):
 @pytest.mark.parametrize(
     ("code", "state"), [(0, "released"), (1, "refused"), (2, "failed"), (9, "failed")]
 )
-def test_exit_codes_tell_how_run_ended(make, code, state):
+def test_exit_code_determines_outcome_of_run(make, code, state):
     trigger = make(code)
     trigger.submit(request("a"))
     make.go.touch()

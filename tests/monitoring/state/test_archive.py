@@ -109,7 +109,7 @@ def test_archive_that_cannot_be_written_is_clear_error_and_loses_nothing(
     assert b.store.counters["archived"] == 9
 
 
-def test_rows_that_fit_no_file_are_set_apart_and_others_are_archived(started, monkeypatch):
+def test_rows_that_fit_no_file_are_abandoned_and_others_are_archived(started, monkeypatch):
     b = started(archive_roll_rows=64)
     build = archive.build_row_table
 
@@ -178,7 +178,7 @@ def mature_and_seal(
     return set(store.newest_rows().ids)
 
 
-def test_rows_are_held_for_each_version_and_for_evaluate(tmp_path):
+def test_rows_are_kept_for_each_version_and_for_evaluation(tmp_path):
     store = StateStore(tmp_path / "monitor.db")
     mature_and_seal(store, 0, {7: 2}, START - 1)
     for number in range(9):

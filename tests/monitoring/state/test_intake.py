@@ -160,7 +160,7 @@ def spoilt(record: Record, **values) -> Record:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_impossible_arrays_are_set_aside(bench, record, message):
+def test_record_with_impossible_arrays_becomes_dead_letter(bench, record, message):
     b = bench()
     publish(b.log, record, prediction("good", ROWS))
     run_to_the_end(b)
@@ -258,7 +258,7 @@ def test_rows_that_lack_columns_are_decoded_by_parts_of_so_many_bytes(started, m
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_record_beyond_bound_is_dead_letter_and_others_go_on(bench, record, message):
+def test_record_beyond_bound_becomes_dead_letter_and_others_are_counted(bench, record, message):
     b = bench()
     publish(b.log, record, prediction("good", ROWS))
     run_to_the_end(b)
@@ -270,7 +270,7 @@ def test_record_beyond_bound_is_dead_letter_and_others_go_on(bench, record, mess
     assert b.store.counters["dead_letter"] == 1
 
 
-def test_longest_id_and_most_rows_are_taken(bench):
+def test_longest_id_and_maximum_number_of_rows_are_accepted(bench):
     b = bench()
     longest = "é" * 128
     publish(b.log, prediction(longest, MAX_ROWS_PER_RECORD))
@@ -322,7 +322,7 @@ def test_ids_of_dead_letters_are_few_short_and_forgotten_in_time(started, monkey
     assert kept() == []
 
 
-def test_full_disk_sets_nothing_aside(started, monkeypatch):
+def test_full_disk_makes_no_dead_letters(started, monkeypatch):
     b = started()
     b.store._connection.execute("PRAGMA max_page_count = 1")
     publish(b.log, *(prediction(f"r{number}", 500) for number in range(5)))

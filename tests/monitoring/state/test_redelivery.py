@@ -107,7 +107,7 @@ def test_changed_requests_in_many_blocks_are_distinguished(started):
     assert counts(b) == (sum(map(len, made)), 20, 5, 5)
 
 
-def test_outcomes_of_publisher_that_counts_its_batches_anew_all_count(started):
+def test_outcomes_of_publisher_that_reuses_message_ids_all_count(started):
     b = started()
     b.tick(prediction("r", ROWS), clicks("batch 1", [("r", 0, START + 1)]))
     b.tick(

@@ -28,7 +28,7 @@ def test_stalled_or_ended_loop_is_unhealthy(exposition, clock):
     assert exposition.unhealthy() == "the loop has ended: OSError: disk full"
 
 
-def test_it_is_ready_after_its_first_complete_turn(exposition):
+def test_monitor_is_ready_after_its_first_complete_turn(exposition):
     assert exposition.unready() == "no iteration of the loop has ended yet"
     exposition.show(Snapshot(time=1.0))
     assert exposition.unready() is None

@@ -22,11 +22,11 @@ disk_free_bytes disk_size_bytes
 """  # noqa: E501
 
 
-def test_metric_names_are_frozen():
+def test_metric_names_do_not_change():
     assert {name for name, *_ in samples(FULL)} == {f"ctr_monitor_{name}" for name in NAMES.split()}
 
 
-def test_outcomes_are_frozen():
+def test_names_of_outcomes_do_not_change():
     outcomes: dict[str, list[str]] = {}
     for name, *labels in sorted(samples(FULL)):
         if name.endswith("_total"):

@@ -47,7 +47,7 @@ def test_report_of_earlier_try_is_removed(store):
     assert not report_path(store, RUN, "validation", kind="json").exists()
 
 
-def test_page_leads_to_report_and_server_answers_it(store, get):
+def test_page_links_to_report_and_server_returns_it(store, get):
     found = RunCounter(store, KeptDocuments()).count(NOW)
     exposition = Exposition()
     exposition.show(Snapshot(time=NOW, store_status=StoreStatus(runs=found)))

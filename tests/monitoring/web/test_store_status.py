@@ -230,7 +230,7 @@ def test_disks_of_existing_folders_are_checked_each_minute(bench, monkeypatch):
     assert shown.after(1)[key, ("folder", "lake")] == 600
 
 
-def test_budget_rows_of_failures_and_run_at_work_outlive_restart(bench):
+def test_budget_failures_in_row_and_active_run_survive_restart(bench):
     b = bench(
         **{**DRIFT, "failure_backoff_seconds": 1.0, "cooldown_seconds": 0.0, "daily_budget": 3}
     )

@@ -139,7 +139,9 @@ rules = st.builds(
     values=st.lists(st.floats(0, 1000), min_size=1, max_size=60),
     first=st.integers(2, 30),
 )
-def test_no_run_leaves_bounds_policies_tolerance_or_stabilisation(up, down, values, first):
+def test_controller_never_violates_bounds_policies_tolerance_or_stabilisation(
+    up, down, values, first
+):
     controller = Controller(spec(least=2, most=30, up=up, down=down))
     current, raw, numbers = first, [first], [first]
     for turn, value in enumerate(values):

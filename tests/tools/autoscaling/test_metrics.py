@@ -78,7 +78,7 @@ def prometheus(tmp_path_factory):
 
 
 @pytest.mark.parametrize("metric", [QUEUE_METRIC, PENDING_METRIC])
-def test_metrics_are_what_real_prometheus_answers_to_shipped_queries(prometheus, metric):
+def test_metrics_equal_answers_of_real_prometheus_to_shipped_queries(prometheus, metric):
     query = read_queries(KEDA)[metric]
     num_values = 0
     for seed in SEEDS:

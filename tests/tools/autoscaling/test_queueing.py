@@ -55,7 +55,7 @@ def queue(**settings) -> PodQueue:
     return PodQueue(PodSettings(**settings), lambda rows: 1.0 + rows)
 
 
-def test_free_instance_batches_all_that_waits_up_to_largest_size():
+def test_free_instance_batches_waiting_requests_up_to_maximum_size():
     pod = queue(instances=1, max_batch_rows=4, timeout_seconds=60.0)
     pod.offer([0.0, 0.1, 0.2, 0.3], 2, [1.0] * 4)
     pod.advance(100.0)
