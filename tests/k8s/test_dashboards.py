@@ -20,7 +20,7 @@ from tests.support.scaler_queries import KEDA, read_queries
 UNITS = {"short", "none", "bytes", "s", "µs", "percentunit", "reqps", "cps", "dateTimeFromNow"}
 """Grafana's unit ids in use here, from packages/grafana-data/src/valueFormats/categories.ts."""
 
-every_query = pytest.mark.parametrize("asked", list(queries()), ids=str)
+every_query = pytest.mark.parametrize("query", list(queries()), ids=str)
 every_dashboard = pytest.mark.parametrize("name", sorted(DASHBOARDS))
 
 
