@@ -19,7 +19,7 @@ from evergreen.serving.repository.triton_config import ServingOptions
 from evergreen.serving.servers import Triton
 from monitoring.web.exposition import Exposition
 from monitoring.web.server import HttpSettings, MonitorServer
-from tests.k8s.grafana import DASHBOARDS, Asked, offered, queries
+from tests.k8s.grafana import DASHBOARDS, PanelQuery, offered, queries
 from tests.support.http_double import Page
 from tests.support.processes import wait_for
 from tests.support.prometheus import Prometheus
@@ -108,7 +108,7 @@ def prometheus(tmp_path_factory):
 
 
 @pytest.mark.parametrize("query", list(queries()), ids=str)
-def test_query_is_answered_with_numbers(prometheus, query: Asked):
+def test_query_is_answered_with_numbers(prometheus, query: PanelQuery):
     numbers = prometheus.numbers(query.expr)
     assert numbers, query.expr
     assert all(math.isfinite(number) for number in numbers), numbers

@@ -12,7 +12,7 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from pipelines.placement import read_values
-from tests.k8s.grafana import DASHBOARDS, Asked, filled, offered, panels, queries
+from tests.k8s.grafana import DASHBOARDS, PanelQuery, filled, offered, panels, queries
 from tests.support import metric_names
 from tests.support.rendering import K8S, find
 from tests.support.scaler_queries import KEDA, read_queries
@@ -58,7 +58,7 @@ def unknown_labels(text: str) -> set[str]:
 
 
 @every_query
-def test_query_is_promql_of_metrics_and_labels_that_are_exported(query: Asked):
+def test_query_is_promql_of_metrics_and_labels_that_are_exported(query: PanelQuery):
     assert metric_names.strangers(query.expr) == []
     assert unknown_labels(query.expr) == set()
 
