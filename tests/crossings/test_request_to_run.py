@@ -159,9 +159,9 @@ def test_local_run_gives_pipeline_only_inputs_that_it_has(
     monkeypatch.setattr(local_run, "run_pipeline", run_pipeline)
     monkeypatch.setattr(local_run.signal, "signal", lambda *_: None)
     line = build_parser().parse_args(services.run_command()[3:])
-    inputs = {"parameters": read_parameters(package, line.parameter), "request": request}
+    values = {"parameters": read_parameters(package, line.parameter), "request": request}
     with raises(PermanentError, "without an outcome"):
-        local_run.run_once(package, services.folders, **inputs)
+        local_run.run_once(package, services.folders, **values)
     _fits(given, inputs)
     assert given["trigger_id"] == request.request_id
     assert given["window_end"] == request.window_end
