@@ -39,7 +39,7 @@ from tests.support.containers import (
 )
 from tests.support.kafka_cluster import KafkaCluster
 from tests.support.paths import REPOSITORY
-from tests.support.processes import ask, wait_for
+from tests.support.processes import http_get, wait_for
 from tests.support.recommenders import accept_into
 from tests.support.rendering import containers, find, pod_spec, render_edited
 
@@ -177,7 +177,7 @@ class PlayedPod:
             p["containerPort"] for p in container["ports"] if p["name"] == probe["httpGet"]["port"]
         ]
         url = f"http://127.0.0.1:{port}{probe['httpGet']['path']}"
-        return ask(url, timeout=probe["timeoutSeconds"]).status in range(200, 400)
+        return http_get(url, timeout=probe["timeoutSeconds"]).status in range(200, 400)
 
     def wait_for(self, *probes):
         for probe in probes:
@@ -325,7 +325,7 @@ def test_overlay_serves_traffic_and_archives_every_record(podman, images, site, 
     assert found["published_rows"] == found["rows"] >= 44_000
 
     def is_settled():
-        status = json.loads(ask("http://127.0.0.1:9464/status").text or '{"log_backlog": 1}')
+        status = json.loads(http_get("http://127.0.0.1:9464/status").text or '{"log_backlog": 1}')
         return not status["log_backlog"] and status["pending_rows"] == 0
 
     wait_for(is_settled, "the last labels", seconds=300)

@@ -181,14 +181,16 @@ class Chain:
         *,
         validation_report: Path | None = None,
         parent: str = "current",
-        **asked: object,
+        **flags_of_extraction: object,
     ) -> Round:
         """Run the steps up to training and return their manifests.
 
         If a report is given, validation is skipped.
         """
         this = Round(run)
-        self._step_of(this, "extraction", lake=self.uri("lake"), parent=parent, **asked)
+        self._step_of(
+            this, "extraction", lake=self.uri("lake"), parent=parent, **flags_of_extraction
+        )
         this.paths["valid"] = this.paths["extraction"].with_name("valid.json")
         if validation_report is None:
             flags = {"raw_dataset": this.paths["extraction"], "valid_dataset": this.paths["valid"]}
@@ -210,7 +212,7 @@ class Chain:
         self._step_of(this, "evaluation", champion="current", model=this.paths["training"])
         release = {"server": "python"}
         verdict = this.paths["evaluation"]
-        self._step_of(this, "deployment", verdict=verdict, trigger_id=f"asked-{run}", **release)
+        self._step_of(this, "deployment", verdict=verdict, trigger_id=f"request-{run}", **release)
         self.rounds.append(this)
         return this
 

@@ -39,7 +39,9 @@ class Stream:
         self.kinds: Counter[str] = Counter()
         for batch in self.predictions:
             for row in range(ROWS):
-                kind = source.choice(["none"] * 5 + ["in time", "told late", "told late", *OTHERS])
+                kind = source.choice(
+                    ["none"] * 5 + ["in time", "reported late", "reported late", *OTHERS]
+                )
                 self.kinds[kind] += 1
                 delays = {
                     "clicked late": 200.0,
@@ -49,7 +51,7 @@ class Stream:
                 }
                 happened = batch.time + delays.get(kind, source.uniform(1, 20))
                 reported = happened + (
-                    120.0 if kind in ("told late", "at the end", "both") else 1.0
+                    120.0 if kind in ("reported late", "at the end", "both") else 1.0
                 )
                 if kind == "none":
                     continue
@@ -144,7 +146,7 @@ def test_labels_equal_those_of_stream_however_late_its_clicks_arrived(
         for p in stream.predictions
         for row in range(ROWS)
     }
-    late = sum(stream.kinds[kind] for kind in ("told late", "at the end", "both"))
+    late = sum(stream.kinds[kind] for kind in ("reported late", "at the end", "both"))
     assert late > 50
     assert all(stream.kinds[kind] > 5 for kind in OTHERS)
     assert raw.num_late_clicks == late, "clicks that arrived in time must not count as late"

@@ -30,7 +30,7 @@ IMPORTS = "import cli.registries.mlflow_server, cli.registries.kubeflow"
 PROGRAM = "import runpy; runpy.run_module('cli.registries', run_name='__main__', alter_sys=True)"
 
 
-def ask(mlflow, path, body=None):
+def call(mlflow, path, body=None):
     """Call a real server's REST API without the server's client."""
     content = None if body is None else json.dumps(body).encode()
     url, head = f"{mlflow}/api/2.0/mlflow/{path}", {"Content-Type": "application/json"}
@@ -39,15 +39,15 @@ def ask(mlflow, path, body=None):
 
 def state_of(mlflow):
     """Return MLflow's runs, its versions by the registry's version number, and its aliases."""
-    versions = ask(mlflow, "model-versions/search?filter=name%3D%27click_model%27")[
+    versions = call(mlflow, "model-versions/search?filter=name%3D%27click_model%27")[
         "model_versions"
     ]
     numbers = {each["version"]: int(by_key(each["tags"])["evergreen.version"]) for each in versions}
-    aliases = ask(mlflow, "registered-models/get?name=click_model")["registered_model"].get(
+    aliases = call(mlflow, "registered-models/get?name=click_model")["registered_model"].get(
         "aliases", []
     )
     return SimpleNamespace(
-        runs=ask(mlflow, "runs/search", {"experiment_ids": ["1"], "max_results": 100})["runs"],
+        runs=call(mlflow, "runs/search", {"experiment_ids": ["1"], "max_results": 100})["runs"],
         versions=[(numbers[each["version"]], each) for each in versions],
         aliases={each["alias"]: numbers[each["version"]] for each in aliases},
     )
@@ -96,9 +96,9 @@ def story(chain, tmp_path_factory):
         stack.wait_until(lambda: answers(f"{mlflow}/health"), what="MLflow's start", seconds=240)
         # Simulate an export that is killed between two of its calls.
         tags = {"model_id": chain.rounds[1].training.model_id, "verdict": "pass"}
-        ask(mlflow, "experiments/create", {"name": "click_model"})
+        call(mlflow, "experiments/create", {"name": "click_model"})
         tags = [{"key": key, "value": tags[key]} for key in tags]
-        ask(mlflow, "runs/create", {"experiment_id": "1", "tags": tags})
+        call(mlflow, "runs/create", {"experiment_id": "1", "tags": tags})
         kubeflow.items["artifacts"].pop()
         export("first")
         journal = read_journal(store)

@@ -65,13 +65,13 @@ def inputs(package):
 
 
 @pytest.fixture
-def monitor_asks(tmp_path):
+def request_from_monitor(tmp_path):
     """Let the monitor make a decision, write a retrain request, and submit it through `trigger`.
 
     Returns the request.
     """
 
-    def ask(trigger) -> RetrainRequest:
+    def request_run(trigger) -> RetrainRequest:
         store = StateStore(tmp_path / "state" / "monitor.db")
         retraining = Retraining(
             documents=store,
@@ -99,7 +99,7 @@ def monitor_asks(tmp_path):
         store.close()
         return request
 
-    return ask
+    return request_run
 
 
 def _fits(arguments, inputs):
@@ -113,8 +113,8 @@ def _fits(arguments, inputs):
         )
 
 
-def test_extraction_understands_requests_window(monitor_asks, tmp_path):
-    request = monitor_asks(LocalTrigger(tmp_path / "state", tmp_path / "store", "true"))
+def test_extraction_understands_requests_window(request_from_monitor, tmp_path):
+    request = request_from_monitor(LocalTrigger(tmp_path / "state", tmp_path / "store", "true"))
     baselines = find_baselines(
         tmp_path / "store", parent=request.parent, champion=request.champion, features=CRITEO
     )
@@ -127,12 +127,12 @@ def test_extraction_understands_requests_window(monitor_asks, tmp_path):
 
 
 def test_command_line_of_local_trigger_is_accepted_by_evergreen(
-    monitor_asks, services, package, inputs, tmp_path
+    request_from_monitor, services, package, inputs, tmp_path
 ):
     # The monitor's settings in the demo, with a harmless program in place of the interpreter.
     command = ["true", *services.run_command()[1:]]
     trigger = LocalTrigger(tmp_path / "state", tmp_path / "store", shlex.join(command))
-    request = monitor_asks(trigger)
+    request = request_from_monitor(trigger)
     note = json.loads((tmp_path / "state" / "runs" / f"{request.request_id}.json").read_text())
     program, switch, module, *line = note["command"]
     assert (program, switch, module) == ("true", "-m", "cli")
@@ -147,9 +147,9 @@ def test_command_line_of_local_trigger_is_accepted_by_evergreen(
 
 
 def test_local_run_gives_pipeline_only_inputs_that_it_has(
-    monitor_asks, services, package, inputs, monkeypatch, tmp_path
+    request_from_monitor, services, package, inputs, monkeypatch, tmp_path
 ):
-    request = monitor_asks(LocalTrigger(tmp_path / "state", tmp_path / "store", "true"))
+    request = request_from_monitor(LocalTrigger(tmp_path / "state", tmp_path / "store", "true"))
     given, placed = {}, {}
 
     def run_pipeline(package, arguments, *, places, **_others):
@@ -169,14 +169,14 @@ def test_local_run_gives_pipeline_only_inputs_that_it_has(
 
 
 def test_kubeflow_run_is_requested_with_inputs_of_pipeline(
-    monitor_asks, kubeflow, inputs, tmp_path
+    request_from_monitor, kubeflow, inputs, tmp_path
 ):
     further = {"recommender": "3", "settings": "gate.min_auc=0.7"}
     settings = KubeflowSettings(
         kubeflow_host=kubeflow.url, pipeline_name="ours", pipeline_arguments=json.dumps(further)
     )
     trigger = KubeflowTrigger(settings, store=tmp_path / "store", timeout_seconds=(5.0, 5.0))
-    request = monitor_asks(trigger)
+    request = request_from_monitor(trigger)
     (run,) = kubeflow.runs
     sent = run["body"]["runtime_config"]["parameters"]
     _fits(sent, inputs)

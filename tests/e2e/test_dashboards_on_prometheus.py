@@ -91,7 +91,7 @@ def prometheus(tmp_path_factory):
             "monitor-1": monitor(stack, released),
             "stated": f"{stack.enter_context(closing(Page(NOT_HERE))).url}/metrics",
         }
-        asking = stack.enter_context(Asking(folder / "prometheus", pods))
+        started = stack.enter_context(Asking(folder / "prometheus", pods))
         sent = 0
 
         def is_scraped() -> bool:
@@ -99,12 +99,12 @@ def prometheus(tmp_path_factory):
             send(sent)
             sent += 1
             return (
-                asking.ask("min(count_over_time(up[1m]))").get("", 0) >= 4
-                and min(asking.ask("up").values()) == 1
+                started.query("min(count_over_time(up[1m]))").get("", 0) >= 4
+                and min(started.query("up").values()) == 1
             )
 
         wait_for(is_scraped)
-        yield asking
+        yield started
 
 
 @pytest.mark.parametrize("query", list(queries()), ids=str)

@@ -174,9 +174,9 @@ def test_malformed_request_is_refused_and_next_request_is_answered(answering, te
     for name, (datatype, width) in ((name, f) for name, f in form.items() if f):
         inputs.append(grpc_client.InferInput(name, [2, width], datatype))
         inputs[-1].set_data_from_numpy(np.zeros((2, width), triton_to_np_dtype(datatype)))
-    asker = grpc_client.InferenceServerClient(answering.grpc_url, channel_args=list(GRPC_OPTIONS))
-    with asker, pytest.raises(InferenceServerException, match=message) as refused:
-        asker.infer(MODEL_NAME, inputs)
+    client = grpc_client.InferenceServerClient(answering.grpc_url, channel_args=list(GRPC_OPTIONS))
+    with client, pytest.raises(InferenceServerException, match=message) as refused:
+        client.infer(MODEL_NAME, inputs)
     assert "INVALID_ARGUMENT" in refused.value.status()
     client = Triton(answering.grpc_url)
     good = np.zeros((2, 13), np.float32), np.zeros((2, 26), np.int64)
@@ -198,11 +198,11 @@ def test_overload_is_refused_early_and_all_accepted_requests_are_answered(tmp_pa
 
     The test thus proves without a clock that refusals are early.
     """
-    instances, queue, askers = 2, 4, 20
+    instances, queue, num_callers = 2, 4, 20
     write_gated_model(tmp_path, ServingOptions(instances=instances, max_queued_requests=queue))
     answers, refusals, others = [], [], []
 
-    def ask(number):
+    def send(number):
         client = Triton(server.grpc_url)
         rows = np.full((1, 13), number, np.float32), np.zeros((1, 26), np.int64)
         try:
@@ -212,21 +212,23 @@ def test_overload_is_refused_early_and_all_accepted_requests_are_answered(tmp_pa
         client.close()
 
     with TritonServer(tmp_path / "repository", log=tmp_path / "triton.log") as server:
-        threads = [threading.Thread(target=ask, args=(number,)) for number in range(askers)]
+        threads = [threading.Thread(target=send, args=(number,)) for number in range(num_callers)]
         for number, thread in enumerate(threads):
             thread.start()
             if number < instances:
                 wait_for(lambda executing=number + 1: len(batches_in(tmp_path)) == executing)
         # Every instance is busy. The queue holds new requests. One request may have left the
         # queue and not reached an instance.
-        wait_for(lambda: len(refusals) >= askers - instances - queue - 1)
-        wait_for(lambda: sum(thread.is_alive() for thread in threads) == askers - len(refusals))
+        wait_for(lambda: len(refusals) >= num_callers - instances - queue - 1)
+        wait_for(
+            lambda: sum(thread.is_alive() for thread in threads) == num_callers - len(refusals)
+        )
         assert answers == others == [], "a request was answered while the gate was closed"
         (tmp_path / "open").touch()
         for thread in threads:
             thread.join(120)
     assert others == []
-    assert len(answers) + len(refusals) == askers
+    assert len(answers) + len(refusals) == num_callers
     assert len(answers) - instances in (queue, queue + 1)
     assert all(number == score for number, score in answers), (
         "a client got the scores of other rows"

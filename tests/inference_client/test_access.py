@@ -56,7 +56,7 @@ def secure(authority):
         each.close()
 
 
-def ask(url, rows, *, attempts=1, **access):
+def score(url, rows, *, attempts=1, **access):
     async def run():
         settings = ClientSettings(
             max_attempts=attempts, deadline_seconds=20, access=ServerAccess(**access)
@@ -71,7 +71,7 @@ def test_server_with_certificate_of_known_authority_gets_requests(
     secure, authority, files, make_rows, score_rows
 ):
     rows = make_rows(2)
-    answer = ask(secure("triton").url, rows, tls=True, **files(ca_file=authority.pem))
+    answer = score(secure("triton").url, rows, tls=True, **files(ca_file=authority.pem))
     np.testing.assert_array_equal(answer.scores, score_rows(*rows))
 
 
@@ -80,11 +80,11 @@ def test_server_of_another_authority_or_without_tls_gets_no_request(
 ):
     other = secure("triton")
     with pytest.raises(ServerUnavailable, match="(?i)handshake|certificate"):
-        ask(other.url, make_rows(1), tls=True, **files(ca_file=Authority().pem))
+        score(other.url, make_rows(1), tls=True, **files(ca_file=Authority().pem))
     with pytest.raises(ServerUnavailable):
-        ask(server.url, make_rows(1), tls=True, **files(ca_file=Authority().pem))
+        score(server.url, make_rows(1), tls=True, **files(ca_file=Authority().pem))
     with pytest.raises(ServerUnavailable):
-        ask(other.url, make_rows(1))
+        score(other.url, make_rows(1))
     assert other.scoring.requests == server.scoring.requests == []
 
 
@@ -100,10 +100,10 @@ def test_certificate_is_checked_against_configured_name(
     monkeypatch.setattr(transport_module, "resolve", resolve)
     given = files(ca_file=authority.pem)
     if name == "triton":
-        assert ask(f"dns:///{name}:8001", make_rows(2), tls=True, **given).model_version == 1
+        assert score(f"dns:///{name}:8001", make_rows(2), tls=True, **given).model_version == 1
     else:
         with pytest.raises(ServerUnavailable):
-            ask(f"dns:///{name}:8001", make_rows(2), tls=True, **given)
+            score(f"dns:///{name}:8001", make_rows(2), tls=True, **given)
         assert running.scoring.requests == []
 
 
@@ -111,9 +111,9 @@ def test_client_sends_its_certificate_if_server_requests_one(secure, authority, 
     running = secure("triton", mutual=True)
     key, certificate = authority.certificate("a site")
     given = files(ca_file=authority.pem, key_file=key, certificate_file=certificate)
-    assert ask(running.url, make_rows(2), tls=True, **given).model_version == 1
+    assert score(running.url, make_rows(2), tls=True, **given).model_version == 1
     with pytest.raises(ServerUnavailable):
-        ask(running.url, make_rows(2), tls=True, ca_file=given["ca_file"])
+        score(running.url, make_rows(2), tls=True, ca_file=given["ca_file"])
 
 
 @pytest.mark.parametrize(

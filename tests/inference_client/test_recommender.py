@@ -779,9 +779,9 @@ def test_request_of_wide_rows_is_limited_by_message_size_of_log(log):
 
     async def talk():
         async with RecommenderClient(scorer, recommender=wide, log=f"sqlite:///{log}") as client:
-            for ask in (client.score(rows), client.rank(rows, 500)):
+            for call in (client.score(rows), client.rank(rows, 500)):
                 with raises(ContractError, "500 rows", "at most 411", "log="):
-                    await ask
+                    await call
             assert (await client.rank(rows, 411)).logged
 
     asyncio.run(talk())

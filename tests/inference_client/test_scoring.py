@@ -28,14 +28,14 @@ SWITCHING = (NOT_FOUND, "Request for model 'click_model' version 2 is not at rea
 
 
 def score(url, rows, sleep=asyncio.sleep, **settings):
-    async def ask():
+    async def send_requests():
         # Replacing the random factor by `float` makes the waits deterministic.
         async with ScoringClient(
             url, MODEL_NAME, ClientSettings(**settings), timing=Timing(sleep=sleep, jitter=float)
         ) as client:
             return await client.score(*rows)
 
-    return asyncio.run(ask())
+    return asyncio.run(send_requests())
 
 
 @pytest.fixture
@@ -54,11 +54,11 @@ def test_more_rows_than_batch_are_split_and_put_together_in_order(server, make_r
 
 
 def test_one_connection_serves_many_requests_within_in_flight_bound(server, make_rows):
-    async def ask():
+    async def send_requests():
         async with ScoringClient(server.url, MODEL_NAME, ClientSettings(max_in_flight=3)) as client:
             return await asyncio.gather(*(client.score(*make_rows(2, seed)) for seed in range(40)))
 
-    assert len(asyncio.run(ask())) == 40
+    assert len(asyncio.run(send_requests())) == 40
     assert 1 <= server.scoring.most_in_flight <= 3
 
 
@@ -135,7 +135,7 @@ def test_restarted_server_is_found_again(server, make_rows, score_rows):
     """The gRPC channel must reconnect before the client has used up its retries."""
     rows = make_rows(2)
 
-    async def ask():
+    async def send_requests():
         async with ScoringClient(server.url, MODEL_NAME) as client:
             await client.score(*rows)
             await asyncio.to_thread(server.kill)
@@ -144,7 +144,7 @@ def test_restarted_server_is_found_again(server, make_rows, score_rows):
             await asyncio.to_thread(server.start_again)
             return await client.score(*rows)
 
-    np.testing.assert_array_equal(asyncio.run(ask()).scores, score_rows(*rows))
+    np.testing.assert_array_equal(asyncio.run(send_requests()).scores, score_rows(*rows))
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_each_version_gets_its_columns_by_name(server, make_rows, score_rows):
         3: (dense[:, 1:], np.hstack([missing, ids, missing])),
     }
 
-    async def ask():
+    async def send_requests():
         settings = ClientSettings(max_attempts=1)
         async with ScoringClient(
             server.url, MODEL_NAME, settings, columns=SHOP.features.columns
@@ -227,15 +227,15 @@ def test_each_version_gets_its_columns_by_name(server, make_rows, score_rows):
                 np.testing.assert_array_equal(scored.scores, score_rows(*expected[version]))
                 assert scored.model_version == version
 
-    asyncio.run(ask())
+    asyncio.run(send_requests())
 
 
 def test_rows_are_refused_if_server_rejects_them_despite_its_columns(server, make_rows):
     server.scoring.failures = [(grpc.StatusCode.INVALID_ARGUMENT, "no")]
 
-    async def ask():
+    async def send_requests():
         async with ScoringClient(server.url, MODEL_NAME, columns=SHOP.features.columns) as client:
             await client.score(*make_rows(2))
 
     with raises(BadRequest, "refused", "no"):
-        asyncio.run(ask())
+        asyncio.run(send_requests())

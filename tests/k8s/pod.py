@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from demo.stack import LOOPBACK, free_port, tethered
 from demo.triton import DEFAULT_VENV, prepare
-from tests.support.processes import ask, wait_for
+from tests.support.processes import http_get, wait_for
 from tests.support.rendering import Manifest, containers, find
 
 
@@ -159,7 +159,9 @@ class TritonPod:
 
     def get(self, path: str, *, port: str = "http", timeout: float = 5.0) -> int:
         """Return the HTTP status of a path, or 0 if nobody answers."""
-        return ask(f"http://{LOOPBACK}:{getattr(self.ports, port)}{path}", timeout=timeout).status
+        return http_get(
+            f"http://{LOOPBACK}:{getattr(self.ports, port)}{path}", timeout=timeout
+        ).status
 
     def passes(self, probe: str) -> bool:
         """Return whether the probe succeeds at present, with a status from 200 to 399."""
@@ -185,4 +187,4 @@ class TritonPod:
 
     def metrics(self) -> str:
         """Return the Prometheus text of port `metrics`."""
-        return ask(f"http://{LOOPBACK}:{self.ports.metrics}/metrics", timeout=5.0).text
+        return http_get(f"http://{LOOPBACK}:{self.ports.metrics}/metrics", timeout=5.0).text

@@ -24,7 +24,7 @@ class Question(NamedTuple):
     answers: dict[str, float]
 
 
-def ask(
+def assert_answers(
     name: str, series: dict[str, str], questions: list[Question], *, interval: str = "5s"
 ) -> None:
     """Assert that promtool gets every expected answer.

@@ -7,7 +7,7 @@ compares the recorded counters with the answers that clients received.
 
 import pytest
 
-from tests.k8s.promql_units import Question, ask, close_to
+from tests.k8s.promql_units import Question, assert_answers, close_to
 from tests.support.recorded_queues import (
     PENDING,
     PODS,
@@ -64,7 +64,7 @@ def test_recorded_counters_equal_answers_that_clients_received():
 def test_queue_time_per_request_is_correct(pods, moment):
     query = shipped(*pods)[QUEUE_METRIC]
     between = truth(moment, pods, window=55)
-    ask(
+    assert_answers(
         f"queue_{'_'.join(pods)}_{moment}",
         recorded_series(),
         [
@@ -89,7 +89,7 @@ def test_reference_query_differs_from_true_value_of_same_series():
             {'{namespace="evergreen"}': 1},
         )
 
-    ask(
+    assert_answers(
         "reference",
         recorded_series(),
         [
@@ -113,7 +113,7 @@ def test_servers_that_complete_nothing_report_zero_queue_time_and_waiting():
     waiting = RECORD["readings"]["stuck"][-1][PENDING]["click_model"]
     assert waiting >= 10
     queries = shipped("stuck")
-    ask(
+    assert_answers(
         "stuck",
         recorded_series(["stuck"]),
         [
@@ -132,7 +132,7 @@ def test_no_traffic_is_zero_and_pod_counts_after_two_readings():
         f'{metric}{{{labels},pod="new"}}': "_x7 0 0 0 0 0" for metric in (QUEUE, SUCCESS, PENDING)
     }
     queries = shipped("new", "without-a-model")
-    ask(
+    assert_answers(
         "idle_and_new",
         series,
         [
@@ -146,7 +146,7 @@ def test_no_traffic_is_zero_and_pod_counts_after_two_readings():
 
 def test_lone_request_keeps_its_queue_time_and_late_count_is_no_spike():
     labels = 'namespace="evergreen",model="click_model",version="1"'
-    ask(
+    assert_answers(
         "floor",
         {
             f'{QUEUE}{{{labels},pod="lone"}}': "0 0 0 0 9000 9000 9000 9000",

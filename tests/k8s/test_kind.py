@@ -34,11 +34,11 @@ def run(tmp_path):
     """`run(*steps)` runs the script and returns the doubles' calls, one per line."""
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed: manifests cannot be rendered")
-    tools, place = tmp_path / "bin", tmp_path / "machine"
+    tools, machine = tmp_path / "bin", tmp_path / "machine"
     tools.mkdir()
-    place.mkdir()
+    machine.mkdir()
     for name, body in DOUBLES.items():
-        head = f'#!/bin/bash\ncd {shlex.quote(str(place))}\necho "{name} $*" >> told\n'
+        head = f'#!/bin/bash\ncd {shlex.quote(str(machine))}\necho "{name} $*" >> calls\n'
         (tools / name).write_text(head + body)
         (tools / name).chmod(0o755)
     variables = os.environ | {
@@ -49,14 +49,14 @@ def run(tmp_path):
     }
 
     def do(*steps: str) -> list[str]:
-        (place / "told").unlink(missing_ok=True)
+        (machine / "calls").unlink(missing_ok=True)
         done = subprocess.run(
             [SCRIPT, *steps], env=variables, capture_output=True, text=True, timeout=60
         )
         assert done.returncode == 0, done.stderr
-        return (place / "told").read_text().splitlines()
+        return (machine / "calls").read_text().splitlines()
 
-    do.place = place
+    do.folder = machine
     return do
 
 
@@ -73,7 +73,7 @@ def test_second_run_creates_nothing_twice_and_updates_again(run):
     assert [line for line in second if made.search(line)] == []
     for calls in (first, second):
         assert [line for line in calls if line.endswith(" apply -f -")]
-    assert "host" in (run.place / "hosts.toml").read_text()
+    assert "host" in (run.folder / "hosts.toml").read_text()
 
 
 def test_only_cluster_of_this_command_is_used(run):
@@ -111,7 +111,7 @@ def test_kubeflow_is_ready_only_with_its_settings(run):
 
 def test_applied_manifests_use_images_by_tag(run):
     run("evergreen")
-    applied = documents((run.place / "applied.yaml").read_text())
+    applied = documents((run.folder / "applied.yaml").read_text())
     registry = read_values(SCRIPT.parent / "cluster.env")["REGISTRY"]
     placement = read_placement(SCRIPT.parent / "placement.yaml", {"tag": "0123abc"})
     built = {f"{registry}/{image_name(image)}:0123abc" for image in script_lists("images")}
@@ -159,10 +159,10 @@ def test_absent_tool_is_named(tmp_path, tool):
 def test_unknown_step_is_refused_before_anything_is_made(run):
     done = subprocess.run(
         [SCRIPT, "cluster", "lakes"],
-        env=os.environ | {"PATH": f"{run.place.parent}/bin:{os.environ['PATH']}"},
+        env=os.environ | {"PATH": f"{run.folder.parent}/bin:{os.environ['PATH']}"},
         capture_output=True,
         text=True,
     )
     assert done.returncode == 2
     assert "step 'lakes' is none of cluster, images" in done.stderr
-    assert not Path(run.place, "told").exists()
+    assert not Path(run.folder, "calls").exists()

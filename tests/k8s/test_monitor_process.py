@@ -21,7 +21,7 @@ from evergreen.events.sqlite import SqliteLog
 from tests.k8s.environment import command, container, environment_of, mounted
 from tests.support.monitors import clicks, prediction, publish
 from tests.support.paths import REPOSITORY
-from tests.support.processes import Answer, ask, wait_for
+from tests.support.processes import Answer, http_get, wait_for
 from tests.support.recommenders import accept_into, shop_with
 from tests.support.rendering import Manifest, find
 
@@ -106,7 +106,7 @@ class Pod:
         return self.get(probe["path"]).status
 
     def get(self, path: str) -> Answer:
-        return ask(f"http://127.0.0.1:{self.port}{path}")
+        return http_get(f"http://127.0.0.1:{self.port}{path}")
 
     def lines(self, name: str) -> list[dict]:
         return [json.loads(line) for line in (self.root / f"{name}.log").read_text().splitlines()]

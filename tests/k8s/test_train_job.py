@@ -215,7 +215,7 @@ def test_retried_step_follows_its_own_job(api, flags, do, monkeypatch):
     assert [each["uid"] for each in owners] == ["uid-2"]
 
 
-@pytest.mark.parametrize("change", ["failed", "asked for something else"])
+@pytest.mark.parametrize("change", ["failed", "requests another number of GPUs"])
 def test_job_of_earlier_try_that_cannot_continue_is_replaced_when_gone(api, flags, do, change):
     with pytest.raises(PermanentError):
         follow(api, flags, do.end("Failed", "DeadlineExceeded", ""))

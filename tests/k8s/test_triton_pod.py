@@ -40,7 +40,7 @@ from tests.support.stored_models import make_candidate, make_parts, raw_rows  # 
 from tests.support.triton import write_model
 from tools.autoscaling.cluster import STOP_SECONDS
 
-# ruff: noqa: F811  a fixture is imported by the name that its users ask for
+# ruff: noqa: F811  a fixture is imported under the name of the argument
 
 pytestmark = pytest.mark.e2e
 

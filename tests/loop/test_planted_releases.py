@@ -49,7 +49,7 @@ from tests.support.served_names import MODEL_NAME
 from tests.support.stored_models import make_candidate, make_parts, raw_rows  # noqa: F401  fixtures
 from tests.support.toy_models import toy_model, toy_workflow
 
-# ruff: noqa: F811  a fixture is imported by the name that its users ask for
+# ruff: noqa: F811  a fixture is imported under the name of the argument
 
 RATE, ROUND_REQUESTS, REQUEST_ROWS, POOL = 0.15, 100, 20, 4_000
 ROUND_ROWS = ROUND_REQUESTS * REQUEST_ROWS

@@ -170,12 +170,12 @@ def meets_full_disk(installation: Installation, folder, chance) -> bool:
         time.sleep(0.05)
     time.sleep(chance.uniform(0.0, 0.5))
     is_met = installation.num_reports() > before
-    assert installation.processes.ask("/healthz").status == 200
+    assert installation.processes.get("/healthz").status == 200
     ballast.unlink()
     for program in installation.programs:
         program.restart_if_ended()
     wait_for(
-        lambda: installation.processes.ask("/readyz").status == 200, "readiness after a full disk"
+        lambda: installation.processes.get("/readyz").status == 200, "readiness after a full disk"
     )
     return is_met
 
@@ -244,7 +244,7 @@ WILD = {
 def test_each_fuzzed_record_counts_or_is_dead_letter_with_its_reason(processes):
     p, chance, number = processes, random.Random(3), faults(50_000)
     monitor = p.monitor(policies="schedule", max_serving_seconds=1e9, archive_roll_rows=20_000)
-    wait_for(lambda: p.ask("/readyz").status == 200, "the monitor")
+    wait_for(lambda: p.get("/readyz").status == 200, "the monitor")
     healthy, valid, now = {}, 0, time.time()
     for start in range(0, number, 500):
         messages = []
@@ -260,7 +260,7 @@ def test_each_fuzzed_record_counts_or_is_dead_letter_with_its_reason(processes):
                 messages.append((f"valid {each}", encode(sound)))
         p.log.publish(messages)
         wait_for(lambda: p.log.backlog() < 2000, "the monitor")
-        assert p.ask("/healthz").status == 200
+        assert p.get("/healthz").status == 200
     wait_for(lambda: p.log.backlog() == 0, "all records", seconds=300)
     wait_for(
         lambda: json.loads(p.page("/status"))["log_read_up_to"] > now + 2.0,

@@ -82,7 +82,7 @@ def probed(processes):
     def probe() -> None:
         while not over.is_set():
             began = time.monotonic()
-            answer = processes.ask("/healthz")
+            answer = processes.get("/healthz")
             seconds.append(time.monotonic() - began if answer.status == 200 else float("inf"))
             over.wait(0.05)
 
@@ -111,7 +111,7 @@ def peak_megabytes(pid: int) -> float:
 )
 def test_flood_leaves_monitor_small_responsive_and_stoppable(processes, flood, num_taken):
     process = processes.monitor(policies="schedule", max_serving_seconds=1e9)
-    wait_for(lambda: processes.ask("/readyz").status == 200, "the monitor")
+    wait_for(lambda: processes.get("/readyz").status == 200, "the monitor")
     messages = flood()
     with probed(processes) as seconds:
         processes.log.publish([(f"m{number}", message) for number, message in enumerate(messages)])

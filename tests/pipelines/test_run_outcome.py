@@ -31,7 +31,7 @@ def _end(store, run="run", kfp_state="SUCCEEDED"):
     record(
         run=run,
         store=store.as_uri(),
-        trigger_id=f"asked-{run}",
+        trigger_id=f"request-{run}",
         trigger_reason="",
         kfp_state=kfp_state,
     )
@@ -152,7 +152,7 @@ def test_run_that_was_retried_in_kubeflow_ends_as_its_second_pass(tmp_path):
         note.facts, note.reason = {"version": 7, "rollout": "canary"}, "version 7 is a canary"
     outcome = find_outcome(tmp_path, "run")
     assert (outcome.state, outcome.version, outcome.step) == ("canary", 7, "deployment")
-    assert (outcome.trigger_id, outcome.reason) == ("asked-run", "version 7 is a canary")
+    assert (outcome.trigger_id, outcome.reason) == ("request-run", "version 7 is a canary")
     assert read_outcomes(tmp_path) == [outcome]
     (line,) = read_runs(tmp_path)
     assert (line.state, line.version) == ("canary", 7)

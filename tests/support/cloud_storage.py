@@ -143,7 +143,7 @@ class _Service:
                 return self._finished[upload]
             if upload and self._is_there(target, headers.get("Content-Range", "")):
                 request.body, headers = b"", {"Content-Range": "bytes */*", "Content-Length": "0"}
-            status, answered, body = self._ask(request.method, target, request.body, headers)
+            status, answered, body = self._request(request.method, target, request.body, headers)
             if upload and status == 200:
                 self._finished[upload] = status, answered, body
             if status == 200 and "/rewriteTo/" in request.path:
@@ -183,7 +183,7 @@ class _Service:
         return None
 
     def _generation(self, bucket: str, name: str) -> int:
-        status, _, body = self._ask(
+        status, _, body = self._request(
             "GET", f"/storage/v1/b/{bucket}/o/{quote(name, safe='')}", b"", {}
         )
         return int(json.loads(body)["generation"]) if status == 200 else 0
@@ -196,7 +196,7 @@ class _Service:
         part = re.match(r"bytes (\d+)-(\d+)/", content_range)
         if part is None or part[1] == "0":
             return False
-        _, headers, _ = self._ask(
+        _, headers, _ = self._request(
             "PUT", target, b"", {"Content-Range": "bytes */*", "Content-Length": "0"}
         )
         received = re.match(r"bytes=0-(\d+)", headers.get("Range", ""))
@@ -210,13 +210,15 @@ class _Service:
             {"metadata": json.loads(request.body or b"{}").get("metadata")}
         ).encode()
         headers = {"Content-Type": "application/json"}
-        _, _, resource = self._ask("PATCH", f"/storage/v1/b/{bucket}/o/{name}", metadata, headers)
+        _, _, resource = self._request(
+            "PATCH", f"/storage/v1/b/{bucket}/o/{name}", metadata, headers
+        )
         return json.dumps({**answer, "resource": json.loads(resource)}).encode()
 
     def _has_bucket(self, bucket: str) -> bool:
-        return self._ask("GET", f"/storage/v1/b/{bucket}", b"", {})[0] == 200
+        return self._request("GET", f"/storage/v1/b/{bucket}", b"", {})[0] == 200
 
-    def _ask(self, method: str, target: str, body: bytes, headers: dict[str, str]):
+    def _request(self, method: str, target: str, body: bytes, headers: dict[str, str]):
         connection = HTTPConnection("127.0.0.1", self._port, timeout=30)
         try:
             connection.request(method, target, body or None, headers)

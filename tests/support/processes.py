@@ -25,7 +25,7 @@ class Answer(NamedTuple):
     headers: Mapping[str, str]
 
 
-def ask(url: str, *, timeout: float = 60.0) -> Answer:
+def http_get(url: str, *, timeout: float = 60.0) -> Answer:
     """Return the answer, whatever its status."""
     try:
         with DIRECT.open(url, timeout=timeout) as answer:

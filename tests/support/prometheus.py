@@ -87,7 +87,7 @@ class Prometheus:
         except OSError:
             return False
 
-    def ask(self, query, **at):
+    def query(self, query, **at):
         """Return the result of the query at a time, by the label `pod`. The default time is now.
 
         Samples without the label `pod` have an empty key.

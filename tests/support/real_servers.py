@@ -64,7 +64,7 @@ def under_load(urls, rows, *, until=None, enough=30, model=MODEL_NAME):
     """
     traffic, stop, done = Traffic(len(urls)), threading.Event(), threading.Event()
 
-    def ask(client, answers):
+    def send_requests(client, answers):
         while not stop.wait(0.005):
             if done.is_set() and answers.count(until) >= enough and answers[-1] == until:
                 return
@@ -76,7 +76,7 @@ def under_load(urls, rows, *, until=None, enough=30, model=MODEL_NAME):
 
     clients = [Triton(url) for url in urls]
     threads = [
-        threading.Thread(target=ask, args=pair, daemon=True)
+        threading.Thread(target=send_requests, args=pair, daemon=True)
         for pair in zip(clients, traffic.answers, strict=True)
     ]
     for thread in threads:

@@ -21,7 +21,7 @@ from tests.support.model_repository import OPTIONS, small_version, with_versions
 from tests.support.served_names import MODEL_NAME, NAMES
 from tests.support.stored_models import make_candidate, make_parts, raw_rows  # noqa: F401  fixtures
 
-# ruff: noqa: F811  a fixture is imported by the name that its users ask for
+# ruff: noqa: F811  a fixture is imported under the name of the argument
 
 
 @pytest.fixture

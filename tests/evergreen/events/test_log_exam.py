@@ -256,7 +256,7 @@ def test_message_acknowledged_to_killed_publisher_is_delivered(bench, subscriber
             assert missing.pop(delivery.message_id, delivery.payload) == delivery.payload
         return not missing
 
-    wait_for(all_came, "every message that was told to be stored")
+    wait_for(all_came, "every message whose publication was confirmed")
 
 
 def test_unacknowledged_messages_of_killed_reader_go_to_next_reader(bench, publisher):

@@ -396,17 +396,17 @@ def test_prediction_newer_than_all_counts_at_next_point_after_its_own():
 def test_baseline_is_read_once_per_version_and_survives_restart():
     requested = []
 
-    def ask(version):
+    def read_baseline(version):
         requested.append(version)
         return Baseline(auc=0.8, low=0.7, high=0.9)
 
     policies = make_policies(PolicySettings())
-    evaluator = Evaluator(SETTINGS, policies, baseline=ask)
+    evaluator = Evaluator(SETTINGS, policies, baseline=read_baseline)
     fed(evaluator, requests(0.0, 5.0)).decide_up_to(START + 8.0)
     evaluator = Evaluator(
         SETTINGS,
         policies,
-        baseline=ask,
+        baseline=read_baseline,
         memory=json.loads(json.dumps(evaluator.memory())),
     )
     fed(evaluator, requests(9.0)).decide_up_to(START + 12.0)

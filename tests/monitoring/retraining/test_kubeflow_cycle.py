@@ -45,7 +45,9 @@ def test_server_failure_for_half_hour_costs_no_run_and_no_second_one(kubeflow, s
 
 
 @pytest.mark.parametrize(
-    "created_at", ["", "2025-12-31T23:59:59Z"], ids=["ordered as begun", "ordered as asked for"]
+    "created_at",
+    ["", "2025-12-31T23:59:59Z"],
+    ids=["late run is newest", "late run is oldest"],
 )
 @pytest.mark.parametrize("is_before_retry", [True, False])
 def test_run_created_after_request_timed_out_is_one_run_and_counts_once(

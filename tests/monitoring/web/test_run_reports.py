@@ -11,7 +11,7 @@ from monitoring.web.page import History, status_page
 from monitoring.web.server import HttpSettings, MonitorServer, read_report
 from monitoring.web.store_status import RunCounter, StoreStatus
 from tests.support.kept_documents import KeptDocuments
-from tests.support.processes import ask
+from tests.support.processes import http_get
 from tests.support.snapshots import NOW
 
 RUN = "hourly 7&8"
@@ -36,7 +36,7 @@ def get(store):
     server = MonitorServer(
         Exposition(), HttpSettings(http_port=0), report=lambda path: read_report(store, path)
     )
-    yield lambda path: ask(f"http://{server.host}:{server.port}{path}")
+    yield lambda path: http_get(f"http://{server.host}:{server.port}{path}")
     server.close()
 
 

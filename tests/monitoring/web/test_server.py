@@ -8,7 +8,7 @@ from evergreen.runtime.errors import PermanentError
 from monitoring.web.exposition import Exposition, Snapshot
 from monitoring.web.server import HttpSettings, MonitorServer
 from tests.support.errors import raises
-from tests.support.processes import ask
+from tests.support.processes import http_get
 from tests.support.snapshots import EMPTY
 
 
@@ -22,7 +22,7 @@ def served(tmp_path):
     address = json.loads((tmp_path / "http.json").read_text())
 
     def get(path: str) -> tuple[int, str]:
-        status, text, get.headers = ask(f"http://{address['host']}:{address['port']}{path}")
+        status, text, get.headers = http_get(f"http://{address['host']}:{address['port']}{path}")
         return status, text
 
     get.exposition, get.port = exposition, address["port"]

@@ -87,7 +87,7 @@ def test_metrics_equal_answers_of_real_prometheus_to_shipped_queries(prometheus,
         # Include times at which a sample is exactly on the window's edge.
         moments += [samples[PODS[0]][9].milliseconds + offset for offset in (0, 60_000)]
         for at in moments:
-            theirs = list(prometheus.ask(query, time=f"{at / 1000:.3f}").values())
+            theirs = list(prometheus.query(query, time=f"{at / 1000:.3f}").values())
             ours = fleet_metrics(samples, at / 1000)[metric]
             assert ([] if ours is None else [ours]) == pytest.approx(theirs, rel=1e-9, abs=1e-12)
             num_values += len(theirs)
