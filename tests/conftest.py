@@ -23,7 +23,7 @@ ENVIRONMENT_OF_FOLDER = {
     "components/evaluation": "training",
 }
 """Test environments by folder. All other folders run in `driver`."""
-# tests/hugectr_double has no tests. Only the tests of the HugeCTR engine import it.
+# tests/hugectr_double has no tests. Only the tests of the HugeCTR engine import the double.
 collect_ignore = ["hugectr_double"]
 
 FOLDERS_OF_PART = {

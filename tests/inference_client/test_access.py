@@ -40,7 +40,7 @@ def files(tmp_path):
 
 @pytest.fixture
 def secure(authority):
-    """`secure(*names, mutual=...)`: a server with a certificate for these names and 127.0.0.1."""
+    """`secure(*names, mutual=...)` starts a server with a certificate for `names` and 127.0.0.1."""
     running = []
 
     def run(*names, mutual=False):

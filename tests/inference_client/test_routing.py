@@ -171,8 +171,8 @@ def test_stable_arm_answers_where_canary_cannot(
 
     answer = follow(served, objects, talk)
     np.testing.assert_array_equal(answer.scores, score_rows(*rows))
-    # The stable version answers if the canary fails. Its shadow would be the stable version too, so
-    # no shadow request is sent.
+    # The stable version answers if the canary fails. A shadow request would go to the stable
+    # version too, so no shadow request is sent.
     assert (answer.canary, answer.shadow) == (False, None)
     assert served.scoring.model_names == [CANARY_NAME, MODEL_NAME]
 

@@ -338,7 +338,7 @@ class Service:
 
 @pytest.fixture
 def make_pod(rendered, tmp_path):
-    """`make_pod(name, seconds=)` returns a ready pod. Its model needs `seconds` for a request.
+    """`make_pod(name, seconds=)` returns a ready pod whose model needs `seconds` for a request.
 
     The maximum age of connections is longer than a request.
     """

@@ -91,7 +91,7 @@ class Chain:
     # -- publishing
 
     def _next_records(self) -> list[PredictionBatch | OutcomeBatch]:
-        """Return the new predictions of this turn, and the outcomes that are due now."""
+        """Return new predictions, and the outcomes that are due in the current turn."""
         new: list[PredictionBatch | OutcomeBatch] = []
         for i in range(0 if self.is_ending else 3):
             num_rows = self.random.randint(1, 4)

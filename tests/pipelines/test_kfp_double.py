@@ -16,8 +16,8 @@ from tests.support.kfp_server import ErrorAnswer, KfpServer
 from tests.support.paths import REPOSITORY
 
 RECORDED = (REPOSITORY / "tests" / "support" / "kfp_answers.json").read_text()
-# The recorded answers contain the former parameter `lake`. Replace it by a parameter of the current
-# pipeline.
+# The recorded answers contain the former parameter `lake`, which is replaced by a parameter of the
+# current pipeline.
 ANSWERS = json.loads(re.sub(r'lake(\\?":)', r"settings\1", RECORDED))
 GOLDEN = REPOSITORY / "tests" / "pipelines" / "golden" / "retraining.yaml"
 NAMED = ("state", "storage_state", "status", "mode", "multi_user", "code")

@@ -192,7 +192,7 @@ class _Service:
         return request.query.get("upload_id", [""])[0] in self._finished
 
     def _is_there(self, target: str, content_range: str) -> bool:
-        """Return whether the bytes of this part have arrived before."""
+        """Return whether the bytes of the part `content_range` have arrived before."""
         part = re.match(r"bytes (\d+)-(\d+)/", content_range)
         if part is None or part[1] == "0":
             return False

@@ -67,7 +67,7 @@ class KafkaCluster:
         )
 
     def refuse_topic(self, name: str, error: int) -> None:
-        """Answer every request about the topic with this Kafka error code.
+        """Answer every request about the topic with the Kafka error code `error`.
 
         Error code 0 ends the refusal.
         """

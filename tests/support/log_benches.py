@@ -215,7 +215,7 @@ class KafkaBench(Bench):
     A topic with one partition preserves the order of messages.
 
     The leases of a running reader expire by the reader's clock. The leases of a killed reader
-    expire by the brokers' clock, and the next pulls wait for this.
+    expire by the brokers' clock, and the next pulls wait until the leases have expired.
     """
 
     handed_out_at_once = 50

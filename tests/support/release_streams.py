@@ -106,7 +106,7 @@ class Releases:
 def rows_between(
     random: Generator, releases: Releases, begin: float, end: float
 ) -> MaturedRequests:
-    """Return requests that are spread evenly from `begin` to `end`, without `end`."""
+    """Return requests that are spread evenly between `begin` and `end`."""
     num = round((end - begin) * releases.rows_per_second)
     offsets = begin + (np.arange(num) + 0.5) / releases.rows_per_second
     versions = np.array([releases.version_at(each) for each in offsets.tolist()], np.int32)

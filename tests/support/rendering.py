@@ -71,7 +71,7 @@ def render_edited(overlay: str, values: dict[str, str], copy: Path) -> list[Mani
 
 
 def find(manifests: list[Manifest], kind: str, name: str) -> Manifest:
-    """Return the one object of that kind and name.
+    """Return the one object of kind `kind` and name `name`.
 
     The object's name may end with kustomize's content hash.
     """

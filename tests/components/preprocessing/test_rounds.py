@@ -19,7 +19,7 @@ def test_ids_survive_rounds_in_which_categories_vanish_and_return(
     parent, ids, before, sightings = None, {}, None, Counter()
     for number, values in enumerate(windows):
         column = np.random.default_rng(number).choice(values, 400)
-        # Category 777 occurs once per run. After two runs it reaches the count threshold of two.
+        # Category 777 occurs once per run, and its count reaches the threshold after two runs.
         column[0] = 777
         table = reading.replace(raw_table(400, seed=number), "C2", column)
         encoded_set = run_step(

@@ -24,7 +24,7 @@ from tests.support.releases import make_live, release
 ROWS = 8
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 """Protobuf's wire types."""
-SPOILT = {
+FIELD_VALUES = {
     "0": (VARINT, b"\x00"),
     "7": (VARINT, b"\x07"),
     "2^32": (VARINT, b"\x80\x80\x80\x80\x10"),
@@ -41,7 +41,7 @@ SPOILT = {
     "half a surrogate pair": (BYTES, b"\x03\xed\xa0\x80"),
     "bytes of 3 numbers": (BYTES, b"\x0c" + b"\x00" * 12),
 }
-TAKEN = {
+VALID_CASES = {
     "request_id": ("text", "bytes of 3 numbers"),
     "batch_id": ("text", "bytes of 3 numbers"),
     "rows": ("text",),
@@ -57,7 +57,7 @@ TAKEN = {
     "user": ("empty",),
     "genres": ("empty",),
 }
-"""Valid cases of `SPOILT`. The value has the type of its field, and agrees with the rest of the
+"""Valid values by field. A valid value has the type of its field, and agrees with the rest of the
 message."""
 
 
@@ -117,11 +117,11 @@ def test_every_field_with_every_type_of_wire_passes_running_monitor(bench, kind)
     b = bench(pull_messages=7)
     cases, accepted = [], []
     for field, path in paths.items():
-        for name, (wire, value) in SPOILT.items():
+        for name, (wire, value) in FIELD_VALUES.items():
             case = f"{field} {name}"
             b.log.publish([(case, with_field(encode(record(case)), path, wire, value))])
             cases.append(case)
-            if name in TAKEN.get(field, ()):
+            if name in VALID_CASES.get(field, ()):
                 accepted.append(case)
     publish(b.log, prediction("good", ROWS))
     run_to_the_end(b)
@@ -136,7 +136,7 @@ def test_every_field_with_every_type_of_wire_passes_running_monitor(bench, kind)
     assert b.log.backlog() == 0
 
 
-def spoilt(record: Record, **values) -> Record:
+def with_values(record: Record, **values) -> Record:
     """Set values without the record's own checks, and return the record."""
     for name, value in values.items():
         object.__setattr__(record, name, value)
@@ -146,15 +146,17 @@ def spoilt(record: Record, **values) -> Record:
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        (spoilt(clicks("o", [("good", 1, START)]), rows=np.array([-1], np.int32)), "rows"),
-        (spoilt(clicks("o", [("good", 0, START)]), times=np.array([np.nan])), "time"),
-        (spoilt(clicks("o", [("good", 0, START)]), times=np.array([np.inf])), "time"),
-        (spoilt(clicks("o", [("good", 0, START)]), times=np.array([-1.0])), "time"),
-        (spoilt(clicks("o", [("good", 0, START)]), times=np.array([1e300])), "time"),
+        (with_values(clicks("o", [("good", 1, START)]), rows=np.array([-1], np.int32)), "rows"),
+        (with_values(clicks("o", [("good", 0, START)]), times=np.array([np.nan])), "time"),
+        (with_values(clicks("o", [("good", 0, START)]), times=np.array([np.inf])), "time"),
+        (with_values(clicks("o", [("good", 0, START)]), times=np.array([-1.0])), "time"),
+        (with_values(clicks("o", [("good", 0, START)]), times=np.array([1e300])), "time"),
         (clicks("o", [("good", 0, START + 100_000)]), "a day from now"),
-        (spoilt(clicks("o", [("good", 0, START)]), request_ids=("",)), "request_id"),
+        (with_values(clicks("o", [("good", 0, START)]), request_ids=("",)), "request_id"),
         (
-            spoilt(prediction("places from 0", ROWS), positions=np.arange(ROWS, dtype=np.int32)),
+            with_values(
+                prediction("places from 0", ROWS), positions=np.arange(ROWS, dtype=np.int32)
+            ),
             "position 0",
         ),
     ],
@@ -237,17 +239,20 @@ def test_rows_that_lack_columns_are_decoded_by_parts_of_so_many_bytes(started, m
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        (spoilt(prediction("long", 400), request_id="a" * 850_000), "850000 characters"),
-        (spoilt(prediction("long", ROWS), request_id="é" * 129), "129 characters"),
+        (with_values(prediction("long", 400), request_id="a" * 850_000), "850000 characters"),
+        (with_values(prediction("long", ROWS), request_id="é" * 129), "129 characters"),
         (prediction("many", MAX_ROWS_PER_RECORD + 1), "2049 rows, expected at most 2048"),
-        (spoilt(prediction("named", ROWS), recommender_digest="d" * 500_000), "recommender_digest"),
-        (spoilt(clicks("o", [("good", 1, START)]), batch_id="b" * 400_000), "batch_id"),
         (
-            spoilt(clicks("o", [("good", 1, START)] * 2), request_ids=("good", "r" * 900_000)),
+            with_values(prediction("named", ROWS), recommender_digest="d" * 500_000),
+            "recommender_digest",
+        ),
+        (with_values(clicks("o", [("good", 1, START)]), batch_id="b" * 400_000), "batch_id"),
+        (
+            with_values(clicks("o", [("good", 1, START)] * 2), request_ids=("good", "r" * 900_000)),
             "request_id",
         ),
         (
-            spoilt(prediction("hot", ROWS), dense=np.full((ROWS, 2), np.inf, np.float32)),
+            with_values(prediction("hot", ROWS), dense=np.full((ROWS, 2), np.inf, np.float32)),
             "a finite number",
         ),
         (
