@@ -23,7 +23,7 @@ from benchmarks.monitor import RecordTraffic, write_reference
 from benchmarks.spread import Figure, spread
 from demo.environments import REPOSITORY
 from evergreen.events.sqlite import SqliteLog
-from tests.support.processes import ask
+from tests.support.processes import http_get
 from tests.support.recommenders import accept_into
 
 ROWS, ROWS_A_MESSAGE = 2_400_000, 10
@@ -97,7 +97,7 @@ def _counters(state: Path) -> dict[str, float]:
         address = json.loads((state / "http.json").read_text())
     except FileNotFoundError:
         return {}
-    answer = ask(f"http://{address['host']}:{address['port']}/status")
+    answer = http_get(f"http://{address['host']}:{address['port']}/status")
     counters: dict[str, float] = json.loads(answer.text)["counters"] if answer.status == 200 else {}
     return counters
 

@@ -55,8 +55,8 @@ def leave_run(store, run: str, auc: float) -> None:
     quality = ModelQuality(auc=auc, log_loss=1 - auc)
     verdict = passing_verdict(model.model_id, store / "scores", num_rows=9, candidate=quality)
     keep_verdict(store, verdict, make_dataset(store, 9))
-    told = {"step": "deployment", "reason": "kept", "version": None, "ended_at": "2100-01-01"}
-    write_outcome(store, RunOutcome(run=run, trigger_id=run, state="evaluated", **told))
+    fields = {"step": "deployment", "reason": "kept", "version": None, "ended_at": "2100-01-01"}
+    write_outcome(store, RunOutcome(run=run, trigger_id=run, state="evaluated", **fields))
 
 
 RUN = """
@@ -127,7 +127,7 @@ def test_search_starts_with_given_recommender_resumes_and_names_best(tmp_path):
 
 
 @built
-@pytest.mark.slow  # runs the search twice
+@pytest.mark.slow  # the test runs the search twice
 @pytest.mark.timeout(900)
 def test_two_real_trials_are_evaluated_by_same_rows_and_release_nothing(tmp_path):
     accept_into(tmp_path / "store")
@@ -195,7 +195,7 @@ def test_network_that_cannot_continue_live_model_is_refused_before_first_trial(
     assert [each["parent"] for each in started] == ["none", "model-1"]
 
 
-def test_katib_is_given_experiment_whose_trials_run_uploaded_pipeline(
+def test_katib_gets_experiment_whose_trials_run_uploaded_pipeline(
     tmp_path, kubeflow, monkeypatch, capsys
 ):
     (tmp_path / "space.yaml").write_text(SPACE)

@@ -65,7 +65,7 @@ def rows_of(ids, this):
     return np.concatenate([offset + column for offset, column in zip(offsets, ids)])
 
 
-def test_categories_leave_and_their_ids_are_given_out_round_later(leaving):
+def test_categories_are_evicted_and_their_ids_are_reused_in_later_round(leaving):
     second, third, fourth = leaving.rounds[-3:]
     changes = [
         vocabulary_changes(workflow_of(a), workflow_of(b))
@@ -81,7 +81,7 @@ def test_categories_leave_and_their_ids_are_given_out_round_later(leaving):
     assert sum(fourth.preprocessing.tombstones) == evicted[0] + evicted[1] - reused[1]
 
 
-def test_tombstones_row_is_empty_after_training_and_reused_one_is_learnt(leaving):
+def test_tombstone_row_is_empty_after_training_and_reused_row_is_trained(leaving):
     third, fourth = leaving.rounds[-2:]
     now = weights_of(fourth)
     dead = rows_of(
@@ -96,7 +96,7 @@ def test_tombstones_row_is_empty_after_training_and_reused_one_is_learnt(leaving
     assert now.moments[1].table[reused].any(axis=1).mean() > 0.5
 
 
-def test_released_graph_takes_category_that_left_for_unknown(leaving, held_out_rows):
+def test_released_graph_treats_evicted_category_as_unknown(leaving, held_out_rows):
     fourth = leaving.rounds[-1]
     assert fourth.deployment.parity_max_abs_diff <= 1e-5
     dense, categorical, _ = held_out_rows(fourth.extraction)

@@ -31,8 +31,8 @@ def test_network_is_trained_evaluated_released_served_and_continued(
     assert second.training.config["network"] == network
     assert second.deployment.parity_max_abs_diff <= 1e-5
     dense, categorical, labels = held_out_rows(second.extraction)
-    with np.load(local_path(second.evaluation.scores_uri)) as kept:
-        expected = kept["candidate"]
+    with np.load(local_path(second.evaluation.scores_uri)) as stored:
+        expected = stored["candidate"]
     assert roc_auc(labels, expected) > 0.55
     repository = tmp_path / "served"
     shutil.copytree(tmp_path / "repository", repository)

@@ -80,7 +80,7 @@ def test_scores_of_full_holdout_are_calibrated_only_with_correction(rounds, turn
 
 
 @pytest.mark.parametrize("turn", [0, 1])
-def test_counts_of_thinning_and_left_out_columns_reach_model(rounds, turn):
+def test_counts_of_downsampling_and_excluded_columns_reach_model(rounds, turn):
     this, rate = rounds.rounds[turn], RATES[turn]
     raw, encoded = this.extraction, this.preprocessing
     labels = read(local_path(raw.train_uri))[raw_rows.LABEL].to_numpy()
@@ -88,8 +88,10 @@ def test_counts_of_thinning_and_left_out_columns_reach_model(rounds, turn):
     assert len(labels) == raw.num_train_rows == encoded.num_train_rows + encoded.num_sampled_out
     assert encoded.negative_rate == this.training.negative_rate == rate
     assert this.training.excluded_columns == list(EXCLUDED)
-    kept = negatives - encoded.num_sampled_out
-    assert kept == pytest.approx(negatives * rate, abs=4 * np.sqrt(negatives * rate * (1 - rate)))
+    remaining = negatives - encoded.num_sampled_out
+    assert remaining == pytest.approx(
+        negatives * rate, abs=4 * np.sqrt(negatives * rate * (1 - rate))
+    )
     if turn:
         old = read(local_path(raw.replay_uri))[raw_rows.LABEL].to_numpy()
         clicks = read(local_path(encoded.replay_uri))[raw_rows.LABEL].to_numpy().sum()

@@ -25,7 +25,7 @@ MARK = "EVERGREEN_TEST"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark everything here as slow, because it starts real servers for minutes."""
+    """Give all tests in tests/loop a long timeout, because they start real servers for minutes."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.timeout(900))
@@ -50,7 +50,8 @@ class Command:
     process: subprocess.Popen[bytes]
     output_path: Path
     mark: str
-    """Word in the environment of the process, which all its descendants inherit."""
+    """Unique text in the environment of the process. All descendants of the process inherit this
+    text."""
 
     @property
     def output(self) -> str:

@@ -41,7 +41,7 @@ class Compiled:
             for given in self.task(step)["inputs"].get("artifacts", {}).values():
                 if "taskOutputArtifact" in given:
                     producer = given["taskOutputArtifact"]["producerTask"]
-                else:  # The input comes through a group, and is named by the task and its output.
+                else:  # inside a group, the input's name contains the producing task
                     producer = (
                         given["componentInputArtifact"]
                         .removeprefix("pipelinechannel--")

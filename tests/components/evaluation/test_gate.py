@@ -36,7 +36,8 @@ def result_of(answer, name):
 def rows(n, *, candidate=1.0, champion=1.0, seed=0, click_rate=0.3):
     """Return labels, and the scores of two models.
 
-    On average, a model scores a click higher than another row, by `candidate` or `champion`.
+    `candidate` and `champion` are the mean differences between a model's scores of clicks and its
+    scores of other rows.
     """
     random = np.random.default_rng(seed)
     labels = (random.random(n) < click_rate).astype(np.int8)

@@ -39,7 +39,7 @@ def window(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def encoded(window, tmp_path_factory):
-    """The project's encoding of the same window, in five partitions by two processes."""
+    """The project's preprocessing of `window`, in five partitions by two processes."""
     folder = tmp_path_factory.mktemp("ours")
     flags = [f"--raw-dataset={window[0]}", f"--output={folder / 'out.json'}"]
     flags += [f"--store={folder / 'store'}", f"--work={folder}", "--run=r"]

@@ -55,9 +55,8 @@ def test_scheduler_that_does_not_answer_is_told_by_its_address(
 def test_address_that_is_none_is_refused(arguments, capsys, address):
     assert main([*arguments, "--dask-scheduler", address]) == 2
     assert f"dask_scheduler is {address!r}" in capsys.readouterr().err
-    with raises(
-        ValueError, "No clients found"
-    ):  # a remaining worker would take tasks of the next step
+    # A worker that was not closed would take tasks of later steps.
+    with raises(ValueError, "No clients found"):
         distributed.default_client()
 
 

@@ -35,9 +35,8 @@ def test_who_is_kept_does_not_depend_on_features_place_or_row_before(raw_table):
     order = np.random.default_rng(1).permutation(len(mask))
     np.testing.assert_array_equal(sampled(negatives.take(pa.array(order)), 0.3), mask[order])
     row = negatives["row"].to_numpy()
-    for place in range(
-        10
-    ):  # Rows of a request are downsampled independently, so each position keeps the same share.
+    # Rows of a request are downsampled independently, so each position keeps the same share.
+    for place in range(10):
         num = int((row == place).sum())
         assert mask[row == place].mean() == pytest.approx(0.3, abs=4 * np.sqrt(0.21 / num))
     correlation = np.corrcoef(mask[1:], mask[:-1])[0, 1]

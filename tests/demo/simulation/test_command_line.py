@@ -38,10 +38,7 @@ def worlds():
 
 @pytest.fixture
 def folder(tmp_path, worlds):
-    """A folder whose name contains a space.
-
-    The folder contains a simulator and its drifted form.
-    """
+    """A folder with a space in its name, and with the files of both simulators."""
     folder = tmp_path / "some place"
     folder.mkdir()
     for name, world in worlds.items():
@@ -263,7 +260,7 @@ def test_file_is_replayed_to_its_end(server, replay, folder, raw_table, store):
     ],
     ids=["world", "mixed", "whose", "range"],
 )
-def test_replay_misuse_is_one_line_and_exit_2(replay, source, text):
+def test_invalid_replay_arguments_give_one_line_and_exit_2(replay, source, text):
     process = replay(source=source)
     assert process.wait(timeout=120) == 2
     errors = process.stderr.read()
@@ -273,7 +270,7 @@ def test_replay_misuse_is_one_line_and_exit_2(replay, source, text):
 
 
 @pytest.mark.parametrize("form", ["parquet", "csv"])
-def test_score_prints_line_per_row_of_every_form_and_names_malformed_ones(
+def test_score_prints_line_per_row_of_every_form_and_names_malformed_rows(
     server, folder, store, raw_table, form
 ):
     table = raw_table(20).drop_columns(["label", "event_time"])
@@ -294,16 +291,16 @@ def test_score_prints_line_per_row_of_every_form_and_names_malformed_ones(
         text[3] = "many" + text[3][text[3].index(",") :]
         path.write_text("\n".join(text) + "\n")
         broken = run(*flags, module="cli")
-        told = [json.loads(line) for line in broken.stdout.splitlines()]
-        assert (broken.returncode, len(told)) == (2, 20)
-        assert [line["line"] for line in told if "error" in line] == [4]
-        assert [line for line in told[:7] if "score" in line] == [
+        printed = [json.loads(line) for line in broken.stdout.splitlines()]
+        assert (broken.returncode, len(printed)) == (2, 20)
+        assert [line["line"] for line in printed if "error" in line] == [4]
+        assert [line for line in printed[:7] if "score" in line] == [
             line for line in lines if line["line"] != 4
         ]
         assert broken.stderr == "1 rows are malformed and have no score\n"
 
 
-def test_whoever_reads_first_line_only_meets_no_traceback(server, folder, store, raw_table):
+def test_reader_of_first_line_only_sees_no_traceback(server, folder, store, raw_table):
     pq.write_table(raw_table(20_000), folder / "rows.parquet")
     flags = [
         "--server",
@@ -323,7 +320,7 @@ def test_whoever_reads_first_line_only_meets_no_traceback(server, folder, store,
         assert process.stderr.read() == ""
 
 
-def test_simulate_and_drift_write_what_they_say(folder):
+def test_simulate_and_drift_write_what_they_report(folder):
     arguments = ["--rows", 2000, "--days", 2, "--last-day", "2026-03-02", "--seed", 7]
     done = run("lake", "--lake", folder / "lake", "--simulator", folder / "w.json", *arguments)
     report = json.loads(done.stdout)

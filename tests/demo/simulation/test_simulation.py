@@ -47,7 +47,7 @@ def within(observed: float, share: float, n: int, sigmas: float = 5.0) -> bool:
     return abs(observed - share) <= sigmas * np.sqrt(share * (1 - share) / n) + 1e-12
 
 
-def test_rows_have_contracts_shapes(rows):
+def test_rows_have_shapes_of_contract(rows):
     assert (rows.dense.dtype, rows.dense.shape) == (np.float32, (ROWS, 13))
     assert (rows.categorical.dtype, rows.categorical.shape) == (np.int64, (ROWS, 26))
     assert rows.categorical.min() == MISSING_CATEGORY
@@ -77,12 +77,12 @@ def test_categories_have_stated_missing_share_and_head(rows, name):
     present = keys[keys != -1]
     counts = np.unique(present, return_counts=True)[1]
     assert within(counts.max() / len(present), column.head, len(present)), (
-        "the largest of several near heads may be luck"
+        "several categories have nearly the largest share"
     )
     assert len(counts) <= column.cardinality
 
 
-def test_long_tails_are_mostly_seen_once_and_small_columns_never(rows):
+def test_long_tails_occur_mostly_once_and_small_columns_never(rows):
     head = rows.categorical[:6400]
     for name, distinct_low, once_low in (("C3", 3600, 0.7), ("C16", 3000, 0.7), ("C9", 2, 0.0)):
         counts = np.unique(head[:, criteo.CATEGORICAL.index(name)], return_counts=True)[1]
@@ -172,12 +172,12 @@ def test_corrupt_world_is_refused(drifted, tmp_path, change, text):
 
 
 @pytest.mark.parametrize("settings", [{"click_rate": 1.0}, {"bayes_auc": 0.5}])
-def test_worlds_that_cannot_be_are_refused(settings):
+def test_impossible_simulators_are_refused(settings):
     with pytest.raises(ContractError, match=str(next(iter(settings.values())))):
         Simulator.create(1, **settings)
 
 
-def test_lake_holds_raw_schema_day_by_day(world, tmp_path):
+def test_lake_contains_raw_schema_day_by_day(world, tmp_path):
     report = write_lake(
         world, str(tmp_path / "lake"), rows=3001, days=3, last_day=date(2026, 3, 1), seed=7
     )
@@ -199,12 +199,12 @@ def test_lake_holds_raw_schema_day_by_day(world, tmp_path):
     assert clicks == report.clicks
 
 
-def test_lake_in_bucket_is_that_in_folder_and_no_day_is_written_over(
+def test_lake_in_bucket_equals_lake_in_folder_and_no_day_is_overwritten(
     world, tmp_path, cloud_storage
 ):
-    asked = {"rows": 900, "days": 3, "last_day": date(2026, 1, 4), "seed": 7}
-    expected = write_lake(world, str(tmp_path / "lake"), **asked)
-    assert write_lake(world, "gs://models/lake", **asked) == expected
+    arguments = {"rows": 900, "days": 3, "last_day": date(2026, 1, 4), "seed": 7}
+    expected = write_lake(world, str(tmp_path / "lake"), **arguments)
+    assert write_lake(world, "gs://models/lake", **arguments) == expected
     objects = open_objects("gs://models/lake")
     stored = {each.name: objects.read(each.name).content for each in objects.list()}
     written = {
@@ -214,4 +214,4 @@ def test_lake_in_bucket_is_that_in_folder_and_no_day_is_written_over(
     assert stored == {name: path.read_bytes() for name, path in written.items()}
     assert len(stored) == 3
     with raises(ContractError, "gs://models/lake", "2026-01-02", "already"):
-        write_lake(world, "gs://models/lake", **asked)
+        write_lake(world, "gs://models/lake", **arguments)

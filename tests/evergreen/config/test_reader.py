@@ -28,7 +28,7 @@ class Shelf:
     boards: int = 3
     """Number of boards."""
     folder: Path | None = None
-    """Path of the shelf's folder."""
+    """Folder with the list of books."""
 
     def __post_init__(self) -> None:
         expect(self, "at least 1", lambda value: value >= 1, "boards")
@@ -39,7 +39,7 @@ class Room:
     """A section that contains another section."""
 
     name: str
-    """Its name."""
+    """Name of the room."""
     height: float = 2.5
     """Height in metres."""
     heated: bool = False
@@ -114,7 +114,7 @@ def test_truth_value_that_is_not_true_or_false_is_refused(text):
         ),
     ],
 )
-def test_wrong_value_of_file_is_refused_with_its_whole_path(values, message):
+def test_wrong_value_of_file_is_refused_with_its_full_path(values, message):
     with pytest.raises(ContractError, match=f"^{re.escape(message)}$"):
         read_mapping(Room, values, path="room")
 

@@ -18,7 +18,7 @@ def test_every_threshold_belongs_to_rule_and_every_rule_names_real_ones():
     assert named == {field.name for field in dataclasses.fields(ValidationSettings)} - {"actions"}
 
 
-def test_actions_and_thresholds_of_recommender_stand_over_defaults():
+def test_actions_and_thresholds_of_recommender_override_defaults():
     rules = rules_of(actions={"drift": "block", "domain": "quarantine"}, click_rate_factor=3)
     assert (rules.action_of("drift"), rules.action_of("domain")) == ("block", "quarantine")
     assert rules.action_of("click_rate") == "warn"
@@ -50,6 +50,6 @@ def test_actions_and_thresholds_of_recommender_stand_over_defaults():
     ],
     ids=str,
 )
-def test_rules_that_mean_nothing_are_refused_by_name(settings, message):
+def test_meaningless_rules_are_refused_by_name(settings, message):
     with pytest.raises(ContractError, match=message):
         rules_of(**settings)

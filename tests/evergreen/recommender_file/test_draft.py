@@ -150,7 +150,7 @@ def test_several_zero_one_columns_are_resolved_by_name_or_question(tmp_path):
     )
 
 
-def test_log_without_label_asks_for_it_and_file_is_invalid_until_answered(tmp_path):
+def test_log_without_label_leads_to_question_and_invalid_file(tmp_path):
     path = write(tmp_path / "a.csv", "price,clicks\n0.5,3\n1.5,9\n")
     text = draft(read_sample(path), name="shop")
     assert "label: FILL IN  # no column holds only 0 and 1" in text
@@ -165,7 +165,7 @@ def test_log_without_features_of_one_kind_is_drafted_without_them(tmp_path):
     assert recommender.features.names == ("price",)
 
 
-def test_column_whose_name_no_feature_can_have_is_left_out(tmp_path):
+def test_column_with_invalid_feature_name_is_left_out(tmp_path):
     comments, recommender = drafted(
         write(tmp_path / "a.csv", "clicked,price,item_id,a/b\n0,0.5,1,2\n1,1.5,2,3\n")
     )
@@ -226,7 +226,7 @@ CELLS = (
     ),
     st.lists(st.integers(0, 1), min_size=4, max_size=4),
 )
-def test_whatever_log_holds_its_draft_is_sound_file(tmp_path, columns, clicks):
+def test_draft_of_any_log_is_valid_file(tmp_path, columns, clicks):
     table = {"price_of_it": [0.5, 1.5, 2.5, 3.5], "item_id": [1, 2, 3, 4], "clicked": clicks}
     for name, values in columns.items():
         kinds = {type(value) for value in values if value is not None}
@@ -239,7 +239,7 @@ def test_whatever_log_holds_its_draft_is_sound_file(tmp_path, columns, clicks):
     assert "price_of_it" in parse_recommender(answered, source="draft").features.numeric
 
 
-def test_column_of_very_many_categories_is_said_to_cost_memory(tmp_path):
+def test_column_with_very_many_categories_is_reported_to_cost_memory(tmp_path):
     users, items = [f"u{n}" for n in range(MANY)], [f"i{n}" for n in range(MANY - 1)]
     columns = {
         "label": [0, 1] * (MANY // 2),

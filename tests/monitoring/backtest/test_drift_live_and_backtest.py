@@ -75,7 +75,7 @@ def ran(tmp_path_factory, stream):
     return run_monitor(tmp_path_factory.mktemp("drifted"), stream, every=3)
 
 
-def test_monitors_lines_are_backtests_and_say_that_column_drifted(ran):
+def test_lines_of_monitor_equal_backtest_and_name_drifted_column(ran):
     lines = [json.loads(line) for line in ran.lines]
     drifts = [
         each for line in lines for each in line["decisions"] if each["policy"] == "data_drift"
@@ -96,7 +96,7 @@ def test_monitors_lines_are_backtests_and_say_that_column_drifted(ran):
     assert backtested(ran.bench.settings, CRITEO) == ran.lines
 
 
-def test_predictions_that_arrive_within_grace_count_in_their_bucket(ran, tmp_path, stream):
+def test_predictions_within_grace_period_count_in_their_bucket(ran, tmp_path, stream):
     late = run_monitor(tmp_path, [[], [], [], *stream], every=1)
     assert late.lines == ran.lines
     assert backtested(late.bench.settings, CRITEO) == ran.lines

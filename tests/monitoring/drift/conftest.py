@@ -13,9 +13,11 @@ from evergreen.statistics.reference import ScoreHistogram, TrainingReference
 
 
 def reference_of(rows, *, size=50) -> TrainingReference:
-    """Return the reference that validation writes for these rows. Each request has `size` rows.
+    """Return the reference that validation writes for the rows `rows`.
 
-    The reference contains scores.
+    Each request has `size` rows.
+
+    The reference includes the distribution of scores.
     """
     n = len(rows.label)
     ids = [f"t{i // size}" for i in range(n)]
