@@ -11,17 +11,17 @@ deliver 238,000 but take a core from the step, so there are no workers. Networks
 our own networks with an `nn.EmbeddingBag` for each column.
 
 PyTorch with sparse gradients is the same, but its tables are created with `sparse=True` and trained
-by `torch.optim.SparseAdam`. Their gradients then have only the rows of the batch.
+by `torch.optim.SparseAdam`. The gradients of these tables then have only the rows of the batch.
 
 TorchRec follows `test_installation.py --cpu_only` of its repository: `DistributedModelParallel`
 with an `EmbeddingBagCollection`, in a group of one process. The network is ours, so only the
-embeddings differ. Its rows are those of `ArrayRows`. The example does not choose the optimizer of
-the tables: a large table gets SGD, and a small one Adam. Therefore there are two variants.
-`TorchRec` keeps each table with dense gradients, and trains all parameters with `torch.optim.Adam`.
-`TorchRec, fused Adagrad` trains the tables within the backward pass with FBGEMM's kernels, which
-have no Adam for CPUs. Row-wise Adagrad has one state per row where Adam has two per weight, so this
-variant does less work, and our ratio to it has no target. TorchRec is left out for networks with
-lists.
+embeddings differ. TorchRec gets its rows from `ArrayRows`. The example does not choose the
+optimizer of the tables: a large table gets SGD, and a small table gets Adam. Therefore there are
+two variants. `TorchRec` keeps each table with dense gradients, and trains all parameters with
+`torch.optim.Adam`. `TorchRec, fused Adagrad` trains the tables within the backward pass with
+FBGEMM's kernels, which have no Adam for CPUs. Row-wise Adagrad has one state per row, and Adam has
+two per weight. This variant does less work, so our ratio to it has no target. TorchRec is left out
+for networks with lists.
 
 DeepCTR-Torch trains its DCN or DeepFM with its own `fit`, unchanged. DeepCTR-Torch has no DLRM.
 Parts that our network lacks are disabled, because they would slow DeepCTR-Torch down: the linear
@@ -64,7 +64,7 @@ class Trainer(Protocol):
     name: str
 
     def prepare(self, rows: Rows) -> Any:
-        """Return `rows` in the form in which users of this library would have them."""
+        """Return `rows` in the input form that users of this library choose."""
 
     def learn(self, prepared: Any) -> None:
         """Train for one pass over the rows."""
@@ -292,7 +292,10 @@ class PlainPytorch:
 
 
 class TorchrecExample:
-    """TorchRec as a peer (see the module's docstring). It starts from its own initial weights."""
+    """TorchRec as a peer (see the module's docstring).
+
+    The model starts from its own initial weights.
+    """
 
     def __init__(
         self,
