@@ -200,7 +200,7 @@ def _figures(
 ) -> dict[str, Any]:
     same_task = [name for name in peers if name not in OTHER_OPTIMIZERS]
     faster = max(same_task, key=lambda name: spread(speeds[name]).median)
-    better = max(aucs[name] or 0.0 for name in peers)
+    better = max(aucs[name] or 0.0 for name in same_task)
     trainers = {
         name: {
             "rows_per_second": spread(speeds[name]),

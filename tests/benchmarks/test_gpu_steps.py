@@ -32,10 +32,10 @@ def run(monkeypatch):
         monkeypatch.setattr(gpu_steps, name, value)
     monkeypatch.setattr(torch, "compile", lambda model, mode: model)
 
-    def go(name):
+    def go(name, is_quick=True):
         work = getattr(gpu_steps, name.partition("-")[0])
         with pretended_gpu():
-            return gpu_steps.as_document(work(name, is_quick=True))
+            return gpu_steps.as_document(work(name, is_quick=is_quick))
 
     return go
 
@@ -110,6 +110,17 @@ def test_graphs_measure_three_ways_and_engine(run, monkeypatch, network):
     assert captured == [True, True]
 
 
+def test_only_smaller_batch_is_compiled_in_full_run(run, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", lambda model, sample: model)
+    for name, value in {"BATCH": 64, "STEPS": 2, "PASSES": 2, "TABLES": TINY}.items():
+        monkeypatch.setattr(gpu_steps, name, value)
+    monkeypatch.setattr(gpu_steps, "seconds_of", lambda work, times: work() and 1.0)
+    document = run("graphs-deepfm", is_quick=False)
+    compiled = [each.name for each in document["figures"] if "compiled" in each.name]
+    assert set(compiled) == {"deepfm, forward and backward of 2,048 rows, compiled"}
+    assert len({each.name for each in document["figures"] if each.unit == "ms"}) == 5
+
+
 def test_way_that_fails_is_reported_and_others_are_measured(run, monkeypatch):
     def fail(*arguments, **keywords):
         raise RuntimeError("operation not permitted when stream is capturing")
@@ -166,13 +177,48 @@ def test_failed_gpu_tests_are_error(monkeypatch):
         gpu_steps.tests("tests", is_quick=True)
 
 
-def test_steps_without_gpu_report_what_they_lack():
-    said = [*gpu_steps.limits("limits", is_quick=True).skipped]
-    said += gpu_steps.memory("memory", is_quick=True).skipped
-    assert said == [
+@pytest.fixture
+def without_gpu(monkeypatch):
+    """Tiny sizes on the CPU, and networks that are not compiled."""
+    for name, value in {"DEVICE": "cpu", "QUICK_TABLES": TINY, "QUICK_BATCH": 64}.items():
+        monkeypatch.setattr(gpu_steps, name, value)
+    monkeypatch.setattr(torch, "compile", lambda model, mode: model)
+
+
+def test_steps_without_gpu_report_what_they_lack(without_gpu, monkeypatch):
+    assert gpu_steps.gpu_facts() == {}
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    names = ["limits", "equality", "memory", "graphs-deepfm", "serving"]
+    skipped = []
+    for name in names:
+        skipped += getattr(gpu_steps, name.partition("-")[0])(name, is_quick=True).skipped
+    assert skipped == [
         "the way to the GPU: there is no GPU",
+        "equality with the CPU: there is no GPU, so the CPU was compared with itself",
         "peak memory beside its estimate: there is no GPU",
+        "deepfm, forward and backward of 64 rows, CUDA graph: NotImplementedError: there is no GPU",
+        "deepfm, training with a CUDA graph: NotImplementedError: there is no GPU",
+        "the served graph: import of onnxruntime halted; None in sys.modules",
     ]
+
+
+def test_torchrec_trains_as_peer(without_gpu, monkeypatch):
+    """FBGEMM has no fused Adam for CPUs, so the tables have SGD here."""
+    pytest.importorskip("torchrec")
+    from torchrec.modules import fused_embedding_modules as fused
+
+    real = fused.FusedEmbeddingBagCollection
+
+    def with_sgd(tables, optimizer, arguments, device):
+        assert optimizer is torch.optim.Adam
+        return real(tables, torch.optim.SGD, arguments, device=device)
+
+    monkeypatch.setattr(fused, "FusedEmbeddingBagCollection", with_sgd)
+    slot_sizes = gpu_steps.slot_sizes_for(TINY["1.2M"])
+    rows = gpu_steps.PlantedLogit(slot_sizes).draw(128, seed=2)[0]
+    config = gpu_steps.CONFIGS["deepfm"]
+    train = gpu_steps.torchrec(gpu_steps.PeerCase(config, slot_sizes, rows, 64, "float32"))
+    assert train(0) == 128
 
 
 def test_pretended_gpu_refuses_what_gpu_refuses(monkeypatch):

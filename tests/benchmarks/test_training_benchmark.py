@@ -115,14 +115,17 @@ def test_ratio_with_target_is_to_fastest_peer_with_adam():
     case = speed.Case(
         name="small", config=config, features=features, table_rows=1, rounds=1, steps=1
     )
-    aucs = dict.fromkeys(speeds, 0.7)
+    aucs = {**dict.fromkeys(speeds, 0.7), "TorchRec, fused Adagrad": 0.75}
     result = speed._figures(case, ["ours"], list(speeds)[1:], speeds=speeds, aucs=aucs)
+    figures = training.figures_of(result, ratio_target=5)
     ratios = {
         figure.peer: (figure.value.median, figure.target)
-        for figure in training.figures_of(result, ratio_target=5)
+        for figure in figures
         if figure.unit == "times"
     }
     assert ratios == {"TorchRec": (8.0, 5), "TorchRec, fused Adagrad": (2.0, None)}
+    differences = [(each.value.median, each.target) for each in figures if "AUC" in each.name]
+    assert differences == [(0.0, -0.002), (pytest.approx(-0.05), None)]
 
 
 @pytest.mark.parametrize("is_installed", [True, False], ids=["installed", "absent"])
