@@ -111,26 +111,28 @@ def _run_step(arguments: argparse.Namespace, store: Path) -> ValidationReport:
     rules = raw.recommender.section(_STEP, ValidationSettings)
     release = registry.champion(store, arguments.champion)
 
-    from components.validation.round import Round, read_champion
+    from components.validation.measure import KeptWindows, read_champion, read_windows
+    from components.validation.quarantine import rows_folder
     from components.validation.schema_versions import schema_in_force
     from components.validation.skew import open_served
-    from components.validation.validate import validate
+    from components.validation.validate import Inputs, validate
 
     model = local_path(release.model_uri) if release else None
     for model_id in filter(None, {release.model_id if release else None, raw.parent_model_id}):
         registry.verified_part(registry.stored_model(store, model_id), Model.PARTS[-1])
+    parent = raw.parent_model_id
     folder = local_path(arguments.work) / arguments.run / _STEP
     validated = validate(
-        Round(
+        Inputs(
             run=arguments.run,
             raw=raw,
             folder=folder,
-            store=store,
+            quarantine=rows_folder(store, arguments.run),
             rules=rules,
             champion=read_champion(model) if model else None,
-            parent=registry.model_folder(store, raw.parent_model_id)
-            if raw.parent_model_id
-            else None,
+            parent_windows=read_windows(registry.model_folder(store, parent) / Model.WINDOWS)
+            if parent
+            else KeptWindows(()),
             schema_path=schema_in_force(store, model / Model.SCHEMA if model else None),
             served=open_served(arguments.served) if arguments.served else None,
             summarize=_choose_summarizer(arguments.beam_options),

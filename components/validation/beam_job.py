@@ -1,6 +1,6 @@
 """TFDV's statistics by a Beam pipeline, for windows that take too long on one machine.
 
-Batches, options and row counter are the same as in `tfdv_statistics`. The batches are processed by
+Batches, options and row counter are those of `tfdv_statistics`. The batches are processed by
 the runner that the options name. The job returns its results through files in `--temp_location`. If
 that location is a bucket, the input files are copied into it, because a runner's machines cannot
 read this machine's disk. If that location is a folder, the machines read the input files directly.
@@ -30,11 +30,14 @@ from apache_beam.options.pipeline_options import (
     WorkerOptions,
 )
 
-from components.validation.rows import FilePart, checked_columns, read_part, row_groups
 from components.validation.tfdv_statistics import (
+    FilePart,
     as_lists,
+    checked_columns,
     make_options,
     parse_statistics,
+    read_part,
+    row_groups,
     summarize_files,
 )
 from evergreen.config.features import Features

@@ -27,10 +27,14 @@ from typing import Any
 import numpy as np
 
 from components.validation.measure import Measured
-from components.validation.round import Round
-from components.validation.rows import checked_columns
 from components.validation.schema_versions import compare_schemas
-from components.validation.tfdv_statistics import by_feature, missing_share, num_rows, num_values
+from components.validation.tfdv_statistics import (
+    by_feature,
+    checked_columns,
+    missing_share,
+    num_rows,
+    num_values,
+)
 from evergreen.contracts import raw_rows
 from evergreen.contracts.manifests import ValidationReport
 from evergreen.contracts.words import ShownValues
@@ -49,9 +53,9 @@ _SHOWN_VALUES = 12
 sides."""
 
 
-def make_document(round_: Round, measured: Measured, report: ValidationReport) -> dict[str, Any]:
-    """Return the document as JSON values."""
-    champion = round_.champion
+def make_document(run: str, measured: Measured, report: ValidationReport) -> dict[str, Any]:
+    """Return the document of `run` as JSON values."""
+    champion = measured.champion
     before = champion.statistics if champion is not None else None
     now, features_before = by_feature(measured.statistics), by_feature(before)
     windows = (measured.window, champion.windows.newest if champion is not None else None)
@@ -62,7 +66,7 @@ def make_document(round_: Round, measured: Measured, report: ValidationReport) -
     return {
         "kind": _KIND,
         "format_version": _FORMAT_VERSION,
-        "run": round_.run,
+        "run": run,
         "decision": report.decision,
         "num_rows": report.num_rows,
         "num_rows_before": num_rows(before) if before is not None else None,

@@ -14,7 +14,7 @@ of the step. Later runs use a schema file that changes only when people accept a
 
 import math
 from collections.abc import Container
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow_data_validation as tfdv
 from scipy import special
@@ -47,6 +47,41 @@ _TYPES = {
     "double": "FLOAT",
 }
 """TFDV's types by Arrow's type. All other types count as integers."""
+
+
+class CheckedSchema(NamedTuple):
+    """Schema of a run's rows, and the result of TFDV's check."""
+
+    schema: Any
+    """Schema in force, fitted to the recommender's features. If no schema is in force, this is the
+    schema inferred from the rows."""
+    proposal: Any | None
+    """Proposed schema that these rows would satisfy. None if the rows satisfy the schema in force,
+    or if no schema is in force."""
+    anomalies: Any
+    """Anomalies that TFDV found when it checked the statistics against the schema."""
+
+
+def check_schema(
+    in_force: Any | None, statistics: Any, raw: RawDataset, *, range_factor: float
+) -> CheckedSchema:
+    """Check the statistics of training rows by the schema in force, or infer their schema.
+
+    Args:
+        in_force: The schema in force. None = there is no schema yet.
+        statistics: TFDV's statistics of the rows.
+        raw: Manifest of the rows.
+        range_factor: Factor by which numeric values may exceed the extremes of the first run.
+    """
+    features, excluded, proposal = raw.recommender.features, raw.excluded_columns, None
+    if in_force is None:
+        schema = infer_schema(statistics, features, range_factor=range_factor, excluded=excluded)
+    else:
+        schema = fitted_to(
+            in_force, statistics, features, range_factor=range_factor, excluded=excluded
+        )
+        proposal = propose_schema(schema, statistics, raw)
+    return CheckedSchema(schema, proposal, check_statistics(statistics, schema))
 
 
 def infer_schema(

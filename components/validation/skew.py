@@ -26,7 +26,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from components.validation.rows import BATCH_ROWS
 from evergreen.config.features import MISSING_CATEGORY, Features, ListOptions
 from evergreen.config.validation import ValidationSettings
 from evergreen.contracts import raw_rows
@@ -38,6 +37,7 @@ from evergreen.rows.archived_rows import (
     parquet_file,
     reading_parquet,
 )
+from evergreen.rows.raw_schema import BATCH_ROWS
 from evergreen.runtime.errors import ContractError
 from evergreen.storage.objects import Objects
 from evergreen.storage.uris import is_bucket_uri, local_path, open_objects

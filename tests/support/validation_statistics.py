@@ -7,10 +7,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from components.validation.rows import BATCH_ROWS
 from components.validation.tfdv_statistics import summarize_files
 from evergreen.config.features import Features
 from evergreen.contracts.criteo import CRITEO
+from evergreen.rows.raw_schema import BATCH_ROWS
 from evergreen.statistics.profile_counter import ProfileCounter
 
 

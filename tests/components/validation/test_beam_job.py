@@ -16,7 +16,6 @@ from apache_beam.io.filesystem import FileMetadata, FileSystem
 
 from components.validation import beam_job
 from components.validation.beam_job import parse_options, summarize_on_beam
-from components.validation.rows import parquet_files
 from components.validation.tfdv_statistics import by_feature, num_rows, summarize_files
 from evergreen.contracts import criteo
 from evergreen.runtime.errors import ContractError, TemporaryError
@@ -38,7 +37,7 @@ def files(tmp_path, raw_table):
         pq.write_table(
             raw_table(rows, seed=i), tmp_path / "rows" / f"{i}.parquet", row_group_size=600
         )
-    return parquet_files(tmp_path / "rows")
+    return sorted((tmp_path / "rows").glob("*.parquet"))
 
 
 @pytest.fixture

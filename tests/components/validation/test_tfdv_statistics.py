@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow_data_validation as tfdv
 
-from components.validation.rows import checked_columns, parquet_files
 from components.validation.tfdv_statistics import (
     by_feature,
+    checked_columns,
     make_options,
     num_missing,
     num_rows,
@@ -80,7 +80,7 @@ def files(tmp_path, raw_table):
         pq.write_table(
             table.slice(begin, rows), tmp_path / f"part-{i}.parquet", row_group_size=1700
         )
-    return parquet_files(tmp_path)
+    return sorted(tmp_path.glob("*.parquet"))
 
 
 @pytest.fixture

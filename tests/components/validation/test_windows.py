@@ -7,7 +7,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from components.validation.windows import KeptWindows, read_windows
+from components.validation.measure import KeptWindows, read_windows
 from evergreen.contracts import criteo, raw_rows
 from evergreen.runtime.errors import ContractError
 from evergreen.statistics import profile_files
