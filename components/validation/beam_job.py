@@ -17,7 +17,6 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import apache_beam as beam
 import pyarrow as pa
@@ -32,6 +31,7 @@ from apache_beam.options.pipeline_options import (
 
 from components.validation.tfdv_statistics import (
     FilePart,
+    TableStatistics,
     as_lists,
     checked_columns,
     make_options,
@@ -112,7 +112,7 @@ def _check_runner(options: PipelineOptions) -> None:
 
 def summarize_on_beam(
     files: Sequence[Path], counter: ProfileCounter, *, options: PipelineOptions
-) -> Any:
+) -> TableStatistics:
     """Compute the result of `summarize_files` on the runner that `options` name.
 
     Copies of `counter` count the rows, and are merged into `counter` in any order.
@@ -144,7 +144,8 @@ def summarize_on_beam(
             statistics = parse_statistics(stream.read())
         # Workers return the columns in any order.
         order = {name: place for place, name in enumerate(checked_columns(counter.features))}
-        statistics.datasets[0].features.sort(key=lambda feature: order[feature.path.step[0]])
+        features = statistics.message.datasets[0].features
+        features.sort(key=lambda feature: order[feature.path.step[0]])
         return statistics
     except Exception as error:  # runners raise any type of error
         raise TemporaryError(f"beam job failed: {first_line(error)}") from error

@@ -19,7 +19,7 @@ from typing import Any
 from components.validation.quarantine import ScreenedRows
 from components.validation.schema import check_schema
 from components.validation.skew import Skew, measure_skew
-from components.validation.tfdv_statistics import read_statistics
+from components.validation.tfdv_statistics import TableStatistics, read_statistics
 from evergreen.config.features import Features
 from evergreen.config.validation import ValidationSettings
 from evergreen.contracts.manifests import Model
@@ -107,7 +107,7 @@ class Champion:
     """Champion with the statistics of its training rows, from its folder in the model registry."""
 
     folder: Path
-    statistics: Any
+    statistics: TableStatistics
     """TFDV's statistics of the window that the champion itself was trained on."""
     windows: KeptWindows
     """Profiles of all windows in the champion's lineage."""
@@ -158,8 +158,7 @@ class Measured:
 
     rows: ScreenedRows
     champion: Champion | None
-    statistics: Any
-    """TFDV's statistics."""
+    statistics: TableStatistics
     schema: Any
     """Schema in force, with additional rules for new features. If no schema is in force, this is
     the schema inferred from the rows."""
@@ -188,7 +187,7 @@ def measure(
     champion: Champion | None,
     settings: ValidationSettings,
     served: Objects | None,
-    summarize: Callable[..., Any],
+    summarize: Callable[..., TableStatistics],
     shown: ShownValues,
 ) -> Measured:
     """Measure the rows that passed the screening.

@@ -11,7 +11,10 @@ histograms for comparisons in the same pass.
 """
 
 import copy
+import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +35,56 @@ from evergreen.statistics.profile_counter import ProfileCounter
 
 _ROWS_PER_PROCESS = 25_000
 """Minimum number of rows for each additional process."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnStatistics:
+    """TFDV's statistics of one column. A number that does not exist is None."""
+
+    num_values: int
+    """Number of rows in which the column has a value."""
+    num_missing: int
+    """Number of rows in which the column has no value."""
+    distinct: int | None
+    """Approximate number of categories. None if the column is numeric."""
+    least: float | None
+    most: float | None
+    median: float | None
+    mean: float | None
+    std: float | None
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows, with and without a value."""
+        return self.num_values + self.num_missing
+
+    @property
+    def missing_share(self) -> float | None:
+        """Share of rows in which the column has no value. None without rows."""
+        return self.num_missing / self.num_rows if self.num_rows else None
+
+
+@dataclass(frozen=True)
+class TableStatistics:
+    """TFDV's statistics of a table."""
+
+    message: Any
+    """The statistics as TFDV's `DatasetFeatureStatisticsList` of one data set."""
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows that the statistics describe."""
+        return int(self.message.datasets[0].num_examples) if self.message.datasets else 0
+
+    @cached_property
+    def columns(self) -> dict[str, ColumnStatistics]:
+        """Statistics of each column, by its name."""
+        features = self.message.datasets[0].features
+        return {feature.path.step[0]: _column_statistics(feature) for feature in features}
+
+    def write(self, path: Path) -> None:
+        """Write the statistics to a binary file, which `read_statistics` reads."""
+        path.write_bytes(self.message.SerializeToString(deterministic=True))
 
 
 # -- reading rows
@@ -122,8 +175,8 @@ def as_lists(batch: pa.RecordBatch, features: Features) -> pa.RecordBatch:
 
 def summarize_files(
     files: Sequence[Path], counter: ProfileCounter, *, processes: int | None = None
-) -> Any:
-    """Read Parquet files once, and return the `DatasetFeatureStatisticsList` of their rows.
+) -> TableStatistics:
+    """Read Parquet files once, and return TFDV's statistics of their rows.
 
     Without files the statistics have zero examples. Copies of `counter` count the rows, and are
     merged into `counter` in the order of the rows. By default, there are `usual_processes`
@@ -159,7 +212,7 @@ def summarize_files(
     merged = [
         g.merge_accumulators(list(of_shares)) for g, of_shares in zip(generators, zip(*partials))
     ]
-    return stats_impl.extract_statistics_output(merged, generators)
+    return TableStatistics(stats_impl.extract_statistics_output(merged, generators))
 
 
 def _add_to_partials(
@@ -175,7 +228,7 @@ def _add_to_partials(
 # -- reading statistics
 
 
-def read_statistics(path: Path) -> Any:
+def read_statistics(path: Path) -> TableStatistics:
     """Read the statistics in the binary file `path`.
 
     Raises:
@@ -187,7 +240,7 @@ def read_statistics(path: Path) -> Any:
         raise ContractError(f"statistics {path} cannot be read: {error}") from error
 
 
-def parse_statistics(content: bytes) -> Any:
+def parse_statistics(content: bytes) -> TableStatistics:
     """Parse the serialized statistics of one data set.
 
     Raises:
@@ -197,39 +250,26 @@ def parse_statistics(content: bytes) -> Any:
     statistics.ParseFromString(content)
     if len(statistics.datasets) != 1:
         raise ValueError(f"there are {len(statistics.datasets)} data sets, expected 1")
-    return statistics
+    return TableStatistics(statistics)
 
 
-def by_feature(statistics: Any | None) -> dict[str, Any]:
-    """Return the feature statistics by column name.
+def _column_statistics(feature: Any) -> ColumnStatistics:
+    """Return the statistics in TFDV's message about one column."""
+    kind = feature.WhichOneof("stats") or "num_stats"
+    found = getattr(feature, kind)
+    num_values = int(found.common_stats.num_non_missing)
 
-    Returns an empty dict if the argument is None.
-    """
-    if statistics is None:
-        return {}
-    return {feature.path.step[0]: feature for feature in statistics.datasets[0].features}
+    def number(value: float) -> float | None:
+        return float(value) if num_values and math.isfinite(value) else None
 
-
-def num_rows(statistics: Any) -> int:
-    """Return the number of rows that the statistics describe."""
-    return int(statistics.datasets[0].num_examples) if statistics.datasets else 0
-
-
-def num_values(feature: Any) -> int:
-    """Return the number of rows in which the column has a value. 0 without statistics."""
-    return int(_common_statistics(feature).num_non_missing) if feature is not None else 0
-
-
-def num_missing(feature: Any) -> int:
-    """Return the number of rows in which the column has no value. 0 without statistics."""
-    return int(_common_statistics(feature).num_missing) if feature is not None else 0
-
-
-def missing_share(feature: Any) -> float | None:
-    """Return the share of rows in which the column has no value, or None without rows."""
-    present, missing = num_values(feature), num_missing(feature)
-    return missing / (present + missing) if present + missing else None
-
-
-def _common_statistics(feature: Any) -> Any:
-    return getattr(feature, feature.WhichOneof("stats") or "num_stats").common_stats
+    is_number = kind == "num_stats"
+    return ColumnStatistics(
+        num_values=num_values,
+        num_missing=int(found.common_stats.num_missing),
+        distinct=int(found.unique) if kind == "string_stats" else None,
+        least=number(found.min) if is_number else None,
+        most=number(found.max) if is_number else None,
+        median=number(found.median) if is_number else None,
+        mean=number(found.mean) if is_number else None,
+        std=number(found.std_dev) if is_number else None,
+    )

@@ -24,7 +24,7 @@ from components.validation.quarantine import keep_quarantined, screen_rows
 from components.validation.report import make_document
 from components.validation.report_page import draw_page
 from components.validation.schema_versions import format_schema, read_schema
-from components.validation.tfdv_statistics import num_rows, summarize_files
+from components.validation.tfdv_statistics import TableStatistics, summarize_files
 from evergreen.config.validation import DOMAIN, ValidationSettings
 from evergreen.contracts.checks import RuleCheck, decide, headline
 from evergreen.contracts.manifests import Model, RawDataset, ValidationReport
@@ -62,7 +62,7 @@ class Inputs:
     """Path of the schema in force. If it is None, the schema is inferred from these rows."""
     served: Objects | None = None
     """Served rows that the training rows are compared with. None disables the comparison."""
-    summarize: Callable[..., Any] = summarize_files
+    summarize: Callable[..., TableStatistics] = summarize_files
     """Function that computes the statistics of files, on this machine or on a runner of Beam."""
 
     @cached_property
@@ -116,14 +116,15 @@ def validate(inputs: Inputs) -> Validated:
             keep_quarantined(
                 inputs.run, rows.quarantined, inputs.quarantine, num_rows=num_quarantined
             )
-        report = make_report(measured, check(measured, rules), folder=inputs.folder)
+        checks = check(measured, rules)
+        report = make_report(measured, checks, folder=inputs.folder)
+        logger.info("decision %s: %s", report.decision, headline(report.checks))
         document = make_document(inputs.run, measured, report)
         _write_measured(measured, inputs, folder)
         (folder / _JSON_FILE).write_text(
             json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8"
         )
         (folder / _HTML_FILE).write_text(draw_page(document), encoding="utf-8")
-    logger.info("decision %s: %s", report.decision, headline(report.checks))
     return Validated(report, rows.dataset)
 
 
@@ -148,7 +149,7 @@ def make_report(
     return ValidationReport(
         decision=decide(checks),
         checks=list(checks),
-        num_rows=num_rows(measured.statistics),
+        num_rows=measured.statistics.num_rows,
         statistics_uri=uri(_STATISTICS_FILE),
         schema_uri=uri(_SCHEMA_FILE),
         report_uri=uri(_HTML_FILE),
@@ -172,9 +173,7 @@ def _write_measured(measured: Measured, inputs: Inputs, folder: Path) -> None:
     (folder / _SCHEMA_FILE).write_bytes(content)
     if measured.proposal is not None:
         (folder / _PROPOSAL_FILE).write_text(format_schema(measured.proposal), encoding="utf-8")
-    (folder / _STATISTICS_FILE).write_bytes(
-        measured.statistics.SerializeToString(deterministic=True)
-    )
+    measured.statistics.write(folder / _STATISTICS_FILE)
     measured.counter.reference().write(folder / _REFERENCE_FILE)
     if measured.window.rows:
         windows = inputs.parent_windows.followed_by(measured.window)
