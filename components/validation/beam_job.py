@@ -1,8 +1,8 @@
-"""TFDV's statistics by a Beam pipeline, for windows that take too long on one machine.
+"""Compute TFDV's statistics in a Beam pipeline, if they take too long on one machine.
 
-Batches, options and row counter are those of `tfdv_statistics`. The batches are processed by
-the runner that the options name. The job returns its results through files in `--temp_location`. If
-that location is a bucket, the input files are copied into it, because a runner's machines cannot
+The batches, TFDV's options and the row counter come from `tfdv_statistics`. Beam's options name the
+runner that processes the batches. The job returns its results through files in `--temp_location`.
+If that location is a bucket, the input files are copied into it, because a runner's machines cannot
 read this machine's disk. If that location is a folder, the machines read the input files directly.
 """
 

@@ -30,8 +30,8 @@ from evergreen.contracts.checks import AT_MOST, BELOW, FAIL, PASS, WARN, RuleChe
 from evergreen.statistics.comparison import ColumnDrift
 
 _CERTAIN_ROWS = 10
-"""Minimum expected number of rows. If so many expected rows are absent, chance is excluded
-(probability e^-10)."""
+"""A column without values has certainly changed if at least this number of rows with a value was
+expected. The probability that all of them are absent by chance is e^-10."""
 
 _RESULT_OF_ACTION = {BLOCK: FAIL, QUARANTINE: WARN, WARN: WARN, NOTIFY: WARN, INFO: PASS}
 _COVERED_BY_RULES = ("FEATURE_TYPE_NOT_PRESENT", "SCHEMA_MISSING_COLUMN")
@@ -70,7 +70,7 @@ class Observation:
 
     rule: str
     column: str
-    """Column, or `DATASET`."""
+    """Name of the column, or `DATASET` if the value describes the table."""
     detail: str
     """One sentence without a final full stop."""
     value: float | None = None
@@ -79,11 +79,11 @@ class Observation:
     """Lower end of the value's 95 % interval."""
     high: float | None = None
     limit: float | None = None
-    """Limit for the value, at which the rule begins to apply."""
+    """Limit that the value is compared with."""
     bound: str = AT_MOST
     """How the value is compared with the limit, such as `at most`."""
     at_most: str | None = None
-    """Action that replaces the action of the rule. `info` if nobody has to act."""
+    """Action that replaces the action of the rule, such as `info` if nobody has to act."""
     num_quarantined: int = 0
 
 
@@ -154,7 +154,7 @@ def _observe_rows(measured: Measured, rules: ValidationSettings) -> Observations
 
 
 def _observe_columns(measured: Measured, rules: ValidationSettings) -> Observations:
-    """Yield the columns of the lake's files that the schema lacks or lists with another type."""
+    """Yield the columns of the lake's files that the schema does not contain with the same type."""
     known = {feature.name for feature in measured.schema.feature}
     for each in measured.rows.dataset.schema_mismatches:
         column, found_type, file = each["column"], each["arrow_type"], each["file"]
@@ -221,8 +221,8 @@ def _observe_domain(measured: Measured, rules: ValidationSettings) -> Observatio
 def _observe_anomalies(measured: Measured, rules: ValidationSettings) -> Observations:
     """Yield TFDV's anomalies, each with its rule.
 
-    Anomalies are left out if another rule reports the same problem in more detail. If too few rows
-    have a value in a column, and the difference may be chance, the anomaly is only reported.
+    Anomalies are left out if another rule reports the same problem in more detail. If a low share
+    of rows with a value may be chance, the action is at most `info`.
     """
     columns = measured.statistics.columns
     wanted = {feature.name: feature for feature in measured.schema.feature}
@@ -292,7 +292,7 @@ def _empty_column(
 ) -> Observation:
     """Return the observation of a column without a value.
 
-    Its detail compares the column with the champion's rows.
+    The observation's detail compares the column with the champion's rows.
     """
     rule, detail = "column_empty", f"{name} has no value in any of {rows} rows"
     if before is None or not before.num_values:
@@ -311,7 +311,7 @@ def _empty_column(
 
 
 def observe_click_rate(label: LabelShift | None, rules: ValidationSettings) -> Observations:
-    """Yield a click rate that differs from the earlier windows.
+    """Yield an observation if the click rate differs from that of the earlier windows.
 
     The click rate must differ from the merged windows and from the newest window. Both differences
     must exceed the factor, and must be statistically significant.
@@ -480,4 +480,5 @@ _OBSERVERS: tuple[Callable[[Measured, ValidationSettings], Observations], ...] =
     lambda measured, rules: observe_drift(measured.drift, rules),
     lambda measured, rules: observe_skew(measured.skew, rules),
 )
-"""Functions that measure. Checks with the same result are reported in this order."""
+"""Functions that yield observations. Checks with the same result are reported in the order of these
+functions."""

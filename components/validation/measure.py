@@ -56,7 +56,7 @@ class KeptWindows:
         return self.windows[-1]
 
     def followed_by(self, window: TableProfile) -> "KeptWindows":
-        """Return windows of which `window` is the newest. All earlier windows are merged into one.
+        """Return the windows with `window` as the newest. Earlier windows are merged into one.
 
         The new window replaces the newest one if both have the same rows.
         """
@@ -97,7 +97,8 @@ def read_windows(path: Path) -> KeptWindows:
     """Return the windows in a file.
 
     Raises:
-        ContractError: The file is absent, corrupt, or of another kind, version or bucket edges.
+        ContractError: The file is absent or corrupt, or has another kind, format version or bucket
+            edges.
     """
     return KeptWindows(read_profiles(path, kind=_KIND, version=_FORMAT_VERSION)[0])
 
@@ -117,7 +118,7 @@ def read_champion(folder: Path) -> Champion:
     """Read the champion whose model is in `folder`.
 
     Raises:
-        ContractError: Its statistics or its windows are absent or corrupt.
+        ContractError: The champion's statistics or windows are absent or corrupt.
     """
     return Champion(
         folder=folder,

@@ -79,7 +79,7 @@ def screen_rows(
     final: Path,
     quarantine: Path,
 ) -> ScreenedRows:
-    """Return the training rows that pass the rule about single rows.
+    """Return the rows to train on, after screening the training rows by the rule `domain`.
 
     Rows are not screened if the rule is off. A first run does not screen either, because it infers
     its schema later. Rows that an earlier attempt of the run quarantined are removed.
@@ -87,7 +87,8 @@ def screen_rows(
     Args:
         raw: Manifest of the rows.
         schema: The schema in force. None = there is no schema yet.
-        action: Action of the rule. `quarantine` sets the rows apart, other actions only count them.
+        action: Action of the rule. The action `quarantine` separates the rows outside the domain.
+            Any other action only counts these rows.
         folder: The step's folder, which is not complete yet. Rows are written to the subfolders
             `train` and `quarantine`.
         final: Path of the step's folder when it is complete.

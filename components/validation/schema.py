@@ -45,7 +45,8 @@ _TYPES = {
     "float": "FLOAT",
     "double": "FLOAT",
 }
-"""TFDV's types by Arrow's type. All other types count as integers."""
+"""TFDV's type of a column, by the name of its Arrow type. All other Arrow types count as
+integers."""
 
 
 class CheckedSchema(NamedTuple):
@@ -108,8 +109,8 @@ def infer_schema(
         if feature.name in features.lists:
             feature.ClearField("value_count")
         if feature.name in features.categorical + features.lists:
-            # TFDV infers from string values that a column is an integer or has a list of allowed
-            # values. Remove both rules.
+            # Remove the rules that TFDV infers from string values: an integer type, and a list of
+            # allowed values.
             if inferred := feature.WhichOneof("domain_info"):
                 feature.ClearField(inferred)
         elif feature.name in features.numeric:
@@ -164,7 +165,8 @@ def _set_presence(feature: Any, observed: ColumnStatistics, *, optional: bool) -
     if optional:
         feature.presence.min_count = 0
     elif present:
-        # Assume few rows here, because a small later window can reach such a share by chance.
+        # Use at most `_SMALLEST_ROWS` rows, so that the share of a small later window is rarely
+        # below the limit by chance.
         lowest, _ = possible_shares(present / rows, min(rows, _SMALLEST_ROWS))
         feature.presence.min_fraction = lowest
 
@@ -183,9 +185,10 @@ def _set_bounds(feature: Any, observed: ColumnStatistics, factor: float) -> None
 def possible_shares(share: float, rows: int) -> tuple[float, float]:
     """Return the lowest and highest true share that are consistent with an observed share.
 
-    The interval is Clopper and Pearson's exact one. The confidence level equals that of a normal
-    distribution within `_STANDARD_ERRORS` standard errors. Only `rows / _ALIKE_ROWS` rows count as
-    independent. A column of the context is missing either in all rows of a request or in none.
+    The result is the exact interval of Clopper and Pearson. The confidence level equals that of a
+    normal distribution within `_STANDARD_ERRORS` standard errors. Only `rows / _ALIKE_ROWS` rows
+    count as independent. A column of the context is missing either in all rows of a request or in
+    none.
 
     >>> low, high = possible_shares(0.5, 64_000)
     >>> round(low, 3), round(high, 3)
@@ -207,9 +210,9 @@ def propose_schema(schema: Any, statistics: TableStatistics, raw: RawDataset) ->
     """Return a copy of `schema` that TFDV has adapted to the rows.
 
     Returns None if the rows satisfy `schema`. Only changes of features are proposed: wider bounds,
-    more values of a domain, fewer values present, or a new column. The label and all other rules
-    that people wrote stay, because rows that break these rules are wrong. `raw` lists columns of
-    the lake for which the schema may have no feature.
+    more values of a domain, fewer values present, or a new column. All other rules stay, as do all
+    rules of the label, because rows that break these rules are wrong. `raw` lists columns of the
+    lake for which the schema may have no feature.
     """
     if not statistics.num_rows:
         return None

@@ -3,7 +3,7 @@
 The training rows are compared with archived rows that were served in the same span of time. Rows
 with the same key (request_id, row) are compared value by value. A difference is therefore certain
 and not an estimate from distributions. Values are equal if they have the same bits, except for the
-sign of zero. Two missing values are equal. If fewer than `_MIN_JOINED` rows join, nothing is
+sign of zero. Two missing values count as equal. If fewer than `_MIN_JOINED` rows join, nothing is
 compared. Labels are never compared, because served rows have no labels yet.
 
 With more than `_SAMPLED_ROWS` training rows, only some requests are compared, chosen by a hash of
@@ -50,8 +50,8 @@ _SAMPLED_ROWS = 262_144
 """Approximate number of compared training rows. Each row takes 280 bytes per side with 39
 features."""
 _EQUAL_RATIOS = 0.9
-"""The median of the ratios is reported as a factor only if at least this share of the ratios agrees
-with it."""
+"""Minimum share of the ratios that must be close to their median. Otherwise the median is not
+reported as a factor."""
 
 
 class EventSpan(NamedTuple):
@@ -83,8 +83,7 @@ class ServedRowFacts:
     last_event_time: str | None
     """Newest event time of the compared training rows. None if the comparison has no rows."""
     one_request_in: int
-    """Sampling rate: one of this number of requests was compared. 1 = all requests were
-    compared."""
+    """One of this number of requests was compared. 1 = all requests were compared."""
     num_joined: int
     num_only_training: int
     num_only_served: int
@@ -266,7 +265,7 @@ def _read_columns(
 def _sample_requests(batches: Iterable[pa.RecordBatch], one_in: int) -> pa.Table:
     """Return the rows of those requests that a hash of the request id selects.
 
-    The hash selects the same requests on both sides.
+    The hash selects the same requests among training rows and served rows.
     """
     kept = []
     for batch in batches:
@@ -330,7 +329,8 @@ def compare(
 
     The number of joined rows must not be 0.
 
-    A feature with `options` is a list. Lists differ if one of the elements that count differs.
+    A feature with `options` is a list. Two lists differ if an element within the maximum length
+    differs.
     """
     mine, theirs = (_column_values(table, name, options) for table in joined)
     is_number = mine.dtype == np.float32

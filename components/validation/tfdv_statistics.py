@@ -178,7 +178,7 @@ def summarize_files(
 ) -> TableStatistics:
     """Read Parquet files once, and return TFDV's statistics of their rows.
 
-    Without files the statistics have zero examples. Copies of `counter` count the rows, and are
+    Without files the statistics describe 0 rows. Copies of `counter` count the rows, and are
     merged into `counter` in the order of the rows. By default, there are `usual_processes`
     processes. There are fewer if a process would otherwise get less than `_ROWS_PER_PROCESS` rows.
 
@@ -193,7 +193,7 @@ def summarize_files(
     generators = stats_impl.get_generators(make_options(counter.features), in_memory=True)
 
     def count(share: list[FilePart]) -> tuple[list[Any], ProfileCounter]:
-        # A process may get a second share.
+        # Copy the counter, because one process may count several shares.
         counted = copy.deepcopy(counter)
         partials = [generator.create_accumulator() for generator in generators]
         for part in share:
@@ -220,7 +220,7 @@ def _add_to_partials(
 ) -> list[Any]:
     """Add one batch to TFDV's partial statistics.
 
-    The lists made from the batch take four times its memory, and are freed when this call returns.
+    The lists need four times the memory of their batch, and are freed when this call returns.
     """
     return [generator.add_input(partial, lists) for generator, partial in zip(generators, partials)]
 

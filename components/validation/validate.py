@@ -1,4 +1,4 @@
-"""One validation, from the training rows to the report.
+"""Validate the training rows of one run, from the rows to the report.
 
 `validate` calls the stages in order. Each stage returns a typed value for the next stages:
 
@@ -59,7 +59,7 @@ class Inputs:
     """Windows of the model that the run continues. Without windows, the model is trained from
     scratch."""
     schema_path: Path | None = None
-    """Path of the schema in force. If it is None, the schema is inferred from these rows."""
+    """Path of the schema in force. None = the schema is inferred from the rows."""
     served: Objects | None = None
     """Served rows that the training rows are compared with. None disables the comparison."""
     summarize: Callable[..., TableStatistics] = summarize_files
