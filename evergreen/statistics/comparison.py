@@ -566,7 +566,7 @@ def _part_with_column(column: ColumnProfile, table: TableProfile) -> TableProfil
 
 
 class ShareComparison(NamedTuple):
-    """Comparison of two samples' shares of rows."""
+    """Comparison of the shares of two samples' rows that have some property."""
 
     effect: Effect | None
     """Difference of the shares, with its 95 % interval. None if a sample has no rows."""
@@ -579,11 +579,11 @@ class ShareComparison(NamedTuple):
 def compare_totals(
     now: RowTotal, before: RowTotal, tables: tuple[TableProfile, TableProfile]
 ) -> ShareComparison:
-    """Compare the share of some rows in the first table with their share in the second table.
+    """Compare the shares of two tables' rows that have some property, such as a click.
 
     Args:
-        now: Those rows of the first table, such as the rows with a click.
-        before: Those rows of the second table.
+        now: Rows of the first table with the property.
+        before: Rows of the second table with the property.
         tables: The two tables.
     """
     n, m = tables[0].rows, tables[1].rows
