@@ -13,7 +13,7 @@ the request id. Memory use is therefore independent of the window's length.
 import logging
 import math
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from functools import partial
@@ -164,22 +164,20 @@ def measure_skew(
         TemporaryError, PermanentError: The archive's bucket cannot be read.
     """
     compared = [name for name in features.names if name not in excluded]
-    raw = raw_rows.raw_types(features)
-    types = {
-        name: raw[name]
-        for name in (raw_rows.REQUEST_ID, raw_rows.ROW, raw_rows.EVENT_TIME, *compared)
-    }
+    types = raw_rows.raw_types(features)
+    keys = (raw_rows.REQUEST_ID, raw_rows.ROW, raw_rows.EVENT_TIME)
+    schema = arrow_schema({name: types[name] for name in (*keys, *compared)})
     one_in = max(
         1, -(-sum(int(pq.read_metadata(path).num_rows) for path in training) // sampled_rows)
     )
-    mine = theirs = _sample_requests(_read_training(training, types), one_in)
+    mine = theirs = _sample_requests(_read_training(training, schema), one_in)
     span, unread = None, list[str]()
     if mine.num_rows:
         ends = pc.min_max(mine.column(raw_rows.EVENT_TIME)).as_py()
         span = EventSpan(ends["min"], ends["max"])
         words = [name for name in compared if name in features.words]
         theirs = _sample_requests(
-            read_served(archive, span, types, words=words, unread=unread), one_in
+            read_served(archive, span, schema, words=words, unread=unread), one_in
         )
     joined = _join_rows(mine, theirs) if mine.num_rows and theirs.num_rows else None
     num_joined = joined.training.num_rows if joined else 0
@@ -206,23 +204,23 @@ def measure_skew(
 # -- reading both sides
 
 
-def _read_training(files: Sequence[Path], types: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
+def _read_training(files: Sequence[Path], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     for path in files:
         with reading_parquet(path), parquet_file(path) as file:
-            yield from _read_columns(file, str(path), types)
+            yield from _read_columns(file, str(path), schema)
 
 
 def read_served(
     archive: Objects,
     span: EventSpan,
-    types: Mapping[str, str],
+    schema: pa.Schema,
     *,
     unread: list[str],
     words: Sequence[str] = (),
 ) -> Iterator[pa.RecordBatch]:
     """Yield batches of the archived rows in the span, oldest day first.
 
-    A batch has the columns `types`.
+    A batch has the columns of `schema`.
 
     A file is ignored if a column of `words` contains text, because such rows were ingested by
     people and not served. A file is also ignored if it is corrupt, lacks a column or has a column
@@ -236,7 +234,7 @@ def read_served(
                 worded = [field.type for field in file.schema_arrow if field.name in words]
                 if any(is_alike(found, text) for found in worded for text in texts):
                     continue
-                for batch in _read_columns(file, archived.uri, types):
+                for batch in _read_columns(file, archived.uri, schema):
                     times = batch.column(raw_rows.EVENT_TIME)
                     yield batch.filter(
                         pc.and_(
@@ -248,18 +246,16 @@ def read_served(
             unread.append(str(error))
 
 
-def _read_columns(
-    file: pq.ParquetFile, origin: str, types: Mapping[str, str]
-) -> Iterator[pa.RecordBatch]:
-    found, expected = file.schema_arrow, arrow_schema(dict(types))
-    for column in expected:
+def _read_columns(file: pq.ParquetFile, origin: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    found = file.schema_arrow
+    for column in schema:
         kind = found.field(column.name).type if column.name in found.names else None
         if kind is None or not is_alike(kind, column.type):
             fault = "is missing" if kind is None else f"is {kind}"
             raise ContractError(f"column {column.name} {fault} in {origin}, expected {column.type}")
-    for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=expected.names):
-        arrays = [batch.column(column.name).cast(column.type) for column in expected]
-        yield pa.RecordBatch.from_arrays(arrays, expected.names)
+    for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=schema.names):
+        arrays = [batch.column(column.name).cast(column.type) for column in schema]
+        yield pa.RecordBatch.from_arrays(arrays, schema.names)
 
 
 def _sample_requests(batches: Iterable[pa.RecordBatch], one_in: int) -> pa.Table:
