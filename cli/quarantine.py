@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from components.validation.quarantine import read_quarantined_runs, rows_folder
 from evergreen.runtime.exit_codes import ExitCode, exits_with_code
-from evergreen.runtime.flags import CommandParser
+from evergreen.runtime.flags import CommandParser, add_store_flag
 from evergreen.runtime.terminal import TableColumn, add_listing_flags, local_time, print_table
 from evergreen.storage.uris import typed_folder
 
@@ -27,7 +27,7 @@ def build_parser() -> argparse.ArgumentParser:
     listing = commands.add_parser(
         "list", help="list how many rows each run quarantined, and where they lie"
     )
-    listing.add_argument("--store", required=True, help="model registry, folder or its URI")
+    add_store_flag(listing)
     add_listing_flags(listing)
     return parser
 
