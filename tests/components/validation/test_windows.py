@@ -198,5 +198,5 @@ def test_edges_that_another_numpy_computed_are_same_edges(
     if same:
         assert len(read_windows(path).windows) == 1
     else:
-        with pytest.raises(ContractError, match="between other edges"):
+        with pytest.raises(ContractError, match="other bucket edges"):
             read_windows(path)
