@@ -199,7 +199,7 @@ from components.validation.schema_versions import read_schema
 from components.validation.tfdv_statistics import read_statistics
 statistics, schema, in_force = (Path(word) for word in sys.argv[1:])
 statistics, schema, in_force = read_statistics(statistics), read_schema(schema), read_schema(in_force)
-told = {"statistics": statistics, "schema": schema, "anomalies": check_statistics(statistics, in_force)}
+told = {"statistics": statistics.message, "schema": schema, "anomalies": check_statistics(statistics, in_force)}
 print(json.dumps({"version": tfdv.__version__, **{name: MessageToDict(each) for name, each in told.items()}}))
 """  # noqa: E501
 """Program that prints TFDV's version, and each of TFDV's messages about a run as fields."""

@@ -23,7 +23,7 @@ from components.extraction.lake import Lake
 from components.extraction.lake_files import LakeFiles
 from components.preprocessing.parent import save_columns
 from components.preprocessing.vocabularies import Candidates, Column
-from components.validation.quarantine_store import keep_quarantined
+from components.validation.quarantine import keep_quarantined, rows_folder
 from evergreen.config.data import ColumnNames
 from evergreen.config.features import (
     MISSING_CATEGORY,
@@ -215,7 +215,7 @@ def made(tmp_path_factory):
         rows.append_column("quarantine_reason", pa.array(["a reason"] * 9)),
         gone / "rows" / "part.parquet",
     )
-    keep_quarantined(store, "r1", gone / "rows", num_rows=9)
+    keep_quarantined("r1", gone / "rows", rows_folder(store, "r1"), num_rows=9)
     run_monitor(folder)
     keep_learnt(store, "m1", USER, day="2026-03-01")
     keep_learnt(store, "m2", "bob", parent_model_id="m1")
