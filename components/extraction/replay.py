@@ -24,7 +24,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from components.extraction.holdout import Split
 from components.extraction.lake import Lake, Piece
+from components.extraction.reader import RowReader
 from evergreen.config.extraction import ExtractionSettings
 from evergreen.contracts.raw_rows import REQUEST_ID, ROW
 from evergreen.contracts.row_hash import mix, row_identities
@@ -71,10 +73,10 @@ class DrawnReplay:
 
 def draw_replay(
     lake: Lake,
+    reader: RowReader,
     before: int,
     *,
-    num_rows: int,
-    num_holdout_rows: int,
+    split: Split,
     settings: ExtractionSettings,
     folder: Path,
 ) -> DrawnReplay:
@@ -87,22 +89,27 @@ def draw_replay(
 
     Args:
         lake: Lake with the rows.
+        reader: Reader of the rows. Its counts are updated.
         before: Time of the window's first row in microseconds. Older rows of the newest
             `replay_days` days are sampled.
-        num_rows: Number of training rows. If fewer rows exist, all of them are taken.
-        num_holdout_rows: Number of holdout rows, at most `_MAX_HELD_OUT_ROWS`.
+        split: Numbers of the window's rows. The training sample is `replay_share` of all training
+            rows. The holdout sample has as many rows as the window's holdout, but at most
+            `_MAX_HELD_OUT_ROWS`. If fewer rows exist, all of them are sampled.
         settings: Settings of the extraction.
         folder: Existing folder for the output.
 
     Raises:
-        ContractError: Too many files are unfit, and `num_rows` is positive.
+        ContractError: too many files are unfit, and training rows are wanted.
     """
-    wanted = {REPLAYED: num_rows, HELD_OUT: min(num_holdout_rows, _MAX_HELD_OUT_ROWS)}
+    wanted = {
+        REPLAYED: settings.num_replayed(split.num_train),
+        HELD_OUT: min(split.num_newer, _MAX_HELD_OUT_ROWS),
+    }
     unfit: list[QuarantinedFile] = []
     while True:
-        part = lake.of_part()
+        part = reader.copy()
         try:
-            drawn = _draw(part, before, wanted, settings=settings, unfit=unfit, folder=folder)
+            drawn = _draw(lake, part, before, wanted, settings=settings, unfit=unfit, folder=folder)
         except ContractError as error:
             for side in (REPLAYED, HELD_OUT):
                 shutil.rmtree(folder / side, ignore_errors=True)
@@ -112,16 +119,17 @@ def draw_replay(
                 lake.files.leave_out(error)
                 unfit += [each for name, each in lake.files.unfit.items() if name not in before_it]
                 continue
-            if num_rows:
+            if wanted[REPLAYED]:
                 raise
             logger.warning("no old rows are held out: %s", error)
             return DrawnReplay(num_rows=0, num_holdout_rows=0, days=[])
-        lake.add_part(part)
+        reader.add(part)
         return drawn
 
 
 def _draw(
     lake: Lake,
+    reader: RowReader,
     before: int,
     wanted: dict[str, int],
     *,
@@ -134,7 +142,14 @@ def _draw(
     expect_few(
         unfit, num_fit, what="of replayed days", max_fraction=settings.max_quarantined_file_fraction
     )
-    days = _copy_drawn(lake, pieces, wanted, salt=np.uint64(before % 2**64), folder=folder)
+    collector = MalformedRows(
+        folder / _MALFORMED_FILE, max_fraction=1.0, named=lake.files.named, collects_unfit=True
+    )
+    with collector as malformed:
+        days = _copy_drawn(
+            reader, pieces, wanted, malformed, salt=np.uint64(before % 2**64), folder=folder
+        )
+    malformed.report_unfit()
     taken = {side: sum(counts[side] for counts in days.values()) for side in wanted}
     for side, num_taken in taken.items():
         if not num_taken:
@@ -142,7 +157,7 @@ def _draw(
     drawn = [
         {
             "day": day,
-            "version": lake.version_of(date.fromisoformat(day)),
+            "version": lake.files.of_day(date.fromisoformat(day)).version,
             "num_rows": counts[REPLAYED],
             "num_holdout_rows": counts[HELD_OUT],
         }
@@ -156,18 +171,21 @@ def _draw(
 
 
 def _copy_drawn(
-    lake: Lake, pieces: list[Piece], wanted: dict[str, int], *, salt: np.uint64, folder: Path
+    reader: RowReader,
+    pieces: list[Piece],
+    wanted: dict[str, int],
+    malformed: MalformedRows,
+    *,
+    salt: np.uint64,
+    folder: Path,
 ) -> dict[str, dict[str, int]]:
     """Write the sampled rows, and return the number of rows of each day on each side."""
     days: dict[str, dict[str, int]] = {}
     taken = dict.fromkeys(wanted, 0)
-    kept_aside = MalformedRows(
-        folder / _MALFORMED_FILE, max_fraction=1.0, named=lake.files.named, collects_unfit=True
-    )
-    with kept_aside as malformed, ExitStack() as stack:
+    with ExitStack() as stack:
         writers = {side: stack.enter_context(PartWriter(folder / side)) for side in wanted}
         for piece, share_read in _spread(pieces, wanted, salt):
-            table, _ = lake.read(piece, malformed)
+            table = reader.read(piece, malformed).table
             identities = row_identities(
                 table.column(REQUEST_ID).combine_chunks(), table.column(ROW).to_numpy()
             )
@@ -179,7 +197,6 @@ def _copy_drawn(
                 writers[side].write(table.take(pa.array(rows)))
                 taken[side] += len(rows)
                 day[side] += len(rows)
-    malformed.report_unfit()
     return days
 
 

@@ -19,7 +19,7 @@ from evergreen.rows.times import TimeSpan, parse_time, to_micros
 from evergreen.runtime.errors import ContractError
 from evergreen.storage.uris import local_path
 from tests.support.errors import raises
-from tests.support.lakes import OUTCOMES, folder_lake, rows_in
+from tests.support.lakes import OUTCOMES, folder_lake, read_window, rows_in
 from tests.support.recommenders import SHOP
 
 RAW_SCHEMA = raw_schema(SHOP.features)
@@ -38,12 +38,12 @@ def read_lake(tmp_path):
         path = tmp_path / "lake.jsonl"
         path.unlink(missing_ok=True)
         with MalformedRows(path, max_fraction=1.0) as malformed:
-            pieces = list(lake.tables(window, malformed))
-        rows = [row for table, _ in pieces for row in table.to_pylist()]
+            pieces = list(read_window(lake, malformed, window))
+        rows = [row for piece in pieces for row in piece.table.to_pylist()]
         malformed = (
             [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
         )
-        return rows, sum(copies.num_rows for _, copies in pieces), malformed
+        return rows, sum(piece.copies.num_rows for piece in pieces), malformed
 
     return run
 
@@ -102,7 +102,7 @@ def test_burst_of_traffic_is_cut_where_it_is(tmp_path, raw_table, write_lake):
         piece_rows=200,
     )
     with MalformedRows(tmp_path / "s.jsonl") as malformed:
-        sizes = [table.num_rows for table, _ in lake.tables(ALL, malformed)]
+        sizes = [rows.table.num_rows for rows in read_window(lake, malformed)]
     assert sum(sizes) == 2200
     assert max(sizes) <= 400
 
@@ -145,7 +145,7 @@ def test_pieces_hold_whole_row_groups_where_these_follow_each_other(
     tmp_path, four_days, write_lake
 ):
     lake = folder_lake(write_lake(tmp_path / "lake", four_days, row_group_size=50), piece_rows=130)
-    sizes = [round(piece.num_rows) for piece, _ in lake.pieces(ALL)]
+    sizes = [round(piece.num_rows) for piece in lake.plan(ALL).pieces]
     assert len(sizes) == 4 * 4
     assert {size % 50 for size in sizes} == {0}
     assert max(sizes) <= 1.5 * 130
@@ -155,8 +155,8 @@ def test_piece_but_for_first_names_only_files_that_may_hold_its_rows(tmp_path, f
     (day := tmp_path / "lake" / "day=2026-03-01").mkdir(parents=True)
     for k in range(10):
         pq.write_table(four_days.slice(50 * k, 50), day / f"part-{k}.parquet")
-    pieces = folder_lake(tmp_path / "lake", piece_rows=100).pieces(ALL)
-    assert [len(piece.files) for piece, _ in pieces] == [10, 2, 2, 2, 2]
+    pieces = folder_lake(tmp_path / "lake", piece_rows=100).plan(ALL).pieces
+    assert [len(piece.files) for piece in pieces] == [10, 2, 2, 2, 2]
 
 
 def test_file_that_lacks_columns_is_refused_by_name(tmp_path, four_days, write_lake, read_lake):

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from components.extraction.holdout import cut_newest
 from evergreen.rows import raw_schema
-from evergreen.rows.raw_schema import PartWriter, cut_newest
+from evergreen.rows.raw_schema import PartWriter
 
 
 @pytest.fixture

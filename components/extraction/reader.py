@@ -1,0 +1,203 @@
+"""Reader of a lake's pieces as tables: sorted by time, each row once, with late clicks."""
+
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from datetime import date
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from components.extraction.copies import Copies, newest_copies, without_known
+from components.extraction.lake import PIECE_ROWS, Piece, PlannedDay, cut_into_pieces, read_footers
+from components.extraction.lake_files import version_of_folder
+from components.extraction.late_clicks import LateClicks
+from evergreen.config.features import Features
+from evergreen.contracts.raw_rows import REQUEST_ID
+from evergreen.contracts.words import WordCounts
+from evergreen.rows.parquet import RawParquet
+from evergreen.rows.raw_schema import MalformedRows, lake_schema, raw_schema
+from evergreen.rows.times import day_span
+from evergreen.runtime.errors import ContractError
+
+logger = logging.getLogger(__name__)
+
+
+class SortedRows(NamedTuple):
+    """The rows of one piece."""
+
+    table: Any
+    """Rows in the raw schema, sorted by event time. Each (request id, row) occurs once."""
+    copies: Copies
+    """Counts of the rows that were left out because another copy was kept."""
+    num_late_clicks: int
+    """Number of rows whose label a late click changed from 0 to 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowReader:
+    """Reader of pieces of one lake."""
+
+    features: Features
+    """Features of the rows."""
+    weighted: bool = False
+    """Whether the rows have weights."""
+    unread: frozenset[str] = frozenset()
+    """See `RawParquet.unread`."""
+    clicks: LateClicks
+    """Late clicks of the lake."""
+    words: WordCounts = field(default_factory=WordCounts, repr=False)
+    """Counts of the string categories of the rows that were read."""
+
+    def copy(self) -> "RowReader":
+        """Return a reader for a part of the rows, with counts of its own."""
+        return replace(self, clicks=self.clicks.copy(), words=WordCounts())
+
+    def add(self, part: "RowReader") -> None:
+        """Add the counts of a copy that has read a part of the rows."""
+        self.words.merge(part.words)
+        self.clicks.add_files_of(part.clicks)
+
+    def tables(self, pieces: Iterable[Piece], malformed: MalformedRows) -> Iterator[SortedRows]:
+        """Yield the rows of each piece that has rows.
+
+        If the pieces are in the order of time, the rows are in this order across tables too.
+
+        Raises:
+            ContractError: a file is corrupt or too malformed.
+        """
+        for piece in pieces:
+            rows = self.read(piece, malformed)
+            if rows.table.num_rows:
+                yield rows
+
+    def read(self, piece: Piece, malformed: MalformedRows) -> SortedRows:
+        """Return the rows of a piece.
+
+        Raises:
+            ContractError: see `tables`.
+        """
+        table, copies = self._sorted(piece, malformed)
+        return self._with_late_clicks(table, copies, piece.day)
+
+    def late_tables(self, day: PlannedDay, malformed: MalformedRows) -> Iterator[SortedRows]:
+        """Yield the late rows of a day.
+
+        If a file of the day that is not late contains the same row, the late row is left out,
+        because the lineage was already trained on it. A warning reports how many of these rows
+        differ in content.
+
+        Raises:
+            ContractError: see `tables`.
+        """
+        for piece in day.late_pieces:
+            found, copies = self._sorted(piece, malformed)
+            if not found.num_rows:
+                continue
+            trained = piece._replace(files=day.trained_files, reports_strays=False)
+            table, known = self._without_known(found, trained, malformed)
+            if num_changed := known.num_updated + known.num_conflicting:
+                logger.warning(
+                    "%d late rows of day %s came with another label or other features after they "
+                    "had been learned: what was learned stays",
+                    num_changed,
+                    day.day,
+                )
+            copies.add(known)
+            yield self._with_late_clicks(table, copies, piece.day)
+
+    def _with_late_clicks(self, table: Any, copies: Copies, day: date) -> SortedRows:
+        joined, num_late_clicks = self.clicks.join(table, day)
+        return SortedRows(joined, copies, num_late_clicks)
+
+    def _sorted(self, piece: Piece, malformed: MalformedRows) -> tuple[Any, Copies]:
+        corrected = [path for path in piece.files if version_of_folder(path.parent.name)]
+        if not corrected or corrected == piece.files:
+            batches = self._batches(piece, malformed)
+            return newest_copies(self._table(batches), self.features)
+        others = [path for path in piece.files if path not in corrected]
+        of_version, copies = self._sorted(piece._replace(files=corrected), malformed)
+        appended, of_appended = self._sorted(piece._replace(files=others), malformed)
+        appended, known = without_known(appended, of_version, self.features)
+        copies.add(of_appended)
+        copies.add(known)
+        return newest_copies(pa.concat_tables([of_version, appended]), self.features)[0], copies
+
+    def _table(self, batches: Iterable[Any]) -> Any:
+        return pa.Table.from_batches(batches, raw_schema(self.features, weighted=self.weighted))
+
+    def _batches(self, piece: Piece, malformed: MalformedRows) -> Iterator[Any]:
+        day = day_span(piece.day)
+        for path in piece.files:
+            reader = RawParquet(
+                path=path,
+                features=self.features,
+                weighted=self.weighted,
+                span=piece.span,
+                day=day,
+                with_strays=piece.reports_strays,
+                unread=self.unread,
+                words=self.words,
+            )
+            try:
+                yield from reader.batches(malformed)
+            except ContractError as error:
+                malformed.add_unfit(path, error)
+
+    def _without_known(
+        self, table: Any, piece: Piece, malformed: MalformedRows
+    ) -> tuple[Any, Copies]:
+        """Leave out the rows whose key also occurs in a valid row of `piece`.
+
+        The rows of `piece` are read one batch at a time.
+        """
+        requests = table.column(REQUEST_ID).combine_chunks()
+        # The malformed rows of these files were checked by the runs that trained on the files.
+        with MalformedRows(
+            Path(os.devnull), max_fraction=1.0, collects_unfit=malformed.collects_unfit
+        ) as ignored:
+            batches = self._batches(piece, ignored)
+            known = [
+                batch.filter(pc.is_in(batch.column(REQUEST_ID), value_set=requests))
+                for batch in batches
+            ]
+        malformed.add_unfit_of(ignored)
+        return without_known(table, self._table(known), self.features)
+
+
+def sorted_day(
+    files: list[Path],
+    day: date,
+    *,
+    features: Features,
+    malformed: MalformedRows,
+    weighted: bool = False,
+) -> Iterator[tuple[Any, Copies]]:
+    """Yield the rows of a day's raw files in the lake's schema, sorted and without duplicates.
+
+    Rows of other days are malformed.
+
+    Raises:
+        ContractError: a file is corrupt or too malformed.
+    """
+    span = day_span(day)
+    for piece in cut_into_pieces(day, read_footers(files), span, piece_rows=PIECE_ROWS):
+        readers = [
+            RawParquet(
+                path=path,
+                features=features,
+                weighted=weighted,
+                span=piece.span,
+                day=span,
+                with_strays=piece.reports_strays,
+                with_words=True,
+            )
+            for path in piece.files
+        ]
+        batches = [batch for reader in readers for batch in reader.batches(malformed)]
+        yield newest_copies(
+            pa.Table.from_batches(batches, lake_schema(features, weighted=weighted)), features
+        )
