@@ -1,13 +1,13 @@
 """Copying of a window's rows and of late rows out of the lake.
 
-Several workers copy the window's rows. The division of the rows into tasks depends on the rows and
-not on the workers, so that the files do not depend on the workers either.
+Several workers copy the rows. The division of the rows into tasks depends on the rows and not on
+the workers, so that the files do not depend on the workers either.
 """
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from components.extraction.copies import Copies
-from components.extraction.lake import Piece, PlannedDay, WindowPlan
+from components.extraction.lake import Piece, WindowPlan
 from components.extraction.reader import RowReader, SortedRows
 from evergreen.config.extraction import ExtractionSettings
 from evergreen.contracts.raw_rows import EVENT_TIME
@@ -47,6 +47,8 @@ class CopiedRows:
     """Counts of rows that were left out because another copy was kept."""
     num_late_clicks: int = 0
     """Number of rows whose label a late click changed."""
+    num_changed: Counter[date] = field(default_factory=Counter)
+    """See `SortedRows.num_changed`, by day."""
     days: Counter[int] = field(default_factory=Counter)
     """Number of rows of each day. Days are numbered since 1970."""
     first_time: int = 0
@@ -54,30 +56,34 @@ class CopiedRows:
     last_time: int = 0
     """Time of the newest row, microseconds since the epoch. 0 without rows."""
 
-    def add(self, rows: SortedRows) -> None:
-        """Count the rows of a table."""
+    @classmethod
+    def of(cls, rows: SortedRows) -> "CopiedRows":
+        """Return the counts of the rows of one piece."""
         times = rows.table.column(EVENT_TIME).cast(pa.int64()).to_numpy()
-        if len(times):
-            self._extend(int(times[0]), int(times[-1]))
-        self.num_rows += len(times)
-        self.copies.add(rows.copies)
-        self.num_late_clicks += rows.num_late_clicks
         numbers, counts = np.unique(times // DAY_MICROS, return_counts=True)
-        self.days.update(dict(zip(numbers.tolist(), counts.tolist())))
+        return cls(
+            num_rows=len(times),
+            copies=rows.copies,
+            num_late_clicks=rows.num_late_clicks,
+            num_changed=Counter({rows.day: rows.num_changed}),
+            days=Counter(dict(zip(numbers.tolist(), counts.tolist()))),
+            first_time=int(times[0]) if len(times) else 0,
+            last_time=int(times[-1]) if len(times) else 0,
+        )
 
     def merge(self, other: "CopiedRows") -> None:
         """Add the files and the counts of other rows."""
-        if other.num_rows:
-            self._extend(other.first_time, other.last_time)
+        if not self.num_rows:
+            self.first_time, self.last_time = other.first_time, other.last_time
+        elif other.num_rows:
+            self.first_time = min(self.first_time, other.first_time)
+            self.last_time = max(self.last_time, other.last_time)
         self.parts += other.parts
         self.num_rows += other.num_rows
         self.copies.add(other.copies)
         self.num_late_clicks += other.num_late_clicks
+        self.num_changed.update(other.num_changed)
         self.days.update(other.days)
-
-    def _extend(self, first_time: int, last_time: int) -> None:
-        self.first_time = min(first_time, self.first_time) if self.num_rows else first_time
-        self.last_time = max(last_time, self.last_time) if self.num_rows else last_time
 
 
 class Copied(NamedTuple):
@@ -107,11 +113,11 @@ def copy_rows(
 
     Args:
         plan: Rows to copy.
-        reader: Reader of the rows.
+        reader: Reader of the rows. The late clicks on these rows must have been read.
         folder: Existing folder.
         settings: Limits of malformed and conflicting rows.
         named: See `MalformedRows`.
-        workers: Workers that copy the window's rows.
+        workers: Workers that copy the rows.
 
     Raises:
         ContractError: too many rows conflict.
@@ -123,9 +129,22 @@ def copy_rows(
         named=named,
         collects_unfit=True,
     ) as malformed:
-        window = _copy_window(plan.pieces, reader, malformed, folder=folder, workers=workers)
-        late = _copy_late(plan.days, reader, malformed, folder=folder)
+        tasks = _divide(plan)
+        copy = partial(_copy_task, reader=reader, malformed=malformed, folder=folder)
+        window, late = CopiedRows(), CopiedRows()
+        for task, copied in zip(tasks, workers.run_all(copy, tasks)):
+            (late if task.is_late else window).merge(copied.rows)
+            malformed.merge(copied.malformed)
+            reader.words.merge(copied.words)
         malformed.check()
+    for day, num_changed in sorted(late.num_changed.items()):
+        if num_changed:
+            logger.warning(
+                "%d late rows of day %s came with another label or other features after they had "
+                "been learned: what was learned stays",
+                num_changed,
+                day,
+            )
     copies = Copies()
     copies.add(window.copies)
     copies.add(late.copies)
@@ -147,10 +166,11 @@ def copy_rows(
 
 
 class _Task(NamedTuple):
-    """Consecutive pieces that one worker copies."""
+    """Pieces that one worker copies."""
 
     number: int
     pieces: list[Piece]
+    is_late: bool = False
 
 
 class _CopiedTask(NamedTuple):
@@ -161,27 +181,15 @@ class _CopiedTask(NamedTuple):
     words: WordCounts
 
 
-def _copy_window(
-    pieces: Sequence[Piece],
-    reader: RowReader,
-    malformed: MalformedRows,
-    *,
-    folder: Path,
-    workers: Workers,
-) -> CopiedRows:
+def _divide(plan: WindowPlan) -> list[_Task]:
+    """Divide the window's pieces into tasks of consecutive pieces. Late rows are the last task."""
+    pieces, late_pieces = plan.pieces, plan.late_pieces
     num_tasks = max(1, round(sum(piece.num_rows for piece in pieces) / _TASK_ROWS))
-    divided = (
+    shares = (
         forked.shares(pieces, num_tasks, weight=lambda piece: piece.num_rows + 1) if pieces else []
     )
-    tasks = [_Task(number, share) for number, share in enumerate(divided)]
-    copy = partial(_copy_task, reader=reader, malformed=malformed, folder=folder)
-    total = CopiedRows()
-    for copied in workers.run_all(copy, tasks):
-        assert _is_in_order(total, copied.rows), "rows come in time order"
-        total.merge(copied.rows)
-        malformed.merge(copied.malformed)
-        reader.words.merge(copied.words)
-    return total
+    tasks = [_Task(number, share) for number, share in enumerate(shares)]
+    return [*tasks, _Task(len(tasks), late_pieces, is_late=True)] if late_pieces else tasks
 
 
 def _copy_task(
@@ -189,29 +197,14 @@ def _copy_task(
 ) -> _CopiedTask:
     copied, part = CopiedRows(), reader.copy()
     own = malformed.of_part(task.number)
-    with own, PartWriter(folder / WINDOW, prefix=f"task-{task.number:06d}") as writer:
+    writer = (
+        PartWriter(folder / LATE, prefix=LATE)
+        if task.is_late
+        else PartWriter(folder / WINDOW, prefix=f"task-{task.number:06d}")
+    )
+    with own, writer:
         for rows in part.tables(task.pieces, own):
-            of_table = CopiedRows()
-            of_table.add(rows)
-            assert _is_in_order(copied, of_table), "rows come in time order"
-            copied.merge(of_table)
             writer.write(rows.table)
+            copied.merge(CopiedRows.of(rows))
     copied.parts = writer.parts
     return _CopiedTask(copied, own, part.words)
-
-
-def _is_in_order(older: CopiedRows, newer: CopiedRows) -> bool:
-    return not older.num_rows or not newer.num_rows or newer.first_time >= older.last_time
-
-
-def _copy_late(
-    days: Sequence[PlannedDay], reader: RowReader, malformed: MalformedRows, *, folder: Path
-) -> CopiedRows:
-    copied = CopiedRows()
-    with PartWriter(folder / LATE, prefix=LATE) as writer:
-        for day in days:
-            for rows in reader.late_tables(day, malformed):
-                writer.write(rows.table)
-                copied.add(rows)
-    copied.parts = writer.parts
-    return copied

@@ -42,18 +42,16 @@ from components.extraction.holdout import (
     split_rows,
 )
 from components.extraction.lake import Lake, WindowPlan
-from components.extraction.late_clicks import LateClicks
 from components.extraction.reader import RowReader
 from components.extraction.replay import HELD_OUT, REPLAYED, DrawnReplay, draw_replay
-from components.extraction.seen_files import SeenFiles, days_up_to
 from components.extraction.window import NO_BASELINES, Baselines, watermark
-from evergreen.config.extraction import MAX_LATE_DAYS, ExtractionSettings
+from evergreen.config.extraction import ExtractionSettings
 from evergreen.config.spec import Recommender
 from evergreen.contracts.manifests import RawDataset
-from evergreen.contracts.raw_rows import DAY_PARTITION, EVENT_TIME
+from evergreen.contracts.raw_rows import EVENT_TIME
 from evergreen.rows.raw_schema import MalformedRows, excluded_columns, unread_columns
 from evergreen.rows.times import TimeSpan, to_iso
-from evergreen.rows.unfit import NUM_NAMED, QuarantinedFile, UnfitFiles, expect_few
+from evergreen.rows.unfit import NUM_NAMED, UnfitFiles
 from evergreen.runtime import forked
 from evergreen.runtime.durable import sha256_tree, whole_directory
 from evergreen.runtime.errors import FROM_SCRATCH, ContractError, run_again
@@ -128,18 +126,14 @@ def _extract_once(
     """
     settings = recommender.section("extraction", ExtractionSettings)
     excluded = excluded_columns(settings.columns, recommender.features)
+    unread = unread_columns(excluded, baselines.champion)
+    plan = lake.plan(window, max_unfit_fraction=settings.max_quarantined_file_fraction)
     reader = RowReader(
         features=recommender.features,
         weighted=recommender.data.has_weights,
-        unread=unread_columns(excluded, baselines.champion),
-        clicks=LateClicks(lake.files),
+        unread=unread,
+        clicks=plan.late_clicks,
     )
-    plan = lake.plan(window)
-    _warn_of_unread(plan, lake.seen, settings)
-    if plan.pieces:  # workers do not read late clicks themselves
-        reader.clicks.read_since(plan.pieces[0].day)
-    if lake.files.unfit:
-        _expect_few_unfit(lake, plan, reader.clicks.num_files, settings=settings)
     with (
         whole_directory(folder, replace=True) as aside,
         workers_of(dask_scheduler, processes=forked.usual_processes(), shared=aside) as workers,
@@ -169,7 +163,9 @@ def _extract_once(
             aside, split, trained=[aside / TRAIN, aside / REPLAYED], window=window, workers=workers
         )
         has_words = reader.words.write(aside / _WORDS_FILE, without=recommender.columns_of_users)
-        _write_ahead_files(plan, aside / _AHEAD_FILE)
+        if plan.ahead_files:
+            lines = (json.dumps(each._asdict()) + "\n" for each in plan.ahead_files)
+            (aside / _AHEAD_FILE).write_text("".join(lines), encoding="utf-8")
     logger.info(
         "%s: %d rows to learn, %d late; %d newer ones",
         window,
@@ -177,14 +173,17 @@ def _extract_once(
         copied.late.num_rows,
         split.num_newer,
     )
-    return _dataset(
-        _Written(plan, copied, split, replay, num_straddling, has_words),
-        lake,
-        folder=folder,
-        recommender=recommender,
-        baselines=baselines,
+    written = _Written(
+        plan=plan,
+        copied=copied,
+        split=split,
+        replay=replay,
+        num_straddling=num_straddling,
+        has_words=has_words,
         outcomes_digest=reader.clicks.digest(),
+        quarantined_files=lake.quarantined_files(),
     )
+    return _dataset(written, folder=folder, recommender=recommender, baselines=baselines)
 
 
 class _Written(NamedTuple):
@@ -196,27 +195,23 @@ class _Written(NamedTuple):
     replay: DrawnReplay
     num_straddling: int
     has_words: bool
+    outcomes_digest: str | None
+    quarantined_files: list[dict[str, Any]]
 
 
 def _dataset(
-    written: _Written,
-    lake: Lake,
-    *,
-    folder: Path,
-    recommender: Recommender,
-    baselines: Baselines,
-    outcomes_digest: str | None,
+    written: _Written, *, folder: Path, recommender: Recommender, baselines: Baselines
 ) -> RawDataset:
     """Return the manifest of the written rows."""
     settings = recommender.section("extraction", ExtractionSettings)
-    plan, copied, split, replay, num_straddling, has_words = written
-    window, malformed = plan.window, copied.malformed
+    plan, copied, split, replay = written.plan, written.copied, written.split, written.replay
+    window, malformed, days = plan.window, copied.malformed, _days(plan, copied, split)
     num_ahead = sum(each.num_rows for each in plan.ahead_files)
     num_left_out = [each.num_rows for each in plan.left_out_files]
     parent = baselines.parent
     last_trained = max(split.last_trained, watermark(parent) if parent else 0)
     return RawDataset(
-        source_uri=lake.files.uri,
+        source_uri=plan.source_uri,
         window_start=to_iso(window.start) if window.start is not None else None,
         window_end=to_iso(window.end) if window.end is not None else None,
         first_event_time=to_iso(copied.window.first_time),
@@ -225,7 +220,7 @@ def _dataset(
         train_uri=(folder / TRAIN).as_uri(),
         holdout_uri=(folder / HOLDOUT).as_uri(),
         num_train_rows=split.num_train,
-        num_holdout_rows=split.num_newer - num_straddling,
+        num_holdout_rows=split.num_newer - written.num_straddling,
         num_malformed=malformed.num_rows,
         malformed_uri=(folder / MALFORMED_FILE).as_uri() if malformed.num_rows else None,
         num_ahead=num_ahead,
@@ -238,7 +233,7 @@ def _dataset(
         digest=data_digest(folder),
         parent_model_id=parent.model_id if parent else None,
         champion_model_id=baselines.champion.model_id if baselines.champion else None,
-        num_straddling_rows=num_straddling,
+        num_straddling_rows=written.num_straddling,
         replay_uri=(folder / REPLAYED).as_uri() if replay.num_rows else None,
         num_replay_rows=replay.num_rows,
         replay_holdout_uri=(folder / HELD_OUT).as_uri() if replay.num_holdout_rows else None,
@@ -246,18 +241,15 @@ def _dataset(
         replay_share=settings.replay_share,
         replay_days=replay.days,
         num_late_clicks=copied.window.num_late_clicks + copied.late.num_late_clicks,
-        outcomes_digest=outcomes_digest,
+        outcomes_digest=written.outcomes_digest,
         excluded_columns=excluded_columns(settings.columns, recommender.features),
-        days=_days(plan, copied, split),
+        days=days,
         num_late_rows=copied.late.num_rows,
         files=plan.record.seen_up_to(last_trained),
-        quarantined_files=[
-            {**each._asdict(), "known": lake.seen.was_quarantined(each.file)}
-            for _, each in sorted(lake.files.unfit.items())
-        ],
+        quarantined_files=written.quarantined_files,
         unread_files=plan.record.unread_up_to(last_trained),
         schema_mismatches=malformed.schema_mismatches,
-        words_uri=(folder / _WORDS_FILE).as_uri() if has_words else None,
+        words_uri=(folder / _WORDS_FILE).as_uri() if written.has_words else None,
         recommender=recommender,
     )
 
@@ -283,76 +275,6 @@ def _days(plan: WindowPlan, copied: Copied, split: Split) -> list[dict[str, Any]
                 }
             )
     return found
-
-
-def _warn_of_unread(plan: WindowPlan, seen: SeenFiles, settings: ExtractionSettings) -> None:
-    """Log the files whose rows this run leaves out."""
-    if ahead := plan.ahead_files:
-        logger.warning(
-            "%d rows in %d files are not learned yet, because their times are ahead of the clock; "
-            "the first: %s: %s",
-            sum(each.num_rows for each in ahead),
-            len(ahead),
-            ahead[0].file,
-            ahead[0].reason,
-        )
-    if not (left_out := plan.left_out_files):
-        return
-    counted = [each.num_rows for each in left_out if each.num_rows is not None]
-    rows = f"with about {sum(counted):,} rows " if len(counted) == len(left_out) else ""
-    first, last = min(each.day for each in left_out), max(each.day for each in left_out)
-    needed = (days_up_to(seen.watermark, 0)[0] - first).days
-    bound = (
-        "older than window_start"
-        if seen.starts_new_record
-        else f"older than late_days={settings.late_days}"
-    )
-    way = f"a window_start of {first}" + (
-        f" or --set extraction.late_days={needed}"
-        if needed <= MAX_LATE_DAYS and not seen.starts_new_record
-        else ""
-    )
-    logger.warning(
-        "%d files %sof %s to %s were not seen by this lineage and are %s: their rows are not "
-        "learned; %s learns them. The first: %s",
-        len(left_out),
-        rows,
-        first,
-        last,
-        bound,
-        way,
-        left_out[0].name,
-    )
-
-
-def _write_ahead_files(plan: WindowPlan, path: Path) -> None:
-    """Write one line for each file with rows ahead of the clock, if there is such a file."""
-    if plan.ahead_files:
-        lines = (json.dumps(each._asdict()) + "\n" for each in plan.ahead_files)
-        path.write_text("".join(lines), encoding="utf-8")
-
-
-def _expect_few_unfit(
-    lake: Lake, plan: WindowPlan, num_outcome_files: int, *, settings: ExtractionSettings
-) -> None:
-    """Check that most files can be read.
-
-    Only files that have rows of the window, late rows or late outcomes count. Files that an earlier
-    run of the lineage left out do not count.
-
-    Raises:
-        ContractError: too many files are unfit.
-    """
-    rows, outcomes = list[QuarantinedFile](), list[QuarantinedFile]()
-    for each in lake.files.unfit.values():
-        if not each.file.startswith(DAY_PARTITION.format(day="")):
-            outcomes.append(each)
-        elif not lake.seen.was_quarantined(each.file):
-            rows.append(each)
-    limit = settings.max_quarantined_file_fraction
-    what = f"with rows of window {plan.window}"
-    expect_few(rows, plan.num_files, what=what, max_fraction=limit)
-    expect_few(outcomes, num_outcome_files, what="of late outcomes", max_fraction=limit)
 
 
 def _expect_rows(

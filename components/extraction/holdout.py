@@ -10,6 +10,7 @@ before the window, this run cannot detect the request. Late rows
 (`components.extraction.seen_files`) precede the other rows in training and are never held out.
 """
 
+import shutil
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
@@ -79,12 +80,10 @@ def split_rows(
     last_trained = _time_at(parts, num_older - 1)
     cut_newest(parts, num_rows - num_older, older=folder / TRAIN, newest=folder / HOLDOUT)
     # The names of the late rows' files sort before those of the other rows.
-    for path in sorted((folder / LATE).iterdir()):
-        path.rename(folder / TRAIN / path.name)
-    (folder / LATE).rmdir()
-    for torn in (folder / WINDOW).glob(".*"):  # left by killed workers
-        torn.unlink()
-    (folder / WINDOW).rmdir()
+    for part in copied.late.parts:
+        part.path.rename(folder / TRAIN / part.path.name)
+    for name in (WINDOW, LATE):
+        shutil.rmtree(folder / name, ignore_errors=True)  # killed workers leave parts of files
     days: Counter[int] = Counter()
     for path in (folder / HOLDOUT).iterdir():
         days.update((_event_times(path) // DAY_MICROS).tolist())

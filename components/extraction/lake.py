@@ -24,13 +24,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from components.extraction.lake_files import DayFiles, LakeFiles
-from components.extraction.seen_files import NOTHING_SEEN, FileRecord, SeenFiles
+from components.extraction.late_clicks import LateClicks
+from components.extraction.seen_files import NOTHING_SEEN, FileRecord, LeftOutFile, SeenFiles
 from evergreen.contracts.raw_rows import EVENT_TIME
 from evergreen.rows.archived_rows import reading_parquet
 from evergreen.rows.parquet import GroupTimes, group_times, within
 from evergreen.rows.raw_schema import TIME_TYPE, open_parquet
 from evergreen.rows.times import TimeSpan, day_span, to_iso
-from evergreen.rows.unfit import UnfitFiles, read_each
+from evergreen.rows.unfit import UnfitFiles, expect_few, read_each
 from evergreen.runtime.durable import sha256_file
 from evergreen.runtime.errors import ContractError
 from evergreen.storage.objects import ObjectInfo
@@ -56,11 +57,16 @@ class Piece(NamedTuple):
     files: list[Path]
     """Files of the day in which the statistics of the row groups allow rows of the interval. The
     first piece of a day has all files, so that rows without a time or of another day are found."""
+    corrected: frozenset[Path]
+    """Those of `files` that a back-fill wrote. Their rows replace copies in the other files."""
     span: TimeSpan
     num_rows: float
     """Approximate number of rows in the interval, from the statistics of the row groups."""
     reports_strays: bool
     """Whether rows without a time, or of another day, are reported (`RawParquet.with_strays`)."""
+    trained_files: tuple[Path, ...] = ()
+    """Files of the day whose rows earlier runs of the lineage used for training. Copies of these
+    rows in `files` are left out. Only pieces of late rows have such files."""
 
 
 class PlannedFile(NamedTuple):
@@ -85,8 +91,6 @@ class PlannedDay(NamedTuple):
     """Pieces with the window's rows, in the order of time."""
     late_pieces: list[Piece]
     """Pieces with late rows."""
-    trained_files: list[Path]
-    """Files of the day without late rows. Earlier runs of the lineage were trained on them."""
 
     def digest(self) -> str:
         """Return the SHA-256 of the names, sizes and contents of `files`."""
@@ -106,27 +110,17 @@ class AheadFile(NamedTuple):
     reason: str
 
 
-class LeftOutFile(NamedTuple):
-    """An unseen file whose rows this run leaves out, entirely or partly."""
-
-    day: date
-    name: str
-    """Path relative to the lake."""
-    num_rows: int | None
-    """Number of rows that are left out. None if the file is not on this machine or cannot be
-    read."""
-    counts_as_seen: bool
-    """Whether the file counts as seen by the lineage after this run. The file counts as seen if the
-    run reads other rows of the file, or starts a new record."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class WindowPlan:
     """All that a run reads of the lake for one window, and what it leaves out."""
 
+    source_uri: str
+    """URI of the lake."""
     window: TimeSpan
     days: list[PlannedDay]
     """Days with rows of the window or with late rows, in order."""
+    late_clicks: LateClicks
+    """Late clicks on rows of these days."""
     ahead_files: list[AheadFile]
     """Files with rows that are ahead of the clock, by day and name."""
     left_out_files: list[LeftOutFile]
@@ -142,9 +136,9 @@ class WindowPlan:
         return [piece for day in self.days for piece in day.pieces]
 
     @property
-    def num_files(self) -> int:
-        """Return the number of files that have late rows or may have rows of the window."""
-        return sum(len(day.files) for day in self.days)
+    def late_pieces(self) -> list[Piece]:
+        """Return the pieces with late rows, by day."""
+        return [piece for day in self.days for piece in day.late_pieces]
 
 
 def _newest_time(path: Path, span: TimeSpan) -> int | None:
@@ -214,7 +208,12 @@ def _may_hold_rows(groups: Iterable[RowGroup], span: TimeSpan) -> bool:
 
 
 def cut_into_pieces(
-    day: date, footers: Mapping[Path, Sequence[RowGroup]], span: TimeSpan, *, piece_rows: int
+    day: date,
+    footers: Mapping[Path, Sequence[RowGroup]],
+    span: TimeSpan,
+    *,
+    piece_rows: int,
+    corrected: frozenset[Path] = frozenset(),
 ) -> list[Piece]:
     """Divide `span` into consecutive pieces of about `piece_rows` rows each.
 
@@ -229,6 +228,7 @@ def cut_into_pieces(
         footers: Row groups of each file of the day.
         span: Interval with a start and an end.
         piece_rows: Rows of a piece.
+        corrected: See `Piece.corrected`.
     """
     assert span.start is not None
     assert span.end is not None
@@ -264,7 +264,9 @@ def cut_into_pieces(
         }
         is_first = not pieces
         own = [path for path in footers if is_first or path in holding]
-        pieces.append(Piece(day, own, part, size, reports_strays=is_first))
+        pieces.append(
+            Piece(day, own, corrected & frozenset(own), part, size, reports_strays=is_first)
+        )
     return pieces
 
 
@@ -281,14 +283,24 @@ class Lake:
     piece_rows: int = PIECE_ROWS
     """Approximate number of rows that are sorted at a time."""
 
-    def plan(self, window: TimeSpan) -> WindowPlan:
-        """List what is read for a window, and what is left out. The files are fetched.
+    def plan(self, window: TimeSpan, *, max_unfit_fraction: float = 1.0) -> WindowPlan:
+        """List what is read for a window, and what is left out.
+
+        The files are fetched, and the late clicks on their rows are read.
+
+        Args:
+            window: The window. Rows in it that are ahead of the clock are not read.
+            max_unfit_fraction: Maximum share of unfit files, in [0, 1], among the files with rows
+                of the window or late rows, and among the files of late clicks. Files that an
+                earlier run of the lineage left out do not count.
 
         Raises:
             UnfitFiles: files are corrupt.
+            ContractError: the share of files that were left out before is too large.
         """
         ahead_files, left_out = self._ahead_files(), self._left_out_files()
-        self.seen.warn(self._searched_files())
+        for day, searched in self._searched_files().items():
+            self.seen.warn_of_changed(day, searched)
         due = window.clipped(TimeSpan(None, self.ahead_from))
         spans = {day: day_span(day).clipped(due) for day in self.files.days}
         late = self._late_files()
@@ -299,20 +311,33 @@ class Lake:
         }
         listed = [file for each in days.values() for file in each.files]
         paths = dict(zip(listed, self.files.paths(listed)))  # fetches all files at once
-        return WindowPlan(
+        planned = [
+            self._plan_day(day, files, paths, span=spans[day], late=late.get(day, {}))
+            for day, files in days.items()
+        ]
+        clicks = LateClicks(self.files)
+        if planned:
+            clicks.read_for_rows(planned[0].day)
+        record = self.seen.record_after(
+            {day: self.files.own_files(day) for day in self.files.days},
+            left_out=[each.name for each in left_out if not each.counts_as_seen],
+            unfit=self.files.unfit,
             window=window,
-            days=[
-                self._plan_day(day, files, paths, span=spans[day], late=late.get(day, {}))
-                for day, files in days.items()
-            ],
+        )
+        unfit = [each for each in self.files.unfit_rows if not self.seen.was_quarantined(each.file)]
+        num_files = sum(len(each.files) for each in planned)
+        what = f"with rows of window {window}"
+        expect_few(unfit, num_files, what=what, max_fraction=max_unfit_fraction)
+        unfit, what = self.files.unfit_outcomes, "of late outcomes"
+        expect_few(unfit, clicks.num_files, what=what, max_fraction=max_unfit_fraction)
+        return WindowPlan(
+            source_uri=self.files.uri,
+            window=window,
+            days=planned,
+            late_clicks=clicks,
             ahead_files=ahead_files,
             left_out_files=left_out,
-            record=self.seen.record_after(
-                {day: self.files.own_files(day) for day in self.files.days},
-                left_out=[each.name for each in left_out if not each.counts_as_seen],
-                unfit=self.files.unfit,
-                window=window,
-            ),
+            record=record,
         )
 
     def _plan_day(
@@ -338,20 +363,18 @@ class Lake:
         """
         late_files = {file for own in late.values() for file in own}
         footers = read_footers([paths[file] for file in files.files])
+        cut = partial(cut_into_pieces, day, piece_rows=self.piece_rows)
+        trained_files = tuple(paths[file] for file in files.files if file not in late_files)
         late_pieces = [
-            # Strays of the day are reported once, which the window's first piece does if it exists.
-            piece._replace(reports_strays=piece.reports_strays and span.is_empty)
-            for late_span, own in late.items()
-            for piece in cut_into_pieces(
-                day,
-                {path: footers[path] for path in (paths[file] for file in own)},
-                late_span,
-                piece_rows=self.piece_rows,
+            # Strays of the day are reported once. If the window has the day, its first piece does.
+            piece._replace(
+                reports_strays=piece.reports_strays and span.is_empty, trained_files=trained_files
             )
+            for late_span, own in late.items()
+            for piece in cut({paths[file]: footers[paths[file]] for file in own}, late_span)
         ]
-        pieces = (
-            [] if span.is_empty else cut_into_pieces(day, footers, span, piece_rows=self.piece_rows)
-        )
+        corrected = frozenset(paths[file] for file in files.corrected)
+        pieces = [] if span.is_empty else cut(footers, span, corrected=corrected)
         logger.info(
             "day %s: version %d, %d files, %d with late rows",
             day,
@@ -370,7 +393,6 @@ class Lake:
             ],
             pieces=pieces,
             late_pieces=late_pieces,
-            trained_files=[paths[file] for file in files.files if file not in late_files],
         )
 
     def _late_files(self) -> dict[date, dict[TimeSpan, list[ObjectInfo]]]:
@@ -407,6 +429,7 @@ class Lake:
                     if num_rows != 0:
                         counts_as_seen = is_read or self.seen.starts_new_record
                         found.append(LeftOutFile(day, file.name, num_rows, counts_as_seen))
+        self.seen.warn_of_left_out(found)
         return found
 
     def _count(self, file: ObjectInfo, span: TimeSpan) -> int | None:
@@ -442,6 +465,15 @@ class Lake:
                 for file, num_rows in zip(files, counts)
                 if num_rows
             ]
+        if found:
+            logger.warning(
+                "%d rows in %d files are not learned yet, because their times are ahead of the "
+                "clock; the first: %s: %s",
+                sum(each.num_rows for each in found),
+                len(found),
+                found[0].file,
+                found[0].reason,
+            )
         return found
 
     def pieces_before(self, end: int, *, num_days: int, piece_rows: int) -> list[Piece]:
@@ -463,9 +495,15 @@ class Lake:
                 break
             if not span.is_empty:
                 late_files = {file for own in late.get(day, {}).values() for file in own}
-                files = [file for file in self.files.of_day(day).files if file not in late_files]
-                footers = read_footers(self.files.paths(files))
-                cut = cut_into_pieces(day, footers, span, piece_rows=piece_rows)
+                of_day = self.files.of_day(day)
+                files = [file for file in of_day.files if file not in late_files]
+                cut = cut_into_pieces(
+                    day,
+                    read_footers(self.files.paths(files)),
+                    span,
+                    piece_rows=piece_rows,
+                    corrected=frozenset(self.files.paths(of_day.corrected)),
+                )
                 pieces = [
                     piece._replace(reports_strays=False) for piece in cut if piece.num_rows > 0
                 ]
@@ -495,6 +533,13 @@ class Lake:
             if times:
                 return max(times)
         return None
+
+    def quarantined_files(self) -> list[dict[str, Any]]:
+        """Return `RawDataset.quarantined_files`: the files that were found unfit until now."""
+        return [
+            {**each._asdict(), "known": self.seen.was_quarantined(each.file)}
+            for _, each in sorted(self.files.unfit.items())
+        ]
 
     def describe(self) -> str:
         """Return a phrase for messages: the lake's name and its first and last day."""

@@ -134,6 +134,11 @@ class DayFiles:
     """Incomplete versions, which are ignored."""
 
     @property
+    def corrected(self) -> list[ObjectInfo]:
+        """Files to read that a back-fill wrote."""
+        return [each for each in self.files if each.name in self.sha256]
+
+    @property
     def appended(self) -> list[ObjectInfo]:
         """Files to read that the uploader added to version 0 later."""
         return [each for each in self.files if each.name not in self.sha256]
@@ -559,6 +564,16 @@ class LakeFiles:
             for day, files in self.outcomes.items()
         }
         self.of_day = functools.cache(self._files_of_day)
+
+    @property
+    def unfit_outcomes(self) -> list[QuarantinedFile]:
+        """Files of late outcomes that are left out."""
+        return [each for each in self.unfit.values() if each.file.startswith(f"{_OUTCOMES}/")]
+
+    @property
+    def unfit_rows(self) -> list[QuarantinedFile]:
+        """Files of rows that are left out."""
+        return [each for each in self.unfit.values() if not each.file.startswith(f"{_OUTCOMES}/")]
 
     def own_files(self, day: date) -> dict[str, ObjectInfo]:
         """Return the listed files of a day's version 0. The keys are names."""

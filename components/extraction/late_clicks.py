@@ -81,9 +81,8 @@ class LateClicks:
         """
         # If the monitor no longer had the prediction, the click is stored under the click's own
         # day. The click's day can be any number of days after the day of the prediction.
-        late = [
-            clicks for of_day, clicks in self.read_since(day).items() if of_day >= day - _CLOCKS
-        ]
+        self.read_for_rows(day)
+        late = [clicks for of_day, clicks in self._clicks.items() if of_day >= day - _CLOCKS]
         if not late or not table.num_rows:
             return table, 0
         requests = table.column(REQUEST_ID)
@@ -122,53 +121,45 @@ class LateClicks:
         lines = "".join(f"{name}\0{content}\n" for name, content in sorted(self._hashes.items()))
         return hashlib.sha256(lines.encode()).hexdigest()
 
-    def read_since(self, first: date) -> dict[date, Any]:
-        """Read the clicks on rows of `first` and later days, and return all clicks by partition."""
-        wanted = [
-            day for day in self.files.outcomes if day >= first - _CLOCKS and day not in self._clicks
-        ]
-        self.files.paths(
-            file for day in wanted for file in self.files.outcomes[day]
-        )  # fetch all at once
-        for day in wanted:
-            files = self.files.outcomes[day]
-            read = read_each(self.files.paths(files), self._read_clicks)
-            clicks = _with_first_time(pa.concat_tables([_SCHEMA.empty_table(), *read]))
-            self._hashes.update(
-                {file.name: sha256_file(path) for file, path in zip(files, self.files.paths(files))}
-            )
-            earliest = (
-                clicks.group_by(KEY)
-                .aggregate([(_COUNTS_FROM, "min")])
-                .select([*KEY, f"{_COUNTS_FROM}_min"])
-            )
-            self._clicks[day] = earliest.rename_columns([*KEY, _COUNTS_FROM])
+    def read_for_rows(self, oldest: date) -> None:
+        """Read the clicks on rows of the day `oldest` and of later days, unless they were read.
+
+        Raises:
+            UnfitFiles: files of outcomes are corrupt, or lack a column.
+        """
+        outcomes = {
+            day: files
+            for day, files in self.files.outcomes.items()
+            if day >= oldest - _CLOCKS and day not in self._clicks
+        }
+        files = [file for of_day in outcomes.values() for file in of_day]
+        paths = dict(zip(files, self.files.paths(files)))  # fetches all files at once
+        for day, of_day in outcomes.items():
+            read = read_each([paths[file] for file in of_day], _read_clicks)
+            first = pa.concat_tables(read).group_by(KEY).aggregate([(_COUNTS_FROM, "min")])
+            names = [*KEY, f"{_COUNTS_FROM}_min"]
+            self._clicks[day] = first.select(names).rename_columns([*KEY, _COUNTS_FROM])
+            self._hashes.update({file.name: sha256_file(paths[file]) for file in of_day})
             logger.info(
                 "late clicks on rows of %s: %d in %d files",
                 day,
                 self._clicks[day].num_rows,
-                len(files),
+                len(of_day),
             )
-        return self._clicks
-
-    def _read_clicks(self, path: Path) -> Any:
-        file = open_parquet(path)
-        if missing := [name for name in _SCHEMA.names if name not in file.schema_arrow.names]:
-            raise ContractError(f"{path} lacks the columns {missing}, expected late outcomes")
-        tables = [_SCHEMA.empty_table()]
-        with reading_parquet(path):
-            for group in range(file.num_row_groups):
-                for batch in bounded_batches(
-                    path, _SCHEMA.names, group=group, batch_rows=BATCH_ROWS
-                ):
-                    tables.append(
-                        pa.Table.from_batches([batch]).select(_SCHEMA.names).cast(_SCHEMA)
-                    )
-        table = pa.concat_tables(tables)
-        return table.filter(pc.equal(table.column(EVENT), CLICK)).drop_null()
 
 
-def _with_first_time(clicks: Any) -> Any:
+def _read_clicks(path: Path) -> Any:
+    """Return key and `_COUNTS_FROM` of each click in a file of outcomes."""
+    file = open_parquet(path)
+    if missing := [name for name in _SCHEMA.names if name not in file.schema_arrow.names]:
+        raise ContractError(f"{path} lacks the columns {missing}, expected late outcomes")
+    tables = [_SCHEMA.empty_table()]
+    with reading_parquet(path):
+        for group in range(file.num_row_groups):
+            for batch in bounded_batches(path, _SCHEMA.names, group=group, batch_rows=BATCH_ROWS):
+                tables.append(pa.Table.from_batches([batch]).select(_SCHEMA.names).cast(_SCHEMA))
+    table = pa.concat_tables(tables)
+    clicks = table.filter(pc.equal(table.column(EVENT), CLICK)).drop_null()
     windows = np.round(clicks.column(WINDOW_SECONDS).to_numpy() * 1e6)
     times = clicks.column(OUTCOME_TIME).cast(pa.int64()).to_numpy()
     return clicks.select(KEY).append_column(_COUNTS_FROM, pa.array(times - windows))

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from components.extraction.copies import Copies, newest_copies, without_known
-from components.extraction.lake import PIECE_ROWS, Piece, PlannedDay, cut_into_pieces, read_footers
-from components.extraction.lake_files import version_of_folder
+from components.extraction.copies import Copies, corrected_copies, newest_copies, without_known
+from components.extraction.lake import PIECE_ROWS, Piece, cut_into_pieces, read_footers
 from components.extraction.late_clicks import LateClicks
 from evergreen.config.features import Features
 from evergreen.contracts.raw_rows import REQUEST_ID
@@ -29,10 +28,15 @@ logger = logging.getLogger(__name__)
 class SortedRows(NamedTuple):
     """The rows of one piece."""
 
+    day: date
+    """UTC day of the rows."""
     table: Any
     """Rows in the raw schema, sorted by event time. Each (request id, row) occurs once."""
     copies: Copies
     """Counts of the rows that were left out because another copy was kept."""
+    num_changed: int
+    """Number of late rows that were left out because the lineage was trained on a copy with another
+    label or other features."""
     num_late_clicks: int
     """Number of rows whose label a late click changed from 0 to 1."""
 
@@ -62,7 +66,7 @@ class RowReader:
         self.clicks.add_files_of(part.clicks)
 
     def tables(self, pieces: Iterable[Piece], malformed: MalformedRows) -> Iterator[SortedRows]:
-        """Yield the rows of each piece that has rows.
+        """Yield the rows of each piece that has rows, or rows that were left out.
 
         If the pieces are in the order of time, the rows are in this order across tables too.
 
@@ -71,7 +75,7 @@ class RowReader:
         """
         for piece in pieces:
             rows = self.read(piece, malformed)
-            if rows.table.num_rows:
+            if rows.table.num_rows or rows.copies.num_rows:
                 yield rows
 
     def read(self, piece: Piece, malformed: MalformedRows) -> SortedRows:
@@ -81,52 +85,30 @@ class RowReader:
             ContractError: see `tables`.
         """
         table, copies = self._sorted(piece, malformed)
-        return self._with_late_clicks(table, copies, piece.day)
-
-    def late_tables(self, day: PlannedDay, malformed: MalformedRows) -> Iterator[SortedRows]:
-        """Yield the late rows of a day.
-
-        If a file of the day that is not late contains the same row, the late row is left out,
-        because the lineage was already trained on it. A warning reports how many of these rows
-        differ in content.
-
-        Raises:
-            ContractError: see `tables`.
-        """
-        for piece in day.late_pieces:
-            found, copies = self._sorted(piece, malformed)
-            if not found.num_rows:
-                continue
-            trained = piece._replace(files=day.trained_files, reports_strays=False)
-            table, known = self._without_known(found, trained, malformed)
-            if num_changed := known.num_updated + known.num_conflicting:
-                logger.warning(
-                    "%d late rows of day %s came with another label or other features after they "
-                    "had been learned: what was learned stays",
-                    num_changed,
-                    day.day,
-                )
-            copies.add(known)
-            yield self._with_late_clicks(table, copies, piece.day)
-
-    def _with_late_clicks(self, table: Any, copies: Copies, day: date) -> SortedRows:
-        joined, num_late_clicks = self.clicks.join(table, day)
-        return SortedRows(joined, copies, num_late_clicks)
+        num_changed = 0
+        if table.num_rows and piece.trained_files:
+            table, trained = self._without_trained(table, piece, malformed)
+            num_changed = trained.num_updated + trained.num_conflicting
+            copies.add(trained)
+        table, num_late_clicks = self.clicks.join(table, piece.day)
+        return SortedRows(piece.day, table, copies, num_changed, num_late_clicks)
 
     def _sorted(self, piece: Piece, malformed: MalformedRows) -> tuple[Any, Copies]:
-        corrected = [path for path in piece.files if version_of_folder(path.parent.name)]
-        if not corrected or corrected == piece.files:
-            batches = self._batches(piece, malformed)
-            return newest_copies(self._table(batches), self.features)
-        others = [path for path in piece.files if path not in corrected]
-        of_version, copies = self._sorted(piece._replace(files=corrected), malformed)
-        appended, of_appended = self._sorted(piece._replace(files=others), malformed)
-        appended, known = without_known(appended, of_version, self.features)
-        copies.add(of_appended)
-        copies.add(known)
-        return newest_copies(pa.concat_tables([of_version, appended]), self.features)[0], copies
+        """Return the rows of a piece, sorted and each once, and the counts of left-out copies."""
+        appended = [path for path in piece.files if path not in piece.corrected]
+        if not piece.corrected or not appended:
+            return newest_copies(self._table(piece, malformed), self.features)
+        corrected = [path for path in piece.files if path in piece.corrected]
+        return corrected_copies(
+            self._table(piece._replace(files=corrected), malformed),
+            self._table(piece._replace(files=appended), malformed),
+            self.features,
+        )
 
-    def _table(self, batches: Iterable[Any]) -> Any:
+    def _table(self, piece: Piece, malformed: MalformedRows) -> Any:
+        return self._table_of(self._batches(piece, malformed))
+
+    def _table_of(self, batches: Iterable[Any]) -> Any:
         return pa.Table.from_batches(batches, raw_schema(self.features, weighted=self.weighted))
 
     def _batches(self, piece: Piece, malformed: MalformedRows) -> Iterator[Any]:
@@ -147,25 +129,25 @@ class RowReader:
             except ContractError as error:
                 malformed.add_unfit(path, error)
 
-    def _without_known(
+    def _without_trained(
         self, table: Any, piece: Piece, malformed: MalformedRows
     ) -> tuple[Any, Copies]:
-        """Leave out the rows whose key also occurs in a valid row of `piece`.
+        """Leave out the rows that also occur as a valid row of the piece's `trained_files`.
 
-        The rows of `piece` are read one batch at a time.
+        These files are read one batch at a time.
         """
+        trained = piece._replace(files=list(piece.trained_files), reports_strays=False)
         requests = table.column(REQUEST_ID).combine_chunks()
         # The malformed rows of these files were checked by the runs that trained on the files.
         with MalformedRows(
             Path(os.devnull), max_fraction=1.0, collects_unfit=malformed.collects_unfit
         ) as ignored:
-            batches = self._batches(piece, ignored)
             known = [
                 batch.filter(pc.is_in(batch.column(REQUEST_ID), value_set=requests))
-                for batch in batches
+                for batch in self._batches(trained, ignored)
             ]
         malformed.add_unfit_of(ignored)
-        return without_known(table, self._table(known), self.features)
+        return without_known(table, self._table_of(known), self.features)
 
 
 def sorted_day(

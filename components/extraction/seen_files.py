@@ -10,7 +10,7 @@ Unseen files of older days stay unseen, so that a later run can train on them.
 
 import logging
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, timedelta
 from typing import NamedTuple
@@ -31,10 +31,9 @@ class FileRecord(NamedTuple):
 
     seen: dict[date, dict[str, int]]
     """Sizes in bytes of the seen files."""
-    unread: dict[date, dict[str, str]]
-    """Files that this run or an earlier one left out as unfit. The value is the ISO 8601 time up to
-    which the lineage was trained on rows of the file. The value is an empty string if no row of the
-    file was used for training."""
+    unread: dict[date, dict[str, int | None]]
+    """Files that this run or an earlier one left out as unfit. The lineage was trained on the
+    file's rows up to this time, in microseconds since the epoch. None if it was trained on none."""
 
     def seen_up_to(self, newest: int) -> dict[str, dict[str, int]]:
         """Return `RawDataset.files`. `newest` is the time of the newest training row."""
@@ -46,7 +45,27 @@ class FileRecord(NamedTuple):
     def unread_up_to(self, newest: int) -> dict[str, dict[str, str]]:
         """Return `RawDataset.unread_files`. `newest` is the time of the newest training row."""
         found = {day: self.unread.get(day, {}) for day in days_up_to(newest, MAX_LATE_DAYS)}
-        return {str(day): files for day, files in found.items() if files}
+        return {
+            str(day): {
+                name: "" if until is None else to_iso(until) for name, until in files.items()
+            }
+            for day, files in found.items()
+            if files
+        }
+
+
+class LeftOutFile(NamedTuple):
+    """An unseen file whose rows this run leaves out, entirely or partly."""
+
+    day: date
+    name: str
+    """Path relative to the lake."""
+    num_rows: int | None
+    """Number of rows that are left out. None if the file is not on this machine or cannot be
+    read."""
+    counts_as_seen: bool
+    """Whether the file counts as seen by the lineage after this run. The file counts as seen if the
+    run reads other rows of the file, or starts a new record."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +77,8 @@ class SeenFiles:
     searched: Mapping[date, Mapping[str, int]] = field(default_factory=dict)
     """Sizes in bytes by file name, for the days that are searched for late rows and whose files are
     known. Rows of other days are never late."""
-    unknown: tuple[date, ...] = ()
-    """Days that would be searched for late rows, but whose files were not recorded."""
+    late_days: int = 0
+    """Number of days before the watermark's day that are searched for late rows."""
     recorded: Mapping[date, Mapping[str, int]] = field(default_factory=dict)
     """Sizes in bytes by file name, for all recorded days. If a day after the first recorded day is
     absent, the day had no files."""
@@ -148,9 +167,8 @@ class SeenFiles:
             record.unread[day] = {}
             for name in sorted(unread):
                 if name in trained_until or own[name].name in unfit:
-                    newest = self.watermark if name in before else before_window
-                    newest = trained_until.get(name, newest)
-                    record.unread[day][name] = "" if newest is None else to_iso(newest)
+                    until = self.watermark if name in before else before_window
+                    record.unread[day][name] = trained_until.get(name, until)
         return record
 
     def _untrained_span(self, day: date, file: ObjectInfo) -> TimeSpan:
@@ -158,26 +176,44 @@ class SeenFiles:
         newest = self.trained_until.get(day, {}).get(base_name(file))
         return day_span(day).clipped(TimeSpan(None if newest is None else newest + 1, None))
 
-    def warn(self, days: Mapping[date, Iterable[ObjectInfo]]) -> None:
-        """Log the days with unknown files, and the seen files of `days` that changed later."""
-        if self.unknown:
-            logger.warning(
-                "which files of %s the parent's lineage has seen is not known: no row of them "
-                "counts as late",
-                ", ".join(map(str, self.unknown)),
-            )
-        for day, files in days.items():
-            for file in files:
-                size = self.searched.get(day, {}).get(base_name(file), file.size)
-                if size != file.size:
-                    logger.warning(
-                        "%s has %d bytes, expected the %d that it had when rows up to %s were "
-                        "learned: what was changed is not learned, new rows belong in new files",
-                        file.name,
-                        file.size,
-                        size,
-                        to_iso(self.watermark),
-                    )
+    def warn_of_changed(self, day: date, files: Iterable[ObjectInfo]) -> None:
+        """Log the seen files of a day that were changed after the lineage had seen them."""
+        for file in files:
+            size = self.searched.get(day, {}).get(base_name(file), file.size)
+            if size != file.size:
+                logger.warning(
+                    "%s has %d bytes, expected the %d that it had when rows up to %s were "
+                    "learned: what was changed is not learned, new rows belong in new files",
+                    file.name,
+                    file.size,
+                    size,
+                    to_iso(self.watermark),
+                )
+
+    def warn_of_left_out(self, files: Sequence[LeftOutFile]) -> None:
+        """Log how many files this run leaves out, and how a run can read them."""
+        if not files:
+            return
+        counted = [each.num_rows for each in files if each.num_rows is not None]
+        rows = f"with about {sum(counted):,} rows " if len(counted) == len(files) else ""
+        first, last = min(each.day for each in files), max(each.day for each in files)
+        bound, way = "older than window_start", f"a window_start of {first}"
+        if not self.starts_new_record:
+            bound = f"older than late_days={self.late_days}"
+            needed = (days_up_to(self.watermark, 0)[0] - first).days
+            if needed <= MAX_LATE_DAYS:
+                way += f" or --set extraction.late_days={needed}"
+        logger.warning(
+            "%d files %sof %s to %s were not seen by this lineage and are %s: their rows are not "
+            "learned; %s learns them. The first: %s",
+            len(files),
+            rows,
+            first,
+            last,
+            bound,
+            way,
+            files[0].name,
+        )
 
 
 NOTHING_SEEN = SeenFiles(watermark=0, left_out_before=0, starts_new_record=True)
@@ -230,10 +266,16 @@ def seen_files(parent: Model | None, late_days: int, *, start: str = "") -> Seen
         else newest + 1
     )
     assert left_out_before is not None
+    if unknown := [day for day in wanted if day not in known]:
+        logger.warning(
+            "which files of %s the parent's lineage has seen is not known: no row of them counts "
+            "as late",
+            ", ".join(map(str, unknown)),
+        )
     return SeenFiles(
         watermark=newest,
         searched={day: recorded.get(day, {}) for day in known},
-        unknown=tuple(day for day in wanted if day not in known),
+        late_days=late_days,
         recorded=recorded,
         trained_until=trained_until,
         left_out_before=left_out_before,

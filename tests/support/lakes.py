@@ -11,7 +11,6 @@ from components.extraction.__main__ import main
 from components.extraction.extract import extract
 from components.extraction.lake import Lake
 from components.extraction.lake_files import LakeFiles, opened_lake
-from components.extraction.late_clicks import LateClicks
 from components.extraction.reader import RowReader, SortedRows
 from evergreen.config.features import Features
 from evergreen.config.spec import Recommender
@@ -43,8 +42,9 @@ def read_window(
     features: Features = SHOP.features,
 ) -> Iterator[SortedRows]:
     """Yield the rows of a window of the lake."""
-    reader = RowReader(features=features, clicks=LateClicks(lake.files))
-    yield from reader.tables(lake.plan(window).pieces, malformed)
+    plan = lake.plan(window)
+    reader = RowReader(features=features, clicks=plan.late_clicks)
+    yield from reader.tables(plan.pieces, malformed)
 
 
 def open_storage(uri: str, **settings) -> BucketObjects:
