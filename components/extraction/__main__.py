@@ -76,7 +76,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--window-start",
         default="",
-        help="ISO 8601 UTC, inclusive; empty: after what the parent learned",
+        help="ISO 8601 UTC, inclusive; empty: after the parent's newest training row",
     )
     parser.add_argument(
         "--window-end", default="", help="ISO 8601 UTC, exclusive; empty: to the last row"

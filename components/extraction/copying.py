@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from components.extraction.copies import Copies
-from components.extraction.lake import Piece, WindowPlan
+from components.extraction.lake import Chunk, WindowPlan
 from components.extraction.reader import RowReader, SortedRows
 from evergreen.config.extraction import ExtractionSettings
 from evergreen.contracts.raw_rows import EVENT_TIME
@@ -58,7 +58,7 @@ class CopiedRows:
 
     @classmethod
     def of(cls, rows: SortedRows) -> "CopiedRows":
-        """Return the counts of the rows of one piece."""
+        """Return the counts of the rows of one chunk."""
         times = rows.table.column(EVENT_TIME).cast(pa.int64()).to_numpy()
         numbers, counts = np.unique(times // DAY_MICROS, return_counts=True)
         return cls(
@@ -140,8 +140,8 @@ def copy_rows(
     for day, num_changed in sorted(late.num_changed.items()):
         if num_changed:
             logger.warning(
-                "%d late rows of day %s came with another label or other features after they had "
-                "been learned: what was learned stays",
+                "%d late rows of day %s were left out, because the lineage was trained on copies "
+                "with another label or other features",
                 num_changed,
                 day,
             )
@@ -166,15 +166,15 @@ def copy_rows(
 
 
 class _Task(NamedTuple):
-    """Pieces that one worker copies."""
+    """Chunks that one worker copies."""
 
     number: int
-    pieces: list[Piece]
+    chunks: list[Chunk]
     is_late: bool = False
 
 
 class _CopiedTask(NamedTuple):
-    """Result of copying the pieces of a task."""
+    """Result of copying the chunks of a task."""
 
     rows: CopiedRows
     malformed: MalformedRows
@@ -182,14 +182,14 @@ class _CopiedTask(NamedTuple):
 
 
 def _divide(plan: WindowPlan) -> list[_Task]:
-    """Divide the window's pieces into tasks of consecutive pieces. Late rows are the last task."""
-    pieces, late_pieces = plan.pieces, plan.late_pieces
-    num_tasks = max(1, round(sum(piece.num_rows for piece in pieces) / _TASK_ROWS))
+    """Divide the window's chunks into tasks of consecutive chunks. Late rows are the last task."""
+    chunks, late_chunks = plan.chunks, plan.late_chunks
+    num_tasks = max(1, round(sum(chunk.num_rows for chunk in chunks) / _TASK_ROWS))
     shares = (
-        forked.shares(pieces, num_tasks, weight=lambda piece: piece.num_rows + 1) if pieces else []
+        forked.shares(chunks, num_tasks, weight=lambda chunk: chunk.num_rows + 1) if chunks else []
     )
     tasks = [_Task(number, share) for number, share in enumerate(shares)]
-    return [*tasks, _Task(len(tasks), late_pieces, is_late=True)] if late_pieces else tasks
+    return [*tasks, _Task(len(tasks), late_chunks, is_late=True)] if late_chunks else tasks
 
 
 def _copy_task(
@@ -203,7 +203,7 @@ def _copy_task(
         else PartWriter(folder / WINDOW, prefix=f"task-{task.number:06d}")
     )
     with own, writer:
-        for rows in part.tables(task.pieces, own):
+        for rows in part.tables(task.chunks, own):
             writer.write(rows.table)
             copied.merge(CopiedRows.of(rows))
     copied.parts = writer.parts

@@ -167,7 +167,7 @@ def _extract_once(
             lines = (json.dumps(each._asdict()) + "\n" for each in plan.ahead_files)
             (aside / _AHEAD_FILE).write_text("".join(lines), encoding="utf-8")
     logger.info(
-        "%s: %d rows to learn, %d late; %d newer ones",
+        "%s: %d training rows, %d of them late, and %d newer rows",
         window,
         split.num_train,
         copied.late.num_rows,
@@ -303,7 +303,7 @@ def _expect_rows(
             "window_end"
         )
         again = (
-            f"; to learn all of them from scratch, {run_again('-p parent=none')}"
+            f"; to train on all of them from scratch, {run_again('-p parent=none')}"
             if baselines.parent
             else ""
         )
@@ -311,15 +311,18 @@ def _expect_rows(
             f"window {window} holds {found}, expected at least {_MIN_ROWS}; {lake.describe()}: "
             f"{others}{again}"
         )
-    if (newest := baselines.watermark) is None:
+    newest = baselines.watermark
+    if newest is None:
         return 0
     num_trained = rows_until(copied.parts, newest)
-    if (num_newer := copied.num_rows - num_trained) < _MIN_ROWS:
+    num_newer = copied.num_rows - num_trained
+    if num_newer < _MIN_ROWS:
+        models = " or ".join(model.model_id for model in baselines.models)
+        advice = _window_end_needed(lake, reader, newest, attribution)
         raise ContractError(
             f"window {window} holds {num_newer} rows newer than {to_iso(newest)}, up to which "
-            f"{' or '.join(model.model_id for model in baselines.models)} learned, expected at "
-            f"least {_MIN_ROWS}: rows that one of the compared models learned cannot be in the "
-            f"holdout; {_window_end_needed(lake, reader, newest, attribution)}"
+            f"{models} was trained, expected at least {_MIN_ROWS}: rows that one of the compared "
+            f"models was trained on cannot be in the holdout; {advice}"
         )
     return num_trained
 
@@ -330,9 +333,9 @@ def _window_end_needed(lake: Lake, reader: RowReader, newest: int, attribution: 
     Only rows after the time `newest` are counted.
     """
     times: list[int] = []
-    pieces = lake.plan(TimeSpan(newest + 1, None)).pieces
+    chunks = lake.plan(TimeSpan(newest + 1, None)).chunks
     with MalformedRows(Path(os.devnull), max_fraction=1.0, collects_unfit=True) as ignored:
-        for rows in reader.tables(pieces, ignored):
+        for rows in reader.tables(chunks, ignored):
             times += rows.table.column(EVENT_TIME).cast(pa.int64()).to_pylist()[:_MIN_ROWS]
             if len(times) >= _MIN_ROWS:
                 return (
@@ -341,7 +344,7 @@ def _window_end_needed(lake: Lake, reader: RowReader, newest: int, attribution: 
                 )
     return (
         f"the lake holds {len(times)} such rows, so no window would do before more have come "
-        "(`evergreen data ingest`); to learn all rows anew without a comparison, "
+        "(`evergreen data ingest`); to train on all rows without a comparison, "
         f"{run_again(FROM_SCRATCH)}"
     )
 

@@ -10,7 +10,6 @@ before the window, this run cannot detect the request. Late rows
 (`components.extraction.seen_files`) precede the other rows in training and are never held out.
 """
 
-import shutil
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
@@ -52,8 +51,8 @@ def split_rows(
 ) -> Split:
     """Move the copied rows to `folder`/train and `folder`/holdout.
 
-    All rows with the time of the split are newer rows. If no training row would remain, all of them
-    become training rows.
+    Rows with the time of the split are newer rows. If there is no older row, they become training
+    rows.
 
     Args:
         copied: Rows in `folder`.
@@ -78,12 +77,15 @@ def split_rows(
             "empty lake; without one `evergreen data ingest` spreads them over days"
         )
     last_trained = _time_at(parts, num_older - 1)
-    cut_newest(parts, num_rows - num_older, older=folder / TRAIN, newest=folder / HOLDOUT)
+    split_newest(parts, num_rows - num_older, older=folder / TRAIN, newest=folder / HOLDOUT)
     # The names of the late rows' files sort before those of the other rows.
     for part in copied.late.parts:
         part.path.rename(folder / TRAIN / part.path.name)
-    for name in (WINDOW, LATE):
-        shutil.rmtree(folder / name, ignore_errors=True)  # killed workers leave parts of files
+    for temporary in (folder / WINDOW, folder / LATE):
+        for torn in temporary.glob(".*"):  # left by killed workers
+            torn.unlink()
+        if temporary.exists():
+            temporary.rmdir()
     days: Counter[int] = Counter()
     for path in (folder / HOLDOUT).iterdir():
         days.update((_event_times(path) // DAY_MICROS).tolist())
@@ -112,7 +114,7 @@ def _event_times(path: Path) -> NDArray[np.int64]:
     return times
 
 
-def cut_newest(parts: list[PartFile], num_newest: int, *, older: Path, newest: Path) -> None:
+def split_newest(parts: list[PartFile], num_newest: int, *, older: Path, newest: Path) -> None:
     """Divide the rows of `parts` between the folders `older` and `newest`.
 
     The last `num_newest` rows are moved to `newest`. A file that has rows for both folders is split

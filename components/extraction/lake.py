@@ -1,13 +1,13 @@
-"""What one run reads of a lake: which parts of which files, in which order.
+"""The plan of a run's reading: which parts of which files of a lake, in which order.
 
 A lake consists of files `day=YYYY-MM-DD/*.parquet` in the raw schema. Days do not overlap in time,
 so reading days in order gives rows in order. A day with more rows than fit in memory is divided
-into pieces, which are sorted separately. `PIECE_ROWS` limits the rows of a piece as far as the
+into chunks, which are sorted separately. `CHUNK_ROWS` limits the rows of a chunk as far as the
 statistics of the row groups allow. Rows with the same time cannot be divided, even if there are
 many.
 
-`Lake.plan` lists the pieces of a window, and all files that the run leaves out. It reads footers
-and event times. `components.extraction.reader` reads the rows of the pieces.
+`Lake.plan` lists the chunks of a window, and all files that the run leaves out. It reads footers
+and event times. `components.extraction.reader` reads the rows of the chunks.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ from evergreen.storage.objects import ObjectInfo
 
 logger = logging.getLogger(__name__)
 
-PIECE_ROWS = 250_000
+CHUNK_ROWS = 250_000
 """Approximate number of rows that are sorted at a time."""
 
 
@@ -50,15 +50,15 @@ class RowGroup(NamedTuple):
     num_rows: int
 
 
-class Piece(NamedTuple):
+class Chunk(NamedTuple):
     """A part of one day, which is read as a unit."""
 
     day: date
     files: list[Path]
     """Files of the day in which the statistics of the row groups allow rows of the interval. The
-    first piece of a day has all files, so that rows without a time or of another day are found."""
+    first chunk of a day has all files, so that rows without a time or of another day are found."""
     corrected: frozenset[Path]
-    """Those of `files` that a back-fill wrote. Their rows replace copies in the other files."""
+    """Files among `files` that a back-fill wrote. Their rows replace copies in the other files."""
     span: TimeSpan
     num_rows: float
     """Approximate number of rows in the interval, from the statistics of the row groups."""
@@ -66,7 +66,7 @@ class Piece(NamedTuple):
     """Whether rows without a time, or of another day, are reported (`RawParquet.with_strays`)."""
     trained_files: tuple[Path, ...] = ()
     """Files of the day whose rows earlier runs of the lineage used for training. Copies of these
-    rows in `files` are left out. Only pieces of late rows have such files."""
+    rows in `files` are left out. Only chunks of late rows have such files."""
 
 
 class PlannedFile(NamedTuple):
@@ -87,10 +87,10 @@ class PlannedDay(NamedTuple):
     """Back-filled version, or 0 if the day was never back-filled."""
     files: list[PlannedFile]
     """Files that have late rows, or may have rows of the window."""
-    pieces: list[Piece]
-    """Pieces with the window's rows, in the order of time."""
-    late_pieces: list[Piece]
-    """Pieces with late rows."""
+    chunks: list[Chunk]
+    """Chunks with the window's rows, in the order of time."""
+    late_chunks: list[Chunk]
+    """Chunks with late rows."""
 
     def digest(self) -> str:
         """Return the SHA-256 of the names, sizes and contents of `files`."""
@@ -131,14 +131,14 @@ class WindowPlan:
     sampled still count as seen."""
 
     @property
-    def pieces(self) -> list[Piece]:
-        """Return the pieces with the window's rows, in the order of time."""
-        return [piece for day in self.days for piece in day.pieces]
+    def chunks(self) -> list[Chunk]:
+        """Return the chunks with the window's rows, in the order of time."""
+        return [chunk for day in self.days for chunk in day.chunks]
 
     @property
-    def late_pieces(self) -> list[Piece]:
-        """Return the pieces with late rows, by day."""
-        return [piece for day in self.days for piece in day.late_pieces]
+    def late_chunks(self) -> list[Chunk]:
+        """Return the chunks with late rows, by day."""
+        return [chunk for day in self.days for chunk in day.late_chunks]
 
 
 def _newest_time(path: Path, span: TimeSpan) -> int | None:
@@ -207,19 +207,19 @@ def _may_hold_rows(groups: Iterable[RowGroup], span: TimeSpan) -> bool:
     return any(times is None or span.overlaps(times.first, times.last) for times, _ in groups)
 
 
-def cut_into_pieces(
+def split_into_chunks(
     day: date,
     footers: Mapping[Path, Sequence[RowGroup]],
     span: TimeSpan,
     *,
-    piece_rows: int,
+    chunk_rows: int,
     corrected: frozenset[Path] = frozenset(),
-) -> list[Piece]:
-    """Divide `span` into consecutive pieces of about `piece_rows` rows each.
+) -> list[Chunk]:
+    """Divide `span` into consecutive chunks of about `chunk_rows` rows each.
 
-    There is at least one piece, unless `span` is empty.
+    There is at least one chunk, unless `span` is empty.
 
-    A piece has at most 50 % more rows than `piece_rows`, as estimated from the statistics. The
+    A chunk has at most 50 % more rows than `chunk_rows`, as estimated from the statistics. The
     estimate assumes that rows are spread evenly over their row group, or over `span` if a group has
     no statistics. Bursts of traffic are therefore divided by rows, and not by time.
 
@@ -227,8 +227,8 @@ def cut_into_pieces(
         day: Day of the files.
         footers: Row groups of each file of the day.
         span: Interval with a start and an end.
-        piece_rows: Rows of a piece.
-        corrected: See `Piece.corrected`.
+        chunk_rows: Rows of a chunk.
+        corrected: See `Chunk.corrected`.
     """
     assert span.start is not None
     assert span.end is not None
@@ -244,30 +244,30 @@ def cut_into_pieces(
     before = np.zeros(len(edges))
     for first, last, count in zip(firsts, lasts, counts):
         before += count * np.clip((edges - first) / max(last - first, 1), 0, 1)
-    num_pieces = max(1, int(-(-(before[-1] - before[0]) // piece_rows)))
-    wanted = before[0] + (before[-1] - before[0]) * np.arange(1, num_pieces) / num_pieces
+    num_chunks = max(1, int(-(-(before[-1] - before[0]) // chunk_rows)))
+    wanted = before[0] + (before[-1] - before[0]) * np.arange(1, num_chunks) / num_chunks
     after = np.searchsorted(before, wanted)
     nearest = after - (wanted - before[after - 1] < before[after] - wanted)
-    # Prefer a cut between two row groups, because a group is decoded twice if two pieces share it.
-    is_near = np.abs(before[nearest] - wanted) <= piece_rows / 4
+    # Prefer a split between two row groups. If two chunks share a group, it is decoded twice.
+    is_near = np.abs(before[nearest] - wanted) <= chunk_rows / 4
     inner = np.where(
         is_near, edges[nearest], np.interp(wanted, before, edges).astype(np.int64)
     ).tolist()
     bounds = sorted({span.start, *inner, span.end})
     sizes = np.diff(np.interp(bounds, edges, before)).tolist()
-    pieces: list[Piece] = []
+    chunks: list[Chunk] = []
     for part, size in zip(map(TimeSpan, bounds, bounds[1:]), sizes):
         holding = {
             path
             for path, first, last in zip(paths, firsts, lasts)
             if part.overlaps(first, last - 1)
         }
-        is_first = not pieces
+        is_first = not chunks
         own = [path for path in footers if is_first or path in holding]
-        pieces.append(
-            Piece(day, own, corrected & frozenset(own), part, size, reports_strays=is_first)
+        chunks.append(
+            Chunk(day, own, corrected & frozenset(own), part, size, reports_strays=is_first)
         )
-    return pieces
+    return chunks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,7 +280,7 @@ class Lake:
     ahead_from: int | None = None
     """Time in microseconds since the epoch. Rows at or after this time are ahead of the clock and
     are not read. None reads all rows."""
-    piece_rows: int = PIECE_ROWS
+    chunk_rows: int = CHUNK_ROWS
     """Approximate number of rows that are sorted at a time."""
 
     def plan(self, window: TimeSpan, *, max_unfit_fraction: float = 1.0) -> WindowPlan:
@@ -316,7 +316,7 @@ class Lake:
             for day, files in days.items()
         ]
         clicks = LateClicks(self.files)
-        if planned:
+        if planned:  # workers cannot fetch files
             clicks.read_for_rows(planned[0].day)
         record = self.seen.record_after(
             {day: self.files.own_files(day) for day in self.files.days},
@@ -363,18 +363,18 @@ class Lake:
         """
         late_files = {file for own in late.values() for file in own}
         footers = read_footers([paths[file] for file in files.files])
-        cut = partial(cut_into_pieces, day, piece_rows=self.piece_rows)
+        split = partial(split_into_chunks, day, chunk_rows=self.chunk_rows)
         trained_files = tuple(paths[file] for file in files.files if file not in late_files)
-        late_pieces = [
-            # Strays of the day are reported once. If the window has the day, its first piece does.
-            piece._replace(
-                reports_strays=piece.reports_strays and span.is_empty, trained_files=trained_files
+        late_chunks = [
+            # Strays of the day are reported once. If the window has the day, its first chunk does.
+            chunk._replace(
+                reports_strays=chunk.reports_strays and span.is_empty, trained_files=trained_files
             )
             for late_span, own in late.items()
-            for piece in cut({paths[file]: footers[paths[file]] for file in own}, late_span)
+            for chunk in split({paths[file]: footers[paths[file]] for file in own}, late_span)
         ]
         corrected = frozenset(paths[file] for file in files.corrected)
-        pieces = [] if span.is_empty else cut(footers, span, corrected=corrected)
+        chunks = [] if span.is_empty else split(footers, span, corrected=corrected)
         logger.info(
             "day %s: version %d, %d files, %d with late rows",
             day,
@@ -391,8 +391,8 @@ class Lake:
                 if file in late_files
                 or (not span.is_empty and _may_hold_rows(footers[paths[file]], span))
             ],
-            pieces=pieces,
-            late_pieces=late_pieces,
+            chunks=chunks,
+            late_chunks=late_chunks,
         )
 
     def _late_files(self) -> dict[date, dict[TimeSpan, list[ObjectInfo]]]:
@@ -437,7 +437,7 @@ class Lake:
         try:
             return _count_rows(self.files.paths([file])[0], span)
         except ContractError as error:
-            logger.warning("rows that were not learned cannot be counted: %s", error)
+            logger.warning("rows that are left out cannot be counted: %s", error)
             return None
 
     def _ahead_files(self) -> list[AheadFile]:
@@ -467,7 +467,7 @@ class Lake:
             ]
         if found:
             logger.warning(
-                "%d rows in %d files are not learned yet, because their times are ahead of the "
+                "%d rows in %d files are not read yet, because their times are ahead of the "
                 "clock; the first: %s: %s",
                 sum(each.num_rows for each in found),
                 len(found),
@@ -476,8 +476,8 @@ class Lake:
             )
         return found
 
-    def pieces_before(self, end: int, *, num_days: int, piece_rows: int) -> list[Piece]:
-        """Return the rows before `end` as pieces in time order, without late rows.
+    def chunks_before(self, end: int, *, num_days: int, chunk_rows: int) -> list[Chunk]:
+        """Return the rows before `end` as chunks in time order, without late rows.
 
         Only the footers of the files are read.
 
@@ -485,10 +485,10 @@ class Lake:
             end: Time in microseconds since the epoch.
             num_days: Number of the newest days to read. If `end` is within a day, the hours before
                 it count as a day.
-            piece_rows: Approximate rows of a piece.
+            chunk_rows: Approximate rows of a chunk.
         """
         late = self._late_files()
-        found: list[list[Piece]] = []
+        found: list[list[Chunk]] = []
         for day in reversed(self.files.days):
             span = day_span(day).clipped(TimeSpan(None, end))
             if len(found) == num_days:
@@ -497,18 +497,18 @@ class Lake:
                 late_files = {file for own in late.get(day, {}).values() for file in own}
                 of_day = self.files.of_day(day)
                 files = [file for file in of_day.files if file not in late_files]
-                cut = cut_into_pieces(
+                split = split_into_chunks(
                     day,
                     read_footers(self.files.paths(files)),
                     span,
-                    piece_rows=piece_rows,
+                    chunk_rows=chunk_rows,
                     corrected=frozenset(self.files.paths(of_day.corrected)),
                 )
-                pieces = [
-                    piece._replace(reports_strays=False) for piece in cut if piece.num_rows > 0
+                chunks = [
+                    chunk._replace(reports_strays=False) for chunk in split if chunk.num_rows > 0
                 ]
-                found += [pieces] if pieces else []
-        return [piece for pieces in reversed(found) for piece in pieces]
+                found += [chunks] if chunks else []
+        return [chunk for chunks in reversed(found) for chunk in chunks]
 
     def newest(self) -> int | None:
         """Return the time of the newest row that is not ahead of the clock, or None.

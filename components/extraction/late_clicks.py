@@ -43,6 +43,9 @@ _COUNTS_FROM = "counts_from"
 """Name of a column. A click counts for a row if the row's event time is at least this value. The
 value is the click's time minus the attribution window, in microseconds since the epoch as float64,
 which is exact to the year 2255."""
+_NO_CLICKS = (
+    _SCHEMA.empty_table().select(KEY).append_column(_COUNTS_FROM, pa.array([], pa.float64()))
+)
 _CLOCKS = timedelta(days=1)
 """Tolerance for clock skew. With skewed clocks, a click can be stored under the day before its
 prediction's day."""
@@ -136,9 +139,10 @@ class LateClicks:
         paths = dict(zip(files, self.files.paths(files)))  # fetches all files at once
         for day, of_day in outcomes.items():
             read = read_each([paths[file] for file in of_day], _read_clicks)
-            first = pa.concat_tables(read).group_by(KEY).aggregate([(_COUNTS_FROM, "min")])
+            clicks = pa.concat_tables([_NO_CLICKS, *read])
+            first = clicks.group_by(KEY).aggregate([(_COUNTS_FROM, "min")])
             names = [*KEY, f"{_COUNTS_FROM}_min"]
-            self._clicks[day] = first.select(names).rename_columns([*KEY, _COUNTS_FROM])
+            self._clicks[day] = first.select(names).rename_columns(_NO_CLICKS.schema.names)
             self._hashes.update({file.name: sha256_file(paths[file]) for file in of_day})
             logger.info(
                 "late clicks on rows of %s: %d in %d files",

@@ -1,4 +1,4 @@
-"""Reader of a lake's pieces as tables: sorted by time, each row once, with late clicks."""
+"""Reader of a lake's chunks as tables: sorted by time, each row once, with late clicks."""
 
 import logging
 import os
@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from components.extraction.copies import Copies, corrected_copies, newest_copies, without_known
-from components.extraction.lake import PIECE_ROWS, Piece, cut_into_pieces, read_footers
+from components.extraction.lake import CHUNK_ROWS, Chunk, read_footers, split_into_chunks
 from components.extraction.late_clicks import LateClicks
 from evergreen.config.features import Features
 from evergreen.contracts.raw_rows import REQUEST_ID
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class SortedRows(NamedTuple):
-    """The rows of one piece."""
+    """The rows of one chunk."""
 
     day: date
     """UTC day of the rows."""
@@ -43,7 +43,7 @@ class SortedRows(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RowReader:
-    """Reader of pieces of one lake."""
+    """Reader of chunks of one lake."""
 
     features: Features
     """Features of the rows."""
@@ -65,62 +65,62 @@ class RowReader:
         self.words.merge(part.words)
         self.clicks.add_files_of(part.clicks)
 
-    def tables(self, pieces: Iterable[Piece], malformed: MalformedRows) -> Iterator[SortedRows]:
-        """Yield the rows of each piece that has rows, or rows that were left out.
+    def tables(self, chunks: Iterable[Chunk], malformed: MalformedRows) -> Iterator[SortedRows]:
+        """Yield the rows of each chunk that has rows, or rows that were left out.
 
-        If the pieces are in the order of time, the rows are in this order across tables too.
+        If the chunks are in the order of time, the rows are in this order across tables too.
 
         Raises:
             ContractError: a file is corrupt or too malformed.
         """
-        for piece in pieces:
-            rows = self.read(piece, malformed)
+        for chunk in chunks:
+            rows = self.read(chunk, malformed)
             if rows.table.num_rows or rows.copies.num_rows:
                 yield rows
 
-    def read(self, piece: Piece, malformed: MalformedRows) -> SortedRows:
-        """Return the rows of a piece.
+    def read(self, chunk: Chunk, malformed: MalformedRows) -> SortedRows:
+        """Return the rows of a chunk.
 
         Raises:
             ContractError: see `tables`.
         """
-        table, copies = self._sorted(piece, malformed)
+        table, copies = self._sorted(chunk, malformed)
         num_changed = 0
-        if table.num_rows and piece.trained_files:
-            table, trained = self._without_trained(table, piece, malformed)
+        if table.num_rows and chunk.trained_files:
+            table, trained = self._without_trained(table, chunk, malformed)
             num_changed = trained.num_updated + trained.num_conflicting
             copies.add(trained)
-        table, num_late_clicks = self.clicks.join(table, piece.day)
-        return SortedRows(piece.day, table, copies, num_changed, num_late_clicks)
+        table, num_late_clicks = self.clicks.join(table, chunk.day)
+        return SortedRows(chunk.day, table, copies, num_changed, num_late_clicks)
 
-    def _sorted(self, piece: Piece, malformed: MalformedRows) -> tuple[Any, Copies]:
-        """Return the rows of a piece, sorted and each once, and the counts of left-out copies."""
-        appended = [path for path in piece.files if path not in piece.corrected]
-        if not piece.corrected or not appended:
-            return newest_copies(self._table(piece, malformed), self.features)
-        corrected = [path for path in piece.files if path in piece.corrected]
+    def _sorted(self, chunk: Chunk, malformed: MalformedRows) -> tuple[Any, Copies]:
+        """Return the rows of a chunk, sorted and each once, and the counts of left-out copies."""
+        appended = [path for path in chunk.files if path not in chunk.corrected]
+        if not chunk.corrected or not appended:
+            return newest_copies(self._table(chunk, malformed), self.features)
+        corrected = [path for path in chunk.files if path in chunk.corrected]
         return corrected_copies(
-            self._table(piece._replace(files=corrected), malformed),
-            self._table(piece._replace(files=appended), malformed),
+            self._table(chunk._replace(files=corrected), malformed),
+            self._table(chunk._replace(files=appended), malformed),
             self.features,
         )
 
-    def _table(self, piece: Piece, malformed: MalformedRows) -> Any:
-        return self._table_of(self._batches(piece, malformed))
+    def _table(self, chunk: Chunk, malformed: MalformedRows) -> Any:
+        return self._table_of(self._batches(chunk, malformed))
 
     def _table_of(self, batches: Iterable[Any]) -> Any:
         return pa.Table.from_batches(batches, raw_schema(self.features, weighted=self.weighted))
 
-    def _batches(self, piece: Piece, malformed: MalformedRows) -> Iterator[Any]:
-        day = day_span(piece.day)
-        for path in piece.files:
+    def _batches(self, chunk: Chunk, malformed: MalformedRows) -> Iterator[Any]:
+        day = day_span(chunk.day)
+        for path in chunk.files:
             reader = RawParquet(
                 path=path,
                 features=self.features,
                 weighted=self.weighted,
-                span=piece.span,
+                span=chunk.span,
                 day=day,
-                with_strays=piece.reports_strays,
+                with_strays=chunk.reports_strays,
                 unread=self.unread,
                 words=self.words,
             )
@@ -130,13 +130,13 @@ class RowReader:
                 malformed.add_unfit(path, error)
 
     def _without_trained(
-        self, table: Any, piece: Piece, malformed: MalformedRows
+        self, table: Any, chunk: Chunk, malformed: MalformedRows
     ) -> tuple[Any, Copies]:
-        """Leave out the rows that also occur as a valid row of the piece's `trained_files`.
+        """Leave out the rows that also occur as a valid row of the chunk's `trained_files`.
 
         These files are read one batch at a time.
         """
-        trained = piece._replace(files=list(piece.trained_files), reports_strays=False)
+        trained = chunk._replace(files=list(chunk.trained_files), reports_strays=False)
         requests = table.column(REQUEST_ID).combine_chunks()
         # The malformed rows of these files were checked by the runs that trained on the files.
         with MalformedRows(
@@ -166,18 +166,18 @@ def sorted_day(
         ContractError: a file is corrupt or too malformed.
     """
     span = day_span(day)
-    for piece in cut_into_pieces(day, read_footers(files), span, piece_rows=PIECE_ROWS):
+    for chunk in split_into_chunks(day, read_footers(files), span, chunk_rows=CHUNK_ROWS):
         readers = [
             RawParquet(
                 path=path,
                 features=features,
                 weighted=weighted,
-                span=piece.span,
+                span=chunk.span,
                 day=span,
-                with_strays=piece.reports_strays,
+                with_strays=chunk.reports_strays,
                 with_words=True,
             )
-            for path in piece.files
+            for path in chunk.files
         ]
         batches = [batch for reader in readers for batch in reader.batches(malformed)]
         yield newest_copies(

@@ -182,8 +182,8 @@ class SeenFiles:
             size = self.searched.get(day, {}).get(base_name(file), file.size)
             if size != file.size:
                 logger.warning(
-                    "%s has %d bytes, expected the %d that it had when rows up to %s were "
-                    "learned: what was changed is not learned, new rows belong in new files",
+                    "%s has %d bytes, expected the %d that it had when the lineage was trained on "
+                    "rows up to %s: changed rows are not read, new rows belong in new files",
                     file.name,
                     file.size,
                     size,
@@ -205,7 +205,7 @@ class SeenFiles:
                 way += f" or --set extraction.late_days={needed}"
         logger.warning(
             "%d files %sof %s to %s were not seen by this lineage and are %s: their rows are not "
-            "learned; %s learns them. The first: %s",
+            "read; %s reads them. The first: %s",
             len(files),
             rows,
             first,

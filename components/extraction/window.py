@@ -70,7 +70,7 @@ def resolve_window(
         raise ContractError(
             f"window {window} holds no mature row: of rows up to {to_iso(requested or 0)} those of "
             f"the last {attribution / DAY_MICROS * 24:g} hours (attribution_hours) are left for "
-            "the next round"
+            "the next run"
         )
     if window.is_empty:
         raise ContractError(f"window {window} is empty, expected its start before its end")
@@ -150,7 +150,7 @@ def expect_past(baselines: Baselines, ahead_from: int) -> None:
     for model in baselines.models:
         if (newest := watermark(model)) >= ahead_from:
             raise ContractError(
-                f"model {model.model_id} learned rows up to {to_iso(newest)}, later than "
+                f"model {model.model_id} was trained on rows up to {to_iso(newest)}, later than "
                 f"{to_iso(ahead_from)}, ahead of the clock: no row would be newer until then; to "
                 f"train without it, {run_again(FROM_SCRATCH)}"
             )

@@ -44,7 +44,7 @@ def read_window(
     """Yield the rows of a window of the lake."""
     plan = lake.plan(window)
     reader = RowReader(features=features, clicks=plan.late_clicks)
-    yield from reader.tables(plan.pieces, malformed)
+    yield from reader.tables(plan.chunks, malformed)
 
 
 def open_storage(uri: str, **settings) -> BucketObjects:

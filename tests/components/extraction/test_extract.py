@@ -159,7 +159,7 @@ def extract_lots(tmp_path, raw_table, write_lake, monkeypatch):
     def run(processes, scheduler="", **settings):
         monkeypatch.setattr(forked, "available_cores", lambda: processes)
         dataset = extract_module.extract(
-            folder_lake(folder, piece_rows=40),
+            folder_lake(folder, chunk_rows=40),
             TimeSpan(),
             folder=tmp_path / "work",
             recommender=shop_with(extraction={"max_malformed_fraction": 0.1, **settings}),

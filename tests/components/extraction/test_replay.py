@@ -211,18 +211,18 @@ def test_of_long_days_places_are_read_and_of_each_what_is_needed(
 ):
     lake = write_lake(tmp_path / "lake", ten_days, row_group_size=100)
     monkeypatch.setattr(replay, "BATCH_ROWS", 100)
-    monkeypatch.setattr(replay, "_MIN_PIECES", 14)
-    monkeypatch.setattr(replay, "_ROWS_OF_PIECE", 1)
-    monkeypatch.setattr(replay, "_STRETCH_ROWS", 20)
+    monkeypatch.setattr(replay, "_MIN_CHUNKS", 14)
+    monkeypatch.setattr(replay, "_ROWS_OF_CHUNK", 1)
+    monkeypatch.setattr(replay, "_INTERVAL_ROWS", 20)
     read = []
 
-    def counted(self, piece, malformed):
-        rows = read_piece(self, piece, malformed)
+    def counted(self, chunk, malformed):
+        rows = read_chunk(self, chunk, malformed)
         if malformed.path.name.startswith("replay"):
             read.append(rows.table.num_rows)
         return rows
 
-    read_piece = RowReader.read
+    read_chunk = RowReader.read
     monkeypatch.setattr(RowReader, "read", counted)
     dataset = run_step(lake, holdout_fraction=0.05, replay_share=0.05)
     assert (dataset.num_replay_holdout_rows, dataset.num_replay_rows) == (60, 60)
