@@ -132,8 +132,8 @@ def corrected_copies(corrected: Any, appended: Any, features: Features) -> tuple
     """Sort the rows of a day that was back-filled, and keep one copy of each (request id, row).
 
     Args:
-        corrected: Rows of the back-filled version. One copy of each is kept, even if a copy among
-            the appended rows is newer.
+        corrected: Rows of the back-filled version. One copy of each row is kept, even if a
+            copy among the appended rows is newer.
         appended: Rows that were added to the day later.
         features: Features of the rows.
 

@@ -182,7 +182,7 @@ class _CopiedTask(NamedTuple):
 
 
 def _divide(plan: WindowPlan) -> list[_Task]:
-    """Divide the window's chunks into tasks of consecutive chunks. Late rows are the last task."""
+    """Divide the window's chunks into tasks. The late rows are one more task."""
     chunks, late_chunks = plan.chunks, plan.late_chunks
     num_tasks = max(1, round(sum(chunk.num_rows for chunk in chunks) / _TASK_ROWS))
     shares = (

@@ -3,7 +3,7 @@
 The steps of the extraction, each in a module of its own:
 
 1. `lake`: list what is read, and what is left out.
-2. `copying`: copy the rows of the window and the late rows, with the rows' `reader`.
+2. `copying`: copy the window's rows and the late rows, which `reader` reads.
 3. `holdout`: split the copied rows into training rows and the holdout.
 4. `replay`: sample rows older than the window.
 5. `holdout`: remove holdout rows whose requests also have training rows.
@@ -80,8 +80,8 @@ def extract(
         folder: Output folder.
         recommender: Recommender with its settings.
         baselines: Parent and champion of the candidate.
-        dask_scheduler: Address of the Dask scheduler whose workers copy the rows. If it is empty,
-            processes on this machine copy the rows.
+        dask_scheduler: Address of the Dask scheduler whose workers copy the rows. If the
+            address is empty, processes on this machine copy the rows.
 
     Raises:
         ContractError: a setting is wrong, there are too few rows for training or the holdout, or

@@ -51,8 +51,8 @@ def split_rows(
 ) -> Split:
     """Move the copied rows to `folder`/train and `folder`/holdout.
 
-    Rows with the time of the split are newer rows. If there is no older row, they become training
-    rows.
+    Rows with exactly the time of the split count as newer rows. If no row is older, these rows
+    become training rows.
 
     Args:
         copied: Rows in `folder`.
@@ -82,7 +82,7 @@ def split_rows(
     for part in copied.late.parts:
         part.path.rename(folder / TRAIN / part.path.name)
     for temporary in (folder / WINDOW, folder / LATE):
-        for torn in temporary.glob(".*"):  # left by killed workers
+        for torn in temporary.glob(".*"):  # killed workers leave these files
             torn.unlink()
         if temporary.exists():
             temporary.rmdir()

@@ -1,4 +1,4 @@
-"""The plan of a run's reading: which parts of which files of a lake, in which order.
+"""Plan of what a run reads of a lake: which parts of which files, in which order.
 
 A lake consists of files `day=YYYY-MM-DD/*.parquet` in the raw schema. Days do not overlap in time,
 so reading days in order gives rows in order. A day with more rows than fit in memory is divided
@@ -80,7 +80,7 @@ class PlannedFile(NamedTuple):
 
 
 class PlannedDay(NamedTuple):
-    """The reading of one day of the lake."""
+    """Files and chunks that a run reads of one day."""
 
     day: date
     version: int
@@ -112,7 +112,7 @@ class AheadFile(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class WindowPlan:
-    """All that a run reads of the lake for one window, and what it leaves out."""
+    """Everything that a run reads of the lake for one window, and everything that it leaves out."""
 
     source_uri: str
     """URI of the lake."""
@@ -248,7 +248,7 @@ def split_into_chunks(
     wanted = before[0] + (before[-1] - before[0]) * np.arange(1, num_chunks) / num_chunks
     after = np.searchsorted(before, wanted)
     nearest = after - (wanted - before[after - 1] < before[after] - wanted)
-    # Prefer a split between two row groups. If two chunks share a group, it is decoded twice.
+    # Prefer a split between two row groups. A group that two chunks share is decoded twice.
     is_near = np.abs(before[nearest] - wanted) <= chunk_rows / 4
     inner = np.where(
         is_near, edges[nearest], np.interp(wanted, before, edges).astype(np.int64)
@@ -272,14 +272,14 @@ def split_into_chunks(
 
 @dataclass(frozen=True, kw_only=True)
 class Lake:
-    """A lake as one run reads it."""
+    """A lake from which one run reads."""
 
     files: LakeFiles
     seen: SeenFiles = NOTHING_SEEN
     """Files that the parent's lineage has seen."""
     ahead_from: int | None = None
     """Time in microseconds since the epoch. Rows at or after this time are ahead of the clock and
-    are not read. None reads all rows."""
+    are not read. If None, all rows are read."""
     chunk_rows: int = CHUNK_ROWS
     """Approximate number of rows that are sorted at a time."""
 
@@ -310,7 +310,7 @@ class Lake:
             if day in late or not span.is_empty
         }
         listed = [file for each in days.values() for file in each.files]
-        paths = dict(zip(listed, self.files.paths(listed)))  # fetches all files at once
+        paths = dict(zip(listed, self.files.paths(listed)))  # all files are fetched at once
         planned = [
             self._plan_day(day, files, paths, span=spans[day], late=late.get(day, {}))
             for day, files in days.items()
@@ -349,7 +349,7 @@ class Lake:
         span: TimeSpan,
         late: Mapping[TimeSpan, Sequence[ObjectInfo]],
     ) -> PlannedDay:
-        """Return what is read of one day.
+        """Plan the reading of one day.
 
         Args:
             day: The day.
@@ -366,7 +366,7 @@ class Lake:
         split = partial(split_into_chunks, day, chunk_rows=self.chunk_rows)
         trained_files = tuple(paths[file] for file in files.files if file not in late_files)
         late_chunks = [
-            # Strays of the day are reported once. If the window has the day, its first chunk does.
+            # Strays are reported once. On a day of the window, its first chunk reports them.
             chunk._replace(
                 reports_strays=chunk.reports_strays and span.is_empty, trained_files=trained_files
             )

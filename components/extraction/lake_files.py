@@ -534,7 +534,7 @@ class LakeFiles:
         self.of_day: Callable[[date], DayFiles] = functools.cache(self._files_of_day)
         """Function that returns which files of a day are read, see `files_of_day`."""
         self.unfit: dict[str, QuarantinedFile] = {}
-        """Files that are left out, by name."""
+        """Unfit files, which are left out, by name."""
         self._names: dict[Path, str] = {}
         """Object names of the local files that were requested."""
 
@@ -567,12 +567,12 @@ class LakeFiles:
 
     @property
     def unfit_outcomes(self) -> list[QuarantinedFile]:
-        """Files of late outcomes that are left out."""
+        """Unfit files of late outcomes."""
         return [each for each in self.unfit.values() if each.file.startswith(f"{_OUTCOMES}/")]
 
     @property
     def unfit_rows(self) -> list[QuarantinedFile]:
-        """Files of rows that are left out."""
+        """Unfit files of rows."""
         return [each for each in self.unfit.values() if not each.file.startswith(f"{_OUTCOMES}/")]
 
     def own_files(self, day: date) -> dict[str, ObjectInfo]:

@@ -55,7 +55,7 @@ prediction's day."""
 class LateClicks:
     """The late clicks of one lake.
 
-    Clicks are read from the day of the oldest row on.
+    Only the clicks on rows since a first day are read.
     """
 
     files: LakeFiles
@@ -66,7 +66,7 @@ class LateClicks:
     `_COUNTS_FROM` of its clicks."""
 
     def copy(self) -> "LateClicks":
-        """Return a copy that knows the clicks, and records the files that it reads itself."""
+        """Return a copy with the same clicks, which records only the files that it reads itself."""
         return LateClicks(self.files, _clicks=dict(self._clicks))
 
     def join(self, table: Any, day: date) -> tuple[Any, int]:

@@ -66,7 +66,7 @@ class RowReader:
         self.clicks.add_files_of(part.clicks)
 
     def tables(self, chunks: Iterable[Chunk], malformed: MalformedRows) -> Iterator[SortedRows]:
-        """Yield the rows of each chunk that has rows, or rows that were left out.
+        """Yield the rows of each chunk. Chunks without rows and without copies are skipped.
 
         If the chunks are in the order of time, the rows are in this order across tables too.
 

@@ -33,13 +33,14 @@ class FileRecord(NamedTuple):
     """Sizes in bytes of the seen files."""
     unread: dict[date, dict[str, int | None]]
     """Files that this run or an earlier one left out as unfit. The lineage was trained on the
-    file's rows up to this time, in microseconds since the epoch. None if it was trained on none."""
+    file's rows up to this time, in microseconds since the epoch. The
+    value is None if the lineage was trained on no row of the file."""
 
     def seen_up_to(self, newest: int) -> dict[str, dict[str, int]]:
         """Return `RawDataset.files`. `newest` is the time of the newest training row."""
         days = days_up_to(newest, MAX_LATE_DAYS)
         found = {day: self.seen.get(day, {}) for day in days}
-        # The first day is always recorded: later days that are absent had no files.
+        # The first day is always recorded. Later days that are absent had no files.
         return {str(day): files for day, files in found.items() if files or day == days[0]}
 
     def unread_up_to(self, newest: int) -> dict[str, dict[str, str]]:
@@ -115,7 +116,7 @@ class SeenFiles:
         return dict(found)
 
     def left_out_files(self, day: date, files: Iterable[ObjectInfo]) -> dict[str, TimeSpan]:
-        """Return a day's unseen files of which this run leaves out rows, by name.
+        """Return a day's unseen files whose rows this run leaves out, entirely or partly, by name.
 
         The value is the span of the rows that are left out.
         """
@@ -129,7 +130,7 @@ class SeenFiles:
         }
 
     def reads_part_of(self, day: date) -> bool:
-        """Return whether this run reads a part of the day, although it leaves out older rows."""
+        """Return whether this run reads rows of the day, even if it leaves out older rows of it."""
         end = day_span(day).end
         assert end is not None
         return end > self.left_out_before
@@ -172,7 +173,7 @@ class SeenFiles:
         return record
 
     def _untrained_span(self, day: date, file: ObjectInfo) -> TimeSpan:
-        """Return the part of the day of which no row in this unseen file was used for training."""
+        """Return the part of the day whose rows in this unseen file were not used for training."""
         newest = self.trained_until.get(day, {}).get(base_name(file))
         return day_span(day).clipped(TimeSpan(None if newest is None else newest + 1, None))
 

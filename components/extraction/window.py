@@ -138,7 +138,7 @@ def find_baselines(store: Path, *, parent: str, champion: str, features: Feature
 def expect_past(baselines: Baselines, ahead_from: int) -> None:
     """Check that no model was trained on a row that is ahead of the clock.
 
-    After such a row, no later row would be newer than the watermark.
+    The watermark of such a model would be later than the rows of the following runs.
 
     Args:
         baselines: Models that the run continues and compares with.
