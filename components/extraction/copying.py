@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from components.extraction.copies import Copies
-from components.extraction.lake import Chunk, WindowPlan
+from components.extraction.lake import LakeChunk, WindowPlan
 from components.extraction.reader import RowReader, SortedRows
 from evergreen.config.extraction import ExtractionSettings
 from evergreen.contracts.raw_rows import EVENT_TIME
@@ -165,11 +165,11 @@ def copy_rows(
     return Copied(window, late, copies, malformed)
 
 
-class _Task(NamedTuple):
+class _CopyTask(NamedTuple):
     """Chunks that one worker copies."""
 
     number: int
-    chunks: list[Chunk]
+    chunks: list[LakeChunk]
     is_late: bool = False
 
 
@@ -181,19 +181,19 @@ class _CopiedTask(NamedTuple):
     words: WordCounts
 
 
-def _divide(plan: WindowPlan) -> list[_Task]:
+def _divide(plan: WindowPlan) -> list[_CopyTask]:
     """Divide the window's chunks into tasks. The late rows are one more task."""
     chunks, late_chunks = plan.chunks, plan.late_chunks
     num_tasks = max(1, round(sum(chunk.num_rows for chunk in chunks) / _TASK_ROWS))
     shares = (
         forked.shares(chunks, num_tasks, weight=lambda chunk: chunk.num_rows + 1) if chunks else []
     )
-    tasks = [_Task(number, share) for number, share in enumerate(shares)]
-    return [*tasks, _Task(len(tasks), late_chunks, is_late=True)] if late_chunks else tasks
+    tasks = [_CopyTask(number, share) for number, share in enumerate(shares)]
+    return [*tasks, _CopyTask(len(tasks), late_chunks, is_late=True)] if late_chunks else tasks
 
 
 def _copy_task(
-    task: _Task, *, reader: RowReader, malformed: MalformedRows, folder: Path
+    task: _CopyTask, *, reader: RowReader, malformed: MalformedRows, folder: Path
 ) -> _CopiedTask:
     copied, part = CopiedRows(), reader.copy()
     own = malformed.of_part(task.number)

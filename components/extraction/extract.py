@@ -36,7 +36,7 @@ from components.extraction.copying import MALFORMED_FILE, Copied, CopiedRows, co
 from components.extraction.holdout import (
     HOLDOUT,
     TRAIN,
-    Split,
+    RowSplit,
     remove_straddling,
     rows_until,
     split_rows,
@@ -191,7 +191,7 @@ class _Written(NamedTuple):
 
     plan: WindowPlan
     copied: Copied
-    split: Split
+    split: RowSplit
     replay: DrawnReplay
     num_straddling: int
     has_words: bool
@@ -254,7 +254,7 @@ def _dataset(
     )
 
 
-def _days(plan: WindowPlan, copied: Copied, split: Split) -> list[dict[str, Any]]:
+def _days(plan: WindowPlan, copied: Copied, split: RowSplit) -> list[dict[str, Any]]:
     """Return `RawDataset.days`."""
     num_rows, num_late = copied.window.days, copied.late.days
     found = []
@@ -318,7 +318,7 @@ def _expect_rows(
     num_newer = copied.num_rows - num_trained
     if num_newer < _MIN_ROWS:
         models = " or ".join(model.model_id for model in baselines.models)
-        advice = _window_end_needed(lake, reader, newest, attribution)
+        advice = _window_end_needed(lake, reader, newest, attribution=attribution)
         raise ContractError(
             f"window {window} holds {num_newer} rows newer than {to_iso(newest)}, up to which "
             f"{models} was trained, expected at least {_MIN_ROWS}: rows that one of the compared "
@@ -327,7 +327,7 @@ def _expect_rows(
     return num_trained
 
 
-def _window_end_needed(lake: Lake, reader: RowReader, newest: int, attribution: int) -> str:
+def _window_end_needed(lake: Lake, reader: RowReader, newest: int, *, attribution: int) -> str:
     """Return a phrase that says which end of the window would leave enough rows, for messages.
 
     Only rows after the time `newest` are counted.

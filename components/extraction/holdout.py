@@ -33,7 +33,7 @@ from evergreen.runtime.workers import Workers
 TRAIN, HOLDOUT = "train", "holdout"
 
 
-class Split(NamedTuple):
+class RowSplit(NamedTuple):
     """Numbers of rows on both sides of the split."""
 
     num_train: int
@@ -48,7 +48,7 @@ class Split(NamedTuple):
 
 def split_rows(
     copied: Copied, *, num_trained: int, holdout_fraction: float, window: TimeSpan, folder: Path
-) -> Split:
+) -> RowSplit:
     """Move the copied rows to `folder`/train and `folder`/holdout.
 
     Rows with exactly the time of the split count as newer rows. If no row is older, these rows
@@ -90,7 +90,7 @@ def split_rows(
     for path in (folder / HOLDOUT).iterdir():
         days.update((_event_times(path) // DAY_MICROS).tolist())
     num_newer = num_rows - num_older
-    return Split(copied.late.num_rows + num_older, num_newer, days, last_trained)
+    return RowSplit(copied.late.num_rows + num_older, num_newer, days, last_trained)
 
 
 def rows_until(parts: Sequence[PartFile], time: int) -> int:
@@ -149,7 +149,7 @@ def _rewrite(part: PartFile, num_older: int, *, older: Path, newest: Path, numbe
 
 
 def remove_straddling(
-    folder: Path, split: Split, *, trained: Sequence[Path], window: TimeSpan, workers: Workers
+    folder: Path, split: RowSplit, *, trained: Sequence[Path], window: TimeSpan, workers: Workers
 ) -> int:
     """Remove from `folder`/holdout the rows of requests that also have training rows.
 

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 
 from components.extraction.lake_files import DayFiles, LakeFiles
 from components.extraction.late_clicks import LateClicks
-from components.extraction.seen_files import NOTHING_SEEN, FileRecord, LeftOutFile, SeenFiles
+from components.extraction.seen_files import NOTHING_SEEN, LeftOutFile, LineageRecord, SeenFiles
 from evergreen.contracts.raw_rows import EVENT_TIME
 from evergreen.rows.archived_rows import reading_parquet
 from evergreen.rows.parquet import GroupTimes, group_times, within
@@ -50,7 +50,7 @@ class RowGroup(NamedTuple):
     num_rows: int
 
 
-class Chunk(NamedTuple):
+class LakeChunk(NamedTuple):
     """A part of one day, which is read as a unit."""
 
     day: date
@@ -87,9 +87,9 @@ class PlannedDay(NamedTuple):
     """Back-filled version, or 0 if the day was never back-filled."""
     files: list[PlannedFile]
     """Files that have late rows, or may have rows of the window."""
-    chunks: list[Chunk]
+    chunks: list[LakeChunk]
     """Chunks with the window's rows, in the order of time."""
-    late_chunks: list[Chunk]
+    late_chunks: list[LakeChunk]
     """Chunks with late rows."""
 
     def digest(self) -> str:
@@ -126,17 +126,17 @@ class WindowPlan:
     left_out_files: list[LeftOutFile]
     """Unseen files whose rows the run leaves out, by day and name. A file is unseen if no run of
     the lineage has seen it."""
-    record: FileRecord
+    record: LineageRecord
     """Files that the lineage has seen after this run. Files that are found unfit while old rows are
     sampled still count as seen."""
 
     @property
-    def chunks(self) -> list[Chunk]:
+    def chunks(self) -> list[LakeChunk]:
         """Return the chunks with the window's rows, in the order of time."""
         return [chunk for day in self.days for chunk in day.chunks]
 
     @property
-    def late_chunks(self) -> list[Chunk]:
+    def late_chunks(self) -> list[LakeChunk]:
         """Return the chunks with late rows, by day."""
         return [chunk for day in self.days for chunk in day.late_chunks]
 
@@ -214,7 +214,7 @@ def split_into_chunks(
     *,
     chunk_rows: int,
     corrected: frozenset[Path] = frozenset(),
-) -> list[Chunk]:
+) -> list[LakeChunk]:
     """Divide `span` into consecutive chunks of about `chunk_rows` rows each.
 
     There is at least one chunk, unless `span` is empty.
@@ -228,7 +228,7 @@ def split_into_chunks(
         footers: Row groups of each file of the day.
         span: Interval with a start and an end.
         chunk_rows: Rows of a chunk.
-        corrected: See `Chunk.corrected`.
+        corrected: See `LakeChunk.corrected`.
     """
     assert span.start is not None
     assert span.end is not None
@@ -255,7 +255,7 @@ def split_into_chunks(
     ).tolist()
     bounds = sorted({span.start, *inner, span.end})
     sizes = np.diff(np.interp(bounds, edges, before)).tolist()
-    chunks: list[Chunk] = []
+    chunks: list[LakeChunk] = []
     for part, size in zip(map(TimeSpan, bounds, bounds[1:]), sizes):
         holding = {
             path
@@ -265,7 +265,7 @@ def split_into_chunks(
         is_first = not chunks
         own = [path for path in footers if is_first or path in holding]
         chunks.append(
-            Chunk(day, own, corrected & frozenset(own), part, size, reports_strays=is_first)
+            LakeChunk(day, own, corrected & frozenset(own), part, size, reports_strays=is_first)
         )
     return chunks
 
@@ -476,7 +476,7 @@ class Lake:
             )
         return found
 
-    def chunks_before(self, end: int, *, num_days: int, chunk_rows: int) -> list[Chunk]:
+    def chunks_before(self, end: int, *, num_days: int, chunk_rows: int) -> list[LakeChunk]:
         """Return the rows before `end` as chunks in time order, without late rows.
 
         Only the footers of the files are read.
@@ -488,7 +488,7 @@ class Lake:
             chunk_rows: Approximate rows of a chunk.
         """
         late = self._late_files()
-        found: list[list[Chunk]] = []
+        found: list[list[LakeChunk]] = []
         for day in reversed(self.files.days):
             span = day_span(day).clipped(TimeSpan(None, end))
             if len(found) == num_days:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from components.extraction.copies import Copies, corrected_copies, newest_copies, without_known
-from components.extraction.lake import CHUNK_ROWS, Chunk, read_footers, split_into_chunks
+from components.extraction.lake import CHUNK_ROWS, LakeChunk, read_footers, split_into_chunks
 from components.extraction.late_clicks import LateClicks
 from evergreen.config.features import Features
 from evergreen.contracts.raw_rows import REQUEST_ID
@@ -65,7 +65,7 @@ class RowReader:
         self.words.merge(part.words)
         self.clicks.add_files_of(part.clicks)
 
-    def tables(self, chunks: Iterable[Chunk], malformed: MalformedRows) -> Iterator[SortedRows]:
+    def tables(self, chunks: Iterable[LakeChunk], malformed: MalformedRows) -> Iterator[SortedRows]:
         """Yield the rows of each chunk. Chunks without rows and without copies are skipped.
 
         If the chunks are in the order of time, the rows are in this order across tables too.
@@ -78,7 +78,7 @@ class RowReader:
             if rows.table.num_rows or rows.copies.num_rows:
                 yield rows
 
-    def read(self, chunk: Chunk, malformed: MalformedRows) -> SortedRows:
+    def read(self, chunk: LakeChunk, malformed: MalformedRows) -> SortedRows:
         """Return the rows of a chunk.
 
         Raises:
@@ -93,7 +93,7 @@ class RowReader:
         table, num_late_clicks = self.clicks.join(table, chunk.day)
         return SortedRows(chunk.day, table, copies, num_changed, num_late_clicks)
 
-    def _sorted(self, chunk: Chunk, malformed: MalformedRows) -> tuple[Any, Copies]:
+    def _sorted(self, chunk: LakeChunk, malformed: MalformedRows) -> tuple[Any, Copies]:
         """Return the rows of a chunk, sorted and each once, and the counts of left-out copies."""
         appended = [path for path in chunk.files if path not in chunk.corrected]
         if not chunk.corrected or not appended:
@@ -105,13 +105,13 @@ class RowReader:
             self.features,
         )
 
-    def _table(self, chunk: Chunk, malformed: MalformedRows) -> Any:
+    def _table(self, chunk: LakeChunk, malformed: MalformedRows) -> Any:
         return self._table_of(self._batches(chunk, malformed))
 
     def _table_of(self, batches: Iterable[Any]) -> Any:
         return pa.Table.from_batches(batches, raw_schema(self.features, weighted=self.weighted))
 
-    def _batches(self, chunk: Chunk, malformed: MalformedRows) -> Iterator[Any]:
+    def _batches(self, chunk: LakeChunk, malformed: MalformedRows) -> Iterator[Any]:
         day = day_span(chunk.day)
         for path in chunk.files:
             reader = RawParquet(
@@ -130,7 +130,7 @@ class RowReader:
                 malformed.add_unfit(path, error)
 
     def _without_trained(
-        self, table: Any, chunk: Chunk, malformed: MalformedRows
+        self, table: Any, chunk: LakeChunk, malformed: MalformedRows
     ) -> tuple[Any, Copies]:
         """Leave out the rows that also occur as a valid row of the chunk's `trained_files`.
 

@@ -24,8 +24,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from components.extraction.holdout import Split
-from components.extraction.lake import Chunk, Lake
+from components.extraction.holdout import RowSplit
+from components.extraction.lake import Lake, LakeChunk
 from components.extraction.reader import RowReader
 from evergreen.config.extraction import ExtractionSettings
 from evergreen.contracts.raw_rows import REQUEST_ID, ROW
@@ -76,7 +76,7 @@ def draw_replay(
     reader: RowReader,
     before: int,
     *,
-    split: Split,
+    split: RowSplit,
     settings: ExtractionSettings,
     folder: Path,
 ) -> DrawnReplay:
@@ -109,7 +109,9 @@ def draw_replay(
     while True:
         part = reader.copy()
         try:
-            drawn = _draw(lake, part, before, wanted, settings=settings, unfit=unfit, folder=folder)
+            drawn = _draw(
+                lake, part, before, wanted=wanted, settings=settings, unfit=unfit, folder=folder
+            )
         except ContractError as error:
             for side in (REPLAYED, HELD_OUT):
                 shutil.rmtree(folder / side, ignore_errors=True)
@@ -131,8 +133,8 @@ def _draw(
     lake: Lake,
     reader: RowReader,
     before: int,
-    wanted: dict[str, int],
     *,
+    wanted: dict[str, int],
     settings: ExtractionSettings,
     unfit: list[QuarantinedFile],
     folder: Path,
@@ -147,7 +149,12 @@ def _draw(
     )
     with collector as malformed:
         days = _copy_drawn(
-            reader, chunks, wanted, malformed, salt=np.uint64(before % 2**64), folder=folder
+            reader,
+            chunks,
+            wanted,
+            malformed=malformed,
+            salt=np.uint64(before % 2**64),
+            folder=folder,
         )
     malformed.report_unfit()
     taken = {side: sum(counts[side] for counts in days.values()) for side in wanted}
@@ -172,10 +179,10 @@ def _draw(
 
 def _copy_drawn(
     reader: RowReader,
-    chunks: list[Chunk],
+    chunks: list[LakeChunk],
     wanted: dict[str, int],
-    malformed: MalformedRows,
     *,
+    malformed: MalformedRows,
     salt: np.uint64,
     folder: Path,
 ) -> dict[str, dict[str, int]]:
@@ -201,8 +208,8 @@ def _copy_drawn(
 
 
 def _spread(
-    chunks: list[Chunk], wanted: dict[str, int], salt: np.uint64
-) -> list[tuple[Chunk, float]]:
+    chunks: list[LakeChunk], wanted: dict[str, int], salt: np.uint64
+) -> list[tuple[LakeChunk, float]]:
     """Return the chunks to read, in order, each with a cumulative share of the rows.
 
     The chunks are divided into groups of neighbours. The salt selects one chunk of each group, and
@@ -227,7 +234,7 @@ def _spread(
     return list(zip(shortened, (ends / ends[-1]).tolist()))
 
 
-def _shorten(chunk: Chunk, num_rows: float, *, at: float) -> Chunk:
+def _shorten(chunk: LakeChunk, num_rows: float, *, at: float) -> LakeChunk:
     """Return a copy of the chunk whose span is shortened to about `num_rows` rows.
 
     `at` in [0, 1] selects the start: 0 is the earliest possible start, and 1 the latest.

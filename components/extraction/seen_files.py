@@ -26,7 +26,7 @@ from evergreen.storage.objects import ObjectInfo
 logger = logging.getLogger(__name__)
 
 
-class FileRecord(NamedTuple):
+class LineageRecord(NamedTuple):
     """The files of version 0 that a lineage has seen after a run, by day and name."""
 
     seen: dict[date, dict[str, int]]
@@ -142,7 +142,7 @@ class SeenFiles:
         left_out: Collection[str],
         unfit: Collection[str],
         window: TimeSpan,
-    ) -> FileRecord:
+    ) -> LineageRecord:
         """Return the files that the lineage has seen after this run.
 
         Args:
@@ -153,7 +153,7 @@ class SeenFiles:
         """
         continues = not self.starts_new_record
         before_window = None if continues or window.start is None else window.start - 1
-        record = FileRecord({}, {})
+        record = LineageRecord({}, {})
         for day in sorted({*files, *self.recorded}):
             before = self.recorded.get(day, {}) if continues else {}
             trained_until = self.trained_until.get(day, {}) if continues else {}
