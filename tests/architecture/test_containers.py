@@ -9,8 +9,12 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -19,6 +23,7 @@ import pyarrow.parquet as pq
 import pytest
 from onnx import numpy_helper
 
+from controller.site import SiteSettings
 from demo import runner
 from demo.environments import python_of
 from evergreen.contracts.manifests import RawDataset, ValidationReport
@@ -27,6 +32,7 @@ from pipelines.images import ENVIRONMENT_OF_STEP
 from pipelines.package import compile_pipeline
 from pipelines.placement import Placement
 from tests.support.containers import CONFINED, PLAIN, USER, give_to_user, in_containers
+from tests.support.controllers import answering
 from tests.support.dockerfiles import lock
 from tests.support.paths import REPOSITORY
 from tests.support.recommenders import accept_into
@@ -67,10 +73,11 @@ def test_entry_point_prints_help_in_confined_container(podman, images, image):
     assert done.stdout.startswith(("usage: python -m ", "usage: evergreen "))
 
 
-def turn(folder: Path, lake: Path) -> dict:
+def turn(folder: Path, lake: Path, controller: Callable[[runner.LocalFolders], Any]) -> dict:
     """Run the compiled pipeline on `lake`, and return the numbers of its result.
 
-    All output is below `folder`.
+    All output is below `folder`. `controller` returns a context in which the release requests of
+    the folders' registry are carried out.
     """
     folders = runner.LocalFolders(root=folder)
     places = {**folders.locations(), "lake": str(lake), "server": "onnxruntime"}
@@ -84,9 +91,10 @@ def turn(folder: Path, lake: Path) -> dict:
     pythons = {name: python_of(name, REPOSITORY) for name in set(ENVIRONMENT_OF_STEP.values())}
     paths = {"root": folders.artifacts, "logs": folders.logs, "source": REPOSITORY}
     try:
-        runner.run_pipeline(
-            package, arguments, locations=places, name="tiny", pythons=pythons, **paths
-        )
+        with controller(folders):
+            runner.run_pipeline(
+                package, arguments, locations=places, name="tiny", pythons=pythons, **paths
+            )
     except runner.PipelineFailed as error:
         logs = (
             f"{log.name}: {log.read_text()[-1500:]}" for log in sorted(folders.logs.glob("*.log"))
@@ -108,6 +116,31 @@ def turn(folder: Path, lake: Path) -> dict:
     }
 
 
+def answering_here(folders: runner.LocalFolders) -> Any:
+    """Carry out release requests in this process."""
+    return answering(SiteSettings(store=folders.store, repository=folders.repository.as_uri()))
+
+
+@contextmanager
+def answering_in_container(
+    podman, images, mount: str, folders: runner.LocalFolders
+) -> Iterator[None]:
+    """Carry out release requests in a container of the controller, as its user."""
+    name = "evergreen-tested-controller"
+    flags = [f"--store={folders.store}", f"--repository={folders.repository.as_uri()}"]
+    command = ["podman", "run", "--rm", f"--name={name}", *CONFINED, "--network=none", mount]
+    command += ["--entrypoint=python", images["deployment"], "-m", "controller", *flags]
+    with open(folders.root / "controller.log", "wb") as log:
+        process = subprocess.Popen(
+            [*command, "--interval-seconds=0.2"], env=podman("run"), stdout=log, stderr=log
+        )
+        try:
+            yield
+        finally:
+            subprocess.run(["podman", "rm", "--force", "--ignore", name], env=podman("run"))
+            process.wait(60)
+
+
 def test_compiled_pipeline_comes_to_same_in_containers(podman, images, volume, monkeypatch):
     lake, world = volume / "lake", volume / "simulator.json"
     size = ["--rows", "2000", "--days", "2", "--last-day", "2026-01-02", "--seed", "1"]
@@ -126,7 +159,7 @@ def test_compiled_pipeline_comes_to_same_in_containers(podman, images, volume, m
         *simulate,
     ]
     subprocess.run(command, env=podman("run"), check=True)
-    outside = turn(volume / "outside", lake)
+    outside = turn(volume / "outside", lake, answering_here)
     steps = []
     # The compiled pipeline sets ORT_DISABLE_TELEMETRY.
     monkeypatch.delenv("ORT_DISABLE_TELEMETRY", raising=False)
@@ -137,7 +170,9 @@ def test_compiled_pipeline_comes_to_same_in_containers(podman, images, volume, m
     # volume has write permission.
     previous = os.umask(0)
     try:
-        inside = turn(volume / "inside", lake)
+        inside = turn(
+            volume / "inside", lake, partial(answering_in_container, podman, images, mount)
+        )
     finally:
         os.umask(previous)
     assert set(steps) == set(ENVIRONMENT_OF_STEP)

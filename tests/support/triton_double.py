@@ -210,7 +210,7 @@ class ScoringDouble:
     def __init__(self, features: Features = SHOP.features) -> None:
         self.features, self.version = features, 1
         self.versions: list[int] = []
-        """Versions that the next answers report. Later answers report `version`."""
+        """Version numbers in the next answers. Later answers contain `version`."""
         self.failures: list[tuple[grpc.StatusCode, str]] = []
         self.always: tuple[grpc.StatusCode, str] | None = None
         self.canary_version: int | str | None = None

@@ -179,7 +179,7 @@ def test_round_goes_on_with_its_parents_columns_only(
 
 
 def test_nothing_is_fitted_on_old_rows(write_raw, write_old_rows, run_step, raw_table, reading):
-    """A category that occurs only in old rows gets no id, and no moment changes."""
+    """Old rows add no category to the vocabularies and change no mean."""
     old = reading.replace(raw_table(400, seed=8), "C1", np.full(400, 123_456_789))
     old = reading.replace(old, "I1", np.full(400, 9999.0))
     without = run_step(write_raw(raw_table(900, seed=1)))
