@@ -217,7 +217,7 @@ def run_step(tmp_path, recommender):
     """Change settings of the recommender, and extract the whole lake or a window of it."""
 
     def run(lake, window=ALL, *, run="run", **settings) -> RawDataset:
-        opened = folder_lake(lake, recommender=recommender) if isinstance(lake, Path) else lake
+        opened = folder_lake(lake) if isinstance(lake, Path) else lake
         folder = tmp_path / "wo rk" / run / "extraction"
         changed = with_sections(recommender, extraction=settings)
         return extract(opened, window, folder=folder, recommender=changed)
