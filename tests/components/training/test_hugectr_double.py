@@ -143,6 +143,34 @@ def test_source_before_end_nulls_and_layer_after_compile_are_accepted(model, dou
     model.add(double.DenseLayer(layer_type=double.Layer_t.ReLU, **layer))
 
 
+def test_too_many_keys_are_dropped_without_error(world, double, tmp_path):
+    """A slot of lists with at most two keys reads a row of three keys as its first two."""
+    import double_reader
+
+    keys = pa.array([[1, 2, 3], [4], []] + [[5]] * 61, pa.list_(pa.int64()))
+    columns = {"label": pa.array([1.0] * 64, pa.float32()), "keys": keys}
+    pq.write_table(pa.table(columns), tmp_path / "000.parquet")
+    stats = [{"file_name": "000.parquet", "num_rows": 64}]
+    named = {"labels": [{"col_name": "label", "index": 0}], "conts": []}
+    named["cats"] = [{"col_name": "keys", "index": 1}]
+    (tmp_path / "_metadata.json").write_text(json.dumps({"file_stats": stats, **named}))
+    (tmp_path / "_file_list.txt").write_text(f"1\n{tmp_path / '000.parquet'}")
+    reader = double_reader.Reader(
+        source=str(tmp_path / "_file_list.txt"),
+        most_keys=[2],
+        label_dim=1,
+        dense_dim=0,
+        batch_size=64,
+        slot_sizes=[],
+        num_workers=1,
+        num_gpus=1,
+        i64=True,
+    )
+    reader.set_source(reader.source)
+    _, _, found = reader.next()
+    assert found[:3].tolist() == [[1, 2], [4, -1], [-1, -1]]
+
+
 def test_text_of_error_in_train_is_only_in_log(model, caplog, monkeypatch):
     def fail():
         raise RuntimeError("out of memory")

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from components.training.device_memory import free_memory
 from components.training.hugectr.engine import HugectrEngine
 from components.training.hugectr.files import DENSE_FILE, SPARSE_FOLDER, SPARSE_OPTIMIZER_FILE
 from components.training.start import write_initial
@@ -198,6 +199,63 @@ def test_scratch_is_empty_in_end(make_engine, initial, rows, tmp_path):
     assert len(list((tmp_path / "scratch").glob("*/rows-*/*"))) == 1
     engine.close()
     assert not list((tmp_path / "scratch").iterdir())
+
+
+SMI = """#!/bin/sh
+test "$1" = --query-gpu=memory.free,memory.total || exit 1
+{}
+"""
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path, monkeypatch):
+    """Puts a program nvidia-smi that runs these shell commands first on PATH."""
+
+    def put(commands):
+        (tmp_path / "bin").mkdir()
+        (tmp_path / "bin" / "nvidia-smi").write_text(SMI.format(commands))
+        (tmp_path / "bin" / "nvidia-smi").chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+
+    return put
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, MemoryError], ids=["HugeCTR's", "RMM's"])
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [("compile", "cannot build the network"), ("train", "stopped at step 1")],
+)
+def test_full_gpu_memory_is_failure_that_names_sizes_and_free_memory(
+    make_engine, initial, rows, nvidia_smi, kind, method, words
+):
+    def fail(self, *arguments, **keywords):
+        raise kind("out of memory")
+
+    nvidia_smi("echo '1536, 81920'; echo '79872, 81920'")
+    engine = make_engine(methods={method: fail})
+    engine.restore(initial)
+    with raises(
+        PermanentError,
+        words,
+        "batches of 128 rows and workspaces of 1 MiB per GPU",
+        "(free memory: GPU 0: 1.5 GiB of 80.0 GiB, GPU 1: 78.0 GiB of 80.0 GiB): out of memory;",
+    ):
+        engine.learn(rows, np.arange(128), batch_size=128, seed=0)
+
+
+@pytest.mark.parametrize(
+    "commands",
+    ["exit 9", "echo '[N/A], [N/A]'", "echo ''", "true"],
+    ids=["failure", "MIG slice", "empty line", "no GPU"],
+)
+def test_free_memory_that_nvidia_smi_does_not_report_is_unknown(nvidia_smi, commands):
+    nvidia_smi(commands)
+    assert free_memory() == "unknown"
+
+
+def test_free_memory_without_nvidia_smi_is_unknown(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert free_memory() == "unknown"
 
 
 def test_loss_of_zero_is_failure(make_engine, initial, rows):

@@ -11,8 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from components.training import torch_parts
 from components.training.pytorch.engine import PytorchEngine, gpu_hints
+from components.training.rows import Rows
 from components.training.start import write_initial
 from components.training.torch_parts import assemble
+from evergreen.config.features import Places, PooledPlaces
 from evergreen.config.training import TrainingSettings
 from evergreen.networks.files import open_model, slot_offsets
 from evergreen.networks.network import build_network, load_dense
@@ -20,6 +22,7 @@ from evergreen.networks.scoring import load_scorer
 from evergreen.runtime.errors import ContractError
 from tests.support.errors import raises
 from tests.support.networks import shaped
+from tests.support.pretended_gpu import pretend, pretended_gpu
 from tests.support.training_world import dcn
 
 SETTINGS = TrainingSettings(learning_rate=0.01)
@@ -221,6 +224,37 @@ def test_gpu_hints_name_batch_size_and_tf32_only_where_setting_limits():
 def test_call_gets_second_or_so_of_rows_whatever_batch(world):
     with closing(PytorchEngine(CONFIG, world.slot_sizes, SETTINGS, device="cpu")) as engine:
         assert [engine.segment_batches(size) for size in (32, 2048, 10**6)] == [1024, 16, 1]
+
+
+LISTS = Places((0, 1, 1, 1, 2, 2), (PooledPlaces(1, 4, "mean"), PooledPlaces(4, 6, "sum")))
+
+
+def test_lists_and_weights_train_on_gpu_as_on_cpu(monkeypatch, tmp_path):
+    """The GPU is pretended: it computes as the CPU does, and refuses the CPU's tensors."""
+    pretend(monkeypatch, torch_parts)
+    sizes, random = [9, 7, 12], np.random.default_rng(0)
+    config = replace(CONFIG, num_dense=2, num_categorical=3)
+    rows = Rows(
+        labels=(random.random(200) < 0.4).astype(np.float32),
+        dense=random.normal(size=(200, 2)).astype(np.float32),
+        ids=(random.random((200, 6)) * np.take(sizes, LISTS.slots)).astype(np.int32),
+        weights=random.random(200).astype(np.float32),
+    )
+    write_initial(tmp_path / "start", config, sizes, click_rate=0.3, seed=0, places=LISTS)
+    scores, models = {}, {}
+    for device in ("cpu", "cuda"):
+        with (
+            pretended_gpu(),
+            closing(PytorchEngine(config, sizes, SETTINGS, device=device, places=LISTS)) as engine,
+        ):
+            engine.restore(tmp_path / "start")
+            engine.learn(rows, np.arange(200), batch_size=64, seed=0)
+            engine.save(tmp_path / device)
+            scores[device] = engine.score(rows)
+        models[device] = open_model(tmp_path / device, sizes)
+    np.testing.assert_allclose(scores["cuda"], scores["cpu"], atol=1.2e-7)
+    for mine, its in zip(models["cuda"].parts, models["cpu"].parts):
+        np.testing.assert_allclose(mine.table, its.table, atol=1.2e-7)
 
 
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])

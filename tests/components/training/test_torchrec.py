@@ -14,14 +14,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from components.training.torchrec import launch
 from evergreen.config.model import DcnConfig, config_from_document
 from evergreen.config.training import TrainingSettings
 from evergreen.networks.files import one_each, open_model
 from evergreen.networks.scoring import load_scorer
+from evergreen.registry.runs import read_notes
+from evergreen.runtime.errors import PermanentError
 from evergreen.runtime.exit_codes import ExitCode
 from evergreen.storage.uris import local_path
+from tests.support.errors import raises
 from tests.support.paths import REPOSITORY
 
 pytest.importorskip("torchrec")
@@ -139,6 +143,51 @@ def test_killed_worker_ends_step_and_one_process_goes_on_from_last_save(
     np.testing.assert_allclose(scores(model, world), scores(unbroken, world), atol=2e-4)
 
 
+OUT_OF_MEMORY = """
+import os
+if os.environ.get("RANK") == "{rank}":
+    import torch
+    from components.training.torchrec import engine
+    torch.cuda.mem_get_info = lambda: (3 << 29, 80 << 30)
+    def fail(*arguments):
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    engine.{patched} = fail
+"""
+
+
+@pytest.mark.parametrize(
+    ("rank", "patched"),
+    [(1, "_Worker._step"), (0, "_Worker._step"), (1, "table_collection")],
+    ids=["worker in step", "leader in step", "worker at start"],
+)
+def test_full_gpu_memory_of_any_worker_names_sizes(
+    step_flags, world, make_training_set, environment, workers, tmp_path, rank, patched
+):
+    workers.be(1)
+    training_set = make_training_set(*world.rows(4_000)[:3])
+    fault = OUT_OF_MEMORY.format(rank=rank, patched=patched)
+    (tmp_path / "faulty").mkdir()
+    (tmp_path / "faulty" / "sitecustomize.py").write_text(fault)
+    variables = {"PYTHONPATH": os.pathsep.join([str(tmp_path / "faulty"), str(REPOSITORY)])}
+    flags = step_flags(training_set, backend="torchrec", processes=2)
+    done = subprocess.run(
+        [sys.executable, "-m", "components.training", *flags],
+        cwd=REPOSITORY,
+        env={**os.environ, **variables},
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == ExitCode.FAILED, done.stderr
+    assert "Traceback" not in done.stderr
+    (note,) = read_notes(tmp_path / "a store", "r1")
+    for text in (done.stderr, note.reason):
+        assert "the GPU has 1.5 GiB free of 80.0 GiB, which is too little: the tables" in text
+        assert f"({sum(training_set.slot_sizes):,} x 4) need" in text
+        assert "each batch has up to 256 rows" in text
+        assert "CUDA out of memory. Tried to allocate 2.00 GiB." in text
+
+
 @pytest.mark.slow
 def test_sigterm_saves_what_all_workers_hold(begun, tmp_path):
     process, workers, _ = begun
@@ -147,6 +196,15 @@ def test_sigterm_saves_what_all_workers_hold(begun, tmp_path):
     assert process.returncode == ExitCode.PREEMPTED, said
     assert "preempted: stopped on request: saved in pass" in said
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers.values())
+
+
+def test_fbgemm_without_kernels_for_device_is_refused_by_name():
+    """The environment has FBGEMM's build for CPUs."""
+    from components.training.torchrec.tables import require_kernels
+
+    require_kernels(torch.device("cpu"))
+    with raises(PermanentError, "no kernels for cuda", "fbgemm-gpu instead of fbgemm-gpu-cpu"):
+        require_kernels(torch.device("cuda"))
 
 
 def test_table_of_billion_rows_is_split_by_columns_without_using_memory():
