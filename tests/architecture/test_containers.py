@@ -21,6 +21,7 @@ from onnx import numpy_helper
 
 from demo import runner
 from demo.environments import python_of
+from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from evergreen.contracts.manifests import RawDataset, ValidationReport
 from evergreen.registry.runs import find_outcome
 from pipelines.images import ENVIRONMENT_OF_STEP
@@ -74,7 +75,7 @@ def turn(folder: Path, lake: Path) -> dict:
     """
     folders = runner.LocalFolders(root=folder)
     places = {**folders.places(), "lake": str(lake), "server": "onnxruntime"}
-    accept_into(folders.store)
+    accept_into(folders.store, CRITEO_RECOMMENDER)
     package = folder / "retraining.yaml"
     compile_pipeline(package, Placement())
     give_to_user(folder)
@@ -165,8 +166,8 @@ from components.validation.schema_versions import read_schema
 from components.validation.tfdv_statistics import read_statistics
 statistics, schema, in_force = (Path(word) for word in sys.argv[1:])
 statistics, schema, in_force = read_statistics(statistics), read_schema(schema), read_schema(in_force)
-told = {"statistics": statistics, "schema": schema, "anomalies": check_statistics(statistics, in_force)}
-print(json.dumps({"version": tfdv.__version__, **{name: MessageToDict(each) for name, each in told.items()}}))
+found = {"statistics": statistics, "schema": schema, "anomalies": check_statistics(statistics, in_force)}
+print(json.dumps({"version": tfdv.__version__, **{name: MessageToDict(each) for name, each in found.items()}}))
 """  # noqa: E501
 """Program that prints TFDV's version, and each of TFDV's messages about a run as fields."""
 
@@ -227,23 +228,22 @@ def validated(python, folder: Path, seen: Path, run: str) -> tuple[dict, dict, s
     )
     assert done.returncode in (0, 1), done.stderr[-3000:]
     in_force = seen / "work" / "r1" / "validation" / "schema.pbtxt"
-    told = python("-c", TELL, work / "statistics.pb", work / "schema.pbtxt", in_force)
-    assert told.returncode == 0, told.stderr[-3000:]
+    described = python("-c", TELL, work / "statistics.pb", work / "schema.pbtxt", in_force)
+    assert described.returncode == 0, described.stderr[-3000:]
     report = json.loads((folder / f"{run}.report.json").read_text())
-    return json.loads(told.stdout), report, (folder / f"{run}.html").read_text()
+    return json.loads(described.stdout), report, (folder / f"{run}.html").read_text()
 
 
-def test_newer_tfdv_of_image_evaluates_as_older_one_of_laptop(podman, images, volume, raw_table):
+def test_newer_tfdv_of_image_evaluates_as_older_one_of_laptop(podman, images, volume, criteo_table):
     laptop, image = volume / "laptop", volume / "image"
     for run, rows, parent in (
-        ("r1", raw_table(3000), None),
-        ("r2", spoiled(raw_table(2000, seed=1)), "m1"),
+        ("r1", criteo_table(3000), None),
+        ("r2", spoiled(criteo_table(2000, seed=1)), "m1"),
     ):
         (laptop / run).mkdir(parents=True)
         pq.write_table(rows, laptop / run / "part-0.parquet", row_group_size=700)
-        replace(make_dataset(laptop / run, len(rows)), parent_model_id=parent).write(
-            laptop / f"{run}.json"
-        )
+        made = make_dataset(laptop / run, len(rows), recommender=CRITEO_RECOMMENDER)
+        replace(made, parent_model_id=parent).write(laptop / f"{run}.json")
     (laptop / "store").mkdir()
     variables = {"cwd": REPOSITORY, "env": {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}}
     mount = [

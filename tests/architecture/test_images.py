@@ -27,7 +27,7 @@ from pipelines.images import (
 )
 from tests.support.dockerfiles import VENV, entrypoint, environment, lay_out, lock, module, stages
 from tests.support.paths import REPOSITORY
-from tests.support.sources import HEAVY, PACKAGES, imports_of, told_after
+from tests.support.sources import HEAVY, PACKAGES, imports_of, value_after
 
 STEPS = sorted(ENVIRONMENT_OF_STEP)
 IMAGES = sorted(DOCKERFILES)
@@ -134,8 +134,8 @@ def test_image_starts_its_program_and_helps_without_heavy_import(name, image):
         "None, '__main__', True)"
     )
     path = root / python_path(name).lstrip("/")
-    told = "[sorted(sys.modules), sys.modules['evergreen'].__file__]"
-    (loaded, package), printed = told_after(code, told, folder=root, python_path=path)
+    expression = "[sorted(sys.modules), sys.modules['evergreen'].__file__]"
+    (loaded, package), printed = value_after(code, expression, folder=root, python_path=path)
     assert printed.startswith(("usage: python -m ", "usage: evergreen "))
     assert Path(package).is_relative_to(root), "the image's own code was not what ran"
     assert {name.partition(".")[0] for name in loaded}.isdisjoint(HEAVY)
@@ -160,7 +160,7 @@ def test_image_renders_pages_from_templates_it_contains_with_locked_jinja(name, 
     code = (
         "from evergreen.reports.page import refusal_page\n page = refusal_page('a step', '<why>')"
     )
-    drawn, _ = told_after(
+    drawn, _ = value_after(
         code, "page", folder=root, python_path=root / python_path(name).lstrip("/")
     )
     assert "<h1>a step refused" in drawn
@@ -230,10 +230,10 @@ def test_image_tells_what_it_is_and_runs_as_nobody_special(name):
     shipped = stages(name)[-1]
     assert shipped.all("USER") == ["10001"], "runAsNonRoot needs a number"
     assert entrypoint(name) == ["python", "-m", module(name)]
-    told = shipped.labels(
+    labels = shipped.labels(
         {"REVISION": "3f2a9c1", "VERSION": "v7", "SOURCE": "https://git.example/e"}
     )
-    assert told == {
+    assert labels == {
         "org.opencontainers.image.title": image_name(name),
         "org.opencontainers.image.version": "v7",
         "org.opencontainers.image.revision": "3f2a9c1",
@@ -272,8 +272,8 @@ def test_compiled_packages_ask_for_no_library_that_slim_base_lacks(home):
         and not {CUDA_FOLDER, ONLY_IN_TESTS} & set(path.relative_to(packages).parts)
     ]
     command = ["readelf", "--dynamic", "--wide", *files]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=240).stdout
-    needed = set(re.findall(r"\(NEEDED\)\s+Shared library: \[([^]]+)\]", told))
+    output = subprocess.run(command, capture_output=True, text=True, timeout=240).stdout
+    needed = set(re.findall(r"\(NEEDED\)\s+Shared library: \[([^]]+)\]", output))
     assert "libc.so.6" in needed
     bundled = {path.name for path in packages.rglob("*.so*")}
     assert needed - bundled <= IN_SLIM_BASE

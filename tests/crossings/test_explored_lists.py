@@ -33,7 +33,7 @@ def _talk(url, rows, clock):
 
     Users see lower positions less often, and click rows whose label is 1.
     """
-    chance, asked = random.Random(5), []
+    chance, rankings = random.Random(5), []
 
     async def talk():
         timing = Timing(clock=clock, chance=chance.random)
@@ -52,14 +52,14 @@ def _talk(url, rows, clock):
                 ]
                 for place in clicks:
                     client.tell(Outcome(request_id=ranking.request_id, row=place))
-                asked.append((ranking, clicks))
+                rankings.append((ranking, clicks))
 
     asyncio.run(talk())
-    return asked
+    return rankings
 
 
 @pytest.fixture
-def told(tmp_path, raw_table, chain_of):
+def explored(tmp_path, criteo_table, chain_of):
     """The client's lists and clicks, the holdout rows, and the verdict."""
     bench = Bench(
         tmp_path,
@@ -67,7 +67,7 @@ def told(tmp_path, raw_table, chain_of):
         attribution_window_seconds=10.0,
         archive_roll_rows=500,
     )
-    asked = _talk(bench.url, raw_table(LISTS * PLACES, seed=3), bench.clock)
+    rankings = _talk(bench.url, criteo_table(LISTS * PLACES, seed=3), bench.clock)
     bench.start()
     bench.turn(12, 10.0)
     bench.monitor.stop()
@@ -76,16 +76,18 @@ def told(tmp_path, raw_table, chain_of):
     chain = chain_of(extraction={"holdout_fraction": 0.5})
     this = chain.turn_to_training("first")
     verdict, _ = chain.step("evaluation", "first", {"model": this.paths["training"]})
-    return asked, table_in(this.extraction.holdout_uri), verdict
+    return rankings, table_in(this.extraction.holdout_uri), verdict
 
 
-def test_what_explored_lists_tell_of_candidate_stands_in_verdict(told):
-    asked, held_out, verdict = told
+def test_what_explored_lists_tell_of_candidate_stands_in_verdict(explored):
+    rankings, held_out, verdict = explored
     with np.load(local_path(verdict.scores_uri)) as scores:
         keys = zip(held_out[raw_rows.REQUEST_ID].to_pylist(), held_out[raw_rows.ROW].to_pylist())
         candidate = dict(zip(keys, scores["candidate"].tolist()))
     lists = [
-        (r, c) for r, c in asked if all((r.request_id, row) in candidate for row in range(PLACES))
+        (r, c)
+        for r, c in rankings
+        if all((r.request_id, row) in candidate for row in range(PLACES))
     ]
     assert 0.4 * LISTS < len(lists) < 0.6 * LISTS
 

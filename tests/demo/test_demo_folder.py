@@ -257,12 +257,12 @@ def test_refused_first_model_ends_demo_with_advice_that_would_release_one(begun,
     outcome = _first_run(demo)
     assert outcome.state == "refused"
     assert _conclude_without_model(demo, outcome) == 1
-    told = capsys.readouterr().out.splitlines()
-    assert "no first model: refused at evaluation: because" in told[0]
-    assert "warning: price leaks" in told[1]
-    assert "to complete the loop: about 600 held-out rows would tell" in told[2]
-    assert "write `gate: {min_auc: 0.52}` into a copy of the recommender's file" in told[3]
-    assert len(told) == 4
+    printed = capsys.readouterr().out.splitlines()
+    assert "no first model: refused at evaluation: because" in printed[0]
+    assert "warning: price leaks" in printed[1]
+    assert "to complete the loop: about 600 held-out rows would tell" in printed[2]
+    assert "write `gate: {min_auc: 0.52}` into a copy of the recommender's file" in printed[3]
+    assert len(printed) == 4
 
 
 def test_first_run_that_fails_says_why_and_one_that_says_nothing_is_error(begun, capsys):
@@ -293,7 +293,7 @@ class Told:
 
 
 @pytest.mark.parametrize(
-    ("decided", "ran_out", "has_ended", "title", "told"),
+    ("decided", "ran_out", "has_ended", "title", "printed"),
     [
         (False, False, False, "drift begins", ["drift"]),
         (True, False, False, "the monitor requests a run before the drift began", []),
@@ -302,7 +302,7 @@ class Told:
     ],
 )
 def test_world_is_said_to_change_only_where_it_does(
-    capsys, decided, ran_out, has_ended, title, told
+    capsys, decided, ran_out, has_ended, title, printed
 ):
     demo = SimpleNamespace(
         stack=Told(has_ended=has_ended),
@@ -316,7 +316,7 @@ def test_world_is_said_to_change_only_where_it_does(
     assert _start_drift(demo) == decided
     first = capsys.readouterr().out.splitlines()[0]
     assert first.endswith(title)
-    assert demo.stack.lines == told
+    assert demo.stack.lines == printed
 
 
 @pytest.mark.parametrize("ran_out", [False, True])

@@ -191,10 +191,10 @@ def test_each_doubt_is_one_sentence_with_its_numbers(path, value, timeline, word
     assert words in sentence
 
 
-def test_served_rows_are_counted_by_identity(tmp_path, raw_table):
+def test_served_rows_are_counted_by_identity(tmp_path, criteo_table):
     day = tmp_path / "day=2026-01-01"
     day.mkdir()
-    table = raw_table(40)
+    table = criteo_table(40)
     version = table.schema.get_field_index(raw_rows.MODEL_VERSION)
     served = table.set_column(version, raw_rows.MODEL_VERSION, pa.array([1] * 40, pa.int32()))
     pq.write_table(table, day / "simulated.parquet")
@@ -378,9 +378,9 @@ def test_alarm_before_change_is_never_called_drift():
         assert sentence.startswith("The monitor requested a run before the drift began (low)")
         assert "Drift reduced" not in sentence
         assert "an AUC of 0.77" in sentence
-    told = list(numbers.decision_sentences(early))
-    assert "false alarms before the drift: sequential 3.2 s" in told
-    assert "from the drift to the alarm of each policy: data_drift 2.0 s" in told
+    sentences = list(numbers.decision_sentences(early))
+    assert "false alarms before the drift: sequential 3.2 s" in sentences
+    assert "from the drift to the alarm of each policy: data_drift 2.0 s" in sentences
     late = replace(CHANGED, seconds={"drift_to_detection": 3.25}, auc=replace(GOOD.auc, trough=0.6))
     assert headline_sentence(late).startswith("Drift reduced the live AUC from 0.78 to 0.6")
 
@@ -555,21 +555,21 @@ def test_ingested_rows_are_told_by_what_was_read(tmp_path):
         "replaced": 3,
         "passed_over": ["a.md"],
     }
-    told = list(
+    sentences = list(
         numbers.ingested_sentences(made, tmp_path / "replay.parquet", most=1000, has_times=True)
     )
-    assert "rows before 2026-03-04 05:06:07 UTC train" in told[1]
-    assert "to 2026-03-04 05:06:09 are replayed" in told[1]
-    assert told[2:] == [
+    assert "rows before 2026-03-04 05:06:07 UTC train" in sentences[1]
+    assert "to 2026-03-04 05:06:09 are replayed" in sentences[1]
+    assert sentences[2:] == [
         "only the first 1,000 rows are read, --rows reads more",
         "3 rows replaced by later copies of them",
         "files skipped because they are not click logs: a.md",
     ]
-    told = list(
+    sentences = list(
         numbers.ingested_sentences(
             {**made, "replaced": 0, "passed_over": []}, tmp_path, most=2000, has_times=False
         )
     )
-    assert told[1:] == [
+    assert sentences[1:] == [
         "the rows have no times: they are spread over the last four days in file order"
     ]

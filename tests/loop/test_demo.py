@@ -80,9 +80,9 @@ def test_every_run_is_listed_with_its_rows_its_model_and_what_gate_said(turned):
     } == names
     assert (second.model_id, second.rows) == (made["model_id"], made["trained_rows"])
     assert second.settings["release"]["rollout"] == "full"
-    told = describe_run(folder / "store", read_outcomes(folder / "store")[1])
-    assert f"model {second.model_id}, auc {second.auc:.4f} on held-out rows, verdict pass" in told
-    assert "report of validation: file://" in told
+    text = describe_run(folder / "store", read_outcomes(folder / "store")[1])
+    assert f"model {second.model_id}, auc {second.auc:.4f} on held-out rows, verdict pass" in text
+    assert "report of validation: file://" in text
 
 
 def test_release_under_traffic_failed_no_request_and_its_p99_is_told(turned):
@@ -109,11 +109,11 @@ def test_bad_release_under_traffic_rolled_back_by_itself_without_failures(turned
         if entry.action != INTENT
     ]
     assert lived == [("release", 1), ("release", 2), ("baked", 2), ("promote", 3), ("rollback", 2)]
-    told = [
+    actions = [
         event["kind"]
         for event in map(json.loads, (folder / "monitor" / "events.jsonl").read_text().splitlines())
     ]
-    assert (told.count("bad_release"), told.count("rolled_back")) == (1, 1)
+    assert (actions.count("bad_release"), actions.count("rolled_back")) == (1, 1)
 
 
 def test_every_archived_score_was_recomputed_and_is_one_that_was_served(turned):

@@ -227,8 +227,8 @@ def test_sigterm_stops_like_stop(server, replay, folder):
     assert summary_of(folder)["published_rows"] == summary_of(folder)["rows"] > 0
 
 
-def test_file_is_replayed_to_its_end(server, replay, folder, raw_table, store):
-    pq.write_table(raw_table(500), folder / "data.parquet")
+def test_file_is_replayed_to_its_end(server, replay, folder, criteo_table, store):
+    pq.write_table(criteo_table(500), folder / "data.parquet")
     process = replay(
         source=("--data", "data.parquet", "--drift-columns", "C2,I3", "--recommender", str(store))
     )
@@ -267,9 +267,9 @@ def test_replay_misuse_is_one_line_and_exit_2(replay, source, text):
 
 @pytest.mark.parametrize("form", ["parquet", "csv"])
 def test_score_prints_line_per_row_of_every_form_and_names_malformed_ones(
-    server, folder, store, raw_table, form
+    server, folder, store, criteo_table, form
 ):
-    table = raw_table(20).drop_columns(["label", "event_time"])
+    table = criteo_table(20).drop_columns(["label", "event_time"])
     path = folder / f"rows.{form}"
     if form == "csv":  # Criteo's text form has categories as hex digits
         for name in CATEGORICAL:
@@ -287,17 +287,17 @@ def test_score_prints_line_per_row_of_every_form_and_names_malformed_ones(
         text[3] = "many" + text[3][text[3].index(",") :]
         path.write_text("\n".join(text) + "\n")
         broken = run(*flags, module="cli")
-        told = [json.loads(line) for line in broken.stdout.splitlines()]
-        assert (broken.returncode, len(told)) == (2, 20)
-        assert [line["line"] for line in told if "error" in line] == [4]
-        assert [line for line in told[:7] if "score" in line] == [
+        printed = [json.loads(line) for line in broken.stdout.splitlines()]
+        assert (broken.returncode, len(printed)) == (2, 20)
+        assert [line["line"] for line in printed if "error" in line] == [4]
+        assert [line for line in printed[:7] if "score" in line] == [
             line for line in lines if line["line"] != 4
         ]
         assert broken.stderr == "1 rows are malformed and have no score\n"
 
 
-def test_whoever_reads_first_line_only_meets_no_traceback(server, folder, store, raw_table):
-    pq.write_table(raw_table(20_000), folder / "rows.parquet")
+def test_whoever_reads_first_line_only_meets_no_traceback(server, folder, store, criteo_table):
+    pq.write_table(criteo_table(20_000), folder / "rows.parquet")
     flags = [
         "--server",
         server.url,

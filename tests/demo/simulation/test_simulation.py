@@ -202,9 +202,9 @@ def test_lake_holds_raw_schema_day_by_day(world, tmp_path):
 def test_lake_in_bucket_is_that_in_folder_and_no_day_is_written_over(
     world, tmp_path, cloud_storage
 ):
-    asked = {"rows": 900, "days": 3, "last_day": date(2026, 1, 4), "seed": 7}
-    expected = write_lake(world, str(tmp_path / "lake"), **asked)
-    assert write_lake(world, "gs://models/lake", **asked) == expected
+    options = {"rows": 900, "days": 3, "last_day": date(2026, 1, 4), "seed": 7}
+    expected = write_lake(world, str(tmp_path / "lake"), **options)
+    assert write_lake(world, "gs://models/lake", **options) == expected
     objects = open_objects("gs://models/lake")
     stored = {each.name: objects.read(each.name).content for each in objects.list()}
     written = {
@@ -214,4 +214,4 @@ def test_lake_in_bucket_is_that_in_folder_and_no_day_is_written_over(
     assert stored == {name: path.read_bytes() for name, path in written.items()}
     assert len(stored) == 3
     with raises(ContractError, "gs://models/lake", "2026-01-02", "already"):
-        write_lake(world, "gs://models/lake", **asked)
+        write_lake(world, "gs://models/lake", **options)

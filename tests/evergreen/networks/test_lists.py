@@ -201,9 +201,9 @@ def test_graph_and_scorer_score_as_embedding_bags_do(initial, excluded, numbers)
 
 
 def test_tables_of_other_sizes_are_refused(tmp_path):
-    asked = {"settings": SETTINGS, "scratch": tmp_path, "features": FEATURES}
+    options = {"settings": SETTINGS, "scratch": tmp_path, "features": FEATURES}
     with raises(ContractError, "slot sizes", "expected 5 of at least 1"):
-        make_engine("pytorch", CONFIG, [5] * 4, **asked)
+        make_engine("pytorch", CONFIG, [5] * 4, **options)
 
 
 def test_lists_without_room_or_with_table_that_is_none_are_refused():

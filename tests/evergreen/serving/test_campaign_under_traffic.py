@@ -139,7 +139,7 @@ def test_deployments_struck_at_random_moments_fail_no_request(
         for victim, command in cycle(TURNS):
             if not blows:
                 break
-            controller.keep_up()
+            controller.restart_if_ended()
             deployment = site.begin(command)
             time.sleep(chance.uniform(0.0, LONGEST[command]))
             if deployment.poll() is None:

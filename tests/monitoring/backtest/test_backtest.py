@@ -83,31 +83,31 @@ FLAGS = [
 def test_command_compares_policies_on_one_archive(ran, capsys):
     command = [str(ran.archive), *FLAGS, "--policy", "threshold", f"--drift-at={CHANGED_AT}"]
     assert main([*command, "--json"]) == 0
-    (told,) = json.loads(capsys.readouterr().out)
-    assert told["policies"] == "threshold"
-    assert told["false_alarms"] == 0
+    (printed,) = json.loads(capsys.readouterr().out)
+    assert printed["policies"] == "threshold"
+    assert printed["false_alarms"] == 0
     lines = [json.loads(line) for line in ran.lines]
     first = next(line["time"] for line in lines if line["action"] == "retrain")
-    assert told["delay_seconds"] == pytest.approx(first + WINDOW - CHANGED_AT)
-    assert told["decision_points"] == len(lines)
+    assert printed["delay_seconds"] == pytest.approx(first + WINDOW - CHANGED_AT)
+    assert printed["decision_points"] == len(lines)
     assert main(command) == 0
     assert "threshold" in capsys.readouterr().out
 
 
 def test_it_uses_monitors_own_settings_and_warns_of_few_decision_points(ran, tmp_path, capsys):
     write_rules(tmp_path, ran.settings)
-    told = []
+    printed = []
     defaults = ["--policies=threshold", "--auc-threshold=0.7", "--decide-seconds=30"]
     for flags in (FLAGS, [f"--state={tmp_path}"], defaults):
         assert main([str(ran.archive), "--json", *flags]) == 0
-        told.append(capsys.readouterr())
-    assert json.loads(told[0].out)[0]["decision_points"] >= 20
-    assert (told[1].out, told[1].err) == (told[0].out, "")
+        printed.append(capsys.readouterr())
+    assert json.loads(printed[0].out)[0]["decision_points"] >= 20
+    assert (printed[1].out, printed[1].err) == (printed[0].out, "")
     assert (
         "decision points, expected 20 or more to compare policies: labels wait 1800 s"
-        in told[2].err
+        in printed[2].err
     )
-    assert "--state uses the settings" in told[2].err
+    assert "--state uses the settings" in printed[2].err
 
 
 @pytest.mark.parametrize(
@@ -120,8 +120,8 @@ def test_it_uses_monitors_own_settings_and_warns_of_few_decision_points(ran, tmp
 )
 def test_misuse_is_told_by_name(ran, capsys, arguments, expected):
     main([str(ran.archive), *arguments])
-    told = capsys.readouterr()
-    assert expected in told.err + told.out
+    printed = capsys.readouterr()
+    assert expected in printed.err + printed.out
 
 
 def test_archive_in_bucket_is_read_alike(ran, cloud_storage):

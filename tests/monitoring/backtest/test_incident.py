@@ -82,9 +82,9 @@ def test_two_replays_in_two_places_give_one_digest(incident, tmp_path, capsys):
     digests = []
     for folder in (incident, tmp_path / "elsewhere" / "copy"):
         assert main(["replay", str(folder), "--json"]) == 0
-        told = json.loads(capsys.readouterr().out)
-        assert told["digest"] == told["recorded_digest"]
-        digests.append(told["digest"])
+        printed = json.loads(capsys.readouterr().out)
+        assert printed["digest"] == printed["recorded_digest"]
+        digests.append(printed["digest"])
     assert digests[0] == digests[1]
 
 
@@ -212,8 +212,8 @@ def test_incident_not_yet_complete_names_decisions_that_are_open(rolled_back, tm
     assert f"each of the first {found.first_difference} decisions is the recorded one" in said
     assert "the rows that show which version served then had not matured" in said
     assert main(["replay", str(tmp_path / "incident"), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["first_difference"], told["open_points"]) == (None, open_points)
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["first_difference"], printed["open_points"]) == (None, open_points)
 
 
 def test_difference_before_open_decisions_is_still_one(rolled_back, tmp_path, capsys):

@@ -231,19 +231,19 @@ def test_messages_survive_readers_closing_and_reopening(bench, publisher, subscr
 def test_what_killed_publisher_was_told_is_stored_is_delivered(bench, subscriber):
     process = start(PUBLISH_FOR_EVER, bench)
     try:
-        told = [name for _ in range(20) for name in process.stdout.readline().split()]
+        stored = [name for _ in range(20) for name in process.stdout.readline().split()]
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait(120)
         # Also add the messages that the process named between the last read line and the kill.
-        told += [
+        stored += [
             name
             for line in process.stdout.read().splitlines(keepends=True)
             if line[-1] == "\n"
             for name in line.split()
         ]
         process.stdout.close()
-    missing = {name: name.encode() for name in told}
+    missing = {name: name.encode() for name in stored}
     assert len(missing) >= 100
 
     def all_came():
