@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from demo.simulation.world import World, write_lake
+from demo.simulation.simulator import Simulator, write_lake
 from evergreen.config.features import MISSING_CATEGORY
 from evergreen.contracts import criteo, raw_rows
 from evergreen.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABILITY_OUTPUT
@@ -39,7 +39,7 @@ def rounds(tmp_path_factory, chain, warm):
         "attribution_hours": HOURS,
         "replay_share": 0.2,
     }
-    world = World.create(seed=3, click_rate=0.1)
+    world = Simulator.create(seed=3, click_rate=0.1)
     for number, rate in enumerate(RATES):
         last_day = date(2026, 1, 2 + 2 * number)
         write_lake(

@@ -60,7 +60,7 @@ def words_of(line: str) -> list[str]:
     return words
 
 
-def test_column_of_another_kind_is_learned_by_command_that_refusal_names(shop):
+def test_column_of_another_kind_is_trained_by_command_that_refusal_names(shop):
     folder, call = shop
     accept(folder, number="shop", category="age")
     ended = call("run", "--package", str(folder / "retraining.yaml"), "--folder", str(folder))

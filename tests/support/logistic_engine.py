@@ -14,15 +14,15 @@ from evergreen.config.training import TrainingSettings
 from evergreen.networks.files import new_model, open_model
 from tests.support.planted_rows import PLACES, WIDTHS
 
-# Names and shapes match the files that `start` writes. The engine uses only the tables (width 1)
-# and the bias.
+# The configuration matches the names and shapes of the files that `start` writes. The engine uses
+# only the tables (width 1) and the bias.
 CONFIG = DcnConfig(**WIDTHS, embedding_dim=1, num_cross_layers=1, tower=(1,))
 NUM_DENSE = CONFIG.num_dense
 SETTINGS = TrainingSettings(learning_rate=0.1, batch_size=256, min_steps=300, min_batch_size=32)
 
 
 class LogisticEngine:
-    """The engine of this module.
+    """Logistic regression as an engine of the training step.
 
     `calls` contains the calls of the engine. `rates` contains the learning rate of each step.
     """
@@ -174,5 +174,5 @@ def content(folder):
 
 
 def learned_rows(engine, first=0):
-    """Return the numbers of the rows in each call of `learn`, starting with call `first`."""
+    """Return the row numbers of each call of `learn`, without the first `first` calls."""
     return [call[1] for call in engine.calls if call[0] == "learn"][first:]

@@ -105,7 +105,7 @@ def nasty_rows(workflow, num_rows, seed=0, *, dense_up_to=1e7, strange_dense=Tru
     categorical = np.empty((num_rows, len(features.place_names)), np.int64)
     for place, slot in enumerate(features.places.slots):
         known = random.choice(np.append(workflow.vocabularies[slot], 7), num_rows)
-        # If slots were encoded by adding an offset, this key would collide with another slot's key.
+        # An encoding by slot offsets would confuse a key `beside` with a key of another slot.
         beside = known + random.integers(-3, 4, num_rows) * 2 ** random.integers(31, 36, num_rows)
         unseen = random.integers(0, 2**32, num_rows)
         kinds = np.stack(

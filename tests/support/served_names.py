@@ -1,4 +1,4 @@
-"""Names in Triton of the default recommender."""
+"""Triton's names of the models of the default recommender."""
 
 from evergreen.contracts.serving import ServedNames
 from evergreen.registry.traffic_plan import traffic_file

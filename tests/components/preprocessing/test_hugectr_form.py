@@ -1,4 +1,4 @@
-"""Reads the written folder by the rules of HugeCTR's own Parquet reader, restated here."""
+"""Tests of the written folder by the rules of HugeCTR's own Parquet reader."""
 
 import numpy as np
 import pyarrow as pa

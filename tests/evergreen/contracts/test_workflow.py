@@ -45,7 +45,7 @@ def raw_rows(encoder, n=300, seed=1):
     return dense - 3, categorical
 
 
-def test_categories_encode_as_dict_would():
+def test_categories_are_encoded_as_by_dict():
     encoder = fitted()
     _, categorical = raw_rows(encoder)
     known = [{int(key): 3 + at for at, key in enumerate(v)} for v in encoder.vocabularies]
@@ -106,8 +106,10 @@ EXCLUDED = ("age", "user", "genres")
 
 def without_columns(encoder, names=EXCLUDED):
     nothing = np.zeros(0, np.int64)
-    kept = [nothing if n in names else v for n, v in zip(FEATURES.slots, encoder.vocabularies)]
-    return replace(encoder, vocabularies=tuple(kept), excluded=names)
+    vocabularies = [
+        nothing if n in names else v for n, v in zip(FEATURES.slots, encoder.vocabularies)
+    ]
+    return replace(encoder, vocabularies=tuple(vocabularies), excluded=names)
 
 
 def test_excluded_column_is_missing_for_all_rows_and_others_are_unchanged():
@@ -129,7 +131,7 @@ def test_excluded_column_is_missing_for_all_rows_and_others_are_unchanged():
 
 
 @pytest.mark.parametrize(
-    ("names", "said"),
+    ("names", "message"),
     [
         (("size",), "expected features"),
         (("age", "age"), "each once"),
@@ -137,8 +139,8 @@ def test_excluded_column_is_missing_for_all_rows_and_others_are_unchanged():
     ],
     ids=["unknown", "twice", "with a vocabulary"],
 )
-def test_columns_that_cannot_be_left_out_are_refused(names, said):
-    with pytest.raises(ContractError, match=said):
+def test_columns_that_cannot_be_left_out_are_refused(names, message):
+    with pytest.raises(ContractError, match=message):
         fitted(excluded=names)
 
 
@@ -203,7 +205,7 @@ def damage(folder):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("spoil", "message"),
     [
         (shutil.rmtree, "No such file"),
         (damage, "cannot be read"),
@@ -214,16 +216,16 @@ def damage(folder):
     ],
     ids=["no folder", "corrupt vocabularies", "torn settings", "version 5", "no means", "one mean"],
 )
-def test_corrupt_workflow_is_refused(tmp_path, spoil, said):
+def test_corrupt_workflow_is_refused(tmp_path, spoil, message):
     folder = tmp_path / "workflow"
     fitted().save(folder)
     spoil(folder)
-    with pytest.raises(ContractError, match=said):
+    with pytest.raises(ContractError, match=message):
         FeatureWorkflow.load(folder)
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"vocabularies": (np.arange(3),) * 3}, "3 vocabularies, expected 4"),
         (
@@ -243,6 +245,6 @@ def test_corrupt_workflow_is_refused(tmp_path, spoil, said):
     ],
     ids=["25 columns", "twice", "mark of missing", "beyond 52 bits", "mean NaN", "std below 0"],
 )
-def test_what_nobody_fitted_is_refused(changes, said):
-    with pytest.raises(ContractError, match=said):
+def test_unfitted_columns_are_refused(changes, message):
+    with pytest.raises(ContractError, match=message):
         fitted(**changes)
