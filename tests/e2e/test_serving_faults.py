@@ -174,9 +174,9 @@ def test_malformed_request_is_refused_and_next_request_is_answered(answering, te
     for name, (datatype, width) in ((name, f) for name, f in form.items() if f):
         inputs.append(grpc_client.InferInput(name, [2, width], datatype))
         inputs[-1].set_data_from_numpy(np.zeros((2, width), triton_to_np_dtype(datatype)))
-    client = grpc_client.InferenceServerClient(answering.grpc_url, channel_args=list(GRPC_OPTIONS))
-    with client, pytest.raises(InferenceServerException, match=message) as refused:
-        client.infer(MODEL_NAME, inputs)
+    raw = grpc_client.InferenceServerClient(answering.grpc_url, channel_args=list(GRPC_OPTIONS))
+    with raw, pytest.raises(InferenceServerException, match=message) as refused:
+        raw.infer(MODEL_NAME, inputs)
     assert "INVALID_ARGUMENT" in refused.value.status()
     client = Triton(answering.grpc_url)
     good = np.zeros((2, 2), np.float32), np.zeros((2, 8), np.int64)
