@@ -26,6 +26,7 @@ from onnx import numpy_helper
 from controller.site import SiteSettings
 from demo import runner
 from demo.environments import python_of
+from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from evergreen.contracts.manifests import RawDataset, ValidationReport
 from evergreen.registry.runs import find_outcome
 from pipelines.images import ENVIRONMENT_OF_STEP
@@ -81,7 +82,7 @@ def turn(folder: Path, lake: Path, controller: Callable[[runner.LocalFolders], A
     """
     folders = runner.LocalFolders(root=folder)
     places = {**folders.locations(), "lake": str(lake), "server": "onnxruntime"}
-    accept_into(folders.store)
+    accept_into(folders.store, CRITEO_RECOMMENDER)
     package = folder / "retraining.yaml"
     compile_pipeline(package, Placement())
     give_to_user(folder)
@@ -267,17 +268,18 @@ def validated(python, folder: Path, seen: Path, run: str) -> tuple[dict, dict, s
     return json.loads(fields.stdout), report, (folder / f"{run}.html").read_text()
 
 
-def test_newer_tfdv_of_image_decides_like_older_tfdv_of_laptop(podman, images, volume, raw_table):
+def test_newer_tfdv_of_image_decides_like_older_tfdv_of_laptop(
+    podman, images, volume, criteo_table
+):
     laptop, image = volume / "laptop", volume / "image"
     for run, rows, parent in (
-        ("r1", raw_table(3000), None),
-        ("r2", spoiled(raw_table(2000, seed=1)), "m1"),
+        ("r1", criteo_table(3000), None),
+        ("r2", spoiled(criteo_table(2000, seed=1)), "m1"),
     ):
         (laptop / run).mkdir(parents=True)
         pq.write_table(rows, laptop / run / "part-0.parquet", row_group_size=700)
-        replace(make_dataset(laptop / run, len(rows)), parent_model_id=parent).write(
-            laptop / f"{run}.json"
-        )
+        made = make_dataset(laptop / run, len(rows), recommender=CRITEO_RECOMMENDER)
+        replace(made, parent_model_id=parent).write(laptop / f"{run}.json")
     (laptop / "store").mkdir()
     variables = {"cwd": REPOSITORY, "env": {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}}
     mount = [

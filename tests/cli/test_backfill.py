@@ -46,7 +46,7 @@ def table(raw_table):
 @pytest.fixture
 def store(tmp_path):
     """URI of a model registry that has accepted Criteo's recommender."""
-    accept_into(tmp_path / "store")
+    accept_into(tmp_path / "store", CRITEO_RECOMMENDER)
     return str(tmp_path / "store")
 
 

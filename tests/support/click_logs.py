@@ -30,9 +30,9 @@ from tests.support.releases import release as write_release
 
 
 @pytest.fixture
-def raw_table(raw_table):
-    """Return rows of different times. Each row is its own request by default."""
-    return partial(raw_table, request_rows=1)
+def raw_table(criteo_table):
+    """Draws Criteo's rows of different times. Each row is its own request by default."""
+    return partial(criteo_table, request_rows=1)
 
 
 @pytest.fixture

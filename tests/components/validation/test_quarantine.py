@@ -14,6 +14,7 @@ from components.validation.quarantine import rows_folder, screen_rows
 from components.validation.schema_versions import format_schema, read_schema
 from components.validation.schema_versions import main as schema_command
 from evergreen.contracts import criteo, raw_rows
+from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from evergreen.contracts.manifests import RawDataset
 from evergreen.storage.uris import local_path
 from tests.support.validation_models import make_dataset, release_validated
@@ -51,7 +52,7 @@ class QuarantineWorld:
         for i in range(files):
             pq.write_table(table.slice(i * size, size), folder / f"part-{i:05d}.parquet")
         manifest = self.folder / name / "raw.json"
-        make_dataset(folder, table.num_rows).write(manifest)
+        make_dataset(folder, table.num_rows, recommender=CRITEO_RECOMMENDER).write(manifest)
         return manifest
 
     def check(self, manifest, run, action="quarantine", *, actions=(), **asked):
