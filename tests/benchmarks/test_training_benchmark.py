@@ -11,12 +11,18 @@ from benchmarks.encoded_rows import PlantedLogit
 from benchmarks.peers import PlainDcn, PlainNetwork, PlainPytorch, TorchrecExample
 from components.training.start import write_initial
 from evergreen.config.features import ListOptions
+from evergreen.config.model import DcnConfig
 from evergreen.contracts.criteo import CRITEO
 from evergreen.networks.files import open_model
 from evergreen.networks.network import build_network
 from evergreen.networks.scoring import load_scorer
 from tests.support.networks import shaped
-from tests.support.training_world import dcn
+
+
+def dcn(**settings):
+    """Return a DCN for Criteo's columns."""
+    return DcnConfig(num_dense=13, num_categorical=26, **settings)
+
 
 SLOT_SIZES = [3 + 2 * slot for slot in range(26)]
 LARGE_SIZES = [20_000, 30_000, *SLOT_SIZES[2:]]

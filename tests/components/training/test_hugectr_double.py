@@ -15,8 +15,7 @@ from components.training.hugectr.files import (
 from components.training.hugectr.layers import MODEL_NAME, Blueprint, compiled_model
 from components.training.hugectr.staging import write_stage
 from evergreen.config.training import TrainingSettings
-from evergreen.networks.files import one_each
-from tests.support.training_world import dcn
+from tests.support.planted_rows import PLACES, dcn
 
 CONFIG = dcn(embedding_dim=4, num_cross_layers=2, tower=(8,))
 
@@ -29,14 +28,14 @@ def fate(double):
 
 
 @pytest.fixture
-def stage_of(world, tmp_path):
+def stage_of(planted, tmp_path):
     """Writes a stage of batches of 64 rows."""
 
     def write(name, num_rows=128, **how):
         return write_stage(
-            world.encoded(1_000),
+            planted.encoded(1_000),
             np.arange(num_rows),
-            embeddings=embeddings_of(CONFIG, world.slot_sizes, one_each(world.slot_sizes)),
+            embeddings=embeddings_of(CONFIG, planted.slot_sizes, PLACES),
             batch_size=64,
             num_files=1,
             folder=tmp_path / name,
@@ -47,11 +46,11 @@ def stage_of(world, tmp_path):
 
 
 @pytest.fixture
-def model(double, stage_of, world):
+def model(double, stage_of, planted):
     """A compiled model whose readers have started."""
     blueprint = Blueprint(
         config=CONFIG,
-        embeddings=embeddings_of(CONFIG, world.slot_sizes, one_each(world.slot_sizes)),
+        embeddings=embeddings_of(CONFIG, planted.slot_sizes, PLACES),
         settings=TrainingSettings(),
         num_gpus=1,
         batch_size=64,
@@ -192,11 +191,12 @@ def test_key_beyond_workspace_aborts(model, fate):
 def test_short_state_files_load_other_values(model, tmp_path):
     model.train()
     model.save_params_to_files(str(tmp_path / MODEL_NAME), 0)
-    for name in (DENSE_OPTIMIZER_FILE, SPARSE_OPTIMIZER_FILE.format(0)):
+    of_tables = [SPARSE_OPTIMIZER_FILE.format(number) for number in range(2)]
+    for name in (DENSE_OPTIMIZER_FILE, *of_tables):
         path = tmp_path / name
         path.write_bytes(path.read_bytes()[:-400])
     model.load_dense_optimizer_states(str(tmp_path / DENSE_OPTIMIZER_FILE))
-    model.load_sparse_optimizer_states([str(tmp_path / SPARSE_OPTIMIZER_FILE.format(0))])
+    model.load_sparse_optimizer_states([str(tmp_path / name) for name in of_tables])
     assert (model._inner._v[-100:] == 1e9).all()
     assert (model._inner._tables[0].states[1].flatten()[-100:] == 1e9).all()
 
@@ -214,8 +214,8 @@ def test_reader_that_never_started_does_not_end(double, fate, stage_of, model):
         ),
         double.CreateOptimizer(),
     )
-    keys = double.DataReaderSparseParam("keys", 1, True, 26)
-    only.add(double.Input(1, "label", 13, "dense", [keys]))
+    keys = double.DataReaderSparseParam("keys", 1, True, 3)
+    only.add(double.Input(1, "label", 2, "dense", [keys]))
     only.get_data_reader_train().set_source(first)
     del only
     assert fate.deaths == ["a reader that never started does not end"]

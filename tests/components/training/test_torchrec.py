@@ -1,6 +1,6 @@
 """Tests of the step in several processes, with changing numbers and a killed worker.
 
-`test_engine_exam` tests what the engine computes in one, two and four processes.
+`test_engine_conformance` tests what the engine computes in one, two and four processes.
 """
 
 import json
@@ -27,19 +27,20 @@ from evergreen.runtime.exit_codes import ExitCode
 from evergreen.storage.uris import local_path
 from tests.support.errors import raises
 from tests.support.paths import REPOSITORY
+from tests.support.planted_rows import PLACES, SLOT_SIZES
 
 pytest.importorskip("torchrec")
 LONG = {"passes": 40, "learning_rate": 1e-4, "checkpoint_minutes": 1e-9, "min_steps": 1}
-# Two slots grow from one run to the next.
-GROWN = [6 + 3 * i + (5 if i in (3, 20) else 0) for i in range(26)]
+GROWN = [size + more for size, more in zip(SLOT_SIZES, (5, 0, 0, 7))]
+"""Sizes of the slots in the next run."""
 
 
-def scores(model, world, n=500):
-    _, dense, ids, _ = world.rows(n, 9)
+def scores(model, planted, n=500):
+    _, dense, ids, _ = planted.rows(n, 9)
     folder = local_path(model.uri) / model.WEIGHTS
-    return load_scorer(folder, config_from_document(model.config), model.slot_sizes).probabilities(
-        dense, ids
-    )
+    config = config_from_document(model.config)
+    scorer = load_scorer(folder, config, model.slot_sizes, places=PLACES)
+    return scorer.probabilities(dense, ids)
 
 
 @pytest.fixture
@@ -49,18 +50,18 @@ def environment(monkeypatch):
 
 
 def test_two_processes_train_model_of_one_and_growing_run_continues_it(
-    step, train_run, world, make_training_set, environment, workers
+    step, train_run, planted, make_training_set, environment, workers
 ):
-    training_set = make_training_set(*world.rows(12_000)[:3])  # four row groups
+    training_set = make_training_set(*planted.rows(12_000)[:3])  # four row groups
     code, alone, numbers = step(training_set, run="alone")
     assert code == 0
     code, model, found = step(training_set, run="two", backend="torchrec", processes=2)
     assert code == 0
     assert (alone.backend, model.backend) == ("pytorch", "torchrec")
-    np.testing.assert_allclose(scores(model, world), scores(alone, world), atol=1e-5)
+    np.testing.assert_allclose(scores(model, planted), scores(alone, planted), atol=1e-5)
     del numbers["rows_per_second"], found["rows_per_second"]
     assert found == pytest.approx(numbers, rel=1e-5)
-    rows = make_training_set(*world.rows(2_000, 5)[:3], slot_sizes=GROWN, name="round")
+    rows = make_training_set(*planted.rows(2_000, 5)[:3], slot_sizes=GROWN, name="round")
     workers.be(1)
     settings = TrainingSettings(round_rates=(1e-9,))  # The rate is so low that no weight moves.
     config, rows = config_from_document(model.config), replace(rows, parent_model_uri=model.uri)
@@ -70,17 +71,15 @@ def test_two_processes_train_model_of_one_and_growing_run_continues_it(
         open_model(local_path(each.uri) / each.WEIGHTS, each.slot_sizes).weights.table
         for each in (model, child)
     )
-    kept = np.concatenate(
-        [np.arange(now)[: 6 + 3 * i] + sum(GROWN[:i]) for i, now in enumerate(GROWN)]
-    )
+    kept = np.concatenate([np.arange(size) + sum(GROWN[:i]) for i, size in enumerate(SLOT_SIZES)])
     np.testing.assert_allclose(after[kept], before, atol=1e-9)
 
 
 @pytest.fixture
-def begun(step_flags, world, make_training_set, environment, workers, tmp_path):
+def begun(step_flags, planted, make_training_set, environment, workers, tmp_path):
     """A running step of two processes that has saved, its workers by rank, and its training set."""
     workers.be(1)  # Otherwise the step would act as a worker.
-    training_set = make_training_set(*world.rows(4_000)[:3])
+    training_set = make_training_set(*planted.rows(4_000)[:3])
     flags = step_flags(training_set, backend="torchrec", processes=2, training=LONG)
     command = [sys.executable, "-m", "components.training", *flags]
     process = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True)
@@ -119,7 +118,7 @@ def passes_shown(tmp_path):
 
 @pytest.mark.slow
 def test_killed_worker_ends_step_and_one_process_goes_on_from_last_save(
-    begun, step, world, workers, tmp_path, monkeypatch
+    begun, step, planted, workers, tmp_path, monkeypatch
 ):
     process, by_rank, training_set = begun
     os.kill(by_rank[1], signal.SIGKILL)
@@ -140,7 +139,7 @@ def test_killed_worker_ends_step_and_one_process_goes_on_from_last_save(
     assert (code, after) == (0, list(range(max(2, after[0]), LONG["passes"] + 1)))
     code, unbroken, _ = step(training_set, run="unbroken", training=LONG)
     assert unbroken.optimizer_step == model.optimizer_step
-    np.testing.assert_allclose(scores(model, world), scores(unbroken, world), atol=2e-4)
+    np.testing.assert_allclose(scores(model, planted), scores(unbroken, planted), atol=2e-4)
 
 
 OUT_OF_MEMORY = """
