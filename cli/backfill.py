@@ -70,9 +70,9 @@ def backfill(
 ) -> Backfilled:
     """Write the rows of `files` as the day's next version.
 
-    Rows in the raw schema keep their times. Rows without times are spread evenly over the day in
-    the order of `files`. Rows of another day count as malformed. If two processes back-fill a day
-    at once, both versions are written and the higher one counts.
+    Rows that are in the raw schema keep their times. Rows without times are spread evenly over the
+    day in the order of `files`. Rows of another day count as malformed. If two processes backfill a
+    day at the same time, both versions are written, and readers use the higher version.
 
     Args:
         files: Files of rows. Either all files are in the raw schema, or no file is.
@@ -90,8 +90,8 @@ def backfill(
     """
     versions = DayVersions(lake, day)
     limits = recommender.section("extraction", ExtractionSettings)
-    # List these files before any row is read. Files that arrive after this point contain
-    # uncorrected rows, so readers must not skip them.
+    # List these files before any row is read. Readers must not skip files that arrive later,
+    # because these files contain rows without the correction.
     replaces = versions.own_files()
     with tempfile.TemporaryDirectory(prefix="backfill-", ignore_cleanup_errors=True) as folder:
         scratch, rows = Path(folder), Path(folder, "rows")

@@ -2,8 +2,8 @@
 
 A copy may be taken at any moment, because every program can resume from what it finds. Files are
 complete or absent, journals only grow, and SQLite copies its databases online. The state is copied
-before the lake. Otherwise rows that the monitor moves during the backup could be missing from both
-copies. Buckets and brokers have their own snapshots and are not copied.
+before the lake. If the lake were copied first, rows that the monitor moves during the backup could
+be missing from both copies. Buckets and brokers have their own snapshots and are not copied.
 
 A backup contains the hash of each file. A restore compares the hash of a file, then writes the file
 in one step, and overwrites nothing. If a restore is killed, run the same command again to resume
@@ -34,7 +34,7 @@ from evergreen.storage.uris import typed_folder
 FOLDERS = ("state", "archive", "store", "repository", "lake")
 """Parts of an installation, in the order in which they are copied."""
 CONTENTS = "backup.json"
-"""File of a backup that names the location of each part, and every file with its hash."""
+"""Name of the file in a backup that lists the location of each part and the hash of each file."""
 LOG = "log.db"
 
 
@@ -45,7 +45,7 @@ class BackupContents(Manifest):
     Paths are absolute and cannot be changed, because manifests refer to each other by path.
 
     Raises:
-        ContractError: `evergreen admin backup` does not write such a part or path.
+        ContractError: a part or a path has a form that `evergreen admin backup` never writes.
     """
 
     locations: dict[str, str]
@@ -163,23 +163,24 @@ def _contents_of(folder: Path, originals: Mapping[str, Path]) -> BackupContents:
 def restore(
     folder: Path, *, within: Path | None = None, confirm: Callable[[dict[str, Path]], bool]
 ) -> dict[str, Path]:
-    """Copy each part of the backup in `folder` to where it was.
+    """Copy each part of the backup in `folder` to its original location.
 
-    Call it again to resume a restore that was killed.
+    If a restore was killed, call the function again to resume the restore.
 
     Args:
         folder: Folder that `backup` created.
         within: The folder that all parts must belong to. If `within` is None, `confirm` is called
             instead.
-        confirm: Returns whether the parts, given as paths by name, may be written there.
+        confirm: Receives the path of each part by its name, and returns whether the parts may be
+            written to these paths.
 
     Returns:
         Path of each part, by its name.
 
     Raises:
-        ContractError: the folder is not a backup, one of its files is corrupt or absent, a part
-            belongs outside `within`, or other files exist where a part belongs.
-        Refused: nobody confirmed where the parts are written.
+        ContractError: the folder is not a backup, a file of the backup is corrupt or absent, the
+            location of a part is outside `within`, or other files exist at the location of a part.
+        Refused: `confirm` returned False.
     """
     path = folder / CONTENTS
     if not path.is_file():

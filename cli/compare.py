@@ -1,9 +1,9 @@
 """`evergreen audit compare A B` shows how two stored models differ.
 
 The command compares settings and sizes, and the scores of both models on rows that neither model
-was trained on. The rows are held-out rows of the model with the later training data. Rows up to the
-end of the other model's training data are left out. Both models score the rows with their stored
-weights, as in serving. The command only reports.
+was trained on. The rows come from the held-out rows of the later model, whose training data end
+later. Rows from before the end of the other model's training data are left out. Both models score
+the rows with their stored weights, as in serving. The command changes nothing.
 """
 
 import argparse
@@ -44,8 +44,8 @@ class Comparison:
     rows_of: str
     """Id of the model for which the rows were held out."""
     differing: Mapping[str, tuple[Any, Any]]
-    """Settings and facts that differ: the values of A and B, by name. A value is None if the
-    model's recommender does not set it. None means that the setting has its default."""
+    """For each setting or fact that differs: its name, and the values of A and B. A value is None
+    if the model's recommender does not set it. None means that the setting has its default."""
     sizes: Mapping[str, tuple[Any, Any]]
     """Numbers of A and B by name, including equal numbers."""
     quality: RowsQuality
@@ -60,8 +60,8 @@ def compare(store: Path, a: Model, b: Model) -> Comparison:
 
     Raises:
         ContractError: a file is corrupt, or no rows are new to both models. No rows are new if the
-            later model was never evaluated, if its rows were collected, or if the other model was
-            trained on them.
+            later model was never evaluated, if its held-out rows were removed, or if the other
+            model was trained on these rows.
     """
     from components.evaluation.evaluate import check_holdout, shown_values
     from components.evaluation.gate import cut_slices, measure_rows, measure_slices
@@ -215,10 +215,7 @@ def _signed(value: float | None) -> str:
 
 
 def _doubts(found: Comparison) -> list[str]:
-    """Return a sentence if the rows do not show which model has the higher AUC, or an empty list.
-
-    Few rows give a wide interval, so the sentence also warns of few rows.
-    """
+    """Return a warning if the rows do not show which AUC is higher, else an empty list."""
     lead = found.quality.difference
     if lead is None or lead.low is None or lead.high is None:
         return ["These rows are too few to compare the AUC of the models."]

@@ -1,8 +1,8 @@
 """Check a running installation part by part.
 
 The result for each part is right, wrong or unknown. For a wrong part, the report includes a command
-or a change that corrects it. The checks ask Kubeflow's API server at its host, and Kubernetes
-through the user's own `kubectl`. The checks change nothing. The pages docs/kubernetes/kfp.md and
+or a change that corrects it. The checks send requests to Kubeflow's API server, and use the user's
+own `kubectl` to read Kubernetes. The checks change nothing. The pages docs/kubernetes/kfp.md and
 manifests.md describe what each part must be.
 """
 

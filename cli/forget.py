@@ -4,17 +4,19 @@ The command also lists the models that were trained on the user's rows.
 
 The command reads all files through the packages that own them. The user is a category of the column
 that the recommender calls `data.user`. A category of a user can also occur in lists that share the
-embedding table of this column. Rows of other users lose only this element. Rows are removed file by
-file from lake, archive and quarantine. Incidents and work folders of runs are removed as a whole,
-because they cannot be replayed or trained again without some of their rows. Late outcomes contain
-only request ids. Late outcomes are therefore removed first, while the rows still show which user
-made each request. Every step of the removal leaves complete files. If the command is killed, run it
-again: it finds what remains. No other program may write to these folders during the removal.
+embedding table of this column. If a list in another user's row contains the user, only this element
+of the list is removed. Rows are removed file by file from lake, archive and quarantine. Incidents
+and work folders of runs are removed as a whole, because they cannot be replayed or trained again
+without some of their rows. Late outcomes contain only request ids. Late outcomes are therefore
+removed first, while the rows still show which user made each request. Every step of the removal
+leaves complete files. If the command is killed, run it again: it finds what remains. No other
+program may write to these folders during the removal.
 
-The command lists models and golden rows but does not remove them, because they serve until another
-model replaces them. After the removal, no file shows which models were trained on the removed rows.
-Therefore `--yes` records the names of these models (`registry.forgotten`). The command reports that
-the live model still contains a removed user until another model is live.
+The command lists models and their golden rows. The command does not remove these, because the
+models serve until another model replaces them. After the removal, no file shows which models were
+trained on the removed rows. Therefore `--yes` records the names of these models
+(`registry.forgotten`). The command reports that the live model still contains a removed user until
+another model is live.
 """
 
 import argparse

@@ -73,8 +73,8 @@ class IngestSettings:
     lake_fraction: float = 1.0
     """Share of the rows, counted from the earliest, that go to the lake, in (0, 1]."""
     keep_repeated: bool = False
-    """Whether rows without an id that equal a row of the lake count as new events. By default, they
-    count as the same event as the row in the lake."""
+    """If a row without an id equals a row of the lake, whether the row counts as a new event. By
+    default, both rows count as the same event."""
 
     def __post_init__(self) -> None:
         if (self.last_day is None) != (self.days is None):
@@ -122,13 +122,13 @@ class Ingested:
     duplicates: int
     """Number of dropped rows that are equal copies of another row."""
     replaced: int
-    """Number of earlier copies of rows that the files repeat with other content, such as a
-    click."""
+    """Number of replaced rows. The files repeat each of these rows later with other content, such
+    as a click."""
     already_in_lake: int
     """Number of rows that other files of the lake already contain. These rows were not written to
     the lake again."""
     repeated: int
-    """Number of rows without an id that equal an earlier row in everything but the label. Each of
+    """Number of rows that have no id and differ from an earlier row in the label only. Each of
     these rows counts as a separate event."""
     lines: dict[str, int]
     """Number of lines of the files by kind: rows, rejected, continued, header, blank, comments."""
@@ -137,7 +137,7 @@ class Ingested:
     def of(
         cls, counts: RowCounts, read: ReadCounts, *, num_lake: int, num_malformed: int
     ) -> "Ingested":
-        """Combine the counts of the rows that were read and of the rows to write into a result."""
+        """Create the result from the counts of the rows read and of the rows to write."""
         return cls(
             rows=counts.rows,
             lake_rows=num_lake,
@@ -324,7 +324,8 @@ def _expect_keys(
     """Log how many rows have the same key, and check that few of them conflict.
 
     Raises:
-        ContractError: The share of rows with a duplicate key but other features exceeds `limit`.
+        ContractError: The share of conflicting rows exceeds `limit`. Rows conflict if they have the
+            same key but different features.
     """
     found = events.counts()
     key, source = (recommender.data.request_id, recommender.data.row), ", ".join(map(str, files))

@@ -35,7 +35,7 @@ from evergreen.runtime.terminal import TableColumn, add_listing_flags, local_tim
 from evergreen.storage.uris import typed_folder
 
 DEMO_STORE = "build/demo/store"
-"""Default registry of the listings, that of the demo."""
+"""Model registry of the demo, the default of the commands that list models."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -105,9 +105,10 @@ COLUMNS = (
 def print_models(store: Path, *, as_json: bool = False, wide: bool = False) -> None:
     """Print a table of the journal, newest entry last, and mark the live version.
 
-    The complete reason of the live version follows, because the table may be cut. Intents of
-    deployments that have ended are not in the table. JSON has all lines, with the hashes of the
-    files and the URI of each model's card, or null if there is no card.
+    The complete reason of the live version follows below the table, because the table may shorten
+    it. If a deployment has ended, the table omits the line that announced it. The JSON output has
+    all lines, the hashes of the files, and the URI of each model's card. The URI is null if a model
+    has no card.
     """
     entries, live = read_entries(store), current(store)
     if as_json:

@@ -69,7 +69,7 @@ def _add_run(commands: Any) -> None:
 
 
 def _add_compile(commands: Any) -> None:
-    # A missing flag is absent from the namespace, so that the placement file's value counts.
+    # If a flag is missing, it is absent from the namespace, and the placement file sets its value.
     parser = commands.add_parser(
         "compile",
         help="compile the retraining pipeline to KFP IR YAML",
@@ -223,7 +223,7 @@ def _parameters_of(arguments: argparse.Namespace) -> dict[str, str]:
 
 
 def _words_of(arguments: argparse.Namespace) -> list[str]:
-    """Return the flags for the kind of run as a list of command-line words."""
+    """Return the flags that select the kind of run, as words of a command line."""
     locations = {"--lake": arguments.lake, "--triton-urls": arguments.triton_urls}
     words = [word for flag, value in locations.items() if value for word in (flag, value)]
     words += ["--from-scratch"] if arguments.from_scratch else []

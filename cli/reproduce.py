@@ -204,7 +204,7 @@ class Reproduction:
         return output
 
     def _written_since(self) -> list[str]:
-        """Return a line that names the unread files that were added later to the model's days."""
+        """Return a line that names the skipped files, which were written after the model's run."""
         begun, days = (
             moment_of(self.until).timestamp(),
             {f"day={each['day']}" for each in self.model.days},

@@ -159,13 +159,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def read_space(path: Path, recommender: Recommender) -> dict[str, Dimension]:
-    """Return the search space of a YAML file, by setting.
+    """Return the search space in a YAML file: for each setting, its possible values.
 
     An entry is for example `training.learning_rate: {low: 1e-3, high: 1e-2}`.
 
     Raises:
-        ContractError: the file cannot be read, or the recommender has no such setting or refuses
-            one of its values.
+        ContractError: the file cannot be read, a setting does not exist in the recommender, or a
+            value of a setting is invalid.
     """
     try:
         document = load_document(path.read_text(encoding="utf-8"), source=str(path)).value
@@ -187,7 +187,11 @@ def read_space(path: Path, recommender: Recommender) -> dict[str, Dimension]:
 def _expect_continuable(
     space: Mapping[str, Dimension], recommender: Recommender, *, parent: Model | None
 ) -> None:
-    """Raise ContractError if a value of the space gives a network that cannot continue `parent`."""
+    """Check that a trial with any value of the space can continue from the network of `parent`.
+
+    Raises:
+        ContractError: a value changes the network.
+    """
     if parent is None:
         return
     before = config_from_document(parent.config)
@@ -215,7 +219,7 @@ def search(
 
     Args:
         arguments: The command's flags.
-        space: The search space, by setting.
+        space: The possible values of each setting.
         folders: Folders that the trials use.
         given: Pipeline parameters, which all trials of a study share.
 
@@ -334,11 +338,11 @@ def katib_experiment(
     *,
     name: str,
 ) -> dict[str, Any]:
-    """Return the search as an Experiment, with the image and volume of the pipeline's exit handler.
+    """Return the search as Katib's Experiment, with the image and volume of the exit handler.
 
     Raises:
-        ContractError: a choice contains a character that would break the JSON into which Katib
-            inserts values unescaped.
+        ContractError: a choice contains a character that must be escaped in JSON. Katib inserts
+            choices into JSON without escaping them.
     """
     if broken := [
         word for each in space.values() for word in each.words if {'"', "\\"} & set(word)

@@ -43,7 +43,7 @@ from monitoring.web.stored import fetch_snapshot, find_address, read_snapshot
 
 LABEL_WIDTH = 10
 LITTLE_SPACE = 0.1
-"""Minimum free share of a disk. Below this share the status asks for more space."""
+"""Minimum free share of a disk. Below this share, the status recommends to free space."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ class Auc:
 
 @dataclass(frozen=True, kw_only=True)
 class DriftStatus:
-    """Decision of the monitor, and the columns of the newest closed bucket."""
+    """Newest decision of the monitor, and the drifted columns of the newest closed bucket."""
 
     action: str | None
     reason: str | None

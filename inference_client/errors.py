@@ -65,8 +65,8 @@ class BadRequest(ContractError):
 
 
 _SWITCHING = ("not at ready state", "no available versions")
-"""Texts of Triton's NOT_FOUND errors while a model is loading or the server is stopping. Both are
-temporary."""
+"""Texts of Triton's NOT_FOUND errors while a model is loading or the server is stopping. The errors
+of both kinds are temporary."""
 
 
 def translated(

@@ -95,7 +95,7 @@ def _seconds_of(time: object) -> float:
     """Return the seconds since the epoch of an outcome's time.
 
     Raises:
-        ContractError: the time is not a number, and not a time with a known zone.
+        ContractError: the value is neither a number nor a time with a known zone.
     """
     if not is_missing(time):
         if isinstance(time, np.datetime64) and not np.isnat(time):
@@ -230,7 +230,7 @@ class PublisherSettings:
 class RecordPublisher:
     """Queue of predictions and outcomes, which publishes the records that are due.
 
-    Use it in one event loop.
+    Use a publisher in one event loop only.
     """
 
     def __init__(
@@ -263,8 +263,8 @@ class RecordPublisher:
         self._counts = PublishingCounts()
         self._predictions: list[PredictionBatch] = []
         self._outcomes: list[tuple[float, int, Outcome]] = []
-        """Heap of outcomes, each with its time and a number. The number makes the heap 7 times
-        faster, because it avoids comparing the outcomes themselves."""
+        """Heap of outcomes, each with its time and a unique number. With the number, outcomes
+        themselves are never compared, which makes the heap 7 times faster."""
         self._numbers = itertools.count()
         self._pending: Flush | None = None
         """Flush that is running. A failed flush is repeated before any other flush."""
@@ -568,7 +568,7 @@ class PartitionedPublisher:
     def counts(self) -> PublishingCounts:
         """Sums over the partitions.
 
-        The reported problem is that of the first partition with a problem.
+        If several partitions have a problem, the problem of the first of them is reported.
         """
         first, *others = (partition.counts for partition in self._partitions)
         for counts in others:

@@ -58,7 +58,7 @@ monitor detects later duplicates and duplicates of other clients
 
 
 class RequestIds:
-    """Request ids that this client has used recently. Use it in one event loop.
+    """Request ids that this client has used recently. Use an object in one event loop only.
 
     The event log joins clicks to rows by request id. If two requests had the same id, a click on
     the second request would be attributed to the first request.
@@ -84,7 +84,7 @@ class RequestIds:
             self._taken.popitem(last=False)
 
     def give_back(self, request_id: str) -> None:
-        """Release the id of a request that has failed without being logged."""
+        """Release the id of a request that failed and was not logged."""
         self._taken.pop(request_id, None)
 
 
@@ -170,7 +170,8 @@ def _candidate_rows(
 class RecommenderClient:
     """Client that scores rows and logs the predictions.
 
-    Enter the client before use, in one event loop. Leaving the client publishes the queue.
+    Use the client in an `async with` block, in one event loop only. At the end of the block, the
+    client publishes its queue.
 
     An unavailable event log never makes a request fail. Records wait in memory up to a limit
     (`PublisherSettings`). At the limit, the newest records are dropped and counted (`log_counts`).
@@ -321,7 +322,7 @@ class RecommenderClient:
                 (`MAX_ROWS_PER_RECORD`, or fewer if rows are wide). The error is also raised if one
                 of the last `_REMEMBERED_IDS` logged requests has the same id.
             TemporaryError, PermanentError: the rows were not scored, see `ScoringClient.score`. A
-                failing event log never raises.
+                failure of the event log never raises an error.
         """
         features = feature_rows(rows, self.recommender.features)
         _check_key(key)
@@ -425,7 +426,7 @@ class RecommenderClient:
     async def close(self) -> None:
         """Wait for requests in flight, publish the queue and close the connections.
 
-        The call waits for outcomes until they are due.
+        Outcomes that are due within `PublisherSettings.close_seconds` are published at their time.
 
         Raises:
             Unpublished: the event log rejected the records, or was unavailable for

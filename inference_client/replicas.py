@@ -24,10 +24,11 @@ _STALL_SECONDS, _MAX_STALL_SECONDS = 2.0, 30.0
 starts with `_STALL_SECONDS` and doubles after each consecutive stall up to `_MAX_STALL_SECONDS`.
 The limit is at least three times the time of the slowest recent answer."""
 _DOWN_SECONDS = 1.0
-"""Seconds during which a replica that refused its connection gets no caller's request, if there is
-another replica."""
+"""If a replica refuses its connection, callers' requests go to other replicas for this number of
+seconds."""
 CALLS_PER_SLOT = 4
-"""Maximum calls on one connection for each slot, including calls whose callers stopped waiting."""
+"""Maximum number of calls on one connection, per slot. Calls whose callers stopped waiting are
+included."""
 _LISTED = re.compile(r"(ipv4|ipv6):(.+)")
 
 SendCall = Callable[[InferenceServerClient], Awaitable[Any]]
@@ -43,8 +44,8 @@ class Connection:
         self.num_waiting = 0
         """Number of calls with a waiting caller."""
         self.slowest = 0.0
-        """Duration of the slowest recent answer in seconds. The value decreases a little with every
-        later answer."""
+        """Duration of the slowest recent answer in seconds. Each faster answer decreases the value
+        by at most 10 %."""
         self._last_end = clock()
 
     def start(self, send_call: SendCall) -> asyncio.Future[Any]:
@@ -85,7 +86,8 @@ class Replica:
         self._connect, self._clock = connect, clock
         self.connection = Connection(connect(address), clock)
         self.is_out = False
-        """Whether requests of callers go to other replicas, if other replicas exist."""
+        """Whether callers' requests go to other replicas. If there is no other replica, this has no
+        effect."""
         self._out_until = 0.0
         self._stalls = 0
         """Number of consecutive stalls."""
@@ -132,7 +134,7 @@ class Replica:
         self.is_out, self._out_until = True, self._clock() + seconds
 
     def is_due(self) -> bool:
-        """Return whether an unused replica is due for a copy of a request."""
+        """Return whether the replica is out of use and a copy of a request should test it now."""
         return self.is_out and not self.connection.calls and self._clock() >= self._out_until
 
 

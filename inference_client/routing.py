@@ -156,7 +156,10 @@ def _describe(plan: TrafficPlan | None) -> str:
 
 
 class PlannedClient:
-    """`KeyedScorer` that follows a traffic plan. Enter the client before use, in one event loop."""
+    """`KeyedScorer` that follows a traffic plan.
+
+    Use the client in an `async with` block, in one event loop only.
+    """
 
     def __init__(
         self,
@@ -172,12 +175,12 @@ class PlannedClient:
 
         Args:
             server: Address, see `ScoringClient`.
-            plan: Poller of the plan.
+            plan: Reads the traffic plan at intervals.
             settings: Deadlines and limits of requests.
             columns: Expected columns, see `ScoringClient`.
             max_shadows: Maximum number of shadow requests at the same time. Any further shadow
                 request is dropped.
-            timer: Monotonic clock in seconds, for the deadline over both arms.
+            timer: Monotonic clock in seconds. It measures the deadline that both arms share.
         """
         self._settings = settings or ClientSettings()
         self._timer = timer
@@ -232,7 +235,7 @@ class PlannedClient:
 
         Args:
             dense: Dense features [n, d].
-            categorical: Categories [n, positions of the categorical axis].
+            categorical: Categories, shape [n, slots].
             request_id: Id that determines whether a shadow request is sent too. None = random.
             key: User for whom the rows are scored. The same key is always routed to the same arm.
                 None = the request's id.

@@ -1,9 +1,9 @@
 """Score feature matrices on a Triton server: one connection, a queue of callers, and retries.
 
 A request that is too large is split. If versions are switched meanwhile, different versions may
-answer the parts of one request. In this case the parts that the older version answered are scored
-again until one version has answered all parts. The configuration of a version lists the version's
-columns, and the rows are sent with these columns.
+answer the parts of one request. In this case, the client repeats the parts with answers of the
+older version until one version has answered all parts. The configuration of a version lists the
+version's columns, and the rows are sent with these columns.
 
 Scoring has no side effects, so a request may be repeated. These temporary failures are retried: an
 unreachable server, a full queue, a version switch (`ServerUnavailable`), and a known model that is
@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 _SERVER = re.compile(r"(dns:///)?[^/\s]+:\d+")
 _MAX_COLUMNS = 3
-"""Maximum number of different sets of columns that one attempt tries during a version switch."""
+"""During a version switch, maximum number of sets of columns that one attempt tries."""
 _OUTPUTS = [InferRequestedOutput(PROBABILITY_OUTPUT.name)]
 
 
@@ -65,9 +65,9 @@ class Scored(NamedTuple):
     canary: bool = False
     """Whether the traffic plan's canary answered."""
     shadow: "asyncio.Future[Scored | None] | None" = None
-    """Future with the scores of the same rows by the other arm. The future's scores are only
-    logged. The future's result is None if the shadow request failed. The future never raises an
-    error and need not be awaited."""
+    """Future with the scores that the other arm computes for the same rows. The future's scores are
+    only logged. The future's result is None if the shadow request failed. The future never raises
+    an error and need not be awaited."""
 
 
 class KeyedScorer(Protocol):
@@ -117,8 +117,9 @@ class ClientSettings:
     to this maximum. With the defaults, the waits have a sum of about 4 s before jitter shortens
     them."""
     max_in_flight: int = 16
-    """Maximum number of concurrent requests with a waiting caller, for each replica. Up to four
-    times as many calls may be unanswered, including those of callers that got `DeadlineExpired`."""
+    """For each replica, maximum number of concurrent requests whose callers are waiting. Callers
+    that got `DeadlineExpired` no longer wait. With their calls, up to four times this number of
+    calls may be unanswered."""
     max_waiting: int = 4096
     """Maximum number of callers that wait for a free slot. Further callers get `Overloaded` at
     once."""
@@ -199,8 +200,8 @@ class ScoringClient:
         self._columns: dict[tuple[str, int], ColumnMap] = {}
         """Columns of each version that is known, by model and version number."""
         self._newest: dict[str, ColumnMap] = {}
-        """Columns of the newest known version of each model. This version answered last, or its
-        configuration was read after the last answer."""
+        """For each model, the columns of the newest known version. A version is the newest if it
+        answered last, or if its configuration was read after the last answer."""
 
     async def __aenter__(self) -> "ScoringClient":
         return self
@@ -288,8 +289,8 @@ class ScoringClient:
         self, request: _Request, dense: NDArray[np.float32], categorical: NDArray[np.int64]
     ) -> Scored:
         parts: dict[int, Scored] = {}
-        """Parts of the request that have an answer, keyed by their first row, in the order of the
-        answers. After a rollback the newest version does not have the highest number."""
+        """Answered parts of the request by the number of their first row. The order is that of the
+        answers, because after a rollback, the newest version does not have the highest number."""
         stale = list(range(0, len(dense), MAX_BATCH_ROWS))
         backoff = self._settings.first_backoff_seconds
 

@@ -50,9 +50,9 @@ _CHANNEL_OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    # Pings end the calls on a connection whose machine is gone. A shorter interval is not possible,
-    # because Triton treats frequent pings without data as abuse. A stalled connection is replaced
-    # much earlier.
+    # If the machine of a connection is gone, a ping without a reply ends the connection's calls. A
+    # shorter interval is not possible, because Triton treats frequent pings without data as abuse.
+    # The client itself replaces a stalled connection much earlier.
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.max_pings_without_data", 0),
@@ -62,7 +62,10 @@ _CHANNEL_OPTIONS = [
 
 
 class GrpcTransport:
-    """Calls to one server, or to all replicas behind one name. Use it in one event loop."""
+    """Calls to one server, or to all replicas behind one name.
+
+    Use an object in one event loop only.
+    """
 
     def __init__(
         self,
@@ -72,12 +75,12 @@ class GrpcTransport:
         access: ServerAccess | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Prepare the connections, which are opened at the first calls.
+        """Prepare the connections. The first calls open them.
 
         Args:
             server: host:port or `dns:///name:port`. A name with `dns:///` means all addresses of
                 the name.
-            max_in_flight: Maximum number of calls per address with a waiting caller.
+            max_in_flight: Maximum number of calls per address whose callers are waiting.
             access: TLS and token options.
             clock: Monotonic clock in seconds.
 
@@ -96,14 +99,14 @@ class GrpcTransport:
         self._problem: OSError | None = None
         """Error of the last name resolution, if it failed."""
         self._line = asyncio.Lock()
-        """Lock that the first caller in the line holds while it waits for a slot. All other callers
-        wait for the lock in order."""
+        """Lock for the line of callers. The first caller in the line holds the lock while it waits
+        for a slot. All other callers wait for the lock, in order."""
         self._freed = asyncio.Event()
         self._turn = 0
 
     @property
     def num_slots(self) -> int:
-        """Maximum number of calls with a waiting caller, over all replicas."""
+        """Maximum number of calls whose callers are waiting, summed over all replicas."""
         return self._max_in_flight * max(len(self._replicas), 1)
 
     @property
@@ -172,7 +175,10 @@ class GrpcTransport:
     async def _call(
         self, send_call: SendCall, model: str, *, seconds: float, deadline_seconds: float
     ) -> Any:
-        """Send a call when a slot is free, and return the first answer to any of its copies."""
+        """Send a call when a slot is free, and return the first answer.
+
+        Copies of the call may go to other replicas (`_Copies`).
+        """
         end = self._clock() + seconds
         await self._find_addresses(end)
         copies = _Copies(self, send_call)
@@ -336,8 +342,8 @@ class GrpcTransport:
         self._freed.set()
         if call.cancelled():
             return
-        # Retrieve the exception of an abandoned call too. Without this callback, asyncio would log
-        # the error.
+        # Retrieve the exception even if no caller waits for the call. Otherwise, asyncio would log
+        # the exception.
         if (error := call.exception()) is not None:
             logger.debug("call to server %s ended with: %s", replica.address, error)
         if connection is not replica.connection:
@@ -349,7 +355,7 @@ class GrpcTransport:
 
 
 class _Copies:
-    """All copies of the call of one caller.
+    """All copies of one caller's call.
 
     A second copy is sent if a replica is down or stalled.
     """
@@ -376,8 +382,8 @@ class _Copies:
         clock = self._transport._clock
         while True:
             timeout = max(min(end - clock(), self._seconds_to_check()), 0.0)
-            # asyncio.wait does not cancel the calls, either at the timeout or when the caller is
-            # cancelled.
+            # asyncio.wait does not cancel the calls at the timeout. It does not cancel them either
+            # if the caller is cancelled.
             done, _ = await asyncio.wait(
                 self._calls, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
             )
@@ -397,7 +403,7 @@ class _Copies:
                 self._is_repeated = self._send_elsewhere()
 
     def _seconds_to_check(self) -> float:
-        """Return the number of seconds after which a copy could have stalled."""
+        """Return the number of seconds after which to check for a stalled copy."""
         here = [
             replica
             for replica, connection in self._calls.values()

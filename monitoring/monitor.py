@@ -160,7 +160,7 @@ is out of date."""
 
 
 class _Measurements:
-    """KPIs and open-label estimates of one monitor."""
+    """The monitor's KPIs of matured rows and its estimates for open rows."""
 
     def __init__(
         self,
@@ -271,8 +271,8 @@ end of this wait, the outcome is archived as a late outcome."""
 _LAST_MOMENT = 2e-6
 """Tolerance in seconds, larger than the rounding error of times in microseconds."""
 _MAX_VERSIONS_SEEN = 1000
-"""Maximum number of remembered model versions, whose first prediction is not reported again. The
-highest versions are remembered."""
+"""Maximum number of versions that the monitor remembers to report the first prediction of each
+version only once. The versions with the highest numbers are remembered."""
 _MAX_REASON_CHARACTERS = 400
 """Maximum length of a dead letter's reason. The message of the dead letter is stored beside its
 reason."""
@@ -294,7 +294,7 @@ class Monitor:
         settings: Settings of the process and its rules.
         subscriber: Reader of the log.
         store: The monitor's state.
-        trigger: Starts runs. With None, the monitor only notifies people.
+        trigger: Starts runs. If None, the monitor only notifies people.
         recommender: Rows of another recommender become dead letters.
         exposition: State for the HTTP pages.
         clock: Returns seconds since the epoch.
@@ -532,8 +532,8 @@ class Monitor:
             num_messages -= len(deliveries)
             if num_messages <= 0 or is_short(deliveries, self._records.pull_messages):
                 break
-        # The watermark also moves back when a clock that was ahead is corrected. An old watermark
-        # would close every later window at once.
+        # The watermark also moves back when a clock that was ahead is corrected. If the monitor
+        # kept the old watermark, every later window would close too early.
         if (read_up_to := self._subscriber.read_up_to()) is not None:
             self._read_up_to = read_up_to
 
@@ -635,7 +635,7 @@ class Monitor:
     # -- join
 
     def _mature(self) -> None:
-        """Make labels final once their attribution window has closed."""
+        """Make the labels of requests final when the attribution windows have closed."""
         if self._read_up_to is None:
             return
         window_seconds = self._evaluation_settings.attribution_window_seconds
@@ -663,7 +663,8 @@ class Monitor:
             self._evaluation.evaluator.observe(requests)
             self._unmeasured.update(requests.versions.tolist())
             self._exposition.beat()
-            # The next batch may start with the time at which this batch ends.
+            # The last request of this batch and the first request of the next batch can have the
+            # same time.
             last = float(requests.times[-1]) - _LAST_MOMENT
             waiting = self._valid_waiting(before)
             self._evaluation.decide(before if waiting is None else last)
@@ -799,8 +800,8 @@ class Monitor:
     def _forget_times_ahead(self, now: float) -> None:
         """Forget the time of the newest prediction if that time is in the future.
 
-        A time in the future comes from a clock that was ahead. Until the future time is forgotten,
-        no prediction with an earlier time counts as the newest.
+        A time in the future comes from a clock that was ahead. While this time is stored, no
+        prediction with an earlier time can become the newest prediction.
         """
         if (
             self._last_record_time is not None

@@ -76,7 +76,7 @@ class ReleasedModels:
             return frozenset()
 
     def reference(self, version: int) -> TrainingReference | None:
-        """Return the training profile of `version`, or None without a release or a profile."""
+        """Return the training profile of `version`, or None if it has no release or no profile."""
         try:
             if (release := self._release(version)) is None:
                 return None

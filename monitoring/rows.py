@@ -54,7 +54,7 @@ class LateOutcome(NamedTuple):
 
 
 class Unarchived(NamedTuple):
-    """A part of matured requests of one UTC day, or a late outcome, that is in no archive file."""
+    """Item that is in no archive file: matured requests of one UTC day, or a late outcome."""
 
     number: int
     time: float

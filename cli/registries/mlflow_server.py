@@ -84,10 +84,10 @@ class Graph:
     features: Features
 
     def save_model(self, path: str, mlflow_model: Model, **_: Any) -> None:
-        """Create the folder `path` in the layout that `Model.log` expects of a flavor.
+        """Create the folder `path` with the model's files, for `Model.log`.
 
-        The folder contains symbolic links to the files in the store, and the upload reads the
-        linked files.
+        MLflow calls this method for each flavor. The folder contains symbolic links to the files in
+        the store, and the upload reads the linked files.
         """
         folder = Path(path)
         folder.mkdir()

@@ -1,4 +1,4 @@
-"""`evergreen audit backtest ARCHIVE` shows when policies would have fired over recorded records.
+"""`evergreen audit backtest ARCHIVE` shows when policies would have started runs on recorded data.
 
 The records come from a monitor's archive or a lake. The rules are set by the same flags as for the
 monitor. `monitoring.backtest.backtest` computes the decisions.

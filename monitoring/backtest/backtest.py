@@ -1,16 +1,16 @@
 """Run the monitor's evaluator over archived requests, and report what its policies would have done.
 
 The input is the archive files of `monitoring.state.archive`, in a folder or a bucket. The files are
-read day by day, in order of event time. Rows that none of our models served are skipped. Labels
-contain only clicks within the attribution window, because late outcomes changed no live decision.
+read day by day, in order of event time. Rows that none of our models served are skipped. Clicks
+after the attribution window do not change labels, because they changed no live decision either.
 Peak memory is the memory for one day of rows.
 
 The output is decision points and one `Backtest` per set of policies. The decision lines equal those
-that the monitor wrote over the same records, with two exceptions. The first exception: the monitor
-ignored records that arrived after their decision point, and the archive does not show which records
-these are. The second exception: the monitor's settings, verdicts or training profiles may have been
-different. A backtest cannot release a model. A second alarm in a backtest therefore means that, in
-the simulation, the run after the first alarm did not fix the drift.
+that the monitor wrote over the same records, with two exceptions. First, the monitor ignored
+records that arrived after their decision point, and the archive does not show which records these
+are. Second, the monitor's settings, verdicts or training profiles may have been different. A
+backtest cannot release a model. If a backtest shows a second alarm, the simulated run after the
+first alarm did not end the drift.
 """
 
 import argparse
@@ -54,7 +54,8 @@ class ArchivedRequests(NamedTuple):
     """Requests of the archive, ordered by time and id."""
 
     matured: MaturedRequests
-    """Requests without positions. `times` are seconds with whole microseconds."""
+    """Requests with final labels, but without positions in ranked lists. `times` are in seconds,
+    rounded to whole microseconds."""
     canary: NDArray[np.bool_]
     """For each request, whether a canary served it, shape [m]."""
     predictions: Predictions | None
@@ -293,7 +294,7 @@ def evaluate_requests(
 
 
 class _Stream:
-    """Feeds an evaluator and a drift watch in order of event time."""
+    """Passes requests to an evaluator and a drift watch, in order of event time."""
 
     def __init__(self, evaluator: Evaluator, watch: DriftWatch, settings: DecisionSettings) -> None:
         self._evaluator = evaluator
@@ -304,8 +305,8 @@ class _Stream:
         decided = evaluator.decided_until
         self._decided = -math.inf if decided is None else decided
         self._known_until = self._decided + serving_ahead(settings.evaluation)
-        """Event time up to which the evaluator's state already includes the predictions that show
-        the serving version."""
+        """Event time up to which the evaluator's state already includes all predictions. The
+        evaluator needs them to determine the serving version."""
         window, grace = (
             settings.evaluation.attribution_window_seconds,
             settings.evaluation.drift_grace_seconds,

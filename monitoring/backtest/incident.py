@@ -123,7 +123,7 @@ def _record(arguments: argparse.Namespace) -> int:
 
 
 def _open_text(points: int, complete_until: float) -> str:
-    """Name the decisions of an incident that cannot be replayed reliably yet, and the reason."""
+    """Return a text that says which decisions cannot be replayed reliably yet, and why."""
     which = (
         f"the last {points} of them, after {_format_time(complete_until)}, cannot be "
         "replayed reliably"
@@ -221,7 +221,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def replay(incident: Path) -> Replayed:
-    """Decide an incident again. The only clock is the event time of the records.
+    """Repeat the decisions of an incident. The only clock is the event time of the records.
 
     Raises:
         ContractError: The folder is not an incident, or a file is missing or changed.
@@ -273,7 +273,7 @@ class Recorded:
     """Number of newest decision points that cannot be replayed reliably yet."""
     complete_until: float
     needs_until: float
-    """Event time up to which the archive must contain rows before all points can be replayed."""
+    """To replay all points, the archive must contain the rows up to this event time."""
 
 
 def record(
@@ -375,7 +375,7 @@ def _newest_row(archive: Objects) -> float:
 
 
 def _baselines(lines: Sequence[str]) -> dict[str, Any]:
-    """Return each version's baseline at its first decision.
+    """Return for each version the baseline that its first decision used.
 
     Later decision lines no longer contain the baselines of old versions.
     """
@@ -386,7 +386,7 @@ def _baselines(lines: Sequence[str]) -> dict[str, Any]:
 
 
 def _decisions(state: Path, start: float, end: float) -> tuple[str | None, list[str]]:
-    """Return the last decision line up to `start`, and the lines after it up to `end`.
+    """Return the last decision line at or before `start`, and all later lines up to `end`.
 
     If the line at `start` was already removed from the file, the first remaining line is returned
     instead. A replay needs the evaluator's state before the first decision.
@@ -424,7 +424,7 @@ def _copy_rows(
 ) -> set[int]:
     """Copy the archived days up to `until` that are needed to fill the window of every version.
 
-    The copied rows fill the windows as of the event time `decided`.
+    The copied rows are enough to fill the windows at the event time `decided`.
     """
     window: Counter[int] = Counter()
     needed: set[int] = set()

@@ -2,7 +2,7 @@
 
 The input is the scores and ages of the open rows, which of these rows are already clicked, and the
 click delays of matured rows. The output is the AUC that the open rows will have once their labels
-are final. `window` has the numbers of matured rows.
+are final. The module `window` computes the numbers of matured rows.
 
 **Bounds.** A click that has arrived remains a click. Any other open row may or may not become a
 click. The bounds are the minimum and maximum of the AUC over all possible labels of these rows, so
@@ -13,17 +13,18 @@ lowest ranks are clicked. A cumulative sum over the sorted ranks gives the large
 for every m.
 
 **Estimate.** F(a) is the share of clicks that come within age a. F is estimated by the empirical
-distribution of the click delays of matured rows. Delays of matured rows are not censored. A row of
-age a without a click will be clicked with probability p (1 - F(a)) / (1 - p F(a)) (Chapelle 2014,
-with empirical delays instead of an exponential). In this formula, p is the row's score times a
-correction. The correction is the number of arrived clicks divided by the number expected by now,
-among rows with similar scores. The expected number of clicks is the sum of F(a) times the score.
-The correction makes the estimate follow a change in the data as soon as clicks arrive. Once all
-windows have closed, F is 1, the probabilities are 0 or 1, and the estimate is the matured value.
+distribution of the click delays of matured rows. Delays of matured rows are not censored. If a row
+of age a has no click yet, the probability that it will be clicked is p (1 - F(a)) / (1 - p F(a)).
+The formula is from Chapelle (2014), with empirical delays instead of an exponential distribution.
+In this formula, p is the row's score times a correction. The correction is the number of arrived
+clicks divided by the number expected by now, among rows with similar scores. The expected number of
+clicks is the sum of F(a) times the score. The correction makes the estimate follow a change in the
+data as soon as clicks arrive. Once all windows have closed, F is 1, the probabilities are 0 or 1,
+and the estimate is the matured value.
 
-**Assumptions.** Delays depend neither on the score nor on the time. `ages` end at the log's
-watermark, because every click before the watermark was read. If ages ended at the clock's time,
-clicks in transit would look like missing clicks.
+**Assumptions.** Delays depend neither on the score nor on the time. `ages` are measured up to the
+log's watermark, because every click before the watermark was read. If they were measured up to the
+clock's time, clicks in transit would look like missing clicks.
 """
 
 from dataclasses import dataclass
@@ -39,8 +40,8 @@ estimate."""
 _MAX_DELAYS = 10_000
 """Number of newest delays that are used. Older delays may be outdated."""
 _CLICKS_PER_PART, _MAX_PARTS = 25, 20
-"""Minimum number of arrived clicks for each part of the score range that gets its own correction,
-and the maximum number of parts."""
+"""The score range is divided into parts, each with its own correction. The first number is the
+minimum number of arrived clicks per part, and the second is the maximum number of parts."""
 
 
 class ClickDelays:
@@ -80,7 +81,7 @@ class OpenEstimate:
     final_at: float | None
     """Time when the last label becomes final, in seconds since the epoch. None without rows."""
     auc: float | None = None
-    """Estimated AUC. None with fewer than `MIN_DELAYS` known delays, or if no labeling has both
+    """Estimated AUC. None if fewer than `MIN_DELAYS` delays are known, or if no labeling has both
     classes."""
     auc_low: float | None = None
     """Lowest AUC of any labeling, or None if no labeling has an AUC. `auc_high` is the highest
@@ -98,7 +99,7 @@ def estimate_open(
     window_seconds: float,
     now: float,
 ) -> OpenEstimate:
-    """Estimate the AUC of open rows once their windows close.
+    """Estimate the AUC that open rows will have when their windows have closed.
 
     100,000 rows take about 60 ms.
 
@@ -233,8 +234,9 @@ def _correction(
 ) -> NDArray[np.float64]:
     """Return for each row [n] the ratio of arrived to expected clicks at similar scores.
 
-    One expected click is added to the expected clicks, and the ratio over all rows is added to the
-    arrived clicks. With few clicks the correction is therefore close to the ratio over all rows.
+    As a prior, 1 is added to the expected clicks, and the ratio over all rows is added to the
+    arrived clicks. If there are few clicks, the correction is therefore close to the ratio over all
+    rows.
     """
     expected = score * arrived
     overall = (clicked.sum() + 1) / (expected.sum() + 1)

@@ -9,9 +9,10 @@ must be rolled back. Five tests share `bake_alpha` equally. Four of the five tes
   The limit is the smaller of the two lower ends, minus `max_auc_loss`. The predecessor is included
   because a rollback to an equally bad version would not help. For example, a change of user
   behaviour lowers the AUC of both versions.
-- Calibration in both directions, and the click rate: each test sums the excess over its limit, for
-  example clicks minus limit times predicted clicks. Each request adds one term to the sum.
-  `mixture_evidence` evaluates the sum, and its result is valid under any number of looks.
+- Two tests of calibration (too many or too few clicks) and one of the click rate: each test sums
+  the excess over its limit, for example clicks minus limit times predicted clicks. Each request
+  adds one term to the sum. `mixture_evidence` evaluates the sum, and its result is valid under any
+  number of looks.
 
 The fifth test needs no labels: it counts scores that are not probabilities
 (`monitoring.retraining.new_versions`). A version that gives every row the same score is rolled back
@@ -52,9 +53,9 @@ _STUCK_ROWS = 1_000
 """If a version has at least this number of rows and all scores are equal, the model counts as
 ignoring its input."""
 _SUSPICION = 3.0
-"""A version becomes suspect when its evidence reaches this value. A suspect version bakes until its
-evidence falls below this value or suffices for a rollback. For a version within its limits, the
-evidence begins at 1 and falls."""
+"""A version becomes suspect when its evidence reaches this value. A suspect version bakes on until
+its evidence falls below this value or is enough for a rollback. For a version within its limits,
+the evidence begins at 1 and falls."""
 _TUNED_SQUARES = 50.0
 """Sum of squares at which `mixture_evidence` is most sensitive. In the test of too many clicks, the
 sum of squares is about the number of clicks."""
@@ -68,7 +69,7 @@ _NO_WINDOW = {
     "clicks": 0,
     "window_version": None,
 }
-"""Numbers of a decision while the window contains only rows of other versions."""
+"""Numbers of a decision if the window has no row of the decided version."""
 _OF_TESTS = ("auc", "sums", "low", "high")
 """Keys of a version's state that are used by the statistical tests only."""
 _UNDER, _OVER, _RATE = (
@@ -105,7 +106,7 @@ def mixture_evidence(total: float, squares: float) -> float:
 
 
 class BakingPolicy:
-    """Tests each version that replaced another version, once."""
+    """Policy that tests each new version once, after it replaced another version."""
 
     name = BAKING
 
@@ -160,7 +161,7 @@ class BakingPolicy:
         return state
 
     def _evaluate(self, evidence: Evidence, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the state after the rows of this decision point."""
+        """Return the new state, updated with the rows of this decision point."""
         settings, rows = self._settings, evidence.rows
         enough = NUM_TESTS / settings.bake_alpha
         state = {**state, "rows": state["rows"] + len(rows.labels)}
@@ -215,10 +216,10 @@ class BakingPolicy:
         return {**state, "reason": f"{reason} of {settings.bake_rows}, {served:.0f} s"}
 
     def _add_terms(self, rows: MaturedRows, state: Mapping[str, Any]) -> dict[str, list[float]]:
-        """Return the sums of the tests after `rows`.
+        """Return the sums of the tests, updated with `rows`.
 
-        Each test has three sums: the excess over its limit, the squared excess, and the clicks or
-        expected clicks.
+        Each test has three sums: of the excess over its limit, of the squared excess, and of the
+        clicks or expected clicks.
         """
         ratio, least_rate = self._settings.max_calibration_ratio, state["least_rate"]
         clicks = np.bincount(rows.groups, rows.labels)
@@ -276,5 +277,8 @@ def _since(evidence: Evidence) -> float:
 
 
 def state_of(decision: Decision) -> str:
-    """Return the state of the version in a decision, one of `evergreen.contracts.baking.STATES`."""
+    """Return the version's state from a decision.
+
+    It is one of `evergreen.contracts.baking.STATES`.
+    """
     return {Action.ROLLBACK: BAD, Action.OK: WELL}.get(decision.action, BAKES)

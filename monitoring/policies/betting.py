@@ -19,28 +19,28 @@ bounded mean: Waudby-Smith and Ramdas 2024, JRSS-B 86).
 values of lambda, the `FRACTIONS` of the largest lambda. A mixture of supermartingales is a
 supermartingale, so the capital is an e-process (Ramdas et al. 2023, Statistical Science 38). By
 Ville's inequality (1939), P(the capital ever reaches 1 / alpha) <= alpha, over all time and at
-every look. Bets that start late detect a drift that begins after long service. By the time of such
-a drift, the bets that started early have lost their shares of the capital. A bet that starts at
-round t costs only a factor of 1 / w_t, whose logarithm is about log t. The restarted e-detectors of
-Shin, Ramdas and Rinaldo (2024) detect a drift sooner. However, restarted e-detectors bound the mean
-time between false alarms, not the probability of any false alarm.
+every look. If a drift begins after long service, bets that start late detect it. By the time of
+such a drift, the bets that started early have lost their shares of the capital. A bet that starts
+at round t costs only a factor of 1 / w_t, whose logarithm is about log t. The restarted e-detectors
+of Shin, Ramdas and Rinaldo (2024) detect a drift sooner. However, restarted e-detectors bound the
+mean time between false alarms, not the probability of any false alarm.
 
 **Several versions.** Each version has its own rounds and its own theta. The bets of all versions
-multiply the same capital, one after the other. The next lambda follows from theta and is chosen
-before the round's rows. The product over the rounds of all versions is therefore a supermartingale
-if the AUC of each version is at least the version's theta. A single application of Ville's
-inequality covers all versions together.
+multiply the same capital, one after the other. The lambda of a round follows from theta, and is
+chosen before the rows of the round are known. The product over the rounds of all versions is
+therefore a supermartingale if the AUC of each version is at least the version's theta. A single
+application of Ville's inequality covers all versions together.
 
 **Start of the change.** The start is estimated as in Page's CUSUM test (1954). A `Trail` per
 fraction multiplies the same factors and restarts at 1 when the product falls below 1. The estimate
 does not affect whether there is an alarm.
 
 **Assumptions.** The bound is exact if rows are independent given their labels, or if requests are
-independent and no round has more pairs than planned. If a round has more pairs, its payoff is
-scaled down. For dependent rows, the scaling moves the null hypothesis slightly. The bound is not
-proven for users who return in other requests. For users who return, the claim is about the observed
-users. The gate's interval by user allows for the difference. docs/design/sequential-tests.md has
-simulated rates.
+independent and no round has more pairs than planned. If a round has more pairs than planned, its
+payoff is scaled down. For dependent rows, the scaling moves the null hypothesis slightly. The bound
+is not proven for users who return in other requests. If users return, the claim is about the
+observed users only. The gate's interval, which is computed by user, allows for the difference.
+docs/design/sequential-tests.md has simulated rates.
 """
 
 import base64
@@ -74,7 +74,7 @@ mean."""
 
 
 class Rounds:
-    """Rounds of one version's rows, and their payoffs."""
+    """Divides one version's rows into rounds, and computes the payoff of each round."""
 
     def __init__(self, theta: float, memory: Mapping[str, Any]) -> None:
         """Continue from the saved state that `memory()` returned.
@@ -90,7 +90,7 @@ class Rounds:
         self._rows = _unpack_rows(memory["rows"]) if "rows" in memory else NO_ROWS
 
     def memory(self) -> dict[str, Any]:
-        """Return the state for a successor, a JSON object."""
+        """Return the state for a successor process as a JSON object."""
         return {"theta": self.theta, "sums": self._sums.tolist(), "rows": _pack_rows(self._rows)}
 
     @property
@@ -167,7 +167,7 @@ class EValue:
         """Number of clicks in the rounds with at least one pair."""
 
     def memory(self) -> dict[str, Any]:
-        """Return the state for a successor, a JSON object."""
+        """Return the state for a successor process as a JSON object."""
         return {"shares": list(self._shares), "rounds": self.rounds, "clicks": self.clicks}
 
     @property
@@ -217,7 +217,7 @@ class EProcess:
         self.theta = theta
 
     def memory(self) -> dict[str, Any]:
-        """Return the state for a successor, a JSON object."""
+        """Return the state for a successor process as a JSON object."""
         return {**self._rounds.memory(), **self._e_value.memory()}
 
     @property
@@ -260,10 +260,13 @@ class Trail:
     """Event time in seconds. The product includes only rows after `since`. None if the product is
     1."""
     shown_at: float | None = None
-    """Event time of the rows that first made the product large enough, or None."""
+    """Event time of the rows with which the product first became large enough, or None."""
 
     def after(self, factor: float, *, since: float, until: float, enough: float) -> "Trail":
-        """Return the trail after one decision point's factor, for rows from `since` to `until`."""
+        """Return the trail multiplied by the factor of one decision point.
+
+        The factor comes from the rows between `since` and `until`.
+        """
         began = since if self.since is None else self.since
         value = min(self.value * factor, _LARGEST)
         if value <= 1.0:
@@ -291,7 +294,7 @@ def cross_wins(
     rounds: NDArray[np.int64],
     num_rounds: int,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Count the pairs of a click and a non-click from different groups, and the click's wins.
+    """Count the pairs of a click and a non-click in different groups, and the wins of the click.
 
     A tie is half a win. Groups and rounds are integers from 0, ascending. All rows of a group are
     in one round, and a round may have no row.
@@ -336,9 +339,9 @@ def _count_wins(
     *,
     num_keys: int,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Count the pairs of a click and a non-click per key, and the wins of the click in these pairs.
+    """Count for each key the pairs of a click and a non-click, and the pairs that the click wins.
 
-    The results are whole and half numbers, so they are exact.
+    The results are multiples of 1/2, so they have no rounding error.
     """
     order = np.lexsort((scores, keys))
     label = labels[order]

@@ -1,14 +1,15 @@
-"""Decide at fixed points of event time, as a function of the records.
+"""Make decisions at fixed points of event time. A decision depends only on the records.
 
-The input is predictions and matured requests in any order, and the event time up to which
-everything matured. The output is one `DecisionPoint` for each point with new matured rows of the
-serving version or its predecessors. The result does not depend on batch sizes or on the loop, so
-the monitor and a backtest over its archive write equal lines. `monitoring.state.store` stores the
-state. Cooldowns and actions depend on the clock and belong to `monitoring.retraining`.
+The input is predictions and matured requests in any order. The caller also passes the event time up
+to which all predictions have matured. The output is one `DecisionPoint` for each point with new
+matured rows of the serving version or its predecessors. The result does not depend on batch sizes
+or on the loop, so the monitor and a backtest over its archive write equal lines.
+`monitoring.state.store` stores the state. Cooldowns and actions depend on the clock and belong to
+`monitoring.retraining`.
 
 Rows of a version mature for a whole attribution window after the version was replaced. The last
 rows of a version are evidence about its successor too, because both versions see the same traffic.
-The policies choose which rows count against which version.
+The policies choose which rows are evidence against which version.
 
 Decision points are the multiples of `decide_seconds`. Times are whole microseconds
 (`contracts.raw_rows.microseconds`).
@@ -39,8 +40,8 @@ from monitoring.policies.policy import (
 from monitoring.rows import MaturedRequests
 
 _MAX_PASSED_OVER = 1000
-"""Maximum number of remembered request ids. These ids belong to requests that came too late for
-their decision point, and that must stay excluded after a restart."""
+"""Maximum number of remembered request ids. The requests with these ids came too late for their
+decision point. They must stay excluded after a restart."""
 
 
 def no_baseline(version: int) -> Baseline | None:
@@ -49,10 +50,12 @@ def no_baseline(version: int) -> Baseline | None:
 
 
 def serving_ahead(settings: EvaluationSettings) -> float:
-    """Return how long after a decision point predictions still determine the serving version.
+    """Return the seconds after a decision point whose predictions still affect the decision.
 
-    The result in seconds is the attribution window minus the grace period, because at the watermark
-    the last predictions may not have arrived.
+    These predictions show which version served at the decision point.
+
+    The result is the attribution window minus the grace period, because the last predictions before
+    the watermark may arrive late.
     """
     return max(settings.attribution_window_seconds - settings.drift_grace_seconds, 0.0)
 
@@ -70,8 +73,8 @@ class Evaluator:
     ) -> None:
         """Continue from `memory`, or start anew.
 
-        Next, call `restore` with the requests that matured before, and `record_predictions` with
-        the predictions after `decided_until + serving_ahead(settings)`.
+        After that, the caller must call `restore` with the requests that have matured so far, and
+        `record_predictions` with the predictions after `decided_until + serving_ahead(settings)`.
 
         Args:
             settings: Length of the windows, and the times of decisions.
@@ -125,7 +128,7 @@ class Evaluator:
         return self._timeline.version
 
     def memory(self) -> dict[str, Any]:
-        """Return the state for a successor without the rows, a JSON object."""
+        """Return the state for a successor process as a JSON object, without the rows."""
         return {
             **self._memory_at(self._decided),
             "decided_until": self.decided_until,
@@ -136,7 +139,7 @@ class Evaluator:
         }
 
     def _memory_at(self, point: int | None) -> dict[str, Any]:
-        """Return the part of the state that follows from the records up to `point`."""
+        """Return the part of the state that depends only on the records up to `point`."""
         return {
             "decided": point,
             "lineage": [list(each) for each in self._timeline.lineage],
@@ -151,7 +154,7 @@ class Evaluator:
     ) -> None:
         """Record which versions answered, with the times of their answers. Canaries are ignored.
 
-        Repetitions change nothing.
+        If the same predictions are recorded again, nothing changes.
 
         All arrays have shape [m].
         """
@@ -237,7 +240,7 @@ class Evaluator:
         return np.asarray(requests.micros <= self._decided)
 
     def _decide_at(self, point: int, requests: MaturedRequests) -> DecisionPoint:
-        """Decide on new requests of the lineage's versions, given in order."""
+        """Decide on new requests in order. All of them come from versions of the lineage."""
         version, since = self._timeline.lineage[-1]
         of_lineage = dict(requests.by_version())
         shown = version if version in self._windows.versions else int(requests.versions[-1])
@@ -328,28 +331,30 @@ def _rows_of(requests: MaturedRequests) -> MaturedRows:
 
 
 MAX_LINEAGE = 64
-"""Number of newest versions of a lineage that are remembered. Fewer versions than this serve within
-one attribution window."""
+"""Maximum number of versions of a lineage that are remembered, newest first. Within one attribution
+window, fewer versions than this number serve traffic."""
 
 
 class _ServingTimeline:
     """The version that serves at each point, and its lineage.
 
-    The serving version is the version of the newest non-canary prediction up to `ahead` after the
-    point (see `serving_ahead`). The highest version number would be wrong, because a rollback
-    serves an older version. If two predictions have the same time, the prediction of the higher
-    version counts as newer. A version that is replaced by an earlier version was rolled back and
-    leaves the lineage.
+    The newest non-canary prediction determines the serving version. Predictions up to `ahead` after
+    the point are included (see `serving_ahead`). The highest version number would be wrong, because
+    a rollback serves an older version. If two predictions have the same time, the prediction of the
+    higher version counts as newer. A version that is replaced by an earlier version was rolled back
+    and leaves the lineage.
     """
 
     def __init__(self, span: int, ahead: int) -> None:
         self._span, self._ahead = span, ahead
-        # For each future decision point and version, the times of the first and the last prediction
-        # since the previous point. The number of entries does not grow with the traffic.
+        # For each future decision point, for each version: the times of the first and the last
+        # prediction since the previous decision point. The number of entries does not grow with the
+        # traffic.
         self._seen: dict[int, dict[int, tuple[int, int]]] = {}
         self.lineage: list[tuple[int, int]] = []
-        """The last serving version and its predecessors, ascending. Each version has the time of
-        its first prediction, to within one decision span. Empty before the first prediction."""
+        """The last serving version and its predecessors, ascending. Each version has the
+        approximate time of its first prediction, with an error of at most one `decide_seconds`.
+        Empty before the first prediction."""
         self.reached: int | None = None
         """Time of the last decision point that was passed, or None before the first decision
         point."""
@@ -362,15 +367,15 @@ class _ServingTimeline:
         return self.lineage[-1][0] if self.lineage else None
 
     def seen_until(self, point: int) -> int:
-        """Return the time up to which predictions are known when `point` is decided."""
+        """Return the time up to which all predictions are known at the decision about `point`."""
         return point + self._ahead
 
     def record(self, times: NDArray[np.int64], versions: NDArray[np.int32]) -> None:
         """Record non-canary predictions, in any order.
 
-        Clients publish a little after the event. If the decision point of a prediction has passed,
-        the prediction counts at the next point if it is newer than all known predictions. Otherwise
-        the prediction is ignored.
+        Clients publish a prediction a little after its event time, so its decision point may have
+        passed. A prediction that is newer than all known predictions then counts for the next
+        decision point. Any other such prediction is ignored.
 
         Args:
             times: Microseconds, shape [m].
@@ -422,7 +427,7 @@ class _ServingTimeline:
             self.lineage = [*before, (version, since)][-MAX_LINEAGE:]
 
     def _shorten(self, point: int) -> None:
-        """Drop versions that can have no more rows, except the newest versions."""
+        """Drop the versions whose rows have all matured, but keep the newest versions."""
         is_served = [since <= point for _, since in self.lineage]
         self.lineage = self.lineage[max(sum(is_served) - MAX_VERSIONS, 0) :]
 

@@ -4,11 +4,11 @@ The input is new rows by version, each version's theta, and the newest training 
 The output is the evidence about the serving version, from which the policy `sequential` decides.
 
 All versions of a lineage share one e-process (`monitoring.policies.betting`). A release does not
-reset the e-process. If a row matures after its version was replaced, it counts against the later
-versions. An alarm means that the data have changed, and names the rows that show the change. At the
-event time `shown_at`, the largest product of a trail became large enough. The rows up to `shown_at`
-therefore suffice to detect the change. A version that was trained on the rows up to `shown_at` has
-adapted to the change:
+reset the e-process. If a row matures after its version was replaced, the row is evidence against
+the later versions. An alarm means that the data have changed, and names the rows that show the
+change. At the event time `shown_at`, the largest product of all trails became large enough. The
+rows up to `shown_at` therefore suffice to detect the change. A version that was trained on the rows
+up to `shown_at` has adapted to the change:
 
 - A version with training rows up to `shown_at` or later starts a new e-process, shared with the
   later versions that have adapted. Rows that other versions scored do not count in the new
@@ -17,7 +17,8 @@ adapted to the change:
 
 The rows of a version count in the version's own e-process, and in the e-processes of later versions
 of the lineage. If a version is rolled back, its rows therefore never count against the version that
-is live again. If the training rows of a version are unknown, only its own rows count.
+is live again. If the training rows of a version are unknown, only the version's own rows are
+evidence.
 """
 
 from collections.abc import Mapping
@@ -30,15 +31,15 @@ from monitoring.policies.policy import Evidence, without_oldest
 
 @dataclass(frozen=True, kw_only=True)
 class Alarm:
-    """A change in the data that was detected in rows.
+    """A detected change in the data.
 
     Times are event times in seconds since the epoch.
     """
 
     since: float
-    """Time after which the e-value grew."""
+    """Time at which the e-value began to grow."""
     shown_at: float
-    """Time of the last row that is needed to see the change."""
+    """Time of a row. The rows up to this time are enough to detect the change."""
     matured: int
     """Number of rows before the alarm, of all versions."""
     value: float
@@ -85,8 +86,8 @@ class _Process:
         self.scored: dict[int, float] = {
             int(version): time for version, time in memory.get("scored", {}).items()
         }
-        """For each version, the newest decision point at which its rows were bet on, as far back as
-        the trails go."""
+        """For each version with rows in a trail, the newest decision point at which a bet was made
+        on its rows."""
         self.alarm = _alarm(memory.get("alarm"))
         self.change = _alarm(memory.get("change"))
         """Newest change to which the versions of this e-process have adapted."""
@@ -133,13 +134,13 @@ class LineageEvidence:
         self._decided: float | None = memory.get("decided")
 
     def memory(self) -> dict[str, Any]:
-        """Return the state for a successor, a JSON object."""
+        """Return the state for a successor process as a JSON object."""
         return {"rounds": self._rounds, "processes": self._processes, "decided": self._decided}
 
     def update(self, evidence: Evidence, thetas: Mapping[int, float]) -> None:
         """Bet on the new rows of every version that has a theta."""
-        # Later versions bet a capital that already includes the bets of earlier versions at the
-        # same decision point.
+        # The versions bet one after the other, so a later version's capital already includes the
+        # results of earlier versions at the same decision point.
         for version, rows in evidence.rows_of.items():
             if version not in thetas:
                 continue
@@ -212,7 +213,7 @@ class LineageEvidence:
         return self._restarted(process)
 
     def _restarted(self, process: _Process) -> _Process:
-        """Return a new e-process if its version has adapted to the alarm's change, or `process`."""
+        """Return a new e-process if the version has adapted to the alarm's change, else `process`."""
         alarm, trained_until = process.alarm, process.trained_until
         if alarm is None or trained_until is None or trained_until < alarm.shown_at:
             return process
@@ -255,8 +256,8 @@ def _raised(process: _Process, evidence: Evidence) -> Alarm:
     since = evidence.time if trail.since is None else trail.since
     return Alarm(
         since=since,
-        # If no trail had a large enough product before, only the rows of this decision point show
-        # the change.
+        # If `shown_at` is None, the product was not large enough before this decision point.
+        # Therefore only the rows of this point show the change.
         shown_at=evidence.time if trail.shown_at is None else trail.shown_at,
         matured=evidence.matured_total,
         value=process.e_value.value,

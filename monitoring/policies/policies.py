@@ -2,7 +2,7 @@
 
 - `threshold` evaluates one window of rows at a time. The probability of a false alarm is bounded
   for each window, but not over many windows.
-- `sequential` has false alarms that are bounded over all time and all versions
+- `sequential` bounds the probability of a false alarm over all time and all versions
   (`monitoring.policies.betting`).
 - `data_drift` needs no labels.
 - `schedule` follows the calendar.
@@ -127,16 +127,17 @@ class ThresholdPolicy(_ConfiguredPolicy):
 
 
 class SequentialPolicy(_ConfiguredPolicy):
-    """A sequential test of "the AUC is at least theta" with false alarms bounded over all time.
+    """Sequential test of "the AUC is at least theta" that bounds false alarms over all time.
 
     Each row is compared with the theta of the version that scored it, and all versions of a lineage
     share one e-process. While each version's AUC is at least its theta, the probability that this
-    policy *ever* returns RETRAIN is at most alpha, for any number of looks and releases. `betting`
-    has the proof, and `lineage_evidence` says which rows count. A new e-process with its own alpha
-    begins after a detected change, after a rollback, and for a version with unknown training rows.
+    policy *ever* returns RETRAIN is at most alpha, for any number of looks and releases. The module
+    `betting` has the proof, and `lineage_evidence` selects the rows that are evidence. A new
+    e-process with its own alpha begins after a detected change, after a rollback, and for a version
+    with unknown training rows.
 
-    theta is the lower end of the gate's 95 % interval, minus a tolerance. Rows of a version without
-    a gate AUC do not count.
+    theta is the lower end of the gate's 95 % interval, minus a tolerance. If a version has no gate
+    AUC, its rows are not used.
     """
 
     name = "sequential"
@@ -171,7 +172,7 @@ class SequentialPolicy(_ConfiguredPolicy):
     def _evaluate_lineage(
         self, evidence: Evidence, found: VersionEvidence, theta: float | None
     ) -> tuple[Action, str, int]:
-        """Return the action, its reason, and the rows that matured since an alarm."""
+        """Return the action, its reason, and the number of rows that matured after the alarm."""
         settings, version = self._settings, f"model version {evidence.version}"
         trained_until = evidence.trained_until()
         if (alarm := found.alarm) is not None:
@@ -247,8 +248,8 @@ class DataDriftPolicy(_ConfiguredPolicy):
         """See `Policy`.
 
         The state contains the version, the number of consecutive drifted buckets, and the last
-        bucket. The state also contains the time and the number of matured rows at the first drifted
-        bucket.
+        bucket. For the first drifted bucket, the state also contains its time and the number of
+        rows that had matured by then.
         """
         is_held = _still_holds(memory, evidence, evidence.version)
         buckets, first, since = 0, 0, None
@@ -352,14 +353,15 @@ def confirm(
 ) -> tuple[Action, str, PolicyMemory]:
     """Turn the result of one window into an action, given the windows before it.
 
-    OK resets the count of breaches. UNDECIDABLE does not change the count. A BREACH becomes RETRAIN
-    once enough windows are breaches. The action stays RETRAIN until a window is OK. RETRAIN also
-    ends when a version serves that was trained on rows after the first breach.
+    A window with the result OK resets the count of breaches. UNDECIDABLE does not change the count.
+    When enough windows are breaches, the action BREACH becomes RETRAIN. The action stays RETRAIN
+    until a window is OK. RETRAIN also ends when a version serves that was trained on rows after the
+    first breach.
 
     Returns:
-        The action, a text that is added to its reason, and the state. The state contains `version`
-        of the last window, the number of consecutive `breaches`, the time of the first breach
-        (`since`), and the number of rows before it (`matured_at_breach`).
+        The action, a text to add to the reason, and the new state. The state contains `version` of
+        the last window, the number of consecutive `breaches`, the time of the first breach
+        (`since`), and the number of rows that had matured before that breach (`matured_at_breach`).
     """
     version = evidence.kpis.version
     is_held = _still_holds(memory, evidence, version)

@@ -43,7 +43,7 @@ NO_ROWS = MaturedRows(
 
 @dataclass(frozen=True, kw_only=True)
 class Baseline:
-    """The registry's information on a version: the gate's measurement and the training end."""
+    """The gate's AUC of a version and the end of its training data, from the registry."""
 
     auc: float | None = None
     """AUC over the holdout rows. If the gate measured no AUC, `auc`, `low` and `high` are None."""
@@ -63,8 +63,8 @@ class Predecessor:
     """Measurements of the previous version when the new one began to serve."""
 
     auc_low: float | None
-    """Lower end of the 95 % interval of the AUC over its last window, or None if it does not
-    exist."""
+    """AUC over the predecessor's last window: lower end of its 95 % interval, or None if it has no
+    interval."""
     click_rate: float | None
     """Clicks per row in the predecessor's last window."""
 
@@ -78,7 +78,8 @@ class FeatureDrift:
     version: int
     rows: int
     drifted: tuple[str, ...]
-    """Columns that drifted after the correction for multiple tests, worst first."""
+    """Columns that drifted according to the tests, worst first. The tests are corrected for
+    multiple testing."""
     distances: Mapping[str, float]
     """Distance of each compared column."""
 
@@ -92,10 +93,10 @@ class Evidence:
     version: int
     """The serving version."""
     serving_since: float
-    """Event time of the first prediction after this version began to serve, to within one decision
-    span."""
+    """Approximate event time of the first prediction after this version began to serve, with an
+    error of at most one `decide_seconds`."""
     seen_until: float
-    """Event time up to which all predictions, and therefore the serving version, are known. The
+    """Event time up to which all predictions are known. They determine the serving version. The
     value is at least `serving_since`."""
     kpis: Kpis
     """KPIs of the serving version's window. If no row of the serving version has matured yet, the
@@ -108,8 +109,8 @@ class Evidence:
     matured_total: int
     """Number of rows so far, of all versions. The number never decreases."""
     baselines: Mapping[int, Baseline]
-    """Known baselines of the versions in `rows_of`, of the serving version and of the window's
-    version."""
+    """Baselines, as far as known, of the versions in `rows_of`, the serving version and the
+    window's version."""
     predecessor: Predecessor | None = None
     """None if the version replaced no other version, if the previous version has no known row, or
     if this version has no matured row."""
@@ -152,13 +153,13 @@ class Evidence:
 
 
 def without_oldest(of_versions: Mapping[str, T], *, needed: Collection[int]) -> dict[str, T]:
-    """Drop the lowest versions beyond `MAX_VERSIONS`.
+    """Keep at most `MAX_VERSIONS` versions, and drop those with the lowest numbers.
 
     Versions are compared by number, because the order of insertion is lost in JSON with sorted
     keys.
 
     Args:
-        of_versions: Values by version number, as the keys of a JSON object.
+        of_versions: Value of each version. The keys are version numbers as text, as in JSON.
         needed: Versions that are never dropped.
 
     >>> known = {str(version): version for version in range(1, 10)}

@@ -32,7 +32,7 @@ _ENDED_WELL = {
 
 @dataclass(frozen=True, kw_only=True)
 class RunMemory:
-    """State of past runs that the rate limits need."""
+    """Facts about past runs from which the rate limits are computed."""
 
     blocked_until: float = 0.0
     """Time before which no run may be requested, in seconds since the epoch."""
@@ -68,7 +68,8 @@ def apply_limits(
 
 def _why_not_now(memory: RunMemory, settings: RateLimitSettings, now: float) -> str:
     pause = memory.blocked_until - now
-    # A pause that is longer than any setting was computed before the clock was set back. Ignore it.
+    # Ignore a pause that is longer than any setting, because it was computed before the clock was
+    # set back.
     if 0 < pause <= max(DAY_SECONDS, settings.cooldown_seconds):
         return f"held {pause:.0f} s more: {memory.blocked_by}"
     spent = memory.num_requests_today(now)
@@ -93,14 +94,14 @@ def ended(
 ) -> RunMemory:
     """Return the state after a run ended.
 
-    A cooldown follows a good outcome, and a back-off that doubles each time follows `refused` and
-    `failed`. A canary counts as a release, because the gate accepted the model.
+    After a good outcome, a cooldown begins. After `refused` or `failed`, a back-off begins, which
+    doubles each time. A canary counts as a release, because the gate accepted the model.
 
     Args:
         memory: State before the run ended.
-        outcome: `released`, `canary`, `evaluated`, `refused` or `failed`. `notified` means that
-            people were notified instead of a run. `ROLLED_BACK` means that another program rolled a
-            version back.
+        outcome: `released`, `canary`, `evaluated`, `refused` or `failed`. `notified` means that no
+            run was started, because people were notified instead. `ROLLED_BACK` means that another
+            program rolled a version back.
         settings: Rate limits.
         now: Seconds since the epoch.
         parent: `none` for a full run, `current` for an incremental one.

@@ -173,8 +173,8 @@ class DecisionHandler:
     ) -> None:
         """Continue where a predecessor stopped, and listen for events of the journal.
 
-        The archive is flushed before a run is requested. People are notified instead of a run if
-        there is no trigger, and always for the policies in `notify_only`.
+        The archive is flushed before a run is requested. If there is no trigger, or if the policy
+        is in `notify_only`, people are notified and no run starts.
         """
         self._limits = rate_limit
         self._documents = documents
@@ -222,14 +222,14 @@ class DecisionHandler:
             data_until: Event time up to which every row matured, in seconds since the epoch.
 
         Returns:
-            The decision, with the action HELD if it must wait.
+            The decision. If its run must wait, its action is HELD.
         """
         for each in decisions:
             if each.policy == BAKING:
                 self.new_versions.consider(each, now=now)
         if decision.action is Action.ROLLBACK:
-            # The previous version is restored first. The rows of the restored version show whether
-            # a new model is needed.
+            # The rollback comes first. Afterwards, the rows of the restored version show whether a
+            # new model is needed.
             return decision
         confirmed = [each for each in decisions if each.action is Action.RETRAIN]
         acted = [self._act(each, now, data_until) for each in confirmed]
@@ -287,7 +287,7 @@ class DecisionHandler:
         )
 
     def _report_drift(self, decision: Decision) -> None:
-        """Emit one event each for the first breach, the hold and the end of a drift.
+        """Emit events when a drift is suspected, when its run is held, and when the drift ends.
 
         The events are not repeated after a restart. A retrain request emits its own events.
         """

@@ -1,9 +1,9 @@
-"""Write findings on a baking version, and events about bad versions.
+"""Write findings about a baking version, and emit events about bad versions.
 
 The input is the decisions of `monitoring.policies.baking`, rows without a usable score, and the
-promotion journal. The output is one findings file per version in the model registry, and an event
-when a version is bad and when it was rolled back. The monitor does not change what is served. The
-release controller reads the findings.
+promotion journal. The output is one findings file per version in the model registry. An event is
+emitted when a version is bad, and another one when it was rolled back. The monitor does not change
+what is served. The release controller reads the findings.
 """
 
 import logging
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _UNUSABLE, _ROLLED_BACK = "unusable_scores", "rolled_back"
-"""Names of two documents: the `_UnusableRows`, and the last reported rollback in the promotion
-journal."""
+"""Names of two documents: one for the `_UnusableRows`, and one for the last rollback in the
+promotion journal that was reported."""
 _LOOK_SECONDS = 2.0
 """Seconds between two reads of the promotion journal."""
 
@@ -78,7 +78,7 @@ class _UnusableRows:
 
 
 class NewVersions:
-    """Baking versions of one model registry, as the monitor sees them."""
+    """Reports to one model registry how its new versions perform while they bake."""
 
     def __init__(
         self,
@@ -242,7 +242,7 @@ class NewVersions:
                 before = found
             self._written = before
         except (ContractError, OSError) as error:
-            # The next decision point tries again.
+            # The findings are written again at the next decision point.
             logger.warning(
                 "findings on version %d cannot be written to %s: %s", version, self._store, error
             )

@@ -47,7 +47,7 @@ class NotificationSettings:
     """File with the address of a webhook that accepts Slack's JSON. Empty means no notifications.
     The address is a secret, so it is not a setting."""
     remind_seconds: float = 6 * 3600.0
-    """Seconds between two messages of an open incident."""
+    """While an incident is open, seconds between two messages about it."""
     status_url: str = ""
     """Address of the status page for people, linked in messages."""
 
@@ -105,7 +105,7 @@ _RULES = {
         "stored in the state folder, retried at the next start",
     ),
 }
-"""Rules by kind of event. The outcome of a run selects the rule for the end of the run."""
+"""Rule for each kind of event. For the end of a run, the run's outcome determines the rule."""
 _ENDS = {"recovered": (DRIFT, "Recovered"), "log_up": (LOG, "The record log can be reached again")}
 
 

@@ -123,7 +123,7 @@ class Retraining:
             self._flush_archive(now)
         if self.progress.phase == _UPLOADING:
             self._await_uploads(now)
-        # A longer pause was computed before the clock was set back, and is ignored.
+        # Ignore a longer pause, because it was computed before the clock was set back.
         is_time = not 0 < self.progress.next_try_at - now <= max(_RETRY_SECONDS, self._poll_seconds)
         if self.progress.phase == _SUBMITTING and is_time:
             self._submit(self._trigger, now)

@@ -1,7 +1,7 @@
 """Start pipeline runs locally or on Kubeflow: one run at a time, and each request once.
 
-The input is a `RetrainRequest`. The output is whether a run started, and later the state in which
-it ended. The pipeline defines the parameters of a run.
+The input is a `RetrainRequest`. The output is whether a run started, and after its end, the final
+state of the run. The pipeline defines the parameters of a run.
 
 A local run is a process that outlives the monitor that started it. The process inherits a locked
 file. The kernel releases the lock when the process ends, whatever happens to the monitor. A run
@@ -282,7 +282,7 @@ class KubeflowTrigger:
         store: Path,
         timeout_seconds: tuple[float, float] = REQUEST_TIMEOUT_SECONDS,
     ) -> None:
-        """Prepare without calling the server.
+        """Create the trigger without a call to the server.
 
         If the registry is not mounted, only KFP's state of a run is known.
         """
@@ -370,7 +370,7 @@ class KubeflowTrigger:
         )
 
     def _resolve_race(self, experiment_id: str, name: str, run_id: str) -> str:
-        """Terminate the new run if another run is older, and return the result for `submit`.
+        """Terminate the new run if an older run is active, and return the result of `submit`.
 
         If several runs were created at the same time, the run that was created first stays.
         """

@@ -43,9 +43,9 @@ class AdmittedVersions:
         """Versions that need no further check."""
 
     def begin_batch(self) -> None:
-        """Read the promotion journal again at the next unknown version.
+        """Read the promotion journal again when the next unknown version occurs.
 
-        The journal names a release before the release serves.
+        A release is in the journal before it serves.
         """
         self._known = None
 
@@ -80,7 +80,7 @@ class AdmittedVersions:
                 self._others[version] = now
 
     def memory(self) -> dict[str, Any]:
-        """Return the state for a successor, a JSON object."""
+        """Return the state for a successor process as a JSON object."""
         return {"others": {str(version): at for version, at in self._others.items()}}
 
     def _drop_old(self) -> None:

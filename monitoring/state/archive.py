@@ -7,9 +7,9 @@ every row is in exactly one file. The day is the UTC day of the prediction, or o
 prediction is unknown. Extraction joins late outcomes to their rows, and `monitoring.uploader` moves
 the files to the lake.
 
-Shadow scores of a ranked list are not archived. That model selected the rows of the list, and on
-selected rows any other model appears better than it is. For lists of ten out of 200 rows, an
-equally good model looked better by 0.04 AUC.
+Shadow scores of a ranked list are not archived. The serving model selected the rows of the list,
+and on selected rows every other model appears better than it is. In lists of the ten best of 200
+rows, the measured AUC of an equally good model was higher by 0.04.
 
 The steps have this order, so that a killed process loses no row:
 
@@ -17,8 +17,8 @@ The steps have this order, so that a killed process loses no row:
 2. The file is written under a temporary name, flushed and renamed, and its folder is flushed.
 3. The state marks the file as `sealed`.
 
-After a restart, an intended file that exists here or was uploaded is sealed. Any other intended
-file is written again under the same name from the same rows.
+After a restart, if an intended file exists here or was uploaded, the state marks it as `sealed`.
+Any other intended file is written again under the same name from the same rows.
 """
 
 import logging
@@ -200,8 +200,8 @@ class Archive:
             roll_rows: Number of rows after which a file is written. A file of wide rows has fewer
                 rows.
             roll_seconds: Maximum time in seconds until a row or an outcome is written to a file.
-            keep_rows: Number of the newest archived rows that stay in the state for the window of
-                each version. Rows after `decided_until` in the document `evaluator` also stay,
+            keep_rows: Number of archived rows, newest first, that stay in the state to fill each
+                version's window. Rows after `decided_until` in the document `evaluator` also stay,
                 because no decision covers them yet.
             windows: Window of each event in seconds, stored beside late outcomes.
             on_set_apart: Called with the name of a file that cannot be written, its number of rows,
@@ -297,7 +297,7 @@ class Archive:
         return written
 
     def _write_files(self, items: Sequence[Unarchived], partition: str) -> list[ArchivedPart]:
-        """Write one file for each day among `items`."""
+        """Write the items to files, one file for each day."""
         written = []
         in_order = sorted(items, key=lambda each: (_utc_day(each.time), each.number))
         for day, group in groupby(in_order, lambda each: _utc_day(each.time)):
@@ -320,7 +320,8 @@ class Archive:
         rows.
 
         Returns:
-            The archived file, or the archived files of `_divide` if the rows cannot be written.
+            The archived file. If its rows cannot be written, the archived files that `_divide`
+            returns.
         """
         path = self._folder / name
         if not marker_path(self._folder, name).exists():

@@ -80,10 +80,11 @@ CREATE TABLE documents (name TEXT PRIMARY KEY, content TEXT NOT NULL);
 - `predictions`: the rowid is the prediction's number.
 - `blocks`: the predictions numbered `first` to `last`, ordered by time. Predictions up to
   `matured_to` have matured. `waiting_from` is the time of the first open prediction, and `newest`
-  the time of the last one. `unarchived` counts the predictions that are in no sealed file, and
-  `held` counts the predictions that are still needed.
-- `matured`: the requests up to position `last` in the order of maturing. `versions` is the number
-  of rows of each model version.
+  is the time of the newest open prediction. `unarchived` counts the predictions that are in no
+  sealed file, and `held` counts the predictions that are still needed.
+- `matured`: parts of matured requests. Matured requests are numbered in the order in which they
+  matured, and `last` is the number of the part's last request. `versions` is the number of rows of
+  each model version.
 - `clicks`: `number` is the number of the prediction, or NULL while it is unknown.
 """
 
@@ -324,7 +325,7 @@ class FileTables(Database):
     Programs open its subclass `monitoring.state.store.StateStore`.
     """
 
-    # -- matured rows and late outcomes in no file
+    # -- matured rows and late outcomes that are in no file
 
     @property
     def num_unarchived_rows(self) -> int:
@@ -436,7 +437,8 @@ class FileTables(Database):
     ) -> None:
         """Store a part of matured requests.
 
-        `last` is the position of its last request in the order of maturing.
+        `last` is the number of the part's last request. Requests are numbered in the order in which
+        they mature.
         """
         versions = {version: of.num_rows for version, of in reversed(list(part.by_version()))}
         times = (float(part.times[0]), float(part.times.max()))
@@ -509,7 +511,9 @@ class FileTables(Database):
         return unpack(Predictions, content, last)
 
     def _by_block(self, numbers: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-        """Yield the last prediction number of each block, with the `numbers` in the block.
+        """Divide `numbers` by block.
+
+        Yield for each block its last prediction number, and its part of `numbers`.
 
         Blocks that contain none of the `numbers` are skipped.
         """
@@ -604,7 +608,7 @@ class FileTables(Database):
             connection.execute("DELETE FROM blocks WHERE last = ? AND held = 0", (block,))
 
     def files(self, state: str) -> list[str]:
-        """Return the names of the archive files in a state.
+        """Return the names of the archive files that have this state.
 
         `state` is `intended`, `sealed`, `uploaded` or `set apart`.
         """

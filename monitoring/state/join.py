@@ -24,8 +24,8 @@ MAX_FUTURE_SECONDS = 86_400.0
 """Maximum seconds that a record may be in the future. A record with a later time comes from a wrong
 clock, and its labels would stay open until that time."""
 _DECODED_BYTES = 32 << 20
-"""Approximate maximum memory in bytes of the records that one call decodes one by one. A single
-record may be larger."""
+"""Approximate maximum memory in bytes of the records that one call decodes. A single record may be
+larger."""
 
 
 class UnscoredRows(ContractError):

@@ -1,9 +1,9 @@
 """Classify predictions with a known id as redeliveries or as reused ids.
 
 The log delivers at least once, so an equal request under a known id is a redelivery. A different
-request under a known id, for example from a client that passes a session id, cannot be stored,
-because a click identifies its row by that id. A different request under a known id becomes a dead
-letter with a reason, so that the loss is counted.
+request under a known id comes, for example, from a client that passes a session id. The request
+cannot be stored, because a click identifies its row by the request's id. Instead, the request
+becomes a dead letter with a reason, so that the loss is counted.
 """
 
 import hashlib
@@ -45,8 +45,8 @@ def classify(
     """Classify predictions as new, redelivered or reused.
 
     Args:
-        predictions: Predictions in any order. Of several new predictions with the same id, the
-            first one counts.
+        predictions: Predictions in any order. If several new predictions have the same id, the
+            first of them is new and the others are compared with it.
         known: Stored requests with these ids.
         held: Function that takes the number of a stored prediction, and returns the prediction's
             block and the number of the first prediction in the block. The function returns None if
@@ -67,7 +67,7 @@ def classify(
             is_equal = _same_request(_at(predictions, first), _at(predictions, index))
             (redelivered if is_equal else reused).append(index)
     block: tuple[int, Predictions] | None = None
-    for number, index in sorted(equal_so_far):  # sorted by block, so that each is read once
+    for number, index in sorted(equal_so_far):  # sorted by block, so that each block is read once
         if block is None or not block[0] <= number < block[0] + len(block[1]):
             block = held(number)
         is_equal = block is None or _same_request(
@@ -101,7 +101,10 @@ def _same_request(one: Predictions, other: Predictions) -> bool:
 
 
 def reused_key(message_id: str, payload: bytes) -> str:
-    """Return the key by which all deliveries of a message with a reused id count once."""
+    """Return the key of a message with a reused id.
+
+    All deliveries of the message have the same key.
+    """
     return f"{message_id}/{hashlib.blake2b(payload, digest_size=8).hexdigest()}"
 
 

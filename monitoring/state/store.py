@@ -68,8 +68,8 @@ _OF_RECORDS = (
 STORE_FILE = "monitor.db"
 """File name in the state folder."""
 _RATED_REQUESTS = 20_000
-"""The conversion rates cover this number of newest requests over all versions. Only requests count
-whose conversion window has closed."""
+"""The conversion rates cover this number of newest requests over all versions. Requests whose
+conversion window is still open are not included."""
 _BLOCK_BYTES = 16 << 20
 """Maximum bytes of numbers in a block, unless a single request is larger. A block is always read
 completely."""
@@ -77,15 +77,15 @@ _MAX_DEAD_LETTERS = 100_000
 """Number of newest dead letters whose ids are stored, so that a redelivered dead letter is counted
 once."""
 AHEAD_FOLDER = "ahead"
-"""Folder in the file names for rows with times far in the future. Archive files in this folder are
-never written."""
+"""Folder in the names of files whose rows have times far in the future. The rows are set apart, and
+the files are never written."""
 _NOT_APART = "(file IS NULL OR file NOT IN (SELECT name FROM files WHERE state = 'set apart'))"
 _IS_HELD = (
     "predictions.rowid >= (SELECT first FROM blocks WHERE last >= predictions.rowid ORDER "
     "BY last LIMIT 1)"
 )
-"""SQL condition that the block of a prediction still exists. The condition is NULL if all blocks
-end before the prediction."""
+"""SQL condition that the block of a prediction still exists. If all blocks end before the
+prediction, the condition is NULL."""
 
 
 class StateStore(FileTables):
@@ -287,7 +287,7 @@ class StateStore(FileTables):
             predicted_before: Latest time of a prediction, inclusive, in seconds since the epoch.
             limit: Maximum number of requests.
             max_rows: Maximum number of rows. At least one request is returned in any case. Peak
-                memory is about twice that many rows plus one block.
+                memory is about twice the memory of `max_rows` rows, plus one block.
 
         Raises:
             CorruptBlock: Both the label columns and the rows of a block are corrupt. See `give_up`.
@@ -603,7 +603,8 @@ class StateStore(FileTables):
             before: Delete records stored before this time, in seconds since the epoch.
             orphans_before: Limit for clicks on unknown requests, in seconds since the epoch. None
                 means `before`.
-            ahead: Records stored after this time come from a wrong clock and count as old.
+            ahead: If a record was stored after this time, the clock was wrong, and the record is
+                treated as old.
         """
         orphaned = before if orphans_before is None else orphans_before
         is_orphan = "stored_at NOT BETWEEN ? AND ? AND number IS NULL"
@@ -685,7 +686,10 @@ def waiting_requests_of(
 
 
 def _short_id(message_id: str) -> str:
-    """Return a message id, or its hash if another program published a long one."""
+    """Return a message id, or the hash of the id if it is too long.
+
+    Only other programs publish messages with such ids.
+    """
     return (
         message_id
         if len(message_id) <= MAX_ID_CHARACTERS

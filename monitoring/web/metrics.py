@@ -3,8 +3,8 @@
 Metric names are an interface, because dashboards and alert rules query them. A test checks that the
 names do not change. `monitoring.metrics` and `monitoring.state.store` document the numbers. A gauge
 is absent if its number does not exist. Every metric has the label `recommender`, which
-distinguishes several monitors of one installation. Before its first iteration a monitor exports
-only its versions, without the label.
+distinguishes several monitors of one installation. Before its first iteration, a monitor exports
+only `ctr_monitor_info`, which does not have this label.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -85,7 +85,7 @@ def metrics_page(snapshot: Snapshot) -> bytes:
 
 
 def described() -> list[tuple[str, tuple[str, ...], str]]:
-    """Return name, labels without `recommender`, and help text of every metric, in page order."""
+    """Return each metric's name, labels except `recommender`, and help text, in page order."""
     empty = Snapshot(time=0.0, store_status=StoreStatus())
     return [
         (
@@ -117,8 +117,8 @@ class _Collector:
         info.add_metric([_distribution_version(), str(VERSION)], 1.0)
         yield info
         if shown.time is None:
-            # Counters of 0 would look like resets at each restart, and an alert's rate would count
-            # the rise again.
+            # At each restart, counters of 0 would look like resets. The rate in an alert rule would
+            # then include the same increase again.
             return
         for field, (name, text) in _KPI_GAUGES.items():
             by_version = {str(kpis.version): getattr(kpis, field) for kpis in shown.windows}
@@ -156,8 +156,8 @@ _PREFIX_OF_COUNTS = {
     "retrain_requests": "request_",
     "notifications": "notification_",
 }
-"""Prefixes of the state's counters by metric. The name of a counter is the prefix and an
-outcome."""
+"""For each metric, the prefix of its counters in the state. A counter's name consists of the prefix
+and an outcome."""
 
 
 def _counter(

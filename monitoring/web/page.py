@@ -46,7 +46,8 @@ _TAIL_BYTES = 2 * 2**20
 """Bytes read from the end of each file. Two MiB contain about 4,000 points of the timeline or 7,000
 events. Reading and parsing takes about 30 ms."""
 MAX_POINTS = 600
-"""Maximum number of points per version in the chart. A phone has fewer pixels."""
+"""Maximum number of points per version in the chart. The screen of a phone has fewer pixels than
+this."""
 _MARKED_EVENTS = {
     "decision": "trigger",
     "release": "release",
@@ -56,8 +57,8 @@ _MARKED_EVENTS = {
 }
 """Kinds of events with a mark in the chart, and the text of the mark."""
 ROUTINE_EVENTS = ("archived", "uploaded", "started", "stopped", "drift")
-"""Kinds of events that are folded in the list. Folded events occur every minute, and decisions that
-follow from them have their own events."""
+"""Kinds of routine events, which the list folds. Routine events occur every minute. If a decision
+follows from a routine event, the decision has its own event."""
 _MAX_EVENTS = 80
 """Maximum number of unfolded lines in the list of events."""
 _MAX_DRIFT_ROWS = 12
@@ -67,7 +68,8 @@ _UNITS = (
     (172_800.0, 3600.0, "h"),
     (float("inf"), 86_400.0, "d"),
 )
-"""For each unit: the longest duration shown in it, its length in seconds, and its name."""
+"""For each unit of time: the duration in seconds below which it is used, its length in seconds, and
+its name."""
 
 
 class History(NamedTuple):

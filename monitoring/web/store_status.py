@@ -34,8 +34,8 @@ _BESIDE_STORE = ("lake", "work", "repository")
 _RUNS = "runs_counted"
 """Name of the document with the counted runs."""
 _REPEAT_SECONDS = 86_400.0
-"""Seconds for which the outcome of a run is read again after the run ended. A run that is repeated
-under its name counts again."""
+"""Seconds after the end of a run during which its outcome is read again. If a run is repeated under
+the same name, the repetition is counted too."""
 _RELEASED = "released"
 _CANARY = "canary"
 _EVALUATED = "evaluated"
@@ -118,7 +118,8 @@ class StoreStatus:
     oldest_unuploaded: float | None = None
     """Time when the oldest of these files was written, or None."""
     disks: Mapping[str, Disk] = field(default_factory=dict)
-    """Disks by folder of the installation, without those that do not exist or cannot be read."""
+    """Disk of each folder of the installation. Folders that do not exist or cannot be read are left
+    out."""
 
 
 class StoreWatcher:
@@ -133,7 +134,7 @@ class StoreWatcher:
         has_uploader: bool,
         folders: Mapping[str, Path],
     ) -> None:
-        """Prepare without reading.
+        """Create the watcher, which reads nothing yet.
 
         Args:
             store: Model registry.
@@ -191,7 +192,7 @@ class StoreWatcher:
 
 
 class RunCounter:
-    """Counts each finished run of a registry once, by verdict, as `run_<verdict>`."""
+    """Counts the finished runs of a registry in the counters `run_<verdict>`, each run once."""
 
     def __init__(self, store: Path, documents: Database) -> None:
         """Continue with the runs that a predecessor counted in `documents`."""
