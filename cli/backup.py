@@ -178,8 +178,9 @@ def restore(
         Path of each part, by its name.
 
     Raises:
-        ContractError: the folder is not a backup, a file of the backup is corrupt or absent, the
-            location of a part is outside `within`, or other files exist at the location of a part.
+        ContractError: the folder is not a backup, or a file of the backup is corrupt or absent. The
+            error is also raised if the location of a part is outside `within`, or if it contains
+            other files.
         Refused: `confirm` returned False.
     """
     path = folder / CONTENTS

@@ -59,9 +59,9 @@ def compare(store: Path, a: Model, b: Model) -> Comparison:
     """Compare two models of `store`.
 
     Raises:
-        ContractError: a file is corrupt, or no rows are new to both models. No rows are new if the
-            later model was never evaluated, if its held-out rows were removed, or if the other
-            model was trained on these rows.
+        ContractError: a file is corrupt, or no rows are new to both models. There are no new rows
+            if the later model was never evaluated, if its held-out rows were removed, or if the
+            other model was trained on these rows.
     """
     from components.evaluation.evaluate import check_holdout, shown_values
     from components.evaluation.gate import cut_slices, measure_rows, measure_slices

@@ -164,7 +164,7 @@ class User:
         ]
 
     def _are_user(self, values: Any) -> Any:
-        """Return a mask of an Arrow array that is true for each value that is the user.
+        """Return for each value of an Arrow array whether it is the user, as a boolean array.
 
         Values are strings, numbers or categories, and are interpreted as extraction interprets
         them.

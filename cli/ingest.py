@@ -73,8 +73,8 @@ class IngestSettings:
     lake_fraction: float = 1.0
     """Share of the rows, counted from the earliest, that go to the lake, in (0, 1]."""
     keep_repeated: bool = False
-    """If a row without an id equals a row of the lake, whether the row counts as a new event. By
-    default, both rows count as the same event."""
+    """Whether a row without an id is a new event, even if it equals a row of the lake. By default,
+    equal rows are the same event."""
 
     def __post_init__(self) -> None:
         if (self.last_day is None) != (self.days is None):
@@ -274,7 +274,7 @@ def read_rows(
         files: The files, ordered as their rows should be.
         recommender: The recommender that describes the files' rows.
         malformed: Writer that collects the malformed rows.
-        counts: Receives the counts of the rows read.
+        counts: Object to which the counts of the rows read are added.
         keeps_times: Whether rows must have times. If False, times in the files are dropped.
         max_rows: Number of rows to read, or None for all.
 

@@ -1,7 +1,7 @@
 """`evergreen runs` lists the runs of a model registry: their state, data, model and verdict.
 
-Everything is read from the files that the steps left (`evergreen.registry.runs`) and from the
-verdicts (`evergreen.registry.models`). Until a run ends, it has notes but no outcome.
+The command reads the steps' files (`evergreen.registry.runs`) and the verdicts
+(`evergreen.registry.models`). Until a run ends, it has notes but no outcome.
 """
 
 import argparse
@@ -64,8 +64,8 @@ class RunLine:
     """AUC of the candidate on the held-out rows."""
     verdict: str | None
     settings: dict[str, dict[str, object]]
-    """All settings of the model's recommender that differ from their defaults, by section. Settings
-    from the run's flags are included."""
+    """For each section, the settings of the model's recommender that differ from the defaults.
+    Settings from the run's flags are included."""
     reason: str
 
 

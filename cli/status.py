@@ -106,7 +106,7 @@ class NextRun:
     in_progress: str | None
     """Name of the retrain request in progress, or None."""
     not_before: str | None
-    """Earliest time of the next request, or None without a pause."""
+    """Earliest time of the next request, or None if there is no pause."""
     cause: str | None
     budget_left: int | None
     daily_budget: int | None

@@ -60,7 +60,7 @@ class ServerAccess:
                 )
 
     def credentials(self) -> grpc.ChannelCredentials | None:
-        """Return the gRPC channel credentials, or None without TLS.
+        """Return the gRPC channel credentials, or None if TLS is off.
 
         Raises:
             ContractError: a file cannot be read.
@@ -88,7 +88,7 @@ class Token:
         self._token = None if path is None else _read_token(path)
 
     def headers(self) -> dict[str, Any] | None:
-        """Return the headers of a call, or None without a token."""
+        """Return the headers of a call, or None if there is no token."""
         if self._path is None:
             return None
         if self._clock() - self._read_at >= TOKEN_SECONDS:

@@ -1,4 +1,4 @@
-"""Publish predictions and their outcomes to the event log, at least once, through any outage.
+"""Publish predictions and their outcomes to the event log at least once, even after an outage.
 
 Adding a record only appends it to a queue. A separate thread encodes the queued records and
 publishes them in few commits. Outcomes wait until they are due, and an outcome is never published
@@ -43,8 +43,8 @@ from inference_client.timing import Timing
 logger = logging.getLogger(__name__)
 
 MAX_OUTCOMES_PER_MESSAGE = 2048
-"""Maximum outcomes per message. After an outage all waiting outcomes are due at once. Each outcome
-takes up to 300 bytes of the 1 MB limit for a message."""
+"""Maximum outcomes per message. After an outage, all waiting outcomes are due at the same time.
+Each outcome takes up to 300 bytes of the 1 MB limit for a message."""
 _MAX_ROWS_PER_FLUSH, _MAX_BYTES_PER_FLUSH = 50_000, 14_000_000
 """Limits of one flush. Without a limit, the flush after an outage could exceed the log's timeout
 again and again."""
@@ -58,8 +58,8 @@ _MAX_AHEAD_SECONDS = 86_400.0
 """Maximum seconds between now and an outcome's time. A time further in the future is an error, for
 example a time in milliseconds."""
 _RECORD_BYTES, _ARRAY_BYTES, _OUTCOME_BYTES = 975, 125, 325
-"""Memory in bytes of Python objects in the queue: of a record with three arrays, of each further
-array, and of an outcome."""
+"""Bytes of memory that Python objects in the queue take: a record with three arrays, each further
+array, and an outcome."""
 _ROWS_SHARE = 0.75
 
 
@@ -70,7 +70,7 @@ class Outcome:
     time: float = 0.0
     """Time of the event in seconds since the epoch. 0 = now. A datetime or pandas Timestamp with a
     time zone, and a NumPy datetime64 in UTC, are converted to seconds. The outcome is published at
-    the time of the event. For simulated users the time can be in the future."""
+    the time of the event. For simulated users, the time can be in the future."""
     request_id: str
     """Id of the request that contains the row."""
     row: int = 0
@@ -214,7 +214,7 @@ class PublisherSettings:
     max_queued_bytes: int = 250_000_000
     """Maximum memory of the queue in bytes, including its Python objects. Rows may use three
     quarters of this memory, and outcomes may use the rest. With 39 columns, the default is enough
-    for 150,000 requests of one row, or for all `max_queued` rows in requests of 64. During a flush
+    for 150,000 requests of one row, or for all `max_queued` rows in requests of 64. During a flush,
     the client needs about 40 MB more."""
 
     def __post_init__(self) -> None:
@@ -364,7 +364,7 @@ class RecordPublisher:
         """Publish everything that is queued, and let `run` end.
 
         Outcomes that are due within `close_seconds` are published at their time. Later outcomes are
-        published at once.
+        published immediately.
 
         Raises:
             Unpublished: the event log rejected the records, or was unavailable for `close_seconds`.

@@ -121,7 +121,7 @@ class Ranking:
     """[k] click probabilities."""
     propensities: NDArray[np.float64]
     """[k] probability that each candidate is at its position (`contracts.exploration`). Without
-    exploration each probability is 1."""
+    exploration, each probability is 1."""
     model_version: int
     canary: bool
     logged: bool

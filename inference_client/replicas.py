@@ -2,9 +2,9 @@
 
 A replica is stalled if calls are waiting and nothing arrives, because the replica hangs or its
 connection is half open. A stalled replica gets a new connection. While another replica answers, the
-stalled replica gets no request that a caller waits for. From time to time the client sends a copy
-of a request to the stalled replica. No caller waits for the answer to the copy. When the replica
-has answered once, it is used again. The module `transport` distributes the calls.
+stalled replica gets no request that a caller waits for. From time to time, the client sends a copy
+of a request to the stalled replica. No caller waits for the answer to the copy. After an answer,
+the replica is used again. The module `transport` distributes the calls.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ class Connection:
         self.slowest = max(self._last_end - self.calls.pop(call), 0.9 * self.slowest)
 
     def silent_seconds(self) -> float:
-        """Return for how many seconds waiting calls have had no answer. 0 if no call is waiting."""
+        """Return the seconds since the waiting calls last got an answer, or 0 if no call waits."""
         if not self.calls:
             return 0.0
         return self._clock() - max(next(iter(self.calls.values())), self._last_end)
@@ -86,8 +86,8 @@ class Replica:
         self._connect, self._clock = connect, clock
         self.connection = Connection(connect(address), clock)
         self.is_out = False
-        """Whether callers' requests go to other replicas. If there is no other replica, this has no
-        effect."""
+        """Whether callers' requests go to other replicas. The flag has no effect if there is no
+        other replica."""
         self._out_until = 0.0
         self._stalls = 0
         """Number of consecutive stalls."""

@@ -1,6 +1,6 @@
 """Routing of requests by the traffic plan, to the answering arm and the shadow arm.
 
-A problem with the plan never makes a request fail. Without a plan the stable model answers. If the
+A problem with the plan never makes a request fail. Without a plan, the stable model answers. If the
 plan cannot be read, the last good plan is used. If the canary does not answer, the stable arm
 answers within the same deadline. A shadow request starts after the served answer, uses a separate
 connection and is not retried. A shadow request is dropped and counted if too many shadow requests
@@ -180,7 +180,7 @@ class PlannedClient:
             columns: Expected columns, see `ScoringClient`.
             max_shadows: Maximum number of shadow requests at the same time. Any further shadow
                 request is dropped.
-            timer: Monotonic clock in seconds. It measures the deadline that both arms share.
+            timer: Monotonic clock in seconds. The clock measures the deadline that both arms share.
         """
         self._settings = settings or ClientSettings()
         self._timer = timer

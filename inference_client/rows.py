@@ -89,8 +89,8 @@ def feature_rows(
     Args:
         rows: Rows by column name. An object of type `FeatureRows` is copied unchanged.
         features: Features of the recommender.
-        may_lack_columns: Whether absent columns count as missing in every row. A column of a
-            feature that is served with a fixed value may always be absent.
+        may_lack_columns: Whether absent columns count as missing in every row. If a feature is
+            served with a fixed value, its column may always be absent.
 
     Raises:
         ContractError: a column is unknown or absent, columns differ in length, or a value is

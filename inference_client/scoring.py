@@ -7,9 +7,9 @@ version's columns, and the rows are sent with these columns.
 
 Scoring has no side effects, so a request may be repeated. These temporary failures are retried: an
 unreachable server, a full queue, a version switch (`ServerUnavailable`), and a known model that is
-being loaded again. All other failures and an expired deadline are raised at once, because a retry
-would not help. `transport` makes the calls, `routing` chooses between models, and `recommender`
-logs the answers.
+being loaded again. All other failures and an expired deadline are raised immediately, because a
+retry would not help. `transport` makes the calls, `routing` chooses between models, and
+`recommender` logs the answers.
 """
 
 import asyncio
@@ -96,7 +96,7 @@ async def shadow_of(scored: Scored, seconds: float) -> Scored | None:
     answer = (
         scored.shadow.result() if scored.shadow.done() and not scored.shadow.cancelled() else None
     )
-    # During a promotion both arms can have the same version. A version's scores must not be
+    # During a promotion, both arms can have the same version. A version's scores must not be
     # compared with themselves.
     return None if answer is None or answer.model_version == scored.model_version else answer
 
@@ -121,8 +121,8 @@ class ClientSettings:
     that got `DeadlineExpired` no longer wait. With their calls, up to four times this number of
     calls may be unanswered."""
     max_waiting: int = 4096
-    """Maximum number of callers that wait for a free slot. Further callers get `Overloaded` at
-    once."""
+    """Maximum number of callers that wait for a free slot. Further callers get `Overloaded`
+    immediately."""
     close_seconds: float = 10.0
     """Seconds that `close` waits for calls in flight. Remaining calls are cancelled."""
     access: ServerAccess = field(default_factory=ServerAccess)
@@ -180,7 +180,7 @@ class ScoringClient:
             timing: Clocks and waits.
 
         Raises:
-            BadRequest: the address in `server` has no port. Without this check gRPC would try port
+            BadRequest: the address in `server` has no port. Without this check, gRPC would try port
                 443 and report an unreachable server.
             ContractError: a file of `settings.access` cannot be read.
         """
@@ -289,8 +289,9 @@ class ScoringClient:
         self, request: _Request, dense: NDArray[np.float32], categorical: NDArray[np.int64]
     ) -> Scored:
         parts: dict[int, Scored] = {}
-        """Answered parts of the request by the number of their first row. The order is that of the
-        answers, because after a rollback, the newest version does not have the highest number."""
+        """Answered parts of the request, each under the number of its first row. The order is that
+        of the answers, because after a rollback, the newest version does not have the highest
+        number."""
         stale = list(range(0, len(dense), MAX_BATCH_ROWS))
         backoff = self._settings.first_backoff_seconds
 

@@ -3,9 +3,10 @@
 Triton before 2.68 (26.04) can crash when a gRPC call is cancelled or its deadline expires on the
 wire. Version 2.51, which runs on a laptop, crashed in 7 of 7 load tests with short deadlines
 (upstream fixes 7840, 8078, 8220, 8708). Calls are therefore never cancelled: if a caller stops
-waiting, its call continues until it ends. The deadline on the wire is `_WIRE_SECONDS`, which ends
-calls to a machine that is gone. An abandoned call frees its caller's slot, but a connection carries
-at most `CALLS_PER_SLOT` calls per slot. The limit protects a server that does not answer.
+waiting, its call continues until it ends. Each call has the deadline `_WIRE_SECONDS` on the wire.
+The deadline ends calls to machines that are gone. An abandoned call frees its caller's slot, but a
+connection carries at most `CALLS_PER_SLOT` calls per slot. The limit protects a server that does
+not answer.
 
 A call goes to the replica with the fewest calls on the wire. If a replica refuses the connection or
 stalls, the call is repeated on another replica or connection. Repeating a call is safe, because
@@ -46,7 +47,7 @@ _CHECK_SECONDS = 0.25
 
 _CHANNEL_OPTIONS = [
     *GRPC_OPTIONS,
-    # By default gRPC waits up to two minutes before it reconnects to a restarted server.
+    # By default, gRPC waits up to two minutes before it reconnects to a restarted server.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
@@ -75,7 +76,7 @@ class GrpcTransport:
         access: ServerAccess | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Prepare the connections. The first calls open them.
+        """Prepare the connections, which open at the first calls.
 
         Args:
             server: host:port or `dns:///name:port`. A name with `dns:///` means all addresses of
@@ -382,8 +383,8 @@ class _Copies:
         clock = self._transport._clock
         while True:
             timeout = max(min(end - clock(), self._seconds_to_check()), 0.0)
-            # asyncio.wait does not cancel the calls at the timeout. It does not cancel them either
-            # if the caller is cancelled.
+            # asyncio.wait does not cancel the calls at the timeout. The calls are not cancelled
+            # either if the caller is cancelled.
             done, _ = await asyncio.wait(
                 self._calls, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
             )

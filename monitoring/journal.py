@@ -3,8 +3,8 @@
 The files are read by people, by the page and by backtests. Each line in the state folder is one
 JSON object, appended and flushed to disk. An event is written before the state records that the
 step is done. After a crash an event can therefore appear twice, but it is never missing. While the
-disk is full, points and events wait in memory. Decisions are never buffered, because an action must
-not follow from an unwritten decision. A full file is renamed to `<name>.1`, which replaces the
+disk is full, points and events wait in memory. Decisions are not buffered, because a decision must
+be on disk before an action follows. A full file is renamed to `<name>.1`, which replaces the
 previous one. `monitoring.web.metrics` exports the Prometheus metrics.
 """
 
@@ -46,7 +46,7 @@ class Event:
     text: str
     """Text of the event for people, in one line."""
     details: Mapping[str, Any] = field(default_factory=dict)
-    """Further JSON values."""
+    """Further values of the event, as JSON."""
 
     def document(self) -> dict[str, Any]:
         """Return the line of `events.jsonl` as a JSON object."""

@@ -222,7 +222,7 @@ class _Measurements:
         `read_up_to` is the watermark of the log. None skips the estimate.
         """
         now = self._clock()
-        # The upper bound also covers a clock that was set back.
+        # There is an upper bound, because the clock may have been set back.
         if read_up_to is None or 0 < self._next_estimate - now <= self._evaluation.decide_seconds:
             return
         self._next_estimate = now + self._evaluation.decide_seconds
@@ -345,8 +345,8 @@ class Monitor:
         self._drift = self._make_drift_watch()
         self._read_up_to: float | None = None
         """Watermark: every record published before this time was read. None until the log reports
-        it. A clock alone would close windows whose clicks still wait in the log, after a stop or
-        under load."""
+        it. After a stop or under load, clicks may still wait in the log. A clock alone would close
+        the windows of these clicks too early."""
         self._store_watcher = self._make_store_watcher()
         self._last_record_time: float | None = None
         self._newest: tuple[float, int] | None = None
@@ -578,8 +578,8 @@ class Monitor:
             self._drift.observe(stored.added)
         if unscored:
             self.actions.new_versions.count_unusable(unscored, now)
-        # Observe the predictions at once, because the next steps may fail and stored messages are
-        # not delivered again.
+        # Observe the predictions immediately, because the next steps may fail and stored messages
+        # are not delivered again.
         if predictions is not None:
             self._note_predictions(predictions, now)
         self._checkpoint("intake.stored")
@@ -752,7 +752,7 @@ class Monitor:
 
     def _forget_old(self) -> None:
         now = self._clock()
-        # The absolute difference also covers a clock that was set back.
+        # Use the absolute difference, because the clock may have been set back.
         if abs(now - self._forgot_at) >= FORGET_SECONDS:
             self._set_apart_ahead(now)
             self._archive.waiting_for_upload()

@@ -29,14 +29,14 @@ class Waiting(Requests):
 class MaturedRequests(Waiting):
     """Requests with labels.
 
-    The labels are final, unless the caller requested the labels known so far.
+    The labels are final, except if the caller requested the labels known so far.
     """
 
     labels: NDArray[np.uint8]
     """1 if the row was clicked within the attribution window, else 0. Shape [n]."""
     click_delays: NDArray[np.float32]
-    """Seconds from the prediction to the click, shape [n]. Negative if two clocks differ. NaN
-    without a click, or if the time of the click is unknown."""
+    """Seconds from the prediction to the click, shape [n]. Negative if two clocks differ. NaN if
+    there is no click, or if the time of the click is unknown."""
 
 
 class LateOutcome(NamedTuple):

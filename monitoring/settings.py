@@ -26,8 +26,8 @@ class RecordSettings:
     """How records are accepted, joined and archived."""
 
     conversion_window_seconds: float = 0.0
-    """Seconds after its prediction within which a conversion counts in the conversion rate. 0 =
-    conversions are archived, but no rate is computed."""
+    """Maximum seconds from a prediction to a conversion that is included in the conversion rate. 0
+    = conversions are archived, but no rate is computed."""
     archive_roll_rows: int = 50_000
     """Matured rows of a full archive file."""
     archive_roll_seconds: float = 300.0

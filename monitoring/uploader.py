@@ -119,7 +119,7 @@ class Uploader:
         self._archive, self._clock, self._checkpoint = archive, clock, checkpoint
         self._lake = FolderObjects(lake) if isinstance(lake, Path) else lake
         (archive / UPLOADED_FOLDER).mkdir(parents=True, exist_ok=True)
-        # Without this flush a power cut could remove the first markers after the local files were
+        # Without this flush, a power cut could remove the first markers after the local files were
         # deleted.
         fsync_path(archive)
         if isinstance(self._lake, FolderObjects):
@@ -133,19 +133,19 @@ class Uploader:
         """Move the files that are sealed now, and return their names.
 
         Rows come before outcomes, older days before newer days, and files that were sealed earlier
-        before files that were sealed later. A pipeline run that reads the lake at the same time
-        continues after the newest row that it found. Rows that arrive later than newer rows are
-        used for training only within `late_days` days. Files that failed in an earlier pass come
-        last, so that one bad file does not block the others.
+        before files that were sealed later. If a pipeline run reads the lake at the same time, the
+        next run begins after the newest row that this run found. Rows that arrive later than newer
+        rows are used for training only within `late_days` days. Files that failed in an earlier
+        pass come last, so that one bad file does not block the others.
 
         Raises:
             TemporaryError: A file could not be moved now, and the files after it wait for the next
                 pass. The error is also raised after the other files were moved, if some files
                 cannot be read.
             PermanentError: No file can be moved until somebody fixes a permission, the disk space
-                or the bucket. The files that were not moved stay in the archive. The error is also
-                raised after the other files were moved, if some files exist in the lake with other
-                bytes (`Differs`, see `refused`).
+                or the bucket. The remaining files stay in the archive. The error is also raised
+                after the other files were moved, if some files exist in the lake with other bytes
+                (`Differs`, see `refused`).
         """
         moved: list[str] = []
         differing: list[Differs] = []

@@ -306,7 +306,7 @@ class _Stream:
         self._decided = -math.inf if decided is None else decided
         self._known_until = self._decided + serving_ahead(settings.evaluation)
         """Event time up to which the evaluator's state already includes all predictions. The
-        evaluator needs them to determine the serving version."""
+        predictions determine the serving version."""
         window, grace = (
             settings.evaluation.attribution_window_seconds,
             settings.evaluation.drift_grace_seconds,

@@ -4,8 +4,8 @@
 are not compared. The score is an additional column, whose histogram is compared with that of the
 holdout rows.
 
-A record does not name its user, so rows of one user in several requests count as independent. If
-few users make most requests, the rate of false alarms is above the setting.
+A record does not name its user, so rows of one user in several requests are treated as independent.
+If few users make most requests, the rate of false alarms is above the setting.
 """
 
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Counts that describe one bucket of predictions. They do not depend on the order of records.
+"""Counts that describe one bucket of predictions. The counts do not depend on the order of records.
 
 The input is prediction batches of one model version and the model's training profile. The output is
 the bucket's profile in the cells of a `Layout`. `monitoring.drift.comparison` compares profiles.

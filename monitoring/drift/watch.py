@@ -12,7 +12,7 @@ same version.
 
 At most `_MAX_OPEN` buckets are open, namely the earliest buckets. If the rows need more open
 buckets, for example after a long stop of the monitor, later buckets are deferred. Deferred rows are
-counted once `close` reaches their bucket and the caller passes the rows to `resume`.
+counted when `close` reaches their bucket and the caller passes the rows to `resume`.
 
 The saved state contains every open bucket. The caller stores this state with the number of the last
 stored prediction. After a restart, the caller repeats the observation of all predictions with a

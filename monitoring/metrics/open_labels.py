@@ -1,7 +1,7 @@
 """AUC of rows whose attribution window is still open: estimate, bounds, and when it is final.
 
 The input is the scores and ages of the open rows, which of these rows are already clicked, and the
-click delays of matured rows. The output is the AUC that the open rows will have once their labels
+click delays of matured rows. The output is the AUC that the open rows will have when their labels
 are final. The module `window` computes the numbers of matured rows.
 
 **Bounds.** A click that has arrived remains a click. Any other open row may or may not become a
@@ -64,7 +64,10 @@ class ClickDelays:
         self._newest = np.concatenate([self._newest, delays[~np.isnan(delays)]])[-self._capacity :]
 
     def share_within(self, ages: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return F, the share [n] of delays that are at most `ages` [n]. NaN without delays."""
+        """Return F, the share [n] of delays that are at most `ages` [n].
+
+        NaN if there are no delays.
+        """
         if not len(self._newest):
             return np.full(len(ages), np.nan)
         return np.searchsorted(np.sort(self._newest), ages, side="right") / len(self._newest)
@@ -72,14 +75,15 @@ class ClickDelays:
 
 @dataclass(frozen=True, kw_only=True)
 class OpenEstimate:
-    """AUC that the open rows of one version will have once their labels are final."""
+    """AUC that the open rows of one version will have when their labels are final."""
 
     version: int
     open_rows: int
     open_clicks: int
     """Number of clicks that have arrived."""
     final_at: float | None
-    """Time when the last label becomes final, in seconds since the epoch. None without rows."""
+    """Time when the last label becomes final, in seconds since the epoch. None if there are no
+    rows."""
     auc: float | None = None
     """Estimated AUC. None if fewer than `MIN_DELAYS` delays are known, or if no labeling has both
     classes."""
@@ -232,7 +236,7 @@ def _click_probabilities(
 def _correction(
     score: NDArray[np.float64], arrived: NDArray[np.float64], clicked: NDArray[np.bool_]
 ) -> NDArray[np.float64]:
-    """Return for each row [n] the ratio of arrived to expected clicks at similar scores.
+    """Return for each row [n] the ratio of arrived to expected clicks, among similar scores.
 
     As a prior, 1 is added to the expected clicks, and the ratio over all rows is added to the
     arrived clicks. If there are few clicks, the correction is therefore close to the ratio over all

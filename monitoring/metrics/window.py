@@ -62,7 +62,7 @@ class RankedList(NamedTuple):
 
     is_hit: bool
     ndcg: float | None
-    """None without a click."""
+    """None if there is no click."""
 
 
 class VersionWindows:
@@ -139,7 +139,7 @@ class Kpis:
     auc_high: float | None
     log_loss: float | None
     calibration: float | None
-    """Expected clicks per observed click. None without a click."""
+    """Expected clicks per observed click. None if there is no click."""
     ctr: float | None
     normalized_entropy: float | None = None
     """Log loss divided by the entropy of the click rate. None unless both classes are present."""

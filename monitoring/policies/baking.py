@@ -50,8 +50,8 @@ _MIN_CLICKED_REQUESTS = 50
 """Minimum number of requests with an observed or expected click before a sum is tested. With fewer
 requests, the distribution of the sum is far from normal."""
 _STUCK_ROWS = 1_000
-"""If a version has at least this number of rows and all scores are equal, the model counts as
-ignoring its input."""
+"""Minimum number of rows for the check of equal scores. If all scores are equal, the model ignores
+its input."""
 _SUSPICION = 3.0
 """A version becomes suspect when its evidence reaches this value. A suspect version bakes on until
 its evidence falls below this value or is enough for a rollback. For a version within its limits,
@@ -224,8 +224,8 @@ class BakingPolicy:
         ratio, least_rate = self._settings.max_calibration_ratio, state["least_rate"]
         clicks = np.bincount(rows.groups, rows.labels)
         predicted = np.bincount(rows.groups, rows.scores.astype(np.float64))
-        # Use the clicks expected at the limit, so that a model that gets no clicks at all is tested
-        # too.
+        # Use the number of clicks expected at the limit. Otherwise, a model without any click would
+        # never be tested.
         terms = {
             _UNDER: (clicks - ratio * predicted, float((clicks > 0).sum())),
             _OVER: (predicted / ratio - clicks, float(np.minimum(predicted / ratio, 1.0).sum())),
@@ -270,7 +270,7 @@ def _check(name: str, evidence: float, enough: float) -> Check:
 def _since(evidence: Evidence) -> float:
     """Return the time since which all rows come from the serving version.
 
-    Rows of a version that was a canary, or that is live again, can be older than its last
+    If the version was a canary before, or is live again, its rows can be older than its last
     promotion.
     """
     return min(evidence.serving_since, evidence.time)
@@ -279,6 +279,6 @@ def _since(evidence: Evidence) -> float:
 def state_of(decision: Decision) -> str:
     """Return the version's state from a decision.
 
-    It is one of `evergreen.contracts.baking.STATES`.
+    The state is one of `evergreen.contracts.baking.STATES`.
     """
     return {Action.ROLLBACK: BAD, Action.OK: WELL}.get(decision.action, BAKES)

@@ -55,14 +55,15 @@ from numpy.typing import NDArray
 from monitoring.policies.policy import NO_ROWS, MaturedRows
 
 FRACTIONS = tuple(0.9 / 2**k for k in range(6))
-"""Bets as fractions of the largest lambda, from large ones for a steep drop to small ones for an
-AUC just below theta."""
+"""Bets as fractions of the largest lambda. Large bets suit a steep drop, and small bets suit an AUC
+just below theta."""
 _ROUND_CLICKS, _ROUND_OTHERS = 1.0, 6.0
 """Minimum expected clicks and non-clicks of a round. With more non-clicks than clicks, each click
 is compared with several non-clicks, and the largest amount that a bet can lose in a round stays
 small. The largest possible loss limits lambda, the size of a bet."""
 _FIRST_CLICKS = 10
-"""Number of clicks that are only counted, to choose the size of the first round."""
+"""Number of clicks that are counted before the first round. The count determines the size of the
+first round."""
 _REMEMBERED_CLICKS = 1000.0
 """Approximate number of newest clicks that determine the size of the next rounds."""
 _MAX_REQUESTS = 20_000

@@ -41,7 +41,7 @@ from monitoring.rows import MaturedRequests
 
 _MAX_PASSED_OVER = 1000
 """Maximum number of remembered request ids. The requests with these ids came too late for their
-decision point. They must stay excluded after a restart."""
+decision point. These requests must stay excluded after a restart."""
 
 
 def no_baseline(version: int) -> Baseline | None:
@@ -162,7 +162,10 @@ class Evaluator:
         self._timeline.record(micros_of(times[serving]), versions[serving])
 
     def record_drift(self, drift: FeatureDrift) -> None:
-        """Record a closed bucket, before any decision point that uses it. See `_drift_until`."""
+        """Record a closed bucket.
+
+        Must be called before any decision point that uses the bucket. See `_drift_until`.
+        """
         if all(
             (each.version, each.bucket_end) != (drift.version, drift.bucket_end)
             for each in self._drift
@@ -170,7 +173,7 @@ class Evaluator:
             self._drift.append(drift)
 
     def observe(self, requests: MaturedRequests) -> None:
-        """Add requests whose labels are final, each once."""
+        """Add requests whose labels are final. Each request must be added only once."""
         is_decided = self._is_decided(requests)
         if is_decided.any():
             passed_over = requests.ids[is_decided].tolist()
@@ -310,8 +313,8 @@ class Evaluator:
         """Remove all buckets that have closed, and return the removed buckets of `version`.
 
         When a decision is made about `point`, the log was read up to one attribution window after
-        `point`. A bucket has closed if it ends before the end of that window, minus the grace
-        period.
+        `point`. A bucket has closed if its end is at least the grace period earlier than the end of
+        that window.
         """
         ahead = (point + self._drift_ahead) / 1e6
         closed = sorted(

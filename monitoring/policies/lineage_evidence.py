@@ -11,14 +11,14 @@ rows up to `shown_at` therefore suffice to detect the change. A version that was
 up to `shown_at` has adapted to the change:
 
 - A version with training rows up to `shown_at` or later starts a new e-process, shared with the
-  later versions that have adapted. Rows that other versions scored do not count in the new
-  e-process, because those versions have not adapted.
+  later versions that have adapted. The new e-process ignores rows that other versions scored,
+  because those versions have not adapted.
 - A version that was not trained on the rows up to `shown_at` stays under the alarm.
 
-The rows of a version count in the version's own e-process, and in the e-processes of later versions
-of the lineage. If a version is rolled back, its rows therefore never count against the version that
-is live again. If the training rows of a version are unknown, only the version's own rows are
-evidence.
+The rows of a version are evidence in the version's own e-process, and in the e-processes of later
+versions of the lineage. If a version is rolled back, its rows therefore never count against the
+version that is live again. If the training rows of a version are unknown, only the version's own
+rows are evidence.
 """
 
 from collections.abc import Mapping
@@ -182,7 +182,7 @@ class LineageEvidence:
     def _plan_for(
         self, version: int, thetas: Mapping[int, float], evidence: Evidence
     ) -> dict[str, Any]:
-        """Return the previous version's round sizes, so that the new version's first rows count."""
+        """Return the previous version's round sizes, with which the new version begins."""
         known = [each for each in evidence.lineage if each < version and str(each) in self._rounds]
         return (
             {"theta": thetas[version], "sums": self._rounds[str(known[-1])]["sums"]}
@@ -213,7 +213,7 @@ class LineageEvidence:
         return self._restarted(process)
 
     def _restarted(self, process: _Process) -> _Process:
-        """Return a new e-process if the version has adapted to the alarm's change, else `process`."""
+        """Return a new e-process if the version adapted to the alarm's change, else `process`."""
         alarm, trained_until = process.alarm, process.trained_until
         if alarm is None or trained_until is None or trained_until < alarm.shown_at:
             return process

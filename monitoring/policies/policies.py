@@ -197,7 +197,7 @@ class SequentialPolicy(_ConfiguredPolicy):
     def _evidence_text(
         self, evidence: Evidence, shown: Alarm | VersionEvidence, theta: float | None
     ) -> str:
-        """Describe the evidence, and name the versions whose rows it comes from."""
+        """Describe the evidence, and name the versions that scored its rows."""
         version, others = (
             evidence.version,
             [each for each in shown.versions if each != evidence.version],
@@ -314,7 +314,7 @@ class DataDriftPolicy(_ConfiguredPolicy):
 
 
 class SchedulePolicy(_ConfiguredPolicy):
-    """Retrains once a version has served for long enough."""
+    """Policy that requests a retraining when a version has served for long enough."""
 
     name = "schedule"
 
@@ -355,7 +355,7 @@ def confirm(
 
     A window with the result OK resets the count of breaches. UNDECIDABLE does not change the count.
     When enough windows are breaches, the action BREACH becomes RETRAIN. The action stays RETRAIN
-    until a window is OK. RETRAIN also ends when a version serves that was trained on rows after the
+    until a window is OK. RETRAIN also ends when the serving version was trained on rows after the
     first breach.
 
     Returns:

@@ -96,8 +96,8 @@ class Evidence:
     """Approximate event time of the first prediction after this version began to serve, with an
     error of at most one `decide_seconds`."""
     seen_until: float
-    """Event time up to which all predictions are known. They determine the serving version. The
-    value is at least `serving_since`."""
+    """Event time up to which all predictions are known. The predictions determine the serving
+    version. The value is at least `serving_since`."""
     kpis: Kpis
     """KPIs of the serving version's window. If no row of the serving version has matured yet, the
     KPIs are those of the version with the newest row."""
@@ -206,7 +206,7 @@ class Action(str, Enum):
     """A drift is confirmed, but `policies.rate_limit` forbids a run now. The rate limit sets this
     action, and no policy returns it."""
     RETRAIN = "retrain"
-    """A drift is confirmed. By default a run of the pipeline follows."""
+    """A drift is confirmed. By default, a run of the pipeline follows."""
     ROLLBACK = "rollback"
     """A recently released version is bad and must be rolled back."""
 

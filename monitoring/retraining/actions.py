@@ -113,7 +113,7 @@ class ActionStatus:
     incident_since: float | None = None
     last_action: str | None = None
     messages_waiting: int | None = None
-    """None without a webhook."""
+    """None if there is no webhook."""
 
 
 def describe_actions(
@@ -132,7 +132,7 @@ def describe_actions(
         memory: Past runs.
         incident: The open incident of a drift, or None.
         daily_budget: Maximum number of requests in 24 hours.
-        messages_waiting: Number of unsent messages. None without a webhook.
+        messages_waiting: Number of unsent messages. None if there is no webhook.
         now: Seconds since the epoch.
     """
     is_blocked = memory.blocked_until > now
@@ -222,7 +222,7 @@ class DecisionHandler:
             data_until: Event time up to which every row matured, in seconds since the epoch.
 
         Returns:
-            The decision. If its run must wait, its action is HELD.
+            The decision. The action is HELD if the run must wait.
         """
         for each in decisions:
             if each.policy == BAKING:
@@ -289,7 +289,7 @@ class DecisionHandler:
     def _report_drift(self, decision: Decision) -> None:
         """Emit events when a drift is suspected, when its run is held, and when the drift ends.
 
-        The events are not repeated after a restart. A retrain request emits its own events.
+        The events are not repeated after a restart. Retrain requests have their own events.
         """
         action, reported = decision.action, self._reported
         if action is Action.RETRAIN:
@@ -318,6 +318,6 @@ class DecisionHandler:
             self._log_down_since = None
         elif self._log_down_since is None:
             self._log_down_since = now
-        # If the clock was set back, report too early rather than never.
+        # If the clock was set back, an early report is better than no report.
         elif abs(now - self._log_down_since) >= _LOG_DOWN_SECONDS and not is_reported:
             self._journal.emit("log_down", problem)

@@ -78,7 +78,7 @@ class _UnusableRows:
 
 
 class NewVersions:
-    """Reports to one model registry how its new versions perform while they bake."""
+    """Writes to a model registry how the new versions perform while they bake."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class NewVersions:
         """
         if self._is_new:
             self._evaluate_scores(now)
-        # If the clock was set back, read too early rather than never.
+        # If the clock was set back, an early read is better than no read.
         if self._looked_at is not None and abs(now - self._looked_at) < _LOOK_SECONDS:
             return False
         self._looked_at = now

@@ -1,7 +1,7 @@
 """Turn journal events into incidents and messages, and send them to the webhook.
 
 An incident is a drift, an unreachable log, dead letters, rows that cannot be archived, or a bad
-release. Within an incident each kind of event is sent once. While an incident is open, its message
+release. Within an incident, each kind of event is sent once. While an incident is open, its message
 is repeated every `remind_seconds`. Another message reports the end of the incident.
 
 Messages are stored on disk in order, and are delivered at least once or dropped. A message is
@@ -166,7 +166,7 @@ class Notifier:
     def step(self, now: float) -> None:
         """Send due reminders, and advance the outbox."""
         for name, incident in list(self.open.items()):
-            # After a clock was set back, remind too early rather than never.
+            # If the clock was set back, an early reminder is better than no reminder.
             if abs(now - incident.sent_at) < self._settings.remind_seconds:
                 continue
             if name == _DEAD_LETTER and incident.last_at <= incident.sent_at:

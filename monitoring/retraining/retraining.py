@@ -36,8 +36,8 @@ RATE_LIMITS = "rate_limits"
 _RETRY_SECONDS = 15.0
 """Seconds before a busy or unreachable trigger is called again."""
 _UNKNOWN_SECONDS = 60.0
-"""A submitted run counts as failed if its trigger does not know it for this number of seconds. The
-trigger's list of runs may lag."""
+"""If the trigger does not know a submitted run for this number of seconds, the run is treated as
+failed. Until then, the trigger's list of runs may be out of date."""
 _OVERDUE_SECONDS = 6 * 3600.0
 """A run that is active for this number of seconds is reported once. The monitor still follows the
 run to its end."""
@@ -268,7 +268,7 @@ class Retraining:
         self._documents.write_documents(
             {PROGRESS: asdict(progress), RATE_LIMITS: asdict(memory)}, counts
         )
-        # Change the attributes only after the write succeeded. After a failed write the next
+        # Change the attributes only after the write succeeded. After a failed write, the next
         # iteration repeats the step.
         self.progress = progress
         self.memory = memory

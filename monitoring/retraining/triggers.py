@@ -12,8 +12,8 @@ KFP has no idempotency key, and run names are not unique (kubeflow/pipelines iss
 is therefore named after the request. The experiment is searched first for a run with that name, and
 then for any active run. Another monitor, started by mistake, may create a run between the search
 and the creation. Therefore each monitor searches for active runs again after it has created a run.
-Of several active runs, only the run that the server created first stays. A monitor terminates its
-own run if another run was created first.
+If several runs are active, only the run that the server created first continues. A monitor
+terminates its own run if another run was created first.
 
 A server may create a run after its client has given up and repeated the request. A search for the
 run of a request therefore terminates all active runs of that request except the first.

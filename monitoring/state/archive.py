@@ -159,7 +159,7 @@ UPLOADED_FOLDER = "uploaded"
 
 
 def marker_path(archive: Path, name: str) -> Path:
-    """Return the path of the marker that proves that the file is in the lake.
+    """Return the path of a file's marker, which proves that the file is in the lake.
 
     The uploader writes the marker. `name` is an archive file name such as
     `day=.../part-....parquet`.
@@ -320,8 +320,7 @@ class Archive:
         rows.
 
         Returns:
-            The archived file. If its rows cannot be written, the archived files that `_divide`
-            returns.
+            The archived file, or the files from `_divide` if the rows cannot be written.
         """
         path = self._folder / name
         if not marker_path(self._folder, name).exists():
@@ -380,7 +379,7 @@ class Archive:
             self._checkpoint(f"{kind}.flushed")
             os.rename(temporary, path)
         except (OSError, *_OF_ROWS):
-            # On a full disk the incomplete file would take the space that the next attempt needs.
+            # On a full disk, the incomplete file would take the space that the next attempt needs.
             temporary.unlink(missing_ok=True)
             raise
         self._checkpoint(f"{kind}.renamed")

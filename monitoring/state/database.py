@@ -329,7 +329,10 @@ class FileTables(Database):
 
     @property
     def num_unarchived_rows(self) -> int:
-        """Number of matured rows that are in no sealed file, without rows that are set apart."""
+        """Number of matured rows that are in no sealed file.
+
+        Rows that are set apart are not included.
+        """
         ended = self.counters.get("archived", 0) + self.counters.get("set_apart", 0)
         return int(self.counters.get("matured", 0) - ended)
 
@@ -468,7 +471,7 @@ class FileTables(Database):
             return self._move_apart(connection, name, 1)
 
     def retry_file(self, name: str) -> None:
-        """Return a file that was set apart to the intended files."""
+        """Mark a file that was set apart as `intended` again."""
         with self._transaction({}) as connection:
             self._move_apart(connection, name, -1)
 

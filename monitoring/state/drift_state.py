@@ -108,10 +108,10 @@ class StoredDriftWatch:
     def save_if_due(self) -> None:
         """Store the state after `_SAVE_SECONDS` with new predictions, or after a resume.
 
-        After a resume, the state is stored at once. Deferred predictions may mature and be deleted
-        in the same iteration.
+        After a resume, the state is stored immediately. Deferred predictions may mature and be
+        deleted in the same iteration.
         """
-        # The absolute difference also covers a clock that was set back.
+        # Use the absolute difference, because the clock may have been set back.
         is_time = self._saved_at is None or abs(self._clock() - self._saved_at) >= _SAVE_SECONDS
         if self._is_due or (is_time and self._store.prediction_cursor() != self._cursor):
             self.save({})

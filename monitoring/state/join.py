@@ -2,9 +2,9 @@
 
 `read_records` turns messages into records, or into dead letters with reasons. `attribute` turns
 predictions and their clicks into labels and late outcomes. All rows of a request mature together
-when its window closes. If clicks counted at once, but rows without a click counted only at the end,
-every click rate would be too high while the window is open. `monitoring.state.store` stores records
-and open requests.
+when its window closes. If a row with a click matured immediately, but a row without a click only at
+the end of the window, every click rate would be too high at first. `monitoring.state.store` stores
+records and open requests.
 """
 
 from collections.abc import Iterable, Sequence
@@ -52,8 +52,8 @@ class Intake(NamedTuple):
     bad: list[tuple[int, ContractError]]
     """Message index and error of each unusable message."""
     left: list[int]
-    """Message indexes that were not read, because the records would take too much memory at
-    once."""
+    """Indexes of messages that were not read yet, because all records together would take too much
+    memory."""
 
 
 class IntakeRules(NamedTuple):
@@ -141,10 +141,10 @@ class Attribution(NamedTuple):
 
     requests: MaturedRequests
     late: list[LateOutcome]
-    """Clicks that set no label, because they came after the window or name a row that the request
-    does not have."""
+    """Clicks that set no label: clicks after the window, and clicks whose row does not exist in the
+    request."""
     unmatched: list[LateOutcome]
-    """Clicks in `late` that name no row of the request."""
+    """Clicks in `late` whose row number does not exist in the request."""
 
 
 def attribute(waiting: Waiting, clicks: Iterable[Click], *, window_seconds: float) -> Attribution:

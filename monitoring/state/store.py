@@ -181,8 +181,9 @@ class StateStore(FileTables):
                 zip(range(first, first + len(added)), added.ids.tolist()),
             )
         row_bytes = bytes_of_row(added.dense.shape[1], added.categorical.shape[1])
-        # A block spans at most one minute. With longer blocks, one request from a clock that is
-        # ahead would keep all rows of its block.
+        # A block spans at most one minute. All rows of a block stay until its last request has
+        # matured, so a request from a clock that is ahead must not be in a block with earlier
+        # requests.
         for start, stop in _chunks(
             added.sizes, _BLOCK_BYTES // row_bytes, added.micros // 60_000_000
         ):
@@ -286,7 +287,7 @@ class StateStore(FileTables):
         Args:
             predicted_before: Latest time of a prediction, inclusive, in seconds since the epoch.
             limit: Maximum number of requests.
-            max_rows: Maximum number of rows. At least one request is returned in any case. Peak
+            max_rows: Maximum number of rows. The function always returns at least one request. Peak
                 memory is about twice the memory of `max_rows` rows, plus one block.
 
         Raises:
@@ -386,7 +387,7 @@ class StateStore(FileTables):
     def newest_prediction(self, *, until: float = np.inf) -> tuple[float, int] | None:
         """Return time and model version of the newest stored non-canary prediction, or None.
 
-        Predictions after the time `until` do not count.
+        Predictions after the time `until` are ignored.
         """
         query = (
             "SELECT time, model_version FROM predictions WHERE canary = 0 AND time <= ?"
@@ -413,7 +414,10 @@ class StateStore(FileTables):
         return int(self._connection.execute(query, (version,)).fetchone()[0])
 
     def prediction_cursor(self) -> int:
-        """Return the number of the prediction stored last, or 0. Numbers only increase."""
+        """Return the number of the prediction stored last, or 0.
+
+        Later predictions have higher numbers.
+        """
         return int(
             self._connection.execute("SELECT coalesce(max(rowid), 0) FROM predictions").fetchone()[
                 0
@@ -515,7 +519,7 @@ class StateStore(FileTables):
         return int(self.counters.get("predicted", 0) - ended)
 
     def newest_rows(self) -> MaturedRequests | None:
-        """Return the stored matured requests, oldest first, without those that are set apart.
+        """Return the stored matured requests that are not set apart, oldest first.
 
         The matured requests fill the window of the serving version.
         """
@@ -542,8 +546,8 @@ class StateStore(FileTables):
     ) -> dict[int, float]:
         """Return the share of rows with a conversion for each model version.
 
-        The rate covers the newest `_RATED_REQUESTS` requests up to `predicted_before`, whose
-        conversion windows have closed.
+        The rate covers the newest `_RATED_REQUESTS` requests up to `predicted_before`. The
+        conversion windows of these requests have closed.
         """
         newest = "SELECT * FROM predictions WHERE time <= ? ORDER BY time DESC LIMIT ?"
         converted = (
@@ -597,12 +601,12 @@ class StateStore(FileTables):
 
         The method deletes ids of requests without stored rows, and ids of outcome batches and dead
         letters. Outcomes in sealed files are deleted if their requests have no stored rows. If a
-        request stays unknown, its clicks become late outcomes.
+        request remains unknown, its clicks become late outcomes.
 
         Args:
             before: Delete records stored before this time, in seconds since the epoch.
-            orphans_before: Limit for clicks on unknown requests, in seconds since the epoch. None
-                means `before`.
+            orphans_before: Clicks on unknown requests become late outcomes if they were stored
+                before this time, in seconds since the epoch. None means `before`.
             ahead: If a record was stored after this time, the clock was wrong, and the record is
                 treated as old.
         """
@@ -626,8 +630,8 @@ class StateStore(FileTables):
             connection.execute(
                 "DELETE FROM late_outcomes WHERE stored_at < ?"
                 " AND file IN (SELECT name FROM files WHERE state IN ('sealed', 'uploaded'))"
-                # The conversion rate counts a request as long as its rows are stored. The outcomes
-                # of a request therefore stay as long as its rows.
+                # The conversion rate includes a request as long as its rows are stored. The
+                # outcomes of a request therefore stay as long as its rows.
                 " AND NOT EXISTS (SELECT 1 FROM predictions WHERE predictions.request_id = "
                 "late_outcomes.request_id"
                 f" AND {_IS_HELD})",

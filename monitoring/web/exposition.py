@@ -17,8 +17,8 @@ from monitoring.retraining.actions import ActionStatus
 from monitoring.web.store_status import StoreStatus
 
 STALL_SECONDS = 60.0
-"""Seconds without a heartbeat after which the loop counts as stuck. No single call of the loop
-takes longer than this."""
+"""Seconds without a heartbeat after which the loop counts as stuck. Each single call of the loop
+takes less time than `STALL_SECONDS`."""
 
 
 @dataclass(frozen=True, kw_only=True)

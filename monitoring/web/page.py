@@ -46,8 +46,8 @@ _TAIL_BYTES = 2 * 2**20
 """Bytes read from the end of each file. Two MiB contain about 4,000 points of the timeline or 7,000
 events. Reading and parsing takes about 30 ms."""
 MAX_POINTS = 600
-"""Maximum number of points per version in the chart. The screen of a phone has fewer pixels than
-this."""
+"""Maximum number of points per version in the chart. More points would not be visible on the screen
+of a phone."""
 _MARKED_EVENTS = {
     "decision": "trigger",
     "release": "release",
@@ -223,8 +223,8 @@ def _model_concern(shown: Snapshot, now: float) -> tuple[str, str] | None:
 
 
 _WITHOUT_ROWS = (SchedulePolicy.name, BakingPolicy.name)
-"""Policies that report OK without evaluating rows: the calendar policy, and the baking policy once
-baking has ended."""
+"""Policies that report OK without evaluating rows: the calendar policy, and the baking policy after
+the end of baking."""
 
 
 def _evaluated(shown: Snapshot, now: float) -> tuple[str, str]:

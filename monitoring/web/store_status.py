@@ -114,7 +114,7 @@ class StoreStatus:
     promotions: Promotions = Promotions()
     runs: RunCounts = RunCounts()
     unuploaded_files: int | None = None
-    """Number of sealed archive files that are not in the lake. None without an uploader."""
+    """Number of sealed archive files that are not in the lake. None if there is no uploader."""
     oldest_unuploaded: float | None = None
     """Time when the oldest of these files was written, or None."""
     disks: Mapping[str, Disk] = field(default_factory=dict)
@@ -163,7 +163,7 @@ class StoreWatcher:
         result. If the state cannot be written or the archive cannot be read, the last result is
         used for another minute.
         """
-        # If the clock was set back, read too early rather than never.
+        # If the clock was set back, an early read is better than no read.
         if self._looked_at is None or abs(now - self._looked_at) >= LOOK_SECONDS:
             self._looked_at = now
             try:
