@@ -1,7 +1,7 @@
 """Find the command of an `evergreen` line, and run it.
 
-A command runs in this process if its packages are installed here. If another environment has its
-packages, this process is replaced by that environment's interpreter.
+A command runs in this process if its packages are installed here. If another environment has the
+command's packages, this process is replaced by the interpreter of that environment.
 """
 
 import importlib

@@ -43,8 +43,8 @@ from evergreen.storage.uris import is_bucket_uri, local_path, open_objects, type
 logger = logging.getLogger(__name__)
 
 MALFORMED_FILE = "_malformed_rows.jsonl"
-"""File of malformed rows in the version's folder. The underscore of its name hides the file from
-readers."""
+"""File of malformed rows in the version's folder. The file's name begins with an underscore, so
+readers ignore the file."""
 CLAIM = "_CLAIM"
 """Object in a version's folder that a writer creates to claim the version. The object is a JSON
 document with the writer's name and the time, for debugging."""

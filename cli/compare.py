@@ -1,9 +1,9 @@
 """`evergreen audit compare A B` shows how two stored models differ.
 
 The command compares settings and sizes, and the scores of both models on rows that neither model
-was trained on. The rows come from the held-out rows of the later model, whose training data end
-later. Rows from before the end of the other model's training data are left out. Both models score
-the rows with their stored weights, as in serving. The command changes nothing.
+was trained on. The rows come from the held-out rows of the model whose training data end later.
+Rows from before the end of the other model's training data are left out. Both models score the rows
+with their stored weights, as in serving. The command changes nothing.
 """
 
 import argparse

@@ -12,9 +12,9 @@ removed first, while the rows still show which user made each request. Every ste
 leaves complete files. If the command is killed, run it again: it finds what remains. No other
 program may write to these folders during the removal.
 
-The command lists models and their golden rows. The command does not remove these, because the
-models serve until another model replaces them. After the removal, no file shows which models were
-trained on the removed rows. Therefore `--yes` records the names of these models
+The command lists models and their golden rows. The command does not remove models or golden rows,
+because the models serve until other models replace them. After the removal, no file shows which
+models were trained on the removed rows. Therefore `--yes` records the names of these models
 (`registry.forgotten`). The command reports that the live model still contains a removed user until
 another model is live.
 """
@@ -672,7 +672,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _what_serves(
     store: Path, trained_on: Sequence[TrainedOnUser], locations: dict[str, str]
 ) -> Iterator[str]:
-    """Yield lines that say whether the live model contains a removed user, and what replaces it."""
+    """Yield lines: whether the live model contains a removed user, and how to replace the model."""
     live = current(store)
     if live is None:
         yield "no model is live"

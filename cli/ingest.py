@@ -4,8 +4,8 @@ Rows keep their times. With `--last-day`, they get new times instead, spread eve
 in file order. Rows are first written to a temporary file on disk (`spool`), which finds copies and
 sorts the rows by time. The earlier rows become day partitions of the lake, and the later rows
 become a file to replay. Days are published in time order, and each file appears complete or not at
-all. Ingesting the same files again replaces their earlier result. Rows that the lake holds from
-other files are left out.
+all. Ingesting the same files again replaces their earlier result. Rows that the lake already
+contains from other files are left out.
 """
 
 import argparse

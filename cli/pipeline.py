@@ -269,7 +269,7 @@ def _run_pipeline(arguments: argparse.Namespace) -> int:
 def _run_submit(arguments: argparse.Namespace) -> int:
     """Upload, run or schedule the pipeline, and return 0.
 
-    Prints the id of the run, of the schedule, or with --no-run of the version.
+    Prints the id of the run or of the schedule. With --no-run, prints the id of the version.
 
     Raises:
         ContractError: flags exclude each other, a parameter is wrong, or a version has no name.

@@ -1,7 +1,7 @@
 """`evergreen search` tries settings of the recommender on the same held-out rows.
 
 A trial is one run of the complete pipeline with `release.rollout=none`. The gate evaluates its
-model, and the registry stores it, but it is not released. On a laptop Optuna chooses the values,
+model, and the registry stores it, but it is not released. On a laptop, Optuna chooses the values,
 and each trial is an `evergreen run` in the driver's environment. The study is an SQLite file, so
 that the same command resumes a stopped search. `--katib` writes the same search as a manifest for
 Katib, whose trials are `components.run_outcome.trial`. The settings are defined by the packages

@@ -6,7 +6,7 @@ These names are public:
   `PublishingCounts`.
 - `Outcome`, the argument of `RecommenderClient.tell`.
 - `ClientSettings`, `ServerAccess` and `PublisherSettings`.
-- `Unpublished`, which closing raises if the event log stays unavailable.
+- `Unpublished`, which is raised at closing if the event log stays unavailable.
 - `metrics_text` for Prometheus.
 - `ContractError` (correct the input), `TemporaryError` (retry) and `PermanentError` (stop). Callers
   choose their reaction by these base classes. The module `inference_client.errors` has subclasses

@@ -306,7 +306,7 @@ class ScoringClient:
                 )
                 backoff = min(2 * backoff, self._settings.max_backoff_seconds)
             parts = {start: part for start, part in parts.items() if start not in stale}
-            # Wait for every part before the first error is raised. Otherwise a part would continue
+            # Wait for every part before the first error is raised. Otherwise, a part would continue
             # after its caller has failed.
             for outcome in await asyncio.gather(*map(score_part, stale), return_exceptions=True):
                 if isinstance(outcome, BaseException):

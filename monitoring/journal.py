@@ -2,7 +2,7 @@
 
 The files are read by people, by the page and by backtests. Each line in the state folder is one
 JSON object, appended and flushed to disk. An event is written before the state records that the
-step is done. After a crash an event can therefore appear twice, but it is never missing. While the
+step is done. After a crash, an event can therefore appear twice, but it is never missing. While the
 disk is full, points and events wait in memory. Decisions are not buffered, because a decision must
 be on disk before an action follows. A full file is renamed to `<name>.1`, which replaces the
 previous one. `monitoring.web.metrics` exports the Prometheus metrics.
@@ -144,7 +144,10 @@ class Journal:
 
 
 def _last_time(path: Path) -> float | None:
-    """Return `time` of the last complete line of the file or of its predecessor, or None."""
+    """Return the `time` of the file's last complete line, or None.
+
+    If the file has no complete line, the last line of its predecessor is used.
+    """
     for each in (path, path.with_name(f"{path.name}.1")):
         if each.exists() and (complete := each.read_bytes().split(b"\n")[:-1]):
             return float(json.loads(complete[-1])["time"])

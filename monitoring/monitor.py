@@ -271,8 +271,8 @@ end of this wait, the outcome is archived as a late outcome."""
 _LAST_MOMENT = 2e-6
 """Tolerance in seconds, larger than the rounding error of times in microseconds."""
 _MAX_VERSIONS_SEEN = 1000
-"""Maximum number of versions that the monitor remembers to report the first prediction of each
-version only once. The versions with the highest numbers are remembered."""
+"""Maximum number of versions to remember. The first prediction of a remembered version is not
+reported again. The versions with the highest numbers are remembered."""
 _MAX_REASON_CHARACTERS = 400
 """Maximum length of a dead letter's reason. The message of the dead letter is stored beside its
 reason."""
@@ -327,8 +327,8 @@ class Monitor:
         self._archive = self._open_archive()
         self.actions = self._make_decision_handler(trigger)
         self._acts = settings.partition == 0
-        """Whether this monitor decides and starts runs. Only one monitor of a partitioned log does
-        so, because the bounds on false alarms hold for a single evaluator."""
+        """Whether this monitor decides and starts runs. Only one monitor of a partitioned log
+        decides, because the bounds on false alarms hold for a single evaluator."""
         if not self._acts:
             self.journal.listener = lambda event: None
         self._measurements = self._make_measurements()

@@ -1,4 +1,4 @@
-"""Collect what is exported: evaluated models, released versions, and the live one.
+"""Collect what is exported: evaluated models, released versions, and the live version.
 
 The clients of the registries (`mlflow_server`, `kubeflow`) do not read the store's files
 themselves.

@@ -1,1 +1,1 @@
-"""Run the monitor's decisions over recorded records: backtests and incident replays."""
+"""Repeat the monitor's decisions on recorded data: backtests and incident replays."""

@@ -75,7 +75,7 @@ _WHOLE = Span()
 
 
 def parse_time(text: str) -> float:
-    """Parse ISO 8601 or seconds to seconds since the epoch."""
+    """Convert an ISO 8601 time or a number of seconds to seconds since the epoch."""
     try:
         return float(text)
     except ValueError:

@@ -2,7 +2,7 @@
 
 An incident is a time span of records with the monitor's decisions, in one folder:
 
-- `records/day=*/part.parquet`: served rows, including earlier ones that fill the windows
+- `records/day=*/part.parquet`: served rows, including the earlier rows that fill the windows
 - `statistics/<version>/`: the training profile of each model
 - `decisions.jsonl`: the decision lines that the monitor wrote
 - `incident.json`: rules, the evaluator's state at the start, hashes of models, and SHA-256 of every

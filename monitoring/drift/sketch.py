@@ -84,10 +84,10 @@ class Layout:
         self._listed = [self._listed_values(name) for name in self._categorical]
 
     def _listed_values(self, column: str) -> tuple[Any, NDArray[np.int32]]:
-        """Return the values of a categorical column as Arrow int64, and their cells.
+        """Return the listed values of a categorical column as Arrow int64, and their cells.
 
-        The last value is `MISSING_CATEGORY`. The cells end with `_NO_CELL` for missing values, and
-        one cell for all unlisted values.
+        The last value is `MISSING_CATEGORY`, whose cell is `_NO_CELL`. One more cell follows, for
+        all unlisted values.
         """
         import pyarrow as pa
 

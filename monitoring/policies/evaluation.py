@@ -124,7 +124,7 @@ class Evaluator:
 
     @property
     def serving_version(self) -> int | None:
-        """Version that serves at the last decision point, or None before the first."""
+        """Version that serves at the last decision point, or None before the first decision point."""
         return self._timeline.version
 
     def memory(self) -> dict[str, Any]:
@@ -164,7 +164,8 @@ class Evaluator:
     def record_drift(self, drift: FeatureDrift) -> None:
         """Record a closed bucket.
 
-        Must be called before any decision point that uses the bucket. See `_drift_until`.
+        The caller must record a bucket before any decision point that uses the bucket. See
+        `_drift_until`.
         """
         if all(
             (each.version, each.bucket_end) != (drift.version, drift.bucket_end)
@@ -350,9 +351,9 @@ class _ServingTimeline:
 
     def __init__(self, span: int, ahead: int) -> None:
         self._span, self._ahead = span, ahead
-        # For each future decision point, for each version: the times of the first and the last
-        # prediction since the previous decision point. The number of entries does not grow with the
-        # traffic.
+        # For each future decision point: the versions that answered since the previous decision
+        # point, with the times of their first and last prediction. The number of entries does not
+        # grow with the traffic.
         self._seen: dict[int, dict[int, tuple[int, int]]] = {}
         self.lineage: list[tuple[int, int]] = []
         """The last serving version and its predecessors, ascending. Each version has the
@@ -362,7 +363,8 @@ class _ServingTimeline:
         """Time of the last decision point that was passed, or None before the first decision
         point."""
         self.last: tuple[int, int] | None = None
-        """Time and version of the newest prediction at a passed point, or None if unknown."""
+        """Time and version of the newest prediction that a passed decision point used, or None if
+        unknown."""
 
     @property
     def version(self) -> int | None:

@@ -78,7 +78,7 @@ class _Played(NamedTuple):
 
 
 class _Process:
-    """E-process of one version, over its rows and those of its predecessors in the lineage."""
+    """E-process of one version, over the rows of the version and its predecessors in the lineage."""
 
     def __init__(self, memory: Mapping[str, Any]) -> None:
         self.e_value = EValue(memory)

@@ -152,7 +152,7 @@ OBSERVED_NUMBERS = (
         "rows_since_breach",
     ),
 )
-"""Names of the decision's numbers that its retrain request reports."""
+"""Names of the decision's numbers that are copied to its retrain request."""
 
 
 def choose_parent(memory: RunMemory, settings: RecipeSettings) -> tuple[str, str]:

@@ -1,8 +1,9 @@
 """Act on decisions: start a run or notify people, within the rate limits.
 
-The input is the policy's decisions and the iterations of the loop. The output is the decision after
-rate limits, events, at most one run at a time (`monitoring.retraining.retraining`), and messages
-(`monitoring.retraining.notifications`). `monitoring.policies.rate_limit` applies the rate limits.
+The input is the decisions of the policies, and a call in every iteration of the loop. The output is
+the decision after rate limits, events, at most one run at a time
+(`monitoring.retraining.retraining`), and messages (`monitoring.retraining.notifications`).
+`monitoring.policies.rate_limit` applies the rate limits.
 """
 
 import dataclasses

@@ -2,8 +2,8 @@
 
 The input is the decisions of `monitoring.policies.baking`, rows without a usable score, and the
 promotion journal. The output is one findings file per version in the model registry. An event is
-emitted when a version is bad, and another one when it was rolled back. The monitor does not change
-what is served. The release controller reads the findings.
+emitted when a version is bad, and another event when the version was rolled back. The monitor does
+not change what is served. The release controller reads the findings.
 """
 
 import logging
@@ -68,7 +68,7 @@ class _UnusableRows:
     def is_enough(self) -> bool:
         """Return whether the rows are too many and too spread out to come from a short burst.
 
-        Any client with publish permission can forge a short burst.
+        Any client with publish permission can forge a short burst of rows.
         """
         return (
             self.rows >= MIN_UNUSABLE_ROWS

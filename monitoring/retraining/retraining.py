@@ -1,8 +1,8 @@
 """Advance a retrain request from the decision to the end of its run, across restarts.
 
 The phases are: decided, archive flushed, uploading, submitting, running, ended. There is at most
-one run at any time. Every transition is stored before the next one begins, and each step can be
-repeated. The name of the request is derived from its data (`monitoring.policies.rate_limit`), so
+one run at any time. Every transition is stored before the next transition begins, and each step can
+be repeated. The name of the request is derived from its data (`monitoring.policies.rate_limit`), so
 that triggers recognize a repeated request.
 """
 

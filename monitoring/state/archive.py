@@ -346,7 +346,7 @@ class Archive:
         return [ArchivedPart(name, num_rows)]
 
     def _divide(self, name: str, error: Exception) -> list[ArchivedPart]:
-        """Replace a file that cannot be written by two, or set it apart if it has one request.
+        """Divide a file that cannot be written, or set the file apart if it has one request.
 
         One bad row must not block the others. Rows that are set apart stay in the state and are
         retried at the next start.

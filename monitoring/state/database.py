@@ -36,7 +36,7 @@ VERSION = 9
 """Schema version, stored as SQLite's `user_version`. A state folder with another version is
 rejected and must be drained by the monitor that wrote it."""
 _PAGE_BYTES = 16_384
-"""Page size of new files. With SQLite's default of 4 kB a block becomes a chain of thousands of
+"""Page size of new files. With SQLite's default of 4 kB, a block becomes a chain of thousands of
 pages, and requests of 64 rows take 28 % more processor time."""
 
 _TABLES = """

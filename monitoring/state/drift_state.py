@@ -117,7 +117,9 @@ class StoredDriftWatch:
             self.save({})
 
     def shown(self, version: int | None) -> dict[str, Any] | None:
-        """Return the newest report on `version`, or if there is none, on any version.
+        """Return the newest report on `version`.
+
+        If there is no such report, returns the newest report on any version.
 
         Returns None before the first report.
         """

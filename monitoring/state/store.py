@@ -769,8 +769,8 @@ def _first_of(found: Sequence[Waiting], limit: int, max_rows: int, *, beyond: in
     """Return the first requests of blocks within both limits, as `StateStore.waiting` does.
 
     Each element of `found` belongs to one block, and contains the first requests of the block in
-    order of time. With `beyond=1` the result also includes the first request over the limit, but no
-    later request.
+    order of time. With `beyond=1`, the result also includes the first request over the limit, but
+    no later request.
     """
     joined = Waiting.joined(found)
     joined = joined.ordered(joined.times)
