@@ -124,7 +124,7 @@ class Evaluator:
 
     @property
     def serving_version(self) -> int | None:
-        """Version that serves at the last decision point, or None before the first decision point."""
+        """Version that serves at the last decision point. None before the first decision point."""
         return self._timeline.version
 
     def memory(self) -> dict[str, Any]:

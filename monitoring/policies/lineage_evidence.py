@@ -78,7 +78,7 @@ class _Played(NamedTuple):
 
 
 class _Process:
-    """E-process of one version, over the rows of the version and its predecessors in the lineage."""
+    """E-process over the rows of one version and of its predecessors in the lineage."""
 
     def __init__(self, memory: Mapping[str, Any]) -> None:
         self.e_value = EValue(memory)

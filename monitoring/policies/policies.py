@@ -77,7 +77,7 @@ class ThresholdPolicy(_ConfiguredPolicy):
     def _evaluate_successor(
         self, action: Action, evidence: Evidence, memory: PolicyMemory
     ) -> tuple[Action, str]:
-        """Decide about a serving version that has no matured row, by an earlier version's window."""
+        """Decide about a serving version without matured rows, by an earlier version's window."""
         text = f"no row of model version {evidence.version} has matured yet"
         trained_until, since = evidence.trained_until(), memory["since"]
         if trained_until is None:
