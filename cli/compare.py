@@ -35,7 +35,7 @@ TEXT_SLICES = 10
 class Comparison:
     """Comparison of model B with model A.
 
-    In `quality` and `slices`, A has the role of the champion and B that of the candidate.
+    In `quality` and `slices`, A has the role of the champion, and B has the role of the candidate.
     """
 
     a: str

@@ -69,7 +69,10 @@ class Kubectl:
     """Kubernetes, read through `kubectl`."""
 
     def __init__(self, context: str = "", *, run: Callable[..., Any] = subprocess.run) -> None:
-        """Store the command without running it. An empty `context` means kubectl's current one."""
+        """Store the command without running it.
+
+        An empty `context` means kubectl's current context.
+        """
         self._command = ["kubectl", *(["--context", context] if context else [])]
         self._run = run
 

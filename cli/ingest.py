@@ -448,7 +448,7 @@ def _publish_days(objects: Objects, days: Path, source: str) -> None:
 
 
 def _publish_malformed(path: Path, final: Path) -> None:
-    """Replace the malformed rows of an earlier ingestion by those of this ingestion, if any."""
+    """Replace an earlier ingestion's malformed rows by the malformed rows of this ingestion."""
     final.unlink(missing_ok=True)
     if path.exists():
         _publish_file(path, final)

@@ -162,7 +162,7 @@ def _summary(parser: argparse.ArgumentParser, name: str) -> str:
 
 
 def settings_page() -> str:
-    """Return the page of all settings: the recommender's sections, then those of each program."""
+    """Return the page of all settings: first the recommender's sections, then each program's."""
     parts = [
         "# Settings\n",
         GENERATED.format("the classes of the settings") + "\n",

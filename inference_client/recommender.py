@@ -370,8 +370,8 @@ class RecommenderClient:
 
         Raises:
             ContractError: k is outside 1..`MAX_ROWS_PER_RECORD`, or too large for one message of
-                the event log. The error is also raised if `explore` is outside [0, 0.5), the
-                context is not one row, there are no candidates, a row is invalid, or the request id
+                the event log. The error is also raised for invalid arguments: `explore` outside [0,
+                0.5), a context of several rows, no candidates, an invalid row, or a request id that
                 is not new.
             TemporaryError, PermanentError: as in `score`.
         """

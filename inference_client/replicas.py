@@ -1,10 +1,10 @@
 """Manage the replicas behind a server's name: their addresses, connections and states.
 
 A replica is stalled if calls are waiting and nothing arrives, because the replica hangs or its
-connection is half open. A stalled replica gets a new connection. While another replica answers, the
-stalled replica gets no request that a caller waits for. From time to time, the client sends a copy
-of a request to the stalled replica. No caller waits for the answer to the copy. After an answer,
-the replica is used again. The module `transport` distributes the calls.
+connection is half open. A stalled replica gets a new connection. While another replica answers,
+requests of waiting callers do not go to the stalled replica. From time to time, the client sends a
+copy of a request to the stalled replica. No caller waits for the answer to the copy. After an
+answer, the replica is used again. The module `transport` distributes the calls.
 """
 
 import asyncio

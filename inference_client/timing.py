@@ -1,4 +1,4 @@
-"""Clocks, waits and random numbers of the client in one object, which tests replace."""
+"""Object with the client's clocks, waits and random numbers, which tests can replace."""
 
 import asyncio
 import random

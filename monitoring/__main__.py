@@ -116,8 +116,8 @@ def _run_loop(
     """Run iterations of the loop until `stop` is set, then drain the log and the archive.
 
     A TemporaryError, such as an unreachable log or a registry without a recommender, is retried
-    after growing pauses. Ending the process would gain nothing, because the supervisor would
-    restart it after pauses of its own. Any other error ends the process, so that the supervisor
+    after growing pauses. It would not help to end the process, because the supervisor would also
+    wait before it restarts the process. Any other error ends the process, so that the supervisor
     sees it.
     """
     from evergreen.events.locations import open_subscriber, partition_urls

@@ -4,8 +4,8 @@ The files are read by people, by the page and by backtests. Each line in the sta
 JSON object, appended and flushed to disk. An event is written before the state records that the
 step is done. After a crash, an event can therefore appear twice, but it is never missing. While the
 disk is full, points and events wait in memory. Decisions are not buffered, because a decision must
-be on disk before an action follows. A full file is renamed to `<name>.1`, which replaces the
-previous one. `monitoring.web.metrics` exports the Prometheus metrics.
+be on disk before an action follows. A full file is renamed to `<name>.1` and replaces the previous
+file of this name. `monitoring.web.metrics` exports the Prometheus metrics.
 """
 
 import json

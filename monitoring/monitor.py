@@ -1,7 +1,7 @@
 """Main loop of the monitor: the order of steps.
 
-One iteration pulls, stores and acknowledges messages, matures due rows, archives, measures,
-decides, and advances the retraining. `monitoring.metrics` computes the numbers,
+One iteration pulls, stores and acknowledges messages, and matures due rows. The same iteration then
+archives, measures, decides and advances the retraining. `monitoring.metrics` computes the numbers,
 `monitoring.policies.evaluation` decides, `monitoring.retraining` acts on decisions, and
 `monitoring.state.store` stores records. Everything runs in one thread except the HTTP server. The
 evaluator's state is stored in the database, and each decision is written once to the journal.
@@ -521,7 +521,7 @@ class Monitor:
     # -- receive and store records
 
     def _drain(self, num_messages: float) -> None:
-        """Store and acknowledge at most about `num_messages` messages of the log."""
+        """Store and acknowledge about `num_messages` messages of the log, or fewer."""
         while True:
             pulled_at = self._clock()
             deliveries = self._subscriber.pull(self._records.pull_messages)
@@ -562,7 +562,7 @@ class Monitor:
                 self._store.add(None, [], [deliveries[0].message_id], now=now)
                 self._dead_letter([(deliveries[0], str(error)[:_MAX_REASON_CHARACTERS])])
                 return left
-            # Store each half separately, so that one bad message does not block the others.
+            # Store each half separately, so that one bad message does not block the other messages.
             for half in (deliveries[: len(deliveries) // 2], deliveries[len(deliveries) // 2 :]):
                 self._store_messages(half, now)
             return left

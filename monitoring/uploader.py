@@ -6,9 +6,9 @@ in the lake, which is a folder or a `gs://` bucket. Each moved file gets a marke
 `<archive>/uploaded/<name>.json`. A retrain request waits until the files that it needs have
 markers. `evergreen.storage` stores the bytes and verifies them.
 
-A kill between any two steps loses no file. The file is stored in the lake and compared with the
-local one, then the marker is written, then the local file is removed. The next pass of any uploader
-repeats or skips each step.
+A kill between any two steps loses no file. First, the file is stored in the lake and compared with
+the local file. Then the marker is written, and last, the local file is removed. The next pass of
+any uploader repeats or skips each step.
 """
 
 import argparse
@@ -90,7 +90,7 @@ class UploaderSettings:
 
 
 class _Unreadable(TemporaryError):
-    """An archive file that cannot be read. Files other than the unreadable ones are moved."""
+    """An archive file that cannot be read. All other files are moved."""
 
 
 def _read(source: Path) -> tuple[str, int]:
@@ -136,7 +136,7 @@ class Uploader:
         before files that were sealed later. If a pipeline run reads the lake at the same time, the
         next run begins after the newest row that this run found. Rows that arrive later than newer
         rows are used for training only within `late_days` days. Files that failed in an earlier
-        pass come last, so that one bad file does not block the others.
+        pass come last, so that one bad file does not block the other files.
 
         Raises:
             TemporaryError: A file could not be moved now, and the files after it wait for the next

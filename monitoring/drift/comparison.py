@@ -1,8 +1,8 @@
 """Compare a bucket of predictions with the training rows of its model.
 
 `evergreen.statistics.comparison` compares the profiles. Outliers are tested separately, and means
-are not compared. The score is an additional column, whose histogram is compared with that of the
-holdout rows.
+are not compared. The score is an additional column. The histogram of the scores is compared with
+the histogram of the holdout rows.
 
 A record does not name its user, so rows of one user in several requests are treated as independent.
 If few users make most requests, the rate of false alarms is above the setting.

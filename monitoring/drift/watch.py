@@ -5,19 +5,20 @@ closed bucket. A report does not depend on the order of the records. `monitoring
 computes the numbers.
 
 A bucket closes when the caller states that no more of its records can arrive. Callers use the
-watermark minus `drift_grace_seconds`, because clients publish records a little after the event. A
-record that arrives after the bucket closed, for example from a client with a slow clock, is skipped
-and counted. A bucket with fewer than `drift_min_rows` rows is merged into the next bucket of the
-same version.
+watermark minus `drift_grace_seconds`, because clients publish records a little after the event. If
+a record arrives after its bucket closed, the record is skipped and counted. An example is a record
+from a client with a slow clock. A bucket with fewer than `drift_min_rows` rows is merged into the
+next bucket of the same version.
 
 At most `_MAX_OPEN` buckets are open, namely the earliest buckets. If the rows need more open
-buckets, for example after a long stop of the monitor, later buckets are deferred. Deferred rows are
-counted when `close` reaches their bucket and the caller passes the rows to `resume`.
+buckets, later buckets are deferred. An example is the time after a long stop of the monitor.
+Deferred rows are counted when `close` reaches their bucket and the caller passes the rows to
+`resume`.
 
 The saved state contains every open bucket. The caller stores this state with the number of the last
 stored prediction. After a restart, the caller repeats the observation of all predictions with a
-higher number. Only predictions whose rows were deleted in the meantime are lost, and they are
-missing in the drift reports only.
+higher number. If the rows of a prediction were deleted in the meantime, the prediction is missing
+in the drift reports. Nothing else is lost.
 """
 
 from collections import Counter

@@ -10,9 +10,9 @@ score, 1/2 for a tie, and 0 otherwise, each minus theta. The payoff X is the sum
 by a number fixed before the round (the planned pairs), so that X is in [-theta, 1 - theta]. No two
 rounds share a row. Rows of one request, which share their user, are in one round and never form a
 pair. If the AUC over the pairs of different requests is at least theta, then E[X | earlier rounds]
->= 0. Each factor 1 - lambda X, with lambda chosen before the round in [0, 1 / (1 - theta)), then
-has a mean of at most 1. The product of the factors is a nonnegative supermartingale (betting on a
-bounded mean: Waudby-Smith and Ramdas 2024, JRSS-B 86).
+>= 0. If lambda in [0, 1 / (1 - theta)) is chosen before the round, the factor 1 - lambda X has a
+mean of at most 1. The product of the factors is a nonnegative supermartingale (betting on a bounded
+mean: Waudby-Smith and Ramdas 2024, JRSS-B 86).
 
 **Mixture.** A bet may start before any round s with the share w_s of the capital, where w_1 + w_2 +
 ... = 1. A share stays constant until its bet starts. Each share is split equally over several
@@ -297,8 +297,8 @@ def cross_wins(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Count the pairs of a click and a non-click in different groups, and the wins of the click.
 
-    A tie is half a win. Groups and rounds are integers from 0, ascending. All rows of a group are
-    in one round, and a round may have no row.
+    A tie is half a win. Groups and rounds are numbered from 0, and their numbers ascend. All rows
+    of a group are in one round, and a round may have no row.
 
     Args:
         labels: 0 or 1, shape [n].

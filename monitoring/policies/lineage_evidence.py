@@ -11,8 +11,8 @@ rows up to `shown_at` therefore suffice to detect the change. A version that was
 up to `shown_at` has adapted to the change:
 
 - A version with training rows up to `shown_at` or later starts a new e-process, shared with the
-  later versions that have adapted. The new e-process ignores rows that other versions scored,
-  because those versions have not adapted.
+  later versions that have adapted. The new e-process ignores the rows of other versions, because
+  the other versions have not adapted.
 - A version that was not trained on the rows up to `shown_at` stays under the alarm.
 
 The rows of a version are evidence in the version's own e-process, and in the e-processes of later

@@ -60,7 +60,7 @@ class Baseline:
 
 @dataclass(frozen=True, kw_only=True)
 class Predecessor:
-    """Measurements of the previous version when the new one began to serve."""
+    """Measurements of the previous version at the time when the new version began to serve."""
 
     auc_low: float | None
     """AUC over the predecessor's last window: lower end of its 95 % interval, or None if it has no
@@ -100,14 +100,14 @@ class Evidence:
     version. The value is at least `serving_since`."""
     kpis: Kpis
     """KPIs of the serving version's window. If no row of the serving version has matured yet, the
-    KPIs are those of the version with the newest row."""
+    KPIs are of the version with the newest row."""
     rows_of: Mapping[int, MaturedRows]
     """New rows of the serving version and its predecessors in the lineage, by ascending version."""
     lineage: tuple[int, ...]
     """The serving version and its predecessors, ascending, without versions that were rolled back.
     Rows of rolled-back versions are not evidence about other versions."""
     matured_total: int
-    """Number of rows so far, of all versions. The number never decreases."""
+    """Number of rows of all versions so far. The number never decreases."""
     baselines: Mapping[int, Baseline]
     """Baselines, as far as known, of the versions in `rows_of`, the serving version and the
     window's version."""

@@ -5,10 +5,10 @@ number of runs. The functions are pure. Each function computes its result from a
 of past runs and the time. `monitoring.retraining.retraining` stores the state of past runs.
 
 The name of a `RetrainRequest` is derived from its data. An incremental run takes minutes and
-continues from the current model. A full run takes hours and starts from scratch, which drops
-outdated knowledge such as the ids of deleted categories. Whether the next run is full depends on
-past runs. The two settings for full runs, `full_every_releases` and `full_after_refusals`, are off
-by default. `monitoring.retraining` submits the request.
+continues from the current model. A full run takes hours and starts from scratch. A model from a
+full run has no outdated knowledge, such as the ids of deleted categories. Whether the next run is
+full depends on past runs. The two settings for full runs, `full_every_releases` and
+`full_after_refusals`, are off by default. `monitoring.retraining` submits the request.
 """
 
 from dataclasses import dataclass, replace
@@ -79,7 +79,7 @@ def _why_not_now(memory: RunMemory, settings: RateLimitSettings, now: float) -> 
 
 
 def requested(memory: RunMemory, *, now: float) -> RunMemory:
-    """Return the state after a run was requested."""
+    """Return the new state when a run has been requested."""
     recent = tuple(time for time in memory.requested_at if abs(time - now) < DAY_SECONDS)
     return replace(memory, requested_at=(*recent, now))
 
@@ -92,7 +92,7 @@ def ended(
     now: float,
     parent: str = CURRENT,
 ) -> RunMemory:
-    """Return the state after a run ended.
+    """Return the new state when a run has ended.
 
     After a good outcome, a cooldown begins. After `refused` or `failed`, a back-off begins, which
     doubles each time. A canary counts as a release, because the gate accepted the model.
@@ -104,7 +104,7 @@ def ended(
             program rolled a version back.
         settings: Rate limits.
         now: Seconds since the epoch.
-        parent: `none` for a full run, `current` for an incremental one.
+        parent: `none` for a full run, `current` for an incremental run.
 
     >>> settings = RateLimitSettings(cooldown_seconds=0.0)
     >>> once = ended(RunMemory(), "failed", settings, now=0.0)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _TRIGGERS = ("none", "local", "kubeflow")
 _NOTIFY_LIMITS = "rate_limits.notify"
-"""Name of the document with the rate limits of notifications that replace a run."""
+"""Name of a document with rate limits. These limits apply to notifications that replace a run."""
 _REPORTED = "reported"
 """Name of the document that contains the last reported action of the drift. The document is empty
 after the drift ended."""

@@ -268,7 +268,7 @@ class Outbox:
         self._store(messages[dropped:], {"notification_dropped": dropped} if dropped else {})
 
     def step(self, now: float) -> None:
-        """Handle the result of the last attempt, and start the next one that is due."""
+        """Handle the result of the last attempt, and start the next attempt if it is due."""
         if self._attempt is not None:
             if (answer := self._attempt.answer) is None:
                 return

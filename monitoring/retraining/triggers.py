@@ -324,7 +324,7 @@ class KubeflowTrigger:
         """See `Trigger`.
 
         KFP calls a refused run successful. Only the run's outcome in the model registry
-        distinguishes a refused run from a released one. Without an outcome, a successful run counts
+        distinguishes a refused run from a released run. Without an outcome, a successful run counts
         as released.
         """
         name = self._settings.kubeflow_experiment

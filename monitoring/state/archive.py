@@ -348,7 +348,7 @@ class Archive:
     def _divide(self, name: str, error: Exception) -> list[ArchivedPart]:
         """Divide a file that cannot be written, or set the file apart if it has one request.
 
-        One bad row must not block the others. Rows that are set apart stay in the state and are
+        One bad row must not block the other rows. Rows that are set apart stay in the state and are
         retried at the next start.
         """
         numbers, half = self._store.numbers_of_file(name), f"{name.rpartition('/')[0]}/part-"

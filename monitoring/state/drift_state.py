@@ -106,7 +106,7 @@ class StoredDriftWatch:
         self._is_due = False
 
     def save_if_due(self) -> None:
-        """Store the state after `_SAVE_SECONDS` with new predictions, or after a resume.
+        """Store the state if predictions are new, but at most every `_SAVE_SECONDS`.
 
         After a resume, the state is stored immediately. Deferred predictions may mature and be
         deleted in the same iteration.

@@ -45,8 +45,8 @@ def classify(
     """Classify predictions as new, redelivered or reused.
 
     Args:
-        predictions: Predictions in any order. If several new predictions have the same id, the
-            first of them is new and the others are compared with it.
+        predictions: Predictions in any order. If several new predictions have the same id, only the
+            first prediction is new. The other predictions are compared with the first prediction.
         known: Stored requests with these ids.
         held: Function that takes the number of a stored prediction, and returns the prediction's
             block and the number of the first prediction in the block. The function returns None if

@@ -11,10 +11,10 @@ so they take no memory. This module stores, matures and deletes records. `monito
 decodes records, and `monitoring.state.database` assigns rows to files.
 
 Requests are stored in blocks. A block contains the requests of one pull, ordered by time, so that
-matured requests come first. A request moves from a block to a part of matured requests, whose click
-labels are final, then to an intended file, and then to a sealed file. The rows of a block are
-deleted once all of them are sealed. Conversions and late clicks are stored as late outcomes, and
-then move to an intended and a sealed file.
+matured requests come first. A request moves from a block to a part of matured requests, then to an
+intended file, and then to a sealed file. The click labels of matured requests are final. The rows
+of a block are deleted once all of them are sealed. Conversions and late clicks are stored as late
+outcomes, and then move to an intended and a sealed file.
 """
 
 import json
