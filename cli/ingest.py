@@ -1,6 +1,6 @@
 """`evergreen data ingest` brings a user's files into the lake.
 
-Rows keep their times. With `--last-day`, they get new times instead, spread evenly over whole days
+Rows keep their times. With `--last-day`, rows get new times instead, spread evenly over whole days
 in file order. Rows are first written to a temporary file on disk (`spool`), which finds copies and
 sorts the rows by time. The earlier rows become day partitions of the lake, and the later rows
 become a file to replay. Days are published in time order, and each file appears complete or not at

@@ -4,7 +4,7 @@ A trial is one run of the complete pipeline with `release.rollout=none`. The gat
 model, and the registry stores it, but it is not released. On a laptop, Optuna chooses the values,
 and each trial is an `evergreen run` in the driver's environment. The study is an SQLite file, so
 that the same command resumes a stopped search. `--katib` writes the same search as a manifest for
-Katib, whose trials are `components.run_outcome.trial`. The settings are defined by the packages
+Katib. The trials are then `components.run_outcome.trial`. The settings are defined by the packages
 that use them.
 """
 

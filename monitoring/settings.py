@@ -1,8 +1,8 @@
 """Settings of the monitor.
 
 Settings of the installation come from flags and `EVERGREEN_MONITOR_*` variables, which
-`evergreen.config.reader` derives from the fields. The rules of decisions belong to the recommender
-(`evergreen.config.monitor`).
+`evergreen.config.reader` derives from the fields. The rules for decisions are settings of the
+recommender (`evergreen.config.monitor`).
 """
 
 from dataclasses import dataclass, fields

@@ -107,7 +107,7 @@ class Layout:
     def columns_of(
         self, dense: NDArray[np.float32], categorical: NDArray[np.int64]
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Select the training rows' columns from a batch.
+        """Select from a batch the columns that the training rows have.
 
         `dense` has shape [n, d], and `categorical` [n, slots].
         """

@@ -16,9 +16,9 @@ Deferred rows are counted when `close` reaches their bucket and the caller passe
 `resume`.
 
 The saved state contains every open bucket. The caller stores this state with the number of the last
-stored prediction. After a restart, the caller repeats the observation of all predictions with a
-higher number. If the rows of a prediction were deleted in the meantime, the prediction is missing
-in the drift reports. Nothing else is lost.
+stored prediction. After a restart, the caller observes all predictions with a higher number than
+the stored number again. If the rows of a prediction were deleted in the meantime, the prediction is
+missing in the drift reports. Nothing else is lost.
 """
 
 from collections import Counter

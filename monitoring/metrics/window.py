@@ -144,7 +144,8 @@ class Kpis:
     normalized_entropy: float | None = None
     """Log loss divided by the entropy of the click rate. None unless both classes are present."""
     calibration_error: float | None = None
-    """Expected calibration error (ECE) with bins of equal mass. None with fewer rows than bins."""
+    """Expected calibration error (ECE) with bins of equal mass. None if there are fewer rows than
+    bins."""
     ranked_lists: int | None = None
     """Number of newest ranked lists behind `hit_rate` and `ndcg`, or None."""
     hit_rate: float | None = None

@@ -379,7 +379,7 @@ class _ServingTimeline:
         """Record non-canary predictions, in any order.
 
         Clients publish a prediction a little after its event time, so its decision point may have
-        passed. A prediction that is newer than all known predictions then counts for the next
+        passed. A prediction that is newer than all known predictions is then used at the next
         decision point. Any other such prediction is ignored.
 
         Args:

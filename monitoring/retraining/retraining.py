@@ -131,7 +131,7 @@ class Retraining:
             self._follow_run(self._trigger, now)
 
     def begin_cooldown(self, outcome: str, now: float) -> None:
-        """Begin the cooldown after an event outside this class, such as a rollback."""
+        """Begin the cooldown after an event that this class does not handle, such as a rollback."""
         self._store(
             self.progress, memory=rate_limit.ended(self.memory, outcome, self._limits, now=now)
         )
