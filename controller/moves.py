@@ -30,6 +30,7 @@ from controller.protocol import (
     ADOPT,
     CONFIGURE,
     DISCARD,
+    END_BAKING,
     END_CANARY,
     LOAD_CANARY,
     PLACE_CANARY,
@@ -51,6 +52,7 @@ from controller.site import Attempt, Fallback, Site, live_version
 from evergreen.registry import promotion_journal
 from evergreen.registry.models import graph_folder, read_release, release_path
 from evergreen.registry.promotion_journal import Promotion, canary_at_work
+from evergreen.registry.requests import last_abort
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
 from evergreen.serving.intact import check_kept, golden_rows, heal
 from evergreen.serving.parity import GoldenRows
@@ -328,9 +330,23 @@ def _unload_canary(site: Site) -> None:
 def _end_canary(site: Site) -> None:
     at_work, plan = canary_at_work(site.store), site.repository.read_plan()
     assert at_work is not None
-    reason = plan.reason if plan else "no plan names it"
-    action = promotion_journal.CANARY_ENDED
-    site.append(replace(at_work, action=action, reason=reason, share=None))
+    abort = last_abort(site.store)
+    ended = replace(
+        at_work,
+        action=promotion_journal.CANARY_ENDED,
+        reason=abort.reason if abort else plan.reason if plan else "no plan names it",
+        who=abort.who if abort else site.settings.who,
+        request=abort.request if abort else None,
+        share=None,
+    )
+    site.append(ended)
+
+
+def _end_baking(site: Site) -> None:
+    assert site.baked is not None
+    line, reason = site.baked
+    site.append(line.baked(site.now(), site.settings.who, reason))
+    site.baked = None
 
 
 BODIES: Mapping[str, Callable[[Site], None]] = {
@@ -351,5 +367,6 @@ BODIES: Mapping[str, Callable[[Site], None]] = {
     ADOPT: _adopt,
     UNLOAD_CANARY: _unload_canary,
     END_CANARY: _end_canary,
+    END_BAKING: _end_baking,
 }
 """Functions that carry out the moves that need no request, by move."""

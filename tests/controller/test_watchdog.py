@@ -14,7 +14,6 @@ from controller import watchdog as module
 from controller.__main__ import POLL_SECONDS, ReleaseController, control, main
 from controller.baking import Baking
 from controller.inspection import Inspection
-from controller.release import release, start_canary
 from controller.site import opened
 from controller.watchdog import BUSY, GONE, HEALED, ILL, SKIPPED, SUSPECT, WELL, Watchdog
 from demo.triton import TritonServer, TritonSettings
@@ -33,6 +32,7 @@ from evergreen.serving.repository.model_repository import ModelRepository
 from evergreen.serving.repository.triton_config import ServingOptions
 from evergreen.serving.servers import Triton
 from evergreen.storage.uris import open_objects
+from tests.support.deployments import release, start_canary
 from tests.support.model_repository import with_versions
 from tests.support.paths import REPOSITORY
 from tests.support.processes import wait_for
