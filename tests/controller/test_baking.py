@@ -27,6 +27,7 @@ from evergreen.registry.promotion_journal import (
     write_findings,
 )
 from evergreen.runtime.errors import ContractError, PermanentError, Refused, TemporaryError
+from tests.support.controllers import run_now
 from tests.support.deployments import release
 from tests.support.real_servers import FAULT, change_code
 from tests.support.recommenders import accept_into, criteo_with
@@ -163,7 +164,7 @@ def controller(settings, triton, tmp_path):
     return ReleaseController(
         watchdog=Watchdog(site=settings),
         baking=baking,
-        inspection=Inspection(site=settings),
+        inspection=Inspection(site=settings, start=run_now),
         status=tmp_path / "status.json",
     )
 

@@ -44,7 +44,7 @@ from evergreen.serving.prepare import prepare_request
 from evergreen.serving.repository.model_repository import ModelRepository
 from evergreen.storage.uris import open_objects
 from tests.support.clocks import Clock
-from tests.support.controllers import answering
+from tests.support.controllers import answering, run_now
 from tests.support.crashes import Killed
 from tests.support.deployments import start_canary
 from tests.support.processes import wait_for
@@ -539,7 +539,7 @@ def test_request_is_carried_out_between_two_parts_of_a_round(world):
     controller = ReleaseController(
         watchdog=Looking(site=world.settings),
         baking=Evaluating(site=world.settings),
-        inspection=Inspection(site=world.settings, start=lambda work: work()),
+        inspection=Inspection(site=world.settings, start=run_now),
     )
     controller.round()
     assert back[1] == "evaluated"

@@ -41,6 +41,7 @@ from inference_client.recommender import SyncRecommenderClient
 from inference_client.rows import FeatureRows
 from inference_client.scoring import ClientSettings
 from inference_client.timing import Timing
+from tests.support.controllers import run_now
 from tests.support.deployments import release
 from tests.support.monitors import WINDOW, Bench
 from tests.support.planted_models import expit
@@ -101,7 +102,7 @@ class Site:
         self.controller = ReleaseController(
             watchdog=Watchdog(site=self.settings),
             baking=Baking(site=self.settings, metrics=(triton.metrics_address,)),
-            inspection=Inspection(site=self.settings),
+            inspection=Inspection(site=self.settings, start=run_now),
             status=folder / "status.json",
         )
         held_out = np.tile(self.truth, 5)

@@ -28,3 +28,8 @@ def answering(settings):
     finally:
         stop.set()
         thread.join(60)
+
+
+def run_now(work):
+    """Run an inspection in the controller's own thread, so that a round ends with its result."""
+    work()

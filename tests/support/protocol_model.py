@@ -720,10 +720,14 @@ class ProtocolModel:
         line = self.intent(state, me)
         if move == protocol.REHEARSE:
             server = server._replace(candidate=None)
-        elif move in (protocol.SERVE, protocol.HEAL, protocol.RESTORE_SERVERS):
+        elif move in (protocol.SERVE, protocol.HEAL):
             server = server._replace(serves=files.config)
-            if move == protocol.RESTORE_SERVERS:
-                server = server._replace(candidate=None)
+        elif move == protocol.RESTORE_SERVERS:
+            known = state.controllers[me].known
+            server = server._replace(candidate=None)
+            # A server that was not told of the new version keeps what it has.
+            if known is None or line is None or known.serves != line.before:
+                server = server._replace(serves=files.config)
         elif move == protocol.LOAD_CANARY:
             server = server._replace(canary=files.placed)
         elif move == protocol.UNLOAD_CANARY:

@@ -16,6 +16,7 @@ from evergreen.registry.models import graph_folder, release_path
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
 from evergreen.serving.intact import find_corrupt, golden_rows
 from evergreen.serving.repository.model_repository import ModelRepository, VersionFolders
+from tests.support.controllers import run_now
 from tests.support.deployments import release, start_canary
 from tests.support.errors import raises
 from tests.support.real_servers import live_version
@@ -67,7 +68,7 @@ def clock(world):
 
 @pytest.fixture
 def inspection(world, clock):
-    return Inspection(site=world.settings, start=lambda work: work())
+    return Inspection(site=world.settings, start=run_now)
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -278,7 +279,7 @@ def test_inspection_of_holder_with_an_old_lease_replaces_nothing(world):
         (world.repository.objects.root / f".{MODEL_NAME}.lock").unlink()
         heir = ModelRepository(world.repository.objects, NAMES, holder="heir")
         with heir.locked(), raises(TemporaryError, "no longer holds"):
-            Inspection(site=stale.settings, start=lambda work: work()).step()
+            Inspection(site=stale.settings, start=run_now).step()
     assert served(world, 1, "model.onnx").read_bytes() == corrupt
 
 
@@ -322,6 +323,6 @@ def test_real_server_refuses_to_load_flipped_weights(
         with pytest.raises(PermanentError, match=r"model.onnx has sha256 \w{64}, expected"):
             client.load(MODEL_NAME)
     assert set(Watchdog(site=settings).look().values()) == {SUSPECT}
-    Inspection(site=settings, start=lambda work: work()).step()
+    Inspection(site=settings, start=run_now).step()
     assert live_version(client, raw_rows(5)) == 1
     assert (client.infer(MODEL_NAME, *raw_rows(5))[0] == before).all()
