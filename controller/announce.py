@@ -401,6 +401,7 @@ def _number(site: Site, request: ServingRequest, prepared: PreparedVersion) -> R
     folder = graph_folder(site.store, version)
     with whole_directory(folder, replace=True) as building:
         for name in (GRAPH_FILE, DATA_FILE, GOLDEN_FILE):
+            site.proceed()
             if (prepared.folder / name).exists():
                 shutil.copyfile(prepared.folder / name, building / name)
         # The lease may have expired during the preparation. Another controller may then have used

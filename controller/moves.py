@@ -8,6 +8,9 @@ The rehearsal takes about 0.3 s under traffic. Triton sends requests without a v
 highest version as soon as it is loaded. Any error that a load can show must therefore appear before
 the served name is changed.
 
+The longest moves copy and hash files, or load a version on one server after another. Between two
+files and two servers they check whether a later rollback supersedes the change (`Site.proceed`).
+
 The configuration is one atomic write. After this write, every server that starts serves the new
 version. Running servers load the version one after another. Servers that appear in the meantime are
 included. Each server is notified, and is probed with golden rows after it has loaded the version.
@@ -113,7 +116,7 @@ def _stage(site: Site) -> None:
             f"version {version} is no longer in the repository, and {folder} contains no copy of it"
         )
     check_kept(site.store, read_release(site.store, version))
-    site.repository.stage(version, folder, options)
+    site.repository.stage(version, folder, options, proceed=site.proceed)
     site.checkpoint("staged")
 
 
@@ -122,6 +125,7 @@ def _rehearse(site: Site) -> None:
     golden = GoldenRows.load(graph_folder(site.store, version) / GOLDEN_FILE)
 
     def rehearse(server: Triton) -> None:
+        site.proceed()
         bring_up(
             server, site.names.candidate, version=version, golden=golden, patience=site.patience
         )
@@ -156,6 +160,7 @@ def _serve(site: Site) -> None:
     golden = golden_rows(site.repository, site.store, version)
 
     def serve(server: Triton) -> None:
+        site.proceed()
         bring_up(server, name, version=version, golden=golden, patience=site.patience)
         probe(server, name, version=version, golden=golden, named=False)
         logger.info("triton %s serves version %d", server.url, version)

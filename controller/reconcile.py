@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from controller import announce as announcing
@@ -58,6 +59,7 @@ from evergreen.contracts.requests import (
     DONE,
     REFUSED,
     RELEASE,
+    ROLLBACK,
     ServingRequest,
 )
 from evergreen.registry import promotion_journal, requests
@@ -230,6 +232,19 @@ def _supersede(site: Site, states: list[RequestState]) -> None:
             site.fail(Refused("a later request to go back supersedes it"))
 
 
+def _check_wanted(site: Site) -> None:
+    """Raise an error if a later request supersedes the request of the attempt.
+
+    Raises:
+        Refused: a later rollback or abort supersedes the request, which is not a rollback.
+    """
+    states = requests.read_requests(site.store)
+    for state in states:
+        is_own = state.id == site.attempt.request and state.request.kind != ROLLBACK
+        if is_own and is_superseded(state, states):
+            raise Refused("a later request to go back supersedes it")
+
+
 def drive(site: Site, *, stop: Callable[[], bool] = lambda: False) -> None:
     """Make moves until nothing is to be done, or until `stop` returns True between two changes.
 
@@ -238,6 +253,7 @@ def drive(site: Site, *, stop: Callable[[], bool] = lambda: False) -> None:
         request, or undoing a failed change failed too. The next call tries again.
     """
     before: tuple[Desired, Observed, str | None] | None = None
+    site.proceed = partial(_check_wanted, site)
     while True:
         desired, observed, state = observe(site)
         if desired.intent is None and stop():

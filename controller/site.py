@@ -207,6 +207,9 @@ class Site:
     baked: tuple[Promotion, str] | None = None
     """Journal entry of the version whose baking may end, and the reason. None = the evidence does
     not allow the end of a baking."""
+    proceed: Callable[[], None] = lambda: None
+    """Function that long moves call between two parts. It raises `Refused` if a later request
+    supersedes the change."""
     recovered: Promotion | None = None
     """Interrupted intent that was withdrawn, or None."""
     _fleet: Fleet | None = None

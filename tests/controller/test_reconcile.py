@@ -10,6 +10,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from controller import inspection
+from controller import moves as moves_module
 from controller.__main__ import Holder, ReleaseController
 from controller.baking import Baking
 from controller.inspection import Inspection
@@ -42,6 +43,7 @@ from evergreen.registry.traffic_plan import Arm
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
 from evergreen.serving.prepare import prepare_request
 from evergreen.serving.repository.model_repository import ModelRepository
+from evergreen.storage.folder import FolderObjects
 from evergreen.storage.uris import open_objects
 from tests.support.clocks import Clock
 from tests.support.controllers import answering, run_now
@@ -50,6 +52,7 @@ from tests.support.deployments import start_canary
 from tests.support.processes import wait_for
 from tests.support.served_names import MODEL_NAME, NAMES
 from tests.support.traffic_plans import make_plan
+from tests.support.triton_double import TritonDouble
 
 
 def requested(world, seed, *, seconds=60.0, run=None):
@@ -519,6 +522,63 @@ def test_rollback_that_arrives_while_files_are_hashed_is_carried_out_first(world
     is_free.set()
     wait_for(lambda: controller.round() or path.read_bytes() == right)
     assert controller.inspection.healed == [path.as_uri()]
+
+
+def rolled_back_at(world, monkeypatch, owner, name):
+    """Ask for a rollback at the first call of a function, and return a list of the request."""
+    asked, real = [], getattr(owner, name)
+
+    def ask_back(*arguments, **more):
+        if not asked:
+            back = rollback_request(world.settings, to_version=None, reason="it is bad")
+            asked.append(append_request(world.settings.store, back))
+        return real(*arguments, **more)
+
+    monkeypatch.setattr(owner, name, ask_back)
+    return asked
+
+
+def test_rollback_interrupts_the_copy_and_the_hashing_of_a_candidate(world, monkeypatch):
+    world.release(1)
+    request, written = requested(world, 2), []
+    back = rolled_back_at(world, monkeypatch, moves_module, "check_kept")
+    real = FolderObjects.write
+
+    def write(objects, name, *arguments, **more):
+        written.append(name)
+        return real(objects, name, *arguments, **more)
+
+    monkeypatch.setattr(FolderObjects, "write", write)
+    reconcile(world)
+    assert not [name for name in written if name.startswith(f"{NAMES.candidate}/")]
+    assert state_of(world, request).result.error == "Refused"
+    assert state_of(world, back[0]).result.action == DONE
+    world.check_all_is_well(1)
+
+
+def test_rollback_interrupts_loading_between_two_servers(world):
+    world.release(1)
+    request, asked, loaded = requested(world, 2), [], []
+
+    def connect(url):
+        server = world.connect(url)
+
+        def load(name):
+            loaded.append((url, name))
+            TritonDouble.load(server, name)
+            if name == NAMES.candidate and not asked:
+                back = rollback_request(world.settings, to_version=None, reason="it is bad")
+                asked.append(append_request(world.settings.store, back))
+
+        server.load = load
+        return server
+
+    reconcile(world, connect=connect)
+    first = world.settings.triton_urls[0]
+    assert [url for url, name in loaded if name == NAMES.candidate] == [first]
+    assert state_of(world, request).result.action == REFUSED
+    assert state_of(world, asked[0]).result.version == 1
+    world.check_all_is_well(1)
 
 
 def test_request_is_carried_out_between_two_parts_of_a_round(world):

@@ -478,8 +478,21 @@ class ModelRepository:
         """
         return sorted(self.published.sizes())
 
-    def stage(self, version: int, folder: Path, options: ServingOptions) -> None:
+    def stage(
+        self,
+        version: int,
+        folder: Path,
+        options: ServingOptions,
+        *,
+        proceed: Callable[[], None] = lambda: None,
+    ) -> None:
         """Copy a version from `folder` to the candidate's name, and verify the written files.
+
+        Args:
+            version: Number of the version.
+            folder: Folder with the graph and its golden rows.
+            options: Serving options of the version.
+            proceed: Function that is called before each file. Its error ends the copy.
 
         Raises:
             PermanentError: a written file differs from its source, or the disk is full.
@@ -487,7 +500,9 @@ class ModelRepository:
         self.check_held()
         self._remove_interrupted()
         self.discard_candidate()
+        proceed()
         for name, content in assemble(version, folder, options).items():
+            proceed()
             self.objects.write(
                 f"{self.names.candidate}/{version}/{name}", content, if_generation=ABSENT
             )
@@ -497,6 +512,7 @@ class ModelRepository:
         rehearsed = replace(options, response_cache=False, instances=1)
         golden = GoldenRows.load(folder / GOLDEN_FILE)
         self._write_loadable(self.names.candidate, version, golden=golden, options=rehearsed)
+        proceed()
         try:
             self.staged.check(version)
         except ContractError as error:
