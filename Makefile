@@ -20,9 +20,10 @@
 
 PYTHON ?= python3.11
 DRIVER := .venvs/driver/bin/python
-# ONNX Runtime's wheels send telemetry otherwise: evergreen/runtime/onnx_runtime.py.
+# Turns off telemetry, which ONNX Runtime's wheels send by default (evergreen/runtime/onnx_runtime.py).
 export ORT_DISABLE_TELEMETRY := 1
-# Bytecode is kept, also where a container's environment says not to: each step and each part of the tests is a process.
+# Python writes bytecode, even if a container's environment turns it off, because each step and each part of the tests
+# is a new process.
 unexport PYTHONDONTWRITEBYTECODE
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
@@ -38,9 +39,10 @@ python:
 
 ENVIRONMENTS ?= driver validation preprocessing training serving
 
-# Two at a time. A second `make` waits for the lock and finds the work done. `built` holds a digest of the locks that the
-# environment was built from: it is built again when their content changed, or when its interpreter is gone, as after an
-# upgrade of the system. File times decide nothing, since a fresh clone's files are all new.
+# Builds two environments at a time. A second `make` waits for the lock and then has nothing to do. The file `built` in
+# an environment has a digest of its locks. The environment is built again when the locks change, or when its
+# interpreter is missing, for example after an upgrade of the system. File times are not compared, because all files of
+# a fresh clone are new.
 environments: python
 	@mkdir -p .venvs
 	@flock .venvs/lock $(SHELL) -c 'for name in $(ENVIRONMENTS); do \
@@ -52,7 +54,7 @@ LOCKS_OF = requirements/$(1).lock $(wildcard requirements/$(1).test.lock) requir
 digest-%:
 	@cat $(call LOCKS_OF,$*) | sha256sum | cut -d " " -f 1
 
-# Every package is pinned with its hash but torch (requirements/torch.txt). `built` is written last.
+# Every package is pinned by its hash except torch (requirements/torch.txt). `built` is written last.
 .venvs/%/built:
 	@echo "building environment $* (log: .venvs/$*.log)"
 	@{ rm -rf .venvs/$* && $(PYTHON) -m venv .venvs/$* && \
@@ -65,20 +67,20 @@ digest-%:
 	  echo "error: environment $* could not be built, see .venvs/$*.log" >&2; exit 1; }
 	@$(MAKE) -s --no-print-directory digest-$* > $@
 
-# DATA=<file or folder> takes your own rows instead of the simulated ones, RECOMMENDER=<file> says what their columns are
-# (without it Criteo's are known, and others drafted). WORLD=shop takes a simulated shop's (examples/shop). LOG=pubsub
-# keeps the records in Google's Pub/Sub emulator (where the Cloud SDK has it), LOG=kafka in librdkafka's mock cluster,
-# instead of a SQLite file.
+# DATA=<file or folder> replaces the simulated rows by your own rows. RECOMMENDER=<file> describes their columns.
+# Without RECOMMENDER, Criteo's columns are recognized, and a file for other columns is drafted. EXAMPLE=shop uses the
+# rows of a simulated shop (examples/shop). LOG=pubsub stores the records in Google's Pub/Sub emulator (if the Cloud SDK
+# has it), and LOG=kafka in librdkafka's mock cluster, instead of an SQLite file.
 demo: environments
-	@$(if $(WORLD),$(DRIVER) -m examples.$(WORLD).world --output build/$(WORLD)/clicks.parquet &&) \
+	@$(if $(EXAMPLE),$(DRIVER) -m examples.$(EXAMPLE).simulator --output build/$(EXAMPLE)/clicks.parquet &&) \
 	  exec $(DRIVER) -m cli demo $(if $(DATA),--data "$(DATA)") \
-	  $(if $(WORLD),--data build/$(WORLD)/clicks.parquet --recommender examples/$(WORLD)/recommender.yaml) \
+	  $(if $(EXAMPLE),--data build/$(EXAMPLE)/clicks.parquet --recommender examples/$(EXAMPLE)/recommender.yaml) \
 	  $(if $(RECOMMENDER),--recommender "$(RECOMMENDER)") $(if $(LOG),--log "$(LOG)") $(DEMO_FLAGS)
 
 test: environments
 	@exec $(DRIVER) -m tests.everywhere $(TEST_FLAGS)
 
-# Programs that the tests start are not measured. The tests' result stays the exit code.
+# The coverage leaves out programs that the tests start. The exit code is that of the tests.
 coverage: environments
 	@$(MAKE) --no-print-directory environments ENVIRONMENTS=coverage
 	@rm -rf build/coverage; code=0; EVERGREEN_COVERAGE=1 $(DRIVER) -m tests.everywhere $(TEST_FLAGS) || code=$$?; \
@@ -86,7 +88,7 @@ coverage: environments
 	  $$report report > build/coverage/report.txt && $$report report --format=total > build/coverage/total.txt && \
 	  echo "branch coverage of product code: $$(cat build/coverage/total.txt) %, see build/coverage/report.txt"; exit $$code
 
-# In an environment of that Python. Its name is `driver`, because tests of the driver run there.
+# Runs in an environment of the given Python. The environment is called `driver`, because tests of the driver run in it.
 CORE_TESTS := $(addprefix tests/evergreen/,config contracts recommender_file registry rows runtime statistics storage) \
 	tests/inference_client
 test-core:
@@ -98,7 +100,7 @@ test-images: environments
 	@exec $(DRIVER) -m pytest -q -s -m images -o faulthandler_timeout=5400 \
 	  tests/architecture/test_containers.py tests/architecture/test_played_overlay.py $(TEST_FLAGS)
 
-# TESTS=follow leaves the manifests' tests to a `make test` that follows and runs them among all others.
+# TESTS=follow skips the tests of the manifests here, because a later `make test` includes them.
 check: environments
 	$(DRIVER) -m ruff check .
 	$(DRIVER) -m ruff format --check .
@@ -111,7 +113,8 @@ check: environments
 	  echo "error: the compiled pipeline changed; if that is meant: make golden" >&2; exit 1; }
 	$(if $(filter follow,$(TESTS)),,$(DRIVER) -m pytest -q tests/k8s -m "not e2e and not slow")
 
-# Written aside and renamed, so that a failed rendering leaves no half of one. Names what is still to be filled in.
+# Writes each rendering to a temporary file and renames it, so that a failed rendering leaves no partial file. Lists the
+# placeholders that are not filled in.
 manifests:
 	@command -v kubectl >/dev/null || { echo "error: kubectl renders the manifests and is not installed" >&2; exit 2; }
 	@mkdir -p build/manifests; for folder in k8s/overlays/*/; do overlay=$$(basename "$$folder"); \
@@ -121,13 +124,15 @@ manifests:
 	  ! grep -Eq '^[A-Z_]+=($$|.*my-)' "$${folder}cluster.env" || \
 	    echo "  to be filled in, in $${folder}cluster.env: $$(grep -Eo '^[A-Z_]+=($$|.*my-[a-z-]*)' "$${folder}cluster.env" | tr '\n' ' ')"; done
 
-# IMAGES="training monitoring" chooses; TAG= and REVISION= where git is not asked; ENGINE=podman.
+# IMAGES="training monitoring" selects images. TAG= and REVISION= replace git's revision. ENGINE=podman selects the
+# engine.
 images: python
 	@$(PYTHON) -m tools.build_images $(IMAGES) $(if $(REGISTRY),--registry "$(REGISTRY)") $(if $(TAG),--tag "$(TAG)") \
 	  $(if $(REVISION),--revision "$(REVISION)") $(if $(SOURCE),--source "$(SOURCE)") $(if $(ENGINE),--engine "$(ENGINE)") \
 	  $(if $(PUSH),--push) $(if $(DIRTY),--dirty) $(if $(DRY_RUN),--dry-run)
 
-# A Dockerfile says which lock its image installs. NVIDIA's base and Debian's packages are not in it.
+# The lock of an image is the one that its Dockerfile installs. The list has no packages of NVIDIA's base image or
+# Debian.
 sbom: python
 	@$(MAKE) --no-print-directory environments ENVIRONMENTS=audit
 	@mkdir -p build/sbom; for file in components/*/Dockerfile* demo/simulation/Dockerfile monitoring/Dockerfile; do \
@@ -168,16 +173,16 @@ benchmark-%: python
 performance: environments
 	@exec $(DRIVER) -m benchmarks.page
 
-# A warning, such as a link to a page or a heading that is absent, is an error.
+# Treats each warning as an error, such as a link to a missing page or heading.
 docs: python
 	@$(MAKE) --no-print-directory environments ENVIRONMENTS=docs
 	@exec .venvs/docs/bin/zensical build --strict --config-file mkdocs.yml
 
-# The pictures of README.md, from the pages of a finished demo. Needs chromium.
+# Takes the pictures of README.md from the pages of a finished demo. Needs chromium.
 screenshots:
 	@exec $(DRIVER) -m tools.screenshots
 
-# With torch's CUDA wheel and what is installed beside it; PYTHON_GPU= names that interpreter.
+# Uses torch's CUDA wheel and the packages installed beside it. PYTHON_GPU= selects the interpreter.
 PYTHON_GPU ?= .venvs/training/bin/python
 gpu:
 	@exec $(PYTHON_GPU) -m benchmarks.gpu $(GPU_FLAGS)
@@ -192,8 +197,9 @@ format: environments
 	$(DRIVER) -m ruff check --fix .
 	$(DRIVER) -m ruff format .
 
-# For maintainers, after an edit of an .in file: resolves it again with hashes. `X.no-deps.in` goes in without dependencies;
-# `X.excludes` is left out; `X-trixie` is for Debian 13's glibc.
+# For maintainers: resolves a lock with hashes again after an edit of its .in file. The packages of `X.no-deps.in` are
+# installed without their dependencies, the packages of `X.excludes` are left out, and `X-trixie` is for Debian 13's
+# glibc.
 LOCKS := driver validation validation-trixie preprocessing training serving export search benchmarks serving-peers audit docs coverage
 lock:
 	@cd requirements; \

@@ -59,7 +59,8 @@ PLANS = {
     "quality": Plan("benchmarks", 10, 60),
     "freshness": Plan("driver", 15, 120),
 }
-"""All benchmarks: first those of speed, last the studies of decisions."""
+"""Maximum minutes of each benchmark: first the benchmarks of speed, then the studies of
+decisions."""
 
 
 def is_done(name: str, commit: str | None, *, is_quick: bool) -> bool:
@@ -112,8 +113,12 @@ def run(name: str, *, is_quick: bool, is_shown: bool) -> str:
                     process.wait(60)
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-    taken = f"{time.monotonic() - began:,.0f} s"
-    return f"done in {taken}" if code == 0 else f"FAILED with {code} after {taken}, see {log.name}"
+    duration = f"{time.monotonic() - began:,.0f} s"
+    return (
+        f"done in {duration}"
+        if code == 0
+        else f"FAILED with {code} after {duration}, see {log.name}"
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -149,12 +154,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{len(names)} benchmarks at {commit}, at most {minutes} minutes", flush=True)
     for name in names:
         if not flags.again and is_done(name, commit, is_quick=flags.quick):
-            print(f"{name}: was measured at this commit", flush=True)
+            print(f"{name}: already measured at this commit", flush=True)
             continue
         print(f"{name}: ", end="", flush=True)
-        said = run(name, is_quick=flags.quick, is_shown=len(names) == 1)
-        print(said, flush=True)
-        has_failed |= not said.startswith("done")
+        outcome = run(name, is_quick=flags.quick, is_shown=len(names) == 1)
+        print(outcome, flush=True)
+        has_failed |= not outcome.startswith("done")
     return int(has_failed)
 
 

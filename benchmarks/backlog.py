@@ -23,7 +23,7 @@ from benchmarks.monitor import RecordTraffic, write_reference
 from benchmarks.spread import Figure, spread
 from demo.environments import REPOSITORY
 from evergreen.events.sqlite import SqliteLog
-from tests.support.processes import ask
+from tests.support.processes import http_get
 from tests.support.recommenders import accept_into
 
 ROWS, ROWS_A_MESSAGE = 2_400_000, 10
@@ -67,8 +67,8 @@ def measure(rows: int) -> dict[str, Any]:
             *words,
         ]
         began, before = time.monotonic(), os.times()
-        with open(folder / "said", "wb") as said:
-            process = subprocess.Popen(command, cwd=REPOSITORY, stdout=said, stderr=said)
+        with open(folder / "output", "wb") as output:
+            process = subprocess.Popen(command, cwd=REPOSITORY, stdout=output, stderr=output)
         peak, matured = 0, 0.0
         try:
             while matured < rows:
@@ -76,7 +76,7 @@ def measure(rows: int) -> dict[str, Any]:
                 if process.poll() is not None:
                     raise RuntimeError(
                         f"the monitor ended with {process.returncode}: "
-                        f"{(folder / 'said').read_text()}"
+                        f"{(folder / 'output').read_text()}"
                     )
                 peak = max(peak, anonymous_memory(process.pid))
                 matured = _counters(folder / "state").get("matured", 0.0)
@@ -97,7 +97,7 @@ def _counters(state: Path) -> dict[str, float]:
         address = json.loads((state / "http.json").read_text())
     except FileNotFoundError:
         return {}
-    answer = ask(f"http://{address['host']}:{address['port']}/status")
+    answer = http_get(f"http://{address['host']}:{address['port']}/status")
     counters: dict[str, float] = json.loads(answer.text)["counters"] if answer.status == 200 else {}
     return counters
 

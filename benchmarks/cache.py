@@ -36,10 +36,10 @@ from benchmarks.cache_model import (
     write_models,
 )
 from benchmarks.command import benchmark_parser, documented
-from benchmarks.serving_model import WORLD_SEED
+from benchmarks.serving_model import SIMULATOR_SEED
 from benchmarks.spread import Figure, spread
 from benchmarks.triton_counters import counters, increase
-from demo.simulation.world import World
+from demo.simulation.simulator import Simulator
 from demo.triton import TritonServer, TritonSettings
 from evergreen.contracts.serving import GRPC_OPTIONS
 from evergreen.runtime.errors import PermanentError
@@ -58,7 +58,7 @@ _WARM = 20
 _WARM_UP = 30
 """Requests to each model before the measurement."""
 _TRAFFIC_ROWS = 100_000
-"""Rows of the demo's traffic in which repetitions are counted."""
+"""Number of rows of the demo's traffic among which repeated requests are counted."""
 
 
 class Pair(NamedTuple):
@@ -85,7 +85,7 @@ class RoundMedians(NamedTuple):
     miss_cost: float
     """Additional duration of a miss with the cache."""
     hit_saving: float
-    """Saved duration of a hit."""
+    """Duration that a cache hit saves."""
 
     def saved(self, hit_rate: float) -> float:
         """Return the share of a request's time that the cache saves at a hit rate in [0, 1].
@@ -96,14 +96,19 @@ class RoundMedians(NamedTuple):
 
 
 def measure(
-    client: InferenceServerClient, network: str, num_rows: int, *, world: World, is_quick: bool
+    client: InferenceServerClient,
+    network: str,
+    num_rows: int,
+    *,
+    simulator: Simulator,
+    is_quick: bool,
 ) -> dict[str, Any]:
     """Return the figures of one network and request size.
 
     Raises:
         Unplanted: the server counted another number of cache hits than expected.
     """
-    requests, random = RequestStream(world, num_rows), np.random.default_rng(0)
+    requests, random = RequestStream(simulator, num_rows), np.random.default_rng(0)
     names = {kind: f"{network}_{kind}" for kind in (PLAIN, CACHED)}
     for request in requests.fresh(_WARM_UP):
         for name in names.values():
@@ -210,7 +215,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "one request at a time; median of a round, then median (least to most) over rounds",
             flush=True,
         )
-        scratch, world, results = Path(folder), World.create(WORLD_SEED), {}
+        scratch, simulator, results = Path(folder), Simulator.create(SIMULATOR_SEED), {}
         settings = TritonSettings(cache_bytes=CACHE_BYTES)
         with (
             TritonServer(
@@ -219,13 +224,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             InferenceServerClient(server.grpc_url, channel_args=list(GRPC_OPTIONS)) as client,
         ):
             for network in NETWORKS:
-                for name in write_models(server.repository, network, world=world, scratch=scratch):
+                for name in write_models(
+                    server.repository, network, simulator=simulator, scratch=scratch
+                ):
                     client.load_model(name)
             for network, num_rows in _QUICK_CASES if flags.quick else CASES:
-                result = measure(client, network, num_rows, world=world, is_quick=flags.quick)
+                result = measure(
+                    client, network, num_rows, simulator=simulator, is_quick=flags.quick
+                )
                 results[result["case"]] = result
                 print_case(result)
-        share = repeating_share(world, _TRAFFIC_ROWS)
+        share = repeating_share(simulator, _TRAFFIC_ROWS)
         print(f"\nof the demo's traffic {share:.2%} of single rows repeat")
         document |= {"cache_bytes": CACHE_BYTES, "repeating_share": share, "results": results}
         for name, each in results.items():

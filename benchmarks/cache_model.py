@@ -14,7 +14,7 @@ import tritonclient.grpc as grpc_client
 
 from benchmarks.initial_model import write_initial_model
 from benchmarks.serving_model import CONFIG, NUM_FITTED, drawn_features
-from demo.simulation.world import World
+from demo.simulation.simulator import Simulator
 from evergreen.config.features import MISSING_CATEGORY
 from evergreen.contracts.criteo import CRITEO
 from evergreen.contracts.serving import INPUT_TYPES, named_inputs
@@ -34,16 +34,18 @@ CACHE_BYTES = 256 * 2**20
 """Cache size in bytes, enough for every response, so that nothing is evicted."""
 
 
-def write_models(repository: Path, network: str, *, world: World, scratch: Path) -> list[str]:
+def write_models(
+    repository: Path, network: str, *, simulator: Simulator, scratch: Path
+) -> list[str]:
     """Write the network as two models that differ only in the cache, and return their names."""
-    config, workflow = NETWORKS[network], _workflow(world)
+    config, workflow = NETWORKS[network], _workflow(simulator)
     weights, graph = scratch / f"weights {network}", scratch / f"graph {network}"
     table = write_initial_model(weights, config, workflow.slot_sizes, seed=0).table
     graph.mkdir()
     write_graph(
         graph, workflow, [table], network=read_network(weights / NETWORK_FILE), name=network
     )
-    rows = drawn_features(world, 1, seed=9)
+    rows = drawn_features(simulator, 1, seed=9)
     golden = GoldenRows(
         features=CRITEO,
         dense=rows.dense,
@@ -68,8 +70,8 @@ def write_models(repository: Path, network: str, *, world: World, scratch: Path)
     return names
 
 
-def _workflow(world: World) -> FeatureWorkflow:
-    columns = drawn_features(world, NUM_FITTED, seed=1).categorical.T
+def _workflow(simulator: Simulator) -> FeatureWorkflow:
+    columns = drawn_features(simulator, NUM_FITTED, seed=1).categorical.T
     return FeatureWorkflow(
         features=CRITEO,
         vocabularies=tuple(np.unique(c[c != MISSING_CATEGORY]) for c in columns),
@@ -85,8 +87,8 @@ class RequestStream:
     The first value contains a counter, so each request is unique.
     """
 
-    def __init__(self, world: World, num_rows: int) -> None:
-        self._drawn = drawn_features(world, max(1024, num_rows), seed=4)
+    def __init__(self, simulator: Simulator, num_rows: int) -> None:
+        self._drawn = drawn_features(simulator, max(1024, num_rows), seed=4)
         self._num_rows, self._number = num_rows, 0
 
     def fresh(self, count: int) -> list[list[Any]]:
@@ -105,11 +107,11 @@ class RequestStream:
         return request
 
 
-def repeating_share(world: World, num_rows: int) -> float:
+def repeating_share(simulator: Simulator, num_rows: int) -> float:
     """Return the share of repeated requests in the demo's traffic, with one row per request.
 
     This share is the hit rate that the traffic would have.
     """
-    rows = drawn_features(world, num_rows, seed=1)
+    rows = drawn_features(simulator, num_rows, seed=1)
     whole = np.concatenate([rows.dense.view(np.uint8), rows.categorical.view(np.uint8)], axis=1)
     return 1 - len({row.tobytes() for row in whole}) / num_rows

@@ -54,8 +54,8 @@ def benchmark_parser(name: str, description: str | None, *, quick: str) -> argpa
 def documented(flags: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield a document for figures, and write it to `flags.output` if the block succeeds.
 
-    Prints the machine's facts first. At the end it prints the figures, and a warning if other work
-    on the machine makes them doubtful. A `Spread` is written as a JSON object.
+    Prints the machine's facts first. At the end the function prints the figures, and a warning if
+    other work on the machine makes them doubtful. A `Spread` is written as a JSON object.
     """
     facts, limits = machine.facts(), machine.limits()
     other_work, began = machine.OtherWork(), time.monotonic()
@@ -130,9 +130,9 @@ def measure(command: list[str]) -> Run:
         peak = max(peak, sum(map(anonymous_memory, _tree(process.pid))))
         time.sleep(_POLL_SECONDS)
     seconds = time.perf_counter() - began
-    said, after = process.communicate()[0], os.times()
+    text, after = process.communicate()[0], os.times()
     if process.returncode:
-        raise StepProcessFailed(f"{command[2:4]} ended with {process.returncode}: {said[-500:]}")
+        raise StepProcessFailed(f"{command[2:4]} ended with {process.returncode}: {text[-500:]}")
     used = (
         after.children_user + after.children_system - before.children_user - before.children_system
     )

@@ -39,8 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         document["figures"] = [
             Figure("the whole demo", spread([seconds]), "s", target=SECONDS_TARGET),
             *(
-                Figure(said, spread([summary["seconds"][stage]]), "s")
-                for stage, said in STAGES.items()
+                Figure(label, spread([summary["seconds"][stage]]), "s")
+                for stage, label in STAGES.items()
             ),
             Figure(
                 "requests failed", spread([summary["requests"]["failed"]]), "requests", target=0

@@ -44,8 +44,8 @@ SAMPLE_SLOT_SIZES = [
     34,
 ]
 _LARGE_SLOT = 10_000
-"""Slot size above which a longer log adds categories. In smaller slots, the sample already has all
-categories."""
+"""Slot size above which a larger sample would contain further categories. In smaller slots, the
+sample already has all categories."""
 _BIAS = -1.2
 _WEIGHT_OF_ID, _WEIGHT_OF_DENSE = 0.3, 0.2
 """Standard deviations of the weights. With 26 slots and 13 values, the Bayes-optimal AUC is about

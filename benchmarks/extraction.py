@@ -143,8 +143,8 @@ class Unequal(Exception):
 def run(way: str, file: Path, folder: Path) -> dict[str, Any]:
     """Run one conversion in a new process, and return the result of `run_here`."""
     command = [sys.executable, "-m", "benchmarks.extraction", "--way", way, str(file), str(folder)]
-    told: dict[str, Any] = json.loads(run_to_end(command).splitlines()[-1])
-    return told
+    measured: dict[str, Any] = json.loads(run_to_end(command).splitlines()[-1])
+    return measured
 
 
 def rows_of(folder: Path) -> list[tuple[Any, ...]]:
@@ -176,43 +176,50 @@ def measure(
     Raises:
         Unequal: a conversion lost or changed rows.
     """
-    taken = []
+    results = []
     for number in range(rounds):
-        told, made = {}, {}
+        measured, made = {}, {}
         order = [*ways[number % len(ways) :], *ways[: number % len(ways)]]
         for way in order:
-            told[way] = run(way, file, scratch / way)
-            if told[way]["rows"] != num_rows:
-                raise Unequal(f"{way} made {told[way]['rows']} rows of {num_rows}")
+            measured[way] = run(way, file, scratch / way)
+            if measured[way]["rows"] != num_rows:
+                raise Unequal(f"{way} made {measured[way]['rows']} rows of {num_rows}")
             if number == 0:
                 made[way] = rows_of(scratch / way)
             shutil.rmtree(scratch / way)
         if unequal := [way for way, rows in made.items() if rows != made[OURS]]:
             raise Unequal(f"{unequal} made other rows than {OURS}")
-        taken.append(told)
-    return taken
+        results.append(measured)
+    return results
 
 
-def figures(taken: Sequence[dict[str, Any]], num_rows: int) -> dict[str, dict[str, Spread]]:
+def figures(results: Sequence[dict[str, Any]], num_rows: int) -> dict[str, dict[str, Spread]]:
     """Return the figures as spreads over rounds.
 
     The figures are rows per second, processor seconds, peak bytes, and our ratio to each way.
     """
     return {
         way: {
-            "rows_per_second": spread([num_rows / told[way]["seconds"] for told in taken]),
-            "processor_seconds": spread([told[way]["processor"] for told in taken]),
-            "peak_bytes": spread([float(told[way]["peak"]) for told in taken]),
-            "ours_to_it": spread([told[way]["seconds"] / told[OURS]["seconds"] for told in taken]),
+            "rows_per_second": spread(
+                [num_rows / measured[way]["seconds"] for measured in results]
+            ),
+            "processor_seconds": spread([measured[way]["processor"] for measured in results]),
+            "peak_bytes": spread([float(measured[way]["peak"]) for measured in results]),
+            "ours_to_it": spread(
+                [measured[way]["seconds"] / measured[OURS]["seconds"] for measured in results]
+            ),
         }
-        for way in taken[0]
+        for way in results[0]
     }
 
 
-def ratio_to_pyarrow(taken: Sequence[dict[str, Any]]) -> Spread:
+def ratio_to_pyarrow(results: Sequence[dict[str, Any]]) -> Spread:
     """Return for each round our rate relative to the faster way of pyarrow."""
     return spread(
-        [min(told[way]["seconds"] for way in PYARROW) / told[OURS]["seconds"] for told in taken]
+        [
+            min(measured[way]["seconds"] for way in PYARROW) / measured[OURS]["seconds"]
+            for measured in results
+        ]
     )
 
 
@@ -286,7 +293,7 @@ def measure_all(num_rows: int, *, rounds: int, scratch: Path) -> dict[str, Any]:
     """Return the figures of each way to convert the file, and our peak memory on a larger file."""
     file, large = scratch / "day_0.gz", scratch / "day_1.gz"
     write_tsv_gz(file, num_rows)
-    taken = measure(file, num_rows, [OURS, *PYARROW], rounds=rounds, scratch=scratch)
+    results = measure(file, num_rows, [OURS, *PYARROW], rounds=rounds, scratch=scratch)
     # A gzip file may consist of several members.
     with open(large, "wb") as copies:
         for _ in range(_LARGER):
@@ -294,8 +301,8 @@ def measure_all(num_rows: int, *, rounds: int, scratch: Path) -> dict[str, Any]:
     return {
         "rows": num_rows,
         "packed_bytes": file.stat().st_size,
-        "ways": figures(taken, num_rows),
-        "ratio_to_pyarrow": ratio_to_pyarrow(taken),
+        "ways": figures(results, num_rows),
+        "ratio_to_pyarrow": ratio_to_pyarrow(results),
         "large": run(OURS, large, scratch / "large"),
     }
 

@@ -18,7 +18,7 @@ from components.training.backends import make_engine
 from components.training.calibration import corrected
 from components.training.fit import FitJob, fit
 from components.training.rows import Rows as EncodedRows
-from demo.simulation.world import WorldRows
+from demo.simulation.simulator import SimulatedRows
 from evergreen.config.features import MISSING_CATEGORY, NumericOptions
 from evergreen.config.model import network_config
 from evergreen.config.preprocessing import PreprocessingSettings
@@ -35,7 +35,7 @@ _BACKEND = "pytorch"
 class FirstModel:
     """Model that was trained on the rows of one window."""
 
-    def __init__(self, rows: WorldRows, folder: Path, recommender: Recommender) -> None:
+    def __init__(self, rows: SimulatedRows, folder: Path, recommender: Recommender) -> None:
         """Train on the rows with the recommender's features and settings.
 
         `folder` exists, and receives the model's files.
@@ -72,7 +72,7 @@ class FirstModel:
         """Number of rows of the embedding table, by column."""
         return self._features.slot_sizes
 
-    def encoded(self, rows: WorldRows) -> EncodedRows:
+    def encoded(self, rows: SimulatedRows) -> EncodedRows:
         """Return the rows in the encoding of the model."""
         return EncodedRows(
             labels=rows.label.astype(np.float32),
@@ -80,14 +80,14 @@ class FirstModel:
             ids=self._features.encode_categorical(rows.categorical).astype(np.int32),
         )
 
-    def score(self, rows: WorldRows) -> NDArray[np.float32]:
+    def score(self, rows: SimulatedRows) -> NDArray[np.float32]:
         """Return the click probabilities [n].
 
         The scores use the real values even for a column that serving replaces by one value.
         """
         return corrected(self._engine.score(self.encoded(rows)), shift=-self._served_shift)
 
-    def _training_set(self, folder: Path, rows: WorldRows) -> TrainingSet:
+    def _training_set(self, folder: Path, rows: SimulatedRows) -> TrainingSet:
         encoded, train, features = self.encoded(rows), folder / "train", self._recommender.features
         train.mkdir()
         columns = {LABEL: encoded.labels}
@@ -116,7 +116,7 @@ class FirstModel:
         )
 
 
-def _features(rows: WorldRows, recommender: Recommender) -> FeatureWorkflow:
+def _features(rows: SimulatedRows, recommender: Recommender) -> FeatureWorkflow:
     """Return the workflow that preprocessing fits in a first run."""
     features, rules = (
         recommender.features,

@@ -41,9 +41,9 @@ from benchmarks.model_line import (
     ModelLine,
     TimedRows,
 )
-from benchmarks.slow_drift import DriftingWorld, SlowDrift
+from benchmarks.slow_drift import DriftingSimulator, SlowDrift
 from benchmarks.spread import Figure, Spread, spread
-from demo.simulation.world import World
+from demo.simulation.simulator import Simulator
 from evergreen.contracts.manifests import CURRENT, NONE
 from evergreen.reports.svg import Line
 from evergreen.statistics.metrics import Z_95, auc_difference, log_loss, normalized_entropy, roc_auc
@@ -55,7 +55,7 @@ CONTROL = "every 5 h"
 """Policy that also runs without drift. Without drift, the gain of this policy comes only from more
 rows."""
 BEST = "best possible"
-EXACT = "exact truth of hour 0"
+EXACT = "true probabilities of hour 0"
 """The true probabilities at the time when the first model was trained. The AUC of these
 probabilities falls on later rows only because of drift."""
 
@@ -127,46 +127,48 @@ class Scores:
     """The lineage of models per policy."""
 
 
-def drifting_world(seed: int, *, is_still: bool = False) -> DriftingWorld:
+def drifting_simulator(seed: int, *, is_still: bool = False) -> DriftingSimulator:
     """Return the simulator of the study, or with `is_still` the same without drift."""
     drift = SlowDrift(seed=seed)
     if is_still:
         drift = replace(drift, columns=(), new_category_columns=())
-    return DriftingWorld(world=World.create(seed), drift=drift)
+    return DriftingSimulator(simulator=Simulator.create(seed), drift=drift)
 
 
-def _traffic(world: DriftingWorld, days: Days, hours: range) -> Iterator[tuple[float, TimedRows]]:
-    """Yield for each step in `hours` its end in hours and its rows.
+def _traffic(
+    simulator: DriftingSimulator, days: Days, hours: range
+) -> Iterator[tuple[float, TimedRows]]:
+    """Yield the end of each step of `hours`, in hours, with the step's rows.
 
     Equal seeds give equal rows.
     """
-    step = world.drift.step_minutes / 60.0
+    step = simulator.drift.step_minutes / 60.0
     count = round(days.rows_per_hour * step)
     for number in range(round(hours.start / step), round(hours.stop / step)):
         random = np.random.default_rng([days.seed, 21, number])
-        rows = world.at(number * step).draw(count, random)
+        rows = simulator.at(number * step).draw(count, random)
         yield (number + 1) * step, TimedRows.of(rows, start=number * step, end=(number + 1) * step)
 
 
-def run_days(world: DriftingWorld, days: Days, folder: Path) -> Scores:
+def run_days(simulator: DriftingSimulator, days: Days, folder: Path) -> Scores:
     """Return the scores of every policy over the same rows.
 
     The lake and the lineages are written to `folder`.
     """
-    exact, lake = world.at(days.hours), folder / "lake"
+    exact, lake = simulator.at(days.hours), folder / "lake"
     hours: list[NDArray[np.int64]] = []
     labels: list[NDArray[np.int32]] = []
     scores: dict[str, list[NDArray[np.float64]]] = {
         name: [] for name in (*days.policies, BEST, EXACT)
     }
-    for _, traffic in _traffic(world, days, range(days.hours)):
+    for _, traffic in _traffic(simulator, days, range(days.hours)):
         traffic.write(lake)
     with WarmSteps() as warm:
         first = ModelLine(folder / "first", lake=lake, warm=warm)
         of_first = first.run_round()
-        print(f"the first model has learned: {of_first}", flush=True)
+        print(f"the first model is trained: {of_first}", flush=True)
         lines = {name: first.branched(folder / f"line-{i}") for i, name in enumerate(days.policies)}
-        for end, traffic in _traffic(world, days, range(days.hours, 2 * days.hours)):
+        for end, traffic in _traffic(simulator, days, range(days.hours, 2 * days.hours)):
             hour, rows = end - days.hours, traffic.rows
             hours.append(np.full(len(rows.label), math.ceil(hour) - 1))
             labels.append(rows.label)
@@ -249,7 +251,7 @@ def gain(scores: Scores, name: str, reference: str) -> dict[str, float]:
         found = auc_difference(
             scores.label[rows], scores.by[name][rows], scores.by[reference][rows], groups=groups
         )
-        assert found is not None, "an hour has clicks and other rows"
+        assert found is not None, "each hour has rows with and without a click"
         differences.append(found.auc)
         variances.append(found.standard_error**2)
     mean, error = 100.0 * np.mean(differences), 100.0 * np.sqrt(np.sum(variances)) / len(variances)
@@ -290,8 +292,8 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(
         [
             *lines,
-            f"exact truth, as old as the first model: {study['below_best'][EXACT]['points']:.2f} "
-            "below best; "
+            "true probabilities at the time of the first model: "
+            f"{study['below_best'][EXACT]['points']:.2f} below best; "
             f"normalized entropy {100 * (entropy[EXACT] / entropy[BEST] - 1):+.2f} %",
             f"nothing moves, {CONTROL}: {_interval(control['gain_over_frozen'][CONTROL])} over "
             "never",
@@ -394,11 +396,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         seed=flags.seed,
     )
     with documented(flags) as document, tempfile.TemporaryDirectory(prefix="freshness-") as folder:
-        study = figures(run_days(drifting_world(flags.seed), days, Path(folder) / "study"))
-        print("control: the same days in a world where nothing moves", flush=True)
+        study = figures(run_days(drifting_simulator(flags.seed), days, Path(folder) / "study"))
+        print("control: the same days in a simulator without drift", flush=True)
         still = replace(days, policies={name: POLICIES[name] for name in (FROZEN, CONTROL)})
         control = figures(
-            run_days(drifting_world(flags.seed, is_still=True), still, Path(folder) / "control")
+            run_days(drifting_simulator(flags.seed, is_still=True), still, Path(folder) / "control")
         )
         document |= {
             "seed": days.seed,

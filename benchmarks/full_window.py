@@ -1,9 +1,9 @@
 """Measure time and peak memory of extraction for a run from scratch on a large lake.
 
 `python -m benchmarks.full_window [--rows N] [--days D]` writes a simulated lake. One day is drawn,
-and the other days repeat its rows at other times and in other requests. Extraction then reads a
-quarter of the days, and all of them, each time in its own process. If memory depended on the number
-of days, the second process would use more.
+and the other days repeat its rows at other times and in other requests. Extraction reads a quarter
+of the days in one process, and all days in another process. If memory depended on the number of
+days, the second process would use more.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from demo.simulation.world import World, write_lake
+from demo.simulation.simulator import Simulator, write_lake
 from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from evergreen.contracts.manifests import RawDataset
 from evergreen.contracts.raw_rows import DAY_PARTITION, EVENT_TIME, REQUEST_ID
@@ -32,7 +32,9 @@ _FIRST_DAY = date(2026, 1, 1)
 
 def write_days(lake: Path, *, rows: int, days: int) -> None:
     """Write `rows` rows evenly over `days` days."""
-    write_lake(World.create(1), str(lake), rows=rows // days, days=1, last_day=_FIRST_DAY, seed=1)
+    write_lake(
+        Simulator.create(1), str(lake), rows=rows // days, days=1, last_day=_FIRST_DAY, seed=1
+    )
     first = lake / DAY_PARTITION.format(day=_FIRST_DAY)
     for number in range(1, days):
         day = _FIRST_DAY + timedelta(days=number)
@@ -95,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for days in (flags.days // 4, flags.days):
             raw, seconds, peak = extract(folder, days=days)
             print(
-                f"{days} days: {raw.num_train_rows:,} rows to learn from, {raw.num_holdout_rows:,} "
+                f"{days} days: {raw.num_train_rows:,} training rows, {raw.num_holdout_rows:,} "
                 "held out; "
                 f"{seconds:.0f} s, {peak / 1e6:,.0f} MB at the peak",
                 flush=True,

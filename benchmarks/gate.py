@@ -220,7 +220,7 @@ def canary_end(rows: PlantedRows, policy: CanaryPolicy) -> tuple[str, int]:
         action = check_pairs(pairs.first(size), policy).action
         if action in (GROW, ABORT):
             return action, size
-    raise AssertionError("the last look decides")
+    raise AssertionError("the policy made no decision after its last look")
 
 
 def slices(rows: int, rate: float, repeats: int, *, seed: int) -> list[dict[str, Any]]:

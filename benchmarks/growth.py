@@ -2,10 +2,10 @@
 
 Run by `make benchmark-growth`. The cost of steps by rows comes from the document of
 `benchmarks.scale`. The cost of a registry by runs comes from the document of `benchmarks.year`.
-This benchmark measures the monitor's processor time by requests per second, with turns of at most a
-second of traffic. The number of replicas for a rate, each with its own partitions, follows from
-this time. At a slope of 1, twice the work costs twice as much. A last slope above `STEEP` misses
-the target.
+This benchmark measures the monitor's processor time for several rates of requests. A turn of the
+monitor covers at most a second of traffic. The number of replicas for a rate, each with its own
+partitions, follows from this time. At a slope of 1, twice the work costs twice as much. A last
+slope above `STEEP` misses the target.
 """
 
 import json
@@ -40,9 +40,9 @@ Curve = Sequence[tuple[float, float]]
 def last_slope(curve: Curve) -> float:
     """Return the slope up to the largest size on logarithmic axes.
 
-    A slope of 1 means proportional cost, and 2 means quadratic cost. The slope is computed between
-    the last point and the largest point of at most a third of its size. Noise would dominate the
-    slope between closer points.
+    A slope of 1 means proportional cost, and 2 means quadratic cost. The slope is measured from the
+    largest point whose size is at most a third of the last size, to the last point. Noise would
+    dominate the slope between closer points.
 
     >>> last_slope([(10, 1), (100, 2), (900, 170), (1_000, 200)])
     2.0
@@ -106,10 +106,14 @@ def slopes(what: str, curves: Mapping[str, Curve]) -> list[Figure]:
         if len(curve) < 2:
             continue
         work, cost = curve[-1]
-        said = f"{short(cost)} at {short(work)}"
+        limit_text = f"{short(cost)} at {short(work)}"
         found.append(
             Figure(
-                f"{what}: {name}, slope", spread([last_slope(curve)]), "", target=STEEP, limit=said
+                f"{what}: {name}, slope",
+                spread([last_slope(curve)]),
+                "",
+                target=STEEP,
+                limit=limit_text,
             )
         )
     return found

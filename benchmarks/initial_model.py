@@ -21,10 +21,12 @@ def write_initial_model(
     folder: Path, config: NetworkConfig, slot_sizes: Sequence[int], *, seed: int
 ) -> Tensors:
     """Write weights and `network.onnx` into the folder, and return the weights."""
-    asked = json.dumps(
+    parameters = json.dumps(
         {"config": config.as_document(), "slot_sizes": list(slot_sizes), "seed": seed}
     )
-    run_to_end([str(python_of("training")), "-m", "benchmarks.initial_model", str(folder), asked])
+    run_to_end(
+        [str(python_of("training")), "-m", "benchmarks.initial_model", str(folder), parameters]
+    )
     return open_model(folder, slot_sizes).weights
 
 
@@ -34,10 +36,12 @@ def main(arguments: Sequence[str]) -> None:
     from evergreen.networks.network import export_onnx
     from evergreen.networks.scoring import load_network
 
-    folder, asked = Path(arguments[0]), json.loads(arguments[1])
-    config = config_from_document(asked["config"])
-    write_initial(folder, config, asked["slot_sizes"], click_rate=CLICK_RATE, seed=asked["seed"])
-    network, _ = load_network(folder, config, asked["slot_sizes"])
+    folder, parameters = Path(arguments[0]), json.loads(arguments[1])
+    config = config_from_document(parameters["config"])
+    write_initial(
+        folder, config, parameters["slot_sizes"], click_rate=CLICK_RATE, seed=parameters["seed"]
+    )
+    network, _ = load_network(folder, config, parameters["slot_sizes"])
     (folder / NETWORK_FILE).write_bytes(export_onnx(network, config))
 
 

@@ -1,4 +1,4 @@
-"""Compare the cost of a list in the served graph with the cost of as many flat columns.
+"""Compare the cost of a list in the served graph with the cost of the same number of flat columns.
 
 Run by `make benchmark-lists`. ONNX Runtime runs three graphs one after the other, without a server.
 The first graph has 26 columns. The second graph adds a list of up to 20 elements of the first
@@ -102,16 +102,16 @@ class TimedGraph:
 def measure(num_rows: int, graphs: dict[str, TimedGraph], *, is_quick: bool) -> dict[str, Any]:
     """Return the figures of one batch size."""
     rounds, seconds = (_QUICK_ROUNDS, _QUICK_SECONDS) if is_quick else (_ROUNDS, _SECONDS)
-    taken: dict[str, list[float]] = {name: [] for name in graphs}
+    latencies: dict[str, list[float]] = {name: [] for name in graphs}
     for _ in range(rounds):
         for name, each in graphs.items():
-            taken[name].append(each.answer_ms(num_rows, seconds))
-    ratio = [with_list / flat for with_list, flat in zip(taken["list"], taken["flat"])]
-    for name, values in taken.items():
+            latencies[name].append(each.answer_ms(num_rows, seconds))
+    ratio = [with_list / flat for with_list, flat in zip(latencies["list"], latencies["flat"])]
+    for name, values in latencies.items():
         print(f"{num_rows} rows, {name}: {spread(values).shown()} ms")
     return {
         "rows": num_rows,
-        "ms": {name: spread(values) for name, values in taken.items()},
+        "ms": {name: spread(values) for name, values in latencies.items()},
         "ratio": spread(ratio),
     }
 

@@ -68,12 +68,12 @@ def limits() -> dict[str, float]:
 
 
 def _seconds(work: Callable[[], object], times: int = 5) -> float:
-    taken = []
+    durations = []
     for _ in range(times + 1):
         began = time.perf_counter()
         work()
-        taken.append(time.perf_counter() - began)
-    return median(taken[1:])
+        durations.append(time.perf_counter() - began)
+    return median(durations[1:])
 
 
 class OtherWork:
@@ -95,9 +95,9 @@ class OtherWork:
         if share < _BUSY_SHARE:
             return None
         return (
-            f"warning: other work took {share:.0%} of the machine. Ratios are of interleaved "
-            "rounds, but threads that "
-            "wait for each other suffer most where they are quickest: run again alone"
+            f"warning: other work took {share:.0%} of the machine. Ratios compare interleaved "
+            "rounds, but other work slows threads that wait for each other most. Run the benchmark "
+            "again on an idle machine"
         )
 
 

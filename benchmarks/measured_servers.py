@@ -169,7 +169,7 @@ class MeasuredServer:
 
 
 class Released:
-    """Our server, and releases onto it."""
+    """Triton server of the benchmark, which also releases models."""
 
     def __init__(self, models: Models) -> None:
         self.repository = models.folder / "repository"
@@ -260,6 +260,16 @@ def running(
 def _load_model(url: str, name: str) -> None:
     triton = Triton(url)
     try:
+        triton.load(name)
+    finally:
+        triton.close()
+
+
+def reload_model(url: str, name: str) -> None:
+    """Unload a model of the server at `url`, and load it again."""
+    triton = Triton(url)
+    try:
+        triton.unload(name)
         triton.load(name)
     finally:
         triton.close()

@@ -29,7 +29,7 @@ from controller.canary import steps as canary_steps
 from controller.canary.steps import CanarySettings
 from controller.site import SiteSettings
 from demo.environments import REPOSITORY
-from demo.simulation.world import WorldRows, raw_table
+from demo.simulation.simulator import SimulatedRows, raw_table
 from evergreen.contracts import raw_rows
 from evergreen.contracts.manifests import Model, RawDataset, Release
 from evergreen.contracts.serving import PROBABILITY_OUTPUT, named_inputs
@@ -44,8 +44,8 @@ from tests.support.controllers import answering
 from tests.support.recommenders import accept_into
 
 FIRST_DAY = date(2040, 1, 1)
-"""First day of the traffic. The day is in the future, because a canary counts rows after the
-wall-clock time of its start."""
+"""First day of the traffic. The day is in the future, because a canary counts only rows whose time
+is after the canary's start by the wall clock."""
 ROWS_PER_REQUEST = 10
 RELEASED, CANARY, REFUSED, GAVE_WAY = "released", "canary", "refused", "gave way"
 """Outcomes of a run: its model serves at once, it becomes a canary, the gate refuses it, or the
@@ -61,8 +61,8 @@ finally:
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     print("\\n", sum(each.ru_utime + each.ru_stime for each in used), flush=True)
 """
-"""Program that runs a step. The last line of its output has the step's processor seconds, without
-imports."""
+"""Program that runs a step. The last line that the program prints has the step's processor seconds,
+without imports."""
 
 
 class CanaryEnd(NamedTuple):
@@ -87,7 +87,7 @@ class LineRound(NamedTuple):
 class TimedRows:
     """Rows of some minutes of traffic, with their requests and times."""
 
-    rows: WorldRows
+    rows: SimulatedRows
     requests: list[str]
     """[n]: request ids."""
     places: NDArray[np.int32]
@@ -96,7 +96,7 @@ class TimedRows:
     """Event times, shape [n], seconds since the epoch, ascending."""
 
     @classmethod
-    def of(cls, rows: WorldRows, *, start: float, end: float) -> "TimedRows":
+    def of(cls, rows: SimulatedRows, *, start: float, end: float) -> "TimedRows":
         """Return the rows with times at equal distances over an interval.
 
         `start` and `end` are in hours from the beginning of `FIRST_DAY`.
@@ -139,7 +139,7 @@ class TimedRows:
 
 
 class ModelLine:
-    """A registry and a repository in a folder, and the runs over a lake."""
+    """Lineage of models: a registry and a repository in one folder, with the runs over a lake."""
 
     def __init__(self, root: Path, *, lake: Path, warm: WarmSteps) -> None:
         """Create a lineage without models in the existing folder `root`."""
@@ -157,7 +157,7 @@ class ModelLine:
     def branched(self, root: Path) -> "ModelLine":
         """Return a copy of the lineage in `root` that continues from its current state.
 
-        The copy starts without runs.
+        The work folders of runs are not copied.
         """
         for name in ("store", "repository"):
             shutil.copytree(self._root / name, root / name)
@@ -243,12 +243,12 @@ class ModelLine:
             "TF_CPP_MIN_LOG_LEVEL": "3",
         }
         waiting = self._warm.of(name, variables)
-        code, said = waiting.run(
+        code, text = waiting.run(
             _STEP.format(name), arguments, variables=variables, folder=self._root, seconds=1800
         )
         if code not in (0, _REFUSED_CODE):
-            raise RuntimeError(f"{name} ended with {code}: {said[-2000:]}")
-        return code == 0, float(said.split()[-1])
+            raise RuntimeError(f"{name} ended with {code}: {text[-2000:]}")
+        return code == 0, float(text.split()[-1])
 
     def _tidy(self) -> None:
         """Remove files that no later run reads. A study has hundreds of runs."""
@@ -300,7 +300,7 @@ class ModelLine:
         traffic.write(self._root / "archive", **columns)
         return served.astype(np.float64)
 
-    def _scores(self, version: int, rows: WorldRows) -> NDArray[np.float32]:
+    def _scores(self, version: int, rows: SimulatedRows) -> NDArray[np.float32]:
         graph = local_path(Release.read(release_path(self._root / "store", version)).graph_uri)
         inputs = named_inputs(rows.dense, rows.categorical)
         scores: NDArray[np.float32] = (

@@ -8,7 +8,7 @@ predict, so that no policy raises an alarm. Each click arrives one simulated sec
 prediction. A message has the clicks of 100 requests. The log is either a list of encoded messages,
 as the lower bound of a backend, or the SQLite log, whose pulls and acknowledgements then count too.
 A row counts when it is in a complete archive file. The first quarter of all rows does not count.
-After this quarter, the number of rows that wait for their window or file is the same at the
+After the first quarter, the number of rows that wait for their window or file is the same at the
 beginning and at the end.
 
 The clock advances with each turn as it would at the given rate. Work that is done every ten seconds
@@ -38,7 +38,7 @@ import numpy as np
 from benchmarks.command import benchmark_parser, documented
 from benchmarks.machine import own_memory
 from benchmarks.spread import Figure, spread
-from demo.simulation.world import World
+from demo.simulation.simulator import Simulator
 from evergreen.config.reader import make_settings
 from evergreen.contracts.criteo import CRITEO, CRITEO_RECOMMENDER
 from evergreen.contracts.manifests import Model
@@ -84,8 +84,8 @@ class MemoryLog:
 
     def pull(self, max_messages: int) -> list[Delivery]:
         """Return the oldest messages, and lease them."""
-        taken, self._waiting = self._waiting[:max_messages], self._waiting[max_messages:]
-        return [Delivery(name, payload, name) for name, payload in taken]
+        pulled, self._waiting = self._waiting[:max_messages], self._waiting[max_messages:]
+        return [Delivery(name, payload, name) for name, payload in pulled]
 
     def acknowledge(self, tokens: Iterable[str]) -> None:
         """Ignore the tokens, because pulled messages are removed already."""
@@ -95,7 +95,7 @@ class MemoryLog:
         return None if self._waiting else self.time
 
     def problem(self) -> str | None:
-        """Return None, because a list always delivers."""
+        """Return None, because a log in memory is always available."""
         return None
 
     def backlog(self) -> int:
@@ -113,13 +113,13 @@ class RecordTraffic:
         """Draw `bodies` requests of `rows_per_message` rows each."""
         self._rows, self._number, self._partitions = rows_per_message, 0, partitions
         self._random = np.random.default_rng(0)
-        self._world = World.create(0, click_rate=CLICK_RATE)
+        self._simulator = Simulator.create(0, click_rate=CLICK_RATE)
         self.records = [self._prediction() for _ in range(bodies)]
-        """The requests, each body once."""
+        """Encoded requests, one for each body."""
         self._due: list[list[tuple[str, int, float]]] = [[] for _ in range(partitions)]
 
     def _prediction(self) -> PredictionBatch:
-        drawn = self._world.draw(self._rows, self._random)
+        drawn = self._simulator.draw(self._rows, self._random)
         return PredictionBatch(
             request_id="body",
             time=START,
@@ -285,7 +285,7 @@ def measure_partitions(rows: int, *, rows_per_message: int, partitions: int) -> 
     """
     clock = {"time": START}
     traffic = RecordTraffic(rows_per_message, partitions=partitions)
-    taken = [0.0] * partitions
+    cpu_seconds = [0.0] * partitions
     with tempfile.TemporaryDirectory() as scratch:
         folders = [Path(scratch) / str(partition) for partition in range(partitions)]
         logs, stores, monitors = [MemoryLog() for _ in folders], [], []
@@ -315,7 +315,7 @@ def measure_partitions(rows: int, *, rows_per_message: int, partitions: int) -> 
                 log.publish(messages[number])
                 began = time.process_time()
                 monitor.tick()
-                taken[number] += time.process_time() - began
+                cpu_seconds[number] += time.process_time() - began
                 for path in (folders[number] / "archive").glob("day=*/*.parquet"):
                     path.unlink()
         archived = [int(store.counters["archived"]) for store in stores]
@@ -325,10 +325,12 @@ def measure_partitions(rows: int, *, rows_per_message: int, partitions: int) -> 
         "partitions": partitions,
         "rows_per_message": rows_per_message,
         "rows": archived,
-        "cpu_seconds": taken,
-        "cpu_seconds_per_million_rows": sum(taken) / sum(archived) * 1e6,
-        "rows_per_core_second": [n / seconds for n, seconds in zip(archived, taken)],
-        "rows_per_second_on_a_core_each": sum(n / seconds for n, seconds in zip(archived, taken)),
+        "cpu_seconds": cpu_seconds,
+        "cpu_seconds_per_million_rows": sum(cpu_seconds) / sum(archived) * 1e6,
+        "rows_per_core_second": [n / seconds for n, seconds in zip(archived, cpu_seconds)],
+        "rows_per_second_on_a_core_each": sum(
+            n / seconds for n, seconds in zip(archived, cpu_seconds)
+        ),
     }
 
 

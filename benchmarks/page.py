@@ -45,9 +45,9 @@ torch 2.11, numpy 2.5 and Python 3.12 lacks only msgspec. The program also uses 
 torchrec and pytest if they are installed. The result is one archive, `build/benchmarks/gpu.tar.gz`,
 from which another machine can resume. `GPU_FLAGS=--quick` tests everything without a GPU.
 
-A figure is the median of rounds, with minimum and maximum in parentheses. A ratio compares
-neighbouring rounds in time, and its peer was measured in the same run. The limits of the machine at
-that time are above each table.
+A figure is the median of rounds, with minimum and maximum in parentheses. A ratio compares two
+measurements of the same run that follow each other in time. The limits of the machine at that time
+are above each table.
 """
 
 
@@ -69,8 +69,8 @@ def page(documents: Iterable[dict[str, Any]]) -> str:
     """Return the complete page."""
     sections = {each["benchmark"]: section(each) for each in documents}
     missing = [f"`{name}`" for name in NAMES if name not in sections]
-    said = [f"Not measured yet: {', '.join(missing)}.\n"] if missing else []
-    return "\n".join([_INTRODUCTION, *said, *sections.values()])
+    note = [f"Not measured yet: {', '.join(missing)}.\n"] if missing else []
+    return "\n".join([_INTRODUCTION, *note, *sections.values()])
 
 
 def section(document: dict[str, Any]) -> str:
@@ -82,8 +82,8 @@ def section(document: dict[str, Any]) -> str:
     ]
     where += [f"{facts['memory_gib']:g} GiB"] if "memory_gib" in facts else []
     where += [
-        said.format(document["limits"][key])
-        for key, said in _LIMITS.items()
+        text.format(document["limits"][key])
+        for key, text in _LIMITS.items()
         if key in document["limits"]
     ]
     lines = [

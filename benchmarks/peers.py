@@ -11,13 +11,13 @@ deliver 238,000 but take a core from the step, so there are no workers. Networks
 our own networks with an `nn.EmbeddingBag` for each column.
 
 PyTorch with sparse gradients is the same, but its tables are created with `sparse=True` and trained
-by `torch.optim.SparseAdam`. Their gradients then have only the rows of the batch.
+by `torch.optim.SparseAdam`. The gradients of these tables then have only the rows of the batch.
 
 TorchRec follows `test_installation.py --cpu_only` of its repository: `DistributedModelParallel`
 with an `EmbeddingBagCollection`, in a group of one process. On a CPU, TorchRec's planner keeps each
 table in the process with dense gradients (`data_parallel`), and `torch.optim.Adam` trains all
-parameters. The network is ours, so only the embeddings differ. Its rows are those of `ArrayRows`.
-TorchRec is left out if it is not installed, and for networks with lists.
+parameters. The network is ours, so only the embeddings differ. TorchRec gets its rows from
+`ArrayRows`. TorchRec is left out if it is not installed, and for networks with lists.
 
 DeepCTR-Torch trains its DCN or DeepFM with its own `fit`, unchanged. DeepCTR-Torch has no DLRM.
 Parts that our network lacks are disabled, because they would slow DeepCTR-Torch down: the linear
@@ -56,7 +56,7 @@ class Trainer(Protocol):
     name: str
 
     def prepare(self, rows: Rows) -> Any:
-        """Return `rows` in the form in which users of this library would have them."""
+        """Return `rows` in the input form that users of this library choose."""
 
     def learn(self, prepared: Any) -> None:
         """Train for one pass over the rows."""
@@ -284,7 +284,10 @@ class PlainPytorch:
 
 
 class TorchrecExample:
-    """TorchRec as a peer (see the module's docstring). It starts from its own initial weights."""
+    """TorchRec as a peer (see the module's docstring).
+
+    The model starts from its own initial weights.
+    """
 
     name = "TorchRec"
 

@@ -39,8 +39,8 @@ THRESHOLD = 0.74
 """AUC threshold of the policies with one threshold for all versions."""
 WINDOW_ROWS = 20_000
 EDGE_ALPHA = 0.05
-"""Alpha of the test at the edge of its claim, where the bound is exhausted. This alpha is large
-enough to count false alarms in 1,000 streams."""
+"""Alpha of tests whose false alarms reach the bound, because they have no tolerance. This alpha is
+large enough to count false alarms in 1,000 streams."""
 REFERENCE_ROWS = 200
 REFERENCE_STRIDE = 10
 """Number of records between two checks of the reference. The reference would check after every
@@ -78,8 +78,8 @@ RELEASES = Releases(
 )
 """Four hours with an attribution window of half an hour, and an AUC that falls from .79 to .62."""
 FALL_AFTER, FALL_DECIDE = 5400.0, 30.0
-"""Seconds until the AUC falls, midway between two releases, and seconds between decision points
-afterwards."""
+"""Seconds until the AUC falls, which is midway between two releases, and seconds between two
+decision points after the fall."""
 RELEASE_WINDOWS = (0.2, 1.0, 5.0)
 """Number of attribution windows between two releases."""
 GATE_HALF_WIDTH = 0.005
@@ -254,8 +254,8 @@ def _pooled_auc(traffic: ClickTraffic, auc: float, *, rows: int = 4_000_000) -> 
 def study_users(traffic: ClickTraffic, *, streams: int, seed: int) -> dict[str, Any]:
     """Return the test's false alarms with one bet per request, and with one bet per row.
 
-    Both tests use `EDGE_ALPHA` and no tolerance, where the bound is exhausted. The gate's AUC is
-    that of all pairs of rows.
+    Both tests use `EDGE_ALPHA` and no tolerance, so that their false alarms reach the bound. The
+    gate's AUC is that of all pairs of rows.
     """
     gate = _pooled_auc(traffic, GOOD)
     policy = _sequential(EDGE_ALPHA, 0.0)
@@ -351,7 +351,7 @@ def study_releases(windows: float, *, streams: int, falls: int, seed: int) -> di
         "median_seconds": None if 2 * missed > falls else median(seconds),
     }
     found["sequential"] |= delays
-    found["sequential, for a version that knows the change"] = false_alarms(
+    found["sequential, for a version that was trained on the change"] = false_alarms(
         late, PolicySettings.sequential_alpha
     )
     return found
@@ -367,7 +367,7 @@ def _requests(
 
 
 def _shows_a_change(point: DecisionPoint) -> bool:
-    """Return whether a run is requested, or the live version was already trained on the change."""
+    """Return whether the decision requests a run, or the version was trained on the change."""
     return (
         point.decision.action is Action.RETRAIN
         or "rows from after the change" in point.decision.reason

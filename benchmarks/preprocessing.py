@@ -46,9 +46,9 @@ def step(
 
     The command writes `bench/work/<run>/preprocessing` and `bench/<run>.json`.
     """
-    asked: dict[str, int | str] = {"frequency_threshold": FREQUENCY_THRESHOLD, **settings}
+    merged: dict[str, int | str] = {"frequency_threshold": FREQUENCY_THRESHOLD, **settings}
     recommender = CRITEO_RECOMMENDER.with_settings(
-        {f"preprocessing.{name}": value for name, value in asked.items()}
+        {f"preprocessing.{name}": value for name, value in merged.items()}
     )
     replace(RawDataset.read(raw), parent_model_id=parent, recommender=recommender).write(raw)
     command = [sys.executable, "-m", "components.preprocessing", f"--run={run}"]
@@ -64,7 +64,7 @@ def stock(raw: Path, out: Path) -> Run:
 
 
 def keep_as_model(bench: Path, run: str, model_id: str) -> None:
-    """Store the workflow of a run as that of a trained model, so that a run can continue it."""
+    """Store a run's workflow like that of a trained model, so that a run can continue it."""
     training_set = TrainingSet.read(bench / f"{run}.json")
     folder = model_folder(bench / "store", model_id)
     shutil.copytree(local_path(training_set.workflow_uri), folder / Model.WORKFLOW)
@@ -112,20 +112,20 @@ class PreprocessingBench:
         self, ours: Callable[[], Run], raw: Path, *, num_rows: int, rounds: int
     ) -> dict[str, Any]:
         """Return figures of the step and of the stock script on the same rows, in turn."""
-        taken: list[dict[str, Run]] = []
+        measured: list[dict[str, Run]] = []
         for number in range(rounds):
             turns = [("ours", ours), ("stock", lambda: stock(raw, self.folder / "stock"))]
-            taken.append({name: run() for name, run in (turns if number % 2 else turns[::-1])})
+            measured.append({name: run() for name, run in (turns if number % 2 else turns[::-1])})
         seconds = {
-            name: spread([runs[name].seconds for runs in taken]) for name in ("stock", "ours")
+            name: spread([runs[name].seconds for runs in measured]) for name in ("stock", "ours")
         }
         processor = [
-            runs["stock"].processor_seconds / runs["ours"].processor_seconds for runs in taken
+            runs["stock"].processor_seconds / runs["ours"].processor_seconds for runs in measured
         ]
         return {
             "num_rows": num_rows,
             "seconds": seconds,
-            "ratio": spread([runs["stock"].seconds / runs["ours"].seconds for runs in taken]),
+            "ratio": spread([runs["stock"].seconds / runs["ours"].seconds for runs in measured]),
             "ratio_of_processor_seconds": spread(processor),
         }
 
@@ -170,24 +170,24 @@ def engines(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
     }
     results: dict[str, Any] = {}
     for case, run in cases.items():
-        taken = []
+        measured = []
         for number in range(rounds):
             turns = ("numpy", "nvtabular") if number % 2 else ("nvtabular", "numpy")
-            taken.append({engine: run(engine) for engine in turns})
+            measured.append({engine: run(engine) for engine in turns})
         of_engines = {
             engine: {
-                figure: spread([getattr(runs[engine], figure) for runs in taken])
+                figure: spread([getattr(runs[engine], figure) for runs in measured])
                 for figure in Run._fields
             }
             for engine in turns
         }
         ratios = {
-            f: spread([getattr(r["nvtabular"], f) / getattr(r["numpy"], f) for r in taken])
+            f: spread([getattr(r["nvtabular"], f) / getattr(r["numpy"], f) for r in measured])
             for f in Run._fields
         }
         results[case] = {**of_engines, "nvtabular_to_numpy": ratios}
-        said = ", ".join(f"{figure} {ratio.median:.2f}" for figure, ratio in ratios.items())
-        print(f"  {case}: NVTabular's engine to NumPy's: {said}")
+        ratio_text = ", ".join(f"{figure} {ratio.median:.2f}" for figure, ratio in ratios.items())
+        print(f"  {case}: NVTabular's engine to NumPy's: {ratio_text}")
     return results
 
 

@@ -1,10 +1,10 @@
 """Measure what publishing 10,000 requests per second costs the scoring process.
 
-Run by `make benchmark-publishing`. One process adds records at a steady rate, as if responses
-ended, and adds the clicks. In the background, the process publishes the records to an SQLite log
-with fsync, in one or in four partitions. The figures are the durations of `add` and `add_outcome`,
-and how late the event loop reaches its next millisecond. A request would wait for this time. For
-comparison, the same is measured in turn with a publisher that drops its records.
+Run by `make benchmark-publishing`. One process adds records at a steady rate, like a service after
+its responses, and adds the clicks. In the background, the process publishes the records to an
+SQLite log with fsync, in one or in four partitions. The figures are the durations of `add` and
+`add_outcome`, and how late the event loop reaches its next millisecond. A request would wait for
+this time. For comparison, the same is measured in turn with a publisher that drops its records.
 """
 
 import asyncio

@@ -34,7 +34,7 @@ from benchmarks.peers import DeepCtr
 from benchmarks.spread import Figure, Spread, spread
 from components.training.rows import Rows
 from demo.environments import REPOSITORY
-from demo.simulation.world import World, WorldRows
+from demo.simulation.simulator import SimulatedRows, Simulator
 from evergreen.config.features import MISSING_CATEGORY, Features
 from evergreen.config.model import DcnConfig, network_config
 from evergreen.config.spec import Recommender
@@ -51,7 +51,7 @@ from evergreen.statistics.metrics import (
     roc_auc,
     row_log_losses,
 )
-from examples.shop.world import draw
+from examples.shop.simulator import draw
 
 OURS, DEEPCTR, LIGHTGBM = "evergreen", "DeepCTR-Torch", "LightGBM"
 SIZES = (2_000, 5_000, 20_000)
@@ -65,8 +65,8 @@ negative."""
 class Split(NamedTuple):
     """Training rows and evaluation rows of a recommender's features."""
 
-    window: WorldRows
-    holdout: WorldRows
+    window: SimulatedRows
+    holdout: SimulatedRows
     recommender: Recommender = CRITEO_RECOMMENDER
 
 
@@ -77,21 +77,21 @@ class TrainedScores(NamedTuple):
     seconds: float
 
 
-def demo_world(num_rows: int, seed: int) -> Split:
+def demo_simulator(num_rows: int, seed: int) -> Split:
     """Return rows of the demo's simulator with this seed."""
-    world, random = World.create(seed), np.random.default_rng([seed, 31])
-    return Split(world.draw(num_rows, random), world.draw(HOLDOUT_ROWS, random))
+    simulator, random = Simulator.create(seed), np.random.default_rng([seed, 31])
+    return Split(simulator.draw(num_rows, random), simulator.draw(HOLDOUT_ROWS, random))
 
 
 def long_tail(num_rows: int, seed: int) -> Split:
     """Return rows whose ids are drawn from 1.2 million by Zipf's law, each with its own weight."""
     planted = PlantedLogit(SAMPLE_SLOT_SIZES, seed)
 
-    def drawn(count: int, part: int) -> WorldRows:
+    def drawn(count: int, part: int) -> SimulatedRows:
         rows, logits = planted.draw(count, 10 * seed + part)
         dense = np.expm1(np.maximum(rows.dense + _DENSE_MEAN, 0))
         probability = 1 / (1 + np.exp(-logits.astype(np.float64)))
-        return WorldRows(
+        return SimulatedRows(
             dense, rows.ids.astype(np.int64), probability, rows.labels.astype(np.int32)
         )
 
@@ -114,15 +114,15 @@ def shop(num_rows: int, seed: int) -> Split:
         log = log.set_column(log.schema.get_field_index(name), name, of_rows)
     dense = feature_matrix(log, features.numeric, "float32", missing=np.nan)
     label = log.column(recommender.data.label).to_numpy(zero_copy_only=False).astype(np.int32)
-    rows = WorldRows(dense, category_matrix(log, features), probability, label)
-    learned, holdout = (
-        WorldRows(*(column[of] for column in rows))
+    rows = SimulatedRows(dense, category_matrix(log, features), probability, label)
+    train_features, holdout = (
+        SimulatedRows(*(column[of] for column in rows))
         for of in (slice(num_rows), slice(num_rows, None))
     )
-    return Split(learned, holdout, recommender)
+    return Split(train_features, holdout, recommender)
 
 
-def criteo_file(path: Path) -> WorldRows:
+def criteo_file(path: Path) -> SimulatedRows:
     """Return the rows of a tab-separated Criteo file without header.
 
     The true probabilities of the rows are unknown.
@@ -136,18 +136,18 @@ def criteo_file(path: Path) -> WorldRows:
         for row in fields
     ]
     label = np.array([int(row[0]) for row in fields], np.int32)
-    return WorldRows(
+    return SimulatedRows(
         np.array(dense, np.float32), np.array(ids, np.int64), np.full(len(label), np.nan), label
     )
 
 
-def folds(rows: WorldRows, num_folds: int) -> Iterator[Split]:
+def folds(rows: SimulatedRows, num_folds: int) -> Iterator[Split]:
     """Yield splits of a cross-validation with random folds."""
     fold = np.random.default_rng(0).integers(num_folds, size=len(rows.label))
     for number in range(num_folds):
         yield Split(
             *(
-                WorldRows(*(column[chosen] for column in rows))
+                SimulatedRows(*(column[chosen] for column in rows))
                 for chosen in (fold != number, fold == number)
             )
         )
@@ -197,7 +197,7 @@ def _deepctr(
             yield TrainedScores(peer.score(holdout).astype(np.float64), seconds)
 
 
-def lightgbm_table(raw: WorldRows, rows: Rows, features: Features, *, sizes: list[int]) -> Any:
+def lightgbm_table(raw: SimulatedRows, rows: Rows, features: Features, *, sizes: list[int]) -> Any:
     """Return a table with the numbers, the categories, and the count of each list id."""
     from scipy.sparse import csr_matrix, hstack
 
@@ -216,7 +216,7 @@ def lightgbm_table(raw: WorldRows, rows: Rows, features: Features, *, sizes: lis
 
 
 def _lightgbm(
-    learned: Any, holdout: Any, label: NDArray[np.int32], *, features: Features, seed: int
+    train_features: Any, holdout: Any, label: NDArray[np.int32], *, features: Features, seed: int
 ) -> Iterator[TrainedScores]:
     """Yield the scores with each number of trees."""
     import lightgbm
@@ -225,7 +225,9 @@ def _lightgbm(
     first = len(features.numeric)
     for number in TREES:
         data = lightgbm.Dataset(
-            learned, label, categorical_feature=[*range(first, first + len(features.categorical))]
+            train_features,
+            label,
+            categorical_feature=[*range(first, first + len(features.categorical))],
         )
         began = time.perf_counter()
         booster = lightgbm.train(parameters, data, number)
@@ -239,7 +241,7 @@ def _best(labels: NDArray[np.int32], found: Iterator[TrainedScores]) -> TrainedS
 
 
 def figures(splits: Sequence[Split], found: Sequence[dict[str, TrainedScores]]) -> dict[str, Any]:
-    """Return JSON-ready figures over seeds or folds, of each model and of our differences.
+    """Return JSON-ready figures of each model and of the differences, over seeds or folds.
 
     The differences from each peer have 95 % intervals.
     """
@@ -285,8 +287,8 @@ def figures(splits: Sequence[Split], found: Sequence[dict[str, TrainedScores]]) 
 def _interval(found: list[tuple[float, float]]) -> dict[str, float]:
     """Return the mean of differences with standard errors, and its 95 % interval.
 
-    There is a standard error from the evaluation rows and another one between seeds. The interval
-    uses the larger standard error.
+    One standard error comes from the evaluation rows, and another one comes from the differences
+    between seeds. The interval uses the larger standard error.
     """
     differences, errors = np.array(found).T
     by_rows = float(np.sqrt((errors**2).sum())) / len(errors)
@@ -335,7 +337,7 @@ def figures_of(name: str, result: dict[str, Any]) -> list[Figure]:
     seconds = result["models"][OURS]["seconds"]
     return [
         *rows,
-        Figure(f"{name}, learned in", Spread(*(seconds[key] for key in Spread._fields)), "s"),
+        Figure(f"{name}, trained in", Spread(*(seconds[key] for key in Spread._fields)), "s"),
     ]
 
 
@@ -351,10 +353,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     seeds = range(1, 2 if flags.quick else 4)
     cases: dict[str, Callable[[], list[Split]]] = {
-        f"{world.__name__}, {size:,} rows": lambda world=world, size=size: [
-            world(size, seed) for seed in seeds
+        f"{simulator.__name__}, {size:,} rows": lambda simulator=simulator, size=size: [
+            simulator(size, seed) for seed in seeds
         ]
-        for world in (demo_world, long_tail, shop)
+        for simulator in (demo_simulator, long_tail, shop)
         for size in (SIZES[:1] if flags.quick else SIZES)
     }
     if flags.data is not None:

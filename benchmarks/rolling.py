@@ -49,15 +49,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         limit = f"an empty call: {short(1e6 * _seconds_of_an_empty_call())} us"
         figures = []
         for every in EVERY:
-            taken = [
+            readings = [
                 (_ours(labels, scores, every), _river(labels, scores, every)) for _ in range(rounds)
             ]
-            if any(abs(ours[1] - theirs[1]) > 1e-7 for ours, theirs in taken):
+            if any(abs(ours[1] - river[1]) > 1e-7 for ours, river in readings):
                 raise Refused(
-                    f"after {every} rows a reading the AUC is {taken[0][0][1]}, river's "
-                    f"{taken[0][1][1]}"
+                    f"after {every} rows a reading the AUC is {readings[0][0][1]}, river's "
+                    f"{readings[0][1][1]}"
                 )
-            ratio = spread([theirs[0] / ours[0] for ours, theirs in taken])
+            ratio = spread([river[0] / ours[0] for ours, river in readings])
             target = TARGET if every == 1 else None
             name = f"AUC of {WINDOW:,} rows, read after every {every:,}"
             figures += [
@@ -69,8 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                     is_least=True,
                     limit=limit if every == 1 else None,
                 ),
-                Figure(f"{name}, ours", _micros(ours[0] for ours, _ in taken), "us a row"),
-                Figure(f"{name}, river", _micros(theirs[0] for _, theirs in taken), "us a row"),
+                Figure(f"{name}, ours", _micros(ours[0] for ours, _ in readings), "us a row"),
+                Figure(f"{name}, river", _micros(river[0] for _, river in readings), "us a row"),
             ]
         document["figures"] = figures
     return 0

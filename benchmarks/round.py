@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from benchmarks.command import benchmark_parser, documented, run_to_end
 from benchmarks.spread import Figure, spread
 from demo.runner import LocalFolders
-from demo.simulation.world import World, write_lake
+from demo.simulation.simulator import Simulator, write_lake
 from demo.triton import TritonServer
 from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from evergreen.contracts.manifests import Model
@@ -52,7 +52,8 @@ class RoundSeconds(NamedTuple):
     serving: float
     """Seconds from the trigger until the new version served."""
     steps: dict[str, float]
-    """Seconds of each step before `serving`, and the remaining seconds as `STARTS`."""
+    """Seconds of each step before the new version serves. The key `STARTS` has the remaining
+    seconds."""
 
 
 def round_seconds(
@@ -120,7 +121,7 @@ ACCEPT_ALL = {
 
 
 class Bench:
-    """A lake, a registry and a Triton, and the runs that use them."""
+    """Lake, registry and Triton server of the benchmark, with a method that runs a round."""
 
     def __init__(self, folder: Path, server: TritonServer, times: Any) -> None:
         """Compile the pipeline, and accept a recommender whose gate passes every model.
@@ -174,7 +175,7 @@ class Bench:
         notes = read_notes(self._folders.store, run)
         read = self._num_read() - first
         if read != expected:
-            raise RuntimeError(f"a round of {expected} rows read {read}")
+            raise RuntimeError(f"the round read {read} rows, expected {expected}")
         return round_seconds(rows, notes, triggered=triggered, serving=moment_of(live.time))
 
     def _num_read(self) -> int:
@@ -190,9 +191,9 @@ class Bench:
 
 def measure(folder: Path, sizes: dict[int, int], *, seed: int) -> dict[int, list[RoundSeconds]]:
     """Run every size in turn, and return the seconds without those of the first model."""
-    world = World.create(seed)
+    simulator = Simulator.create(seed)
     total = BASE_ROWS + sum(rows * count for rows, count in sizes.items())
-    write_lake(world, str(folder / "lake"), rows=total, days=1, last_day=_DAY, seed=seed)
+    write_lake(simulator, str(folder / "lake"), rows=total, days=1, last_day=_DAY, seed=seed)
     times = pq.read_table(
         folder / "lake" / DAY_PARTITION.format(day=_DAY), columns=[EVENT_TIME]
     ).column(0)
@@ -203,10 +204,12 @@ def measure(folder: Path, sizes: dict[int, int], *, seed: int) -> dict[int, list
         for turn in range(max(sizes.values())):
             for rows, count in sizes.items():
                 if turn < count:
-                    taken = bench.round(rows)
-                    results[rows] += [taken] if taken else []
-                    said = f"{taken.serving:.1f} s" if taken else "released nothing, not counted"
-                    print(f"  round of {rows:,} rows: {said}", file=sys.stderr, flush=True)
+                    measured = bench.round(rows)
+                    results[rows] += [measured] if measured else []
+                    text = (
+                        f"{measured.serving:.1f} s" if measured else "released nothing, not counted"
+                    )
+                    print(f"  round of {rows:,} rows: {text}", file=sys.stderr, flush=True)
     return results
 
 

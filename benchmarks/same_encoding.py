@@ -70,10 +70,10 @@ def _expect_values(part: str, theirs: Any, own: Any) -> None:
 def _expect_renaming(name: str, theirs: Any, own: Any, *, counts: Any) -> None:
     pairs = np.unique(np.stack([theirs, own]), axis=1)
     if len(np.unique(pairs[0])) != pairs.shape[1] or len(np.unique(pairs[1])) != pairs.shape[1]:
-        raise Different(f"{name}: no renaming turns the ids of the one into the other's")
+        raise Different(f"{name}: the ids of the two encodings differ by more than a renaming")
     moved = pairs[:, pairs[0] != pairs[1]]
     if moved.size and moved.min() < FIRST_ID:
-        raise Different(f"{name}: missing or out of vocabulary in the one and not in the other")
+        raise Different(f"{name}: missing or out of vocabulary in only one of the encodings")
     if (wrong := counts[moved[0]] != counts[moved[1]]).any():
         raise Different(
             f"{name}: ids {moved[:, wrong][:, 0].tolist()} are of categories of another frequency"

@@ -211,7 +211,7 @@ USES = {each.__name__: each for each in (count_keys, encode_keys, build_graph)}
 
 
 def measure_keys(sizes: Sequence[int]) -> dict[str, float]:
-    """Return the peak anonymous memory in bytes per additional key, for each use of a key."""
+    """Return the peak anonymous memory per additional key in bytes, for each use of keys."""
     found = {}
     for name in USES:
         peaks = [
@@ -267,11 +267,14 @@ def figures(needs: Mapping[str, Sequence[StepNeeds]], keys: Mapping[str, float])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure windows and keys."""
+    """Measure the steps by window size and the cost of a key, and return 0."""
     parser = benchmark_parser("scale", __doc__, quick="small windows and few keys (two minutes)")
     parser.add_argument("--sizes", type=int, nargs="+", help="rows of the windows")
     parser.add_argument(
-        "--use", nargs=2, help="only measure one use of so many keys", metavar="WHAT"
+        "--use",
+        nargs=2,
+        help="measure only one use of keys, with this number of keys",
+        metavar="WHAT",
     )
     flags = parser.parse_args(argv)
     if flags.use:

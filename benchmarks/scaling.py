@@ -48,7 +48,7 @@ _LOOKUP_BYTES = 8 + 4 + 8
 
 @dataclass(frozen=True, kw_only=True)
 class Links:
-    """Cost of a step besides the computation of its rows."""
+    """Cost of a training step, apart from the computation of its rows."""
 
     seconds_per_step: float
     bytes_per_second: float
@@ -170,7 +170,7 @@ def run_baseline(
     """Run `measure` in new processes, and if allowed in a new network namespace."""
     with tempfile.TemporaryDirectory() as scratch:
         result = Path(scratch) / "result.json"
-        asked = json.dumps([backend, str(folder), num_rows, scratch, rounds])
+        parameters = json.dumps([backend, str(folder), num_rows, scratch, rounds])
         torchrun = [
             "-m",
             "torch.distributed.run",
@@ -184,7 +184,7 @@ def run_baseline(
             "-m",
             "benchmarks.scaling",
             "--worker",
-            asked,
+            parameters,
         ]
         alone = [
             "unshare",
@@ -214,9 +214,9 @@ def run_baseline(
         )
 
 
-def work(asked: str) -> int:
+def work(parameters: str) -> int:
     """Run one process of an engine. The leader measures, and the others follow."""
-    backend, folder, num_rows, scratch, rounds = json.loads(asked)
+    backend, folder, num_rows, scratch, rounds = json.loads(parameters)
     if os.environ.get("RANK", "0") != "0":
         from components.training.torchrec.engine import follow
 

@@ -21,9 +21,9 @@ import tritonclient.grpc as grpc_client
 
 from benchmarks import machine
 from benchmarks.cache_model import RequestStream
-from benchmarks.serving_model import WORLD_SEED
+from benchmarks.serving_model import SIMULATOR_SEED
 from benchmarks.triton_counters import counters
-from demo.simulation.world import World
+from demo.simulation.simulator import Simulator
 from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from evergreen.contracts.serving import GRPC_OPTIONS
 from evergreen.runtime.durable import write_whole
@@ -49,12 +49,12 @@ def measure(address: str, model: str, *, seconds: float) -> list[dict[str, Any]]
         TemporaryError: the model has other callers at the same time, or the server does not count
             requests.
     """
-    measured, world = [], World.create(WORLD_SEED)
+    measured, simulator = [], Simulator.create(SIMULATOR_SEED)
     with closing(
         grpc_client.InferenceServerClient(address, channel_args=list(GRPC_OPTIONS))
     ) as client:
         for rows in ROWS:
-            requests = RequestStream(world, rows).fresh(32)
+            requests = RequestStream(simulator, rows).fresh(32)
             for request in requests[:4]:
                 client.infer(model, request)
             times = _seconds_of_requests(client, model, requests, seconds=seconds)
@@ -78,15 +78,15 @@ def _seconds_of_requests(
     count, before = _settled(client, model)
     while not times or time.monotonic() < began + seconds:
         client.infer(model, requests[len(times) % len(requests)])
-        asked, expected = time.monotonic(), count + len(times) + 1
+        sent_at, expected = time.monotonic(), count + len(times) + 1
         # A server may count a request a moment after its response.
         while (worked := _worked(client, model))[0] < expected:
-            if time.monotonic() > asked + COUNTED_SECONDS:
+            if time.monotonic() > sent_at + COUNTED_SECONDS:
                 raise TemporaryError(f"model {model} did not count a request that it answered")
         if worked[0] > expected:
             raise TemporaryError(
-                f"model {model} counted {worked[0]} requests, expected {expected}: others ask it "
-                "too"
+                f"model {model} counted {worked[0]} requests, expected {expected}: other "
+                "callers use it"
             )
         times.append(worked[1] - before)
         before = worked[1]
@@ -101,7 +101,9 @@ def _settled(client: Any, model: str) -> tuple[int, float]:
         if (now := _worked(client, model)) == before:
             return now
         before = now
-    raise TemporaryError(f"model {model} is at work though nothing is asked: others ask it too")
+    raise TemporaryError(
+        f"model {model} counts requests although none was sent: other callers use it"
+    )
 
 
 def _worked(client: Any, model: str) -> tuple[int, float]:

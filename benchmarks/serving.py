@@ -60,7 +60,7 @@ RELEASE_RATIO = 2.0
 
 
 def measure(scratch: Path, sizes: Sizes) -> dict[str, Any]:
-    """Return all figures, and print them as they come.
+    """Return all figures, and print each figure as soon as it is measured.
 
     Raises:
         Disagreement: the servers do not give the same scores.
@@ -197,8 +197,15 @@ def page_figures(results: dict[str, Any]) -> list[Figure]:
         )
     )
     if slowed := [one["ratio"] for one in releases if one["ratio"] is not None]:
+        echo = [one["echo_ratio"] for one in releases if one["echo_ratio"] is not None]
         found.append(
-            Figure("p99 during a release", spread(slowed), peer="before it", target=RELEASE_RATIO)
+            Figure(
+                "p99 during a release",
+                spread(slowed),
+                peer="before it",
+                target=RELEASE_RATIO,
+                limit=f"during a load of the echo: {spread(echo).shown()} times" if echo else None,
+            )
         )
     return found
 
@@ -257,6 +264,10 @@ def _print_half_load(results: dict[str, Any]) -> None:
     print(end="", flush=True)
 
 
+def _ratio(value: float | None) -> str:
+    return "none" if value is None else f"{value:.2f}"
+
+
 def _print_release(one: dict[str, Any]) -> None:
     ms = {
         name: "none" if one[name] is None else f"{one[name]:.2f}"
@@ -266,7 +277,8 @@ def _print_release(one: dict[str, Any]) -> None:
     print(
         f"  version {one['version']}: window {one['window_seconds']:.2f} s with "
         f"{one['num_in_window']} requests,"
-        f" p99 {ms['window_p99_ms']} ms; before {ms['before_p99_ms']};"
+        f" p99 {ms['window_p99_ms']} ms; before {ms['before_p99_ms']}; ratio "
+        f"{_ratio(one['ratio'])}, during a load of the echo {_ratio(one['echo_ratio'])};"
         f" failed {one['num_failed']} of {one['num_answered'] + one['num_failed']}",
         flush=True,
     )

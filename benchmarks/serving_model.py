@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from benchmarks.command import run_to_end
 from benchmarks.initial_model import write_initial_model
-from demo.simulation.world import World, WorldRows, raw_table
+from demo.simulation.simulator import SimulatedRows, Simulator, raw_table
 from evergreen.config.model import DcnConfig
 from evergreen.contracts.criteo import CATEGORICAL, DENSE
 from evergreen.contracts.manifests import Model
@@ -35,17 +35,17 @@ CONFIG = DcnConfig(
     num_cross_layers=3,
     tower=(128, 64),
 )
-WORLD_SEED = 7
+SIMULATOR_SEED = 7
 NUM_FITTED, NUM_HELD_OUT = 90_000, 2_000
 NUM_ASKED = 8_192
 
 
-def drawn_features(world: World, num_rows: int, seed: int) -> FeatureRows:
+def drawn_features(simulator: Simulator, num_rows: int, seed: int) -> FeatureRows:
     """Return features of `num_rows` random rows, the same for the same seed.
 
     Some rows have categories that are in no fitted row.
     """
-    drawn = world.draw(num_rows, np.random.default_rng(seed))
+    drawn = simulator.draw(num_rows, np.random.default_rng(seed))
     return FeatureRows(dense=drawn.dense, categorical=drawn.categorical)
 
 
@@ -60,14 +60,14 @@ class Models:
     def __init__(self, folder: Path, peers_python: Path) -> None:
         self.folder, self.store = folder, folder / "store"
         self._weights: dict[int, Tensors] = {}
-        world = World.create(WORLD_SEED)
-        _write_raw(world.draw(NUM_FITTED, np.random.default_rng(1)), folder / "fitted")
+        simulator = Simulator.create(SIMULATOR_SEED)
+        _write_raw(simulator.draw(NUM_FITTED, np.random.default_rng(1)), folder / "fitted")
         fit = [str(peers_python), "-W", "ignore", "-m", "benchmarks.serving_peers.fit_workflow"]
         run_to_end([*fit, str(folder / "fitted"), str(NUM_FITTED), str(folder)])
         self.workflow = FeatureWorkflow.load(folder / "features")
         self.nvtabular = folder / "nvtabular"
-        self.asked = drawn_features(world, NUM_ASKED, seed=2)
-        held_out = world.draw(NUM_HELD_OUT, np.random.default_rng(3))
+        self.asked = drawn_features(simulator, NUM_ASKED, seed=2)
+        held_out = simulator.draw(NUM_HELD_OUT, np.random.default_rng(3))
         self._held_out = FeatureRows(dense=held_out.dense, categorical=held_out.categorical)
         _write_raw(held_out, folder / "held out")
         raw_dataset = make_dataset(folder / "fitted", NUM_FITTED)
@@ -77,7 +77,7 @@ class Models:
         )
 
     def weights(self, seed: int) -> Tensors:
-        """Return the weights of the model with this seed. The first call writes them."""
+        """Return the weights of the model with this seed. The first call writes the weights."""
         if seed not in self._weights:
             folder = self.model_folder(seed) / Model.WEIGHTS
             self._weights[seed] = write_initial_model(
@@ -123,7 +123,7 @@ class Models:
         return verdict_paths(self.store, model_id)[0]
 
 
-def _write_raw(rows: WorldRows, folder: Path) -> None:
+def _write_raw(rows: SimulatedRows, folder: Path) -> None:
     """Write rows as one file in the raw schema, each as its own request."""
     num_rows = len(rows.label)
     numbers, zeros = [str(i) for i in range(num_rows)], np.zeros(num_rows)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from tritonclient.grpc import InferenceServerClient
 
 from benchmarks.load import Answers, Latencies, closed_loop, open_loop
-from benchmarks.measured_servers import FLOOR, OURS, MeasuredServer, Released
+from benchmarks.measured_servers import FLOOR, OURS, MeasuredServer, Released, reload_model
 from benchmarks.serving_model import Models
 from benchmarks.spread import Spread, spread
 from benchmarks.triton_counters import PARTS, counters, increase
@@ -54,9 +54,9 @@ class Sizes:
     open_rounds: int = 5
     open_seconds: float = 5.0
     starts: int = 7
-    releases: int = 3
+    releases: int = 7
     quiet_seconds: float = 6.0
-    """Seconds of load before each release."""
+    """Seconds of load before each release, and before each load of the echo."""
 
 
 FULL = Sizes()
@@ -240,9 +240,12 @@ async def release_under_load(
     batch: int,
     seed: int,
 ) -> dict[str, Any]:
-    """Release a model during an open loop.
+    """Release a model during an open loop, and later load the echo again on the same server.
 
-    Returns the latencies and failures of requests between staging and the switch.
+    Triton starts as many processes for the echo as for a version, and the echo computes nothing.
+    The latencies during its load are therefore a limit for every release on this machine.
+
+    Returns the figures of the release, and the ratio for the echo as `echo_ratio`.
     """
     command, manifest = ours.command(seed)
     caller = server.connect(rows, batch)
@@ -252,7 +255,7 @@ async def release_under_load(
     try:
         await asyncio.sleep(quiet_seconds)
         began = time.monotonic()
-        # The local pipeline runs its steps like this.
+        # The local pipeline starts its steps in the same way.
         process = await asyncio.create_subprocess_exec(
             *yielding(command),
             cwd=REPOSITORY,
@@ -260,6 +263,10 @@ async def release_under_load(
             start_new_session=True,
         )
         _, complaint = await process.communicate()
+        await asyncio.sleep(quiet_seconds)
+        echo_began = time.monotonic()
+        await asyncio.to_thread(reload_model, ours.server.grpc_url, FLOOR)
+        echo_ended = time.monotonic()
         await asyncio.sleep(1.0)
     finally:
         done.set()
@@ -269,9 +276,16 @@ async def release_under_load(
         raise RuntimeError(f"release ended with {process.returncode}: {complaint.decode()[-2000:]}")
     released = Release.read(manifest)
     window = _window(ours, released.version)
+    # Not more than `quiet_seconds` before, and not the first requests on a new connection.
+    quiet = quiet_seconds - 1.0
+    echo = window_figures(
+        answers, window=(echo_began, echo_ended), quiet=(echo_began - quiet, echo_began)
+    )
     return {
         "version": released.version,
-        **release_figures(answers, window=window, began=began, batch=batch),
+        **window_figures(answers, window=window, quiet=(began - quiet, began)),
+        "echo_ratio": echo["ratio"],
+        **summary(answers, batch),
     }
 
 
@@ -360,28 +374,28 @@ def server_split(
     }
 
 
-def release_figures(
-    answers: Answers, *, window: tuple[float, float], began: float, batch: int
+def window_figures(
+    answers: Answers, *, window: tuple[float, float], quiet: tuple[float, float]
 ) -> dict[str, Any]:
-    """Compare the requests in a release's window with those of an equally long time before it.
+    """Compare the requests that were due in a window with those of a quiet time.
 
-    The window is from the release's announcement to its record.
+    The quiet time is longer than the window, because the p99 of few requests varies.
 
     Args:
         answers: Results of a continuous load. All times are values of the same clock.
-        window: Time before the first staged byte, and time after every server has switched.
-        began: Start of the release's process, which builds and checks the graph before the window.
-        batch: Rows per request.
+        window: For a release, the time of its announcement and the time of its record.
+        quiet: Begin and end of a time with the same load in which nothing is loaded.
+
+    Returns:
+        The p99 of both in milliseconds and their ratio. A p99 is None without requests, and so is
+        the ratio.
     """
-    length = window[1] - window[0]
-    during, before = within(answers, *window), within(answers, began - length, began)
-    window_ms, before_ms = Latencies.of(during), Latencies.of(before)
-    known = window_ms.p99 is not None and before_ms.p99 is not None
+    during, before = Latencies.of(within(answers, *window)), Latencies.of(within(answers, *quiet))
+    known = during.p99 is not None and before.p99 is not None
     return {
-        "window_seconds": length,
-        "num_in_window": len(during),
-        "window_p99_ms": window_ms.p99,
-        "before_p99_ms": before_ms.p99,
-        "ratio": window_ms.p99 / before_ms.p99 if known else None,
-        **summary(answers, batch),
+        "window_seconds": window[1] - window[0],
+        "num_in_window": len(within(answers, *window)),
+        "window_p99_ms": during.p99,
+        "before_p99_ms": before.p99,
+        "ratio": during.p99 / before.p99 if known else None,
     }

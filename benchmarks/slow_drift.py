@@ -1,7 +1,7 @@
 """Simulate slow drift: properties change continuously, as a pure function of time.
 
-`world.Drift` simulates a sudden change. At any hour a `DriftingWorld` gives a `WorldSnapshot`,
-which draws rows with their true click probability. These properties change:
+`simulator.Drift` simulates a sudden change. At any hour a `DriftingSimulator` gives a
+`SimulatorSnapshot`, which draws rows with their true click probability. These properties change:
 
 - Planted weights of some columns: a fixed part plus a part that follows a stationary
   Ornstein-Uhlenbeck process with a given half-life. The autocorrelation of this part after a hours
@@ -23,9 +23,16 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from benchmarks.world_effects import effects_of
+from benchmarks.simulated_effects import effects_of
+from demo.simulation.simulator import (
+    SimulatedRows,
+    Simulator,
+    bias_for,
+    drawn_rows,
+    expected_auc,
+    sigmoid,
+)
 from demo.simulation.tables import DRIFT_COLUMNS, Alias, CategoryTable, Tables, hashed
-from demo.simulation.world import World, WorldRows, bias_for, drawn_rows, expected_auc, sigmoid
 from evergreen.config.features import MISSING_CATEGORY
 from evergreen.contracts.criteo import CATEGORICAL
 
@@ -58,7 +65,8 @@ class SlowDrift:
     new_categories_per_hour: float = 1.0
     """Number of new categories per hour in each column of `new_category_columns`."""
     new_category_share: float = 0.05
-    """Share of rows that have a new category in these columns. The older new categories fade."""
+    """Share of rows that have a new category in these columns. The popularity of new categories
+    decreases with their age."""
     new_category_half_life_hours: float = 12.0
     """Hours in which a new category loses half of its popularity."""
     step_minutes: float = 15.0
@@ -66,7 +74,7 @@ class SlowDrift:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorldSnapshot:
+class SimulatorSnapshot:
     """The simulator at one hour."""
 
     hours: float
@@ -77,7 +85,7 @@ class WorldSnapshot:
     bayes_auc: float
     """Bayes-optimal AUC at this time."""
 
-    def draw(self, n: int, random: Generator) -> WorldRows:
+    def draw(self, n: int, random: Generator) -> SimulatedRows:
         """Return `n` independent rows."""
         return drawn_rows(self.tables, n, random, strength=self.strength, bias=self.bias)
 
@@ -86,30 +94,30 @@ class WorldSnapshot:
     ) -> NDArray[np.float64]:
         """Return the click probabilities [n] that rows of any time would have at this time.
 
-        A snapshot is therefore also the best model of its time. If the AUC of a snapshot falls on
-        later rows, drift is the only cause.
+        No model of this time can score better than these probabilities. If their AUC falls on later
+        rows, drift is the only cause.
         """
         return sigmoid(self.strength * effects_of(self.tables, dense, categorical) + self.bias)
 
 
 @dataclass(frozen=True, kw_only=True)
-class DriftingWorld:
+class DriftingSimulator:
     """A simulator and its drift."""
 
-    world: World
+    simulator: Simulator
     """Simulator with the fixed part of the weights and the mean of the frequencies."""
     drift: SlowDrift
 
-    def at(self, hours: float) -> WorldSnapshot:
+    def at(self, hours: float) -> SimulatorSnapshot:
         """Return the snapshot at `hours` (0 or more) after the start.
 
         The drift is stationary from hour 0 on.
         """
         tables = self.tables_at(hours)
         effects = tables.draw(_CALIBRATION_ROWS, self._calibration()).effects.astype(np.float64)
-        strength = self.world.strength * self._mean_spread / float(effects.std())
-        bias = bias_for(strength * effects, self.world.click_rate)
-        return WorldSnapshot(
+        strength = self.simulator.strength * self._mean_spread / float(effects.std())
+        bias = bias_for(strength * effects, self.simulator.click_rate)
+        return SimulatorSnapshot(
             hours=self._step_at(hours) * self.drift.step_minutes / 60.0,
             tables=tables,
             strength=strength,
@@ -120,29 +128,30 @@ class DriftingWorld:
     def tables_at(self, hours: float) -> Tables:
         """Return the tables of all columns at that time, without strength and bias.
 
-        The calibration of strength and bias takes nine tenths of the time of `at`.
+        The calibration of strength and bias, which is left out here, takes nine tenths of the time
+        of `at`.
         """
-        return replace(self.world.tables, categories=self._categories(self._step_at(hours)))
+        return replace(self.simulator.tables, categories=self._categories(self._step_at(hours)))
 
     def _step_at(self, hours: float) -> int:
-        # Times are multiples of a quarter of an hour. A rounding error must not move such a time
-        # into the previous step.
+        # Times are multiples of a quarter of an hour. A rounding error must not move a time into
+        # the previous step.
         return math.floor(hours * 60.0 / self.drift.step_minutes + 1e-9)
 
     def _calibration(self) -> Generator:
-        """Return a generator with the same random numbers at every time.
+        """Return a generator that yields the same random numbers for every hour.
 
         Equal random numbers make bias and strength independent of the sample.
         """
-        return np.random.default_rng([self.world.seed, 5])
+        return np.random.default_rng([self.simulator.seed, 5])
 
     @cached_property
     def _mean_spread(self) -> float:
-        effects = self.world.tables.draw(_CALIBRATION_ROWS, self._calibration()).effects
+        effects = self.simulator.tables.draw(_CALIBRATION_ROWS, self._calibration()).effects
         return float(effects.astype(np.float64).std())
 
     def _categories(self, step: int) -> list[CategoryTable]:
-        tables = list(self.world.tables.categories)
+        tables = list(self.simulator.tables.categories)
         for number, name in enumerate(CATEGORICAL):
             if name in self.drift.columns:
                 tables[number] = self._moved(tables[number], number, step)
@@ -181,8 +190,8 @@ class DriftingWorld:
         if drift.new_category_share == 0.0 or drift.new_categories_per_hour == 0.0:
             return table
         life, rate = drift.new_category_half_life_hours, drift.new_categories_per_hour
-        # Category number k appears in the k-th interval of 1 / rate hours. The first of these
-        # categories appear long before hour 0.
+        # Category number k appears in the k-th interval of 1 / rate hours. The first categories
+        # appear long before hour 0.
         numbers = range(math.floor(hours * rate), math.floor((hours + _LIVES * life) * rate) + 1)
         drawn = [np.random.default_rng([drift.seed, 13, number, k]) for k in numbers]
         ages = np.array(
@@ -216,13 +225,13 @@ def ornstein_uhlenbeck(
 
     The processes have mean 0 and variance 1. x_0 is standard normal, and x_k = decay x_(k-1) +
     sqrt(1 - decay^2) e_k with standard normal e_k. Such a process is an Ornstein-Uhlenbeck process
-    at equal steps. Its autocorrelation at lag k is decay^k.
+    at equal steps. The autocorrelation of the process at lag k is decay^k.
     """
     random = np.random.default_rng(seed)
     # Draw in the order of steps, so that a later step starts with the same numbers.
     first, shocks = random.normal(size=count), random.normal(size=(step, count))
-    kept = decay ** np.arange(step - 1, -1, -1.0)
-    path: NDArray[np.float64] = decay**step * first + math.sqrt(1.0 - decay**2) * (kept @ shocks)
+    decays = decay ** np.arange(step - 1, -1, -1.0)
+    path: NDArray[np.float64] = decay**step * first + math.sqrt(1.0 - decay**2) * (decays @ shocks)
     return path
 
 

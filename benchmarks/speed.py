@@ -104,7 +104,7 @@ def products_of_row(config: NetworkConfig) -> int:
 def products_per_second(dtype: torch.dtype, device: str = "cpu", side: int = 2048) -> float:
     """Return torch's operations per second in products of square matrices on this device."""
     a, b = torch.randn(2, side, side, device=device, dtype=torch.float32).to(dtype).unbind()
-    taken = []
+    durations = []
     for _ in range(6):
         if device != "cpu":
             torch.cuda.synchronize()
@@ -112,8 +112,8 @@ def products_per_second(dtype: torch.dtype, device: str = "cpu", side: int = 204
         a @ b
         if device != "cpu":
             torch.cuda.synchronize()
-        taken.append(time.perf_counter() - began)
-    return 2 * side**3 / min(taken)
+        durations.append(time.perf_counter() - began)
+    return 2 * side**3 / min(durations)
 
 
 def _trainers(

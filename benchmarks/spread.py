@@ -58,7 +58,8 @@ def named(value: Any) -> Any:
 
 
 INTERVAL = "[95 %]"
-"""Suffix of the unit of a share. The minimum and maximum of such a figure are its 95 % interval."""
+"""Suffix of the unit of a share. The minimum and maximum of a share's figure are its 95 %
+interval."""
 
 
 class Figure(NamedTuple):

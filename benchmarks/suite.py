@@ -15,11 +15,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags = benchmark_parser("suite", __doc__, quick="only the tests of contracts").parse_args(argv)
     with documented(flags) as document:
         began = time.monotonic()
-        said = run_to_end(
+        output = run_to_end(
             [sys.executable, "-m", "tests.everywhere", *["tests/evergreen/contracts"] * flags.quick]
         )
         minutes = (time.monotonic() - began) / 60
-        passed = int(said.splitlines()[-1].split()[0])
+        passed = int(output.splitlines()[-1].split()[0])
         document["figures"] = [
             Figure("make test", spread([minutes]), "minutes", target=MINUTES_TARGET),
             Figure("tests that passed", spread([passed]), "tests"),

@@ -20,10 +20,10 @@ from benchmarks.command import benchmark_parser, documented
 from benchmarks.spread import INTERVAL, Figure, Spread, share_interval
 from benchmarks.validation_study.methods import METHODS, OURS
 from benchmarks.validation_study.plan import StudyCase, make_plan, show
-from demo.simulation.world import World
+from demo.simulation.simulator import Simulator
 from evergreen.config.validation import ValidationSettings
 
-WORLD_SEED = 7
+SIMULATOR_SEED = 7
 FOUND_TARGET = 0.95
 """Minimum share of the shifted windows whose shifted features are named."""
 FALSE_ALARM_RATE = ValidationSettings.false_discovery_rate
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     flags = parser.parse_args(argv)
     with documented(flags) as document:
-        document |= {"world_seed": WORLD_SEED, "false_alarm_rate": FALSE_ALARM_RATE}
+        document |= {"world_seed": SIMULATOR_SEED, "false_alarm_rate": FALSE_ALARM_RATE}
         counts = run_study(is_quick=flags.quick)
         document["figures"] = [
             Figure(
@@ -93,10 +93,10 @@ def run_study(*, is_quick: bool) -> Counts:
     """Run every method on every case, print the counts, and return them."""
     began = time.monotonic()
     pairs, windows = (6, 2) if is_quick else (200, 16)
-    world, counts = World.create(WORLD_SEED), Counts()
+    simulator, counts = Simulator.create(SIMULATOR_SEED), Counts()
     for number, series in enumerate(make_plan(pairs=pairs, windows=windows, quick=is_quick)):
         of_series = Counts()
-        for case, answers in show(series, number, world, methods=METHODS):
+        for case, answers in show(series, number, simulator, methods=METHODS):
             for setting, alarms in answers.items():
                 of_case = of_series.setdefault(case.name, {})
                 count = of_case.setdefault(setting, SettingCount(is_stationary=case.shift is None))
@@ -107,7 +107,7 @@ def run_study(*, is_quick: bool) -> Counts:
 
 
 def format_table(counts: Mapping[str, Mapping[str, SettingCount]], *, ours: str) -> str:
-    """Return the shares as text. `ours` names the setting to which the targets apply."""
+    """Return the shares as text. `ours` names the setting whose figures have targets."""
     lines = []
     for case, settings in counts.items():
         is_stationary = next(iter(settings.values())).is_stationary

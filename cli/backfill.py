@@ -22,7 +22,7 @@ from datetime import date, datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cli.ingest import ReadCounts, add_store_flag, read_rows, recommender_of
+from cli.ingest import STORE_HELP, ReadCounts, read_rows, recommender_of
 from components.extraction.copies import Copies
 from components.extraction.lake import sorted_day
 from components.extraction.lake_files import FileMark, VersionMarker, is_own_file, version_of_folder
@@ -35,7 +35,7 @@ from evergreen.rows.raw_schema import MalformedRows, PartWriter, lake_schema
 from evergreen.rows.times import DAY_MICROS, day_span, parse_day
 from evergreen.runtime.errors import ContractError, PermanentError
 from evergreen.runtime.exit_codes import exits_with_code
-from evergreen.runtime.flags import CommandParser, whoami
+from evergreen.runtime.flags import CommandParser, add_store_flag, whoami
 from evergreen.runtime.plain_text import log_as_text
 from evergreen.storage.objects import ABSENT, Changed
 from evergreen.storage.uris import is_bucket_uri, local_path, open_objects, typed_uri
@@ -75,7 +75,7 @@ def backfill(
     at once, both versions are written and the higher one counts.
 
     Args:
-        files: Either all of them are in the raw schema or none is.
+        files: Files of rows. Either all files are in the raw schema, or no file is.
         recommender: The recommender that describes the files' rows.
         lake: URI or absolute path of an existing lake.
         day: The UTC day to replace.
@@ -140,7 +140,7 @@ def backfill(
 
 
 class DayVersions:
-    """The versions of one day of a lake, and the writer of the next one.
+    """Versions of one day of a lake, with a writer for the next version.
 
     `lake` is a URI or an absolute path.
 
@@ -262,7 +262,7 @@ def build_parser() -> argparse.ArgumentParser:
         "came to the "
         "day after it was written. The counts are printed as JSON.",
     )
-    add_store_flag(parser)
+    add_store_flag(parser, text=STORE_HELP)
     parser.add_argument("--lake", required=True, help="lake: folder, file:// or gs:// URI")
     parser.add_argument("--day", required=True, help="the day, UTC, YYYY-MM-DD")
     parser.add_argument("--reason", default="", help="reason, stored in the version's marker")

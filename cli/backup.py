@@ -40,7 +40,7 @@ LOG = "log.db"
 
 @dataclass(frozen=True, kw_only=True)
 class BackupContents(Manifest):
-    """The content of `CONTENTS`.
+    """Content of the file `CONTENTS` in a backup.
 
     Paths are absolute and cannot be changed, because manifests refer to each other by path.
 
@@ -48,7 +48,7 @@ class BackupContents(Manifest):
         ContractError: `evergreen admin backup` does not write such a part or path.
     """
 
-    places: dict[str, str]
+    locations: dict[str, str]
     """Absolute path of each part by its name in `FOLDERS`, and of the log."""
     files: dict[str, str]
     """SHA-256 of each file, by its path relative to the backup."""
@@ -58,14 +58,14 @@ class BackupContents(Manifest):
     """Relative path of every folder, including empty ones."""
 
     def __post_init__(self) -> None:
-        for name, place in self.places.items():
+        for name, location in self.locations.items():
             if (
                 name not in (*FOLDERS, "log")
-                or not os.path.isabs(place)
-                or os.path.normpath(place) != place
+                or not os.path.isabs(location)
+                or os.path.normpath(location) != location
             ):
                 raise ContractError(
-                    f"{name} belongs to {place!r}, expected one of {FOLDERS} or log, and a full "
+                    f"{name} belongs to {location!r}, expected one of {FOLDERS} or log, and a full "
                     "path"
                 )
         for path in (*self.files, *self.links, *self.folders):
@@ -75,7 +75,7 @@ class BackupContents(Manifest):
                     f"a file is named {path!r}, expected a path that leads through no link"
                 )
             is_part = path == LOG or (
-                bool(parts) and parts[0] in FOLDERS and parts[0] in self.places
+                bool(parts) and parts[0] in FOLDERS and parts[0] in self.locations
             )
             if not is_part or ".." in parts or str(PurePosixPath(path)) != path:
                 raise ContractError(
@@ -85,17 +85,17 @@ class BackupContents(Manifest):
     def target(self, path: str) -> Path:
         """Return where a file, link or folder of the backup belongs."""
         part, _, rest = path.partition("/")
-        return Path(self.places["log"]) if path == LOG else Path(self.places[part]) / rest
+        return Path(self.locations["log"]) if path == LOG else Path(self.locations[part]) / rest
 
 
-def backup(output: Path, places: Mapping[str, Path], *, log: Path | None) -> None:
+def backup(output: Path, locations: Mapping[str, Path], *, log: Path | None) -> None:
     """Copy folders and an SQLite log to the new folder `output`.
 
     Remains of a killed backup to the same folder are removed first.
 
     Args:
         output: Folder to create.
-        places: Folders to copy, by their names in `FOLDERS`.
+        locations: Folders to copy, by their names in `FOLDERS`.
         log: Database file of an SQLite log, or None.
 
     Raises:
@@ -105,19 +105,19 @@ def backup(output: Path, places: Mapping[str, Path], *, log: Path | None) -> Non
     """
     if output.exists():
         raise ContractError(f"--output {output} exists, expected a new folder")
-    journal = places["store"] / JOURNAL_FILE
+    journal = locations["store"] / JOURNAL_FILE
     before = journal.read_bytes() if journal.exists() else b""
     with whole_directory(output, replace=True) as folder:
         if log is not None:
             _copy_database(log, folder / LOG)
-        for path in places["state"].glob("*.db"):
+        for path in locations["state"].glob("*.db"):
             _copy_database(path, folder / "state" / path.name)
         try:
-            for name in [each for each in FOLDERS if each in places]:
+            for name in [each for each in FOLDERS if each in locations]:
                 is_live = shutil.ignore_patterns("*.db", "*.db-*") if name == "state" else None
                 with progress(f"copying {name}, files") as advance:
                     shutil.copytree(
-                        places[name],
+                        locations[name],
                         folder / name,
                         symlinks=True,
                         ignore=is_live,
@@ -133,7 +133,7 @@ def backup(output: Path, places: Mapping[str, Path], *, log: Path | None) -> Non
                 f"{journal} grew while it was copied, so store and repository may differ: start "
                 "the backup again"
             )
-        originals = {**places, **({"log": log} if log else {})}
+        originals = {**locations, **({"log": log} if log else {})}
         _contents_of(folder, originals).write(folder / CONTENTS)
 
 
@@ -156,8 +156,8 @@ def _contents_of(folder: Path, originals: Mapping[str, Path]) -> BackupContents:
             else:
                 files[name] = sha256_file(path)
             advance()
-    places = {name: os.path.normpath(path.absolute()) for name, path in originals.items()}
-    return BackupContents(places=places, files=files, links=links, folders=folders)
+    locations = {name: os.path.normpath(path.absolute()) for name, path in originals.items()}
+    return BackupContents(locations=locations, files=files, links=links, folders=folders)
 
 
 def restore(
@@ -187,18 +187,18 @@ def restore(
             f"{path} is absent, expected a folder that `evergreen admin backup` wrote"
         )
     contents = BackupContents.read(path)
-    places = {name: Path(place) for name, place in contents.places.items()}
-    for name, place in places.items():
-        if within is not None and not place.resolve().is_relative_to(within.resolve()):
-            raise ContractError(f"{name} belongs to {place}, expected a folder within {within}")
+    locations = {name: Path(location) for name, location in contents.locations.items()}
+    for name, location in locations.items():
+        if within is not None and not location.resolve().is_relative_to(within.resolve()):
+            raise ContractError(f"{name} belongs to {location}, expected a folder within {within}")
     for name in contents.files:
         if not (folder / name).is_file():
             raise ContractError(f"{folder / name} is absent, expected all files of {path}")
     _expect_nothing_else(contents)
-    if within is None and not confirm(places):
+    if within is None and not confirm(locations):
         raise Refused("nothing was restored: nobody confirmed the folders")
-    for name in places.keys() - {"log"}:
-        places[name].mkdir(parents=True, exist_ok=True)
+    for name in locations.keys() - {"log"}:
+        locations[name].mkdir(parents=True, exist_ok=True)
     for name in contents.folders:
         contents.target(name).mkdir(parents=True, exist_ok=True)
     with progress("restoring, files", total=len(contents.files)) as advance:
@@ -212,7 +212,7 @@ def restore(
     # it.
     for name in reversed(contents.folders):
         shutil.copystat(folder / name, contents.target(name))
-    return places
+    return locations
 
 
 def _expect_nothing_else(contents: BackupContents) -> None:
@@ -223,8 +223,8 @@ def _expect_nothing_else(contents: BackupContents) -> None:
     """
     expected = {contents.target(name): sha256 for name, sha256 in contents.files.items()}
     links = {contents.target(name): link for name, link in contents.links.items()}
-    for name, place in contents.places.items():
-        for path in _files_of(Path(place)):
+    for name, location in contents.locations.items():
+        for path in _files_of(Path(location)):
             if path.is_symlink():
                 is_ours = links.get(path) == os.readlink(path)
             elif path in expected:
@@ -233,17 +233,16 @@ def _expect_nothing_else(contents: BackupContents) -> None:
                 path.unlink()
             if not is_ours:
                 raise ContractError(
-                    f"{name} belongs to {place}, expected an absent or empty folder: {path} does "
-                    "not come from "
-                    "a killed restore of this backup"
+                    f"{name} belongs to {location}, expected an absent or empty folder: {path} "
+                    "does not come from a killed restore of this backup"
                 )
 
 
-def _files_of(place: Path) -> Iterator[Path]:
-    if place.is_symlink() or place.is_file():
-        yield place
+def _files_of(location: Path) -> Iterator[Path]:
+    if location.is_symlink() or location.is_file():
+        yield location
         return
-    for folder, folders, names in os.walk(place):
+    for folder, folders, names in os.walk(location):
         yield from (Path(folder) / name for name in names)
         yield from (path for name in folders if (path := Path(folder) / name).is_symlink())
 
@@ -283,13 +282,13 @@ def _copy_database(source: Path, target: Path) -> None:
         ) from error
 
 
-def _ask(places: dict[str, Path]) -> bool:
+def _ask(locations: dict[str, Path]) -> bool:
     """Ask the person at the terminal for confirmation, and return the answer.
 
     Raises:
         ContractError: there is no terminal.
     """
-    listed = "".join(f"  {name}: {place}\n" for name, place in places.items())
+    listed = "".join(f"  {name}: {location}\n" for name, location in locations.items())
     if not sys.stdin.isatty():
         raise ContractError(
             f"the backup says where to write, expected --within FOLDER or --yes:\n{listed}".rstrip()
@@ -338,17 +337,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one of the commands. `evergreen.runtime.exit_codes` lists their exit codes."""
     arguments = build_parser().parse_args(argv)
     if arguments.command == "restore":
-        confirm = (lambda places: True) if arguments.yes else _ask
-        for name, place in restore(
+        confirm = (lambda locations: True) if arguments.yes else _ask
+        for name, location in restore(
             arguments.backup, within=arguments.within, confirm=confirm
         ).items():
-            print(f"{name}: {place}")
+            print(f"{name}: {location}")
         return ExitCode.DONE
     given = {name: getattr(arguments, name) for name in FOLDERS}
-    places = {
+    locations = {
         name: typed_folder(text, f"--{name}") for name, text in given.items() if text is not None
     }
-    backup(arguments.output, places, log=arguments.log)
+    backup(arguments.output, locations, log=arguments.log)
     print(f"backup: {arguments.output.absolute()}")
     return ExitCode.DONE
 

@@ -24,7 +24,7 @@ from evergreen.reports.page import PageTable, Text, html_page
 from evergreen.runtime.durable import write_whole
 from evergreen.runtime.errors import ContractError
 from evergreen.runtime.exit_codes import ExitCode, exits_with_code
-from evergreen.runtime.flags import CommandParser
+from evergreen.runtime.flags import CommandParser, add_store_flag
 from evergreen.storage.uris import local_path, typed_folder
 
 TEXT_SLICES = 10
@@ -254,7 +254,7 @@ def build_parser() -> argparse.ArgumentParser:
         parser.add_argument(
             name, metavar=name.upper(), help="a released version, or the id of a model in the store"
         )
-    parser.add_argument("--store", required=True, help="model registry, folder or its URI")
+    add_store_flag(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--output", type=Path, help="HTML page to write")
     return parser

@@ -2,8 +2,8 @@
 
 The result for each part is right, wrong or unknown. For a wrong part, the report includes a command
 or a change that corrects it. The checks ask Kubeflow's API server at its host, and Kubernetes
-through the user's own `kubectl`. They change nothing. docs/kubernetes/kfp.md and manifests.md
-describe what each part must be.
+through the user's own `kubectl`. The checks change nothing. The pages docs/kubernetes/kfp.md and
+manifests.md describe what each part must be.
 """
 
 import argparse
@@ -97,10 +97,10 @@ class Kubectl:
         if done.returncode:
             lines = [*done.stdout.strip().splitlines(), *done.stderr.strip().splitlines()]
             # The last line of `kubectl exec` holds only the program's exit code.
-            said = [line for line in lines if not line.startswith("command terminated")] or [
+            output = [line for line in lines if not line.startswith("command terminated")] or [
                 "it failed"
             ]
-            raise TemporaryError(f"kubectl: {said[-1]}")
+            raise TemporaryError(f"kubectl: {output[-1]}")
         return str(done.stdout)
 
 
@@ -418,10 +418,10 @@ def _tried(each: Installation, *words: str) -> _Found:
         words: Deployment, `-c`, container, `--` and the command.
     """
     try:
-        said = each.cluster.call("-n", NAMESPACE, "exec", *words).strip().splitlines()
+        output = each.cluster.call("-n", NAMESPACE, "exec", *words).strip().splitlines()
     except TemporaryError as error:
         return _wrong(str(error), f"kubectl -n {NAMESPACE} exec {shlex.join(words)}")
-    return _right(f"container {words[2]} reaches it" + (f": {said[0]}" if said else ""))
+    return _right(f"container {words[2]} reaches it" + (f": {output[0]}" if output else ""))
 
 
 _LOOKS: dict[str, Callable[[Installation], Iterator[_Found]]] = {
@@ -452,7 +452,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--context", default="", help="kubectl's context (default: its current one)"
     )
-    parser.add_argument("--store", default="", help="model registry, if it is mounted here")
+    parser.add_argument("--store", default="", help="folder of the registry, if it is mounted here")
     return parser
 
 

@@ -14,7 +14,7 @@ from evergreen.registry.models import referenced_model, verified_part
 from evergreen.runtime.durable import whole_directory
 from evergreen.runtime.errors import ContractError
 from evergreen.runtime.exit_codes import ExitCode, exits_with_code
-from evergreen.runtime.flags import CommandParser
+from evergreen.runtime.flags import CommandParser, add_store_flag
 from evergreen.runtime.plain_text import show
 from evergreen.storage.uris import typed_folder
 
@@ -52,7 +52,7 @@ def build_parser() -> CommandParser:
     parser.add_argument(
         "model", metavar="MODEL", help="a released version, or the id of a model in the store"
     )
-    parser.add_argument("--store", required=True, help="model registry, folder or its URI")
+    add_store_flag(parser)
     parser.add_argument(
         "--hugectr", type=Path, required=True, metavar="DIR", help="new folder for HugeCTR's files"
     )

@@ -70,7 +70,7 @@ from evergreen.rows.times import to_iso
 from evergreen.runtime.durable import fsync_path
 from evergreen.runtime.errors import FROM_SCRATCH, ContractError
 from evergreen.runtime.exit_codes import ExitCode, exits_with_code
-from evergreen.runtime.flags import CommandParser
+from evergreen.runtime.flags import CommandParser, add_store_flag
 from evergreen.runtime.terminal import progress
 from evergreen.serving.parity import GoldenRows
 from evergreen.serving.repository.model_repository import GOLDEN_FILE
@@ -82,7 +82,7 @@ from monitoring.state.store import STORE_FILE, StateStore, matured_rows_of, wait
 
 logger = logging.getLogger(__name__)
 
-PLACES = {
+LOCATIONS = {
     "lake": "lake: folder, file:// or gs:// URI",
     "archive": "the monitor's archive",
     "state": "the monitor's state folder, with rows of its windows and requests that are not "
@@ -152,8 +152,8 @@ class User:
         return [name for name in self.recommender.columns_of_users if name != self.column]
 
     @cached_property
-    def places(self) -> list[int]:
-        """The positions of users on the categorical axis of tensors."""
+    def positions(self) -> list[int]:
+        """Return the positions of the user's columns among the categorical columns of tensors."""
         features = self.recommender.features
         return [
             i
@@ -266,7 +266,7 @@ class Counted(NamedTuple):
     """Number of other users' rows that name the user in a list."""
 
     def __str__(self) -> str:
-        mentions = f"{self.num_mentions} rows of others that list the user"
+        mentions = f"{self.num_mentions} rows of other users whose lists contain the user"
         return ", ".join(
             [f"{self.num_rows} rows"] * bool(self.num_rows) + [mentions] * bool(self.num_mentions)
         )
@@ -456,7 +456,7 @@ def _traces(store: Path, model: Model, user: User) -> list[str]:
         for name, values in known.items()
         if (values == user.category).any()
     ]
-    learnt = sorted(
+    trained_on = sorted(
         {
             each["day"]
             for each in model.days
@@ -465,7 +465,11 @@ def _traces(store: Path, model: Model, user: User) -> list[str]:
     )
     return [
         *found,
-        *([f"it was trained on {', '.join(learnt)}, whose rows hold the user"] if learnt else []),
+        *(
+            [f"it was trained on {', '.join(trained_on)}, whose rows hold the user"]
+            if trained_on
+            else []
+        ),
     ]
 
 
@@ -475,13 +479,13 @@ def golden_rows(store: Path, user: User) -> Iterator[str]:
     The search covers versions in the registry and in Triton's repository.
     """
     place, served = read_serving_place(store), ServedNames(user.recommender.name)
-    kept = [(graph_folder(store, 0).parent.as_uri(), "")]
-    kept += [
+    stored_graphs = [(graph_folder(store, 0).parent.as_uri(), "")]
+    stored_graphs += [
         (place.repository_uri, f"{each}/")
         for each in (served.model, served.candidate, served.canary)
         if place
     ]
-    for uri, prefix in kept:
+    for uri, prefix in stored_graphs:
         objects = open_objects(uri)
         for info in [each for each in objects.list(prefix) if base_name(each) == GOLDEN_FILE]:
             with local_copy(objects, info.name) as path:
@@ -498,7 +502,7 @@ def waiting_requests(state: Path, user: User) -> int:
     """Return the number of requests of the user that are not archived yet."""
     columns = user.recommender.features.columns
     with _reading_state(state) as memory:
-        return waiting_requests_of(memory, user.category, columns=columns, places=user.places)
+        return waiting_requests_of(memory, user.category, columns=columns, places=user.positions)
 
 
 def in_windows(state: Path, user: User) -> Iterator[Found]:
@@ -527,21 +531,23 @@ def _reading_state(state: Path) -> Iterator[sqlite3.Connection]:
         raise ContractError(f"{path} is not the database of a monitor's state: {error}") from error
 
 
-def find(user: User, store: Path, places: dict[str, str]) -> list[Found]:
+def find(user: User, store: Path, locations: dict[str, str]) -> list[Found]:
     """Return everything that can be removed, in the order of removal.
 
     Args:
         user: The user to find.
-        store: The model registry.
-        places: Values that the person passed for some of `PLACES`.
+        store: Folder of the registry.
+        locations: Values that the person passed for some of `LOCATIONS`.
     """
     roots = [
-        open_objects(typed_uri(places[name])) for name in ("archive", "lake") if name in places
+        open_objects(typed_uri(locations[name]))
+        for name in ("archive", "lake")
+        if name in locations
     ]
     folders = {
-        name: typed_folder(places[name], f"--{name}")
+        name: typed_folder(locations[name], f"--{name}")
         for name in ("incidents", "work")
-        if name in places
+        if name in locations
     }
     quarantine = quarantine_folder(store)
     rows = [
@@ -552,8 +558,8 @@ def find(user: User, store: Path, places: dict[str, str]) -> list[Found]:
     local = [local_path(root.uri) for root in roots if not is_bucket_uri(root.uri)]
     # Search the monitor's windows first, because this search fails while a monitor runs.
     first = (
-        list(in_windows(typed_folder(places["state"], "--state"), user))
-        if "state" in places
+        list(in_windows(typed_folder(locations["state"], "--state"), user))
+        if "state" in locations
         else []
     )
     first += [
@@ -587,8 +593,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--user", required=True, metavar="ID", help="value of the column, as your files spell it"
     )
-    parser.add_argument("--store", required=True, help="model registry")
-    for name, what in PLACES.items():
+    add_store_flag(parser)
+    for name, what in LOCATIONS.items():
         parser.add_argument(f"--{name}", help=what)
     parser.add_argument(
         "--yes",
@@ -602,15 +608,15 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. `evergreen.runtime.exit_codes` lists its exit codes."""
     arguments = build_parser().parse_args(argv)
-    store, places = (
+    store, locations = (
         typed_folder(arguments.store, "--store"),
-        {n: v for n, v in vars(arguments).items() if n in PLACES and v},
+        {n: v for n, v in vars(arguments).items() if n in LOCATIONS and v},
     )
     user = User(arguments.user, accepted(store, CURRENT))
     with progress("searching"):
-        found = find(user, store, places)
-    learnt, golden = list(models_trained_on(store, user)), list(golden_rows(store, user))
-    state = typed_folder(places["state"], "--state") if "state" in places else None
+        found = find(user, store, locations)
+    trained_on, golden = list(models_trained_on(store, user)), list(golden_rows(store, user))
+    state = typed_folder(locations["state"], "--state") if "state" in locations else None
     num_waiting = waiting_requests(state, user) if state else 0
     print(f"user {user.text!r} is category {user.category} of {user.column}")
     print(
@@ -620,13 +626,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     print(
         "\n".join(
-            [*map(str, learnt), *golden] or ["no model is known to be trained on the user's rows"]
+            [*map(str, trained_on), *golden]
+            or ["no model is known to be trained on the user's rows"]
         )
     )
     if arguments.yes:
-        if learnt and found:
+        if trained_on and found:
             keep_forgotten(
-                store, [each.model_id for each in learnt], now=datetime.now(timezone.utc)
+                store, [each.model_id for each in trained_on], now=datetime.now(timezone.utc)
             )
         with progress("removing", total=len(found)) as advance:
             for each in found:
@@ -638,17 +645,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             "nothing was removed: repeat with --yes while monitor, uploader and pipeline are "
             "stopped"
         )
-    print("\n".join(_what_serves(store, learnt, places)))
-    if not any(each.is_live for each in learnt) and (learnt or golden):
+    print("\n".join(_what_serves(store, trained_on, locations)))
+    if not any(each.is_live for each in trained_on) and (trained_on or golden):
         print("remove the folders of these models when no rollback to them is wanted")
     if num_waiting:
         print(
             f"{num_waiting} requests that hold the user are not archived yet: run this command "
             "again once they are"
         )
-    if absent := [f"--{name}" for name in PLACES if name not in places]:
+    if absent := [f"--{name}" for name in LOCATIONS if name not in locations]:
         print(f"not searched: {', '.join(absent)}")
-    if is_bucket_uri(places.get("lake", "")):
+    if is_bucket_uri(locations.get("lake", "")):
         print(
             "the bucket keeps earlier versions of objects as long as its versioning or soft delete "
             "says"
@@ -661,7 +668,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _what_serves(
-    store: Path, learnt: Sequence[TrainedOnUser], places: dict[str, str]
+    store: Path, trained_on: Sequence[TrainedOnUser], locations: dict[str, str]
 ) -> Iterator[str]:
     """Yield lines that say whether the live model contains a removed user, and what replaces it."""
     live = current(store)
@@ -669,7 +676,7 @@ def _what_serves(
         yield "no model is live"
         return
     removed = removed_at(store, live.model_id)
-    if any(each.is_live for each in learnt):
+    if any(each.is_live for each in trained_on):
         contained = "the user"
     elif removed is not None:
         contained = f"a user whose rows were removed at {removed}"
@@ -679,19 +686,19 @@ def _what_serves(
     yield (
         f"version {live.version} still contains {contained}, until a run from scratch is released:"
     )
-    yield from (f"  {command}" for command in _full_run(store, places))
+    yield from (f"  {command}" for command in _full_run(store, locations))
     yield (
         "if the gate refuses that run's model, `evergreen release promote` makes it live "
         "nevertheless"
     )
 
 
-def _full_run(store: Path, places: dict[str, str]) -> Iterator[str]:
+def _full_run(store: Path, locations: dict[str, str]) -> Iterator[str]:
     """Yield the commands that train a model from scratch and release it."""
     package = Path("build/retraining.yaml")
     if (
-        "lake" in places
-        and typed_uri(places["lake"]) == str(store.parent / "lake")
+        "lake" in locations
+        and typed_uri(locations["lake"]) == str(store.parent / "lake")
         and store.name == "store"
     ):
         own = store.parent / package.name  # the demo writes its compiled pipeline here

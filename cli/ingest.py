@@ -1,11 +1,11 @@
 """`evergreen data ingest` brings a user's files into the lake.
 
-Rows keep their times. On request they get new times instead, spread evenly over whole days in file
-order. Rows are first written to a temporary file on disk (`spool`), which finds copies and sorts
-the rows by time. The earlier rows become day partitions of the lake, and the later rows become a
-file to replay. Days are published in time order, and each file appears complete or not at all.
-Ingesting the same files again replaces their earlier result. Rows that the lake holds from other
-files are left out.
+Rows keep their times. With `--last-day`, they get new times instead, spread evenly over whole days
+in file order. Rows are first written to a temporary file on disk (`spool`), which finds copies and
+sorts the rows by time. The earlier rows become day partitions of the lake, and the later rows
+become a file to replay. Days are published in time order, and each file appears complete or not at
+all. Ingesting the same files again replaces their earlier result. Rows that the lake holds from
+other files are left out.
 """
 
 import argparse
@@ -43,7 +43,7 @@ from evergreen.rows.times import DAY_MICROS, day_span, parse_day, to_iso
 from evergreen.runtime.durable import fsync_path, sha256_file
 from evergreen.runtime.errors import ContractError, expect
 from evergreen.runtime.exit_codes import exits_with_code
-from evergreen.runtime.flags import CommandParser
+from evergreen.runtime.flags import CommandParser, add_store_flag
 from evergreen.runtime.plain_text import log_as_text
 from evergreen.runtime.terminal import progress
 from evergreen.storage.objects import NUM_TRANSFERS, Objects, local_copy
@@ -51,6 +51,7 @@ from evergreen.storage.uris import open_objects, typed_folder, typed_uri
 
 logger = logging.getLogger(__name__)
 
+STORE_HELP = "registry whose newest recommender describes the files"
 _PARTITION = DAY_PARTITION.format(day="")
 
 
@@ -174,10 +175,10 @@ def ingest(
         settings: Times and shares of the rows.
 
     Raises:
-        ContractError: A file is corrupt, of an unknown form or has too many malformed rows. It is
-            also raised if the files contain no row, or if rows lack times although `last_day` is
-            None. It is also raised if too many rows have the key of another row, or if the lake
-            already contains the rows.
+        ContractError: A file is corrupt, of an unknown form or has too many malformed rows. This
+            error is also raised if the files contain no row, or if rows lack times although
+            `last_day` is None. This error is also raised if too many rows have the key of another
+            row, or if the lake already contains the rows.
         TemporaryError: The bucket cannot be reached.
         PermanentError: There is no permission, no bucket or no disk space.
     """
@@ -293,7 +294,8 @@ def read_rows(
             )
         if reader.has_times and not keeps_times:
             logger.warning(
-                "%s has event times, which are replaced. To keep them, leave out last_day and days",
+                "%s has event times, which are replaced. To keep the times, leave out last_day "
+                "and days",
                 file,
             )
         with ExitStack() as stack:
@@ -335,11 +337,9 @@ def _expect_keys(
         logger.warning("%d rows are equal copies of others and are dropped", found.copies.num_equal)
     if found.repeated:
         logger.warning(
-            "%d rows equal an earlier row in everything but the label. Without a request id each "
-            "counts as a row of "
-            "its "
-            "own. If they are the same rows with their clicks, name the columns that identify a "
-            "row: data.request_id "
+            "%d rows equal an earlier row in everything but the label. Rows without a request id "
+            "count as separate rows. If they are the same rows with their clicks, name the columns "
+            "that identify a row: data.request_id "
             "and data.row",
             found.repeated,
         )
@@ -429,7 +429,7 @@ def _write_days(
 
 
 def _publish_days(objects: Objects, days: Path, source: str) -> None:
-    """Publish the files below `days` in the lake day by day, and remove older ones of the source.
+    """Publish the files below `days` in the lake day by day, and remove the source's older files.
 
     The files are named `part-<source>-*.parquet`.
     """
@@ -460,13 +460,6 @@ def _publish_file(path: Path, final: Path) -> None:
     fsync_path(final.parent)
 
 
-def add_store_flag(parser: argparse.ArgumentParser) -> None:
-    """Add the flag that names the registry whose recommender describes the files."""
-    parser.add_argument(
-        "--store", required=True, help="model registry whose newest recommender describes the files"
-    )
-
-
 def recommender_of(store: str) -> Recommender:
     """Return the recommender that was accepted last into the registry.
 
@@ -489,7 +482,7 @@ def build_parser() -> argparse.ArgumentParser:
             " ingest.malformed_rows.jsonl in the current folder. The counts are printed as JSON."
         ),
     )
-    add_store_flag(parser)
+    add_store_flag(parser, text=STORE_HELP)
     parser.add_argument("--data", required=True, type=Path, help="a file, or a folder of files")
     parser.add_argument(
         "--lake", required=True, help="folder or its URI, created if absent; or gs://bucket/prefix"

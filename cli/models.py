@@ -29,7 +29,7 @@ from evergreen.reports.model_card import card_page
 from evergreen.runtime.durable import write_whole
 from evergreen.runtime.errors import ContractError
 from evergreen.runtime.exit_codes import ExitCode, exits_with_code
-from evergreen.runtime.flags import CommandParser
+from evergreen.runtime.flags import CommandParser, add_store_flag
 from evergreen.runtime.plain_text import show
 from evergreen.runtime.terminal import TableColumn, add_listing_flags, local_time, print_table
 from evergreen.storage.uris import typed_folder
@@ -54,7 +54,7 @@ def build_parser() -> argparse.ArgumentParser:
     live = commands.add_parser("live-at", help="show which version was live at a time")
     live.add_argument("time", metavar="TIME", help="ISO 8601, in UTC if it has no zone, or `now`")
     for each in (listing, card, live):
-        each.add_argument("--store", default=DEMO_STORE, help="model registry, folder or its URI")
+        add_store_flag(each, default=DEMO_STORE)
     live.add_argument("--json", action="store_true", help="print JSON")
     add_listing_flags(listing)
     return parser
@@ -188,7 +188,7 @@ def print_live_at(store: Path, time: str, *, as_json: bool = False) -> None:
     still live.
 
     Args:
-        store: The model registry.
+        store: Folder of the registry.
         time: ISO 8601, in UTC if it has no zone, or `now`.
         as_json: Whether to print JSON.
 

@@ -89,9 +89,7 @@ def _add_compile(commands: Any) -> None:
         ),
     )
     parser.add_argument("--lake", help="click logs, folder or gs:// (default: lake on the volume)")
-    parser.add_argument(
-        "--store", help="folder of the model registry (default: store on the volume)"
-    )
+    parser.add_argument("--store", help="folder of the registry (default: store on the volume)")
     parser.add_argument(
         "--work", help="folder of the runs' intermediate files (default: work on the volume)"
     )
@@ -200,14 +198,14 @@ def _add_parameters(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_compile(arguments: argparse.Namespace) -> int:
+    from pipelines.locations import describe_locations
     from pipelines.package import compile_pipeline
     from pipelines.placement import read_placement
-    from pipelines.places import describe_places
 
     flags = {name: value for name, value in vars(arguments).items() if name not in _NO_PLACEMENT}
     placement = read_placement(arguments.placement, flags)
     compile_pipeline(arguments.output, placement)
-    print(f"{arguments.output}: {describe_places(placement.places)}")
+    print(f"{arguments.output}: {describe_locations(placement.locations)}")
     print("(on this machine, `evergreen run --folder FOLDER` uses the folders in FOLDER instead)")
     return 0
 
@@ -226,8 +224,8 @@ def _parameters_of(arguments: argparse.Namespace) -> dict[str, str]:
 
 def _words_of(arguments: argparse.Namespace) -> list[str]:
     """Return the flags for the kind of run as a list of command-line words."""
-    places = {"--lake": arguments.lake, "--triton-urls": arguments.triton_urls}
-    words = [word for flag, place in places.items() if place for word in (flag, place)]
+    locations = {"--lake": arguments.lake, "--triton-urls": arguments.triton_urls}
+    words = [word for flag, value in locations.items() if value for word in (flag, value)]
     words += ["--from-scratch"] if arguments.from_scratch else []
     for flag, values in (("-p", arguments.parameter), ("--set", arguments.settings)):
         words += [word for value in values for word in (flag, value)]
@@ -251,7 +249,7 @@ def _run_pipeline(arguments: argparse.Namespace) -> int:
         folders,
         parameters=parameters,
         request=request,
-        places={"lake": typed_uri(arguments.lake)} if arguments.lake else {},
+        locations={"lake": typed_uri(arguments.lake)} if arguments.lake else {},
         triton_urls=arguments.triton_urls,
     )
     print(describe_run(folders.store, outcome))
@@ -286,10 +284,10 @@ def _run_submit(arguments: argparse.Namespace) -> int:
     from evergreen.registry.runs import find_outcome, store_name
     from evergreen.storage.uris import local_path
     from pipelines import submit
-    from pipelines.package import image_tag, read_places
-    from pipelines.places import describe_places
+    from pipelines.locations import describe_locations
+    from pipelines.package import image_tag, read_locations
 
-    parameters, places = _parameters_of(arguments), read_places(arguments.package)
+    parameters, locations = _parameters_of(arguments), read_locations(arguments.package)
     check_changes(parameters.get("settings", ""))
     version = (arguments.upload_version or image_tag(arguments.package)) if uploads else ""
     if arguments.recurring:
@@ -304,7 +302,7 @@ def _run_submit(arguments: argparse.Namespace) -> int:
             arguments.package,
             version,
             pipeline=arguments.pipeline,
-            about=describe_places(places),
+            about=describe_locations(locations),
         )
     run = submit.RunRequest(
         source=source,
@@ -326,7 +324,7 @@ def _run_submit(arguments: argparse.Namespace) -> int:
         print(run_id, flush=True)
         if arguments.wait:
             ended = wait(server, run_id, seconds=arguments.wait_hours * 3600)
-            store = local_path(places["store"])
+            store = local_path(locations["store"])
             outcome = find_outcome(store, store_name(name, "", run_id))
             if ended.state != "SUCCEEDED":
                 step = f"; {outcome.step}: {outcome.reason}" if outcome else ""

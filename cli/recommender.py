@@ -23,7 +23,7 @@ from evergreen.registry.promotion_journal import current
 from evergreen.runtime.durable import write_whole
 from evergreen.runtime.errors import ContractError
 from evergreen.runtime.exit_codes import ExitCode, exits_with_code
-from evergreen.runtime.flags import CommandParser, whoami
+from evergreen.runtime.flags import CommandParser, add_store_flag, whoami
 from evergreen.runtime.terminal import TableColumn, add_listing_flags, local_time, print_table
 from evergreen.storage.uris import typed_folder
 
@@ -87,9 +87,7 @@ def build_parser() -> argparse.ArgumentParser:
     records.add_argument("which", help="a file; or current, a version, or 8 digits of a digest")
     add_listing_flags(history)
     for each in (show, diff, accept, history, records):
-        each.add_argument(
-            "--store", required=each is not records, help="model registry, folder or its URI"
-        )
+        add_store_flag(each, required=each is not records)
     return parser
 
 
@@ -173,9 +171,11 @@ def _accept(arguments: argparse.Namespace) -> int:
     print(f"version {version} is used from the next run on: {_described(recommender)}")
     live = current(store)
     if live is not None:
-        learned = stored_model(store, live.model_id, role="live model").recommender.features
+        trained_features = stored_model(
+            store, live.model_id, role="live model"
+        ).recommender.features
         try:
-            recommender.features.expect_continues(learned, parent=live.model_id)
+            recommender.features.expect_continues(trained_features, parent=live.model_id)
         except ContractError as error:
             print(f"the next run cannot continue the live model: {error}")
     return ExitCode.DONE

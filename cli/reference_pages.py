@@ -38,7 +38,7 @@ _OF_VALIDATION = (
     "tensorflow_metadata.proto",
     "tensorflow_metadata.proto.v0",
 )
-"""Modules that only the validation environment has. The parsers do not need them."""
+"""Modules that only the validation environment has. The parsers work without these modules."""
 _SCRAPED = "`namespace`, `pod` and `job`"
 
 
@@ -221,7 +221,7 @@ def metrics_page() -> str:
         "",
         GENERATED.format("the exporters"),
         "",
-        "A metric is absent while its number is undefined. It is never 0 instead. "
+        "A metric is absent, and never 0, while its number is undefined. "
         f"Prometheus adds the labels {_SCRAPED}. [Observability](../operate/observability.md) "
         "describes scraping, dashboards and Triton's metrics.",
         "",
@@ -254,8 +254,8 @@ def metrics_page() -> str:
         "",
         "## Client",
         "",
-        "`metrics_text` of `inference_client` formats these metrics. Each has the label "
-        "`recommender`.",
+        "`metrics_text` of `inference_client` formats these metrics. Each metric has the "
+        "label `recommender`.",
         "",
         "| metric | meaning |",
         "|---|---|",

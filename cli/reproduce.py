@@ -1,10 +1,10 @@
 """`evergreen audit reproduce` trains a stored model again, and compares each step.
 
-The steps run as commands. Their inputs come from the model's manifests and from the notes of its
-run. The steps work on a view of the model registry, which is in the work folder. In this view,
-files are symbolic links, journals end at the start of the original run, and the recommender is the
-one of the model. Files of the lake that were written later are skipped. The command only reads the
-registry, and neither evaluates nor releases a model.
+The steps run as commands. The inputs of the steps come from the model's manifests and from the
+notes of its run. The steps work on a view of the model registry, which is in the work folder. In
+this view, files are symbolic links, journals end at the start of the original run, and the
+recommender is the one of the model. Files of the lake that were written later are skipped. The
+command only reads the registry, and neither evaluates nor releases a model.
 
 On the same kind of processor, with the same number of threads, all bytes are equal. Names, times
 and folders of the run are not compared. TFDV's statistics are not compared either, because TFDV
@@ -35,7 +35,7 @@ from evergreen.registry.runs import read_notes, trained_model
 from evergreen.runtime.durable import sha256_file
 from evergreen.runtime.errors import ContractError, PermanentError, Refused
 from evergreen.runtime.exit_codes import ExitCode, exits_with_code
-from evergreen.runtime.flags import CommandParser, run_flags
+from evergreen.runtime.flags import CommandParser, add_store_flag, run_flags
 from evergreen.runtime.terminal import progress
 from evergreen.serving.graph.export import export
 from evergreen.storage.uris import local_path, open_objects, typed_folder, typed_uri
@@ -74,7 +74,7 @@ class Reproduction:
 
         Raises:
             ContractError: inputs of the model no longer exist, or a step raised this error.
-            Refused, PermanentError: a step raised this error. The message has its reason.
+            Refused, PermanentError: a step raised this error. The message states the reason.
         """
         self._expect_inputs()
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -85,14 +85,14 @@ class Reproduction:
             model_folder(self.store, self.model.model_id),
         )
         parent, champion = raw.parent_model_id or NONE, raw.champion_model_id or NONE
-        asked = {name: self.facts.get(name, "") for name in ("window_start", "window_end")}
+        window = {name: self.facts.get(name, "") for name in ("window_start", "window_end")}
         rows = self._run(
             "extraction",
             lake=self.lake,
             lake_until=self.until,
             parent=parent,
             champion=champion,
-            **asked,
+            **window,
         )
         is_screened = local_path(raw.train_uri).parent.name == "validation"
         found = differing(RawDataset.read(rows), raw, but=_OF_VALIDATION if is_screened else ())
@@ -297,7 +297,7 @@ def find(store: Path, model_id: str, *, work: Path, lake: str | None = None) -> 
     """Find a stored model and the inputs that are needed to train it again.
 
     Args:
-        store: The model registry.
+        store: Folder of the registry.
         model_id: The model to train again.
         work: Folder in which the reproduction gets a new folder.
         lake: The lake to read, or None for the lake of the original run.
@@ -337,9 +337,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="VERSION|MODEL_ID",
         help="a released version, or a model that the gate evaluated",
     )
-    parser.add_argument(
-        "--store", required=True, help="model registry, folder or its URI, which is only read"
-    )
+    add_store_flag(parser)
     parser.add_argument(
         "--work", required=True, type=Path, help="folder in which a new work folder is created"
     )

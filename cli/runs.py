@@ -20,9 +20,9 @@ from evergreen.registry.models import stored_model, verdict_paths
 from evergreen.registry.runs import (
     RunOutcome,
     StepNote,
-    begun_at,
     each_note,
     find_outcome,
+    first_start,
     kubeflow_name,
     left_anything,
     read_notes,
@@ -30,7 +30,7 @@ from evergreen.registry.runs import (
 )
 from evergreen.runtime.errors import FROM_SCRATCH, ContractError, flags_to_run_again
 from evergreen.runtime.exit_codes import ExitCode, exits_with_code
-from evergreen.runtime.flags import CommandParser
+from evergreen.runtime.flags import CommandParser, add_store_flag
 from evergreen.runtime.kubeflow import EXPERIMENT, KubeflowServer
 from evergreen.runtime.plain_text import show
 from evergreen.runtime.terminal import TableColumn, add_listing_flags, local_time, print_table
@@ -75,7 +75,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="evergreen runs",
         description="List runs: how each ended, its rows, model, AUC and verdict.",
     )
-    runs.add_argument("--store", default=DEMO_STORE, help="model registry, folder or its URI")
+    add_store_flag(runs, default=DEMO_STORE)
     add_listing_flags(runs)
     runs.add_argument(
         "--newest",
@@ -129,7 +129,7 @@ def read_runs(store: Path, *, newest: int | None = None) -> list[RunLine]:
 
 
 def _start_of(store: Path, run: str) -> str:
-    """Return when the first step of a run began.
+    """Return the start time of the run's first step.
 
     If the start is unknown, return the end of the run, or "" if the end is unknown too.
     """
@@ -146,7 +146,7 @@ def read_run(store: Path, run: str) -> RunLine:
         ContractError: a file of the run is corrupt.
     """
     notes, outcome = read_notes(store, run), find_outcome(store, run)
-    begun, last = begun_at(notes), notes[-1] if notes else StepNote(step="none")
+    begun, last = first_start(notes), notes[-1] if notes else StepNote(step="none")
     model, verdict = _model_and_verdict(store, notes)
     candidate = verdict.candidate if verdict else None
     facts = {name: value for note in notes for name, value in note.facts.items()}
@@ -175,7 +175,7 @@ def read_run(store: Path, run: str) -> RunLine:
 def _model_and_verdict(store: Path, notes: list[StepNote]) -> tuple[Model | None, Verdict | None]:
     """Return the model and the verdict of the run.
 
-    Each is None if the run ended before writing it.
+    The model or the verdict is None if the run ended before it was written.
     """
     name = trained_model(notes)
     if name is None:
@@ -236,7 +236,7 @@ def print_lost_runs(store: Path, server: KubeflowServer, *, newest: int | None) 
     These runs do not appear in any other command.
 
     Args:
-        store: The model registry.
+        store: Folder of the registry.
         server: Kubeflow's API.
         newest: Number of Kubeflow's newest runs to check. None or 0 selects 100 runs.
 
@@ -267,7 +267,7 @@ def what_next(store: Path, outcome: RunOutcome, *, command: Sequence[str]) -> st
     """Return advice for a run that released no model, or None if no action is needed.
 
     Args:
-        store: The model registry.
+        store: Folder of the registry.
         outcome: Result of the run.
         command: Words of the command that started the run. A flag is one word, or two as `-p
             NAME=VALUE`.
@@ -288,9 +288,9 @@ def what_next(store: Path, outcome: RunOutcome, *, command: Sequence[str]) -> st
         doubt = "" if verdict.decision == PASS else f", although its verdict is {verdict.decision}"
         sentences = [f"{comparison} compares it with the live model"] if champion else []
         return "\nnext: ".join([*sentences, f"{promotion} makes the model live{doubt}"])
-    said = verdict.advice if verdict is not None and outcome.state == "refused" else []
-    flags = next(filter(None, map(flags_to_run_again, [*said, outcome.reason])), [])
-    sentences = [*said, *([shlex.join(_with_flags(command, flags))] if flags else [])]
+    ways = verdict.advice if verdict is not None and outcome.state == "refused" else []
+    flags = next(filter(None, map(flags_to_run_again, [*ways, outcome.reason])), [])
+    sentences = [*ways, *([shlex.join(_with_flags(command, flags))] if flags else [])]
     return (
         "\nnext: ".join(sentences)
         or "correct what the reason names, and run the same command again"
@@ -308,7 +308,7 @@ def _with_flags(command: Sequence[str], flags: Sequence[str]) -> list[str]:
         "trigger_id",
         *(SCRATCH if FROM_SCRATCH in flags else ()),
     }  # leave out `trigger_id`, because the run that it triggered has ended
-    kept, words = [], iter(command)
+    options, words = [], iter(command)
     for word in words:
         given = [word, next(words)] if word in ("-p", "--set") else [word]
         if given[-1].startswith(_SETTINGS):
@@ -316,9 +316,9 @@ def _with_flags(command: Sequence[str], flags: Sequence[str]) -> list[str]:
             left = [each for each in changes if each.partition("=")[0] not in replaced]
             given = [word, _SETTINGS + shlex.join(left)] if left else []
         if given and given[-1].partition("=")[0] not in replaced and given != [FROM_SCRATCH]:
-            kept += given
+            options += given
     return [
-        *kept,
+        *options,
         *([FROM_SCRATCH] if FROM_SCRATCH in command and FROM_SCRATCH not in flags else []),
         *flags,
     ]

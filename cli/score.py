@@ -69,7 +69,7 @@ async def _score(arguments: argparse.Namespace) -> int:
         for path in click_log_files(arguments.data):
             for found in unlabelled_reader(path, recommender).numbered():
                 part = found if left is None else found.first(left)
-                told: dict[int, dict[str, Any]] = {
+                results: dict[int, dict[str, Any]] = {
                     each.line: {"error": each.reason} for each in part.rejected
                 }
                 for at in range(0, len(part.numbers), _ROWS_PER_REQUEST):
@@ -77,11 +77,11 @@ async def _score(arguments: argparse.Namespace) -> int:
                     names = [name for name in recommender.features.names if name in part.features]
                     scored = await client.score({name: batch.column(name) for name in names})
                     for number, score in zip(part.numbers[at:].tolist(), scored.scores.tolist()):
-                        told[number] = {"score": score, "model_version": scored.model_version}
-                for line in sorted(told):
-                    print(json.dumps({"file": str(path), "line": line, **told[line]}))
+                        results[number] = {"score": score, "model_version": scored.model_version}
+                for line in sorted(results):
+                    print(json.dumps({"file": str(path), "line": line, **results[line]}))
                 num_malformed += len(part.rejected)
-                left = None if left is None else left - len(told)
+                left = None if left is None else left - len(results)
                 if left == 0:
                     return num_malformed
     return num_malformed

@@ -38,7 +38,7 @@ from evergreen.runtime.durable import write_whole
 from evergreen.runtime.errors import ContractError, PermanentError, run_again
 from evergreen.runtime.exit_codes import exits_with_code
 from evergreen.runtime.flags import CommandParser
-from pipelines.package import read_parameters, read_places, run_outcome_pod
+from pipelines.package import read_locations, read_parameters, run_outcome_pod
 
 RUNNER = (str(python_of("driver")), "-m", "cli", "run")
 SECTIONS = ("preprocessing", "model", "training")
@@ -135,9 +135,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     if arguments.trials < 1 or (arguments.katib is None) != (arguments.recommender is None):
         raise ContractError(
-            f"--trials is {arguments.trials} and --recommender {arguments.recommender}, expected "
-            "at "
-            "least 1, and the recommender's file only with --katib"
+            f"--trials is {arguments.trials} and --recommender is {arguments.recommender}, "
+            "expected at least 1 trial, and --recommender only together with --katib"
         )
     given = read_parameters(arguments.package, arguments.parameter)
     if arguments.katib:
@@ -257,7 +256,7 @@ def search(
         words = (
             {name: _suggested(trial, name, each) for name, each in space.items()} if number else {}
         )
-        shown = _settings(words) or "(as the recommender is)"
+        shown = _settings(words) or "(the recommender's own settings)"
         print(
             f"trial {trial.number} started: {shown}; its steps: {folders.logs / SEARCH_LOG}",
             file=sys.stderr,
@@ -371,7 +370,7 @@ def katib_experiment(
     container["image"], container["env"][0]["value"] = image, json.dumps(run)
     container["args"] = [
         f"--host={arguments.host}",
-        f"--store={read_places(arguments.package)['store']}",
+        f"--store={read_locations(arguments.package)['store']}",
     ]
     container["volumeMounts"][0]["mountPath"] = mount_path
     return made
@@ -408,7 +407,7 @@ def _line(trial: Any) -> str:
         if trial.value is not None
         else "failed: {reason}"
     )
-    words = _settings(facts["words"]) or "(as the recommender is)"
+    words = _settings(facts["words"]) or "(the recommender's own settings)"
     return f"{trial.number:3d}  {evaluated.format(**facts)}  {seconds:4.0f} s  {words}"
 
 

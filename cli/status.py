@@ -1,9 +1,9 @@
 """`evergreen status` shows one installation on one screen.
 
 The screen shows the live version, its AUC with the limit, drift, the last run, the time of the next
-possible run, and tasks for a person. A running monitor is asked for its status. If no monitor runs,
-the command reads the files of the state folder. It therefore also works on the folder of a finished
-demo.
+possible run, and tasks for a person. The command requests the status from a running monitor. If no
+monitor runs, the command reads the files of the state folder. The command therefore also works on
+the folder of a finished demo.
 """
 
 import argparse
@@ -53,8 +53,8 @@ class LiveModel:
     version: int
     model_id: str
     previous_version: int | None
-    """Version that was live before the action. After a rollback, this is the version that was
-    rolled back."""
+    """Version that was live before the action. After a rollback, this field names the version that
+    was rolled back."""
     since: str
     action: str
     who: str | None
@@ -144,9 +144,7 @@ def build_parser() -> argparse.ArgumentParser:
         default=Path("build/demo"),
         help="folder of a demo, with the folders store and monitor",
     )
-    parser.add_argument(
-        "--store", help="model registry, folder or its URI (default: store in FOLDER)"
-    )
+    parser.add_argument("--store", help="folder or URI of the registry (default: store in FOLDER)")
     parser.add_argument(
         "--state", help="the monitor's state folder (default: monitor in FOLDER, if it exists)"
     )
@@ -183,7 +181,7 @@ def read_status(store: Path, state: Path | None, *, address: str | None, now: fl
     """Read the status of an installation.
 
     Args:
-        store: Model registry.
+        store: Folder of the registry.
         state: State folder of the monitor, or None.
         address: Address of a running monitor. None = read the address from the state folder.
         now: Seconds since the epoch.

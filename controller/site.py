@@ -413,7 +413,7 @@ def add_site_flags(parser: argparse.ArgumentParser, *, author: str = "") -> None
         parser: Parser of the command.
         author: Default author in the journal. Empty = the person who starts the command.
     """
-    parser.add_argument("--store", required=True, help="model registry, folder or its URI")
+    parser.add_argument("--store", required=True, help="folder or URI of the registry")
     parser.add_argument(
         "--repository",
         type=typed_uri,

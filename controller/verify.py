@@ -364,7 +364,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Build the parser of the command."""
     parser = CommandParser(prog="evergreen audit verify", description=__doc__.split("\n\n")[0])
     parser.add_argument("version", type=int, help="version of the served model")
-    parser.add_argument("--store", required=True, help="model registry, folder or its URI")
+    parser.add_argument("--store", required=True, help="folder or URI of the registry")
     parser.add_argument(
         "--lake", required=True, help="lake, or the monitor's archive: folder, its URI, or gs://"
     )

@@ -273,7 +273,7 @@ def run_demo(settings: DemoSettings) -> int:
 def _run_in(settings: DemoSettings) -> int:
     """Run the demo in its folder, which contains only the marker file."""
     folders = LocalFolders(root=settings.folder)
-    folders.places()
+    folders.locations()
     folders.logs.mkdir()
     logging.basicConfig(
         filename=folders.logs / "demo.log", format="%(asctime)s %(name)s %(message)s", force=True
@@ -530,12 +530,15 @@ def _prepare_lake(
     last_day = (datetime.now(timezone.utc) - timedelta(days=1)).date().isoformat()
     lake = ["--lake", str(folders.lake), "--last-day", last_day, "--days", "4"]
     if settings.data is None:
-        seed, world = ["--seed", str(settings.seed)], ["--world", str(root / "world.json")]
+        seed, simulator = (
+            ["--seed", str(settings.seed)],
+            ["--simulator", str(root / "simulator.json")],
+        )
         simulate = [
             "demo.simulation",
             "lake",
             *lake,
-            *world,
+            *simulator,
             *seed,
             "--rows",
             str(settings.rows),
@@ -544,10 +547,10 @@ def _prepare_lake(
         drift = [
             "demo.simulation",
             "drift",
-            *world,
+            *simulator,
             *seed,
             "--output",
-            str(root / "drifted_world.json"),
+            str(root / "drifted_simulator.json"),
         ]
         _printed(stack, "drift", drift)
         screen.print(
@@ -700,7 +703,7 @@ def _start_drift(demo: _Demo) -> bool:
 
 
 def _request_drift(demo: _Demo) -> bool:
-    """Send the replay the command to drift. Returns False if the replay process has ended."""
+    """Send the command `drift` to the replay. Returns False if the replay process has ended."""
     try:
         demo.stack.tell("replay", "drift")
     except ProcessDied:
@@ -803,14 +806,14 @@ def _plant_bad_release(demo: _Demo) -> list[LiveChange]:
         seconds=round(done_at - started_at, 3),
         why="the demo plants a bad release",
     )
-    taken = LiveChange(
+    rollback = LiveChange(
         version=before,
         started_at=done_at,
         seconds=round(back_at - done_at, 3),
         answered_at=answered_at(),
         why=line.reason,
     )
-    return [made, taken]
+    return [made, rollback]
 
 
 def _start_verifying(demo: _Demo) -> list[int]:

@@ -61,7 +61,7 @@ _READY_SECONDS = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogPlace:
+class LogLocation:
     """Location of a log for its publishers and readers."""
 
     url: str
@@ -81,12 +81,12 @@ def check_log(kind: str) -> None:
         find_emulator()
 
 
-def sqlite_log(root: Path) -> LogPlace:
+def sqlite_log(root: Path) -> LogLocation:
     """Return the log in a file of the demo's folder, which needs no server."""
-    return LogPlace(url=f"sqlite:///{quote(str(root / 'click_log.sqlite'))}")
+    return LogLocation(url=f"sqlite:///{quote(str(root / 'click_log.sqlite'))}")
 
 
-def start_log(kind: str, root: Path, stack: Stack) -> LogPlace:
+def start_log(kind: str, root: Path, stack: Stack) -> LogLocation:
     """Start the server of this kind of log in `stack`, and return the log when it is ready.
 
     Raises:
@@ -112,11 +112,11 @@ def start_log(kind: str, root: Path, stack: Stack) -> LogPlace:
         stack.wait_until(
             address.exists, what="the start of the Kafka cluster", seconds=_READY_SECONDS
         )
-        return LogPlace(url=f"kafka://{address.read_text().strip()}/clicks")
+        return LogLocation(url=f"kafka://{address.read_text().strip()}/clicks")
     return sqlite_log(root)
 
 
-def _start_emulator(stack: Stack) -> LogPlace:
+def _start_emulator(stack: Stack) -> LogLocation:
     port = free_port()
     address = f"{LOOPBACK}:{port}"
     stack.start("pubsub_emulator", emulator_command(find_emulator(), port))
@@ -128,4 +128,4 @@ def _start_emulator(stack: Stack) -> LogPlace:
     # After connecting, the watermark is unknown until a lease has expired. 10 s is the shortest
     # lease of Pub/Sub.
     url = "pubsub://evergreen-demo/clicks?lease_seconds=10&settle_seconds=1"
-    return LogPlace(url=url, variables={HOST_VARIABLE: address})
+    return LogLocation(url=url, variables={HOST_VARIABLE: address})

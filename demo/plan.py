@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from demo.environments import REPOSITORY
-from demo.log_server import LogPlace, sqlite_log
+from demo.log_server import LogLocation, sqlite_log
 from demo.runner import LocalFolders
 from evergreen.config.features import Features
 from evergreen.config.reader import nearest
@@ -94,7 +94,7 @@ class DemoPlan:
     rate: float
     """Rows per second of traffic."""
     rows_per_request: int
-    """Number of rows per request. With `keeps_requests`, the maximum number."""
+    """Number of rows per request, or the maximum number with `keeps_requests`."""
     window_rows: int
     """Capacity of the monitor's window, in rows."""
     min_clicks: int
@@ -302,10 +302,10 @@ def describe_data(data: Path, draft_to: Path) -> DescribedData:
             "--recommender"
         )
     write_whole(draft_to, draft(sample, name=recommender_name(data.name.partition(".")[0])))
-    said = [f"{role}: {', '.join(names)}" for role, names in roles.items()]
+    roles_text = [f"{role}: {', '.join(names)}" for role, names in roles.items()]
     base = read_recommender(draft_to)
     drafted = f"{draft_to} is drafted from the rows: correct it, and give it by --recommender"
-    return DescribedData(base, [drafted, *said], has_times=base.data.event_time in names)
+    return DescribedData(base, [drafted, *roles_text], has_times=base.data.event_time in names)
 
 
 def have_times(data: Path, recommender: Recommender) -> bool:
@@ -389,7 +389,7 @@ class Services:
     triton_url: str
     metrics_url: str
     """Address of Triton's metrics as host:port."""
-    log: LogPlace | None = None
+    log: LogLocation | None = None
     """The event log. None means an SQLite file in the demo's folder."""
 
     @property
@@ -519,7 +519,10 @@ class Services:
         """
         plan, root = self.plan, self.folders.root
         flags: dict[str, object] = (
-            {"world": root / "world.json", "drifted-world": root / "drifted_world.json"}
+            {
+                "simulator": root / "simulator.json",
+                "drifted-simulator": root / "drifted_simulator.json",
+            }
             if self.settings.data is None
             else {"data": root / "replay.parquet", "drift-columns": ",".join(plan.drift_columns)}
         )

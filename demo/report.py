@@ -163,9 +163,9 @@ def headline_sentence(summary: DemoSummary) -> str:
             f"The monitor requested no run, although {' and '.join(sure)} found a change: the "
             "run was deferred."
         )
-    asked = f"The monitor requested a run ({trigger.reason})"
+    request = f"The monitor requested a run ({trigger.reason})"
     if summary.alarm_came_first:
-        asked = f"The monitor requested a run before the drift began ({trigger.reason})"
+        request = f"The monitor requested a run before the drift began ({trigger.reason})"
     if auc.recovered is None:
         released = any(version.version > 1 for version in summary.versions)
         end = (
@@ -175,9 +175,9 @@ def headline_sentence(summary: DemoSummary) -> str:
         )
         newest = summary.runs[-1] if summary.runs else None
         why = f": {newest.reason}" if newest and newest.state != "released" else ""
-        return f"{asked}, {end}{why}."
+        return f"{request}, {end}{why}."
     if summary.alarm_came_first or auc.baseline is None or auc.trough is None:
-        return f"{asked}, and the new version serves with an AUC of {number(auc.recovered)}."
+        return f"{request}, and the new version serves with an AUC of {number(auc.recovered)}."
     share = auc.regained_share
     regained = f"; {share:.0%} of the lost AUC is regained" if share is not None else ""
     return (

@@ -43,7 +43,7 @@ from evergreen.registry.runs import (
 )
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
 from pipelines.images import ENVIRONMENT_OF_STEP, step_of_image
-from pipelines.package import read_places, with_places
+from pipelines.package import read_locations, with_locations
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ def run_pipeline(
     package: Path,
     arguments: Mapping[str, Any],
     *,
-    places: Mapping[str, str] = MappingProxyType({}),
+    locations: Mapping[str, str] = MappingProxyType({}),
     name: str,
     root: Path,
     logs: Path,
@@ -87,7 +87,8 @@ def run_pipeline(
     Args:
         package: The compiled pipeline, for any placement.
         arguments: Parameters that differ from their defaults.
-        places: Folders and servers that replace those of the compiled file (`pipelines.places`).
+        locations: Folders and servers that replace those of the compiled file
+            (`pipelines.locations`).
         name: Name of the run.
         root: Folder of KFP's artifacts, which are small manifests and reports.
         logs: Folder of the log files, one per task.
@@ -113,7 +114,7 @@ def run_pipeline(
             pythons=pythons, source=source, logs=logs, temporary=Path(temporary), refused=refused
         )
         local.init(local.SubprocessRunner(use_venv=False), pipeline_root=str(root))
-        text = with_places(package, places)
+        text = with_locations(package, locations)
         # KFP's local runner does not know the workflow's name, and its run id is random. The name
         # of the run is unique, because `run_once` refuses a name that exists.
         for placeholder in (
@@ -217,7 +218,7 @@ def _run_step(command: list[str], environment: Mapping[str, str], log: Any) -> i
         stdout=log,
         stderr=subprocess.STDOUT,
         # KFP starts the step in a shell. Both the shell and the step can be ended, because they
-        # have their own process group. `yielding` needs a session for the command.
+        # have their own process group. The command also needs its own session for `yielding`.
         start_new_session=True,
     )
     try:
@@ -237,7 +238,7 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
             os.killpg(process.pid, 0)
             time.sleep(0.02)
     except (ProcessLookupError, subprocess.TimeoutExpired):
-        logger.debug("group %d is gone, or out of time", process.pid)
+        logger.debug("process group %d has ended, or did not end in time", process.pid)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -290,8 +291,8 @@ class LocalFolders:
         self.logs = root / "logs"
         """Folder of the log files, one file per task and per process."""
 
-    def places(self) -> dict[str, str]:
-        """Create the folders, and return the places that replace those of a compiled pipeline.
+    def locations(self) -> dict[str, str]:
+        """Create the folders, and return the locations that replace those of a compiled pipeline.
 
         Raises:
             ContractError: one of the folders cannot be created.
@@ -318,7 +319,7 @@ def run_once(
     *,
     parameters: Mapping[str, Any],
     request: RetrainRequest | None,
-    places: Mapping[str, str] = MappingProxyType({}),
+    locations: Mapping[str, str] = MappingProxyType({}),
     triton_urls: str = "",
 ) -> RunOutcome:
     """Run the compiled pipeline once in these folders, and return its outcome.
@@ -331,7 +332,7 @@ def run_once(
         folders: Folders of the run.
         parameters: Parameters of the run that differ from their defaults.
         request: The monitor's request, or None for a run that a person started.
-        places: Places that replace those of the folders, such as the lake.
+        locations: Folders and servers that replace those of `folders`, such as another lake.
         triton_urls: Servers of a controller that runs only during this run. Empty = a new version
             is only published.
 
@@ -346,10 +347,10 @@ def run_once(
             raise ContractError(
                 f"environment {name} is absent, expected {python}; `make environments` builds it"
             )
-    asked = {**parameters, **(request.pipeline_arguments() if request else {})}
-    name = asked.get("trigger_id") or new_run_name("manual")
-    read_places(package)  # fails for a file without places
-    places = {**folders.places(), **places}
+    run_parameters = {**parameters, **(request.pipeline_arguments() if request else {})}
+    name = run_parameters.get("trigger_id") or new_run_name("manual")
+    read_locations(package)  # fails for a file without locations
+    locations = {**folders.locations(), **locations}
     if find_outcome(folders.store, name):
         raise ContractError(f"run {name} has ended in {folders.store}, expected another trigger_id")
     logs = folders.logs / "runs" / name
@@ -360,8 +361,8 @@ def run_once(
         try:
             run_pipeline(
                 package,
-                asked,
-                places=places,
+                run_parameters,
+                locations=locations,
                 name=name,
                 root=folders.artifacts,
                 logs=logs,

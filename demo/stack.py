@@ -81,7 +81,7 @@ class JsonLines:
         self.lines: list[dict[str, Any]] = []
 
     def update(self) -> list[dict[str, Any]]:
-        """Return the lines since the last call. `lines` has all lines."""
+        """Return the lines since the last call. The attribute `lines` contains all lines so far."""
         if not self._path.exists():
             return []
         with open(self._path, "rb") as file:

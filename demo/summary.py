@@ -148,7 +148,7 @@ class VersionNumbers:
     trained_until: str
     """Time of the newest training row of the version."""
     evaluation_rows: int
-    """Number of evaluation rows. All of them are newer than the training rows."""
+    """Number of evaluation rows. All these rows are newer than the training rows."""
     parent: str | None
     gate: str
     reason: str
@@ -163,7 +163,7 @@ class TrafficDuring:
     requests_failed: int
     p99_ms: float | None
     """Maximum over all seconds of the 99th percentile within a second. With a few dozen requests
-    per second, the percentile is about the slowest request of the second."""
+    per second, this is nearly the latency of the slowest request."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -379,8 +379,8 @@ class TritonServer:
             "--metrics-config=summary_latencies=true",
             "--pinned-memory-pool-byte-size=0",
             "--model-control-mode=explicit",
-            # The written config.pbtxt needs no completion. With Triton's auto-completion, every
-            # stub would start twice (1.5 s instead of 0.3 s).
+            # The generated config.pbtxt is complete. With Triton's auto-completion, every stub
+            # would start twice (1.5 s instead of 0.3 s).
             "--disable-auto-complete-config",
             f"--exit-timeout-secs={max(1, int(self.settings.stop_seconds) - 2)}",
         ]
@@ -444,8 +444,8 @@ class TritonServer:
             raise
 
     def _is_ready(self) -> bool:
-        # The metrics port opens last. A server that cannot open it ends. gRPC is called only after
-        # that, because a refused connection would delay its next attempt.
+        # The metrics port opens last. A server that cannot open this port ends. The check calls
+        # gRPC only after that, because a refused gRPC connection would delay the next attempt.
         if not answers(self.metrics_url):
             return False
         from tritonclient.grpc import InferenceServerClient

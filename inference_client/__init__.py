@@ -4,14 +4,15 @@ These names are public:
 
 - `RecommenderClient` and `SyncRecommenderClient`, with their results `ScoredRows`, `Ranking` and
   `PublishingCounts`.
-- `Outcome`, the argument of `tell`.
+- `Outcome`, the argument of `RecommenderClient.tell`.
 - `ClientSettings`, `ServerAccess` and `PublisherSettings`.
 - `Unpublished`, which closing raises if the event log stays unavailable.
 - `metrics_text` for Prometheus.
-- `ContractError` (correct the input), `TemporaryError` (retry) and `PermanentError` (stop). The
-  caller decides by these base classes. `inference_client.errors` has their subclasses.
+- `ContractError` (correct the input), `TemporaryError` (retry) and `PermanentError` (stop). Callers
+  choose their reaction by these base classes. The module `inference_client.errors` has subclasses
+  of these errors.
 
-All other names may change in any version.
+Names that are not in this list may change in any version.
 
 The caller gives rows by column name. The client logs every answer, and publishes what is still
 queued when the `with` block ends. An application passes the server's address, `host:port`, and the

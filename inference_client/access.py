@@ -35,7 +35,8 @@ class ServerAccess:
     """PEM file of the CA certificates that sign the server's certificate. None = gRPC's default
     CAs."""
     certificate_file: Path | None = None
-    """PEM file of the client's certificate, for mutual TLS. `key_file` must be given too."""
+    """PEM file of the client's certificate, for mutual TLS. This setting also requires
+    `key_file`."""
     key_file: Path | None = None
     """PEM file of the client certificate's private key."""
     token_file: Path | None = None

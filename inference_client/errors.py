@@ -1,4 +1,4 @@
-"""Errors between client and server. Their base classes say what the caller must do next.
+"""Errors between client and server. The base class of each error says what the caller must do next.
 
 Only the function `translated` depends on Triton's status codes and messages.
 """
@@ -72,7 +72,7 @@ temporary."""
 def translated(
     error: InferenceServerException, *, server: str, model: str, deadline_seconds: float
 ) -> Exception:
-    """Return our error for a Triton error. The message names the server."""
+    """Return the client's own error for an error from Triton. The message names the server."""
     status = str(error.status() or "").rpartition(".")[2]
     # Only the first line is used, because a traceback from the server contains paths.
     text = (error.message() or "").strip().partition("\n")[0] or status

@@ -37,7 +37,8 @@ class Flush:
     num_bytes: int
     """Memory in bytes that publishing this flush will free."""
     refused: list[tuple[Record, Exception]] = field(default_factory=list)
-    """Records that cannot be published, with their errors. Such records are not retried."""
+    """Records that cannot be published, with their errors. The publisher does not retry these
+    records."""
 
     @cached_property
     def messages(self) -> list[Message]:
@@ -97,7 +98,7 @@ class Flush:
 def _part(batch: OutcomeBatch, part: slice) -> OutcomeBatch:
     """Return a part of a batch, as its own batch.
 
-    A batch may be too large for the event log. The part has its own batch id.
+    A batch may be too large for the event log. The part gets its own batch id.
     """
     return replace(
         batch,

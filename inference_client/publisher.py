@@ -5,10 +5,10 @@ publishes them in few commits. Outcomes wait until they are due, and an outcome 
 before its prediction. A failed flush is repeated with the same ids, so that readers recognize
 duplicates.
 
-While the event log is unavailable, records wait in memory up to a limit. At this limit the newest
-records are dropped and counted. Older records are not dropped, because they may already be half
-published, and because one gap in the log is better than many. Every change of state is logged in
-one line.
+While the event log is unavailable, records wait in memory up to a limit. When the limit is reached,
+the newest records are dropped and counted. Older records are not dropped, because they may already
+be half published, and because one gap in the log is better than many. Every change of state is
+logged in one line.
 """
 
 import asyncio
@@ -49,13 +49,14 @@ _MAX_ROWS_PER_FLUSH, _MAX_BYTES_PER_FLUSH = 50_000, 14_000_000
 """Limits of one flush. Without a limit, the flush after an outage could exceed the log's timeout
 again and again."""
 _MAX_OUTCOMES_PER_FLUSH = 10_000
-"""Maximum outcomes per flush. Removing them from the queue blocks the event loop for 30 ms."""
+"""Maximum outcomes per flush. Removing this number of outcomes from the queue blocks the event loop
+for 30 ms."""
 _FIRST_BACKOFF_SECONDS, _MAX_BACKOFF_SECONDS = 0.1, 2.0
 """First and longest wait in seconds between failed flushes. Each further failure doubles the
 wait."""
 _MAX_AHEAD_SECONDS = 86_400.0
-"""Maximum seconds between now and an outcome's time. A later time is an error, for example a time
-in milliseconds."""
+"""Maximum seconds between now and an outcome's time. A time further in the future is an error, for
+example a time in milliseconds."""
 _RECORD_BYTES, _ARRAY_BYTES, _OUTCOME_BYTES = 975, 125, 325
 """Memory in bytes of Python objects in the queue: of a record with three arrays, of each further
 array, and of an outcome."""
@@ -69,12 +70,12 @@ class Outcome:
     time: float = 0.0
     """Time of the event in seconds since the epoch. 0 = now. A datetime or pandas Timestamp with a
     time zone, and a NumPy datetime64 in UTC, are converted to seconds. The outcome is published at
-    this time. For simulated users the time can be in the future."""
+    the time of the event. For simulated users the time can be in the future."""
     request_id: str
     """Id of the request that contains the row."""
     row: int = 0
-    """Number of the row in its request, counted from 0. For a ranked list it is the position minus
-    1."""
+    """Number of the row in its request, counted from 0. For a ranked list, the number is the
+    position minus 1."""
     event: str = CLICK
     """`click` or `conversion`."""
 
@@ -144,7 +145,7 @@ class PublishingCounts:
     """Reason why the event log is unavailable. None while it accepts records."""
     refused: bool = False
     """Whether the event log rejects records permanently, for example without a topic or permission.
-    False if it is only unreachable."""
+    False if the event log is only unreachable."""
 
 
 METRICS = (
@@ -163,7 +164,7 @@ def metrics_text(counts: Mapping[str, PublishingCounts]) -> str:
     """Format the counts in Prometheus' text format, for a service's /metrics page.
 
     Args:
-        counts: Counts of each client of the service, by its recommender's name.
+        counts: For each client of the service, the name of its recommender and its counts.
 
     >>> metrics_text({"shop": PublishingCounts(dropped_rows=3)}).splitlines()[-1]
     'evergreen_client_log_available{recommender="shop"} 1'
@@ -212,9 +213,9 @@ class PublisherSettings:
     """Maximum number of queued rows, and of queued outcomes."""
     max_queued_bytes: int = 250_000_000
     """Maximum memory of the queue in bytes, including its Python objects. Rows may use three
-    quarters of this memory, and outcomes may use the rest. With 39 columns this is enough for
-    150,000 requests of one row, or for all `max_queued` rows in requests of 64. During a flush the
-    client needs about 40 MB more."""
+    quarters of this memory, and outcomes may use the rest. With 39 columns, the default is enough
+    for 150,000 requests of one row, or for all `max_queued` rows in requests of 64. During a flush
+    the client needs about 40 MB more."""
 
     def __post_init__(self) -> None:
         names = ("interval_seconds", "close_seconds", "max_queued", "max_queued_bytes")
@@ -227,7 +228,10 @@ class PublisherSettings:
 
 
 class RecordPublisher:
-    """Queue of predictions and outcomes that publishes what is due. Use it in one event loop."""
+    """Queue of predictions and outcomes, which publishes the records that are due.
+
+    Use it in one event loop.
+    """
 
     def __init__(
         self,
@@ -259,11 +263,11 @@ class RecordPublisher:
         self._counts = PublishingCounts()
         self._predictions: list[PredictionBatch] = []
         self._outcomes: list[tuple[float, int, Outcome]] = []
-        """Heap of outcomes, each with its time and a number. The number makes comparisons 7 times
-        faster, because outcomes are not compared."""
+        """Heap of outcomes, each with its time and a number. The number makes the heap 7 times
+        faster, because it avoids comparing the outcomes themselves."""
         self._numbers = itertools.count()
         self._pending: Flush | None = None
-        """Flush that is running. If it fails, it is repeated before any other flush."""
+        """Flush that is running. A failed flush is repeated before any other flush."""
         self._flushing = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1)
         """Separate thread, so that an unavailable event log does not occupy the executor of the
@@ -283,8 +287,7 @@ class RecordPublisher:
     def add(self, prediction: PredictionBatch, outcomes: Sequence[Outcome] = ()) -> bool:
         """Queue a prediction with its known outcomes, without waiting.
 
-        Returns False if the queue is full. In this case the prediction and its outcomes are
-        dropped.
+        Returns False if the queue is full. The prediction and its outcomes are then dropped.
         """
         queued, num_bytes = self._counts.queued_rows, _memory_bytes(prediction)
         has_room = queued + len(prediction) <= self._settings.max_queued and (
@@ -307,7 +310,8 @@ class RecordPublisher:
         False if the queue is full.
 
         Raises:
-            ContractError: its time is before 1970, or more than `_MAX_AHEAD_SECONDS` in the future.
+            ContractError: the outcome's time is before 1970, or more than `_MAX_AHEAD_SECONDS` in
+                the future.
         """
         now = self._timing.clock()
         if not 0 <= outcome.time <= now + _MAX_AHEAD_SECONDS:
@@ -527,7 +531,7 @@ class RecordPublisher:
     def _drop_refused(self, refused: Sequence[tuple[Record, Exception]]) -> tuple[int, int]:
         """Count and log the rejected records.
 
-        Returns the number of their rows and of their outcomes.
+        Returns the number of rows and the number of outcomes in these records.
         """
         num_rows = num_outcomes = 0
         for record, error in refused:
@@ -608,7 +612,7 @@ def check_id(name: str, text: str) -> None:
     The length limit keeps messages below 1 MB.
 
     Raises:
-        ContractError: it is not a text, or it is empty, too long or not printable ASCII.
+        ContractError: the id is not a text, is empty or too long, or is not printable ASCII.
 
     >>> check_id("request_id", "user-7/page-3")
     """

@@ -49,8 +49,8 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 _SHADOW_WAIT_SECONDS = 2.0
-"""Seconds that a record waits for its shadow scores. After this time the record is logged without
-shadow scores. The caller of `score` or `rank` does not wait for shadow scores."""
+"""Seconds that a record waits for its shadow scores. Then the record is logged without shadow
+scores. The caller of `score` or `rank` does not wait for shadow scores."""
 _REMEMBERED_IDS = 100_000
 """Number of newest request ids that a client remembers. The ids take about 25 MB of memory. The
 monitor detects later duplicates and duplicates of other clients
@@ -101,8 +101,8 @@ class ScoredRows:
     time: float
     """Time of the answer in seconds since the epoch."""
     logged: bool
-    """Whether the prediction is logged or queued. False with `log=False`, without an event log, or
-    with a full queue."""
+    """Whether the prediction is logged or queued. False if `log=False`, if there is no event log,
+    or if the queue is full."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -173,8 +173,7 @@ class RecommenderClient:
     Enter the client before use, in one event loop. Leaving the client publishes the queue.
 
     An unavailable event log never makes a request fail. Records wait in memory up to a limit
-    (`PublisherSettings`). When this limit is reached, the newest records are dropped and counted
-    (`log_counts`).
+    (`PublisherSettings`). At the limit, the newest records are dropped and counted (`log_counts`).
     """
 
     def __init__(
@@ -202,8 +201,8 @@ class RecommenderClient:
                 recommender's one model.
             settings: See `ClientSettings`.
             publishing: See `PublisherSettings`.
-            source: Name of this client in the ids of outcome records. Each opening of the client
-                appends a random part.
+            source: Name of this client in the ids of outcome records. A random part is appended
+                each time the client is opened.
             timing: Clocks and waits.
 
         Raises:
@@ -294,7 +293,7 @@ class RecommenderClient:
     def log_counts(self) -> PublishingCounts:
         """Number of records that were published, queued and dropped until now.
 
-        Zeros without an event log.
+        All counts are 0 without an event log.
         """
         return PublishingCounts() if self._publisher is None else self._publisher.counts
 
@@ -358,15 +357,15 @@ class RecommenderClient:
             candidates: n rows, n >= 1. Columns that are present in the context may be absent here.
             k: Maximum number of results. If there are fewer candidates, all are returned.
             context: One row, such as the user's features. The values of this row replace missing
-                values of each candidate. In a dict, a value may be written without a list:
-                `{"age": 31}` is `{"age": [31]}`. The value of a list feature stays in a list of
-                one row.
+                values of each candidate. In a dict, a value may be written without a list: `{"age":
+                31}` is `{"age": [31]}`. A list feature is the exception: its value stays in a list
+                of one row.
             request_id: Unique id of the list in the event log. None = random.
-            key: User of the list. A traffic plan routes the same key to the same model.
+            key: User who sees the list. A traffic plan routes the same key to the same model.
             log: Whether to log the list. Pass False for lists that are shown to nobody.
             explore: Share of the lists, in [0, 0.5), in which two random neighbours are swapped
-                (`contracts.exploration`). The logged propensities allow an estimate of other
-                orders.
+                (`contracts.exploration`). With the logged propensities, the quality of other orders
+                can be estimated.
 
         Raises:
             ContractError: k is outside 1..`MAX_ROWS_PER_RECORD`, or too large for one message of

@@ -1,10 +1,10 @@
 """Manage the replicas behind a server's name: their addresses, connections and states.
 
 A replica is stalled if calls are waiting and nothing arrives, because the replica hangs or its
-connection is half open. A stalled replica gets a new connection. It gets no request of a caller
-while another replica answers. From time to time the client sends a copy of a request to the stalled
-replica. No caller waits for the answer to such a request. When the replica has answered once, it is
-used again. The module `transport` distributes the calls.
+connection is half open. A stalled replica gets a new connection. While another replica answers, the
+stalled replica gets no request that a caller waits for. From time to time the client sends a copy
+of a request to the stalled replica. No caller waits for the answer to the copy. When the replica
+has answered once, it is used again. The module `transport` distributes the calls.
 """
 
 import asyncio
@@ -43,7 +43,8 @@ class Connection:
         self.num_waiting = 0
         """Number of calls with a waiting caller."""
         self.slowest = 0.0
-        """Seconds of the slowest recent answer. Every new answer lowers the value a little."""
+        """Duration of the slowest recent answer in seconds. The value decreases a little with every
+        later answer."""
         self._last_end = clock()
 
     def start(self, send_call: SendCall) -> asyncio.Future[Any]:
@@ -87,7 +88,7 @@ class Replica:
         """Whether requests of callers go to other replicas, if other replicas exist."""
         self._out_until = 0.0
         self._stalls = 0
-        """Number of stalls in a row."""
+        """Number of consecutive stalls."""
 
     def seconds_to_stall(self) -> float:
         """Return the number of seconds after which the connection counts as stalled.
@@ -136,7 +137,7 @@ class Replica:
 
 
 def listed_addresses(server: str) -> list[str] | None:
-    """Return the addresses that a server's name contains, in gRPC's form.
+    """Return the addresses in a server's name that needs no DNS, in gRPC's form.
 
     Returns None if the name needs DNS.
 

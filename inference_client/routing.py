@@ -1,4 +1,4 @@
-"""Routing of requests by the traffic plan: one arm answers, the other may get a shadow request.
+"""Routing of requests by the traffic plan, to the answering arm and the shadow arm.
 
 A problem with the plan never makes a request fail. Without a plan the stable model answers. If the
 plan cannot be read, the last good plan is used. If the canary does not answer, the stable arm
@@ -83,15 +83,16 @@ class PlanFollower:
 
         Args:
             objects: Model repository.
-            model_name: Name of the model. `traffic_file` derives the name of the plan from it.
+            model_name: Name of the model. `traffic_file` derives the name of the plan from the
+                model's name.
             interval_seconds: Seconds between two reads.
         """
         self.objects, self.model_name, self._interval = objects, model_name, interval_seconds
         self.name = traffic_file(model_name)
         self.source = f"{objects.uri}/{self.name}"
         self.current: TrafficPlan | None = None
-        """Last good plan. None if there is no plan, or if none was read yet. The stable model then
-        answers."""
+        """Last plan that was read successfully. None if there is no plan, or if no plan was read
+        yet. Without a plan, the stable model answers."""
         self.problem: str | None = None
         """Error of the last read of the plan. After a failed read, `current` may be outdated. None
         = the last read of the plan succeeded."""

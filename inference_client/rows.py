@@ -103,7 +103,7 @@ def feature_rows(
     >>> feature_rows([{"price": 1.5, "itme": 7}], shop, may_lack_columns=True)
     Traceback (most recent call last):
     ...
-    evergreen.runtime.errors.ContractError: rows have a column 'itme', which is no feature, expected item
+    evergreen.runtime.errors.ContractError: rows have a column 'itme', which is not a feature, expected item
     """  # noqa: E501
     if isinstance(rows, FeatureRows):
         _check_widths(rows, features)
@@ -113,7 +113,8 @@ def feature_rows(
     if len(named) > len(features.names) - len(absent):
         unknown = next(name for name in named if name not in features.names)
         raise ContractError(
-            f"rows have a column {unknown!r}, which is no feature{nearest(unknown, features.names)}"
+            f"rows have a column {unknown!r}, which is not a feature"
+            f"{nearest(unknown, features.names)}"
         )
     if not may_lack_columns and (lacking := [name for name in absent if name in features.needed]):
         raise ContractError(f"rows lack columns {lacking}, expected {', '.join(features.names)}")
@@ -245,7 +246,7 @@ def _elements(
 def _plain_value(value: object) -> object:
     """Convert NumPy's scalars to Python's scalars.
 
-    Times stay unchanged, because they would become integers.
+    Times stay unchanged, because `item` would convert them to integers.
     """
     if isinstance(value, np.datetime64 | np.timedelta64):
         return None if np.isnat(value) else value
@@ -301,7 +302,7 @@ def _type_name(values: Any) -> str:
 
 
 def _numpy_array(values: Any, *, missing: float) -> NDArray[Any] | None:
-    """Return the values [n] with `missing` instead of None, or None if NumPy has no such type."""
+    """Return the values [n] with `missing` instead of None, or None if NumPy cannot store them."""
     try:
         array = np.asarray(values)
         if array.dtype == object:
@@ -333,5 +334,5 @@ def _plain_categories(values: Any) -> NDArray[np.int64] | None:
 
 
 def _is_arrow(values: Any) -> bool:
-    """Return whether `values` are pyarrow's. pyarrow need not be installed."""
+    """Return whether `values` is an object of pyarrow, which need not be installed."""
     return type(values).__module__.partition(".")[0] == "pyarrow"

@@ -1,9 +1,9 @@
 """Score feature matrices on a Triton server: one connection, a queue of callers, and retries.
 
 A request that is too large is split. If versions are switched meanwhile, different versions may
-answer the parts of one request. The parts of the older version are then scored again until one
-version has answered all parts. The configuration of a version lists the version's columns, and the
-rows are sent with these columns.
+answer the parts of one request. In this case the parts that the older version answered are scored
+again until one version has answered all parts. The configuration of a version lists the version's
+columns, and the rows are sent with these columns.
 
 Scoring has no side effects, so a request may be repeated. These temporary failures are retried: an
 unreachable server, a full queue, a version switch (`ServerUnavailable`), and a known model that is
@@ -51,8 +51,7 @@ logger = logging.getLogger(__name__)
 
 _SERVER = re.compile(r"(dns:///)?[^/\s]+:\d+")
 _MAX_COLUMNS = 3
-"""Maximum number of versions with different columns that one attempt tries during a version
-switch."""
+"""Maximum number of different sets of columns that one attempt tries during a version switch."""
 _OUTPUTS = [InferRequestedOutput(PROBABILITY_OUTPUT.name)]
 
 
@@ -66,7 +65,7 @@ class Scored(NamedTuple):
     canary: bool = False
     """Whether the traffic plan's canary answered."""
     shadow: "asyncio.Future[Scored | None] | None" = None
-    """Future of the scores that the other arm gives to the same rows. The future's scores are only
+    """Future with the scores of the same rows by the other arm. The future's scores are only
     logged. The future's result is None if the shadow request failed. The future never raises an
     error and need not be awaited."""
 
@@ -107,17 +106,16 @@ class ClientSettings:
     """Client timeout, retries and limits."""
 
     deadline_seconds: float = 30.0
-    """Seconds for one request, including all attempts and waits. Within this time the caller gets
-    an answer or an error. After this time, a call that was sent continues in the background
-    (`transport`)."""
+    """Seconds for one request, including all attempts and waits. The caller gets an answer or an
+    error within this time. A call that was sent continues in the background (`transport`)."""
     max_attempts: int = 8
     """Maximum number of attempts of one request."""
     first_backoff_seconds: float = 0.05
     """Wait in seconds after the first failed attempt."""
     max_backoff_seconds: float = 1.0
-    """Longest wait in seconds between attempts. Each wait is twice as long as the previous one, up
-    to this value. With the defaults, the waits have a sum of about 4 s before jitter shortens them.
-    """
+    """Longest wait in seconds between attempts. Each wait is twice as long as the previous wait, up
+    to this maximum. With the defaults, the waits have a sum of about 4 s before jitter shortens
+    them."""
     max_in_flight: int = 16
     """Maximum number of concurrent requests with a waiting caller, for each replica. Up to four
     times as many calls may be unanswered, including those of callers that got `DeadlineExpired`."""
@@ -157,7 +155,7 @@ class _Request(NamedTuple):
 
 
 class ScoringClient:
-    """Connection to one server or to its replicas. Create, use and close it in one event loop."""
+    """Connection to one server or to its replicas. Use the client in one event loop only."""
 
     def __init__(
         self,
@@ -181,8 +179,8 @@ class ScoringClient:
             timing: Clocks and waits.
 
         Raises:
-            BadRequest: `server` has no port. Without this check gRPC would try port 443 and report
-                an unreachable server.
+            BadRequest: the address in `server` has no port. Without this check gRPC would try port
+                443 and report an unreachable server.
             ContractError: a file of `settings.access` cannot be read.
         """
         if not _SERVER.fullmatch(server):
@@ -201,8 +199,8 @@ class ScoringClient:
         self._columns: dict[tuple[str, int], ColumnMap] = {}
         """Columns of each version that is known, by model and version number."""
         self._newest: dict[str, ColumnMap] = {}
-        """Columns of each model's most recent version. The most recent version is the one that
-        answered last, or whose configuration was read since then."""
+        """Columns of the newest known version of each model. This version answered last, or its
+        configuration was read after the last answer."""
 
     async def __aenter__(self) -> "ScoringClient":
         return self
@@ -290,8 +288,8 @@ class ScoringClient:
         self, request: _Request, dense: NDArray[np.float32], categorical: NDArray[np.int64]
     ) -> Scored:
         parts: dict[int, Scored] = {}
-        """Answered parts, keyed by their first row, in the order of the answers. After a rollback
-        the newest version does not have the highest number."""
+        """Parts of the request that have an answer, keyed by their first row, in the order of the
+        answers. After a rollback the newest version does not have the highest number."""
         stale = list(range(0, len(dense), MAX_BATCH_ROWS))
         backoff = self._settings.first_backoff_seconds
 
@@ -306,8 +304,8 @@ class ScoringClient:
                 )
                 backoff = min(2 * backoff, self._settings.max_backoff_seconds)
             parts = {start: part for start, part in parts.items() if start not in stale}
-            # Wait for every part before the first error is raised. Without the wait, a part
-            # would continue without a caller.
+            # Wait for every part before the first error is raised. Otherwise a part would continue
+            # after its caller has failed.
             for outcome in await asyncio.gather(*map(score_part, stale), return_exceptions=True):
                 if isinstance(outcome, BaseException):
                     raise outcome
@@ -473,7 +471,7 @@ def _read_reply(reply: Any, num_rows: int, server: str) -> Scored:
             f"expected float32 {[num_rows, PROBABILITY_OUTPUT.width]}"
         )
     flat = scores[:, 0]
-    # Both comparisons are False for NaN.
+    # For NaN, both of the following comparisons are False.
     is_usable = (flat >= 0) & (flat <= 1)
     if len(bad := flat[~is_usable]):
         raise UnusableScores(

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 
 def shortened(seconds: float) -> float:
-    """Reduce `seconds` by a random part up to a half, so that clients retry at different times."""
+    """Reduce `seconds` by a random share of up to 1/2, so that clients retry at different times."""
     return seconds * random.uniform(0.5, 1.0)
 
 

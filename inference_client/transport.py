@@ -75,7 +75,8 @@ class GrpcTransport:
         """Prepare the connections, which are opened at the first calls.
 
         Args:
-            server: host:port or `dns:///name:port`. Both forms mean all addresses of the name.
+            server: host:port or `dns:///name:port`. A name with `dns:///` means all addresses of
+                the name.
             max_in_flight: Maximum number of calls per address with a waiting caller.
             access: TLS and token options.
             clock: Monotonic clock in seconds.
@@ -208,7 +209,7 @@ class GrpcTransport:
     # Addresses
 
     async def _find_addresses(self, end: float) -> None:
-        """Wait for a first address, and start to resolve an outdated name again.
+        """Wait until at least one address is known, and resolve the name again after some time.
 
         Raises:
             ServerUnavailable: the name has no address.
@@ -423,7 +424,7 @@ class _Copies:
         return replica
 
     def give_up(self) -> None:
-        """Abandon the copies that were not answered. Abandoned calls end on their own."""
+        """Abandon all copies that have no answer yet. Abandoned calls end on their own."""
         for call in list(self._calls):
             self._drop(call)
 

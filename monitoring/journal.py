@@ -1,11 +1,11 @@
 """Append to the monitor's journal files: `timeline.jsonl`, `events.jsonl`, `decisions.jsonl`.
 
 The files are read by people, by the page and by backtests. Each line in the state folder is one
-JSON object, appended and flushed to disk. An event is written before its step is recorded in the
-state. After a crash an event can therefore appear twice, but it is never missing. While the disk is
-full, points and events wait in memory. Decisions are never buffered, because an action must not
-follow from an unwritten decision. A full file is renamed to `<name>.1`, which replaces the previous
-one. `monitoring.web.metrics` exports the Prometheus metrics.
+JSON object, appended and flushed to disk. An event is written before the state records that the
+step is done. After a crash an event can therefore appear twice, but it is never missing. While the
+disk is full, points and events wait in memory. Decisions are never buffered, because an action must
+not follow from an unwritten decision. A full file is renamed to `<name>.1`, which replaces the
+previous one. `monitoring.web.metrics` exports the Prometheus metrics.
 """
 
 import json
@@ -44,7 +44,7 @@ class Event:
     """Seconds since the epoch."""
     kind: str
     text: str
-    """One line for people."""
+    """Text of the event for people, in one line."""
     details: Mapping[str, Any] = field(default_factory=dict)
     """Further JSON values."""
 
@@ -81,7 +81,7 @@ class Journal:
         """Called with each event after it was written."""
 
     def append_decisions(self, lines: Mapping[float, str]) -> None:
-        """Append decisions, oldest first. The arguments are canonical lines by decision point.
+        """Append decisions, oldest first. The argument maps decision points to canonical lines.
 
         Decisions that a predecessor wrote before it died are skipped, so that every point appears
         once.
@@ -99,7 +99,7 @@ class Journal:
                 self._decided_until = time
 
     def accept_earlier_decisions(self) -> None:
-        """Accept decisions on earlier points, after a clock that was ahead was corrected."""
+        """Allow decisions on earlier points, after a clock that was ahead was corrected."""
         self._decided_until = None
 
     def append_point(self, point: dict[str, Any]) -> None:

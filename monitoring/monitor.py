@@ -4,7 +4,7 @@ One iteration pulls, stores and acknowledges messages, matures due rows, archive
 decides, and advances the retraining. `monitoring.metrics` computes the numbers,
 `monitoring.policies.evaluation` decides, `monitoring.retraining` acts on decisions, and
 `monitoring.state.store` stores records. Everything runs in one thread except the HTTP server. The
-evaluator's state is stored in the database, and each decision is written to the journal once.
+evaluator's state is stored in the database, and each decision is written once to the journal.
 """
 
 import dataclasses
@@ -87,14 +87,15 @@ class _StoredEvaluator:
         )
         self._newest: DecisionPoint | None = None
         self._unwritten: list[DecisionPoint] = []
-        """Decision points that could not be written yet. No run is started from these decisions."""
+        """Decision points that could not be written yet. No run starts from an unwritten
+        decision."""
 
     def restore(self, requests: MaturedRequests | None) -> None:
         """Restore the stored matured requests and the predictions after the last decision point.
 
-        The newest requests matured after the state was last written. The evaluator treats these
-        requests as new. Requests that were too late for their decision point therefore stay
-        excluded.
+        The newest stored requests may have matured after the evaluator's state was last written.
+        The evaluator treats these requests as new. Requests that were too late for their decision
+        point therefore stay excluded.
         """
         if requests is not None:
             num_new = 0 if self._cursor is None else self._store.num_matured_after(self._cursor)
@@ -107,9 +108,9 @@ class _StoredEvaluator:
         self.evaluator.record_predictions(times, versions, canary=canary)
 
     def decide(self, matured_until: float) -> None:
-        """Decide on what matured up to this event time, and store the decisions.
+        """Make the decisions that are due at this event time, and store them.
 
-        Nothing acts on a decision before it is stored.
+        A decision is stored before any action follows from it.
 
         Raises:
             TemporaryError: The decisions cannot be stored. The next call stores the decisions
@@ -195,7 +196,8 @@ class _Measurements:
     def measure(self, versions: Iterable[int], *, read_up_to: float | None) -> list[Kpis]:
         """Compute the KPIs of those `versions` that have rows.
 
-        `read_up_to` is the watermark of the log. If it is None, the KPIs have no conversion rate.
+        `read_up_to` is the watermark of the log. Without a watermark, the KPIs have no conversion
+        rate.
         """
         measured, conversion_rates = [], dict[int, float]()
         if read_up_to is not None and (seconds := self._conversion_window_seconds):
@@ -264,19 +266,19 @@ _FILE_PARTS = 8
 """Minimum number of parts in a full archive file. Rows of one part are written together."""
 FORGET_SECONDS = 600.0
 ORPHAN_SECONDS = 3600.0
-"""Seconds for which an outcome with an unknown request waits after the end of its window. After
-this time the outcome is archived as a late outcome."""
+"""Seconds for which an outcome with an unknown request waits after the end of its window. At the
+end of this wait, the outcome is archived as a late outcome."""
 _LAST_MOMENT = 2e-6
 """Tolerance in seconds, larger than the rounding error of times in microseconds."""
 _MAX_VERSIONS_SEEN = 1000
-"""Maximum number of remembered model versions. The first prediction of a remembered version was
-already reported. The highest versions are remembered."""
+"""Maximum number of remembered model versions, whose first prediction is not reported again. The
+highest versions are remembered."""
 _MAX_REASON_CHARACTERS = 400
 """Maximum length of a dead letter's reason. The message of the dead letter is stored beside its
 reason."""
 TICK_PULLS = 20
-"""Maximum number of full pulls in one iteration, so that the loop measures even under a flood of
-records."""
+"""Maximum number of full pulls in one iteration, so that a flood of records does not prevent
+measuring."""
 _TIMELINE_COUNTERS = (
     ("duplicate", "s"),
     ("dead_letter", "s"),
@@ -315,7 +317,7 @@ class Monitor:
         """Continue where a predecessor stopped: finish its archive file, windows and run."""
         self._settings, self._subscriber = settings, subscriber
         self._store, self._recommender = store, recommender
-        store.user_place = recommender.user_place
+        store.user_position = recommender.user_position
         _expect_columns_of_before(store, recommender.features)
         self._records, self._evaluation_settings = settings.records, settings.decisions.evaluation
         self._clock, self._checkpoint = clock, checkpoint
@@ -325,8 +327,8 @@ class Monitor:
         self._archive = self._open_archive()
         self.actions = self._make_decision_handler(trigger)
         self._acts = settings.partition == 0
-        """Whether this monitor acts. Only one monitor of a partitioned log acts, because the bounds
-        on false alarms hold for a single evaluator."""
+        """Whether this monitor decides and starts runs. Only one monitor of a partitioned log does
+        so, because the bounds on false alarms hold for a single evaluator."""
         if not self._acts:
             self.journal.listener = lambda event: None
         self._measurements = self._make_measurements()
@@ -477,8 +479,8 @@ class Monitor:
         Rows with open labels stay in the state until the next start.
         """
         self._write_what_waits()
-        # Messages that arrive meanwhile are left for the next start, because under a flood of
-        # records the stop would never end.
+        # Leave new messages for the next start, because the stop would never end under a flood of
+        # records.
         backlog = self._subscriber.backlog()
         self._drain(TICK_PULLS * self._records.pull_messages if backlog is None else backlog)
         self._close_drift()
@@ -547,11 +549,11 @@ class Monitor:
         received = deliveries
         intake = read_records([delivery.payload for delivery in deliveries], self._rules, now=now)
         bad = [
-            (deliveries[place], str(error)[:_MAX_REASON_CHARACTERS]) for place, error in intake.bad
+            (deliveries[index], str(error)[:_MAX_REASON_CHARACTERS]) for index, error in intake.bad
         ]
-        left = [deliveries[place] for place in intake.left]
+        left = [deliveries[index] for index in intake.left]
         unread = set(intake.left)
-        deliveries = [each for place, each in enumerate(deliveries) if place not in unread]
+        deliveries = [each for index, each in enumerate(deliveries) if index not in unread]
         unscored = [error for _, error in intake.bad if isinstance(error, UnscoredRows)]
         unusable = [delivery.message_id for delivery, _ in bad]
         predictions, outcomes = intake.predictions, intake.outcomes
@@ -567,12 +569,12 @@ class Monitor:
                 self._store_messages(half, now)
             return left
         if predictions is not None and len(stored.reused):
-            ids, places = (
+            ids, indexes = (
                 predictions.ids[stored.reused].tolist(),
-                intake.places[stored.reused].tolist(),
+                intake.indexes[stored.reused].tolist(),
             )
             bad += self._count_reused(
-                [(received[place], each) for place, each in zip(places, ids)], now
+                [(received[index], each) for index, each in zip(indexes, ids)], now
             )
         if stored.added is not None:
             self._drift.observe(stored.added)
@@ -614,7 +616,8 @@ class Monitor:
         times, versions, canary = predictions.times, predictions.versions, predictions.canary
         self._rules.versions.seen(set(versions.tolist()))
         self._evaluation.evaluator.record_predictions(times, versions, canary=canary)
-        # A client whose clock is ahead must not determine the serving version until that time.
+        # Limit the times to `now`, so that a client whose clock is ahead does not determine the
+        # serving version for long.
         times = np.minimum(times, now)
         self._last_record_time = max(float(times.max()), self._last_record_time or 0.0)
         if not canary.all():
@@ -662,7 +665,7 @@ class Monitor:
             self._evaluation.evaluator.observe(requests)
             self._unmeasured.update(requests.versions.tolist())
             self._exposition.beat()
-            # The next batch may contain requests with the time of the last one.
+            # The next batch may start with the time at which this batch ends.
             last = float(requests.times[-1]) - _LAST_MOMENT
             waiting = self._valid_waiting(before)
             self._evaluation.decide(before if waiting is None else last)
@@ -674,7 +677,7 @@ class Monitor:
     def _without_corrupt(self, read: Callable[[], Waiting | None]) -> Waiting | None:
         """Call `read` again until it reports no corrupt block, and return its result.
 
-        The rows of a corrupt block are given up.
+        The rows of a corrupt block are lost.
         """
         while True:
             try:
@@ -794,10 +797,10 @@ class Monitor:
             )
 
     def _forget_times_ahead(self, now: float) -> None:
-        """Forget the newest prediction if its time is in the future.
+        """Forget the time of the newest prediction if that time is in the future.
 
-        A time in the future comes from a clock that was ahead. Until it is forgotten, no prediction
-        with an earlier time counts as the newest.
+        A time in the future comes from a clock that was ahead. Until the future time is forgotten,
+        no prediction with an earlier time counts as the newest.
         """
         if (
             self._last_record_time is not None
@@ -809,7 +812,7 @@ class Monitor:
 
     def _snapshot(self) -> Snapshot:
         now = self._clock()
-        # Call the watcher before reading the counters, because the watcher adds to them.
+        # Call the watcher before reading the counters, because the watcher increases some of them.
         store_status = self._store_watcher.look(now)
         return Snapshot(
             recommender=self._recommender.name,

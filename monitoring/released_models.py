@@ -27,7 +27,7 @@ class ReleasedModels:
         self._store = store
 
     def baseline(self, version: int) -> Baseline | None:
-        """Return gate AUC and training end of `version`, or None without a release."""
+        """Return the gate AUC and the training end of `version`, or None if it was not released."""
         try:
             if (release := self._release(version)) is None:
                 return None
@@ -41,7 +41,7 @@ class ReleasedModels:
             low=gate.auc_low if is_measured else None,
             high=gate.auc_high if is_measured else None,
             previous_version=release.previous_version,
-            trained_until=self._learned_until(release),
+            trained_until=self._trained_until(release),
         )
 
     def _gate(self, release: Release) -> ModelQuality | None:
@@ -53,7 +53,7 @@ class ReleasedModels:
             logger.warning("the baseline of version %d is unknown: %s", release.version, error)
             return None
 
-    def _learned_until(self, release: Release) -> float | None:
+    def _trained_until(self, release: Release) -> float | None:
         """Return the event time of the model's newest training row, or None if it is unknown."""
         path = model_folder(self._store, release.model_id) / Model.MANIFEST
         try:

@@ -17,7 +17,7 @@ class Waiting(Requests):
     """Stored predictions without final labels."""
 
     numbers: NDArray[np.int64]
-    """Number of each prediction in the state, shape [m]."""
+    """Number that identifies each prediction in the state, shape [m]."""
     users: NDArray[np.int64]
     """Category of each row's user, shape [n]. `MISSING_CATEGORY` if the user is unknown or the
     recommender names no user."""
@@ -27,7 +27,10 @@ class Waiting(Requests):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MaturedRequests(Waiting):
-    """Requests with labels, which are final unless the caller asked for the labels so far."""
+    """Requests with labels.
+
+    The labels are final, unless the caller requested the labels known so far.
+    """
 
     labels: NDArray[np.uint8]
     """1 if the row was clicked within the attribution window, else 0. Shape [n]."""

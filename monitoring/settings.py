@@ -26,8 +26,8 @@ class RecordSettings:
     """How records are accepted, joined and archived."""
 
     conversion_window_seconds: float = 0.0
-    """Seconds after its prediction within which a conversion counts in the conversion rate. 0
-    archives conversions without a rate."""
+    """Seconds after its prediction within which a conversion counts in the conversion rate. 0 =
+    conversions are archived, but no rate is computed."""
     archive_roll_rows: int = 50_000
     """Matured rows of a full archive file."""
     archive_roll_seconds: float = 300.0
@@ -60,8 +60,8 @@ class InstallationSettings:
     """Partition of the log that is read. Only the monitor of partition 0 decides and triggers runs,
     from its own partition. Monitors of other partitions join, archive and export metrics."""
     state: Path
-    """Folder of the monitor's state, timeline and events. The folder must survive restarts. One
-    monitor at a time uses it."""
+    """Folder of the monitor's state, timeline and events. The folder must survive restarts. Only
+    one monitor at a time uses the folder."""
     archive: Path
     """Folder where matured rows wait for the uploader, as Parquet files."""
     store: Path
@@ -91,7 +91,7 @@ def with_rules(installation: InstallationSettings) -> MonitorSettings:
 
     Raises:
         TemporaryError: No recommender was accepted yet.
-        ContractError: A setting in its section `monitor` is invalid.
+        ContractError: a setting in the recommender's section `monitor` is invalid.
     """
     if not read_accepted(installation.store):
         raise TemporaryError(

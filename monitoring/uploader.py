@@ -1,10 +1,10 @@
 """Move sealed archive files to the lake: `python -m monitoring.uploader --archive DIR --lake DIR`.
 
-Input is `<archive>/day=*/part-*.parquet` and `<archive>/outcomes/day=*/part-*.parquet`, which
-`monitoring.state` renames into place when they are complete. Output is files of the same names in
-the lake, a folder or a `gs://` bucket, and a marker `<archive>/uploaded/<name>.json` for each. A
-retrain request waits until its files have markers. `evergreen.storage` stores the bytes and
-verifies them.
+The input is `<archive>/day=*/part-*.parquet` and `<archive>/outcomes/day=*/part-*.parquet`, which
+`monitoring.state` renames into place when they are complete. The output is files of the same names
+in the lake, which is a folder or a `gs://` bucket. Each moved file gets a marker
+`<archive>/uploaded/<name>.json`. A retrain request waits until the files that it needs have
+markers. `evergreen.storage` stores the bytes and verifies them.
 
 A kill between any two steps loses no file. The file is stored in the lake and compared with the
 local one, then the marker is written, then the local file is removed. The next pass of any uploader
@@ -61,8 +61,8 @@ class UploaderSettings:
     """Pause between two passes over the archive, in seconds. The pause grows to 5 minutes while the
     lake is unreachable."""
     once: bool = False
-    """Move the sealed files once and exit, for example in a CronJob. Without the flag, run until
-    SIGTERM."""
+    """Move the sealed files once and exit, for example in a CronJob. If False, the uploader runs
+    until SIGTERM."""
     log_format: str = TEXT
     """Format of log lines on standard error: `text` for people, `json` for a log collector."""
 
@@ -90,7 +90,7 @@ class UploaderSettings:
 
 
 class _Unreadable(TemporaryError):
-    """An archive file that cannot be read. The other files are moved anyway."""
+    """An archive file that cannot be read. Files other than the unreadable ones are moved."""
 
 
 def _read(source: Path) -> tuple[str, int]:
@@ -127,25 +127,25 @@ class Uploader:
         self._failed: set[str] = set()
         self.refused: dict[str, str] = {}
         """Archive files whose names exist in the lake with other bytes, each with its error
-        message. The refused files stay in the archive and are not tried again."""
+        message. The refused files stay in the archive, and the uploader does not retry them."""
 
     def run_once(self) -> list[str]:
         """Move the files that are sealed now, and return their names.
 
         Rows come before outcomes, older days before newer days, and files that were sealed earlier
-        before files that were sealed later. A pipeline run that reads the lake meanwhile continues
-        after the newest row that it found. Rows that arrive later than newer rows are used for
-        training only within `late_days` days. Files that failed in an earlier pass come last, so
-        that one bad file does not block the others.
+        before files that were sealed later. A pipeline run that reads the lake at the same time
+        continues after the newest row that it found. Rows that arrive later than newer rows are
+        used for training only within `late_days` days. Files that failed in an earlier pass come
+        last, so that one bad file does not block the others.
 
         Raises:
             TemporaryError: A file could not be moved now, and the files after it wait for the next
-                pass. This error is also raised if all other files were moved and some cannot be
-                read.
+                pass. The error is also raised after the other files were moved, if some files
+                cannot be read.
             PermanentError: No file can be moved until somebody fixes a permission, the disk space
-                or the bucket. All files that were not moved stay. This error is also raised if all
-                other files were moved and some exist in the lake with other bytes (`Differs`, see
-                `refused`).
+                or the bucket. The files that were not moved stay in the archive. The error is also
+                raised after the other files were moved, if some files exist in the lake with other
+                bytes (`Differs`, see `refused`).
         """
         moved: list[str] = []
         differing: list[Differs] = []
@@ -189,11 +189,13 @@ class Uploader:
         try:
             sealed_at = (self._archive / name).stat().st_mtime
         except OSError:
-            sealed_at = inf  # another uploader has just moved it, or `_move` reports the error
+            sealed_at = (
+                inf  # another uploader has just moved the file, or `_move` reports the error
+            )
         return name in self._failed, name.rpartition("/")[0], sealed_at, name
 
     def _move(self, name: str) -> bool:
-        """Move the file. Returns False if another uploader has moved it meanwhile."""
+        """Move the file. Returns False if another uploader has already moved the file."""
         source = self._archive / name
         try:
             digest, num_bytes = _read(source)

@@ -1,4 +1,4 @@
-"""Write the compiled pipeline for a placement, and read its parameters, places and tag.
+"""Write the compiled pipeline for a placement, and read its parameters, locations and tag.
 
 The file is read before a run, so that a wrong name or value is reported at once and not later by a
 server. kfp is needed only for writing.
@@ -14,7 +14,7 @@ import yaml
 
 from evergreen.contracts.manifests import NONE, SCRATCH
 from evergreen.runtime.errors import FROM_SCRATCH, ContractError
-from pipelines.places import PLACES, places_of, replace_places
+from pipelines.locations import LOCATIONS, locations_of, replace_locations
 
 if TYPE_CHECKING:
     from pipelines.placement import Placement
@@ -68,7 +68,7 @@ def read_parameters(
         if name not in names:
             decided = (
                 f"; `evergreen compile` sets {name}, from the placement or a flag"
-                if name in PLACES
+                if name in LOCATIONS
                 else ""
             )
             raise ContractError(
@@ -128,15 +128,15 @@ def image_tag(package: Path) -> str:
     return str(tags.pop())
 
 
-def read_places(package: Path) -> dict[str, str]:
-    """Return the folders and servers in a compiled pipeline, by name (`places.PLACES`).
+def read_locations(package: Path) -> dict[str, str]:
+    """Return the folders and servers in a compiled pipeline, by name (`locations.LOCATIONS`).
 
     Raises:
         ContractError: the file is absent or not a compiled pipeline, or an older revision compiled
-            it with places as parameters.
+            it with locations as parameters.
     """
     try:
-        return places_of(_read_document(package))
+        return locations_of(_read_document(package))
     except (KeyError, TypeError, AttributeError) as error:
         raise ContractError(
             f"package {package} names no model registry or lake, expected a file from this "
@@ -145,7 +145,7 @@ def read_places(package: Path) -> dict[str, str]:
         ) from error
 
 
-def with_places(package: Path, places: Mapping[str, str]) -> str:
+def with_locations(package: Path, locations: Mapping[str, str]) -> str:
     """Return the text of the compiled pipeline after replacing folders and servers.
 
     Raises:
@@ -153,7 +153,7 @@ def with_places(package: Path, places: Mapping[str, str]) -> str:
     """
     documents = _read_documents(package)
     try:
-        replace_places(documents[0], places)
+        replace_locations(documents[0], locations)
     except (IndexError, KeyError, TypeError, AttributeError) as error:
         raise _not_a_package(package) from error
     return str(yaml.dump_all(documents, Dumper=_DUMPER, sort_keys=False))

@@ -23,7 +23,7 @@ from evergreen.runtime.errors import ContractError, expect
 from evergreen.runtime.kubeflow import POD_NAME, POD_UID
 from evergreen.runtime.onnx_runtime import SILENT
 from pipelines.images import TRAINING_IMAGES, image_reference
-from pipelines.places import PLACES
+from pipelines.locations import LOCATIONS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,7 @@ class Nodes:
 class Variables:
     """Environment variables from a Secret of the pipeline's namespace.
 
-    The Secret is optional. If it does not exist, the pod starts without these variables.
+    The Secret is optional. Without the Secret, the pod starts without these variables.
     """
 
     name: str
@@ -122,8 +122,9 @@ class Placement:
     """Folder in the pods where the volume is mounted."""
     accelerator: str = "nvidia.com/gpu"
     """Extended resource that training requests. Empty means no GPU. On GKE a MIG slice is also
-    called `nvidia.com/gpu`, and `gpu_nodes` selects its nodes by their partition size. NVIDIA's
-    device plugin in its mixed strategy calls it for example `nvidia.com/mig-1g.5gb`."""
+    called `nvidia.com/gpu`, and `gpu_nodes` selects its nodes by their partition size. With the
+    strategy `mixed`, NVIDIA's device plugin names a slice by its size, such as
+    `nvidia.com/mig-1g.5gb`."""
     gpu_nodes: Nodes = Nodes(tolerations=(Toleration(key="nvidia.com/gpu"),))
     """Nodes for steps that request an accelerator. The setting has no effect without an
     accelerator."""
@@ -191,8 +192,9 @@ class Placement:
     process."""
     num_retries: int = 2
     """Number of retries of a step, whatever its exit code. Steps replace their own partial output.
-    If a pod vanishes together with its node, it has no exit code. KFP retries such a pod only if
-    its API server is configured with `retryPolicy: Always` (docs/kubernetes/kfp-runs.md)."""
+    If a pod vanishes together with its node, it has no exit code. KFP retries a pod without an exit
+    code only if its API server is configured with `retryPolicy: Always`
+    (docs/kubernetes/kfp-runs.md)."""
     training_retries: int = 4
     """Number of retries of training, the longest step. A retry resumes from the checkpoint, so that
     the loss of a node costs only minutes. Preemptible nodes need a larger number. Retry n, counted
@@ -262,10 +264,10 @@ class Placement:
         return self.gpu_nodes if needs.gpu and self.accelerator else self.cpu_nodes
 
     @property
-    def places(self) -> dict[str, str]:
+    def locations(self) -> dict[str, str]:
         """Folders and servers of the runs, by name of the steps' arguments."""
         folders = {name: f"{self.mount_path}/{name}" for name in ("lake", "store", "work")}
-        return {name: getattr(self, name) or folders.get(name, "") for name in PLACES}
+        return {name: getattr(self, name) or folders.get(name, "") for name in LOCATIONS}
 
 
 def place(task: dsl.PipelineTask, step: str, placement: Placement) -> dsl.PipelineTask:

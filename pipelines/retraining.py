@@ -31,16 +31,16 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
     condition before deployment is nevertheless needed. Without this condition, a deployment that
     releases nothing would be shown as successful on Kubeflow's page.
     """
-    places = placement.places
+    locations = placement.locations
     # Kubeflow replaces a constant that equals one of these placeholders, but not one inside a
     # longer string. The first placeholder is empty if a schedule starts the run.
-    noted = {
+    run_arguments = {
         "run": dsl.PIPELINE_JOB_NAME_PLACEHOLDER,
         "run_resource": dsl.PIPELINE_JOB_RESOURCE_NAME_PLACEHOLDER,
         "run_id": dsl.PIPELINE_JOB_ID_PLACEHOLDER,
-        "store": places["store"],
+        "store": locations["store"],
     }
-    common = {**noted, "work": places["work"]}
+    common = {**run_arguments, "work": locations["work"]}
 
     def step(component: Any, **arguments: Any) -> dsl.PipelineTask:
         return place(component(**arguments), component.name.replace("-", "_"), placement)
@@ -62,10 +62,10 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
             trigger_id: Id of the monitor's retrain request. Empty if a person started the run.
             trigger_reason: Reason for the run.
             window_start: First event time to train on, ISO 8601 in UTC. If it is empty, the window
-                starts after the last training row of the parent. Without a parent it starts at the
-                first row.
-            window_end: Exclusive end of the window, ISO 8601 in UTC. Empty means after the newest
-                row.
+                starts after the last training row of the parent. Without a parent, the window
+                starts at the first row.
+            window_end: Exclusive end of the window, ISO 8601 in UTC. Empty means that the window
+                ends after the newest row.
             parent: Model to continue: current (the live one, if any), none (from scratch), or a
                 model id.
             champion: Model to compare with: current, none, or the id of a released model.
@@ -74,13 +74,15 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
             settings: Settings of this run that override the recommender's, such as training.seed=7
                 model.tower=[64,32]. The settings are stored with the model.
         """
-        record = step(run_outcome, **noted, trigger_id=trigger_id, trigger_reason=trigger_reason)
+        record = step(
+            run_outcome, **run_arguments, trigger_id=trigger_id, trigger_reason=trigger_reason
+        )
         # Kubeflow's page shows only the first 16 letters of names such as "retraining".
         with dsl.ExitHandler(record, name="retraining"):
             extracted = step(
                 extraction,
                 **common,
-                lake=places["lake"],
+                lake=locations["lake"],
                 window_start=window_start,
                 window_end=window_end,
                 parent=parent,
@@ -93,7 +95,7 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
                 validation,
                 **common,
                 champion=champion,
-                served=places["served"],
+                served=locations["served"],
                 beam_options=placement.beam_options,
                 raw_dataset=extracted.output,
             )
@@ -117,9 +119,9 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
                 with dsl.If(evaluated.outputs["Output"] == True, name="gate passed"):  # noqa: E712
                     step(
                         deployment,
-                        **noted,
-                        server=places["server"],
-                        device=places["device"],
+                        **run_arguments,
+                        server=locations["server"],
+                        device=locations["device"],
                         trigger_id=trigger_id,
                         verdict=evaluated.outputs["verdict"],
                     )

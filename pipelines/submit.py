@@ -60,7 +60,7 @@ def upload(
         package: The compiled pipeline.
         version: Name of the version.
         pipeline: Name of the pipeline.
-        about: Text for the version's page. The text follows the hash of the file.
+        about: Text for the version's page. The server shows this text after the hash of the file.
 
     Raises:
         PermanentError: the name belongs to another file.
@@ -106,7 +106,7 @@ def start(server: KubeflowServer, run: RunRequest, *, name: str) -> str:
             source=run.source,
             parameters=run.parameters,
             service_account=run.service_account,
-            description=f"{reason}; asked by {whoami()}; recommender {recommender}",
+            description=f"{reason}; requested by {whoami()}; recommender {recommender}",
         )
     except TemporaryError as error:
         run_id = _created_late(server, experiment_id, name, before=before, error=error)

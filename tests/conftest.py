@@ -22,8 +22,8 @@ ENVIRONMENT_OF_FOLDER = {
     "evergreen/networks": "training",
     "components/evaluation": "training",
 }
-"""Folders that do not run in `driver`."""
-# This folder has no test, and only its engine's tests import it.
+"""Test environments by folder. All other folders run in `driver`."""
+# tests/hugectr_double has no tests. Only the tests of the HugeCTR engine import the double.
 collect_ignore = ["hugectr_double"]
 
 FOLDERS_OF_PART = {
@@ -42,8 +42,8 @@ FOLDERS_OF_PART = {
     "monitor": ("evergreen/events", "k8s", "monitoring", "tools"),
 }
 """Parts of the driver's tests, which take longest. `everywhere.py` runs these parts and the `rest`
-in parallel. `EVERGREEN_TEST_PART` selects the part that one pytest runs. If it is unset, all parts
-run."""
+in parallel. `EVERGREEN_TEST_PART` selects the part that pytest runs. If the variable is unset, all
+parts run."""
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -53,7 +53,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     except ValueError:
         return None
     if relative == "support":
-        # This folder has no tests, and parts of it need another environment's libraries.
+        # tests/support has no tests, and parts of it need another environment's libraries.
         return True
     here = Path(sys.prefix).name
     if collection_path.is_file():
@@ -72,8 +72,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def raw_table():
     """Draws a table of `n` raw rows with a planted signal and a fixed seed.
 
-    `contracts.raw_rows` describes the rows. With `with_lists` they are of the default recommender,
-    else Criteo's.
+    `contracts.raw_rows` describes the rows. The rows belong to Criteo's recommender. If
+    `with_lists` is true, the rows belong to the default recommender.
     """
     pytest.importorskip("pyarrow")
     return _make_raw_table
@@ -124,7 +124,7 @@ def _make_raw_table(
     times = (start + np.arange(n) * (seconds / max(n, 1))) * 1e6
     columns[raw_rows.EVENT_TIME] = times.astype(np.int64)
     columns |= dict.fromkeys(raw_rows.SERVED_BY, pyarrow.nulls(n))
-    # pyarrow 10 does not accept an Array for an array's values.
+    # The function `pyarrow.array` of version 10 does not accept a pyarrow Array.
     arrays = {
         n: c if isinstance(c, pyarrow.Array) else pyarrow.array(c) for n, c in columns.items()
     }

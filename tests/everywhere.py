@@ -31,8 +31,8 @@ PARTS = (
 """Pairs of environment and part (`conftest.FOLDERS_OF_PART`), the longest first. The serving
 environment has no part, because it only holds the server that the driver's tests start."""
 NUM_WAITING = 2
-"""Parts that run beyond the number of cores. Parts with servers and logs use half a core or less
-(measured)."""
+"""Number of parallel parts beyond the number of cores. Parts with servers and logs use half a core
+or less (measured)."""
 NO_TESTS_COLLECTED = 5
 
 
@@ -114,8 +114,8 @@ def _counts(junit: Path) -> dict[str, int]:
 
 def main(arguments: list[str]) -> int:
     """Run all environments and return 0 if every test passed."""
-    # A shell starts background jobs with Ctrl-C ignored, and their children inherit this setting.
-    # Some tests send SIGINT.
+    # Restore the handling of Ctrl-C, which a shell turns off for background jobs and their
+    # children. Some tests send SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with ThreadPoolExecutor(available_cores() + NUM_WAITING) as runners:
         results = list(runners.map(lambda part: run(*part, arguments), PARTS))

@@ -101,9 +101,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _lay_out(folder: Path) -> None:
     """Write the wheel's sources into an empty folder."""
     for path in _client_modules().values():
-        place = folder / path.relative_to(_REPOSITORY)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, place)
+        target = folder / path.relative_to(_REPOSITORY)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
     for package in (_ENTRY, _CORE):
         (folder / package / "py.typed").touch()
     (folder / "LICENSE").write_text((_REPOSITORY / "LICENSE").read_text())

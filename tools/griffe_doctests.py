@@ -1,7 +1,7 @@
 """Fence the doctests of docstrings, so that the API pages show them as code.
 
-mkdocstrings loads this extension by its path. Without it, the pages would show the lines of a
-doctest as quotations.
+mkdocstrings loads this extension by its path. Without this extension, the pages would show the
+lines of a doctest as quotations.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Run the network on encoded rows, as the second half of the reference for Triton's python backend.
+"""Run the network on encoded rows in Triton's python backend, the second half of the reference.
 
 The model runs on one thread. The embeddings are looked up in this module, and the network is the
 export of training. The code is independent of deployment's graph, so that equal scores confirm

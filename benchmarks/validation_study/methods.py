@@ -3,14 +3,13 @@
 The input is two folders of raw Parquet files. There are two methods:
 
 - `ours`: `validate`, called like in a run, with default settings and rules. The earlier window is
-  validated like the rows of a first run, whose model folder is then the champion. Every check
-  that does not pass, by any rule, is an alarm of its feature.
+  validated like the rows of a first run, whose model folder is then the champion. Every check that
+  does not pass, by any rule, is an alarm of its feature.
 - `TFDV`: its drift comparator, used as in its guide, with statistics of two frames and one
   threshold for all features. The guide ("Get started", Checking data skew and drift) sets an
-  L-infinity of 0.01 for categories. For numbers the guide names the Jensen-Shannon divergence
-  without a threshold, so 0.01 is used as well. The other threshold is 0.3 for numbers and
-  categories. This value is the documented default of BigQuery's ML.VALIDATE_DATA_SKEW, which calls
-  TFDV.
+  L-infinity of 0.01 for categories. For numbers, TFDV's guide names the Jensen-Shannon divergence
+  but no threshold, so 0.01 is used as well. The other threshold is 0.3 for numbers and categories.
+  This value is the documented default of BigQuery's ML.VALIDATE_DATA_SKEW, which calls TFDV.
 
 TFDV is imported at its first use, so that the plan can be read without TFDV.
 """
@@ -23,9 +22,9 @@ from typing import Any
 from evergreen.contracts.criteo import CATEGORICAL, DENSE, FEATURES
 
 Method = Callable[[Path, Path], "dict[str, list[str]]"]
-"""Function that takes the earlier and the later folder. It returns the features with an alarm, by
-the name of the method's setting. Both folders are in one folder, into which the function may write.
-"""
+"""Function that takes the earlier and the later folder. The function returns the features with an
+alarm, by the name of the method's setting. Both folders are in one folder, into which the function
+may write."""
 
 OURS, TFDV = "ours", "TFDV"
 THRESHOLDS = {"TFDV, threshold 0.01": 0.01, "TFDV, threshold 0.3": 0.3}

@@ -24,12 +24,12 @@ from benchmarks.validation_study.shifts import (
     draw_window,
     write_window,
 )
-from demo.simulation.world import World
+from demo.simulation.simulator import Simulator
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudyCase:
-    """One kind of pairs."""
+    """Pairs of windows with the same shift, or without a shift."""
 
     name: str
     pairs: Mapping[str, int]
@@ -41,7 +41,7 @@ class StudyCase:
 
 @dataclass(frozen=True, kw_only=True)
 class PairSeries:
-    """Pairs of windows of one size, and the cases made of them."""
+    """Pairs of windows with one number of rows, and the cases that are tested on these pairs."""
 
     rows: int
     """Rows of each window."""
@@ -109,30 +109,30 @@ def _chosen(shifts: Sequence[Shift], quick: bool) -> Sequence[Shift]:
 
 
 def show(
-    series: PairSeries, number: int, world: World, *, methods: Mapping[str, Method]
+    series: PairSeries, number: int, simulator: Simulator, *, methods: Mapping[str, Method]
 ) -> Iterator[tuple[StudyCase, dict[str, list[str]]]]:
     """Yield the features with an alarm for each case and pair of `series`, by method and setting.
 
     Args:
         series: Pairs of windows of one kind.
         number: Number that separates the random numbers of different series.
-        world: Simulator of the rows.
+        simulator: Simulator of the rows.
         methods: Methods by name.
     """
     for pair in range(
         max(max(case.pairs.get(name, 0) for name in methods) for case in series.cases)
     ):
-        seed = (world.seed, number, pair)
+        seed = (simulator.seed, number, pair)
         random = np.random.default_rng(seed)
         before, now = (
-            draw_window(world, series.rows, random, requests=series.requests) for _ in range(2)
+            draw_window(simulator, series.rows, random, requests=series.requests) for _ in range(2)
         )
         with tempfile.TemporaryDirectory(prefix="evergreen-study-") as folder:
             scratch = Path(folder)
             write_window(before, scratch / "before", name="before")
             for place, case in enumerate(series.cases):
-                asked = [name for name in methods if pair < case.pairs.get(name, 0)]
-                if not asked:
+                chosen = [name for name in methods if pair < case.pairs.get(name, 0)]
+                if not chosen:
                     continue
                 # Each shift has its own random numbers, so that the choice of rows in one column
                 # does not determine the choice in the next column.
@@ -142,6 +142,6 @@ def show(
                     else now
                 )
                 write_window(struck, scratch / f"now-{place}", name="now")
-                for name in asked:
+                for name in chosen:
                     yield case, methods[name](scratch / "before", scratch / f"now-{place}")
                 shutil.rmtree(scratch / f"now-{place}")

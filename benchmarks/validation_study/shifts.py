@@ -3,8 +3,8 @@
 The simulator draws independent rows, but the rows of a real log depend on each other. The rows of a
 request share the user's columns, so that 20,000 rows have as much information about these columns
 as 313 independent rows. Each shift changes only the property in its name. In a user's column a
-shift changes complete requests, and in an item's column single rows. Therefore the rows of a
-request stay equally alike. `methods` finds the shifts.
+shift changes complete requests, and in an item's column single rows. The correlation of rows within
+a request therefore stays the same. `methods` finds the shifts.
 """
 
 from collections.abc import Callable
@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from benchmarks.world_effects import effects_of
-from demo.simulation.world import World, WorldRows, raw_table, sigmoid
+from benchmarks.simulated_effects import effects_of
+from demo.simulation.simulator import SimulatedRows, Simulator, raw_table, sigmoid
 from evergreen.config.features import MISSING_CATEGORY
 from evergreen.contracts.criteo import CATEGORICAL, DENSE
 
@@ -34,23 +34,23 @@ one row each."""
 class DrawnWindow(NamedTuple):
     """Rows in time order."""
 
-    rows: WorldRows
+    rows: SimulatedRows
     request: NDArray[np.int64]
     """[n]: request of each row, from 0, ascending."""
 
 
 def draw_window(
-    world: World, rows: int, random: Generator, *, requests: str = EQUAL
+    simulator: Simulator, rows: int, random: Generator, *, requests: str = EQUAL
 ) -> DrawnWindow:
     """Draw a window whose clicks follow the true probabilities of its rows.
 
     Args:
-        world: Simulator of the rows.
+        simulator: Simulator of the rows.
         rows: Number of rows.
-        random: Generator. Equal generators give equal windows.
+        random: Random generator. Equal generators draw equal windows.
         requests: How rows form requests: `EQUAL`, `UNEQUAL` or `INDEPENDENT`.
     """
-    drawn = world.draw(rows, random)
+    drawn = simulator.draw(rows, random)
     if requests == INDEPENDENT:
         return DrawnWindow(drawn, np.arange(rows))
     # `rows` requests are always enough, because each request has at least one row.
@@ -66,10 +66,10 @@ def draw_window(
         shared = [i for i, name in enumerate(names) if name in USER_COLUMNS]
         values[:, shared] = values[first][:, shared]
     probability = sigmoid(
-        world.strength * effects_of(world.tables, dense, categorical) + world.bias
+        simulator.strength * effects_of(simulator.tables, dense, categorical) + simulator.bias
     )
     label = (random.random(rows) < probability).astype(np.int32)
-    return DrawnWindow(WorldRows(dense, categorical, probability, label), request)
+    return DrawnWindow(SimulatedRows(dense, categorical, probability, label), request)
 
 
 def column_of(window: DrawnWindow, name: str) -> NDArray[np.float32] | NDArray[np.int64]:
@@ -179,8 +179,9 @@ def raise_mean(window: DrawnWindow, columns: tuple[str, ...], random: Generator)
 def raise_log_mean(window: DrawnWindow, columns: tuple[str, ...], random: Generator) -> DrawnWindow:
     """Raise the mean of log(1 + value - minimum) by a fifth of its standard deviation.
 
-    Every value grows by a factor, which heavy tails do not hide. `raise_mean` is harder to find,
-    because the standard deviation of a heavy-tailed column is many times its median.
+    Every value grows by the same factor, so the shift can be found even if the column has heavy
+    tails. `raise_mean` is harder to find, because the standard deviation of a heavy-tailed column
+    is many times its median.
     """
     values = column_of(window, columns[0]).astype(np.float64)
     least = np.nanmin(values)

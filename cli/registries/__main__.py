@@ -14,7 +14,7 @@ from functools import partial
 from cli.registries.exported import Exported, read_store
 from evergreen.runtime.errors import ContractError, TemporaryError
 from evergreen.runtime.exit_codes import ExitCode, exits_with_code
-from evergreen.runtime.flags import CommandParser
+from evergreen.runtime.flags import CommandParser, add_store_flag
 from evergreen.runtime.plain_text import log_as_text
 from evergreen.storage.uris import typed_folder
 
@@ -24,7 +24,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="evergreen models sync", description=(__doc__ or "").partition("\n\n")[2]
     )
-    parser.add_argument("--store", required=True, help="model registry, folder or its URI")
+    add_store_flag(parser)
     parser.add_argument("--mlflow", help="tracking URI of MLflow, such as http://mlflow:5000")
     parser.add_argument(
         "--model-registry",

@@ -45,7 +45,7 @@ def read_store(store: Path) -> Exported | None:
         return None
     rounds.sort(key=lambda card: moment_of(card.model.created_at))
     cards = {card.model_id: card for card in rounds}
-    lines = [line for line in promotion_journal.read_standing(store) if line.action != BAKED]
+    lines = [line for line in promotion_journal.read_effective(store) if line.action != BAKED]
     releases = [read_release(store, number) for number in sorted({line.version for line in lines})]
     releases = [
         each for each in releases if each.model_id in cards and local_path(each.graph_uri).exists()

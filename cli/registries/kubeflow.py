@@ -57,11 +57,11 @@ def _export(registry: ModelRegistry, exported: Exported) -> None:
     for release, card in exported.versions:
         number, uri = str(release.version), release.graph_uri
         if number not in present:
-            told = {
+            common = {
                 "metadata": {**tags_of(card), **metrics_of(card)},
                 "version_description": card.verdict.reason,
             }
-            registry.register_model(name, uri, version=number, **told, **_FORMAT)
+            registry.register_model(name, uri, version=number, **common, **_FORMAT)
             logger.info("Model Registry: created version %s", number)
         elif release.version == last and registry.get_model_artifact(name, number) is None:
             # If an export was killed between two calls of the client, only the newest version can

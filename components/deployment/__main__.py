@@ -52,7 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Build the parser of this step without importing a heavy package."""
     parser = CommandParser(prog="python -m components.deployment", description=__doc__)
     parser.add_argument("--run", required=True, help="name of the pipeline run")
-    parser.add_argument("--store", required=True, help="model registry, folder URI")
+    parser.add_argument("--store", required=True, help="folder URI of the registry")
     parser.add_argument("--server", choices=SERVERS, default="python", help="backend in Triton")
     parser.add_argument(
         "--device",

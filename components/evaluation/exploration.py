@@ -152,9 +152,8 @@ def _calibration_before(
 ) -> NDArray[np.float64]:
     """Return each pair's ratio of clicks to expected clicks.
 
-    The ratio counts all lists before the pair's own list.
-
-    For the first list the ratio is 1.
+    The ratio uses the clicks and expected clicks of all earlier lists. For the first list the ratio
+    is 1.
     """
     sums = [np.bincount(of_pair, each) for each in (clicks, scores)]
     seen, expected = (1.0 + np.cumsum(each) - each for each in sums)

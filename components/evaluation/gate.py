@@ -78,8 +78,8 @@ MAX_SHOWN = 40
 p-values."""
 _HOUR_SECONDS = 3_600
 _NOTHING = MISSING_CATEGORY - 1
-"""Marks a slot that is not counted. Either another slot of the row has the same value, or the slot
-is empty and another slot of the row has a value."""
+"""Marks a slot that is not counted. The slot is not counted because another slot of the row has the
+same value, or because the slot is empty and another slot has a value."""
 _MORE_ROWS = "bring more rows, or hold out a larger share of them (extraction.holdout_fraction)"
 
 
@@ -215,7 +215,7 @@ def _fewest_requests(click: NDArray[np.int8], group: NDArray[np.int64]) -> tuple
 
 def _check_floor(evidence: _Evidence, settings: GateSettings) -> Check:
     found, floor = evidence.estimates.candidate, settings.min_auc
-    ways = ["bring features or rows that tell more of the clicks"]
+    ways = ["bring features or rows that predict the clicks better"]
     if found is not None and (lower := math.floor(found.low * 100) / 100) > _CHANCE:
         again = run_again(f"--set gate.min_auc={lower:g}")
         ways.append(f"or, if such a model is good enough, {again}")
@@ -316,9 +316,9 @@ def _check_calibration(evidence: _Evidence, settings: GateSettings) -> Check:
         )
         return replace(check, result=FAIL, advice=advice)
     if is_off:
-        return replace(check, detail="the champion's is further off")
+        return replace(check, detail="the champion's ratio is further off")
     if not 1 / factor <= ratio <= factor:
-        return replace(check, detail="the rows are too few to be sure of it")
+        return replace(check, detail="too few rows to show that the ratio is off")
     return check
 
 

@@ -32,7 +32,7 @@ _BATCH_ROWS = 65_536
 
 
 def column_aucs(raw: RawDataset) -> dict[str, float]:
-    """Return the AUC of each column if it alone ranks the held-out rows, highest first.
+    """Return the AUC of each column as the only score of the held-out rows, highest first.
 
     Args:
         raw: The rows. Columns that the run left out are not measured.
@@ -145,8 +145,7 @@ def _read_column(
 ) -> tuple[NDArray[np.int8], NDArray[Any]]:
     """Read the labels [n] and one column's values [n, slots].
 
-    If `newest` is given, only the newest rows are read, at least this number.
-
+    If `newest` is given, only the newest batches are read, until they have this number of rows.
     Missing numbers are NaN, and missing categories are -1.
     """
     features = raw.recommender.features

@@ -123,11 +123,11 @@ def roc_curve(
     thresholds = np.r_[1.0, descending[last_of_tie].astype(np.float64)]
     along = true_rate + false_rate
     wanted = np.searchsorted(along, np.linspace(0.0, 2.0, max_points))
-    kept = np.unique(np.r_[0, np.minimum(wanted, len(along) - 1), len(along) - 1])
+    chosen = np.unique(np.r_[0, np.minimum(wanted, len(along) - 1), len(along) - 1])
     # np.searchsorted maps 0 to the point (0, 0), so the curve keeps at most max_points + 1 points.
     return [
         RocPoint(*map(float, point))
-        for point in zip(false_rate[kept], true_rate[kept], thresholds[kept])
+        for point in zip(false_rate[chosen], true_rate[chosen], thresholds[chosen])
     ]
 
 

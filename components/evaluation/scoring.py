@@ -119,12 +119,12 @@ class ScoredHoldout:
             self.users == MISSING_CATEGORY, MISSING_CATEGORY - 1 - self.requests, self.users
         )
 
-    def of_rows(self, kept: NDArray[np.bool_]) -> "ScoredHoldout":
-        """Return the rows where the mask `kept` [n] is True."""
+    def of_rows(self, mask: NDArray[np.bool_]) -> "ScoredHoldout":
+        """Return the rows where the `mask` [n] is True."""
         parts: dict[str, Any] = {
             name: of for name, of in vars(self).items() if isinstance(of, np.ndarray)
         }
-        return replace(self, **{name: values[kept] for name, values in parts.items()})
+        return replace(self, **{name: values[mask] for name, values in parts.items()})
 
 
 def candidate_scorer(model: Model) -> ScoreEncoded:
@@ -403,7 +403,7 @@ def _check_counts(raw: Path, encoded: Path, stated: tuple[int, int]) -> int:
     """Return the number of held-out rows, if both folders and both manifests agree.
 
     Raises:
-        ContractError: The numbers differ. The message contains both numbers.
+        ContractError: The numbers of rows differ. The message contains both numbers.
     """
     num_raw, num_encoded = _num_rows(raw), _num_rows(encoded)
     if num_raw != num_encoded:

@@ -51,9 +51,7 @@ def build_parser() -> argparse.ArgumentParser:
         "and held-out rows.",
     )
     parser.add_argument("--run", required=True, help="name of the run")
-    parser.add_argument(
-        "--store", required=True, help="model registry: file:// URI or absolute path"
-    )
+    parser.add_argument("--store", required=True, help="registry: file:// URI or absolute path")
     parser.add_argument(
         "--work", required=True, help="folder for big data: file:// URI or absolute path"
     )

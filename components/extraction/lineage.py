@@ -150,7 +150,7 @@ def build_parser() -> argparse.ArgumentParser:
         "from, itself or through the models that it continued. With --lake, it also lists which of "
         "these rows a later back-fill has replaced.",
     )
-    parser.add_argument("--store", required=True, help="model registry, folder or its URI")
+    parser.add_argument("--store", required=True, help="folder or URI of the registry")
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--day", help="this day alone, UTC, YYYY-MM-DD")
     only.add_argument("--model", help="this model's id alone, or current")

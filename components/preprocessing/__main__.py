@@ -19,7 +19,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the step's flags."""
     parser = CommandParser(prog="python -m components.preprocessing", description=__doc__)
     parser.add_argument("--run", required=True, help="name of the run")
-    parser.add_argument("--store", required=True, help="folder URI of the model registry")
+    parser.add_argument("--store", required=True, help="folder URI of the registry")
     parser.add_argument(
         "--work",
         required=True,

@@ -19,8 +19,8 @@ def preprocessing(
 
     Args:
         run: Kubeflow's name of the run.
-        run_resource: Name of the run's workflow. It identifies a scheduled run, whose name is not
-            unique.
+        run_resource: Name of the run's workflow. The name of the workflow identifies a scheduled
+            run, because the runs of a schedule share their name.
         run_id: Kubeflow's id of the run. Empty on this machine.
         store: Folder URI of the model registry.
         work: Folder URI for large intermediate data. The step writes below

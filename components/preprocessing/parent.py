@@ -50,7 +50,7 @@ def save_columns(columns: Sequence[Column], folder: Path) -> None:
 
 
 def load_columns(folder: Path, features: FeatureWorkflow) -> list[Column]:
-    """Read the categorical columns from `folder`. They belong to the workflow `features`.
+    """Read the categorical columns from `folder`. The columns belong to the workflow `features`.
 
     Raises:
         ContractError: the file is absent or corrupt.
@@ -115,10 +115,10 @@ def expect_parents_columns(
             gone,
             parent.model.model_id,
         )
-    kept = {name for name in before.names if name in features.names}
+    shared_names = {name for name in before.names if name in features.names}
     excluded, excluded_before = (
-        kept.intersection(excluded_columns),
-        kept.intersection(parent.features.excluded),
+        shared_names.intersection(excluded_columns),
+        shared_names.intersection(parent.features.excluded),
     )
     if excluded != excluded_before:
         raise ContractError(

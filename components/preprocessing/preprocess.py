@@ -53,24 +53,24 @@ _SALT = 0x5EED0F7415
 """Salt of the random choice. This salt differs from the salt of replay. With the same salt,
 replayed rows would not be downsampled at `negative_rate`."""
 _GROUP_ROWS = 65_536
-_THINNED_ROWS = 250_000
+_DOWNSAMPLED_ROWS = 250_000
 """Approximate number of rows of a downsampled file."""
 _FIT_ROWS = 65_536
-"""Maximum rows of a partition while categories are counted. The number equals the size of a raw row
-group, so that processes get similar numbers of rows."""
+"""Maximum rows of a partition while categories are counted. A row group of the raw rows has the
+same number of rows, so processes get similar numbers of rows."""
 
 _TRAIN, _HOLDOUT, _WORKFLOW = "train", "holdout", "workflow"
 _REPLAY, _REPLAY_HOLDOUT = "replay", "replay_holdout"
-"""Parts with old rows. Old rows are encoded with this run's workflow, but the workflow is not
-fitted on these rows."""
+"""Parts of the dataset with rehearsed old rows. Old rows are encoded with this run's workflow, but
+the workflow is not fitted on these rows."""
 _SCRATCH = ".scratch"
-"""Temporary folder. It first contains counts of parts of the rows, and later files of the
+"""Temporary folder. The folder first contains counts of parts of the rows, and later files of the
 engine."""
 _DOWNSAMPLED = ".downsampled"
 """Temporary folder for the training rows that `negative_rate` keeps."""
 
 
-def thin(
+def downsample(
     source: Path,
     into: Path,
     negative_rate: float,
@@ -86,8 +86,8 @@ def thin(
 
     Args:
         source: Folder of the raw rows.
-        into: Folder to create. The written files have about `_THINNED_ROWS` rows each. The folder
-            stays empty if all rows are dropped.
+        into: Folder to create. The written files have about `_DOWNSAMPLED_ROWS` rows each. The
+            folder stays empty if all rows are dropped.
         negative_rate: Share of the rows without a click that is kept.
         features: The recommender's features.
         expected_rows: Number of rows of `source` according to its manifest.
@@ -100,7 +100,7 @@ def thin(
     """
     into.mkdir(parents=True)
     groups = forked.shares(
-        raw_files(source), max(1, round(expected_rows * negative_rate / _THINNED_ROWS))
+        raw_files(source), max(1, round(expected_rows * negative_rate / _DOWNSAMPLED_ROWS))
     )
     copied = [LABEL, *features.names, *([WEIGHT] if weighted else [])]
     tasks = [(group, into / f"part-{number:05d}.parquet") for number, group in enumerate(groups)]
@@ -112,7 +112,7 @@ def thin(
         raise ContractError(
             f"raw folder {source} has {num_read} rows, expected the manifest's {expected_rows}"
         )
-    return sum(kept for _, kept in found)
+    return sum(num_kept for _, num_kept in found)
 
 
 def _downsample_files(
@@ -132,12 +132,12 @@ def _downsample_files(
                 for batch in open_raw(path, features, columns).iter_batches(
                     batch_size=_GROUP_ROWS, columns=columns
                 ):
-                    kept = pa.Table.from_batches([batch]).filter(
-                        pa.array(kept_rows(batch, negative_rate))
+                    downsampled = pa.Table.from_batches([batch]).filter(
+                        pa.array(sampled_rows(batch, negative_rate))
                     )
-                    num_read, num_rows = num_read + batch.num_rows, num_rows + kept.num_rows
-                    if kept.num_rows:
-                        table = kept.select(copied)
+                    num_read, num_rows = num_read + batch.num_rows, num_rows + downsampled.num_rows
+                    if downsampled.num_rows:
+                        table = downsampled.select(copied)
                         writer = writer or stack.enter_context(
                             parquet_writer(stack.enter_context(whole_file(into)), table.schema)
                         )
@@ -145,7 +145,7 @@ def _downsample_files(
     return num_read, num_rows
 
 
-def kept_rows(batch: Any, negative_rate: float) -> Any:
+def sampled_rows(batch: Any, negative_rate: float) -> Any:
     """Return a mask of the rows that negative downsampling keeps.
 
     Negative downsampling keeps all clicks and a share of the other rows. The choice depends only on
@@ -286,7 +286,7 @@ def _parts(
         if part in parts:
             folder = aside / _DOWNSAMPLED / part
             source, num_rows = parts[part]
-            kept = thin(
+            num_kept = downsample(
                 source,
                 folder,
                 negative_rate,
@@ -295,7 +295,7 @@ def _parts(
                 weighted=raw.recommender.data.has_weights,
                 workers=workers,
             )
-            parts[part] = (folder, kept)
+            parts[part] = (folder, num_kept)
             logger.info("%s downsampled: %d rows kept", part, parts[part][1])
     if not parts[_TRAIN][1]:
         raise ContractError(

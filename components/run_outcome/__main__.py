@@ -22,8 +22,8 @@ from evergreen.registry.promotion_journal import moment_of
 from evergreen.registry.runs import (
     RunOutcome,
     StepNote,
-    begun_at,
     conclude,
+    first_start,
     kubeflow_name,
     read_notes,
     write_outcome,
@@ -100,7 +100,7 @@ def notify(
 
 def _message(outcome: RunOutcome, notes: Sequence[StepNote]) -> dict[str, str]:
     """Return the message: outcome, deciding step, reason, live version and the steps' reports."""
-    begun = begun_at(notes) or moment_of(outcome.ended_at)
+    begun = first_start(notes) or moment_of(outcome.ended_at)
     if outcome.state == "released":
         title, done = f"Version {outcome.version} was released", f"{outcome.reason}" or "released"
     elif outcome.state == "canary":
@@ -110,12 +110,12 @@ def _message(outcome: RunOutcome, notes: Sequence[StepNote]) -> dict[str, str]:
     elif outcome.state == "refused":
         title, done = (
             f"The new model was refused by {outcome.step}: {outcome.reason}",
-            "what was live stays live",
+            "the live version does not change",
         )
     else:
         title, done = (
             f"A retraining run failed at {outcome.step}: {outcome.reason}",
-            "what was live stays live",
+            "the live version does not change",
         )
     title = ". ".join([title, *_reported_by_steps(notes)])
     # Plain text, because chat clients do not open file:// links.
@@ -132,7 +132,7 @@ def _message(outcome: RunOutcome, notes: Sequence[StepNote]) -> dict[str, str]:
 def _reported_by_steps(notes: Sequence[StepNote]) -> list[str]:
     """Return the steps' sentences that are always reported.
 
-    A step has them under `notify` in its facts.
+    A step stores these sentences under `notify` in its facts.
     """
     return [
         f"{note.step}: {sentence}" for note in notes for sentence in note.facts.get("notify", [])
@@ -145,7 +145,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="python -m components.run_outcome", description="The exit handler as a command."
     )
     parser.add_argument("--run", required=True, help="name of the run")
-    parser.add_argument("--store", required=True, help="folder of the model registry")
+    parser.add_argument("--store", required=True, help="folder of the registry")
     parser.add_argument(
         "--trigger-id", default="", help="retrain request that the run answers; empty = none"
     )

@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the newest version of the pipeline, print AUC and log loss of its model, and return 0."""
     parser = CommandParser(prog="python -m components.run_outcome.trial", description=__doc__)
     parser.add_argument("--host", required=True, help="address of the KFP API")
-    parser.add_argument("--store", type=Path, required=True, help="folder of the model registry")
+    parser.add_argument("--store", type=Path, required=True, help="folder of the registry")
     arguments = parser.parse_args(argv)
     log_as_text("%(asctime)s %(name)s %(message)s")
     parameters, server = json.loads(os.environ[_VARIABLE]), KubeflowServer(arguments.host)

@@ -52,7 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--store",
         required=True,
         default=argparse.SUPPRESS,
-        help="model registry, an absolute path or file:// URI",
+        help="registry, an absolute path or file:// URI",
     )
     add(
         "--work",

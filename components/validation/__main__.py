@@ -36,7 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the step's flags."""
     parser = CommandParser(prog="python -m components.validation", description=__doc__)
     parser.add_argument("--run", required=True, help="name of the run")
-    parser.add_argument("--store", required=True, help="URI of the model registry")
+    parser.add_argument("--store", required=True, help="URI of the registry")
     parser.add_argument("--work", required=True, help="URI of the folder for big files")
     parser.add_argument(
         "--champion", default=CURRENT, help="`current`, `none` or the id of a released model"

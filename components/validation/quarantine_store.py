@@ -99,7 +99,7 @@ def build_parser() -> argparse.ArgumentParser:
     listing = commands.add_parser(
         "list", help="list how many rows each run quarantined, and where they lie"
     )
-    listing.add_argument("--store", required=True, help="model registry, folder or its URI")
+    listing.add_argument("--store", required=True, help="folder or URI of the registry")
     add_listing_flags(listing)
     return parser
 

@@ -288,7 +288,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add_listing_flags(log)
     for each in (show, diff, accept, log):
-        each.add_argument("--store", required=True, help="model registry, folder or its URI")
+        each.add_argument("--store", required=True, help="folder or URI of the registry")
     for each in (show, diff, accept):
         each.add_argument("--work", default="", help="folder for big files, for run:NAME")
     return parser

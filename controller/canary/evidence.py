@@ -21,7 +21,8 @@ server (`QUANTILES`) cannot be summed over servers. The buckets of a histogram (
 summed, and give one p99 of all servers. Triton 2.51 has the histogram only for decoupled models,
 and Triton 26.01 and later for all (triton-inference-server/server#8580). The histogram is off
 unless the server has the flag `--metrics-config=histogram_latencies=true`. Triton's default buckets
-begin at 100 ms, so the configuration of our models sets finer ones.
+begin at 100 ms, so the configuration of our models sets finer ones. The histogram counts whole
+milliseconds, so two versions whose p99 differs by less than 1 ms may have equal counts.
 
 Requests that are rejected before they reach a model are not counted. Requests that the response
 cache answers count as successful. `evergreen.serving.canary_policy` decides from this evidence.
@@ -298,20 +299,24 @@ def read_buckets(text: str, arm: Arm, *, source: str = "server") -> dict[str, fl
 def bucket_quantile(buckets: Mapping[str, float], quantile: float) -> float | None:
     """Return a quantile in milliseconds, interpolated in its bucket as in PromQL.
 
-    Returns the largest finite bound if the quantile is above it, and None without requests or
-    without a finite bound.
+    Triton observes whole milliseconds, rounded down (`UpdateResponseMetrics` in its core). A bucket
+    with the upper bound `b` therefore contains all requests below `floor(b) + 1` milliseconds.
 
-    >>> bucket_quantile({"1.0": 50.0, "2.0": 100.0, "+Inf": 100.0}, 0.99)
+    Returns the end of the largest finite bucket if the quantile is above it, and None without
+    requests or without a finite bound.
+
+    >>> bucket_quantile({"0.5": 50.0, "1.0": 100.0, "+Inf": 100.0}, 0.99)
     1.98
     >>> bucket_quantile({"1.0": 50.0, "+Inf": 100.0}, 0.99)
-    1.0
+    2.0
     """
     bounds = sorted((float(bound), count) for bound, count in buckets.items())
     total = bounds[-1][1] if bounds else 0.0
     if total <= 0 or len(bounds) < 2:
         return None
     below, lower = 0.0, 0.0
-    for upper, count in bounds[:-1]:
+    for bound, count in bounds[:-1]:
+        upper = math.floor(bound) + 1.0
         if count >= quantile * total:
             share = (quantile * total - below) / (count - below) if count > below else 1.0
             return lower + share * (upper - lower)

@@ -1,5 +1,5 @@
 """Simulate click logs in Criteo's shape, with known click probabilities and drift on request.
 
-Only `world` needs more than NumPy, because it writes Parquet. The package is independent of servers
-and event logs.
+Only the module `simulator` needs more than NumPy, because it writes Parquet. The package is
+independent of servers and event logs.
 """

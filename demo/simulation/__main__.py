@@ -97,14 +97,16 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
         "kafka://host:port/topic",
     )
     rows = parser.add_mutually_exclusive_group(required=True)
-    rows.add_argument("--world", type=Path, help="JSON file of the simulator to draw from")
+    rows.add_argument("--simulator", type=Path, help="JSON file of the simulator to draw from")
     rows.add_argument(
         "--data",
         type=Path,
         help="Parquet file of labelled rows, or a folder of them; replayed once",
     )
     parser.add_argument(
-        "--drifted-world", type=Path, help="with --world: JSON file of the simulator after `drift`"
+        "--drifted-simulator",
+        type=Path,
+        help="with --simulator: JSON file of the simulator after `drift`",
     )
     parser.add_argument(
         "--drift-columns",
@@ -121,9 +123,10 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rate", required=True, help="rows per second")
     parser.add_argument("--rows-per-request", help="default: 64")
     parser.add_argument(
-        "--label-delay-seconds", help="mean; exponential, at most 4 times it; default: 1.5"
+        "--label-delay-seconds",
+        help="mean delay of a click, exponential up to 4 times the mean (default: 1.5)",
     )
-    parser.add_argument("--seed", type=int, required=True, help="of what is drawn")
+    parser.add_argument("--seed", type=int, required=True, help="seed of rows, clicks and delays")
     parser.add_argument("--stats", type=Path, required=True, help="JSON lines, one per second")
     parser.add_argument("--summary", type=Path, required=True, help="JSON, written at the end")
     parser.add_argument("--max-rows", help="stop after this many rows")
@@ -166,7 +169,10 @@ def _replay_traffic(options: argparse.Namespace) -> None:
 
 
 def _sent_recommender(options: argparse.Namespace) -> "Recommender":
-    """Return the recommender whose rows are sent. The default is the simulator's."""
+    """Return the recommender whose rows are sent.
+
+    Return the recommender whose rows are sent, by default the simulator's.
+    """
     from demo.simulation.tables import RECOMMENDER
     from evergreen.registry.recommenders import recommender_at
 
@@ -175,7 +181,7 @@ def _sent_recommender(options: argparse.Namespace) -> "Recommender":
             "--recommender is absent, expected the recommender of the rows in --data"
         )
     found = RECOMMENDER if options.recommender is None else recommender_at(options.recommender)
-    if options.world and found.features != RECOMMENDER.features:
+    if options.simulator and found.features != RECOMMENDER.features:
         raise ContractError(
             f"recommender {found.name} has the columns {', '.join(found.features.names)}, expected "
             "the simulator's, "
@@ -187,12 +193,14 @@ def _sent_recommender(options: argparse.Namespace) -> "Recommender":
 def _open_traffic(options: argparse.Namespace, recommender: "Recommender") -> "Traffic":
     import numpy as np
 
-    from demo.simulation.traffic import FileTraffic, WorldTraffic
-    from demo.simulation.world import World
+    from demo.simulation.simulator import Simulator
+    from demo.simulation.traffic import FileTraffic, SimulatedTraffic
 
     if options.data:
-        if options.drifted_world:
-            raise ContractError("--drifted-world is given with --data, expected --drift-columns")
+        if options.drifted_simulator:
+            raise ContractError(
+                "--drifted-simulator is given with --data, expected --drift-columns"
+            )
         return FileTraffic(
             options.data,
             recommender,
@@ -201,15 +209,17 @@ def _open_traffic(options: argparse.Namespace, recommender: "Recommender") -> "T
             keeps_requests=options.keep_requests,
         )
     if options.drift_columns:
-        raise ContractError("--drift-columns is given with --world, expected --drifted-world")
+        raise ContractError(
+            "--drift-columns is given with --simulator, expected --drifted-simulator"
+        )
     if options.keep_requests:
         raise ContractError(
-            "--keep-requests is given with --world, expected --data: simulated rows have no "
+            "--keep-requests is given with --simulator, expected --data: simulated rows have no "
             "requests"
         )
-    drifted = World.load(options.drifted_world) if options.drifted_world else None
-    return WorldTraffic(
-        World.load(options.world), drifted, np.random.default_rng([options.seed, 9])
+    drifted = Simulator.load(options.drifted_simulator) if options.drifted_simulator else None
+    return SimulatedTraffic(
+        Simulator.load(options.simulator), drifted, np.random.default_rng([options.seed, 9])
     )
 
 
@@ -228,27 +238,30 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
         "--last-day", type=date.fromisoformat, required=True, help="last day, YYYY-MM-DD"
     )
     parser.add_argument("--seed", type=int, required=True, help="random seed")
-    parser.add_argument("--world", type=Path, required=True, help="JSON file for the simulator")
+    parser.add_argument("--simulator", type=Path, required=True, help="JSON file for the simulator")
 
 
 def _simulate_lake(options: argparse.Namespace) -> None:
-    from demo.simulation.world import World, write_lake
+    from demo.simulation.simulator import Simulator, write_lake
 
-    world = World.create(options.seed)
+    simulator = Simulator.create(options.seed)
     size = {
         "rows": options.rows,
         "days": options.days,
         "last_day": options.last_day,
         "seed": options.seed,
     }
-    report = write_lake(world, options.lake, **size)
-    world.save(options.world)
+    report = write_lake(simulator, options.lake, **size)
+    simulator.save(options.simulator)
     print(json.dumps(asdict(report)))
 
 
 def _add_drift(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--world", type=Path, required=True, help="JSON file of the simulator before"
+        "--simulator",
+        type=Path,
+        required=True,
+        help="JSON file of the simulator without the new drift",
     )
     parser.add_argument(
         "--output", type=Path, required=True, help="JSON file for the drifted simulator"
@@ -256,11 +269,11 @@ def _add_drift(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, required=True, help="random seed")
 
 
-def _drift_world(options: argparse.Namespace) -> None:
-    from demo.simulation.world import Drift, World
+def _drift_simulator(options: argparse.Namespace) -> None:
+    from demo.simulation.simulator import Drift, Simulator
 
     drift = Drift(seed=options.seed)
-    World.load(options.world).drifted(drift).save(options.output)
+    Simulator.load(options.simulator).drifted(drift).save(options.output)
     print(
         json.dumps({"columns": drift.columns, "new_category_columns": drift.new_category_columns})
     )
@@ -275,7 +288,7 @@ _COMMANDS: dict[
 ] = {
     "traffic": (_replay_traffic, _add_replay, "send traffic at a given rate and publish records"),
     "lake": (_simulate_lake, _add_simulate, "write a lake of simulated rows"),
-    "drift": (_drift_world, _add_drift, "write a drifted copy of a simulator"),
+    "drift": (_drift_simulator, _add_drift, "write a drifted copy of a simulator"),
 }
 
 

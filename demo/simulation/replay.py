@@ -47,7 +47,7 @@ _MAX_QUEUED_ROWS = 128_000
 _STOP_SECONDS = 0.1
 """Maximum time in seconds after which a waiting replay notices `stop`."""
 _MAX_LATENCIES = 200_000
-_MAX_TRUTH_ROWS = 2_000_000
+_MAX_PROBABILITY_ROWS = 2_000_000
 """Maximum rows of each phase for the Bayes-optimal AUC, with 8 bytes per row. The limit bounds
 memory, because a replay may run for weeks."""
 
@@ -63,7 +63,8 @@ class ReplaySettings:
     """Mean seconds between a prediction and its click. The delay is exponential, up to
     `MAX_DELAY_FACTOR` times this mean."""
     max_rows: int | None = None
-    """Number of rows after which the replay stops. None means that it stops only on command."""
+    """Number of rows after which the replay stops. None means that the replay stops only on
+    command."""
     max_in_flight: int = 16
     """Maximum concurrent requests. At this limit the replay falls behind."""
     max_consecutive_failures: int = 20
@@ -122,7 +123,7 @@ class Replay:
         words = line.split()
         try:
             if words == ["drift"]:
-                self._drift_world()
+                self._drift_simulator()
             elif words == ["stop"]:
                 self.stop()
             elif words:
@@ -211,7 +212,7 @@ class Replay:
         for row, delay in zip(clicked.tolist(), delays.tolist()):
             self._client.tell(Outcome(request_id=request_id, row=row, time=scored.time + delay))
 
-    def _drift_world(self) -> None:
+    def _drift_simulator(self) -> None:
         if self.statistics.phase == _AFTER:
             raise ContractError("the traffic has drifted already")
         self._traffic.drift()
@@ -220,7 +221,7 @@ class Replay:
 
 
 class _ReplayStatistics:
-    """Counts since the start, and since the last line."""
+    """Counts of requests and rows since the start, and since the last line of statistics."""
 
     def __init__(self) -> None:
         self.sent = self.failed = 0
@@ -232,11 +233,11 @@ class _ReplayStatistics:
         self._versions: Counter[int] = Counter()
         self._errors: Counter[str] = Counter()
         self._latencies: list[float] = []
-        self._truth: dict[str, list[tuple[NDArray[np.int32], NDArray[np.float32]]]] = {
+        self._probabilities: dict[str, list[tuple[NDArray[np.int32], NDArray[np.float32]]]] = {
             _BEFORE: [],
             _AFTER: [],
         }
-        self._truth_rows: Counter[str] = Counter()
+        self._probability_rows: Counter[str] = Counter()
         self._reported = {"requests_sent": 0, "requests_failed": 0, "rows": 0}
         """Counts of all lines so far."""
         self._second_latencies: list[float] = []
@@ -250,7 +251,10 @@ class _ReplayStatistics:
     def count_answer(
         self, request: Request, phase: str, *, version: int, latency_seconds: float
     ) -> None:
-        """Count one answered request. `phase` is the phase in which its rows were drawn."""
+        """Count one answered request.
+
+        `phase` is the phase of the replay in which the answered rows were drawn.
+        """
         n = len(request.label)
         self.rows += n
         self.clicks += int(request.label.sum())
@@ -259,9 +263,14 @@ class _ReplayStatistics:
         self._second_latencies.append(latency_seconds)
         if len(self._latencies) < _MAX_LATENCIES:
             self._latencies.append(latency_seconds)
-        if request.probability is not None and self._truth_rows[phase] < _MAX_TRUTH_ROWS:
-            self._truth_rows[phase] += n
-            self._truth[phase].append((request.label, request.probability.astype(np.float32)))
+        if (
+            request.probability is not None
+            and self._probability_rows[phase] < _MAX_PROBABILITY_ROWS
+        ):
+            self._probability_rows[phase] += n
+            self._probabilities[phase].append(
+                (request.label, request.probability.astype(np.float32))
+            )
 
     def count_failure(self, error: Exception) -> None:
         """Count one request that failed after all retries."""
@@ -313,9 +322,11 @@ class _ReplayStatistics:
         }
 
     def _bayes_auc(self, phase: str) -> float | None:
-        if not self._truth[phase]:
+        if not self._probabilities[phase]:
             return None
-        labels, probabilities = (np.concatenate(arrays) for arrays in zip(*self._truth[phase]))
+        labels, probabilities = (
+            np.concatenate(arrays) for arrays in zip(*self._probabilities[phase])
+        )
         return roc_auc(labels, probabilities)
 
 

@@ -1,6 +1,6 @@
 """Precompute one table per column, which makes drawing rows fast.
 
-A table contains the distribution of its column and the planted effect of every value. `world`
+A table contains the distribution of its column and the planted effect of every value. `simulator`
 chooses the tables, converts effects to probabilities, and applies drift.
 
 The columns have the shape of real Criteo rows (missing shares, tails, cardinalities). Cardinalities
@@ -32,7 +32,7 @@ RECOMMENDER = CRITEO_RECOMMENDER
 
 
 @dataclass(frozen=True)
-class WorldDenseColumn:
+class SimulatedDenseColumn:
     """Parameters of a heavy-tailed integer column.
 
     The values are floor(exp(mu + sigma z)) + minimum with standard normal z, at most the maximum.
@@ -50,7 +50,7 @@ class WorldDenseColumn:
 
 
 @dataclass(frozen=True)
-class WorldCategoryColumn:
+class SimulatedCategoryColumn:
     """Column of hashed categories: one most frequent value, then a Zipf distribution."""
 
     missing: float
@@ -63,49 +63,49 @@ class WorldCategoryColumn:
     variance: float
 
 
-DENSE_COLUMNS: dict[str, WorldDenseColumn] = {
-    "I1": WorldDenseColumn(0.436, 0, 1, 41, 173, 0.02),
-    "I2": WorldDenseColumn(0.0, -2, 2, 2082, 7864, 0.015),
-    "I3": WorldDenseColumn(0.227, 0, 6, 354, 21636, 0.005),
-    "I4": WorldDenseColumn(0.247, 0, 4, 43, 166, 0.01),
-    "I5": WorldDenseColumn(0.037, 0, 2671, 290220, 1_600_000, 0.02),
-    "I6": WorldDenseColumn(0.235, 0, 35, 1543, 5139, 0.015),
-    "I7": WorldDenseColumn(0.044, 0, 3, 194, 1658, 0.02),
-    "I8": WorldDenseColumn(0.001, 0, 8, 48, 756, 0.005),
-    "I9": WorldDenseColumn(0.044, 0, 42, 1189, 7463, 0.005),
-    "I10": WorldDenseColumn(0.436, 0, 0, 3, 7, 0.005),
-    "I11": WorldDenseColumn(0.044, 0, 1, 24, 79, 0.02),
-    "I12": WorldDenseColumn(0.765, 0, 0, 17, 98, 0.005),
-    "I13": WorldDenseColumn(0.247, 0, 4, 67, 773, 0.01),
+DENSE_COLUMNS: dict[str, SimulatedDenseColumn] = {
+    "I1": SimulatedDenseColumn(0.436, 0, 1, 41, 173, 0.02),
+    "I2": SimulatedDenseColumn(0.0, -2, 2, 2082, 7864, 0.015),
+    "I3": SimulatedDenseColumn(0.227, 0, 6, 354, 21636, 0.005),
+    "I4": SimulatedDenseColumn(0.247, 0, 4, 43, 166, 0.01),
+    "I5": SimulatedDenseColumn(0.037, 0, 2671, 290220, 1_600_000, 0.02),
+    "I6": SimulatedDenseColumn(0.235, 0, 35, 1543, 5139, 0.015),
+    "I7": SimulatedDenseColumn(0.044, 0, 3, 194, 1658, 0.02),
+    "I8": SimulatedDenseColumn(0.001, 0, 8, 48, 756, 0.005),
+    "I9": SimulatedDenseColumn(0.044, 0, 42, 1189, 7463, 0.005),
+    "I10": SimulatedDenseColumn(0.436, 0, 0, 3, 7, 0.005),
+    "I11": SimulatedDenseColumn(0.044, 0, 1, 24, 79, 0.02),
+    "I12": SimulatedDenseColumn(0.765, 0, 0, 17, 98, 0.005),
+    "I13": SimulatedDenseColumn(0.247, 0, 4, 67, 773, 0.01),
 }
 
-CATEGORY_COLUMNS: dict[str, WorldCategoryColumn] = {
-    "C1": WorldCategoryColumn(0.0, 1000, 0.50, 1.7, 0.04),
-    "C2": WorldCategoryColumn(0.0, 500, 0.12, 0.95, 0.08),
-    "C3": WorldCategoryColumn(0.034, 20000, 0.04, 0.7, 0.004),
-    "C4": WorldCategoryColumn(0.034, 16000, 0.05, 0.8, 0.004),
-    "C5": WorldCategoryColumn(0.0, 120, 0.68, 1.9, 0.04),
-    "C6": WorldCategoryColumn(0.12, 12, 0.40, 2.0, 0.05),
-    "C7": WorldCategoryColumn(0.0, 6000, 0.02, 0.75, 0.004),
-    "C8": WorldCategoryColumn(0.0, 200, 0.60, 1.95, 0.03),
-    "C9": WorldCategoryColumn(0.0, 3, 0.89, 0.3, 0.01),
-    "C10": WorldCategoryColumn(0.0, 15000, 0.24, 0.9, 0.004),
-    "C11": WorldCategoryColumn(0.0, 3000, 0.04, 0.8, 0.004),
-    "C12": WorldCategoryColumn(0.034, 18000, 0.04, 0.75, 0.004),
-    "C13": WorldCategoryColumn(0.0, 2400, 0.04, 0.8, 0.004),
-    "C14": WorldCategoryColumn(0.0, 26, 0.35, 0.9, 0.17),
-    "C15": WorldCategoryColumn(0.0, 4000, 0.04, 0.85, 0.004),
-    "C16": WorldCategoryColumn(0.034, 17000, 0.04, 0.8, 0.004),
-    "C17": WorldCategoryColumn(0.0, 10, 0.46, 1.2, 0.16),
-    "C18": WorldCategoryColumn(0.0, 1800, 0.05, 0.85, 0.004),
-    "C19": WorldCategoryColumn(0.46, 1500, 0.30, 1.2, 0.01),
-    "C20": WorldCategoryColumn(0.46, 4, 0.50, 0.3, 0.02),
-    "C21": WorldCategoryColumn(0.034, 20000, 0.04, 0.7, 0.004),
-    "C22": WorldCategoryColumn(0.77, 10, 0.35, 1.55, 0.01),
-    "C23": WorldCategoryColumn(0.0, 15, 0.43, 1.2, 0.16),
-    "C24": WorldCategoryColumn(0.034, 9000, 0.05, 0.95, 0.004),
-    "C25": WorldCategoryColumn(0.46, 80, 0.25, 1.3, 0.02),
-    "C26": WorldCategoryColumn(0.46, 9000, 0.07, 0.9, 0.004),
+CATEGORY_COLUMNS: dict[str, SimulatedCategoryColumn] = {
+    "C1": SimulatedCategoryColumn(0.0, 1000, 0.50, 1.7, 0.04),
+    "C2": SimulatedCategoryColumn(0.0, 500, 0.12, 0.95, 0.08),
+    "C3": SimulatedCategoryColumn(0.034, 20000, 0.04, 0.7, 0.004),
+    "C4": SimulatedCategoryColumn(0.034, 16000, 0.05, 0.8, 0.004),
+    "C5": SimulatedCategoryColumn(0.0, 120, 0.68, 1.9, 0.04),
+    "C6": SimulatedCategoryColumn(0.12, 12, 0.40, 2.0, 0.05),
+    "C7": SimulatedCategoryColumn(0.0, 6000, 0.02, 0.75, 0.004),
+    "C8": SimulatedCategoryColumn(0.0, 200, 0.60, 1.95, 0.03),
+    "C9": SimulatedCategoryColumn(0.0, 3, 0.89, 0.3, 0.01),
+    "C10": SimulatedCategoryColumn(0.0, 15000, 0.24, 0.9, 0.004),
+    "C11": SimulatedCategoryColumn(0.0, 3000, 0.04, 0.8, 0.004),
+    "C12": SimulatedCategoryColumn(0.034, 18000, 0.04, 0.75, 0.004),
+    "C13": SimulatedCategoryColumn(0.0, 2400, 0.04, 0.8, 0.004),
+    "C14": SimulatedCategoryColumn(0.0, 26, 0.35, 0.9, 0.17),
+    "C15": SimulatedCategoryColumn(0.0, 4000, 0.04, 0.85, 0.004),
+    "C16": SimulatedCategoryColumn(0.034, 17000, 0.04, 0.8, 0.004),
+    "C17": SimulatedCategoryColumn(0.0, 10, 0.46, 1.2, 0.16),
+    "C18": SimulatedCategoryColumn(0.0, 1800, 0.05, 0.85, 0.004),
+    "C19": SimulatedCategoryColumn(0.46, 1500, 0.30, 1.2, 0.01),
+    "C20": SimulatedCategoryColumn(0.46, 4, 0.50, 0.3, 0.02),
+    "C21": SimulatedCategoryColumn(0.034, 20000, 0.04, 0.7, 0.004),
+    "C22": SimulatedCategoryColumn(0.77, 10, 0.35, 1.55, 0.01),
+    "C23": SimulatedCategoryColumn(0.0, 15, 0.43, 1.2, 0.16),
+    "C24": SimulatedCategoryColumn(0.034, 9000, 0.05, 0.95, 0.004),
+    "C25": SimulatedCategoryColumn(0.46, 80, 0.25, 1.3, 0.02),
+    "C26": SimulatedCategoryColumn(0.46, 9000, 0.07, 0.9, 0.004),
 }
 
 INTERACTIONS: tuple[tuple[str, str, float], ...] = (
@@ -139,7 +139,7 @@ class DenseTable:
 
     @classmethod
     def build(
-        cls, column: WorldDenseColumn, *, slope: float, missing_effect: float
+        cls, column: SimulatedDenseColumn, *, slope: float, missing_effect: float
     ) -> "DenseTable":
         """Build the table of an integer column.
 
@@ -211,7 +211,7 @@ class CategoryTable:
 
     @classmethod
     def build(
-        cls, column: WorldCategoryColumn, spread: float, random: Generator
+        cls, column: SimulatedCategoryColumn, spread: float, random: Generator
     ) -> "CategoryTable":
         """Build the table of `column` with weights drawn from `random`."""
         ranks = np.arange(1, column.cardinality, dtype=np.float64)

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from demo.simulation.world import World, WorldRows
+from demo.simulation.simulator import SimulatedRows, Simulator
 from evergreen.config.features import MISSING_CATEGORY, Features
 from evergreen.config.reader import nearest
 from evergreen.config.spec import Recommender
@@ -60,7 +60,7 @@ def read_rows(
 ) -> Iterator[LabelledRows]:
     """Yield the rows of the files in batches, in order.
 
-    The label column has the recommender's name for it, or the name in raw rows.
+    The label column has the name that the recommender gives it, or the name of the raw schema.
 
     Raises:
         ContractError: a file is corrupt or not Parquet, lacks a column, or has an invalid value.
@@ -139,7 +139,7 @@ class Traffic(Protocol):
         """Return the next request of at most `rows` rows, or None if the source is exhausted."""
 
     def drift(self) -> None:
-        """Change the distribution of all rows that are not taken yet.
+        """Change the distribution of all rows that `take` returns from now on.
 
         Raises:
             ContractError: the source has no drift.
@@ -150,20 +150,20 @@ class Traffic(Protocol):
         """Description of the drift, for the summary."""
 
 
-class WorldTraffic:
+class SimulatedTraffic:
     """Rows drawn from a simulator, and after `drift` from the drifted simulator."""
 
-    def __init__(self, world: World, drifted: World | None, random: Generator) -> None:
-        self._world, self._drifted = world, drifted
+    def __init__(self, simulator: Simulator, drifted: Simulator | None, random: Generator) -> None:
+        self._simulator, self._drifted = simulator, drifted
         self._random = random
-        self._chunk: WorldRows | None = None
+        self._chunk: SimulatedRows | None = None
         self._at = 0
 
     def take(self, rows: int) -> Request:
         """Draw the next request, see `Traffic.take`. The source is never exhausted."""
         # Draw rows in advance, because drawing 64 rows takes as long as drawing 1,000.
         if self._chunk is None or self._at + rows > len(self._chunk.label):
-            self._chunk, self._at = self._world.draw(max(rows, _CHUNK_ROWS), self._random), 0
+            self._chunk, self._at = self._simulator.draw(max(rows, _CHUNK_ROWS), self._random), 0
         part = slice(self._at, self._at + rows)
         self._at += rows
         chunk = self._chunk
@@ -176,8 +176,8 @@ class WorldTraffic:
         Rows that were drawn in advance are discarded.
         """
         if self._drifted is None:
-            raise ContractError("--drifted-world is absent, expected it for drift")
-        self._world, self._chunk = self._drifted, None
+            raise ContractError("--drifted-simulator is absent, expected it for drift")
+        self._simulator, self._chunk = self._drifted, None
 
     @property
     def drift_note(self) -> dict[str, Any]:
@@ -186,7 +186,7 @@ class WorldTraffic:
             return {}
         newest = self._drifted.drifts[-1]
         return {
-            "kind": "world",
+            "kind": "simulator",
             "columns": list(newest.columns),
             "new_category_columns": list(newest.new_category_columns),
             "new_category_share": newest.new_category_share,

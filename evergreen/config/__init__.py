@@ -2,7 +2,8 @@
 
 Each section of a recommender's file has its own module. The module `spec` represents the complete
 file, and the module `sections` checks every section. `reader` reads the settings of a section from
-a mapping, flags, environment variables or a URL. The settings of an installation are not in that
-file. The program that needs them defines them as a dataclass, and `reader` reads them too. Programs
-and the client import this package first, so it imports few other packages.
+a mapping, flags, environment variables or a URL. The settings of an installation are not in a
+recommender's file. The program that needs an installation setting defines it in a dataclass, and
+`reader` reads it too. Programs and the client import this package first, so it imports few other
+packages.
 """

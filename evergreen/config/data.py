@@ -21,7 +21,8 @@ OWN_COLUMNS = (
     ),
     *("shadow_version", "shadow_score", "canary"),
 )
-"""Columns of every raw row, whatever its features. No feature may have one of these names."""
+"""Columns of every raw row, whatever its features. A feature may not have the name of one of these
+columns."""
 WEIGHT = "sample_weight"
 """Column with the sample weight of each row. A lake has this column if the recommender's file names
 a weight column (`ColumnNames.weight`)."""
@@ -62,10 +63,10 @@ class ColumnNames:
     """1 if the row was clicked, else 0."""
     weight: str | None = None
     """Sample weight of the row, a finite number of at least 0. For example, the weight is 10 for a
-    row without a click if only one in ten such rows was kept. Rows that the monitor archived have
-    weight 1. Training weights the loss of each row. The gate uses the weights in the metrics that
-    depend on the click rate. Without this key no row is weighted. The backend `hugectr` does not
-    support weights."""
+    row without a click if only one in ten of these rows is in the file. Rows that the monitor
+    archived have weight 1. Training weights the loss of each row. The gate uses the weights in the
+    metrics that depend on the click rate. Without this key no row is weighted. The backend
+    `hugectr` does not support weights."""
     request_id: str = "request_id"
     """Column with the id of the request. Rows with the same id were shown together. Without this
     column each row is its own request."""

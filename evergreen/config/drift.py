@@ -17,8 +17,8 @@ class DriftThresholds:
     """Minimum change of one category's share that counts as drift. A change that chance can explain
     does not count."""
     categorical_drift_relative: float = 0.5
-    """Minimum change relative to the category's previous share. The smaller of this limit and
-    `categorical_drift` applies, but at least 0.002."""
+    """Minimum change relative to the category's previous share. The effective limit is the smaller
+    of this limit and `categorical_drift`, but never below 0.002."""
     numeric_drift: float = 0.003
     """Minimum Jensen-Shannon divergence, in bits beyond what chance adds, that counts as drift."""
     missing_drift: float = 0.02

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from evergreen.runtime.errors import ContractError, expect
 
 MAX_LATE_DAYS, _MAX_REPLAY_DAYS = 366, 3_660
-"""A model's manifest lists every file of these days, so the number of days is limited."""
+"""A model's manifest lists every file of the days that extraction looks back, so the number of
+these days is limited."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,14 +26,14 @@ class ExtractionSettings:
     held out. The training rows and the holdout each contain at least one row. The holdout has fewer
     rows if a baseline was trained on some of them."""
     max_malformed_fraction: float = 0.01
-    """Maximum share of malformed rows in a file, in [0, 1]. A file with a larger share is unfit to
-    read. Criteo's own files have no malformed rows. The default tolerates a torn line or a bad
+    """Maximum share of malformed rows in a file, in [0, 1]. A file with a larger share is unfit.
+    Criteo's own files have no malformed rows. The default tolerates a torn line or a bad
     concatenation, and catches a file whose columns have moved."""
     max_conflicting_fraction: float = 0.01
     """Maximum share of conflicting rows, in [0, 1]. Two rows conflict if they have the same request
     id and row number, but different features. Only the newest row of a conflict is used. The step
-    stops at a larger share, because request and row number then do not identify a row. Copies with
-    equal features are not conflicts."""
+    stops if the share is larger, because request and row number then do not identify a row. Copies
+    with equal features are not conflicts."""
     max_quarantined_file_fraction: float = 0.1
     """Maximum share of unfit files, in [0, 1], among all files that have rows of the window or late
     rows. A file is unfit if it is corrupt, lacks a column, has a column of another type, or has too
@@ -43,9 +44,9 @@ class ExtractionSettings:
     """Share of older rows among the training rows, in [0, 1). 0 = only rows of the window."""
     replay_days: int = 7
     """Number of days before the window from which older rows are drawn: the newest days that have
-    rows. Older rows are used for training. Older rows are also used to measure what the model has
-    forgotten. The measurement reads as many older rows as the holdout has, at most 100,000, for any
-    `replay_share`. 0 = no older row is read."""
+    rows. Older rows are used for training. The gate also measures the model on older rows, to show
+    what the model has forgotten. The measurement reads as many older rows as the holdout has, at
+    most 100,000, for any `replay_share`. 0 = no older row is read."""
     full_days: float = 0.0
     """Length of the window in days if the run has no parent. The window ends at `window_end`, or
     after the last row. The length applies if the run does not set `window_start`. 0 = from the
@@ -53,16 +54,16 @@ class ExtractionSettings:
     late_days: int = 1
     """Late rows: those that reached the lake after the parent was trained, and whose time is before
     the parent's last row. The value is the maximum age of a late row, in days before the parent's
-    last training row. The limit applies if the run does not set `window_start`. 0 = no late rows.
-    """
+    last training row. The limit applies only if the run does not set `window_start`. 0 = no late
+    rows."""
     pass_over: tuple[str, ...] = ()
     """Patterns of file names relative to the lake that are not read, such as `notes/*`. A file that
     is neither a click log nor in this list stops the step, because its rows would be missing."""
     columns: tuple[str, ...] = ()
     """Features to train on. Empty = all."""
     attribution_hours: float = 0.0
-    """Hours after a row in which its click may still arrive. A run leaves rows younger than this to
-    the next run. 0 = labels are final."""
+    """Hours after a row in which its click may still arrive. The next run reads the rows that are
+    younger than this number of hours. 0 = labels are final."""
 
     def __post_init__(self) -> None:
         expect(self, "more than 0 and less than 1", lambda value: 0 < value < 1, "holdout_fraction")

@@ -62,7 +62,7 @@ def category_of(text: str) -> int:
 
 
 def plain_word(text: str) -> str:
-    """Return `true` or `false` if the text is a truth value, else the text.
+    """Return `true` or `false` if the text is a boolean in any case, else the text.
 
     Case and spaces around the text do not matter.
 
@@ -89,19 +89,20 @@ class CategoricalOptions:
     type: Literal["int64", "string"] = "int64"
     """`int64`: whole numbers of 64 bits, signed or unsigned. `string`: texts, including texts that
     are whole numbers. `true` and `false` in any case are the truth values in both types. A number
-    from 0 to 2^52 - 1 is its own category, also as a text. Any other value is hashed to 52 bits."""
+    from 0 to 2^52 - 1 is its own category, even if it is written as text. Any other value is hashed
+    to 52 bits."""
     served_as: int | str | None = None
     """Value that the served model uses in every row instead of the row's own, such as 1 for the
     position of an item in a list. Training uses the real values, so that the network learns their
     effect. With a fixed position, the model does not rank an item higher only because the item was
-    shown at a high position before. The gate evaluates the model with this value too, so that the
-    mean score of rows served with it equals their click rate. A request may omit a feature that is
-    served with a fixed value. A logged row without the feature does not help to learn the feature's
-    effect."""
+    shown at a high position before. The gate also evaluates the model with this value, so that the
+    mean score of the rows that were served with the value equals the click rate of these rows. A
+    request may omit a feature that is served with a fixed value. A logged row without the feature
+    does not help to learn the feature's effect."""
     embed: int | None = None
     """Length of the categories' vectors, at least 1. null = the model's `embedding_dim`. Only the
-    network `dcn` supports different lengths. The other networks multiply vectors with each other
-    and need one length."""
+    network `dcn` supports vectors of different lengths. The other networks multiply vectors with
+    each other and need one length."""
 
     def __post_init__(self) -> None:
         _require_width(self.embed)
@@ -117,11 +118,11 @@ class ListOptions:
     """
 
     type: Literal["int64", "string"] = "int64"
-    """Type of the elements, as for a categorical feature. With `table` it is the type of that
-    feature."""
+    """Type of the elements, as for a categorical feature. If `table` is set, the type is that of
+    the feature in `table`."""
     max: int = 10
-    """Maximum elements of a row that are used. Elements of a longer list beyond this number are
-    dropped."""
+    """Maximum number of elements per row. The other elements of a longer list are dropped
+    (`keep`)."""
     keep: Literal["newest", "oldest"] = "newest"
     """Which elements of a longer list are used: the last ones (`newest`) or the first ones
     (`oldest`)."""
@@ -131,8 +132,8 @@ class ListOptions:
     """Categorical feature whose vocabulary and embedding vectors the list uses. If no table is
     named, the list has its own vocabulary and vectors."""
     embed: int | None = None
-    """Length of the elements' vectors, as for a categorical feature. With `table` it is the length
-    of that feature's vectors."""
+    """Length of the elements' vectors, as for a categorical feature. If `table` is set, the length
+    is that of the vectors of the feature in `table`."""
     separator: str = "|"
     """Text between the elements in a text file. A field in brackets is read as a JSON list,
     whatever the separator is."""
@@ -143,10 +144,7 @@ class ListOptions:
                 f"max is {self.max}, expected at least 1 and at most {MAX_COLUMNS:,}"
             )
         if not self.separator:
-            raise ContractError(
-                "separator is '', expected what stands between the elements of a list in a text "
-                "file"
-            )
+            raise ContractError("separator is '', expected the text between the elements of a list")
         _require_width(self.embed)
         if self.table is not None and self.embed is not None:
             raise ContractError(
@@ -213,12 +211,12 @@ class NumericOptions:
     `clip(least..largest)` limits the value. `log1p` is the logarithm of 1 + x and needs a `clip` at
     0 or more. At most one scaling may follow: `standardize` (mean 0, standard deviation 1) or
     `minmax` (0 to 1), with statistics of the first run's rows. If all values of the first run are
-    equal, the scaling only subtracts this value. `quantile_buckets(n)` converts the number to one
-    of n buckets, which have about equally many rows of the first run. `quantile_buckets` is used
-    alone or after a `clip`. Each bucket has an embedding vector, and so has a missing value. The
-    vector replaces the dense input. Equal quantiles are merged, so that there are fewer buckets.
-    Later runs reuse the buckets and the scaling. The quantiles are exact (NumPy's method `higher`),
-    and the first run needs 12 bytes for each distinct value of the column."""
+    equal, this step only subtracts their common value. `quantile_buckets(n)` converts the number to
+    one of n buckets, which have about equally many rows of the first run. `quantile_buckets` is
+    used alone or after a `clip`. Each bucket has an embedding vector, and so has a missing value.
+    The vector replaces the dense input. Equal quantiles are merged, so that there are fewer
+    buckets. Later runs reuse the buckets and the scaling. The quantiles are exact (NumPy's method
+    `higher`), and the first run needs 12 bytes for each distinct value of the column."""
     embed: int | None = None
     """Length of the buckets' vectors, as for a categorical feature."""
 
@@ -502,7 +500,7 @@ class Features:
 
     @property
     def places(self) -> Places:
-        """Return what the positions on the categorical axis of tensors mean: slots and lists.
+        """Return the slot and the list of each position on the categorical axis of tensors.
 
         >>> last, tags = ListOptions(max=2, table="item"), ListOptions(max=1, pool="sum")
         >>> names = {"numeric": (), "categorical": ("user", "item"), "lists": ("last", "tags")}
@@ -559,7 +557,7 @@ class Features:
         return self.categorical + tuple(name for name in self.lists for _ in self.places_of(name))
 
     def places_of(self, name: str) -> tuple[str, ...]:
-        """Return the columns of a list (see `_PLACE`), or the name of a categorical feature."""
+        """Return the column names of a list (see `_PLACE`), or a categorical feature's name."""
         if name in self.categorical:
             return (name,)
         return tuple(
@@ -657,10 +655,10 @@ class Features:
         return lost
 
     def joined(self, other: "Features") -> "Features":
-        """Return the features of both sides.
+        """Return the features of `self` and `other` together.
 
-        Within each kind, features that only `other` has come last. If both sides define a column,
-        the options of these features apply.
+        Within each kind, features that only `other` has come last. If both have a column, the
+        options of `self` apply.
 
         >>> other = Features(numeric=("c", "a"), categorical=())
         >>> Features(numeric=("a",), categorical=("b",)).joined(other).names

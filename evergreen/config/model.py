@@ -34,8 +34,8 @@ class NetworkConfig:
     Networks that multiply vectors use smaller bounds, because products of large random values are
     noise that training must first remove."""
     takes_new_vectors_at_zero: ClassVar[bool] = False
-    """Whether new vectors must start at zero when a column is added to a trained network. This is
-    necessary if other vectors would change the network's logits. If False, the weights of the added
+    """Whether new vectors must start at zero when a column is added to a trained network. Set this
+    to True if other vectors would change the network's logits. If False, the weights of the added
     column start at zero, and its vectors start as in a new network."""
 
     num_dense: int
@@ -63,7 +63,7 @@ class NetworkConfig:
             )
         if self.widths and not self.takes_widths:
             raise ContractError(
-                f"widths are {self.widths}, expected vectors of one width: {self.network} "
+                f"widths are {self.widths}, expected one width for all vectors: {self.network} "
                 "multiplies them"
             )
         if not self.tower or min(self.tower) < 1:
@@ -227,12 +227,12 @@ NETWORKS: dict[str, type[NetworkConfig]] = {
 def network_config(recommender: Recommender) -> NetworkConfig:
     """Return the network configuration that follows from the section `model`.
 
-    Its input widths follow from the recommender's features. The setting `model.kind` is the name of
-    the network.
+    The input widths of the network follow from the recommender's features. The setting `model.kind`
+    is the name of the network.
 
     Raises:
-        ContractError: no network has this name, the network has no such setting, a value is out of
-            range, or the recommender has too few features for the network.
+        ContractError: no network has this name, the network does not have a setting, a value is out
+            of range, or the recommender has too few features for the network.
 
     >>> from evergreen.config.features import Features
     >>> features = Features(numeric=("price",), categorical=("item", "shop"))
@@ -248,7 +248,7 @@ def network_config(recommender: Recommender) -> NetworkConfig:
         "num_categorical": len(features.vector_names),
     }
     if stated := settings.keys() & {*counts, "widths"}:
-        raise ContractError(f"model.{min(stated)} is no setting: the features decide it")
+        raise ContractError(f"model.{min(stated)} is not a setting: the features decide it")
     usual = read_mapping(kind, {**counts, **settings}, path="model")
     embeds = {name: features.embed_of(name) for name in features.vector_names}
     widths = {name: embed or usual.embedding_dim for name, embed in embeds.items()}

@@ -1,7 +1,7 @@
 """The section `monitor`: the rows to compare, the meaning of drift, and when a run is requested.
 
-The settings of each concern have a class. In a recommender's file the settings of all concerns form
-one flat list.
+The settings are divided into classes by concern. In a recommender's file the settings of all
+concerns form one flat list.
 """
 
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ from evergreen.config.spec import Recommender
 from evergreen.runtime.errors import ContractError, expect
 
 _MAX_GRACE_BUCKETS = 8
-"""Maximum grace period, as a number of drift buckets. At this limit, ten buckets of three versions
-are open at a time, which is the capacity of the drift watch."""
+"""Maximum grace period, as a number of drift buckets. With the maximum, ten buckets of three
+versions are open at a time, which is the capacity of the drift watch."""
 _MIN_DECIDE_SECONDS = 0.001
 POLICY_NAMES = ("threshold", "sequential", "data_drift", "schedule")
 """Names of the policies in `monitoring.policies.policies`, in the same order."""
@@ -23,19 +23,19 @@ POLICY_NAMES = ("threshold", "sequential", "data_drift", "schedule")
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSettings:
-    """Settings about which rows the policies evaluate, and how often."""
+    """Settings of the rows that the policies evaluate, and of how often this happens."""
 
     window_rows: int = 20_000
     """Number of the newest matured rows of each model version from which the KPIs are computed."""
     attribution_window_seconds: float = 1800.0
-    """Time after a prediction in which a click counts, in seconds. After this time the label of a
-    prediction is final."""
+    """Time after a prediction in which a click counts, in seconds. The label of a prediction
+    becomes final when this time has passed."""
     decide_seconds: float = 10.0
     """Event time between two decision points, in seconds. Decision points are the multiples of this
     interval."""
     drift_grace_seconds: float = 60.0
-    """Grace period for late predictions, in seconds. Two things wait for this period: the
-    evaluation of a drift bucket, and the decision about which version is served."""
+    """Grace period for late predictions, in seconds. Drift buckets are evaluated, and the serving
+    version is determined, only after this period."""
 
     def __post_init__(self) -> None:
         expect(self, "at least 1", lambda value: value >= 1, "window_rows")
@@ -83,7 +83,8 @@ class PolicySettings:
 
     policies: str = "sequential"
     """Comma-separated names of policies: threshold, sequential, data_drift, schedule. A run is
-    requested if any policy decides to retrain, and the first such policy gives the reason."""
+    requested if any of these policies decides to retrain, and the first of them gives the reason.
+    """
     notify_only: str = ""
     """Comma-separated policies whose confirmed drift only notifies people and starts no run, such
     as `data_drift`."""
@@ -93,25 +94,25 @@ class PolicySettings:
     """Number of consecutive breaches that confirm a drift. Each decision point counts at most one
     breach."""
     min_rows_since_breach: int = 0
-    """Minimum number of rows that must mature after the first breach. The run can then train on
-    rows from after the change."""
+    """Minimum number of rows that must mature after the first breach. With enough rows, the run can
+    train on data from after the change."""
     auc_threshold: float = 0.0
     """Minimum AUC of the evaluated windows. A window is a breach if the 95 % interval of its AUC is
     completely below this value. 0 = not set. The policy `threshold` needs a value, because a
     suitable AUC depends on the task."""
     sequential_alpha: float = 0.01
-    """Maximum probability of any false alarm between two changes. The bound covers the complete
-    time between the changes, and all versions that are released in this time."""
+    """Maximum probability of any false alarm between two changes. The bound covers all event time
+    between two changes, and all versions released in between."""
     sequential_tolerance: float = 0.02
-    """Maximum distance of the live AUC below the gate's interval that does not count as drift. The
-    distance allows for differences between served rows and the gate's rows."""
+    """Tolerance below the lower end of the gate's interval, before the live AUC counts as drift.
+    The tolerance allows for differences between served rows and the gate's rows."""
     drift_buckets: int = 3
     """Consecutive drifted buckets that confirm a data drift."""
     drift_columns: int = 1
     """Minimum drifted columns of a drifted bucket."""
     max_serving_seconds: float = 7 * 86_400.0
-    """Maximum serving time of a version in seconds. After this time the policy `schedule` requests
-    a run."""
+    """Maximum serving time of a version in seconds. The policy `schedule` requests a run if a
+    version serves for longer."""
 
     def __post_init__(self) -> None:
         if self.notify_only and not set(split_names(self.notify_only)) <= set(POLICY_NAMES):
@@ -198,8 +199,9 @@ class DriftSettings(DriftThresholds):
     same version."""
     false_discovery_rate: float = 0.01
     """False discovery rate: maximum expected share of false alarms among the columns reported as
-    drifted or outlying. If nothing has changed, it is the probability of any alarm in a bucket. The
-    default is below that of validation, because there are many buckets between two runs."""
+    drifted or outlying. If nothing has changed, the false discovery rate is the probability of any
+    alarm in a bucket. The default is below that of validation, because there are many buckets
+    between two runs."""
     outlier_drift: float = 0.005
     """Minimum increase of a numeric column's share of outliers that raises an alarm."""
 
@@ -262,7 +264,7 @@ def decision_settings(recommender: Recommender) -> DecisionSettings:
     values, kinds = recommender.settings.get("monitor", {}), own_parts()
     known = [name for kind in kinds.values() for name in flat_settings(kind)]
     if unknown := [name for name in values if name not in known]:
-        raise ContractError(f"monitor.{unknown[0]} is no setting{nearest(unknown[0], known)}")
+        raise ContractError(f"monitor.{unknown[0]} is not a setting{nearest(unknown[0], known)}")
     parts: dict[str, Any] = {
         part: read_mapping(
             kind,

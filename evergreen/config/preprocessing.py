@@ -18,7 +18,7 @@ class PreprocessingSettings:
     """
 
     engine: Literal["numpy", "nvtabular"] = "numpy"
-    """Engine that encodes the rows. Both engines write the same bytes (see
+    """Engine that encodes the rows. `numpy` and `nvtabular` write the same bytes (see
     docs/guides/preprocess.md)."""
     frequency_threshold: int = 5
     """Frequency threshold: minimum count of a category in the training rows, summed over runs,
@@ -38,8 +38,8 @@ class PreprocessingSettings:
     """Processes of this machine that share the rows. 0 = one per core, at most
     `forked.MAX_PROCESSES`. The number of processes does not change the result."""
     negative_rate: float = 1.0
-    """Share of the training rows without a click that is kept, in (0, 1]. Scores are corrected for
-    this downsampling. The holdout is never downsampled."""
+    """Share of the training rows without a click that are used for training, in (0, 1]. Scores are
+    corrected for this downsampling. The holdout is never downsampled."""
 
     def __post_init__(self) -> None:
         expect(

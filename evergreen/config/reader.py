@@ -73,7 +73,7 @@ def flat_values(settings: Any) -> dict[str, Any]:
 
 
 def make_settings(kind: type[S], /, **values: Any) -> S:
-    """Return a section from flat values that already have the fields' types.
+    """Return a section from values by name that already have the fields' types.
 
     A setting without a value gets its default.
 
@@ -83,7 +83,7 @@ def make_settings(kind: type[S], /, **values: Any) -> S:
     """
     known = flat_settings(kind)
     if unknown := values.keys() - known.keys():
-        raise ContractError(f"{min(unknown)} is no setting{nearest(min(unknown), list(known))}")
+        raise ContractError(f"{min(unknown)} is not a setting{nearest(min(unknown), list(known))}")
     hints: dict[str, Any] = typing.get_type_hints(kind)
     made: dict[str, Any] = {}
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
@@ -120,16 +120,16 @@ def read_mapping(kind: type[S], values: Mapping[str, Any], *, path: str) -> S:
 
 
 def _refuse_unknown(hint: Any, value: Any, path: str) -> None:
-    """Refuse names that are no field of the dataclasses in a type, at any depth.
+    """Refuse names that are not fields of the dataclasses in a type, at any depth.
 
-    msgspec would ignore such names.
+    msgspec itself would ignore unknown names.
     """
     if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
         hints = typing.get_type_hints(hint)
         names = [each.name for each in dataclasses.fields(hint) if each.init]
         for name, each in value.items():
             if name not in names:
-                raise ContractError(f"{path}.{name} is no setting{nearest(name, names)}")
+                raise ContractError(f"{path}.{name} is not a setting{nearest(name, names)}")
             _refuse_unknown(hints[name], each, f"{path}.{name}")
     elif isinstance(value, Mapping):
         for name, each in value.items():
@@ -282,7 +282,7 @@ def read_query(kind: type[S], options: Mapping[str, str], *, source: str) -> S:
 
     Args:
         kind: The section.
-        options: Texts by name.
+        options: Values of the options as text, by name.
         source: Origin of the URL, for errors.
 
     Raises:
@@ -292,7 +292,7 @@ def read_query(kind: type[S], options: Mapping[str, str], *, source: str) -> S:
     known = flat_settings(kind)
     if unknown := sorted(options.keys() - known.keys()):
         raise ContractError(
-            f"{source}: {unknown[0]} is no setting{nearest(unknown[0], list(known))}"
+            f"{source}: {unknown[0]} is not a setting{nearest(unknown[0], list(known))}"
         )
     try:
         return make_settings(

@@ -12,9 +12,9 @@ from evergreen.runtime.errors import ContractError, expect
 FLOAT32, _FLOAT16, INT8 = TABLE_TYPES = ("float32", "float16", "int8")
 AUTO, FULL, CANARY, SHADOW, UNRELEASED = ROLLOUTS = ("auto", "full", "canary", "shadow", "none")
 """How an accepted model gets its traffic: all at once, a growing share, or none while its scores
-are logged. With `auto`, a model is released in full after a pass, or if no version is live. It
-becomes a canary if the gate was inconclusive. With `none` the model is registered but not deployed.
-"""
+are logged. With `auto`, a model is released in full after a pass, or if no version is live. With
+`auto`, the model becomes a canary if the gate was inconclusive. With `none` the model is registered
+but not deployed."""
 _MAX_INSTANCES = 64
 _MAX_QUEUED = 1_000_000
 QUEUED_REQUESTS, QUEUE_MICROSECONDS = 512, 5_000_000
@@ -23,7 +23,7 @@ QUEUED_REQUESTS, QUEUE_MICROSECONDS = 512, 5_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class ServingSettings:
-    """Settings for serving a version. They do not depend on the kind of server.
+    """Settings for serving a version. These settings are the same for both kinds of servers.
 
     Raises:
         ContractError: no server supports a value.
@@ -39,13 +39,13 @@ class ServingSettings:
     warmup_rows: int = 4
     """Golden rows that the model must answer before it reports ready. 0 = none."""
     max_queued_requests: int | None = None
-    """Maximum waiting requests. The next one is refused at once. 0 = no limit. If absent, 512 with
-    server `onnxruntime` and no limit with `python`, because the laptop's Triton 2.51 stalls if a
-    queue has a limit ([more](../guides/serve.md#stalls-of-limited-queues))."""
+    """Maximum waiting requests. A request beyond this limit is rejected at once. 0 = no limit. If
+    absent, 512 with server `onnxruntime` and no limit with `python`, because the laptop's Triton
+    2.51 stalls if a queue has a limit ([more](../guides/serve.md#stalls-of-limited-queues))."""
     queue_timeout_microseconds: int | None = None
-    """Maximum wait in the queue. Triton checks it every half second, so that a refusal may come
-    that much later. 0 = no limit. If absent, 5,000,000 with server `onnxruntime` and no limit with
-    `python`."""
+    """Maximum wait in the queue. Triton checks the queue every half second, so a rejection may come
+    up to half a second later. 0 = no limit. If absent, 5,000,000 with server `onnxruntime` and no
+    limit with `python`."""
     max_queue_delay_microseconds: int = 0
     """Maximum time that a batch waits for more requests. 0 = a batch takes the queued requests at
     once, so that a single request does not wait."""
@@ -104,8 +104,8 @@ class BakingSettings:
     """
 
     bake_seconds: float = 3600.0
-    """Minimum baking time after a release or promotion, in seconds. Versions do not bake if
-    `bake_rows` is 0 too."""
+    """Minimum baking time after a release or promotion, in seconds. If `bake_rows` and
+    `bake_seconds` are both 0, versions do not bake."""
     bake_rows: int = 100_000
     """Number of matured rows after which baking ends if there is no evidence against the version. 0
     = live traffic is not evaluated, and only the servers' counters are."""
@@ -114,15 +114,15 @@ class BakingSettings:
     scores."""
     max_auc_loss: float = 0.02
     """Maximum AUC loss on live traffic. The reference is the AUC that the gate measured, or the
-    predecessor's live AUC if that was lower. For each of these AUCs, the lower end of the 95 %
-    interval is used."""
+    predecessor's live AUC if that was lower. The reference uses the lower end of the 95 % interval
+    of each AUC."""
     max_calibration_ratio: float = 1.5
     """Maximum ratio of observed to predicted clicks, and of predicted to observed clicks."""
     min_click_rate_ratio: float = 0.5
     """Minimum ratio of the version's click rate to the click rate of its predecessor."""
     max_unusable_scores: float = 0.001
     """Maximum share of rows whose score is not a number from 0 to 1. The check needs at least 100
-    such rows of 50 requests over 30 s, and the servers must have counted as many requests."""
+    unusable rows of 50 requests over 30 s, and the servers must have counted as many requests."""
     max_failure_margin: float = 0.01
     """Maximum increase of the rate of failed requests over the predecessor's."""
     max_latency_ratio: float = 2.0

@@ -28,8 +28,9 @@ SECTIONS = (
     "release",
     "monitor",
 )
-"""Names of all sections. Each section is read by the package with the same name. Exceptions are
-`model` (read by `evergreen.networks`), `gate` (by evaluation) and `release` (by deployment)."""
+"""Names of all sections. Each section is read by the package with the same name. Three sections
+have other readers: `evergreen.networks` reads `model`, evaluation reads `gate`, and deployment
+reads `release`."""
 CANDIDATE_SUFFIX, CANARY_SUFFIX = "_candidate", "_canary"
 """Suffixes of the model names under which candidates and canaries are served."""
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
@@ -81,18 +82,18 @@ class Recommender:
             taken := sorted({self.data.weight, WEIGHT} & set(self.features.names))
         ):
             raise ContractError(
-                f"features {taken} have the name of the weight that rows have, expected other names"
+                f"features {taken} have the name of the weight column, expected other names"
             )
         categorical = self.features.categorical
         for role in ("user", "item"):
             if (name := getattr(self.data, role)) is not None and name not in categorical:
                 near = nearest(name, categorical)
                 raise ContractError(
-                    f"data.{role} is {name!r}, which is no categorical feature{near}"
+                    f"data.{role} is {name!r}, which is not a categorical feature{near}"
                 )
         for section, values in self.settings.items():
             if section not in SECTIONS:
-                raise ContractError(f"{section} is no section{nearest(section, SECTIONS)}")
+                raise ContractError(f"{section} is not a section{nearest(section, SECTIONS)}")
             if not isinstance(values, dict):
                 raise ContractError(f"section {section} is {values!r}, expected settings by name")
 
@@ -141,8 +142,8 @@ class Recommender:
         return (self.data.user, *lists)
 
     @property
-    def user_place(self) -> int | None:
-        """Return the user's position on the categorical axis of tensors.
+    def user_position(self) -> int | None:
+        """Return the index of the user's column on the categorical axis of tensors.
 
         Returns None if no feature identifies the user.
         """

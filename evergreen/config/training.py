@@ -15,15 +15,15 @@ PRECISIONS = ("float32", "tf32", "bfloat16")
 
 @dataclass(frozen=True, kw_only=True)
 class SolverSettings:
-    """Settings of HugeCTR alone. The defaults suit data-centre GPUs.
+    """Settings that only HugeCTR has. The defaults suit data-centre GPUs.
 
-    `TrainingSettings` has the settings that both backends share. In `TrainingSettings`, `passes`
-    replaces HugeCTR's `max_iter` and `num_epochs`, `checkpoint_minutes` replaces `snapshot`, and
-    `precision="tf32"` replaces `enable_tf32_compute`. `TrainingSettings` also has HugeCTR's
-    `batchsize`, `lr` and `seed`. `eval_interval` is not needed, because training itself scores the
-    last tenth of the rows. `metrics_spec` would stop training at an AUC. `metrics_spec` is not
-    needed, because the number of passes is fixed. `vvgpu` is set to the GPUs of the step. Any other
-    argument of `CreateSolver` has HugeCTR's default.
+    `TrainingSettings` has the settings that both backends share. Three of these settings replace
+    settings of HugeCTR: `passes` replaces `max_iter` and `num_epochs`, `checkpoint_minutes`
+    replaces `snapshot`, and `precision="tf32"` replaces `enable_tf32_compute`. `TrainingSettings`
+    also has HugeCTR's `batchsize`, `lr` and `seed`. `eval_interval` is not needed, because training
+    itself scores the last tenth of the rows. `metrics_spec` would stop training at an AUC.
+    `metrics_spec` is not needed, because the number of passes is fixed. `vvgpu` is set to the GPUs
+    of the step. Any other argument of `CreateSolver` has HugeCTR's default.
     """
 
     prove_restores: bool = True
@@ -36,7 +36,8 @@ class SolverSettings:
     """Rows of one set of Parquet files, which is written while the previous set is trained."""
     call_minutes: float = 30.0
     """Maximum duration of one call, or of `loss_interval` steps, in minutes. After some errors
-    HugeCTR waits for ever. The step then ends with exit code 3, and its log has the traceback."""
+    HugeCTR waits for ever. If HugeCTR exceeds this limit, the step ends with exit code 3, and its
+    log has the traceback."""
 
     def __post_init__(self) -> None:
         expect(self, "at least 1", lambda value: value >= 1, "loss_interval", "stage_rows")
@@ -56,12 +57,13 @@ class TrainingSettings:
 
     learning_rate: float = 0.003
     """Learning rate of Adam, for dense parameters and embeddings, at the start of a first model. An
-    incremental run multiplies this rate by a factor from `round_rates`."""
+    incremental run multiplies the learning rate by a factor from `round_rates`."""
     round_rates: tuple[float, ...] = (0.1, 1.5)
-    """Factors for the learning rate that an incremental run tries. A later factor is chosen only if
-    it is better by a standard error. On 20,000 rows of unchanged traffic, the factor 0.1 gained
-    0.002 AUC and the factor 1.5 lost 0.006. If the newest third of the rows has changed, the factor
-    0.1 recovers 26 % of the lost AUC and the factor 1.5 recovers 78 %."""
+    """Factors for the learning rate that an incremental run tries. A factor replaces an earlier
+    factor only if its result is better by more than a standard error. On 20,000 rows of unchanged
+    traffic, the factor 0.1 gained 0.002 AUC and the factor 1.5 lost 0.006. If the newest third of
+    the rows has changed, the factor 0.1 recovers 26 % of the lost AUC and the factor 1.5 recovers
+    78 %."""
     beta1: float = 0.9
     """Decay of Adam's mean of gradients, per step."""
     beta2: float = 0.999
@@ -81,16 +83,16 @@ class TrainingSettings:
     rows gets fewer steps than `min_steps`, because smaller batches would follow the noise of single
     rows."""
     passes: int = 1
-    """Passes over the rows."""
+    """Number of passes over the training rows."""
     seed: int = 42
     """Seed of the initial weights, the order of rows and dropout."""
     precision: str = "float32"
     """Arithmetic of the matrix products: float32, tf32 (a GPU's shortened float32) or bfloat16.
-    Weights, sums and the optimizer are float32 in each case."""
+    Weights, sums and the optimizer are always float32."""
     checkpoint_minutes: float = 5.0
-    """Time between saves within a fit, in minutes. If the process is killed, at most this much work
-    is lost. A save writes the table with its optimizer state (2 GB for 10 million rows of width
-    16)."""
+    """Time between saves within a fit, in minutes. If the process is killed, at most the work of
+    this time is lost. A save writes the table with its optimizer state (2 GB for 10 million rows of
+    width 16)."""
     solver: SolverSettings = SolverSettings()
     """HugeCTR's own settings."""
 

@@ -1,7 +1,7 @@
 """The section `validation`: thresholds, and the rules with their default actions.
 
 Actions:
-- `block`: the run ends here, because training on such rows would be wrong.
+- `block`: the run ends here, because training on the rows would be wrong.
 - `quarantine`: the offending rows are stored separately with their reason, and the run continues
   with the others. Only the rule `domain` supports this action.
 - `warn`: the finding is reported, and the run continues.
@@ -39,18 +39,18 @@ class ValidationSettings(DriftThresholds):
     """Minimum shift of a numeric column's mean that counts as drift, in standard deviations of the
     bucket number."""
     new_value_share: float = 0.05
-    """Maximum share of rows whose category is unknown to the champion. A larger share is reported
-    as a finding."""
+    """Maximum share of rows whose category is unknown to the champion. Validation reports a larger
+    share as a finding."""
     click_rate_factor: float = 2.0
-    """Maximum factor by which the share of clicks may rise or fall. A larger factor is reported as
+    """Maximum factor by which the share of clicks may rise or fall. A larger change is reported as
     a finding."""
     skew_share: float = 0.001
     """Maximum share of rows, joined between training and serving, whose value may differ."""
     range_factor: float = 1000.0
     """Maximum factor by which a value may lie beyond the smallest or largest value of the first
     run. The factor is applied when the schema is inferred. In counts with a heavy tail, one request
-    often sets the largest value: in 86 of 400 pairs of windows, the largest value of one window was
-    more than 10 times that of the other."""
+    often sets the largest value. For example, the largest values of two windows differed by a
+    factor of more than 10 in 86 of 400 pairs."""
     max_quarantined_fraction: float = 0.05
     """Maximum share of the rows that may be quarantined."""
 

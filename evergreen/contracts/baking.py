@@ -11,17 +11,17 @@ from evergreen.runtime.errors import expect
 
 BAKES, WELL, BAD = STATES = ("bakes", "well", "bad")
 """States of a version in the monitor's findings. `bakes`: it is too early to decide. `well`: the
-version is within the limits until now. `bad`: the version must be rolled back."""
+version has been within the limits so far. `bad`: the version must be rolled back."""
 
 
 MIN_UNUSABLE_ROWS = 100
-"""A rollback requires at least this number of rows without a usable score. Fewer rows are not
-evidence, even if they are a large share of all rows."""
+"""A rollback requires at least this number of rows without a usable score. Below this number the
+unusable rows are not evidence, even if they are a large share of all rows."""
 MIN_UNUSABLE_REQUESTS = 50
 """Minimum number of distinct requests that have rows without a usable score."""
 MIN_UNUSABLE_SECONDS = 30.0
-"""Minimum time in seconds between the first and the last request that has rows without a usable
-score. A few forged messages usually span a shorter time."""
+"""Minimum time in seconds between the first and the last of the requests that have rows without a
+usable score. A few forged messages usually span a shorter time."""
 UNUSABLE_REQUESTS = "unusable_requests"
 """Key of `Findings.numbers`. The value is the number of requests without a usable score. The
 servers must have counted at least this number of requests."""

@@ -1,8 +1,8 @@
 """Checks of a decision, each with a measured value, a limit and a result, and their text form.
 
-Validation, the gate, the canary and the baking produce checks. Pages and messages display them. A
-decision is a list of checks, and the worst check decides. All text about a decision is built in
-this module.
+Validation, the gate, the canary and the baking produce checks. Pages and messages display the
+checks. A decision is a list of checks, and the worst check decides. All text about a decision is
+built in this module.
 """
 
 import math
@@ -156,8 +156,8 @@ def advice(checks: Iterable[Check]) -> list[str]:
 def metrics(checks: Iterable[Check]) -> dict[str, float]:
     """Return the finite values and interval ends of checks, by metric name.
 
-    An interval has two entries: `<name>_low` and `<name>_high`. The checks of rules are counted by
-    action and rule, because the checked columns differ between runs.
+    An interval has two entries: `<name>_low` and `<name>_high`. The metrics count the checks of
+    validation rules by action and rule, because the checked columns differ between runs.
 
     >>> metrics([Check(name="AUC", value=0.5, low=0.4, high=0.6, result="pass")])
     {'auc': 0.5, 'auc_low': 0.4, 'auc_high': 0.6}

@@ -4,8 +4,8 @@ The inference client applies the rule, and logs the propensity of each row. Eval
 click by its propensity.
 
 In a list of k >= 2 rows, one of the k - 1 pairs of neighbours is swapped with probability `share`.
-Each of these pairs has the same probability. If no pair is swapped, the list is shown in the order
-of its scores.
+All pairs of neighbours have the same probability of a swap. If no pair is swapped, the list is
+shown in the order of its scores.
 
 The propensity of a row is the probability of the position where it was shown:
 - share / (k - 1), if the row belongs to the swapped pair.

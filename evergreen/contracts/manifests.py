@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """Base class of all manifests. It writes manifests, and reads them strictly."""
+    """Base class of all manifests. The class writes manifests, and reads them strictly."""
 
     FORMAT_VERSION: ClassVar[int] = 1
 
@@ -132,7 +132,10 @@ def _crc32(document: Mapping[str, Any]) -> str:
 
 
 def _from_fields(kind: type[_T], values: dict[str, Any], *, source: str) -> _T:
-    """Create the dataclass `kind` from these values. Nested objects become dataclasses too."""
+    """Create the dataclass `kind` from the values of its fields.
+
+    Nested objects become dataclasses too.
+    """
     fields = dataclasses.fields(kind)  # type: ignore[arg-type]
     known = {f.name for f in fields}
     required = {
@@ -189,18 +192,18 @@ class Reference:
 class RawDataset(Manifest):
     """Rows of one window, split by time.
 
-    Extraction writes it. Validation and preprocessing read it, and later steps read it by
-    reference.
+    Extraction writes it. Validation and preprocessing read this manifest, and later steps read it
+    by reference.
     """
 
     source_uri: str
     window_start: str | None
-    """Start of the window, inclusive, in ISO 8601 UTC. The start is either set by the run, or it is
-    a number of days before the end, or it follows the parent's last training row. None = from the
-    first row."""
+    """Start of the window, inclusive, in ISO 8601 UTC. The run can set the start. If the run does
+    not set a start, the window begins a number of days before its end, or directly after the
+    parent's last training row. None = the window starts with the first row."""
     window_end: str | None
-    """End of the window, exclusive. The end is the one that the run sets, minus the hours whose
-    rows are reserved for the next run. None means that the window ends with the last row."""
+    """End of the window, exclusive. If the run sets an end, the window ends earlier by the hours
+    that are reserved for the next run. None means that the window ends with the last row."""
     first_event_time: str
     """Time of the oldest row of the window. Late rows (`num_late_rows`) can be older than the
     window."""
@@ -209,14 +212,15 @@ class RawDataset(Manifest):
     last_learned_time: str
     """Time of the newest training row, without late and replayed rows. The value is the time of the
     newest row of `train_uri`, or of the parent's newest training row if that is newer. Every
-    held-out row is newer than this time and belongs to the next run's window."""
+    held-out row is newer than the newest training row, and belongs to the next run's window."""
     train_uri: str
     """Folder of Parquet files in the raw schema (`contracts.raw_rows.raw_types`). The file names
     are in time order: first the late rows, then the rows of the window."""
     holdout_uri: str
     """Folder of the newest rows, which are held out from training. The schema is that of
-    `train_uri`. The candidate, its parent and the champion were trained on older rows only. All
-    rows of a request are either in this folder, or in `train_uri` and `replay_uri`."""
+    `train_uri`. The candidate, its parent and the champion were trained on older rows only. The
+    rows of one request are never divided between this folder and the folders `train_uri` and
+    `replay_uri`."""
     num_train_rows: int
     num_holdout_rows: int
     num_malformed: int
@@ -249,15 +253,15 @@ class RawDataset(Manifest):
     not be counted."""
     num_straddling_rows: int = 0
     """Rows newer than `last_learned_time` that are neither training rows nor held out, because
-    their requests also have training rows. These rows belong to the window of the next run, like
-    the held-out rows."""
+    their requests also have training rows. These straddling rows belong to the window of the next
+    run, like the held-out rows."""
     replay_uri: str | None = None
     """Folder of training rows that were drawn from days before the window. The schema is that of
     `train_uri`. None = no replay."""
     num_replay_rows: int = 0
     replay_holdout_uri: str | None = None
-    """Folder of rows from the replayed days that are held out from training. These rows measure how
-    well the model performs on old data."""
+    """Folder of rows from the replayed days that are held out from training. The gate uses these
+    rows to measure how well the model performs on old data."""
     num_replay_holdout_rows: int = 0
     replay_share: float = 0.0
     """Requested share of replayed rows among the training rows, in [0, 1)."""
@@ -266,43 +270,44 @@ class RawDataset(Manifest):
     `num_rows` and `num_holdout_rows` count the rows that were drawn from the day."""
     num_late_clicks: int = 0
     """Number of rows whose label became 1 because of a click that arrived after the row was
-    archived. The number includes rows of the window and late rows."""
+    archived. The number covers the rows of the window and the late rows."""
     outcomes_digest: str | None = None
     """SHA-256 of the late-outcome files that were used, including those of replayed days. None if
-    there was no such file."""
+    no late-outcome file was used."""
     excluded_columns: list[str] = field(default_factory=list)
     """Features that the run left out, in the order of files. Training, evaluation and serving
-    ignore them. Excluded features are null in the rows, unless the champion needs them for scoring.
-    Readers must therefore check this list of names instead of looking for nulls."""
+    ignore the excluded features. Excluded features are null in the rows, unless the champion needs
+    them for scoring. Readers must therefore use this list of names, because nulls do not identify
+    an excluded feature."""
     days: list[dict[str, Any]] = field(default_factory=list)
     """Number of rows that were read for each day of the window, and for each day with late rows.
     Each entry of the list has day (YYYY-MM-DD), version (int), digest (SHA-256) and num_rows. An
     entry also has num_late_rows if the day has late rows. An entry also has num_holdout_rows if the
     day has rows newer than `last_learned_time`, which are not used for training."""
     num_late_rows: int = 0
-    """Number of late rows. They are included in `num_train_rows`. Late rows are the first rows of
+    """Number of late rows. `num_train_rows` includes the late rows. Late rows are the first rows of
     `train_uri`. Late rows are older than the window. The files of late rows reached the lake after
     the parent's lineage was trained on newer rows. Late rows are never held out and never replayed.
     """
     files: dict[str, dict[str, int]] = field(default_factory=dict)
     """Files of the lake that the lineage has seen, without back-filled versions. Each day
-    (YYYY-MM-DD) maps file names to sizes in bytes. The period covers 366 days and ends with the
-    last training row. A file of this period that is not listed is a late file. The first day always
-    has an entry. A later day without an entry had no files. The field says nothing about days
-    before the first entry."""
+    (YYYY-MM-DD) maps file names to sizes in bytes. The list covers the 366 days up to the last
+    training row. A file of one of these 366 days that is not in the list is a late file. The first
+    day always has an entry. A later day without an entry had no files. Days before the first entry
+    are not covered."""
     quarantined_files: list[dict[str, Any]] = field(default_factory=list)
     """Files of the lake that the run left out because their rows cannot be read. Each entry has
     four fields: file (relative to the lake), num_rows (of its footer, or None), reason, and known
     (whether an earlier run of the lineage also left the file out)."""
     unread_files: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Files that the lineage left out and has not read later, by day and name. Back-filled versions
-    are not included. The value is a time (ISO 8601). The lineage was trained on the file's rows up
-    to this time. The time is empty if the lineage was trained on none of the file's rows. When an
-    unread file becomes readable, its rows are late rows."""
+    """Files that the lineage skipped and has not read since, by day and name. Back-filled versions
+    are not included. The value is a time (ISO 8601). The lineage was trained on the rows of the
+    file up to the time in its entry. The time is empty if the lineage was trained on no row of the
+    file. When an unread file becomes readable, its rows are late rows."""
     schema_mismatches: list[dict[str, Any]] = field(default_factory=list)
     """Unexpected columns of the window's files. A column is unexpected if it is unknown, or if it
-    contains no numbers although the recommender expects numbers. Each column has one entry: column,
-    arrow_type, expected (None for a new column), and file (the first file in which the column has
+    contains no numbers although the recommender expects numbers. Each column has one entry with
+    four keys: column, arrow_type, expected (None for a new column), and file (the first file with
     this type)."""
     num_quarantined: int = 0
     """Training rows that validation put into quarantine. `quarantine_uri` lists the quarantined
@@ -312,7 +317,7 @@ class RawDataset(Manifest):
     """`ValidationReport` about these rows. None before validation."""
     words_uri: str | None = None
     """File of the most frequent texts of string columns (`contracts.words`), for display. None if
-    there is no such column. Texts of a column that identifies users are not stored."""
+    no column has strings as categories. Texts of a column that identifies users are not stored."""
     recommender: Recommender
     """Recommender of the rows, including the settings that the run changed."""
 
@@ -343,7 +348,7 @@ class RawDataset(Manifest):
 class ValidationReport(Manifest):
     """Result of the validation step: the checks of its rules, and what they measured.
 
-    The report is written for people. Training and evaluation pass on a reference to it.
+    The report is written for people. Training and evaluation pass on a reference to this report.
     """
 
     FORMAT_VERSION: ClassVar[int] = 2
@@ -384,7 +389,7 @@ class ValidationReport(Manifest):
 
     @property
     def findings(self) -> list[RuleCheck]:
-        """Checks of rules that found something, also if they passed as `info`."""
+        """Checks of rules that have a finding, including findings that pass as `info`."""
         return [check for check in self.checks if check.action]
 
 
@@ -392,7 +397,7 @@ class ValidationReport(Manifest):
 class TrainingSet(Manifest):
     """Encoded rows in HugeCTR's Parquet format.
 
-    Preprocessing writes it. Training reads it, and evaluation reads it by reference.
+    Preprocessing writes it. Training reads this manifest, and evaluation reads it by reference.
     """
 
     train_uri: str
@@ -414,7 +419,8 @@ class TrainingSet(Manifest):
     last_event_time: str
     """See `RawDataset.last_event_time`."""
     last_learned_time: str
-    """See `RawDataset.last_learned_time`. After the run, this time is the model's watermark."""
+    """See `RawDataset.last_learned_time`. After the run, `last_learned_time` is the model's
+    watermark."""
     parent_model_uri: str | None
     window_start: str | None = None
     """See `RawDataset.window_start`."""
@@ -430,8 +436,8 @@ class TrainingSet(Manifest):
     """See `RawDataset.excluded_columns`."""
     negative_rate: float = 1.0
     """Share of the non-click training and replayed rows that downsampling retained, in (0, 1]. The
-    holdout is not downsampled. Training corrects the model's bias by the logarithm of this rate
-    (`training.start`)."""
+    holdout is not downsampled. Training corrects the model's bias by the logarithm of
+    `negative_rate` (`training.start`)."""
     num_sampled_out: int = 0
     """Number of training rows that were dropped because of `negative_rate`, not counting replayed
     rows."""
@@ -492,17 +498,17 @@ class Model(Manifest):
     optimizer_step: int
     """Optimizer steps taken so far, over all runs of the lineage."""
     progressive: dict[str, float | None]
-    """AUC and log loss of a tenth of the training rows, measured just before the model was trained
-    on them. An incremental run uses the newest tenth of its rows, and a first model uses a random
-    tenth. If `negative_rate` is below 1, the rows are downsampled, and the log loss is not
+    """AUC and log loss on a tenth of the training rows, measured just before the model was trained
+    on that tenth. An incremental run uses the newest tenth of its rows, and a first model uses a
+    random tenth. If `negative_rate` is below 1, the rows are downsampled, and the log loss is not
     comparable with that of the holdout."""
     last_event_time: str
     """Time of the newest row read for this model. The rows after `last_learned_time` are the
     model's holdout."""
     last_learned_time: str
-    """Time of the newest training row of the model or its parent. The next run continues from this
-    watermark. Downsampled and quarantined rows count as training rows, but late and replayed rows
-    do not."""
+    """Time of the newest training row of the model or its parent. The next run continues at this
+    time. Downsampled and quarantined rows count as training rows, but late and replayed rows do
+    not."""
     raw_digest: str
     sha256: dict[str, str]
     """SHA-256 of the files of each part: `weights`, `workflow` and `statistics`."""
@@ -511,14 +517,14 @@ class Model(Manifest):
     """See `RawDataset.window_start`. The start refers to the rows of the model's own run, without
     late and replayed rows."""
     negative_rate: float = 1.0
-    """See `TrainingSet.negative_rate`. The stored weights are already corrected for this rate, so
-    that scores refer to all rows."""
+    """See `TrainingSet.negative_rate`. The stored weights are already corrected for downsampling,
+    so that scores refer to all rows."""
     served_shift: float = 0.0
     """Amount that was added to the stored bias because a feature is served with a fixed value
     (`CategoricalOptions.served_as`). With the correction, the mean score equals the click rate of
     the log. A run that continues the model first removes this correction."""
     excluded_columns: list[str] = field(default_factory=list)
-    """See `RawDataset.excluded_columns`. Serving does not use this list, but the one in the
+    """See `RawDataset.excluded_columns`. Serving ignores this list and uses the list in the feature
     workflow."""
     training_set: Reference | None = None
     """`TrainingSet` of the model. None in the model registry, because the encoded rows are deleted
@@ -596,16 +602,16 @@ class ReorderingGain:
     """Number of explored lists in the holdout."""
     num_swaps: int
     """Number of swaps that were shown to users and agree with the candidate's order. The gain is
-    estimated from these swaps."""
+    estimated from the clicks on the swapped pairs."""
     disputed_share: float
-    """Among all pairs of neighbours, the share that the candidate would swap."""
+    """Share of all pairs of neighbours that the candidate would swap."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict(Manifest):
     """The gate's decision on a candidate.
 
-    Evaluation writes it. Deployment, the pipeline's condition and people read it.
+    Evaluation writes it. Deployment, the pipeline's condition and people read the verdict.
     """
 
     candidate_model_id: str
@@ -614,7 +620,7 @@ class Verdict(Manifest):
     """`pass`, `fail` or `inconclusive`."""
     accepted: bool
     """Whether the run continues with deployment. The run continues after `pass`. After
-    `inconclusive` the run continues only if the rollout of the run allows this."""
+    `inconclusive`, the run continues only if its rollout mode allows this."""
     reason: str
     """Headline of the decision (see `contracts.checks.headline`)."""
     num_rows: int
@@ -626,14 +632,14 @@ class Verdict(Manifest):
     """NumPy .npz file with the scores of the held-out rows in their order: float32 `candidate`, and
     `champion` if there is a champion."""
     model: Reference | None = None
-    """`Model` of the candidate in the model registry. `model` and `raw_dataset` are None in
-    verdicts of older revisions."""
+    """`Model` of the candidate in the model registry. Verdicts of older revisions have neither
+    `model` nor `raw_dataset`."""
     raw_dataset: Reference | None = None
     """`RawDataset` with the held-out rows on which the candidate was evaluated."""
     old_distribution: RowsQuality | None = None
     """Quality on rows of days before the window, which shows whether the models forget. None if no
-    rows of earlier days were held out. The gate uses this quality only if the settings require it.
-    """
+    rows of earlier days were held out. The gate uses the quality on old rows only if the settings
+    require it."""
     reordering_gain: ReorderingGain | None = None
     """Gain in clicks if the candidate orders the lists. The gain is estimated from randomized
     rankings. None if the holdout has no randomized ranking. The gate does not use this estimate."""
@@ -642,8 +648,8 @@ class Verdict(Manifest):
     the reference `current` becomes outdated when another model goes live."""
     column_aucs: dict[str, float] = field(default_factory=dict)
     """AUC of each column alone on the held-out rows, highest first. The AUCs are measured only if
-    the candidate's AUC is implausibly high (`components.evaluation.leaks`). Otherwise the mapping
-    is empty."""
+    the candidate's AUC is implausibly high (`components.evaluation.leaks`). If the AUCs are not
+    measured, the mapping is empty."""
     warnings: list[str] = field(default_factory=list)
     """Warnings for people, one sentence each. Warnings do not change the decision."""
     advice: list[str] = field(default_factory=list)
@@ -663,7 +669,7 @@ class Release(Manifest):
     """Version of a model that Triton serves.
 
     Deployment writes it. The promotion journal, people and the next run read the manifest. The next
-    run finds its champion there.
+    run reads its champion from this manifest.
     """
 
     model_name: str
@@ -696,7 +702,7 @@ class Release(Manifest):
 class ServingPlace(Manifest):
     """Deployment target of the last release.
 
-    Deployment writes it. It is the default target of the next deployment.
+    Deployment writes it. The next deployment uses this target by default.
     """
 
     repository_uri: str
@@ -717,8 +723,8 @@ RUN_PARAMETERS = (
     *("window_start", "window_end", "parent", "champion", "recommender", "settings"),
     *("trigger_id", "trigger_reason"),
 )
-"""Parameters of the pipeline. A person may set six of these parameters, and the monitor sets
-two."""
+"""Parameters of the pipeline. A person may set six of the parameters, and the monitor sets the
+other two."""
 SCRATCH = ("parent", "champion")
 """Parameters that `evergreen run --from-scratch` sets to `NONE`."""
 
@@ -727,7 +733,7 @@ SCRATCH = ("parent", "champion")
 class RetrainRequest(Manifest):
     """Request for one run: its reason and its window.
 
-    The monitor writes a request when it starts a run, and a command writes one for a person. A
+    The monitor writes a request when it starts a run. A person writes a request with a command. A
     retrain request sets parameters of the pipeline.
     """
 
@@ -736,8 +742,8 @@ class RetrainRequest(Manifest):
     reason: str
     requested_at: str
     window_start: str
-    """ISO 8601 UTC, inclusive. Empty = after the last training row of the parent, or from the first
-    row without a parent."""
+    """ISO 8601 UTC, inclusive. Empty = the window starts after the parent's last training row, or
+    with the first row if there is no parent."""
     window_end: str
     """Exclusive end of the window. Empty = to the last row."""
     parent: str = CURRENT
@@ -748,7 +754,8 @@ class RetrainRequest(Manifest):
     def __post_init__(self) -> None:
         if not self.request_id or not self.reason:
             raise ContractError(
-                f"retrain request {self.request_id!r} has reason {self.reason!r}, expected both"
+                f"retrain request {self.request_id!r} has reason {self.reason!r}, expected an id "
+                "and a reason"
             )
 
     def pipeline_arguments(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Raw rows: each row is one shown item with its features, its label and its version.
 
 The version is the model version that served the item. Users' files, the simulator and the monitor's
-archive write raw rows. Extraction, validation, preprocessing and serving read them.
+archive write raw rows. Extraction, validation, preprocessing and serving read raw rows.
 `evergreen.config.features` defines the features.
 
 Raw rows are Parquet: `label` int32, then the features (null if missing), then the log columns. Rows
@@ -23,14 +23,14 @@ LABEL, REQUEST_ID, ROW, EVENT_TIME, MODEL_VERSION, SCORE, POSITION, PROPENSITY =
 SHADOW_VERSION, SHADOW_SCORE, CANARY = OWN_COLUMNS[8:]
 
 SERVED_BY = (MODEL_VERSION, SCORE, POSITION, PROPENSITY)
-"""Columns that a file of raw rows may lack. If a file lacks one of these columns, the column is
-null in the file's rows."""
+"""Columns that a file of raw rows may lack. If a file lacks one of these columns, the values of the
+column are null for the file's rows."""
 
 SHADOW_TYPES: dict[str, str] = {SHADOW_VERSION: "int32", SHADOW_SCORE: "float32"}
 """Optional columns after the raw columns. A file has these columns if a shadow version scored at
 least one of its rows (`evergreen.registry.traffic_plan`). In rows without shadow scores the columns
-are null. Readers of raw rows select columns by name and skip these two, except the reader of the
-canary's evidence."""
+are null. Readers of raw rows select columns by name and skip the shadow columns. Only the reader of
+the canary's evidence reads them."""
 
 CANARY_TYPES: dict[str, str] = {CANARY: "bool"}
 """Optional column that is true in rows that a canary answered. A file without canary rows lacks the
@@ -38,8 +38,9 @@ column. The optional columns follow the raw columns in this order: shadow, canar
 
 WEIGHT_TYPES: dict[str, str] = {WEIGHT: "float32"}
 """Additional column after the other raw columns, if the recommender's file names a weight
-(`ColumnNames.weight`). The weight is a finite number of at least 0, and never null. Files of a lake
-may lack it, for example those from the monitor's archive. Rows of such a file have weight 1."""
+(`ColumnNames.weight`). A weight is a finite number of at least 0, and never null. Some files of a
+lake may lack the weight column, for example files from the monitor's archive. If a file has no
+weight column, all its rows have weight 1."""
 
 ROW_TYPES: dict[str, str] = {
     LABEL: "int32",
@@ -51,10 +52,10 @@ ROW_TYPES: dict[str, str] = {
     POSITION: "int32",
     PROPENSITY: "float64",
 }
-"""Arrow type of each column that all raw rows have. The feature columns follow the first of these
-columns."""
+"""Arrow type of each column that all raw rows have. The feature columns are inserted after the
+first of these columns."""
 FINITE = "a finite number"
-"""Rule that error messages state for numeric values. It does not apply to missing values. The
+"""Rule that error messages state for numeric values. The rule does not apply to missing values. The
 function `is_infinite` finds values that break the rule."""
 _LIST = "list<{type}>"
 """Arrow type of a list whose elements have `type`."""
@@ -67,7 +68,7 @@ def raw_types(features: Features, *, weighted: bool = False) -> dict[str, str]:
     not served by our models, `position` in rows outside ranked lists, and `propensity` in rows
     without exploration. `request_id` and `row` together identify a row. `position` is the position
     of the row in the list that the request showed, counted from 1. `propensity` is the probability
-    of that position (`evergreen.contracts.exploration`).
+    that the row is shown at `position` (`evergreen.contracts.exploration`).
 
     Args:
         features: Features of the recommender.
@@ -99,7 +100,7 @@ def known_columns(features: Features) -> frozenset[str]:
 
 CLOCK_AHEAD_SECONDS = 3600.0
 """Maximum clock skew in seconds. If a recorded time is further in the future, the clock is assumed
-to have been wrong. Programs then do not wait for that time."""
+to have been wrong. Programs do not wait for a time that comes from a wrong clock."""
 
 
 def is_infinite(values: "NDArray[np.floating[Any]]") -> "NDArray[np.bool_]":
@@ -120,8 +121,8 @@ def is_infinite(values: "NDArray[np.floating[Any]]") -> "NDArray[np.bool_]":
 def microseconds(time: float) -> int:
     """Convert seconds since the epoch to whole microseconds, the unit of a stored `event_time`.
 
-    Convert a new time with this function before you compare it with an archived time. If both were
-    compared as floats, rounding could put them on different sides of a bound.
+    Convert a new time with this function before you compare it with an archived time. If the two
+    times were compared as floats, rounding could put them on different sides of a bound.
 
     >>> microseconds(1763000000.25), microseconds(1.0000006)
     (1763000000250000, 1000001)
@@ -144,11 +145,11 @@ DAY_PARTITION = "day={day}"
 """Lake folder of one UTC day. `day` is the UTC date of the rows' `event_time`, as YYYY-MM-DD."""
 
 VERSION_PARTITION = "version={version}"
-"""Sub-folder of a day's folder. It contains a back-filled version of the day. Versions are numbered
-from 1. Parquet files directly in the day's folder are version 0, to which the uploader appends.
-Readers use the complete version with the highest number. Readers also use files of version 0 that
-arrived after that version was made. The version's marker does not name those files
-(`components.extraction.lake_files`)."""
+"""Sub-folder of a day's folder. The sub-folder contains a back-filled version of the day. Versions
+are numbered from 1. Parquet files directly in the day's folder are version 0, to which the uploader
+appends. Readers use the complete version with the highest number. Readers also use files of version
+0 that arrived after the back-filled version was written. The marker of the back-filled version does
+not name those files (`components.extraction.lake_files`)."""
 VERSION_COMPLETE = "_SUCCESS"
 """Marker file in the folder of a complete version. The marker is written last, because files of a
 bucket cannot be renamed. Readers ignore a version without the marker."""
@@ -169,11 +170,11 @@ OUTCOME_TYPES: dict[str, str] = {
     STORED_AT: "timestamp[us, tz=UTC]",
     WINDOW_SECONDS: "float64",
 }
-"""Arrow type of each column in a file with late outcomes, in file order. None of the columns is
-ever null. `request_id` and `row` identify the raw row, and `event` is one of `records.EVENTS`.
-`outcome_time` is the time of the event, and `stored_at` is the time when the monitor stored the
-event. `window_seconds` is the attribution window for this kind of event, as set when the monitor
-wrote the file. It is 0 if the monitor does not expect this kind. The outcome counts if
+"""Arrow type of each column in a file with late outcomes, in file order. No column contains nulls.
+`request_id` and `row` identify the raw row, and `event` is one of `records.EVENTS`. `outcome_time`
+is the time of the event, and `stored_at` is the time when the monitor stored the event.
+`window_seconds` is the attribution window for this kind of event, as set when the monitor wrote the
+file. `window_seconds` is 0 if the monitor does not expect this kind of event. The outcome counts if
 `outcome_time` is at most `window_seconds` after the row's `event_time`, both in whole microseconds.
 A file may have the same outcome more than once."""
 
@@ -235,12 +236,12 @@ def placed_lists(
     """
     import numpy as np
 
-    places = np.arange(options.max)
+    positions = np.arange(options.max)
     kept = np.minimum(lengths, options.max)
     first = np.cumsum(lengths) - lengths + (lengths - kept if options.keep == "newest" else 0)
-    row, place = np.nonzero(places < kept[:, None])
+    row, position = np.nonzero(positions < kept[:, None])
     found = np.full((len(lengths), options.max), MISSING_CATEGORY)
-    found[row, place] = elements[first[row] + place]
+    found[row, position] = elements[first[row] + position]
     return found
 
 

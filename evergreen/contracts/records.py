@@ -1,7 +1,7 @@
 """Log records: predictions, and the outcomes that arrive later.
 
-The inference client publishes them, and the monitor consumes them. Each message of the log contains
-one batch. `evergreen.contracts.record_format` defines the encoding, and
+The inference client publishes log records, and the monitor consumes them. Each message of the log
+contains one batch. `evergreen.contracts.record_format` defines the encoding, and
 `evergreen.events.event_log` the transport. The monitor joins predictions and outcomes.
 """
 
@@ -17,20 +17,20 @@ from evergreen.runtime.errors import ContractError
 
 _OF_RECOMMENDER = ("recommender", "recommender_digest")
 """Fields of a prediction batch that identify the recommender of its rows."""
-# These dtypes are cached. Without the cache, creating a dtype for each array took a fifth of the
-# time of decoding a message of one row.
+# Cache the dtypes of the arrays. Without the cache, creating a dtype for each array took a fifth of
+# the time of decoding a message of one row.
 _EXPECTED: dict[type[Any], np.dtype[Any]] = {
     kind: np.dtype(kind) for kind in (np.float32, np.float64, np.int32, np.int64)
 }
 
 MAX_VERSION = 2**31 - 1
-"""Maximum model version. The type of the version column in the archive sets this limit."""
+"""Maximum model version. The archive's version column has a type with this maximum."""
 MAX_ID_CHARACTERS = 128
 """Maximum characters of an id, a name or a digest in a record. The archive repeats a request's id
 in each of its rows."""
 MAX_ROWS_PER_RECORD = 2048
-"""Maximum rows in a prediction record. Such a record has 0.57 MB if there are 39 columns. Event
-logs accept messages of up to 1 MB."""
+"""Maximum rows in a prediction record. A record with this number of rows and 39 columns has 0.57
+MB. Event logs accept messages of up to 1 MB."""
 END_OF_TIME = 253_402_300_800.0
 """Start of the year 10000 in seconds since the epoch. Python's calendar ends before the year
 10000."""
@@ -238,7 +238,7 @@ class Requests:
 
         Args:
             kind: Class of the result.
-            more: Values of the columns that `kind` has in addition.
+            more: Values of the columns that only `kind` has.
         """
         return kind(
             **{name: getattr(self, name) for name, _ in kind._columns() if name not in more}, **more
@@ -266,7 +266,7 @@ class Requests:
     def by_version(self: R) -> Iterator[tuple[int, R]]:
         """Yield each model version with its requests.
 
-        The version of the last request comes last.
+        The versions are in the order of their last requests.
         """
         versions, places = np.unique(self.versions[::-1], return_index=True)
         for version in versions[np.argsort(-places)].tolist():
@@ -303,7 +303,7 @@ class Predictions(Requests):
     propensities: NDArray[np.float64]
     """[n], NaN without exploration."""
     shadow_versions: NDArray[np.int32]
-    """[m], `NO_VERSION` if no shadow version scored the request."""
+    """[m] shadow version, or `NO_VERSION` if no shadow version scored the request."""
     shadow_scores: NDArray[np.float32]
     """[n], NaN without a shadow version."""
 
@@ -358,7 +358,7 @@ def _joined_or(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OutcomeBatch:
-    """Outcomes that the client learned together and logs as one record.
+    """Outcomes that the client received together and logs as one record.
 
     A row counts as not clicked if no outcome arrives within its attribution window.
 

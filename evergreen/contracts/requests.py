@@ -1,7 +1,7 @@
-"""Entries of the journal about requests: what somebody asks of the controller, and its answers.
+"""Requests to the controller, and its answers, as entries of the promotion journal.
 
 Steps of the pipeline and commands of people append a `ServingRequest`. The controller appends
-`ServingAnswer`s to it. Nobody changes an entry later.
+`ServingAnswer`s to the journal. Nobody changes an entry later.
 """
 
 from dataclasses import dataclass, field
@@ -9,12 +9,13 @@ from typing import Any
 
 REQUESTED = "requested"
 ACCEPTED = "accepted"
-"""The controller has begun with the request. Only the controller can end it now."""
+"""The controller has started to process the request. After the acceptance, only the controller can
+end the request."""
 DONE = "done"
 REFUSED = "refused"
 """The request was not carried out. `ServingAnswer.error` is the kind of the error."""
 CANCELLED = "cancelled"
-"""The side that waited withdrew the request before the controller accepted it."""
+"""The requester withdrew the request before the controller accepted it."""
 ANSWERS = (ACCEPTED, DONE, REFUSED, CANCELLED)
 REQUEST_ACTIONS = (REQUESTED, *ANSWERS)
 
@@ -31,7 +32,7 @@ its next share, and end the canary."""
 
 @dataclass(frozen=True, kw_only=True)
 class ServingRequest:
-    """Entry that asks the controller for one change of what is served."""
+    """Request for one change of what the controller serves."""
 
     time: str
     """ISO 8601 UTC."""
@@ -40,21 +41,23 @@ class ServingRequest:
     kind: str
     """One of `KINDS`."""
     who: str
-    """Person or pipeline run that asks."""
+    """Person or pipeline run that makes the request."""
     reason: str
     deadline: str
-    """ISO 8601 UTC. The request is not begun after this time."""
+    """ISO 8601 UTC. The controller does not start the request after this time."""
     model_id: str | None = None
     """Model of a `release` or `canary`."""
     to_version: int | None = None
-    """Version of a `rollback`. None = the version before the live version."""
+    """Version to which a `rollback` returns. None = the version before the live version."""
     replaces: int | None = None
     """Version that an automatic `rollback` removes. The request is refused if another version is
-    live by then. Otherwise the version's model is blocked from automatic releases."""
+    live by then. If the rollback succeeds,
+    the version's model is blocked from automatic releases."""
     plan: int | None = None
     """Sequence number of the traffic plan that an automatic `advance` or `abort` decides about."""
     is_override: bool = False
-    """Whether a `release` ignores the decision of the gate. `reason` is then a person's reason."""
+    """Whether a `release` ignores the decision of the gate. If True, `reason` is the text of a
+    person."""
     share: float | None = None
     """First share of a `canary`. 0 = shadow traffic only."""
     trigger_id: str | None = None
@@ -79,11 +82,11 @@ class ServingAnswer:
     request: str
     """Id of the request."""
     who: str
-    """Controller that answers, or the side that withdraws its request."""
+    """Controller that answered, or the requester that withdrew the request."""
     reason: str
     version: int | None = None
-    """Version that serves because of the request. None if there is none."""
+    """Version that serves as a result of the request. None if the request released no version."""
     error: str | None = None
-    """Name of the error of a refused request, such as `Refused` or `TemporaryError`."""
+    """Name of the error class if the request was refused, such as `Refused` or `TemporaryError`."""
     lease: int | None = None
     """Number of the controller's lease. None for a withdrawal."""

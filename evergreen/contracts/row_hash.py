@@ -24,7 +24,8 @@ def request_hashes(request_ids: Any) -> NDArray[np.uint32]:
 def row_identities(request_ids: Any, rows: NDArray[Any]) -> NDArray[np.uint64]:
     """Return a 64-bit identity of each row, [n].
 
-    The upper 32 bits are the CRC-32 of the request id. The lower 32 bits are the row number.
+    The upper 32 bits are the CRC-32 of the request id. The lower 32 bits are the row's number in
+    its request.
 
     Args:
         request_ids: Arrow array of strings, [n]. pyarrow is not imported, because it is not a
@@ -43,7 +44,7 @@ def row_identities(request_ids: Any, rows: NDArray[Any]) -> NDArray[np.uint64]:
 def mix(values: Any) -> Any:
     """Mix the bits of integers: every bit of the input changes about half of the output's bits.
 
-    This is the output function of SplitMix64 (Steele, Lea, Flood 2014).
+    The function is the output function of SplitMix64 (Steele, Lea, Flood 2014).
 
     Args:
         values: Array or scalar of uint64.

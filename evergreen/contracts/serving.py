@@ -80,8 +80,8 @@ class Tensor(NamedTuple):
 
 
 COLUMNS = "columns"
-"""Name of a parameter in a model's Triton configuration. Its value is the model's input columns
-(`Features.columns`) as JSON."""
+"""Name of a parameter in a model's Triton configuration. The value of this parameter is the model's
+input columns (`Features.columns`) as JSON."""
 DENSE_INPUT = "dense"
 """Name of the tensor of raw numeric features, in their order. NaN = missing."""
 CATEGORICAL_INPUT = "categorical"

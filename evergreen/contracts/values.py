@@ -34,7 +34,7 @@ MISSING_WORDS = frozenset(
 )
 """Texts that mean "no value" in every feature column, even with spaces around them. The texts are
 case-sensitive: "Na" and "NONE" are ordinary texts. If one of these texts is a real value of a
-column, such as the country code NA, the column must spell it differently."""
+column, such as the country code NA, the data must contain another text for this value."""
 EXACT_FLOATS = 2**53
 """Limit from which a 64-bit float no longer represents every whole number."""
 EXACT_BELOW = {
@@ -42,7 +42,7 @@ EXACT_BELOW = {
     **dict.fromkeys(("float32", "float"), 2**24),
     **dict.fromkeys(("float16", "halffloat"), 2**11),
 }
-"""Limit for each float type. Below this number, the type represents every whole number exactly. The
+"""Limit for each float type. Below the limit, the type represents every whole number exactly. The
 keys are type names of NumPy and of Arrow."""
 LEAST_WHOLE, END_OF_WHOLE = -(2**63), 2**64
 """Range of whole numbers that can be categories. The numbers have 64 bits, signed or unsigned.
@@ -106,8 +106,8 @@ def word_of(value: object, *, holds_words: bool, exact_below: int = EXACT_FLOATS
         exact_below: Limit for floats, from `EXACT_BELOW` for the float's original type.
 
     Raises:
-        NoCategory: The value is of another type, not a whole number of 64 bits, or a float too
-            large to be exact.
+        NoCategory: The value has an unsupported type, is a whole number beyond 64 bits, or is a
+            float that is too large to be exact.
 
     >>> [word_of(value, holds_words=True) for value in (True, "TRUE", 7.0, "07", "NULL", None)]
     ['true', 'true', '7', '07', None, None]
@@ -135,7 +135,7 @@ def _word_of_text(text: str, *, holds_words: bool) -> str:
     if not _WHOLE.fullmatch(text):
         raise NoCategory(text, _A_CATEGORY)
     digits, point, _ = text.partition(".")
-    if point:  # the text is a printed float
+    if point:  # Python prints floats with a point
         return str(_whole(float(digits), _A_CATEGORY, exact_below=EXACT_FLOATS, written=text))
     if not LEAST_WHOLE <= int(digits) < END_OF_WHOLE:
         raise NoCategory(text, _A_CATEGORY)
@@ -152,7 +152,7 @@ def _whole(value: float, expected: str, *, exact_below: int, written: object = N
     if not value.is_integer():
         raise NoCategory(shown, expected)
     if abs(value) >= exact_below:
-        # Above this limit, adjacent whole numbers become the same float, so that two users would
-        # get one category.
+        # At `exact_below` and above, adjacent whole numbers become the same float, so that two
+        # users would get one category.
         raise NoCategory(shown, f"an int or a text: a float is exact below {exact_below} only")
     return int(value)

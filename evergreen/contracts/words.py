@@ -79,7 +79,7 @@ def read_words(path: Path) -> dict[str, dict[int, str]]:
         lists = json.loads(path.read_text(encoding="utf-8"))
         return {name: {category_of(word): word for word in words} for name, words in lists.items()}
     except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise ContractError(f"{path} holds no words of columns: {error}") from error
+        raise ContractError(f"{path} is not a file with the texts of columns: {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True)

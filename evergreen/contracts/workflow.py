@@ -7,13 +7,13 @@ and stores its own state in other files.
 The ids are 0 for padding (a position of a list without an element), 1 for missing, 2 for out of
 vocabulary, and 3 + position in the vocabulary for a category. The id of a category never changes
 while the category is in the vocabulary. The position of an evicted category is set to `TOMBSTONE`,
-so that no other id changes. A later run may give that id to a new category.
+so that no other id changes. A later run may give the id of an evicted category to a new category.
 
 Dense columns are transformed according to their `features.NumericOptions`, with NVTabular's
 operators FillMissing, Clip, LogOp and Normalize. The logarithm gives the same bits on every
 platform (`FeatureWorkflow.encode_dense`). A column with buckets is not a dense input. The operator
-Bucketize converts the value of such a column to a bucket number, starting at 0. The bucket number
-is used as a category, and the id of this category never changes.
+Bucketize converts the value of a bucketed column to a bucket number, starting at 0. The bucket
+number is used as a category, and the id of this category never changes.
 
 `vocabulary_changes` returns what one run changed in the vocabularies. Preprocessing reports the
 changes, training reinitializes the rows of changed ids, and evaluation measures rows with changed
@@ -97,11 +97,11 @@ class FeatureWorkflow:
     """Value that the last step subtracts from each numeric feature, [d]: the mean, the minimum for
     `minmax`, or 0."""
     stds: NDArray[np.float32]
-    """After the subtraction, each numeric feature is divided by this number, [d]: the standard
-    deviation, the width of the range for `minmax`, or 1."""
+    """Divisor of each numeric feature after the subtraction, [d]: the standard deviation, the width
+    of the range for `minmax`, or 1."""
     frequency_threshold: int
     """Minimum count of a category, summed over runs, to enter a vocabulary. The value is the
-    setting of the last run."""
+    setting of the newest run."""
     excluded: tuple[str, ...] = ()
     """Features on which the model was not trained. The values of an excluded feature are ignored
     and count as missing."""
@@ -144,9 +144,9 @@ class FeatureWorkflow:
         ]:
             raise ContractError(f"excluded columns {known} have vocabularies, expected none")
         self._expect_boundaries()
-        for place, category in self.features.served_as.items():
-            name = self.features.categorical[place]
-            if name not in self.excluded and category not in self.vocabularies[place]:
+        for position, category in self.features.served_as.items():
+            name = self.features.categorical[position]
+            if name not in self.excluded and category not in self.vocabularies[position]:
                 raise ContractError(
                     f"{name} is served as {category}, expected one of its categories"
                 )
@@ -205,20 +205,20 @@ class FeatureWorkflow:
         list. The values of bucketed columns must be buckets (see `with_buckets`).
         """
         ids = np.empty(categorical.shape, np.int64)
-        for place in range(categorical.shape[1]):
-            ids[:, place] = self.encode_place(place, categorical[:, place])
+        for position in range(categorical.shape[1]):
+            ids[:, position] = self.encode_position(position, categorical[:, position])
         return ids
 
-    def encode_place(self, place: int, categories: NDArray[np.int64]) -> NDArray[np.int64]:
+    def encode_position(self, position: int, categories: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the ids [n] of the categories at one position of `features.id_places`.
 
         See `encode_categorical`.
         """
-        feature = self.features.id_features[place]
+        feature = self.features.id_features[position]
         absent = PADDING_ID if feature in self.features.lists else MISSING_ID
         if feature in self.excluded:
             return np.full(len(categories), absent)
-        keys, positions = self._sorted[self.features.id_places.slots[place]]
+        keys, positions = self._sorted[self.features.id_places.slots[position]]
         ids = np.full(len(categories), OOV_ID)
         if len(keys):
             found = np.minimum(np.searchsorted(keys, categories), len(keys) - 1)
@@ -257,12 +257,12 @@ class FeatureWorkflow:
         See `CategoricalOptions.served_as`.
         """
         found = {}
-        for place, category in self.features.served_as.items():
-            is_excluded = self.features.categorical[place] in self.excluded
-            found[place] = (
+        for position, category in self.features.served_as.items():
+            is_excluded = self.features.categorical[position] in self.excluded
+            found[position] = (
                 MISSING_ID
                 if is_excluded
-                else FIRST_ID + self.vocabularies[place].tolist().index(category)
+                else FIRST_ID + self.vocabularies[position].tolist().index(category)
             )
         return found
 
@@ -356,10 +356,10 @@ class VocabularyChange:
     """Changes of the ids of one column. The ids in each array are ascending."""
 
     entered: NDArray[np.int64]
-    """Ids that have a category now but had none before. Such ids are appended ids and reused
+    """Ids that have a category now but had none before. These ids are appended ids and reused
     tombstones."""
     reused: NDArray[np.int64]
-    """Ids of `entered` that were tombstones."""
+    """Ids in `entered` that were tombstones before."""
     evicted: NDArray[np.int64]
     """Ids that had a category and are now tombstones."""
 
@@ -373,8 +373,8 @@ def vocabulary_changes(
 
     Raises:
         ContractError: an id changed its category without being a tombstone in between, a category
-            moved to another id, or a vocabulary shrank. In these cases the weights of one workflow
-            do not fit the other workflow.
+            moved to another id, or a vocabulary shrank. In these cases, the trained weights do not
+            fit the new workflow.
     """
     earlier = dict(zip(before.features.slots, before.vocabularies)) if before else {}
     nothing = np.zeros(0, np.int64)
@@ -387,17 +387,16 @@ def vocabulary_changes(
 def _change(name: str, before: NDArray[np.int64], now: NDArray[np.int64]) -> VocabularyChange:
     if len(now) < len(before):
         raise ContractError(
-            f"vocabulary of {name} has {len(now)} ids, expected at least the {len(before)} of "
-            "before"
+            f"vocabulary of {name} has {len(now)} ids, expected at least {len(before)}, "
+            "the number before this run"
         )
     kept = now[: len(before)]
     lived, lives = before != TOMBSTONE, kept != TOMBSTONE
     if len(replaced := np.flatnonzero(lived & lives & (kept != before))):
         at = replaced[0]
         raise ContractError(
-            f"id {FIRST_ID + at} of {name} means category {kept[at]} and meant {before[at]} "
-            "before, expected the same "
-            f"or a tombstone ({len(replaced)} such ids)"
+            f"id {FIRST_ID + at} of {name} is now category {kept[at]}, expected category "
+            f"{before[at]} as before, or a tombstone ({len(replaced)} such ids)"
         )
     reused, evicted = np.flatnonzero(lives & ~lived), np.flatnonzero(lived & ~lives)
     appended = len(before) + np.flatnonzero(now[len(before) :] != TOMBSTONE)

@@ -28,11 +28,12 @@ _SHOWN_BYTES = 60
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of all commands and their flags."""
-    parser = CommandParser(prog="evergreen monitor log", description="Looks after the record log.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    check = commands.add_parser(
-        "check", help="connect, and report what waits to be read and what is wrong"
+    parser = CommandParser(
+        prog="evergreen monitor log",
+        description="Check the event log, and manage its dead letters.",
     )
+    commands = parser.add_subparsers(dest="command", required=True)
+    check = commands.add_parser("check", help="connect, and report the backlog and any problem")
     dead_letters = commands.add_parser(
         "dead-letters", help="messages that the monitor could not use"
     )
@@ -49,7 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
         "replay", help="publish all of them again with their original bytes"
     )
     for each in (check, listing, replay):
-        each.add_argument("url", metavar="URL", help="the log, as the monitor is given it")
+        each.add_argument("url", metavar="URL", help="URL of the log, as in the monitor's settings")
     return parser
 
 

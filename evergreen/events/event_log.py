@@ -20,7 +20,7 @@ which is the smallest of the three backends' limits."""
 
 
 MAX_PULL_BYTES = 16 << 20
-"""Payload bytes after which a pull ends. The last message of the pull may exceed this limit.
+"""Payload bytes after which a pull ends. The pull may exceed this limit by its last message.
 Decoded records take several times as much memory as their payloads."""
 
 
@@ -130,7 +130,7 @@ class Subscriber(Protocol):
 def is_short(pulled: Sequence[Delivery], max_messages: int) -> bool:
     """Return whether a pull ended before reaching either of its limits.
 
-    Such a pull found all available messages.
+    A short pull found all available messages.
     """
     return len(pulled) < max_messages and sum(len(each.payload) for each in pulled) < MAX_PULL_BYTES
 

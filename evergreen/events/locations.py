@@ -116,5 +116,5 @@ def _open_sqlite(url: LogUrl, clock: Callable[[], float]) -> SqliteLog:
     if url.authority or not path.name:
         raise url.refuse("expected sqlite:///<path> with three slashes")
     if not path.parent.is_dir():
-        raise ContractError(f"log is {redacted(url.text)!r}, but {path.parent} is no folder")
+        raise ContractError(f"log is {redacted(url.text)!r}, but {path.parent} is not a folder")
     return SqliteLog(path, lease_seconds=url.settings(_SqliteOptions).lease_seconds, clock=clock)

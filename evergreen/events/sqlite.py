@@ -1,4 +1,4 @@
-"""Event log that is embedded in one SQLite file. It is the default log on a laptop.
+"""Event log that is embedded in one SQLite file. SQLite is the default log on a laptop.
 
 The inference client and the monitor open the same file from two processes. In WAL mode both
 processes can work at the same time. With `synchronous=FULL`, messages are durable when `publish`
@@ -37,16 +37,16 @@ CREATE INDEX IF NOT EXISTS waiting ON messages (number) WHERE state = 'waiting';
 _FORGOTTEN_AT_ONCE = 2000
 _LONGEST_LEASE_SECONDS = 3600.0
 """Longest plausible lease in seconds. A lease with a later end was acquired before the clock was
-set back. Such a lease counts as expired. Longer leases are plausible only if this object itself
-requests them."""
+set back. A lease with an implausibly late end counts as expired. Longer leases are plausible only
+if this object itself requests them."""
 
 
 class SqliteLog:
     """Event log in one file, for publishing and subscribing.
 
     When a message is acknowledged, its payload is deleted. The id and a digest of the content are
-    retained for `keep_ids_seconds`, to recognize a message that is published again. Other content
-    under a known id is another message. Several threads may share one log.
+    retained for `keep_ids_seconds`, to recognize a message that is published again. A message with
+    a known id and other content counts as another message. Several threads may share one log.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class SqliteLog:
                 raise
         self._path, self._opened = path, _inode(path)
         self._pulled: dict[str, float] = {}
-        """Open deliveries of this reader. The value maps each token to the end of its lease."""
+        """Open deliveries of this reader. Maps each token to the end of its lease."""
         self._drained_at: float | None = None
         self._read_up_to: float | None = None
         self._inherited_until: float | None = None
@@ -102,7 +102,7 @@ class SqliteLog:
         while True:
             try:
                 # Page size of a new file. With SQLite's default of 4 kB, a message of 64 rows would
-                # fill a chain of five pages. Readers would need 15 % more time.
+                # fill a chain of five pages. Reading would take 15 % longer with these chains.
                 self._connection.execute("PRAGMA page_size=16384")
                 self._connection.execute("PRAGMA journal_mode=WAL")
                 self._connection.execute("PRAGMA synchronous=FULL")
@@ -110,14 +110,14 @@ class SqliteLog:
                 break
             except sqlite3.OperationalError as error:
                 # If two processes switch a new file to WAL mode at the same time, one of them gets
-                # an error from SQLite at once. SQLite does not wait for the busy timeout in this
-                # case.
+                # an error from SQLite at once. The busy timeout of SQLite does not apply to the
+                # switch to WAL mode.
                 if "locked" not in str(error) or time.monotonic() >= deadline:
                     raise
                 time.sleep(0.01)
         columns = [name for _, name, *_ in self._connection.execute("PRAGMA table_info(messages)")]
         if "digest" not in columns:
-            raise sqlite3.DatabaseError("it is of an older version, expected a new file")
+            raise sqlite3.DatabaseError("the file has an older format version, expected a new file")
 
     def publish(self, messages: Sequence[tuple[str, bytes]]) -> None:
         """See `event_log.Publisher`."""
@@ -235,8 +235,8 @@ class SqliteLog:
         if not self._settled:
             assert self._inherited_until is not None
             with self._lock, _log_errors(self._path):
-                # These leases belong to other readers, because all deliveries of this reader have
-                # ended.
+                # The remaining leases belong to other readers, because all deliveries of this
+                # reader have ended.
                 longest = self._longest_lease(self._connection)
             self._settled = now >= min(self._inherited_until, longest)
         return self._settled
@@ -281,7 +281,7 @@ class SqliteLog:
                 yield self._connection
                 self._connection.execute("COMMIT")
             except BaseException:
-                # A full disk has already ended the transaction.
+                # SQLite has already rolled the transaction back if the disk is full.
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 raise

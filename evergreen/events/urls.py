@@ -40,7 +40,7 @@ class LogUrl:
     authority: str
     """Part of the URL between `//` and the next `/`."""
     path: str
-    """Text after that `/`."""
+    """Text after the `/` that ends the authority."""
     options: dict[str, str]
 
     @classmethod

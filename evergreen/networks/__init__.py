@@ -13,7 +13,7 @@ def share_cores() -> None:
     """Let OpenMP's threads sleep while they wait. Call this before torch is imported.
 
     By default OpenMP's threads spin while they wait at barriers. On a laptop whose cores also
-    served live traffic, this made a fit about 20 times slower (63 s instead of 3 to 5 s). If
-    `OMP_WAIT_POLICY` is already set in the environment, its value is not changed.
+    served live traffic, the spinning made a fit about 20 times slower (63 s instead of 3 to 5 s).
+    If `OMP_WAIT_POLICY` is already set in the environment, its value is not changed.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")

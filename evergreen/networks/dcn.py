@@ -5,8 +5,8 @@ x0 is concat(vectors, dense values). A cross layer of DCN v1 (Wang et al. 2017, 
 al. 2021, arXiv 2008.13535) is `x_{l+1} = x0 * (x_l U_l V_l + b_l) + x_l`. The logit is one linear
 layer on concat(tower, cross). HugeCTR's layer MultiCross computes the same function.
 
-Shape suffixes are those of `network`. In addition, L is the number of cross layers, M is L + 1, and
-K is the rank of a cross layer's matrices.
+The suffixes of tensor names are those of `network`. Further suffixes: L is the number of cross
+layers, M is L + 1, and K is the rank of a cross layer's matrices.
 """
 
 import torch
@@ -37,9 +37,9 @@ class Dcn(Network):
             )
         self.cross_bias = nn.Parameter(torch.zeros(shape))
         self.tower = mlp(config.input_width, config.tower, dropout=config.dropout)
-        # The final layer is split into two parameters. The exported graph then multiplies only by
-        # constants. ONNX Runtime packs constants once, so its results have equal bits for any
-        # number of rows.
+        # The final layer is split into two parameters. With split parameters, the exported graph
+        # multiplies only by constants. ONNX Runtime packs constants once, so its results have equal
+        # bits for any number of rows.
         final_1 = linear(config.tower[-1] + config.input_width, 1, bias=False).weight.detach()
         self.final_tower = nn.Parameter(final_1[:, : config.tower[-1]].clone())
         self.final_cross = nn.Parameter(final_1[:, config.tower[-1] :].clone())
@@ -59,7 +59,7 @@ class Dcn(Network):
         and one shift vector for all rows. The recursion is x_{l+1} = (scale_l + x_l . w_l) * x0 +
         (shift_l + b_l), where x_l . w_l = scale_l * (x0 . w_l) + shift_l . w_l. One product of x0
         with all weight vectors therefore replaces L passes over [B, X]. Training and the served
-        graph both use this product.
+        graph both use this formula.
         """
         vectors_MX = torch.cat([self.cross_weight, self.final_cross])
         shifts_MX = torch.cat([torch.zeros_like(self.final_cross), self.cross_bias.cumsum(0)])

@@ -2,16 +2,16 @@
 
 Guo et al. published the network (2017, arXiv 1703.04247).
 
-The first number of a category's vector is its first-order weight. The other numbers of the vector
-are its factors, as in HugeCTR's sample. Each dense value has its own factors, which are multiplied
-by the value. The sum of the products of all pairs of factors is (square of the sum - sum of the
-squares) / 2.
+The first number of a category's vector is its first-order weight. The other numbers of a category's
+vector are its factors, as in HugeCTR's sample. Each dense value has its own factors, which are
+multiplied by the value. The sum of the products of all pairs of factors is (square of the sum - sum
+of the squares) / 2.
 
 Sums over fields and factors are computed as matrix products with ones. ONNX Runtime's own sums can
 differ in the last bits, depending on the row's position in the batch.
 
-Shape suffixes are those of `network`. In addition, K is the number of factors (E - 1), and N is the
-number of fields (F + D).
+The suffixes of tensor names are those of `network`. Further suffixes: K is the number of factors (E
+- 1), and N is the number of fields (F + D).
 """
 
 import torch

@@ -3,12 +3,12 @@
 Naumov et al. published the network (2019, arXiv 1906.00091).
 
 The bottom tower converts the dense values to an additional vector. The bottom tower has one hidden
-layer, as wide as the last layer of the top tower. The top tower takes this vector and the dot
-products of all pairs of different vectors. Without dense values the network has no bottom tower and
-no vector from it.
+layer, as wide as the last layer of the top tower. The inputs of the top tower are the output of the
+bottom tower, and the dot products of all pairs of different vectors. Without dense values the
+network has no bottom tower, and the top tower gets only the dot products.
 
-Shape suffixes are those of `network`. In addition, N is the number of vectors (F, or F + 1 with
-dense values), and P is the number of pairs.
+The suffixes of tensor names are those of `network`. Further suffixes: N is the number of vectors
+(F, or F + 1 with dense values), and P is the number of pairs.
 """
 
 import torch

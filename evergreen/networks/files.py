@@ -1,9 +1,9 @@
 """A model's files: `weights.safetensors`, `optimizer.safetensors` and `network.onnx` in one folder.
 
-Training writes them. Evaluation, deployment and the next incremental run read them. The weights
-file has the embedding table of all slots as `embeddings`, and the dense parameters under their
-`state_dict` names. If vectors have different widths, there is one table for each width, such as
-`embeddings/8`. The optimizer file has Adam's two moments of each tensor as `<name>.exp_avg` and
+Training writes them. Evaluation, deployment and the next incremental run read these files. The
+weights file has the embedding table of all slots as `embeddings`, and the dense parameters under
+their `state_dict` names. If vectors have different widths, there is one table for each width, such
+as `embeddings/8`. The optimizer file has Adam's two moments of each tensor as `<name>.exp_avg` and
 `<name>.exp_avg_sq`, and the number of steps in its metadata. The row of an id in its table is
 `offset[slot] + id`, where `offset` is the running sum of the sizes of the table's slots.
 
@@ -83,8 +83,7 @@ class StoredModel:
     moments: tuple[Tensors, Tensors] | None
     """Adam's two moments, or None if no optimizer state was saved."""
     step: int
-    """Number of optimizer steps taken over all runs. The number is 0 if there is no optimizer
-    state."""
+    """Number of optimizer steps taken over all runs. `step` is 0 if there is no optimizer state."""
 
     @property
     def parts(self) -> tuple[Tensors, ...]:
@@ -177,8 +176,8 @@ def new_model(
 def add_to_bias(folder: Path, amount: float) -> None:
     """Add `amount` to the logit's bias in the weights of `folder`.
 
-    The sum is computed in float64. A later run subtracts the same amount again. The only remaining
-    error is that of two roundings to float32.
+    The sum is computed in float64. A later run subtracts `amount` again. After both runs, the bias
+    differs from its first value only by two roundings to float32.
 
     Raises:
         ContractError: the weights file is absent or corrupt.
@@ -219,7 +218,7 @@ class Table(NamedTuple):
     columns: tuple[int, ...]
     """Id columns whose vectors come from this table."""
     places: Places
-    """Places of these columns. The slot numbers of the places are positions in `slots`."""
+    """Layout of these columns. The slot numbers in this layout are positions in `slots`."""
     vectors: tuple[int, ...]
     """Positions of this table's vectors among all vectors of a row."""
 
@@ -240,7 +239,7 @@ def one_each(slot_sizes: Sequence[int]) -> Places:
 def spans_of(places: Places) -> list[tuple[int, int, str | None]]:
     """Return the start, the end and the pooling of each vector of a row.
 
-    The pooling is None for a vector that comes from a single position.
+    If a vector comes from a single position, its pooling is None.
 
     >>> spans_of(Places(slots=(0, 1, 1), lists=(PooledPlaces(1, 3, "sum"),)))
     [(0, 1, None), PooledPlaces(start=1, stop=3, pool='sum')]
@@ -384,7 +383,7 @@ def _create_tensors(
 def _mapped(
     path: Path, header: Mapping[str, Any], start: int, *, mode: Literal["c", "r+"]
 ) -> dict[str, FloatArray]:
-    """Map the tensors that a file's header describes. Their data begins at byte `start`.
+    """Map the tensors that a file's header describes. The tensor data begins at byte `start`.
 
     The file is memory-mapped only once.
     """

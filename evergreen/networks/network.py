@@ -26,14 +26,14 @@ _OPSET = 17
 """Version of the ONNX operators. The exported network and the served graph that contains it both
 use this version."""
 _DENSE_INPUT, _EMBEDDINGS_INPUT, _LOGIT_OUTPUT = "dense", "embeddings", "logit"
-"""Names of the tensors of the exported graph. Their shapes are [rows, D], [rows, F, E] and [rows].
-See `Network.forward`."""
+"""Names of the tensors of the exported graph. The shapes of the three tensors are [rows, D], [rows,
+F, E] and [rows]. See `Network.forward`."""
 
 
 class Network(nn.Module):
     """Base class of all networks. A new network draws its weights from torch's random generator.
 
-    The parameter `bias` is added to every logit and is used nowhere else. In a fresh model it is
+    The parameter `bias` is added to every logit and is used nowhere else. In a new model, `bias` is
     the log-odds of the click rate. The correction for negative downsampling is added to the
     parameter `bias`.
     """
@@ -47,9 +47,9 @@ class Network(nn.Module):
 
         Args:
             dense_BD: Normalised dense values, float32.
-            embeddings_BFE: Vectors, float32. Vectors of different widths are concatenated to one
-                vector, so F is 1. Only a network with `takes_widths` accepts vectors of different
-                widths.
+            embeddings_BFE: Vectors, float32. If vectors have different widths, they are
+                concatenated to one vector, so F is 1. Only a network with `takes_widths` accepts
+                vectors of different widths.
         """
         raise NotImplementedError
 
@@ -116,9 +116,9 @@ def load_dense(network: Network, dense: Mapping[str, NDArray[np.float32]]) -> No
 def export_onnx(network: Network, config: NetworkConfig) -> bytes:
     """Return the network as one ONNX message, for any number of rows.
 
-    Equal weights give equal bytes. The function uses torch's TorchScript exporter, which takes 0.3
-    s. The newer exporter takes 5 s and needs two more packages. The message (IR version 8) can also
-    be read by older ONNX Runtimes, such as those in NVIDIA's Triton images.
+    Equal weights always produce equal bytes. The function uses torch's TorchScript exporter, which
+    takes 0.3 s. The newer exporter takes 5 s and needs two more packages. The message (IR version
+    8) can also be read by older ONNX Runtimes, such as those in NVIDIA's Triton images.
     """
     rows = 2
     vectors = (

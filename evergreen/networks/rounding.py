@@ -49,8 +49,8 @@ def round_table(table: FloatArray, numbers: str) -> RoundedTable:
         return RoundedTable(table)
     values = np.empty(table.shape, numbers)
     scales = np.empty((len(table), 1), np.float32) if numbers == INT8 else None
-    # A value that is not finite makes its complete vector invalid. This is also true for float32.
-    # The gate reports such an invalid vector.
+    # For every number type, a value that is not finite makes its complete vector invalid. The gate
+    # reports invalid vectors.
     with np.errstate(over="ignore", invalid="ignore"):
         for rows in chunks(0, len(table)):
             part = table[rows]

@@ -62,7 +62,7 @@ class Scorer:
         require_rows(values, tables, slot_sizes)
         self._network, self._values, self._tables, self._numbers = network, values, tables, numbers
         self._device = values[0].device
-        self._num_places = sum(len(table.columns) for table in tables)
+        self._num_positions = sum(len(table.columns) for table in tables)
         self._columns = columns_of(tables)
         self._sizes = [
             torch.tensor(table.sizes(slot_sizes), dtype=torch.int64, device=self._device)[
@@ -92,10 +92,10 @@ class Scorer:
             ContractError: dense values and ids have different numbers of rows, or the number of id
                 columns is not the number of places.
         """
-        if len(dense) != len(ids) or ids.shape[1:] != (self._num_places,):
+        if len(dense) != len(ids) or ids.shape[1:] != (self._num_positions,):
             raise ContractError(
                 f"dense and ids have shapes {dense.shape} and {ids.shape}, expected [n, D] and [n, "
-                f"{self._num_places}]"
+                f"{self._num_positions}]"
             )
         probabilities = np.empty(len(dense), dtype=np.float32)
         was_training = self._network.training
@@ -133,7 +133,7 @@ def pooled(vectors_BPE: Tensor, is_there_BP: Tensor, places: Places) -> Tensor:
     """Pool the vectors at the P positions of each row to the row's F vectors, [B, F, E].
 
     Args:
-        vectors_BPE: Vector at each position.
+        vectors_BPE: Embedding vector of each position.
         is_there_BP: Whether the position has an id. Positions without an id are ignored when a list
             is pooled.
         places: Slots and lists of the table's positions.
@@ -203,7 +203,7 @@ def load_scorer(
         folder: Folder of the model.
         config: Configuration of the network.
         slot_sizes: Number of ids of each slot.
-        places: Places that a row looks up. None means that each slot is looked up once.
+        places: Slots and lists of a row's positions. None means that each slot is looked up once.
         numbers: Number type of the tables, see `rounding.TABLE_TYPES`.
 
     Raises:

@@ -78,7 +78,7 @@ def _escape_for_slack(text: str) -> str:
 _TIMEOUT_SECONDS = 10.0
 """Timeout of the connection and of each read."""
 _MAX_RETRY_AFTER_SECONDS = 3600.0
-NO_ADDRESS = "what should be the webhook's address is no http or https address"
+NO_ADDRESS = "the webhook's address is not an http or https address"
 
 
 class Answer(NamedTuple):
@@ -87,7 +87,7 @@ class Answer(NamedTuple):
     state: str
     """`delivered`, `retry` (a later attempt may help) or `refused` (a retry cannot help)."""
     reason: str = ""
-    """Reason without the address."""
+    """Reason of a failure, without the secret address."""
     retry_after: float | None = None
     """Seconds to wait before the next attempt, if the server specified this time."""
 

@@ -1,7 +1,7 @@
 """Sample of the columns of a click log, with their distinct values and kinds.
 
 `open_rows` reads the rows, and the rules of `evergreen.rows` define the meaning of a value. For
-each column, the sample stores the distinct values. For each row, it stores the index of the row's
+each column, the sample stores the distinct values. The sample also stores the index of each row's
 value. The needed memory is therefore limited by the number of sampled rows.
 """
 
@@ -36,15 +36,16 @@ from evergreen.statistics.metrics import roc_auc
 SAMPLE_ROWS = 1_000_000
 """Maximum rows that are read, from the start of a file."""
 MAX_BYTES = 1 << 30
-"""Maximum memory of the sampled columns in bytes. Reading stops when this limit is exceeded."""
+"""Maximum memory of the sampled columns in bytes. Reading stops when the sample exceeds this
+size."""
 _NUM_EXAMPLES = 3
 """Maximum number of rejected lines that are displayed."""
 INTEGER, FLOAT, BOOLEAN, TIME, TEXT, OTHER = "integer", "float", "boolean", "time", "text", "other"
 """Kinds of columns. A column of floats that are all whole numbers is `INTEGER`, because pandas
 writes integers with missing values as floats."""
 TOLERATED = 0.01
-"""Maximum share of rows whose value is not of the column's kind. Such rows count as malformed.
-Extraction tolerates the same share of malformed rows."""
+"""Maximum share of rows whose value is not of the column's kind. Rows with another kind of value
+count as malformed. Extraction tolerates the same share of malformed rows."""
 ELEMENT_END = "\x1f"
 """Separator for the elements of a Parquet list that is stored as a text."""
 _EXACT = 2.0**53
@@ -96,7 +97,7 @@ class SampledColumn:
         return np.ones(len(self.values), bool)
 
     def rows_with(self, mask: NDArray[np.bool_]) -> int:
-        """Return the number of rows that have a value which the mask over `values` selects."""
+        """Return the number of rows whose value is selected by a mask over `values`."""
         return int(self.counts[mask & self.is_present].sum())
 
     @cached_property
@@ -173,7 +174,7 @@ class SampledColumn:
     def is_zero_led(self) -> NDArray[np.bool_]:
         """Return whether each of `values` is a text of digits with a leading zero.
 
-        The conversion of such a text to a number would remove its zeros.
+        A conversion to a number would remove the leading zeros.
         """
         return (
             _matching(self.values, _ZERO_LED)
@@ -200,7 +201,7 @@ class SampledColumn:
     def is_long_float(self) -> NDArray[np.bool_]:
         """Return whether each of `values` is a float of at least 2^53.
 
-        Several whole numbers have the same float of this size.
+        Above 2^53, several whole numbers are represented by the same float.
         """
         with np.errstate(invalid="ignore"):
             large = np.isfinite(self.numbers) & (np.abs(self.numbers) >= _EXACT) & ~self.is_whole
@@ -281,7 +282,7 @@ class SampledColumn:
         return min(exact), max(exact)
 
     def row_values(self, of_values: NDArray[Any], absent: Any) -> NDArray[Any]:
-        """Return for each row the entry of `of_values` that belongs to the row's value.
+        """Return, for each row, the entry of `of_values` at the index of the row's value.
 
         For a row without a value, the result is `absent`.
         """
@@ -318,7 +319,7 @@ class ColumnSample:
 def read_sample(path: Path, *, rows: int = SAMPLE_ROWS, max_bytes: int = MAX_BYTES) -> ColumnSample:
     """Read the first rows of a file.
 
-    For each column, the result has the distinct values. For each row, it has the index of the row's
+    For each column, the result has the distinct values. The result also has the index of each row's
     value.
 
     Args:
@@ -356,7 +357,7 @@ def read_sample(path: Path, *, rows: int = SAMPLE_ROWS, max_bytes: int = MAX_BYT
             if rejected
             else ""
         )
-        raise ContractError(f"{path} holds no rows, expected some below its header{said}")
+        raise ContractError(f"{path} contains no rows, expected rows below its header{said}")
     sample = ColumnSample(
         path=path,
         num_rows=num_rows,
@@ -377,8 +378,8 @@ def read_sample(path: Path, *, rows: int = SAMPLE_ROWS, max_bytes: int = MAX_BYT
 class Coder:
     """Collector of a column that is read in chunks.
 
-    The collector stores each distinct value once. For each row, it stores the index of the row's
-    value.
+    The collector stores each distinct value once. For each row, the collector stores only the index
+    of the row's value.
     """
 
     def __init__(self) -> None:
@@ -393,7 +394,7 @@ class Coder:
         self._type = TEXT if is_text(values.type) else str(values.type)
         if is_bytes(column.type) and pc.any(pc.match_substring(values, "\ufffd")).as_py():
             self._type, values = (
-                "bytes that are no text in UTF-8",
+                "bytes that are not UTF-8 text",
                 pa.nulls(len(values), pa.string()),
             )
         if is_list(values.type):
@@ -558,14 +559,14 @@ as a feature, because it was recorded after the label or is the label itself."""
 def deciding_auc(column: SampledColumn, labels: NDArray[np.int8]) -> float | None:
     """Return the AUC with which a column alone predicts the label, or None with too few rows.
 
-    The result is the largest of three AUCs. The first AUC orders rows by the column's numbers,
-    ascending or descending. The second AUC uses only whether a value is present. The third AUC
-    orders rows by the share of clicks of their value. The shares are computed from a random half of
-    the rows and applied to the other half, so that values that occur once have no effect.
+    The result is the largest of three AUCs. One AUC orders rows by the column's numbers, ascending
+    or descending. Another AUC uses only whether a value is present. The last AUC orders rows by the
+    share of clicks among the rows with the same value. The shares are computed from a random half
+    of the rows and applied to the other half, so that values that occur once have no effect.
 
     Args:
         column: The column.
-        labels: Label of each row, 0 or 1. Rows with -1 are left out.
+        labels: Label of each row, 0 or 1. Rows with the label -1 are ignored.
     """
     known = labels >= 0
     is_click = labels == 1
@@ -581,7 +582,7 @@ def deciding_auc(column: SampledColumn, labels: NDArray[np.int8]) -> float | Non
             orders.append(_auc_of_scores(numbers[there], is_click[there]))
     half = np.random.default_rng(0).random(len(labels)) < 0.5
     by_value = [
-        _auc_by_value(groups, is_click, learned=known & part, tried=known & ~part)
+        _auc_by_value(groups, is_click, fitted=known & part, applied=known & ~part)
         for part in (half, ~half)
     ]
     return float(max(min(by_value), *(max(auc, 1 - auc) for auc in orders)))
@@ -591,15 +592,15 @@ def _auc_by_value(
     groups: NDArray[np.int32],
     is_click: NDArray[np.bool_],
     *,
-    learned: NDArray[np.bool_],
-    tried: NDArray[np.bool_],
+    fitted: NDArray[np.bool_],
+    applied: NDArray[np.bool_],
 ) -> float:
     size = int(groups.max(initial=-1)) + 2
-    rows = np.bincount(groups[learned] + 1, minlength=size)
-    clicks = np.bincount(groups[learned] + 1, weights=is_click[learned], minlength=size)
+    rows = np.bincount(groups[fitted] + 1, minlength=size)
+    clicks = np.bincount(groups[fitted] + 1, weights=is_click[fitted], minlength=size)
     rate = clicks.sum() / max(rows.sum(), 1)
     scores = np.where(rows > 0, clicks / np.maximum(rows, 1), rate)
-    return _auc_of_scores(scores[groups[tried] + 1], is_click[tried])
+    return _auc_of_scores(scores[groups[applied] + 1], is_click[applied])
 
 
 def _auc_of_scores(scores: NDArray[np.float64], is_click: NDArray[np.bool_]) -> float:
@@ -623,8 +624,8 @@ def find_copies(key: Sequence[SampledColumn], content: Sequence[SampledColumn]) 
 
     Args:
         key: Columns that identify a row, at least one.
-        content: Columns that should be equal in all rows with the same key. If there are no such
-            columns, rows are compared by `key` alone, and two missing values are equal.
+        content: Columns that should be equal in all rows with the same key. If `content` is empty,
+            rows are compared by `key` alone, and two missing values are equal.
     """
     has_key = np.ones(key[0].num_rows, bool)
     for column in key if content else ():

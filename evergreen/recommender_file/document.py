@@ -1,9 +1,9 @@
 """Reads and writes YAML. The reader returns plain values with line numbers, and expands ranges.
 
 The schema is YAML 1.2's core schema: `on`, `no` and dates are texts, and `1e-7` is a number.
-Repeated keys, aliases, tags and a second document are refused. Documents that would take long to
-read are refused too. Such documents are large files, deep nesting, and numbers of many digits. The
-module `form` interprets the values.
+Repeated keys, aliases, tags and a second document are refused. The reader also refuses documents
+that would take long to read. Large files, deep nesting and numbers of many digits would take long
+to read. The module `form` interprets the values.
 """
 
 import math
@@ -35,7 +35,7 @@ _LEAST_RUN = 3
 
 
 class NameRange(str):
-    """Range of names. In a file it is written without quotes: `I1..I13`."""
+    """Range of names. A file contains the range without quotes: `I1..I13`."""
 
 
 class Document(NamedTuple):
@@ -60,8 +60,8 @@ class Document(NamedTuple):
     def located(self, path: str) -> Iterator[None]:
         """Add a line number to an error that the body of the `with` statement raises.
 
-        If the error message starts with a path, the number is the line of this path. Otherwise the
-        number is the line of the argument `path`.
+        If the error message starts with a path, the number is the line of this path. If the message
+        starts with no path, the number is the line of the argument `path`.
         """
         try:
             yield
@@ -148,8 +148,8 @@ def expand_range(name: NameRange) -> list[str]:
     """Return the names of a range.
 
     Raises:
-        ContractError: the range is descending or has more than `MAX_COLUMNS` names. The message
-            starts with the range.
+        ContractError: the range is descending or has more than `MAX_COLUMNS` names. The error
+            message starts with the range.
 
     >>> expand_range(NameRange("I9..I11")), expand_range(NameRange("c08..c10"))
     (['I9', 'I10', 'I11'], ['c08', 'c09', 'c10'])
@@ -302,7 +302,7 @@ def _items(
                 if isinstance(key, yaml.ScalarNode)
                 else "of several values"
             )
-            raise _problem(f"key {what} is no text, expected a name", key)
+            raise _problem(f"key {what} is not text, expected a name", key)
         name = loader.construct_object(key)
         inner = f"{path}.{name}" if path else str(name)
         if name in here:

@@ -55,7 +55,7 @@ def draft(sample: ColumnSample, *, name: str, now: float | None = None) -> str:
     Args:
         sample: The first rows of the click log.
         name: Name of the recommender.
-        now: Current time in seconds since 1970. No time may be more than a day later. None = the
+        now: Current time in seconds since 1970. A time more than a day later is invalid. None = the
             machine's clock.
 
     Raises:

@@ -68,7 +68,7 @@ def read_recommender(path: Path) -> Recommender:
             raise ContractError(f"{path} has more than {MAX_BYTES:,} bytes, expected a recommender")
         text = content.decode()
     except UnicodeDecodeError as error:
-        raise ContractError(f"{path} is no text in UTF-8, expected a recommender") from error
+        raise ContractError(f"{path} is not text in UTF-8, expected a recommender") from error
     except OSError as error:
         raise ContractError(f"{path} cannot be read: {error.strerror}") from error
     return parse_recommender(text, source=str(path))
@@ -252,7 +252,7 @@ def _mapping(
     for key in value:
         if keys and key not in keys:
             inner = f"{path}.{key}" if path else key
-            raise document.refusal(inner, f"{inner} is no key{nearest(key, keys)}")
+            raise document.refusal(inner, f"{inner} is not a key{nearest(key, keys)}")
     return value
 
 

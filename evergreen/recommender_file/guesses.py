@@ -1,8 +1,8 @@
 """Guesses for a click log: the probable role of each column, and questions to the user.
 
-A role is guessed if the column's name and values agree. If they disagree, or if two columns are
-equally likely, the drafted file asks a question. The command `check` refuses the file until the
-user has answered the question.
+A role is guessed if the column's name and values agree. If the name and the values disagree, or if
+two columns are equally likely, the drafted file asks a question. The command `check` refuses the
+file until the user has answered the question.
 """
 
 import re
@@ -117,7 +117,7 @@ def guess_all(sample: ColumnSample, *, now: float | None = None) -> Guesses:
 
     Args:
         sample: First rows of the file.
-        now: Current time in seconds since 1970. No time may be more than a day later. None = the
+        now: Current time in seconds since 1970. A time more than a day later is invalid. None = the
             machine's clock.
     """
     return _Guesser(sample, time.time() if now is None else now).guess()
@@ -347,13 +347,13 @@ class _Guesser:
         session = self._first_of(
             names.SESSIONS, lambda it: it.kind in (INTEGER, TEXT) and _is_complete(it)
         )
-        place = self._first_of(names.ROWS, _is_place)
+        position_column = self._first_of(names.ROWS, _is_position)
         for column in (each for each in (request, session) if each is not None):
             if column.name in self._found or REQUEST_ID in self._roles:
                 continue
-            if place is not None and (why := self._why_key([column, place])):
-                self._found[column.name] = Guess(REQUEST_ID, f"with {place.name!r} {why}")
-                self._found[place.name] = Guess(ROW, f"with {column.name!r} {why}")
+            if position_column is not None and (why := self._why_key([column, position_column])):
+                self._found[column.name] = Guess(REQUEST_ID, f"with {position_column.name!r} {why}")
+                self._found[position_column.name] = Guess(ROW, f"with {column.name!r} {why}")
             elif column is request and _are_groups(column):
                 self._found[column.name] = Guess(REQUEST_ID, f"by its name; {_groups(column)}")
         if session is not None and session.name not in self._found:
@@ -457,7 +457,7 @@ class _Guesser:
     def _guess_row_name(self, column: SampledColumn) -> Guess | None:
         """Return the guess that a column is left out because it numbers or names the rows.
 
-        Returns None if the column does neither.
+        Returns None if the column neither numbers nor names the rows.
         """
         is_unique = column.distinct == column.num_rows and column.num_rows > 1
         if not is_unique or column.kind in (FLOAT, OTHER) or column.is_list:
@@ -617,8 +617,8 @@ def _is_label(column: SampledColumn) -> bool:
     ):
         return False
     has = [column.rows_with(column.labels == label) > 0 for label in (0, 1)]
-    # A column with the name of a label may have only one label. A column with 1 and missing values
-    # is not a label, because a missing value may not mean 0.
+    # If a column has the name of a label, one of the two labels may be absent. A column with 1 and
+    # missing values is not a label, because a missing value may not mean 0.
     return all(has) or (is_named and any(has) and not num_missing)
 
 
@@ -689,8 +689,8 @@ def _is_dated(column: SampledColumn) -> bool:
 def _is_surely_time(column: SampledColumn) -> bool:
     """Return whether a column certainly contains times.
 
-    The column must have a name that only columns of times have. Alternatively, it has a common name
-    for times and suitable values. Small numbers are not suitable.
+    The column has either a name that is used only for times, or a common name for times together
+    with values that look like times. Small numbers do not count as times.
     """
     if names.letters(column.name) in names.CERTAIN_TIMES:
         return True
@@ -707,7 +707,7 @@ _OTHER_TIME = re.compile(
 
 
 def _is_like_time(column: SampledColumn) -> bool:
-    """Return whether all values that are looked at are dates in an unsupported form."""
+    """Return whether all inspected values are dates in an unsupported form."""
     if column.kind != TEXT or column.is_list or not column.num_present:
         return False
     present = np.flatnonzero(column.is_present & (column.counts > 0))[:_MOST_DATES]
@@ -740,7 +740,7 @@ def _may_be_time(column: SampledColumn) -> bool:
     return bool(column.bounds and column.bounds[0] >= 10**9 and _is_rising(column))
 
 
-def _is_place(column: SampledColumn) -> bool:
+def _is_position(column: SampledColumn) -> bool:
     return (
         column.kind == INTEGER
         and not column.missing
@@ -792,7 +792,7 @@ def _is_name(name: str) -> bool:
 
 
 def _words_among_numbers(column: SampledColumn) -> str:
-    """Return the few texts in a column of numbers, joined, or "" for any other column."""
+    """Return the few texts in a column that otherwise has numbers, or "" for other columns."""
     is_number = np.isfinite(column.numbers)
     odd = np.flatnonzero(column.is_present & ~is_number & (column.counts > 0))
     is_one = 0 < len(odd) <= _MAX_WORDS and column.rows_with(is_number) >= 0.5 * column.num_present

@@ -1,8 +1,8 @@
 """JSON Schema of a recommender's file, for editors: docs/reference/recommender.schema.json.
 
-`make golden` writes it. The schema has keys, types, defaults and descriptions. An editor cannot use
-it to detect wrong ranges, repeated columns, or settings of another network. `evergreen data
-check` detects these errors.
+The command `make golden` writes the schema. The schema has keys, types, defaults and descriptions.
+With the schema alone, an editor cannot detect wrong ranges, repeated columns, or settings of
+another network. `evergreen data check` detects these errors.
 """
 
 import json

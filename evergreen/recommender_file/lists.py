@@ -18,18 +18,18 @@ from evergreen.recommender_file.columns import (
 from evergreen.rows.values import CATEGORIES, NUMBERS, WORDS, ListRule
 
 BRACKETS = "[]"
-"""Value of `separator` for Parquet lists and for lists in JSON's or Python's brackets. Such lists
-need no separator."""
+"""Value of `separator` for Parquet lists and for lists in JSON's or Python's brackets. A list in
+brackets needs no separator."""
 OBJECTS, DECIMAL_COMMA = "objects", "decimal comma"
 """Reasons why texts of a column cannot be used as lists."""
 _MOST_LOOKED_AT = 20_000
 _SEPARATED_SHARE = 0.25
 """A column looks like lists if at least this share of its distinct texts contains a separator."""
 _MIN_REPEATS = 3.0
-"""On average, each distinct element must occur at least this often in the texts. If elements repeat
-this often, texts with a separator count as lists, whatever the column's name is."""
+"""On average, each distinct element must occur at least this often in the texts. If the elements
+occur this often, texts with a separator count as lists, whatever the column's name is."""
 _MOST_LETTERS = 40
-"""Maximum letters of an element. A longer text is assumed to be a sentence."""
+"""Maximum number of characters of an element. A longer text is assumed to be a sentence."""
 
 
 @dataclass(frozen=True, kw_only=True)

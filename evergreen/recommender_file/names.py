@@ -121,8 +121,8 @@ _OUTCOMES = re.compile(
     r"|(^|_)(revenue|payout|gmv|gross_bookings?|sales_amount|click_time|click_timestamp|click_ts|clicked_at"
     r"|converted_at|purchased_at)(_|$)"
 )
-"""Names of numbers and times that become known only after the row was shown. The words of such a
-name are separated by underscores."""
+"""Names of numbers and times that become known only after the row was shown. The words of a name
+are separated by underscores."""
 TIMES = (
     "eventtime",
     "timestamp",
@@ -169,8 +169,8 @@ TIMES = (
 )
 """Column names for the time when a row was shown, with the most likely names first."""
 CERTAIN_TIMES = frozenset(TIMES[: TIMES.index("sessiontime")]) - {"time", "showtime"}
-"""Column names that are used only for times. If a column with such a name has no valid times, the
-drafted file asks the user."""
+"""Column names that are used only for times. If a column with one of these names has no valid
+times, the drafted file asks the user."""
 REQUESTS = (
     "requestid",
     "request",
@@ -297,8 +297,8 @@ _ID_ENDS = frozenset(
 _ONLY_WITH_ID = frozenset(
     {"device", "client", "account", "profile", "player", "person", "anonymous"}
 )
-"""Words that refer to a user only if an ending such as `id` follows. Without the ending they refer
-to a type, such as a device type."""
+"""Words that refer to a user only if an ending such as `id` follows. Without the ending, these
+words refer to a type, such as a device type."""
 _ENTITY_WORDS = frozenset(
     {
         "pseudo",
@@ -541,7 +541,7 @@ def is_negated_label(name: str) -> bool:
 def is_named_as(name: str, entities: tuple[str, ...]) -> str | None:
     """Return the word of `entities` that the column's name consists of, or None.
 
-    An ending such as `id` may follow the word.
+    The column's name may also have an ending such as `id`.
 
     >>> is_named_as("userid", USERS), is_named_as("customer_no", USERS)
     ('user', 'customer')

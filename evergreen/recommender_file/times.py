@@ -66,11 +66,11 @@ def read_times(column: SampledColumn, *, now: float) -> Times | NoTimes:
 
     Args:
         column: Any column.
-        now: Current time in seconds since 1970. No time may be more than a day later.
+        now: Current time in seconds since 1970. A time more than a day later is invalid.
     """
     present = np.flatnonzero(column.is_present & (column.counts > 0))
     if not len(present) or column.is_list:
-        return NoTimes(why="it holds no values")
+        return NoTimes(why="it has no values")
     chosen = present[
         np.unique(np.linspace(0, len(present) - 1, min(len(present), _MOST_LOOKED_AT)).astype(int))
     ]
@@ -117,10 +117,10 @@ def _no_times(column: SampledColumn, few: SampledColumn, *, now: float) -> NoTim
         return NoTimes(why=f"it can be read as {said}", forms=tuple(spans))
     seconds = np.where(np.isfinite(column.numbers), column.numbers, 0) * 1e6
     if not np.isfinite(column.numbers).any() or (np.abs(seconds) > 2**57).any():
-        return NoTimes(why="its values are no times in a known form, such as 2026-01-31T00:00:00Z")
+        return NoTimes(why="its values are not times in a known form, such as 2026-01-31T00:00:00Z")
     span = _span_of(np.where(column.is_present, seconds, -1).astype(np.int64), column.counts)
     return NoTimes(
-        why=f"its values are no times between 1990 and tomorrow (as seconds since 1970: {span})",
+        why=f"its values are not times between 1990 and tomorrow (as seconds since 1970: {span})",
         span=span,
     )
 

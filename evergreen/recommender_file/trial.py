@@ -156,7 +156,7 @@ def try_rows(
         recommender: Recommender of the rows.
         now: Current time in seconds since 1970, to find rows in the future. None = the machine's
             clock.
-        sample_rows: Maximum number of rows for the results that need values.
+        sample_rows: Maximum number of sampled rows, from which some results are computed.
 
     Raises:
         ContractError: There is no file of rows.
@@ -301,11 +301,11 @@ class _ValueCollector:
     @staticmethod
     def _newest(times: SampledColumn) -> NDArray[np.bool_]:
         """Return which rows are the newest tenth by time, or by order if there are no times."""
-        place = np.arange(times.num_rows)
+        rank = np.arange(times.num_rows)
         if times.num_present:
             micros = times.values.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_numpy()
-            place = np.argsort(np.argsort(times.row_values(micros, 0), kind="stable"))
-        found: NDArray[np.bool_] = place >= (1 - _NEWEST_SHARE) * times.num_rows
+            rank = np.argsort(np.argsort(times.row_values(micros, 0), kind="stable"))
+        found: NDArray[np.bool_] = rank >= (1 - _NEWEST_SHARE) * times.num_rows
         return found
 
 

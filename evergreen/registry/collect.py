@@ -4,7 +4,7 @@ The command removes the work folders of ended runs and the leftovers of killed w
 also removes the weights, vocabularies, statistics and graphs of models that no rollback needs.
 Manifests, verdicts, cards, reports, notes and the journal are small and are never removed. The
 command also never removes the live model, a canary, the newest versions that were live, and the
-work folders of runs without an outcome. Their age does not matter.
+work folders of runs without an outcome. The age of a file does not matter in these cases.
 
 Each folder is renamed before its files are removed. A killed command therefore leaves either intact
 folders or leftovers, and the next call removes the leftovers. During the command, no active run may
@@ -28,7 +28,7 @@ from evergreen.registry.runs import read_outcomes
 from evergreen.runtime.durable import UNFINISHED
 from evergreen.runtime.errors import ContractError
 from evergreen.runtime.exit_codes import ExitCode, exits_with_code
-from evergreen.runtime.flags import CommandParser
+from evergreen.runtime.flags import CommandParser, add_store_flag
 from evergreen.runtime.plain_text import show
 from evergreen.runtime.terminal import progress
 from evergreen.storage.uris import typed_folder
@@ -87,7 +87,7 @@ def find(
     newest = list(dict.fromkeys(line.version for line in reversed(lines)))[:keep_versions]
     wanted: set[int | None] = set(newest)
     if lines:
-        # The previous version and the target of a rollback are kept.
+        # Keep the previous version and the target of a rollback.
         wanted |= {
             lines[-1].previous_version,
             Release.read(release_path(store, lines[-1].version)).previous_version,
@@ -156,18 +156,24 @@ def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="evergreen admin collect", description=(__doc__ or "").partition("\n\n")[2]
     )
-    parser.add_argument("--store", required=True, help="model registry, folder or its URI")
+    add_store_flag(parser)
     parser.add_argument(
-        "--work", help="folder of the runs' intermediate files; default: it is not looked into"
+        "--work", help="folder of the runs' intermediate files; by default it is not searched"
     )
-    parser.add_argument("--days", type=float, default=_KEEP_DAYS, help="what is younger stays")
+    parser.add_argument(
+        "--days", type=float, default=_KEEP_DAYS, help="younger files are not removed"
+    )
     parser.add_argument(
         "--keep-versions",
         type=int,
         default=_KEEP_VERSIONS,
         help="newest versions that were live, which stay for a rollback",
     )
-    parser.add_argument("--yes", action="store_true", help="remove it; otherwise it is only named")
+    parser.add_argument(
+        "--yes",
+        action="store_true",
+        help="remove the files; without this flag they are only listed",
+    )
     return parser
 
 
@@ -179,8 +185,8 @@ def main(argv: Sequence[str] | None = None, *, now: datetime | None = None) -> i
     if not 1 <= arguments.days <= _MAX_DAYS or arguments.keep_versions < 2:
         given = f"--days {arguments.days:g} and --keep-versions {arguments.keep_versions}"
         raise ContractError(
-            f"{given} are given, expected at least 1 day and 2 versions: one to go back to; and at "
-            f"most {_MAX_DAYS:,} days"
+            f"{given} are given, expected 1 to {_MAX_DAYS:,} days, and at least 2 versions for a "
+            "rollback"
         )
     store = typed_folder(arguments.store, "--store")
     work = typed_folder(arguments.work, "--work") if arguments.work else None
@@ -196,7 +202,7 @@ def main(argv: Sequence[str] | None = None, *, now: datetime | None = None) -> i
                 advance()
         print(f"removed {total}")
     else:
-        print(f"{total} may go; --yes removes them" if found else "nothing may go")
+        print(f"{total} can be removed; --yes removes them" if found else "nothing to remove")
     return ExitCode.DONE
 
 

@@ -1,9 +1,9 @@
 """The model card: all facts about one model, from its training rows to its time in production.
 
-Evaluation writes the card for the first time. Deployment writes it again when the model is
+Evaluation writes the card for the first time. Deployment writes the card again when the model is
 released. The card contains the manifests themselves. Neither the manifests nor the card contain a
-value of a user column. Each read of a card also reads the promotion journal again, so the data
-from the journal are up to date.
+value of a user column. Each read of a card also reads the promotion journal again, so the data from
+the journal are up to date.
 
 Layout: `<store>/verdicts/<model_id>/card.json`.
 """
@@ -34,7 +34,7 @@ from evergreen.registry.promotion_journal import (
 from evergreen.runtime.errors import ContractError
 
 MAX_ANCESTORS = 50
-"""Maximum number of ancestors that a card lists. With hourly runs a lineage has thousands of
+"""Maximum number of ancestors that a card lists. With hourly runs, a lineage grows to thousands of
 ancestors."""
 
 
@@ -76,7 +76,8 @@ class Ancestor:
 
     model_id: str
     window_start: str | None
-    """See `Model.window_start`. The following two fields are also copies of fields of `Model`."""
+    """See `Model.window_start`. The fields `last_learned_time` and `num_train_rows` are also copies
+    of fields of `Model`."""
     last_learned_time: str
     num_train_rows: int
     created_at: str
@@ -92,7 +93,7 @@ class ServedSpan:
     """Journal line that ended the baking of the version. None if the version did not pass its
     baking, or if no controller was running."""
     ended: Promotion | None
-    """Journal line that ended the interval. None if the interval continues."""
+    """Journal line that ended the interval. None if the interval has not ended."""
     repository_uri: str
     """URI of Triton's model repository."""
 
@@ -131,8 +132,8 @@ class ModelCard(Manifest):
     served: list[ServedSpan] = field(default_factory=list)
     """Oldest first."""
     blocked: Promotion | None = None
-    """Journal line of the automatic rollback after which the model was blocked. None if there was
-    no such rollback, or if a person has promoted the model since."""
+    """Journal line of the automatic rollback after which the model was blocked. None if the model
+    was never rolled back, or if a person has promoted the model since."""
     journal_time: str | None = None
     """Time of the newest line of the promotion journal when the card was read. None if the journal
     was empty."""
@@ -156,8 +157,8 @@ def read_card(store: Path, reference: str) -> ModelCard:
         reference: Number of a version, or a model's id, as in `referenced_model`.
 
     Raises:
-        ContractError: there is no such version or model, it was never evaluated, or a file of the
-            registry is corrupt.
+        ContractError: the version or model does not exist, the model was never evaluated, or a file
+            of the registry is corrupt.
     """
     model_id = referenced_model(store, reference).model_id
     path = card_path(store, model_id)
@@ -205,15 +206,15 @@ def _served_spans(store: Path, model_id: str) -> list[ServedSpan]:
 
     A canary has one interval for each share of the traffic.
     """
-    lines = promotion_journal.read_standing(store)
+    lines = promotion_journal.read_effective(store)
     spans = []
-    for place, line in enumerate(lines):
+    for index, line in enumerate(lines):
         if line.model_id != model_id or line.action not in (CANARY, *LIVE_ACTIONS):
             continue
         ends = (
             LIVE_ACTIONS if line.action in LIVE_ACTIONS else (CANARY, CANARY_ENDED, *LIVE_ACTIONS)
         )
-        after = lines[place + 1 :]
+        after = lines[index + 1 :]
         end = next(
             (number for number, later in enumerate(after) if later.action in ends), len(after)
         )

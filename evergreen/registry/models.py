@@ -9,8 +9,8 @@ Layout of `<store>`:
 - `verdicts/<model_id>/`: the last evaluation, as `verdict.json`, `raw_dataset.json`, `scores.json`
   (`evergreen.statistics.reference`) and `card.json` (`evergreen.registry.model_cards`).
 - `releases/<version>.json`: a `Release`.
-- `graphs/<version>/`: a version's graph and golden rows. The files stay here after Triton's
-  repository has removed its copies.
+- `graphs/<version>/`: a version's graph and golden rows. The files remain in this folder after
+  Triton's repository has removed its copies.
 - `serving.json`: `manifests.ServingPlace`.
 - `journal.jsonl`: `evergreen.registry.promotion_journal`.
 - `runs/`: `evergreen.registry.runs`.
@@ -160,7 +160,7 @@ def read_serving_place(store: Path) -> ServingPlace | None:
 def model_in(folder: Path) -> Model:
     """Read the manifest of the model in a folder.
 
-    The `uri` of the result is that folder, even if the registry was copied or moved.
+    The `uri` of the returned model is the given folder, even if the registry was copied or moved.
 
     Raises:
         ContractError: the manifest is missing or corrupt.
@@ -296,10 +296,10 @@ def parent(store: Path, reference: str) -> Model | None:
 def learned_later(model: Model, models: Mapping[str, Model]) -> list[str]:
     """Return the descendants of `model` that trained on all of its evaluation rows.
 
-    In each branch of the lineage, only the first such descendant counts. If the window of a run
-    begins after some of the rows (`window_start`), the run did not train on all of them. Later runs
-    in the same branch are checked in the same way. A row counts as a training row even if it was
-    downsampled away or quarantined.
+    For each branch of the lineage, only the first of these descendants is returned. If the window
+    of a run begins after some of the rows (`window_start`), the run did not train on all of them.
+    The search then continues with later runs of the same branch. A row counts as a training row
+    even if it was downsampled away or quarantined.
 
     Args:
         model: Model with the evaluation rows.
@@ -310,14 +310,16 @@ def learned_later(model: Model, models: Mapping[str, Model]) -> list[str]:
     """
     found = []
 
-    def follow(parent_id: str, learned: datetime) -> None:
+    def follow(parent_id: str, trained_until: datetime) -> None:
         for each in models.values():
             if each.parent_model_id != parent_id:
                 continue
-            skips = each.window_start and moment_of(each.window_start) > learned + timedelta(
+            skips = each.window_start and moment_of(each.window_start) > trained_until + timedelta(
                 microseconds=1
             )
-            until = learned if skips else max(learned, moment_of(each.last_learned_time))
+            until = (
+                trained_until if skips else max(trained_until, moment_of(each.last_learned_time))
+            )
             if until >= moment_of(model.last_event_time):
                 found.append(each.model_id)
             else:

@@ -1,16 +1,17 @@
 """The promotion journal: which version was live when, who made it live, and why.
 
 The journal is an append-only file of JSON lines. Deployment writes it. The next run reads its
-champion from it.
+champion from the journal.
 
 The journal is a write-ahead log. Before any server is notified of a version, an `intent` line
-records the version and its hashes, so every answer comes from a version in the journal. When the
-live version has changed, another line records it. If the last line is an intent, a deployment is
-active or was killed. If a deployment was killed, the next deployment first rolls it back.
+records the version and its hashes, so every answer comes from a version in the journal. A line of
+another action follows when the live version has changed. If the last line is an intent, a
+deployment is active or was killed. If a deployment was killed, the next deployment first rolls it
+back.
 
 The journal also shows whether a version is baking (`evergreen.contracts.baking`). The monitor may
-not change what is served. It only writes its findings on each version to a file in the registry
-(`findings_path`), and the release controller reads these files.
+not change what is served. The monitor only writes its findings on each version to a file in the
+registry (`findings_path`), and the release controller reads these files.
 
 Requests to the controller and its answers are lines of the same file (`registry.requests`). The
 order of all lines is therefore known.
@@ -47,8 +48,8 @@ WITHDRAWN = "withdrawn"
 """Action of a line that cancels the preceding intent, because it failed. The live version did not
 change."""
 CANARY = "canary"
-"""`version` answers a part of the traffic. `share` is the size of this part. The live version
-answers the rest of the traffic."""
+"""`version` answers a part of the traffic. `share` is the canary's share of the traffic. The live
+version answers the rest of the traffic."""
 CANARY_ENDED = "canary_ended"
 """`version` no longer answers requests. The live version answers all requests."""
 BAKED = "baked"
@@ -64,8 +65,8 @@ class Promotion:
     """Line of the promotion journal."""
 
     time: str
-    """ISO 8601 UTC. Never earlier than the time of the preceding line, even if the clock was set
-    back."""
+    """ISO 8601 UTC. The time is never before the time of the preceding line, even if the clock was
+    set back."""
     action: str
     """One of `ACTIONS`."""
     version: int
@@ -80,8 +81,8 @@ class Promotion:
     """Id of the retrain request that led to the action. None if a person started the action."""
     reason: str
     who: str | None = None
-    """Person, pipeline run or program that performed the action. A rollback by the controller has
-    `controller`."""
+    """Person, pipeline run or program that performed the action. The value is `controller` if the
+    controller rolls a version back."""
     decision: str | None = None
     """Decision of the gate on the model. None if the action needed no decision."""
     parent_model_id: str | None = None
@@ -94,15 +95,16 @@ class Promotion:
     """Id of the model that an automatic `rollback` removed from traffic. The model is not released
     again unless a person overrides the block."""
     config: str | None = None
-    """Text of Triton's configuration before an `intent`. The text is restored if the deployment is
-    interrupted. The field is None if there was no configuration, or if a later promotion exists."""
+    """Text of Triton's configuration before the change that an `intent` announces. The text is
+    restored if the deployment is interrupted. The field is None if there was no configuration, or
+    if a later promotion exists."""
     request: str | None = None
-    """Id of the request that led to the line. None if the controller's own evidence led to it."""
+    """Id of the request that led to the line. None if the controller acted on its own evidence."""
     lease: int | None = None
     """Number of the controller's lease. None in lines of older releases."""
 
     def baked(self, time: str, who: str, reason: str) -> "Promotion":
-        """Return a line that ends the baking of this line's version."""
+        """Return a line that ends the baking of this version."""
         return replace(
             self, action=BAKED, time=time, who=who, reason=reason, share=None, config=None
         )
@@ -180,8 +182,8 @@ def _parsed_lines(path: Path, _identity: tuple[int, int, int]) -> tuple[Line, ..
                 f"{path} line {number} is {entry.action!r} of version {entry.version!r}, expected "
                 f"one of {', '.join(ACTIONS)} of a number"
             )
-    # Only the configuration in the last promotion is ever restored. The configurations in other
-    # promotions would take most of the memory.
+    # Only the configuration in the last promotion is ever restored. Keeping the configurations of
+    # older promotions would take most of the memory.
     at = [number for number, line in enumerate(lines) if isinstance(line, Promotion)]
     for number in at[:-1]:
         entry = lines[number]
@@ -191,7 +193,7 @@ def _parsed_lines(path: Path, _identity: tuple[int, int, int]) -> tuple[Line, ..
 
 
 def _check_request(request: ServingRequest, source: str) -> None:
-    """Check the fields of a request by which the controller chooses its moves and files."""
+    """Check the fields of a request from which the controller derives actions and file names."""
     if request.kind not in KINDS:
         raise ContractError(
             f"{source} is a request of kind {request.kind!r}, expected one of {', '.join(KINDS)}"
@@ -211,12 +213,15 @@ def _unfenced(lines: list[Line]) -> Iterator[Line]:
 
 
 def newest_lease(store: Path) -> int:
-    """Return the largest number of a lease in the journal. 0 = the journal names none."""
+    """Return the largest number of a lease in the journal.
+
+    Returns 0 if the journal has no lease.
+    """
     leases = [line.lease for line in read_lines(store) if not isinstance(line, ServingRequest)]
     return max((lease for lease in leases if lease is not None), default=0)
 
 
-def read_standing(store: Path) -> list[Promotion]:
+def read_effective(store: Path) -> list[Promotion]:
     """Return the lines about canaries, baking and live versions, without withdrawn lines.
 
     If a deployment failed while it wrote a line, the following `withdrawn` line cancels it. Raises
@@ -240,7 +245,7 @@ def read_standing(store: Path) -> list[Promotion]:
 
 def read_journal(store: Path) -> list[Promotion]:
     """Return the lines that changed the live version, without withdrawn lines."""
-    return [entry for entry in read_standing(store) if entry.action in LIVE_ACTIONS]
+    return [entry for entry in read_effective(store) if entry.action in LIVE_ACTIONS]
 
 
 def append_promotion(store: Path, promotion: Promotion) -> Promotion:
@@ -251,7 +256,8 @@ def append_promotion(store: Path, promotion: Promotion) -> Promotion:
 def append_entry(store: Path, entry: Entry) -> Entry:
     """Append one line, flush it to disk, and return the line as written.
 
-    The clock may have been set back. In this case the new line gets the time of the last line.
+    The clock may have been set back. If the clock was set back, the new line gets the time of the
+    last line.
     """
     lines = read_lines(store)
     if lines and moment_of(entry.time) < moment_of(lines[-1].time):
@@ -283,7 +289,7 @@ def blocked_models(store: Path) -> dict[str, Promotion]:
 def interrupted(store: Path) -> Promotion | None:
     """Return the last promotion if it is an intent, or None otherwise.
 
-    The deployment that wrote the intent is active or was killed.
+    The last line is an intent if a deployment is active or was killed.
     """
     entries = read_entries(store)
     return entries[-1] if entries and entries[-1].action == INTENT else None
@@ -312,17 +318,15 @@ def canary_at_work(store: Path) -> Promotion | None:
 
 
 def live_at(store: Path, moment: datetime) -> tuple[Promotion, Promotion | None] | None:
-    """Return the journal lines that began and ended the live time of a version.
-
-    The version is the one that was live at `moment`.
+    """Return the journal lines that began and ended the live time around `moment`.
 
     Args:
         store: Folder of the model registry.
         moment: Time with a time zone.
 
     Returns:
-        Both lines. The second line is None if that version is still live. If no version was live at
-        `moment`, None is returned.
+        Both lines. The second line has the value None if the version is still live. If no version
+        was live at `moment`, None is returned.
     """
     promotions = read_journal(store)
     for entry, after in zip(reversed(promotions), [None, *reversed(promotions)]):

@@ -4,7 +4,7 @@
 Accepted versions are stored as `<store>/recommender/<n>.json`, numbered from 1.
 `<store>/recommender/journal.jsonl` records who accepted each version, when and why. A version
 exists as soon as the journal has its line. If a file has no line in the journal, the command that
-wrote it was killed. The next `accept` overwrites such a file.
+wrote it was killed. The next `accept` overwrites a file without a journal line.
 """
 
 import hashlib
@@ -66,7 +66,7 @@ def accepted(store: Path, reference: str) -> Recommender:
             version.
 
     Raises:
-        ContractError: there is no such version, or its file is absent or was changed.
+        ContractError: the version does not exist, or its file is absent or was changed.
     """
     if reference.startswith(("/", "file://")):
         store, reference = local_path(reference), CURRENT
@@ -183,7 +183,7 @@ def read_version(store: Path, line: AcceptedRecommender) -> Recommender:
     """Return the recommender that a line of the journal accepted.
 
     Raises:
-        ContractError: its file is absent or was changed.
+        ContractError: the file of the version is absent or was changed.
     """
     path = _path(store, line.version)
     content = path.read_bytes() if path.is_file() else b""
@@ -210,7 +210,7 @@ def accept(
     Args:
         store: Folder of the model registry.
         recommender: Recommender to accept.
-        who: Person who accepts it.
+        who: Person who accepts the recommender.
         why: Reason.
         now: Time of the line in the journal.
         replaces_other: Whether the new version may replace a different recommender that uses the
@@ -226,7 +226,8 @@ def accept(
     lines = read_accepted(store)
     if lines and lines[-1].digest == recommender.digest:
         raise ContractError(
-            f"version {lines[-1].version} of the recommender says the same: nothing to accept"
+            f"version {lines[-1].version} of the recommender has the same content: nothing to "
+            "accept"
         )
     if lines and not replaces_other:
         _expect_same(store, lines[-1], recommender)

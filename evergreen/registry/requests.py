@@ -1,12 +1,13 @@
 """Requests to the controller: append one, wait for its answer, or withdraw it.
 
-Requests and answers are lines of the promotion journal. Whoever asks appends a `ServingRequest` and
-waits. The controller accepts the request, carries it out, and appends the result. If no controller
-accepts the request before its deadline, the waiting side withdraws the request.
+Requests and answers are lines of the promotion journal. The requester appends a `ServingRequest`
+and waits for the answer. The controller accepts the request, carries it out, and appends the
+result. If no controller accepts the request before its deadline, the requester withdraws the
+request.
 
 The order of the lines decides between a withdrawal and an acceptance that are appended at the same
-time: the first of the two counts. Both sides therefore read the journal again after they have
-appended their line.
+time: the first of the two counts. The requester and the controller therefore read the journal again
+after they have appended their line.
 
 A request that releases a model refers to a folder with its prepared version
 (`evergreen.serving.prepare`).
@@ -71,8 +72,8 @@ class RequestState:
     live_then: int | None = None
     """Version that was live when the request was appended. None if no version was live."""
     intent_then: Promotion | None = None
-    """Intent of the change that was in progress when the request was appended. None if there was no
-    such change."""
+    """Intent of the change that was in progress when the request was appended. None if no change
+    was in progress."""
     rollback_then: bool = False
     """Whether the change in progress was a rollback."""
     recorded: Promotion | None = None
@@ -222,7 +223,8 @@ def read_request(store: Path, request_id: str) -> RequestState:
     """Return the request of this id.
 
     Raises:
-        ContractError: the journal has no such request, or as in `read_requests`.
+        ContractError: the journal does not have the request, or a line of it is corrupt
+            (`read_requests`).
     """
     for state in reversed(read_requests(store)):
         if state.id == request_id:
@@ -268,7 +270,7 @@ def answer(
 ) -> RequestState:
     """Append an answer, and return the new state of the request.
 
-    The state tells whether the answer counts.
+    The returned state shows whether the answer counts.
     """
     append_entry(
         store,
@@ -309,7 +311,7 @@ def ask(
         append_request(store, request)
         return wait_for_result(store, request, clock=clock, sleep=sleep, report=report)
     except BaseException as error:
-        # If the journal cannot be read or written now, the first error is the one to report.
+        # If the journal cannot be accessed now, report the original error.
         with suppress(ContractError, OSError):
             if read_request(store, request.request).is_open:
                 reason = f"{type(error).__name__}: {error}"
@@ -333,16 +335,16 @@ def wait_for_result(
         request: Appended request.
         clock: Current time, with a time zone.
         sleep: Function that waits for a number of seconds.
-        poll_seconds: Seconds between two looks at the journal.
+        poll_seconds: Seconds between two reads of the journal.
         report: Function that is called with a sentence when the request is accepted.
 
     Raises:
         TemporaryError: no controller accepted the request before its deadline, and it is withdrawn.
-            Or the controller that accepted the request has not answered for a long time. Or the
-            journal has been unreadable for a long time.
+            The error is also raised if the controller that accepted the request has not answered
+            for a long time, or if the journal has been unreadable for a long time.
         Refused, ContractError, PermanentError: the controller's reason to refuse the request.
     """
-    deadline, told = moment_of(request.deadline), False
+    deadline, is_reported = moment_of(request.deadline), False
     end = deadline + timedelta(seconds=GRACE_SECONDS)
     while True:
         now = clock()
@@ -355,8 +357,8 @@ def wait_for_result(
             continue
         if state.result is not None:
             return expect_done(state)
-        if state.accepted is not None and not told:
-            told = True
+        if state.accepted is not None and not is_reported:
+            is_reported = True
             report(f"{state.accepted.who} carries it out")
         if state.accepted is None and now > deadline:
             reason = f"no controller answered until {request.deadline}"

@@ -1,9 +1,9 @@
 """Files of a run in the model registry: a note and a report of each step, and the run's outcome.
 
 The exit handler reads the notes to find out which step failed and why, because neither KFP backend
-reports this. On the hosted backend the exit handler gets an empty message. On the local backend it
-gets its own name. The monitor shows the outcomes and the reports. Each step decides what its report
-contains.
+passes this information to the handler. On the hosted backend the exit handler gets an empty
+message. On the local backend the exit handler gets only its own name. The monitor shows the
+outcomes and the reports. Each step decides what its report contains.
 
 Layout: `<store>/runs/<run>/<step>.json`, `<step>_report.html` and `.json`, and `outcome.json` from
 the exit handler. A run from Kubeflow gets a folder name from `store_name`, because run names in
@@ -30,7 +30,7 @@ from evergreen.registry.promotion_journal import (
     Promotion,
     canary_at_work,
     moment_of,
-    read_standing,
+    read_effective,
 )
 from evergreen.runtime.durable import write_whole
 from evergreen.runtime.errors import ContractError, Preempted, Refused
@@ -80,8 +80,8 @@ class RunOutcome:
     """Step that decided the outcome."""
     reason: str
     version: int | None
-    """Number of the version that this run released or started as a canary. None if there is
-    none."""
+    """Number of the version that this run released or started as a canary. None if the run released
+    no version and started no canary."""
     ended_at: str
     reports: dict[str, str] = field(default_factory=dict)
     """URI of each step's HTML report (`reports_of`)."""
@@ -157,7 +157,7 @@ def kubeflow_name(run: str) -> tuple[str, str]:
 
 
 SEARCH_RUN = "search"
-"""Kind of a search's trials, with which their names begin."""
+"""Kind of run of a hyperparameter search. The name of each trial begins with this kind."""
 
 
 def new_run_name(kind: str) -> str:
@@ -171,8 +171,8 @@ def new_run_name(kind: str) -> str:
 def run_folder(store: Path, run: str) -> Path:
     """Return the folder of a run's notes.
 
-    Every step calls this function before it uses files. A step removes files of an earlier try. The
-    name of a run must therefore not lead out of the folder `runs`.
+    Every step calls this function before it uses files. A step removes files of an earlier attempt.
+    The name of a run must therefore not lead out of the folder `runs`.
 
     Raises:
         ContractError: `run` is not the name of one folder.
@@ -190,7 +190,7 @@ class Stopped(SystemExit):
 def _sigterm_as_error() -> Iterator[None]:
     """Raise Stopped in the body of the `with` statement when SIGTERM arrives.
 
-    Otherwise SIGTERM would end the process before the note is written.
+    Without this handler, SIGTERM would end the process before the step's note is written.
     """
     if (
         threading.current_thread() is not threading.main_thread()
@@ -215,7 +215,7 @@ def noted(store: Path, run: str, step: str) -> Iterator[StepNote]:
 
     The state is `running` at first. When the body ends, the state becomes `done`, unless the body
     has set another state. After an error the state is `refused`, `preempted` or `failed`. If the
-    step is retried, the new note replaces the note of the earlier try.
+    step is retried, its note replaces the note of the earlier attempt.
     """
     started = time.monotonic()
     note = StepNote(step=step, started_at=datetime.now(timezone.utc).isoformat())
@@ -245,7 +245,9 @@ def noted(store: Path, run: str, step: str) -> Iterator[StepNote]:
 
 
 def each_note(store: Path, run: str) -> Iterator[StepNote]:
-    """Iterate over the notes of a run, in the order of the steps. Each note is read lazily.
+    """Iterate over the notes of a run, in the order of the steps.
+
+    A note is read only when the iteration reaches it.
 
     Raises the errors of `find_outcome`.
     """
@@ -270,8 +272,8 @@ def trained_model(notes: Iterable[StepNote]) -> str | None:
     )
 
 
-def begun_at(notes: Iterable[StepNote]) -> datetime | None:
-    """Return when the first of these steps started, or None if no note has a time."""
+def first_start(notes: Iterable[StepNote]) -> datetime | None:
+    """Return the start of the first step that has a note, or None if no note has a time."""
     return min((moment_of(note.started_at) for note in notes if note.started_at), default=None)
 
 
@@ -298,8 +300,8 @@ def find_outcome(store: Path, run: str) -> RunOutcome | None:
     """Return the newest outcome of a run, or None while the run has not ended.
 
     The exit handler writes the outcome, but Kubeflow does not run it again for a retried run. For a
-    retried run, the outcome follows from the promotion journal and from the notes that the steps
-    wrote later.
+    retried run, the outcome is derived from the promotion journal and from the notes that the steps
+    wrote in the retry.
 
     Raises:
         ContractError: a file of the run is corrupt.
@@ -332,8 +334,8 @@ def find_outcome(store: Path, run: str) -> RunOutcome | None:
         kfp_state="unknown",
         ended_at=ended_at.isoformat(),
     )
-    # For a retried run the exit handler does not run again. It therefore reports neither a killed
-    # step nor the end of the run. A retried run may therefore still be active.
+    # For a retried run the exit handler does not run again. No handler therefore reports a killed
+    # step or the end of the retry. A retried run may therefore still be active.
     is_over = outcome.state != "failed" or last.state == "failed"
     return outcome if is_over else None
 
@@ -364,8 +366,8 @@ def conclude(
     if last.state == "refused" and last.facts.get("rollout") == UNRELEASED:
         state = "evaluated"
     elif last.state == "refused" and last.step == _LAST_STEP and (canary := canary_at_work(store)):
-        # The running canary is not affected. This refusal causes neither a longer cooldown nor an
-        # alert.
+        # The running canary is not affected. The refusal of this candidate causes neither a longer
+        # cooldown nor an alert.
         state, version = "canary", canary.version
     elif last.state == "refused":
         state = "refused"
@@ -373,7 +375,7 @@ def conclude(
         state = "released" if last.facts.get("rollout") == "full" else "canary"
         version = int(last.facts["version"])
     elif made is not None:
-        # The step wrote its line in the journal, but was stopped before it wrote its note.
+        # The step was stopped after it appended its journal line, but before it wrote its note.
         state, version = "released" if made.action == RELEASE else "canary", made.version
         reason = (
             f"the journal has version {version} of this run; {last.step} itself: "
@@ -417,7 +419,7 @@ def _promotion_of(store: Path, run: str) -> Promotion | None:
     """Return the newest journal line about a release or canary that `run` made, or None."""
     lines = [
         line
-        for line in read_standing(store)
+        for line in read_effective(store)
         if line.who == run and line.action in (RELEASE, CANARY)
     ]
     return lines[-1] if lines else None
@@ -435,7 +437,7 @@ def report_path(store: Path, run: str, step: str, *, kind: str = HTML) -> Path:
 def keep_report(
     store: Path, run: str, step: str, *, html: str | bytes, document: str | bytes | None = None
 ) -> None:
-    """Write the report of a step, and replace the report of an earlier try.
+    """Write the report of a step, and replace the report of an earlier attempt.
 
     Each file is written atomically.
     """
@@ -445,9 +447,9 @@ def keep_report(
 
 
 def forget_report(store: Path, run: str, step: str) -> None:
-    """Remove the report of an earlier try.
+    """Remove the report of an earlier attempt.
 
-    If the new try ended without a report, the old report would be mistaken for a new one.
+    If the new attempt ended without a report, the old report would be mistaken for a new report.
     """
     for kind in (HTML, _JSON):
         report_path(store, run, step, kind=kind).unlink(missing_ok=True)

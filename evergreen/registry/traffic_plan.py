@@ -1,4 +1,4 @@
-"""The traffic plan: which model answers which share of requests, and which one is the shadow.
+"""The traffic plan: the models that answer requests, their shares, and the shadow model.
 
 Deployment publishes the traffic plan as one object in the model repository (`traffic_file`). The
 inference client reads the plan and chooses a model for each request. Without a plan, clients
@@ -21,9 +21,9 @@ from evergreen.runtime.errors import ContractError, expect
 PLAN_POLL_SECONDS = 1.0
 """Longest interval at which a client reads the plan again."""
 DRAIN_SECONDS = 5 * PLAN_POLL_SECONDS
-"""Seconds between the plan that ends a canary and the unloading of its version. During this time
-every client reads the new plan, and requests under the old plan are answered. If a client still
-requests the unloaded canary, the client repeats the request on the stable arm."""
+"""Seconds between the plan that ends a canary and the unloading of its version. Until the canary is
+unloaded, every client reads the new plan, and requests under the old plan are answered. If a client
+still requests the unloaded canary, the client repeats the request on the stable arm."""
 
 Baseline = Mapping[str, Mapping[str, Mapping[str, float]]]
 """Counters by source, then by arm (`STABLE`, `CANARY`), then by name."""
@@ -49,10 +49,10 @@ class Arm:
     """
 
     model_name: str
-    """Triton's name of the model. Requests use this name and no version."""
+    """Triton's name of the model. Requests contain this name and no version."""
     version: int
-    """Version that is expected to answer under this name. The reply contains the version that
-    answered."""
+    """Version that is expected to answer the requests for this name. The reply contains the version
+    that answered."""
 
     def __post_init__(self) -> None:
         expect(self, "a name", lambda value: isinstance(value, str) and bool(value), "model_name")
@@ -66,8 +66,8 @@ class TrafficPlan(Manifest):
     """Plan that tells clients which model answers which share of requests (see the module).
 
     Raises:
-        ContractError: a field has the wrong type, a share is outside [0, 1] or has no canary, or
-            both arms have the same name.
+        ContractError: a field has the wrong type, a share is outside [0, 1], a share is set without
+            a canary, or both arms have the same name.
     """
 
     sequence: int
@@ -79,8 +79,8 @@ class TrafficPlan(Manifest):
     canary_share: float
     """Share of the keys whose requests the canary answers."""
     shadow_share: float
-    """Share of the requests that the other arm also scores. These additional scores are logged and
-    never served."""
+    """Share of the requests that are also scored by the arm that does not answer. The scores of the
+    second arm are logged and never served."""
     salt: str
     """Salt of the sticky hash. The salt stays the same while a canary grows."""
     published_at: str
@@ -89,9 +89,9 @@ class TrafficPlan(Manifest):
     lease: int = 0
     """Number of the controller's lease that wrote the plan. 0 in plans of older releases."""
     baseline: Baseline = field(default_factory=dict)
-    """Counters of the servers at the time when the plan was published. The controller subtracts
-    these values from later counters, and clients ignore them. The counters are part of the plan, so
-    that a stage and its initial counters are written atomically."""
+    """Counters of the servers at the time when the plan was published. The controller subtracts the
+    baseline from later counters, and clients ignore the baseline. The counters are part of the
+    plan, so that a stage and its initial counters are written atomically."""
 
     def __post_init__(self) -> None:
         expect(
@@ -150,8 +150,8 @@ class TrafficPlan(Manifest):
 
 def _fraction(salt: str, purpose: str, key: str) -> float:
     """Return a number in [0, 1) that depends only on the arguments and is uniform over keys."""
-    # A key may contain a lone surrogate, which is valid in JSON but not in UTF-8. Such a key must
-    # not make the request fail.
+    # A key may contain a lone surrogate, which is valid in JSON but not in UTF-8. The key is
+    # therefore encoded with `surrogatepass`, which accepts a lone surrogate.
     digest = hashlib.blake2b(
         f"{salt}\0{purpose}\0{key}".encode(errors="surrogatepass"), digest_size=8
     ).digest()

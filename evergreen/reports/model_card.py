@@ -35,10 +35,10 @@ from evergreen.reports.rendering import PageBlock
 from evergreen.reports.svg import Interval, Line, interval_chart, line_chart
 
 _THRESHOLDS = {
-    "min_auc": "AUC needed at all",
+    "min_auc": "minimum AUC",
     "max_auc_loss": "AUC by which the candidate may trail the champion",
-    "max_slice_loss": "part by which its log loss may exceed the champion's in a slice",
-    "max_calibration_factor": "factor by which expected clicks may be off",
+    "max_slice_loss": "relative increase of its log loss over the champion's, allowed in a slice",
+    "max_calibration_factor": "factor by which expected clicks may differ from observed clicks",
     "min_class_requests": "requests with a click, and with a row without, needed for an interval",
 }
 _FIRST_SLICES = 8
@@ -68,9 +68,10 @@ def card_page(card: ModelCard) -> str:
             ),
             "Slices": [
                 Text(
-                    "Those that speak most against the candidate. p is the probability of such a "
-                    "loss of log loss where the slice loses no more than is allowed; the gate "
-                    "corrects it for the number of slices. Intervals are 95 %, one by one."
+                    "The slices with the strongest evidence against the candidate. If a slice "
+                    "loses no more log loss than is allowed, p is the probability of the measured "
+                    "loss. The gate corrects p for the number of slices. Each interval is a 95 % "
+                    "interval."
                 ),
                 *slices_blocks(card.slices),
             ],
@@ -171,22 +172,25 @@ _LATER = Text(
 
 
 def _served(card: ModelCard) -> list[PageBlock]:
-    """Return when the model served. The reasons are in a list of events below the table."""
+    """Return the intervals in which the model served requests.
+
+    A list of events below the table shows the reasons.
+    """
     if not card.served:
-        return [Text("No version of it is in the promotion journal.")]
+        return [Text("The promotion journal has no version of this model.")]
     rows = [
         [
             f"version {span.begun.version}, {_role(span.begun)}",
             _time(span.begun.time),
             _time(span.ended.time) if span.ended else "now",
-            _told(span.begun),
+            _cause_text(span.begun),
             _time(span.baked.time) if span.baked else ABSENT,
-            _told(span.ended) if span.ended else ABSENT,
+            _cause_text(span.ended) if span.ended else ABSENT,
             span.repository_uri,
         ]
         for span in card.served
     ]
-    head = ["as", "from", "to", "begun by", "baked", "ended by", "model repository"]
+    head = ["as", "from", "to", "started by", "baked", "ended by", "model repository"]
     lines = {
         (line.time, line.action): line
         for span in card.served
@@ -202,7 +206,7 @@ def _served(card: ModelCard) -> list[PageBlock]:
         for line in lines.values()
     ]
     return [
-        PageTable(caption="where it answered, when (UTC), and by whose word", head=head, rows=rows),
+        PageTable(caption="when it served (UTC), and who decided", head=head, rows=rows),
         Fold("reasons in the promotion journal", [event_list(events, routine=())]),
     ]
 
@@ -213,7 +217,7 @@ def _role(line: Promotion) -> str:
     return f"canary at {percent(line.share)}" if line.share else "shadow"
 
 
-def _told(line: Promotion) -> str:
+def _cause_text(line: Promotion) -> str:
     action = "rollback to" if line.action == ROLLBACK else f"{line.action.replace('_', ' ')} of"
     return f"{action} version {line.version} by {line.who or 'unknown'}"
 
@@ -281,10 +285,10 @@ def _old_rows(card: ModelCard) -> list[PageBlock]:
         return [Text("No rows older than the window were held out.")]
     text = (
         f"{old.num_rows} rows of days before the window, {old.num_clicks} clicks, drawn for this "
-        "and never replayed. Both models may have learned them when they were new: this shows how "
-        "well they are remembered. Where the world changed in between, a candidate that follows "
-        "it is wrong about them and scores lower; that is a fault only where the old world may "
-        "return."
+        "and never replayed. Both models may have been trained on them when they were new, so the "
+        "table shows how well the models still score them. If the data changed in between, a "
+        "candidate that follows the change scores these rows worse. This is a fault only if the "
+        "old behaviour may return."
     )
     return [Text(text), *quality_blocks(old, _names(card))]
 
@@ -305,16 +309,14 @@ def _columns_alone(aucs: Mapping[str, float]) -> PageTable:
 
 def _explored_lists(found: ReorderingGain | None) -> Text:
     if found is None:
-        return Text(
-            "No held-out list was explored, so the logs do not tell what another order is worth."
-        )
+        return Text("No held-out list was explored, so the value of another order is unknown.")
     overlap = (
         f"{found.num_lists} held-out lists were explored. The candidate would order "
         f"{percent(found.disputed_share)} of the neighbours otherwise, and {found.num_swaps} swaps "
         "of such a pair were shown"
     )
     if found.gain is None or found.low is None or found.high is None:
-        return Text(f"{overlap}: too few to tell what its order is worth.")
+        return Text(f"{overlap}: too few to estimate the value of its order.")
     return Text(
         f"{overlap}. Each such swap gains ",
         Strong(f"{found.gain:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"),
@@ -356,7 +358,7 @@ def slices_blocks(slices: Sequence[SliceQuality]) -> list[PageBlock]:
 
     def table(rows: Sequence[Sequence[object]]) -> PageTable:
         return PageTable(
-            caption="parts of the held-out rows", head=head, rows=rows, numbers=range(1, len(head))
+            caption="slices of the held-out rows", head=head, rows=rows, numbers=range(1, len(head))
         )
 
     rest = rows[_FIRST_SLICES:]
@@ -369,7 +371,7 @@ def slices_blocks(slices: Sequence[SliceQuality]) -> list[PageBlock]:
 def calibration_blocks(models: Mapping[str, Sequence[CalibrationBin]]) -> list[PageBlock]:
     """Return charts of click rate against mean score.
 
-    The chart shows the last model above the others.
+    The chart draws the last model in front of the other models.
     """
     colors = ["var(--mark)", "var(--now)"]
     lines = [
@@ -396,7 +398,7 @@ def _settings_table(card: ModelCard) -> PageTable:
     )
     rows["scores"] = card.verdict.scores_uri
     rows["run"] = card.run
-    return facts_table(rows, caption="the gate's settings and what they met")
+    return facts_table(rows, caption="settings of the gate")
 
 
 # -- training rows and recommender
@@ -404,7 +406,7 @@ def _settings_table(card: ModelCard) -> PageTable:
 
 def _drift(report: ValidationReport | None) -> list[PageBlock]:
     if report is None:
-        return [Text("Evaluation was not given the validation report.")]
+        return [Text("Evaluation had no validation report.")]
     found: list[PageBlock] = [Text(f"Validation decided: {report.decision}.")]
     if unmet := [check for check in report.checks if not check.passed]:
         found.append(Checks(caption="validation's checks", rows=check_rows(unmet)))
@@ -423,7 +425,7 @@ def _drift(report: ValidationReport | None) -> list[PageBlock]:
     rows = [
         [
             entry["feature"],
-            "learned already" if entry["learned"] else ", ".join(entry["changes"]),
+            "already trained on" if entry["learned"] else ", ".join(entry["changes"]),
             f"{number(entry['effect'])} [{number(entry['effect_low'])}, "
             f"{number(entry['effect_high'])}]",
             number(entry["threshold"]),
@@ -434,7 +436,7 @@ def _drift(report: ValidationReport | None) -> list[PageBlock]:
     found.append(
         Text(
             f"{len(moved)} of {len(report.drift)} features drifted against the rows of the "
-            "parent's line."
+            "parent's lineage."
         )
     )
     head = ["feature", "what changed", "effect [95 %]", "matters from", "q"]
@@ -446,11 +448,11 @@ def _data(raw: RawDataset) -> list[PageBlock]:
     facts: dict[str, object] = {
         "source": raw.source_uri,
         "window": f"{raw.window_start or 'the first row'} to {raw.window_end or 'the last row'}",
-        "rows read of it": f"{raw.first_event_time} to {raw.last_event_time}",
-        "learned up to": raw.last_learned_time,
-        "rows learned, of them late": f"{raw.num_train_rows}, {raw.num_late_rows}",
+        "rows read from the window": f"{raw.first_event_time} to {raw.last_event_time}",
+        "trained up to": raw.last_learned_time,
+        "training rows, of them late": f"{raw.num_train_rows}, {raw.num_late_rows}",
         "rows held out": raw.num_holdout_rows,
-        "rows replayed from earlier days, held out of them": f"{raw.num_replay_rows}, "
+        "rows replayed from earlier days, of them held out": f"{raw.num_replay_rows}, "
         f"{raw.num_replay_holdout_rows}",
         "malformed, duplicate, quarantined": f"{raw.num_malformed}, {raw.num_duplicates}, "
         f"{raw.num_quarantined}",
@@ -472,7 +474,7 @@ def _data(raw: RawDataset) -> list[PageBlock]:
     ]
     head = ["day", "version", "rows", "replayed", "digest (SHA-256)"]
     table = PageTable(caption="days that were read", head=head, rows=days, numbers=(1, 2))
-    return [facts_table(facts, caption="the rows of its round"), *([table] if days else [])]
+    return [facts_table(facts, caption="the rows of its run"), *([table] if days else [])]
 
 
 def _specification(model: Model) -> PageTable:
@@ -492,23 +494,23 @@ def _specification(model: Model) -> PageTable:
         },
         "ids of categories": sum(model.slot_sizes),
         "seed": model.seed,
-        "rows of its own round": model.num_train_rows,
-        "optimizer steps, over all rounds": model.optimizer_step,
-        "share of rows without a click that was kept": f"{model.negative_rate:g}",
+        "rows of its own run": model.num_train_rows,
+        "optimizer steps, over all runs": model.optimizer_step,
+        "share of rows without a click that was used": f"{model.negative_rate:g}",
         **{
-            f"{name} on rows just before they were learned": number(v)
+            f"{name} on rows just before training on them": number(v)
             for name, v in model.progressive.items()
         },
         "made": model.created_at,
         "folder": model.uri,
         **{f"SHA-256 of {part}": digest for part, digest in model.sha256.items()},
     }
-    return facts_table(facts, caption="what the model is")
+    return facts_table(facts, caption="model specification")
 
 
 def _lineage(model: Model, ancestors: Sequence[Ancestor]) -> list[PageBlock]:
     if model.parent_model_id is None:
-        return [Text("It began from scratch.")]
+        return [Text("It was trained from scratch.")]
     rows = [
         [
             m.model_id,
@@ -519,8 +521,8 @@ def _lineage(model: Model, ancestors: Sequence[Ancestor]) -> list[PageBlock]:
         ]
         for m in ancestors
     ]
-    head = ["model", "made", "learned from", "up to", "rows"]
-    table = PageTable(caption="its line, newest first", head=head, rows=rows, numbers=(4,))
+    head = ["model", "made", "trained from", "up to", "rows"]
+    table = PageTable(caption="its lineage, newest first", head=head, rows=rows, numbers=(4,))
     return [Text(f"It continues model {model.parent_model_id}."), table]
 
 

@@ -72,7 +72,7 @@ class Strong(PageBlock):
 
 @dataclass(frozen=True)
 class Code(PageBlock):
-    """A command or a path."""
+    """A command or a path, shown as code."""
 
     TEMPLATE: ClassVar[str] = "code.html.j2"
     text: str
@@ -80,7 +80,7 @@ class Code(PageBlock):
 
 @dataclass(frozen=True)
 class Preformatted(PageBlock):
-    """Text whose line breaks are kept."""
+    """Text whose line breaks are preserved."""
 
     TEMPLATE: ClassVar[str] = "preformatted.html.j2"
     text: str
@@ -225,7 +225,7 @@ class Card:
 class Cards(PageBlock):
     """Cards that are arranged side by side.
 
-    `is_compared` says whether the charts of the cards also have bars of earlier rows.
+    `is_compared` is True if the charts of the cards also have bars of earlier rows.
     """
 
     TEMPLATE: ClassVar[str] = "cards.html.j2"
@@ -262,6 +262,6 @@ def html_page(
 def refusal_page(step: str, reason: str) -> str:
     """Return the page of a step that refused before it had a report.
 
-    Without this page, Kubeflow would show an error.
+    Kubeflow shows an error if a step has no page.
     """
     return html_page(f"{step} refused", first=[Text(reason)], sections={}, badge=Badge("refused"))

@@ -15,7 +15,7 @@ _BREAKABLE = 20
 broken at any character."""
 _TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
 _LONG = 40
-"""Number of characters above which a cell gets its own row in a narrow window."""
+"""Maximum number of characters of a cell that shares a row in a narrow window."""
 
 
 def _cell_class(value: object, is_number: bool) -> str:

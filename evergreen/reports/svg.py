@@ -30,7 +30,7 @@ _ROW = 24
 STEPS = 1000
 """Number of distinct horizontal positions in a chart."""
 SERIES = tuple(f"var(--series-{number})" for number in range(1, 9))
-"""Colours of lines. The style sheet defines them for light and dark mode."""
+"""Colours of lines. The style sheet defines these colours for light and dark mode."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,7 +307,7 @@ def ticks(low: float, high: float, about: int) -> list[float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """Bar that shows the current share of rows. Behind it, another bar shows the earlier share."""
+    """Bar that shows the current share of rows. A second bar behind it shows the earlier share."""
 
     label: str
     now: float
@@ -326,7 +326,7 @@ class _Rectangle:
 
 @dataclass(frozen=True, kw_only=True)
 class BarChart(PageBlock):
-    """Bars side by side. Screen readers read the text `title`.
+    """Chart with one bar for each value, side by side. Screen readers read the text `title`.
 
     Bars of earlier rows are wider, so that they differ in shape and not only in colour.
     """
@@ -338,12 +338,12 @@ class BarChart(PageBlock):
     title: str
     bars: Sequence[Bar]
 
-    def rectangles(self, place: int) -> list[_Rectangle]:
-        """Return the rectangles of the bar at position `place`.
+    def rectangles(self, position: int) -> list[_Rectangle]:
+        """Return the rectangles of the bar at `position`.
 
         The first rectangle is drawn in the background.
         """
-        bar, step = self.bars[place], self.WIDTH / len(self.bars)
+        bar, step = self.bars[position], self.WIDTH / len(self.bars)
         top = max(max(each.now, each.before or 0.0) for each in self.bars) or 1.0
         shapes = []
         for name, margin, share in (
@@ -351,7 +351,7 @@ class BarChart(PageBlock):
             ("now", 0.25, bar.now / top),
         ):
             height = share * self.HEIGHT
-            x, width = (place + margin) * step, (1 - 2 * margin) * step
+            x, width = (position + margin) * step, (1 - 2 * margin) * step
             shapes.append(
                 _Rectangle(name=name, x=x, y=self.HEIGHT - height, width=width, height=height)
             )

@@ -73,8 +73,8 @@ def write_parquet(table: Any, target: Any, **options: Any) -> None:
 
 
 _MAX_ROWS_PER_BYTE = 100
-"""Maximum number of rows for each byte of a file. Each row has its own key and time, which occupy
-more than 1/100 byte."""
+"""Maximum number of rows for each byte of a file. The key and the time of each row occupy more than
+1/100 byte."""
 _FREE_ROWS = 65_536
 """Number of rows that any file may have in addition to `_MAX_ROWS_PER_BYTE` per byte."""
 _MAX_GROUP_ROWS = 1 << 24
@@ -92,13 +92,13 @@ def open_parquet(path: Path) -> pq.ParquetFile:
     """Open a Parquet file, unless it would fill the memory.
 
     Raises:
-        ContractError: it is not a regular file, not complete Parquet, or its footer states more
-            rows or bytes than a file of this size can have.
+        ContractError: the file is not a regular file or not complete Parquet, or its footer states
+            more rows or bytes than a file of this size can have.
         FileNotFoundError: the file is absent.
     """
     size, mode = (status := path.stat()).st_size, status.st_mode
     if not stat.S_ISREG(mode):
-        raise ContractError(f"{path} is no regular file, expected Parquet")
+        raise ContractError(f"{path} is not a regular file, expected Parquet")
     file = parquet_file(path)
     metadata = file.metadata
     if metadata.num_rows > _MAX_ROWS_PER_BYTE * size + _FREE_ROWS:
@@ -128,8 +128,8 @@ def bounded_batches(
     """Read some columns of one row group in batches of bounded size.
 
     A batch has at most `_MAX_TEXT_BYTES` of text in a column. If the file stores texts as a
-    dictionary, the texts remain dictionary-encoded. A long text that many rows share is then in
-    memory only once.
+    dictionary, the texts remain dictionary-encoded. A long text that many rows share is therefore
+    in memory only once.
 
     Args:
         path: File that `open_parquet` accepted.

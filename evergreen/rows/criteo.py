@@ -65,8 +65,8 @@ def criteo_rows(path: Path, head: Head, rows: TextRows, *, labelled: bool = True
 
     Args:
         path: The file.
-        head: Its first lines.
-        rows: The same file, opened as text with a header.
+        head: First lines of the file.
+        rows: The same file, opened as delimited text with a header.
         labelled: Whether rows must have a label. If False, the header may lack the label.
 
     Raises:
@@ -92,7 +92,7 @@ def criteo_rows(path: Path, head: Head, rows: TextRows, *, labelled: bool = True
             columns={name: name for name in COLUMNS},
         )
     raise ContractError(
-        f"{path} is no Criteo file: its first line has {head.lines[0].count(chr(9)) + 1} "
+        f"{path} is not a Criteo file: its first line has {head.lines[0].count(chr(9)) + 1} "
         "tab-separated and "
         f"{head.lines[0].count(',') + 1} comma-separated columns, expected {len(COLUMNS)} (label, "
         "13 integers, "
@@ -116,7 +116,7 @@ def _parse_integers(texts: Any) -> Any:
 
 
 def _no_typed(column: Any) -> Any:
-    raise pa.ArrowTypeError(f"{column.type} is no text")
+    raise pa.ArrowTypeError(f"{column.type} is not a text type")
 
 
 _INTEGERS = ValueRule(

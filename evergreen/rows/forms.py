@@ -112,7 +112,8 @@ class Reader(Protocol):
         Columns that the format does not have, such as request id or event time, are null.
 
         Args:
-            malformed: Collector of malformed rows. It also counts all rows that are read.
+            malformed: Collector of malformed rows. The collector also counts all rows that are
+                read.
 
         Raises:
             ContractError: the file is corrupt, or too many of its rows are malformed.
@@ -127,8 +128,8 @@ def click_log_files(path: Path) -> list[Path]:
     files or notes.
 
     Raises:
-        ContractError: no file is found, or a file is present both compressed and uncompressed. The
-            rows of such a file would be used twice.
+        ContractError: no file is found, or a file is present both compressed and uncompressed. If
+            both forms of a file were read, its rows would be used twice.
     """
     if path.is_file():
         return [path]
@@ -189,10 +190,10 @@ def open_rows(path: Path) -> FileRows:
     """Open a file of Parquet, JSON lines, or text with a header, and return its rows.
 
     Raises:
-        ContractError: The file has none of these formats, is empty or is corrupt.
+        ContractError: The file has none of the supported formats, is empty or is corrupt.
     """
     if not path.is_file():
-        raise ContractError(f"{path} is no file, expected one of rows")
+        raise ContractError(f"{path} is not a file, expected a file of rows")
     if _is_parquet(path):
         return ParquetRows.open(path)
     head = read_head(path)
@@ -347,7 +348,7 @@ def columns_of(here: Sequence[str], recommender: Recommender, *, path: Path) -> 
 
     Args:
         here: Names of the columns in the file.
-        recommender: Recommender of its rows.
+        recommender: Recommender of the file's rows.
         path: The file, for messages.
 
     Raises:

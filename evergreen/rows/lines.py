@@ -102,7 +102,7 @@ class Rejected(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Complete lines of a file. They are UTF-8, and each line ends in a line feed."""
+    """Complete lines of a file. The lines are UTF-8, and each line ends in a line feed."""
 
     first_line: int
     """Number of the first line in the file, from 1."""
@@ -124,8 +124,8 @@ class Dialect:
     header: bytes | None = None
     """Text of the header record, without its line end. None if the file has no header."""
     has_comments: bool = False
-    """Whether lines that begin with `#` are comments. Such lines are comments if the first line of
-    the file begins with `#`."""
+    """Whether lines that begin with `#` are comments. Set this to True if the first line of the
+    file begins with `#`."""
 
     @cached_property
     def _field(self) -> str:
@@ -172,7 +172,7 @@ class Dialect:
     def literal(self, text: str) -> str | None:
         """Return the line as a record whose quotes are plain characters.
 
-        Returns None if the line then has a wrong number of fields.
+        Returns None if that record has a wrong number of fields.
         """
         parts = text.removesuffix("\n").split(self.delimiter)
         if len(parts) != self.num_fields:
@@ -202,7 +202,8 @@ class Records(NamedTuple):
     """The records of a block."""
 
     content: bytes
-    """Bytes of the records only. Each record is complete and has all fields of the dialect."""
+    """Bytes of the records, without any other lines. Each record is complete and has all fields of
+    the dialect."""
     numbers: NDArray[np.int64]
     """Line number, in the file, of each record's first line."""
     rejected: list[Rejected]
@@ -408,12 +409,12 @@ class _Splitter:
         """Mask of the header lines."""
         self._is_record = np.zeros(len(lines), bool)
         """Mask of the lines that begin a record."""
-        self._is_kept = np.zeros(len(lines), bool)
+        self._in_record = np.zeros(len(lines), bool)
         """Mask of the lines that are part of a record."""
 
     def split(self) -> Records:
         regular, lines = self._regular(), self._without_last_delimiter()
-        self._is_record[regular] = self._is_kept[regular] = True
+        self._is_record[regular] = self._in_record[regular] = True
         done, rest_from = -1, len(self._lines)
         for line in np.flatnonzero(~self._is_record).tolist():
             if line > done:
@@ -422,7 +423,7 @@ class _Splitter:
                     rest_from = line
                     break
                 done = end
-        kept = self._is_kept[:rest_from]
+        kept = self._in_record[:rest_from]
         records = np.flatnonzero(self._is_record[:rest_from])
         if self._changed:
             texts = pa.array([self._changed[i] for i in sorted(self._changed)], pa.binary())
@@ -477,14 +478,13 @@ class _Splitter:
         return regular
 
     def _headers(self) -> NDArray[np.bool_]:
-        """Return which lines are headers.
+        """Return a mask of the header lines.
 
         A header contains the names of the columns. A file has several header lines if files with
-        headers were concatenated. Case and quotes are ignored in this comparison.
+        headers were concatenated. The comparison ignores case and quotes.
 
         Raises:
-            ContractError: A line has the names of the columns, but in another order than the
-                header.
+            ContractError: A line has the same column names as the header in another order.
         """
         found, header = np.zeros(len(self._lines), bool), self._dialect.header
         if header is None:
@@ -535,13 +535,14 @@ class _Splitter:
             lines.filter(pa.array(longer)), start=-2, stop=-1, replacement=b""
         )
         self._is_record |= longer
-        self._is_kept |= longer
+        self._in_record |= longer
         return pc.replace_with_mask(lines, pa.array(longer), cut)
 
     def _irregular_line(self, line: int) -> int | None:
         """Classify a line that is not a record by itself.
 
-        Returns the last line that was classified. Returns None if the next lines are needed.
+        Returns the last line that was classified. Returns None if the classification needs lines of
+        the next block.
         """
         dialect, raw = self._dialect, self._lines[line].as_py()
         if self._is_header[line]:
@@ -586,7 +587,7 @@ class _Splitter:
     def _as_header(self) -> str:
         """Return the header as text.
 
-        It is part of the error about a line's wrong number of fields.
+        The error about a wrong number of fields shows this text.
         """
         header = self._dialect.header
         return "" if header is None else f", as in the header {shown(header)[:80]!r}"
@@ -594,7 +595,8 @@ class _Splitter:
     def _without_trailing(self, text: str) -> str | None:
         """Return a line without the empty fields after the last column.
 
-        Returns None if the line has no such fields, or if the shorter line is not a record.
+        Returns None if the line has no empty fields at its end, or if the shorter line is not a
+        record.
         """
         mark = self._dialect.delimiter
         body = text.rstrip("\r\n")
@@ -628,11 +630,11 @@ class _Splitter:
         if end is not None:
             if not any(alone[:-1]) and (literal is None or not alone[-1]):
                 self._is_record[line] = True
-                self._is_kept[line : end + 1] = True
+                self._in_record[line : end + 1] = True
                 self._is_record[line + 1 : end + 1] = False
                 self._changed |= {i: self._lines[i].as_py() for i in range(line, end + 1)}
                 return end
-            self._is_record[line : end + 1] = self._is_kept[line : end + 1] = False
+            self._is_record[line : end + 1] = self._in_record[line : end + 1] = False
             return self._reject(line, end, "a quote opens here, and its closing quote is ambiguous")
         if literal is not None:
             return self._take(line, literal)
@@ -648,18 +650,18 @@ class _Splitter:
         return self._alone[line]
 
     def _take(self, line: int, text: str) -> int:
-        self._is_record[line] = self._is_kept[line] = True
+        self._is_record[line] = self._in_record[line] = True
         self._changed[line] = text.replace("\r\n", "\n").encode()
         return line
 
     def _reject(self, line: int, end: int, reason: str) -> int:
         for i in range(line, end + 1):
             number = self._block.first_line + i
-            told = (
+            line_reason = (
                 reason
                 if i == line
                 else f"in line {self._block.first_line + line} {reason.replace(' here', '')}"
             )
-            self._rejected.append(Rejected(number, told, shown(self._lines[i].as_py())))
+            self._rejected.append(Rejected(number, line_reason, shown(self._lines[i].as_py())))
         self._counts.rejected += end - line + 1
         return end

@@ -58,15 +58,15 @@ class RawParquet:
     days."""
     with_strays: bool = True
     """Whether this reader reports rows without a time, and rows of another day, as malformed. For
-    each day exactly one reader reports them."""
+    each day, exactly one reader reports these rows."""
     unread: frozenset[str] = frozenset()
-    """Names of features that are not read and that are null in the rows. The file may lack these
-    features."""
+    """Names of features that are not read and that are null in the rows. A file may lack the
+    features that are not read."""
     weighted: bool = False
     """Whether rows have weights. If a file has no weight column, each row has weight 1."""
     with_words: bool = False
     """Whether strings and integers are returned in the form in which the lake stores them. If
-    False, they are converted to categories."""
+    False, strings and integers are converted to categories."""
     words: WordCounts | None = None
     """Counter of the texts read. None = texts are not counted."""
     has_times: bool = True
@@ -76,8 +76,8 @@ class RawParquet:
         """See `Reader.batches`."""
         file = open_parquet(self.path)
         schema = file.schema_arrow  # pyarrow computes the property again at each access
-        not_asked = {*schema.names, *SERVED_BY, WEIGHT}
-        absent = [name for name in self._names if name not in not_asked]
+        not_required = {*schema.names, *SERVED_BY, WEIGHT}
+        absent = [name for name in self._names if name not in not_required]
         if missing := [name for name in absent if name not in self.features.names]:
             raise ContractError(
                 f"{self.path} lacks the columns {missing}, expected the raw schema: "

@@ -7,7 +7,7 @@ scores the candidate and the champion on the same held-out rows. A champion with
 features would lose to any candidate.
 
 Extraction writes rows in the raw schema. If the type of a feature became text, extraction casts the
-feature if possible. A column that is not in the schema is not read. The next step cannot see these
+feature if possible. A column that is not in the schema is not read. Validation cannot see these
 changes, so `RawDataset.schema_mismatches` reports them. A column that is absent or cannot be cast
 stops the step (`rows.parquet`).
 
@@ -164,8 +164,8 @@ def is_text(found: Any) -> bool:
 
 def _is_number(found: Any) -> bool:
     values = found.value_type if pa.types.is_dictionary(found) else found
-    # pandas gives a column without any value the type null. A column of this type has not changed
-    # its type.
+    # pandas writes a column without values with the type null. The type null does not count as a
+    # mismatch.
     kinds = (
         pa.types.is_integer,
         pa.types.is_floating,
@@ -179,8 +179,8 @@ def _is_number(found: Any) -> bool:
 logger = logging.getLogger(__name__)
 
 CHECKED_FROM_ROWS = 10_000
-"""After this number of rows, a file is checked while it is read. The step then stops early at a
-file with too many malformed rows. Each file is checked again at its end."""
+"""After this number of rows, a file is checked while it is read. If a file has too many malformed
+rows, the step then stops before the end of the file. Each file is checked again at its end."""
 _NUM_EXAMPLES = 3
 Named = Callable[[Path], str]
 """Function that converts the path of a file to its displayed name."""
@@ -244,7 +244,7 @@ class MalformedRows:
     def of_part(self, number: int) -> "MalformedRows":
         """Return a new collector for one part of the rows. Another process may read the part.
 
-        Merge its collector into this one after the reading.
+        After the reading, merge the part's collector into this collector.
         """
         path = self.path.with_name(f"{self.path.name}.{number}")
         return MalformedRows(
@@ -264,7 +264,7 @@ class MalformedRows:
     def merge(self, part: "MalformedRows") -> None:
         """Add the rows of another collector, which must be closed.
 
-        The file of that collector is deleted.
+        The file of the other collector is deleted.
         """
         if part.num_rows:
             self._opened().write(part.path.read_text(encoding="utf-8"))
@@ -298,7 +298,7 @@ class MalformedRows:
         """Record a file whose rows cannot be read.
 
         Raises:
-            ContractError: the given `error`, unless unfit files are collected.
+            ContractError: `error` is raised, unless unfit files are collected.
         """
         if not self.collects_unfit:
             raise error
@@ -638,7 +638,7 @@ def find_malformed(
     """Return the first reason that was found for each malformed row of a raw batch.
 
     Args:
-        batch: The rows. The weight of a row is checked if the batch has a column of weights.
+        batch: The rows. If the batch has a weight column, the weights are checked too.
         features: Features of the recommender.
         keys: Columns of `KEY_COLUMNS` that must have a value too.
         names: Names in the file, for the columns that have another name in the file.

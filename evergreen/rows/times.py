@@ -105,7 +105,7 @@ def parse_day(name: str, text: str) -> date:
         found = datetime.strptime(text, "%Y-%m-%d").date()
     except ValueError as error:
         raise ContractError(f"{name} is {text!r}, expected a date YYYY-MM-DD") from error
-    if str(found) != text or found.year == MAXYEAR:  # some times of that year are out of range
+    if str(found) != text or found.year == MAXYEAR:  # some times of the year 9999 are out of range
         raise ContractError(
             f"{name} is {text!r}, expected a date YYYY-MM-DD before the year {MAXYEAR}"
         )

@@ -1,8 +1,8 @@
 """Lake files whose rows cannot be read. A run does not read unfit files, and its report names them.
 
 A file is unfit if it is corrupt, lacks a column, has a column of another type, or has too many
-malformed rows. A reader of several files reports all unfit files at once. The remaining files then
-need only a few more attempts.
+malformed rows. A reader of several files reports all unfit files at once. A person can therefore
+correct all of them in few attempts.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -56,7 +56,7 @@ def expect_few(
 
     Args:
         unfit: Files that are unfit to read.
-        num_fit: Number of all other files.
+        num_fit: Number of files that are fit to read.
         what: Kind of the files, for the error message.
         max_fraction: Maximum share of unfit files, in [0, 1].
 
@@ -79,8 +79,8 @@ def read_each(paths: Iterable[Path], read: Callable[[Path], T]) -> list[T]:
     """Return the results of `read` for each file, in order.
 
     Raises:
-        UnfitFiles: `read` raised a `ContractError` for at least one file. The error names all of
-            these files.
+        UnfitFiles: `read` raised a `ContractError` for at least one file. The error names all unfit
+            files.
     """
     found: list[T] = []
     unfit: dict[Path, str] = {}

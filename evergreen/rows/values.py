@@ -111,8 +111,8 @@ def plain(column: Any) -> Any:
 
 
 def _decoded(value: bytes | None) -> str | None:
-    # A byte that is not UTF-8 makes only its row malformed. Such a byte becomes the replacement
-    # character, which no rule accepts.
+    # A byte that is not UTF-8 makes only its row malformed. The invalid byte becomes the
+    # replacement character, which no rule accepts.
     return None if value is None else value.decode(errors="replace")
 
 
@@ -152,7 +152,7 @@ def _mixed(texts: Any, usual: Any, convert: Callable[[str], Any]) -> Any:
 
 
 def matching(texts: Any, pattern: str) -> Any:
-    """Return the texts that match an RE2 pattern, and null for the others."""
+    """Return the texts that match an RE2 pattern, and null for all other texts."""
     return pc.if_else(pc.match_substring_regex(texts, pattern), texts, pa.scalar(None, texts.type))
 
 

@@ -1,8 +1,8 @@
 """Atomic, durable writes of files and folders, and the hashes that verify them.
 
-A write first goes to a temporary file. The file is flushed, and renamed. Then its folder is
-flushed. A reader therefore never sees half a file or half a folder. The modules that define a
-format decide how its bytes are interpreted.
+A write first goes to a temporary file. The file is flushed, and renamed. After the rename, the
+folder of the file is flushed. A reader therefore never sees half a file or half a folder. The
+modules that define a format decide how its bytes are interpreted.
 """
 
 import fcntl
@@ -25,8 +25,8 @@ from evergreen.runtime.errors import ContractError, TemporaryError, UnreadableFi
 T = TypeVar("T")
 
 UNFINISHED = re.compile(r"\.(.+)\.[0-9a-f]{32}")
-"""Marker in the name of an unfinished file or folder. A killed write leaves a file or folder with
-this marker behind."""
+"""Marker in the name of an unfinished file or folder. If a write is killed, a file or folder with
+this marker remains."""
 
 
 def no_checkpoint(name: str) -> None:
@@ -40,8 +40,8 @@ _PRIVATE = 0o027
 """Mode bits that are removed from files of the model registry and of a run: all bits of other
 users, and the write bit of the group."""
 READABLE = 0o022
-"""Mode bits that are removed from files if programs of another user read them. Examples are the
-files of a model repository."""
+"""Mode bits that are removed from files that programs of another user read. Examples are the files
+of a model repository."""
 
 
 def own_umask(mask: int = _PRIVATE) -> int:
@@ -238,10 +238,10 @@ def whole_directory(final: Path, *, replace: bool = False) -> Iterator[Path]:
     """Yield an empty temporary folder that becomes `final` on success and is removed on error.
 
     Args:
-        final: Folder to create. It appears by one rename.
-        replace: Whether to first remove `final` and the temporary folder of an earlier, killed try.
-            Set it only for a folder that no other process reads meanwhile. If two processes write
-            the same folder, the work of one process is lost.
+        final: Folder to create. The folder appears by one rename.
+        replace: Whether to first remove `final` and the temporary folder of an earlier attempt that
+            was killed. Set `replace` only for a folder that no other process reads meanwhile. If
+            two processes write the same folder, the work of one process is lost.
 
     Raises:
         FileExistsError: `final` exists and `replace` is not set, because a published folder never
@@ -267,7 +267,7 @@ def whole_directory(final: Path, *, replace: bool = False) -> Iterator[Path]:
     except Exception as error:
         if replace and (final.exists() or not aside.exists()):
             raise TemporaryError(
-                f"another process makes {final} too, so this one's work is lost: {error}"
+                f"another process also created {final}, so this work is lost: {error}"
             ) from error
         raise
     finally:

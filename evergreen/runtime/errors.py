@@ -23,7 +23,7 @@ class TemporaryError(Exception):
 
 
 class PermanentError(Exception):
-    """A retry cannot help. The caller must stop, or set the message aside."""
+    """A retry cannot help. The caller must stop, or store the message as a dead letter."""
 
 
 class Refused(Exception):
@@ -31,7 +31,10 @@ class Refused(Exception):
 
 
 class Preempted(Exception):
-    """The step received a request to stop and saved its progress. A retry continues from there."""
+    """The step received a request to stop and saved its progress.
+
+    A retry continues from the saved progress.
+    """
 
 
 def first_line(error: BaseException) -> str:
@@ -60,7 +63,7 @@ def run_again(flags: str) -> str:
 def flags_to_run_again(reason: str) -> list[str]:
     """Return the flags that `run_again` put into an error message, as a list of arguments.
 
-    The list is empty if the message has no such flags.
+    The list is empty if the message contains no flags.
 
     >>> flags_to_run_again(f"it is new; {run_again('-p parent=none')}")
     ['-p', 'parent=none']

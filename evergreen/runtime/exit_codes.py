@@ -28,8 +28,8 @@ P = ParamSpec("P")
 
 _OBJECTS_PER_COLLECTION = 50_000
 """Number of new objects after which Python's garbage collector runs in a command. The validation
-step took 9.4 s. With Python's default of 700, collections took 1.2 s of this time during the
-imports, and another 1.6 s at the end."""
+step took 9.4 s. With Python's default of 700, garbage collection took 1.2 s of these 9.4 s during
+the imports, and another 1.6 s at the end."""
 
 
 class ExitCode(IntEnum):
@@ -46,8 +46,8 @@ class ExitCode(IntEnum):
     DEFECT = 70
     """The program has a bug (EX_SOFTWARE of sysexits.h). The traceback is on standard error."""
     PREEMPTED = 75
-    """The step was asked to stop and has saved its progress (EX_TEMPFAIL of sysexits.h). A retry
-    continues from the saved progress."""
+    """The step was requested to stop and has saved its progress (EX_TEMPFAIL of sysexits.h). A
+    retry continues from the saved progress."""
     INTERRUPTED = 130
     """The user pressed Ctrl-C."""
 
@@ -56,8 +56,8 @@ def exits_with_code(main: Callable[P, int]) -> Callable[P, int]:
     """Turn the exceptions of a command's `main` into one line on standard error and an `ExitCode`.
 
     `SystemExit` passes through, so that argparse behaves as usual. A closed output pipe, as after
-    `head`, is not an error. Any other exception is a bug. In this case the traceback is printed,
-    and the exit code differs from that of a refusal.
+    `head`, is not an error. Any other exception is a bug. The program then prints the traceback and
+    ends with an exit code that no refusal has.
 
     While `main` runs, Python collects garbage less often (`_OBJECTS_PER_COLLECTION`). When the
     process ends, Python collects no garbage.

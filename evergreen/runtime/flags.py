@@ -44,17 +44,43 @@ class _WithDefaults(argparse.ArgumentDefaultsHelpFormatter):
     """Formatter that appends a flag's default, unless it is empty or the help text mentions it."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        is_telling = action.default not in (None, "", (), []) and action.default is not False
-        is_telling = is_telling and action.const is not False  # a flag that turns something off
+        shows_default = action.default not in (None, "", (), []) and action.default is not False
+        # `const` is False for a flag that turns something off.
+        shows_default = shows_default and action.const is not False
         return (
             super()._get_help_string(action)
-            if is_telling and "default" not in (action.help or "")
+            if shows_default and "default" not in (action.help or "")
             else action.help
         )
 
 
+def add_store_flag(
+    parser: argparse.ArgumentParser,
+    *,
+    default: str | None = None,
+    required: bool = True,
+    text: str = "folder or URI of the registry",
+) -> None:
+    """Add the flag `--store`, which names a model registry (`evergreen.registry`).
+
+    Args:
+        parser: Parser of the command.
+        default: Registry if the flag is not given. The flag is then optional.
+        required: Whether the flag must be given if there is no default.
+        text: Help text of the flag.
+    """
+    parser.add_argument(
+        "--store",
+        default=default,
+        required=required and default is None,
+        help=text,
+    )
+
+
 def run_flags(**values: object) -> list[str]:
-    """Return the command-line flags of a step. Each flag has the name of its value, with hyphens.
+    """Return the command-line flags of a step.
+
+    Each flag has the name of its value, with hyphens instead of underscores.
 
     >>> run_flags(run="r 1", batch_size=2048)
     ['--run=r 1', '--batch-size=2048']

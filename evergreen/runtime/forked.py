@@ -6,9 +6,9 @@ time again. The callers choose how to divide the work, and ensure that the divis
 the results.
 
 `concurrent.futures.ProcessPoolExecutor` has two drawbacks for this use. If the process that uses
-the executor is stopped, the executor waits for running work, longer than a cluster waits for a pod.
-When a process is killed while it sends its result, the executor waits forever, because its
-processes share one pipe.
+the executor is stopped, the executor waits for running work, and this wait may be longer than a
+cluster waits for a stopping pod. When a process is killed while it sends its result, the executor
+waits forever, because its processes share one pipe.
 """
 
 import ctypes
@@ -32,8 +32,8 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 MAX_PROCESSES = 8
-"""Highest number that `usual_processes` returns. Each process holds a part of the rows in
-memory."""
+"""Highest number that `usual_processes` returns. The number is limited because each process holds a
+part of the rows in memory."""
 _CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 _PR_SET_PDEATHSIG = 1
 _WAIT_SECONDS = 1.0
@@ -42,7 +42,7 @@ _WAIT_SECONDS = 1.0
 def available_cores() -> int:
     """Return the number of cores that this process may use.
 
-    Both the CPU affinity and the CPU limit of the container limit this number. A fractional CPU
+    The CPU affinity and the CPU limit of the container both limit the number. A fractional CPU
     limit is rounded up.
     """
     cores = len(os.sched_getaffinity(0))
@@ -64,8 +64,8 @@ def run_all(
     """Return the function's results in the order of the items.
 
     A single item is processed in this process. If one process is requested, all items are processed
-    here. With more processes, the items are processed in new forked processes. Forked processes
-    share the function, the items and all data that these refer to, without a copy. Results are
+    here. With more processes, the items are processed in new forked processes. The forked processes
+    share the function, the items and the data that these refer to, without a copy. Results are
     pickled. The function must not need a lock or a thread of the calling process. An exception of
     the function is raised again in this process. If several items fail, the first item's error is
     raised. When the call ends, all processes are stopped immediately.
@@ -106,8 +106,8 @@ def shares(
     """Divide the items into at most `number` consecutive shares of nearly equal weight.
 
     Shares without an item are not returned. Weights are positive, and the default weight of an item
-    is 1. An item belongs to the share that contains the item's middle. A share therefore differs
-    from the ideal size by at most half an item at each end.
+    is 1. An item belongs to the share that contains the middle of the item's weight. A share
+    therefore differs from the ideal size by at most half an item at each end.
 
     >>> shares("abcde", 2), shares("a", 3), shares([1, 1, 1, 9], 2, weight=float)
     ([['a', 'b'], ['c', 'd', 'e']], [['a']], [[1, 1, 1], [9]])
@@ -133,8 +133,8 @@ def _fork_worker(
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     with theirs:
-        # The process is a daemon, because the interpreter's exit must not wait for it if a signal
-        # interrupted its registration here.
+        # A signal may interrupt the registration of the process here. As a daemon, the process does
+        # not block the exit of the interpreter after such an interruption.
         process = context.Process(
             target=_work,
             args=(function, items, theirs),

@@ -79,9 +79,10 @@ class KubeflowServer:
         host: Address of the KFP API, such as `http://localhost:8888`.
         namespace: Namespace in a multi-user installation. The namespace must be empty in a
             single-user installation.
-        token_file: File with the token, read again for each request. If it is empty, kfp's own
-            variable names the file, or else the pod's projected token is used. If the default file
-            is absent, no token is sent. A single-user installation needs no token.
+        token_file: File with the token, read again for each request. If it is empty, the token is
+            read from the file that kfp's own variable names, or else from the pod's projected
+            token. If the default file is absent, no token is sent. A single-user installation needs
+            no token.
         timeout_seconds: Timeouts of each request: one for connecting, and one for reading.
 
     Every method raises TemporaryError if the server does not answer, reports an error of its own,
@@ -214,8 +215,8 @@ class KubeflowServer:
         """Return the version that was uploaded last, or None if there is none.
 
         The server's times have a resolution of one second. Uploading a new pipeline also creates a
-        version with the pipeline's name. Among versions of the same second, one that `evergreen
-        submit` created is therefore preferred.
+        version with the pipeline's name. If several versions have the same second, a version that
+        `evergreen submit` created is preferred.
         """
         with self.requests():
             answer = self.client.list_pipeline_versions(
@@ -266,8 +267,8 @@ class KubeflowServer:
             name: Name in Kubeflow's list. Other runs may have the same name.
             source: Compiled file, or uploaded version.
             parameters: Parameters of the pipeline that differ from their defaults.
-            service_account: Service account of the steps' pods. If it is empty, the server chooses
-                the account.
+            service_account: Service account of the steps' pods. If the account is empty, the server
+                chooses one.
             description: Text for people, on the run's page.
         """
         with self.requests(), self._described(description):
@@ -302,7 +303,7 @@ class KubeflowServer:
     def failed_runs(self, experiment_id: str, *, among: int) -> list[FailedRun]:
         """Return the failed runs of an experiment, newest first.
 
-        Only the newest runs are examined. The number of examined runs is `among`.
+        Only the newest runs are examined. `among` is the number of runs that are examined.
         """
         with self.requests():
             answer = self.client.list_runs(
@@ -368,7 +369,7 @@ def wait(
         sleep: Function that pauses for a number of seconds.
 
     Raises:
-        PermanentError: there is no such run.
+        PermanentError: the run does not exist.
         TemporaryError: the run is active after `seconds`. It continues.
     """
     deadline = time.monotonic() + seconds

@@ -1,8 +1,11 @@
-"""Import of ONNX Runtime with its telemetry disabled. Its wheels send telemetry by default.
+"""Import of ONNX Runtime with its telemetry disabled.
 
-ONNX Runtime reads the variable at import. Every module of this project therefore imports ONNX
-Runtime through this module. Code in Triton's model file cannot set the variable. A program that
-starts Triton therefore passes `SILENT` to it.
+The wheels of ONNX Runtime send telemetry by default.
+
+The import of ONNX Runtime reads the environment variable that disables the telemetry. Every
+module of this project therefore imports ONNX Runtime through this module. Code in Triton's model
+file cannot set the variable. A program that starts Triton therefore passes the variable in `SILENT`
+to it.
 """
 
 import os

@@ -1,8 +1,8 @@
 """Untrusted text in log lines and terminal listings.
 
 Ids, names and reasons are chosen by publishers of records and by people who start runs. Control
-characters in these texts could change the terminal, and a line break could forge a line of the log.
-JSON output does not need this protection, because JSON escapes control characters.
+characters in these texts could change the state of the terminal, and a line break could forge a
+line of the log. JSON output does not need this protection, because JSON escapes control characters.
 """
 
 import json

@@ -1,8 +1,9 @@
 """Tables, local times and progress bars of the commands.
 
-Rich renders them, and is imported when a command prints. A table is cut to the width of the
-terminal. Output that is not a terminal gets the whole table. Colors appear only on a terminal, and
-not if the environment variable NO_COLOR is set. Progress bars are written to standard error.
+Rich renders the tables and bars, and is imported when a command prints. A table is cut to the width
+of the terminal. Output that is not a terminal gets the whole table. Colors appear only on a
+terminal, and not if the environment variable NO_COLOR is set. Progress bars are written to standard
+error.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from typing import Protocol
 from evergreen.runtime.plain_text import printable
 
 ABSENT = "-"
-"""Cell of a value that does not exist."""
+"""Text of a cell without a value."""
 _MIN_CUT_WIDTH = 12
 """Minimum width of a column that is cut in the middle."""
 UNLIMITED = 10_000
@@ -33,11 +34,12 @@ class TableColumn:
     """Whether cells are cut with an ellipsis to make the table fit."""
     is_cut_in_middle: bool = False
     """Whether cells are cut in the middle, because the ends of names tell them apart. A table has
-    at most one such column, and its cells are cut before those of flexible columns."""
+    at most one column that is cut in the middle, and its cells are cut before those of flexible
+    columns."""
     is_number: bool = False
     """Whether cells are aligned to the right."""
     is_wide_only: bool = False
-    """Whether the column is left out if the table does not fit."""
+    """Whether the column is omitted if the table does not fit."""
 
 
 def add_listing_flags(parser: argparse.ArgumentParser) -> None:
@@ -95,7 +97,7 @@ def _natural_width(columns: Sequence[TableColumn], cells: Sequence[Sequence[str]
 def _cut_in_middle(
     columns: Sequence[TableColumn], cells: list[list[str]], shown: Sequence[int], *, width: int
 ) -> None:
-    """Cut the cells of the column that is cut in the middle, until the shown columns fit."""
+    """Cut the column that is cut in the middle, until the shown columns fit."""
     for at in shown:
         if columns[at].is_cut_in_middle and cells:
             of_shown = [[row[each] for each in shown] for row in cells]
@@ -151,7 +153,7 @@ def progress(title: str, *, total: int | None = None) -> Iterator[Advance]:
 
     Args:
         title: What the command does, and the unit of the amounts.
-        total: Expected amount. None if it is unknown.
+        total: Expected amount. None if the total is unknown.
 
     Yields:
         The function that moves the bar.
@@ -167,7 +169,8 @@ def progress(title: str, *, total: int | None = None) -> Iterator[Advance]:
         return
     end = bars.TimeElapsedColumn() if total is None else bars.TimeRemainingColumn()
     text = bars.TextColumn("{task.fields[done]}")
-    # What the command prints meanwhile goes above the bar. A redirected output stays redirected.
+    # Output of the command goes above the bar while the bar is shown. A redirected output stays
+    # redirected.
     with bars.Progress(
         bars.TextColumn("{task.description}"),
         bars.BarColumn(),

@@ -1,7 +1,7 @@
 """Workers of a step: local processes, or the workers of a Dask scheduler that the run names.
 
-Extraction and preprocessing use the workers to divide their rows. Both steps define the work items,
-and ensure that the choice of worker does not change a result.
+Extraction and preprocessing use the workers to divide their rows. Extraction and preprocessing
+define the work items, and ensure that the choice of worker does not change a result.
 """
 
 import hashlib
@@ -60,7 +60,7 @@ class Pickled(NamedTuple):
         content = Path(self.path).read_bytes()
         if hashlib.sha256(content).hexdigest() != self.sha256:
             raise TemporaryError(
-                f"{self.path} is not what a worker wrote, expected sha256 {self.sha256}"
+                f"{self.path} was changed after a worker wrote it, expected sha256 {self.sha256}"
             )
         return pickle.loads(content)
 

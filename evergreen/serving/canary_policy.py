@@ -2,25 +2,27 @@
 
 The functions are pure, and `canary.evidence` reads the evidence. The labels are evaluated over all
 pairs since the canary began, because both arms scored every pair, whatever the canary's share.
-Looks are planned: the first is after `min_pairs` pairs, and each further look is after twice as
-many pairs. A look uses exactly its planned number of pairs, the oldest first. Frequent steps, or
-repeated steps after a crash, are therefore not extra looks.
+Looks at the pairs are planned: the first look is after `min_pairs` pairs, and each further look
+after twice as many. Each look uses exactly its planned number of pairs, beginning with the oldest
+pair. If a step runs more often, or is repeated after a crash, the number of looks therefore stays
+the same.
 
 A degradation is significant if a one-sided p-value is below alpha / (looks * 2). The tests are for
 the AUC difference (paired DeLong) and for the mean log loss difference. Rows are clustered by user,
-or by request if there are no users. This Bonferroni correction holds for any dependence between
+or by request if there are no users. The Bonferroni correction is valid for any dependence between
 looks and metrics. The probability of aborting an equal model is at most `alpha` over the canary's
-whole life. O'Brien-Fleming bounds would have more power. However, O'Brien-Fleming bounds need
-independent increments. Rows mature by request and day, so the increments may be dependent. Both
-tests assume normal means, so at least `MIN_REQUESTS` requests must have clicks, however many rows
-there are. With three clicks, one equal model in thirty would be aborted at its first look.
+whole life. O'Brien-Fleming bounds would have more power. O'Brien-Fleming bounds are not used,
+because they need independent increments. Rows mature by request and day, so the increments may be
+dependent. Both tests assume that the means are normally distributed, so at least `MIN_REQUESTS`
+requests must have clicks, however many rows there are. With only three requests with clicks, one
+equal model in thirty would be aborted at its first look.
 
 The canary grows when the tests confirm that both metrics are within their margins. Each look has a
 part of the one-sided level `growth_alpha`, and the parts add up to `growth_alpha`. Both tests must
 pass, so no further correction is needed. The level of each look is proportional to its number of
-pairs, so that the late and more reliable looks get most of it. A canary that is undecided at the
-last look is aborted. A canary with too few pairs for its looks continues until a person ends it or
-a later candidate passes.
+pairs, so that the later and more reliable looks get most of the level. If the canary is undecided
+at the last look, it is aborted. If there are too few pairs for the next look, the canary continues
+until a person ends it or a later candidate passes.
 
 Errors are tested at every step by `sequential_binomial`, which is valid for any number of looks.
 Latency is not tested but bounded by the ratio of means, because Triton's counters have no medians
@@ -79,14 +81,14 @@ class Pairs:
     """
 
     labels: NDArray[np.uint8]
-    """[n] 0 or 1."""
+    """[n] label of each row, 0 or 1."""
     stable: NDArray[np.float32]
     """[n] probabilities of the stable version, served or shadow."""
     canary: NDArray[np.float32]
     """[n] probabilities of the canary, served or shadow."""
     groups: NDArray[np.int64]
-    """[n] user id of each row. A row without a user gets the number of its request. That number is
-    negative if other rows have users."""
+    """[n] user id of each row. A row without a user gets the number of its request. A request
+    number used as a user is negative if other rows have users."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -103,7 +105,7 @@ class ArmCounts:
     success: float = 0.0
     failure: float = 0.0
     infer_us: float = 0.0
-    """Total time in the model of computed requests, in microseconds."""
+    """Total compute time of the requests in the model, in microseconds."""
     cache_hits: float = 0.0
 
     @property
@@ -153,16 +155,16 @@ class CanaryPolicy:
     """Share of the traffic at each stage, ascending. After the last stage the canary is
     released."""
     min_pairs: int = 2_000
-    """Number of pairs at the first look. Each further look has twice as many pairs as the look
-    before."""
+    """Number of pairs at the first look at the labels. Each further look has twice as many pairs as
+    the look before."""
     max_looks: int = 8
     """Number of looks. A canary that is undecided at the last look is aborted."""
     alpha: float = 0.05
     """Maximum probability of aborting an equally good model because of the labels, over all
     looks."""
     growth_alpha: float = 0.025
-    """Maximum probability of ever growing a model that is worse by more than a margin. The gate
-    adds 2.5 %, so the total probability is 5 %."""
+    """Maximum probability that the traffic of a model ever grows, although the model is worse by
+    more than a margin. The gate adds 2.5 %, so the total probability is 5 %."""
     auc_margin: float = 0.002
     """Tolerated decrease of the AUC. The default is the margin of the gate."""
     log_loss_margin: float = 0.005
@@ -236,7 +238,7 @@ class ArmDifference:
 
 @dataclass(frozen=True, kw_only=True)
 class CountsDecision:
-    """Decision from the checks of errors and latency. Unknown numbers are None."""
+    """Decision that follows from the checks of errors and latency. Unknown numbers are None."""
 
     checks: tuple[Check, ...]
     counts: BothCounts | None = None
@@ -257,10 +259,10 @@ class PairsDecision:
     num_pairs: int
     num_clicks: int
     look: int
-    """Number of looks that have been due so far."""
+    """Number of looks for which enough pairs have arrived."""
     pairs_needed: int | None = None
-    """Number of additional pairs until the next look. None if no look remains, or if more pairs
-    cannot change the result."""
+    """Number of additional pairs until the next look. None if no look remains, or if the decision
+    is already made."""
     auc: ArmDifference | None = None
     log_loss: ArmDifference | None = None
 
@@ -291,7 +293,10 @@ class CanaryDecision:
 
     @property
     def checks(self) -> tuple[Check, ...]:
-        """Checks of both kinds of evidence. Empty = no evidence was evaluated."""
+        """All checks: first the checks of counters, then the checks of labels.
+
+        Empty = no evidence was evaluated.
+        """
         kinds = (self.by_counts, self.by_pairs)
         return tuple(check for kind in kinds if kind is not None for check in kind.checks)
 
@@ -319,7 +324,7 @@ def evaluate(
 def check_counts(
     counts: BothCounts | None, policy: CanaryPolicy, *, unread: str = ""
 ) -> CountsDecision:
-    """Check errors and latency. `unread` is the reason if there are no counters."""
+    """Check errors and latency. If there are no counters, the check reports the reason `unread`."""
     if counts is None:
         unknown = Check(
             name="failure rate",
@@ -358,7 +363,7 @@ def _check_minimum(name: str, value: float, minimum: float) -> Check:
 def _check_latency(counts: BothCounts, policy: CanaryPolicy) -> tuple[float | None, Check]:
     """Return the ratio of the mean times and its check.
 
-    With too few requests the ratio is None, and the check names the missing requests.
+    With too few requests the ratio is None, and the check shows how many requests are missing.
     """
     stable, canary = counts.stable, counts.canary
     timed, enough = min(stable.computed, canary.computed), STEADY_MEAN * policy.min_requests
@@ -381,7 +386,7 @@ def _check_latency(counts: BothCounts, policy: CanaryPolicy) -> tuple[float | No
 
 
 def check_pairs(pairs: Pairs, policy: CanaryPolicy) -> PairsDecision:
-    """Check the labels at the last look that is due."""
+    """Check the labels at the last look for which there are enough pairs."""
     look = sum(size <= len(pairs) for size in policy.looks)
     needed = policy.looks[look] - len(pairs) if look < policy.max_looks else None
     differences = measure_differences(pairs.first(policy.looks[look - 1])) if look else None
@@ -411,7 +416,7 @@ def check_pairs(pairs: Pairs, policy: CanaryPolicy) -> PairsDecision:
 def _check_differences(
     auc: ArmDifference | None, log_loss: ArmDifference | None, policy: CanaryPolicy, *, look: int
 ) -> list[Check]:
-    """Check both metrics at a look.
+    """Check the AUC and the log loss at a look.
 
     A check fails if the degradation is significant. The check passes if the test rules out a
     degradation beyond the margin.

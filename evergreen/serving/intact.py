@@ -2,7 +2,7 @@
 
 One copy is in Triton's repository, and the other copy is in the model registry. Each copy is
 compared with the hashes in the version's `Release` and in its record in the repository. If a copy
-is corrupt, the error names it, and the other copy is used or replaces it.
+is corrupt, the error names the corrupt copy, and the intact copy is used or replaces it.
 """
 
 import logging
@@ -177,7 +177,7 @@ def _record_of(
 ) -> tuple[VersionRecord | None, str | None]:
     """Return the version's record.
 
-    If it does not belong to the released graph, return None and an error.
+    If the record does not belong to the released graph, return None and an error.
     """
     try:
         record = folders.record(release.version)

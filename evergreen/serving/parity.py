@@ -1,4 +1,4 @@
-"""Check that the graph gives raw rows the same scores as training gave the encoded rows.
+"""Check that the graph scores raw rows as training scored the encoded rows.
 
 The input is the raw holdout rows and the scores that evaluation stored for them. Evaluation
 computed these scores with the encoding of preprocessing and the network of the training code. The

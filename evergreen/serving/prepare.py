@@ -1,6 +1,6 @@
 """Prepare a version in the model registry: export the graph and check its parity.
 
-Whoever asks for a release prepares the version, because the export takes time and memory. The
+The requester of a release prepares the version, because the export takes time and memory. The
 controller only copies the prepared files. The controller also assigns the version number, because
 only the controller has a list of all numbers in use. A prepared version therefore has the id of its
 request.
@@ -89,7 +89,7 @@ def prepare_request(
         candidate: Model, the verdict about it, and the data with the holdout rows.
         store: Folder of the model registry.
         options: Serving options of the version.
-        who: Person or pipeline run that asks.
+        who: Person or pipeline run that makes the request.
         now: Returns the current time. The time to the deadline starts when the version is prepared.
         seconds: Time until the deadline in seconds.
         run: Pipeline run that asks, or None if a person asks.

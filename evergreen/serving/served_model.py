@@ -4,8 +4,8 @@ A copy of this file is in every version folder as `model.py`.
 
 The code runs in the Python of tritonserver, so it must not import other modules of this repository.
 The model's configuration contains the tensor names and widths. The model validates each request of
-a batch separately. Otherwise one request that makes ONNX Runtime raise would fail all requests of
-its dynamic batch.
+a batch separately. If they were not validated separately, one request that makes ONNX Runtime raise
+would fail all requests of its dynamic batch.
 
 ONNX Runtime takes almost all of the time: 83 us for one row and 343 us for 64 rows. Reading the
 tensors takes 8 us, the check 10 us and the response 16 us. ONNX Runtime's memory arena, memory
@@ -40,10 +40,10 @@ class TritonPythonModel:
         """Open the graph beside this file on one thread, because instances use the cores.
 
         The cores may be busy with the live version, so a separate thread of low priority opens the
-        graph and scores golden rows in batches of all sizes. After this warm-up, the session has
-        allocated the memory for its largest batch. Without it, the first batch of 1,024 rows caused
-        870 page faults. Linux sets the priority per thread and does not let it raise again, so this
-        thread ends after the load.
+        graph and scores golden rows in batches of all sizes. After the warm-up, the session has
+        allocated the memory for its largest batch. Without the warm-up, the first batch of 1,024
+        rows caused 870 page faults. Linux sets the priority per thread and does not let it raise
+        again, so this thread ends after the load.
         """
         config = json.loads(args["model_config"])
         self._inputs = [tensor["name"] for tensor in config["input"]]

@@ -6,9 +6,9 @@ Servers are therefore probed with golden rows. `switch` decides what servers loa
 Servers are listed one by one, or by a name that resolves to several addresses.
 `dns:///triton-headless:8001` is a Kubernetes headless Service with one address per pod. The Service
 needs `publishNotReadyAddresses: true`. Without this setting, a pod that reads the old configuration
-while it starts is not listed until it is ready. The pod is then never notified and keeps serving
-the old version. If a resolver's cache still hides a pod at the end of a switch, the watchdog
-repairs the pod later, because it compares every replica with the journal.
+while it starts is not listed until it is ready. A pod that is not listed misses the notification
+and keeps serving the old version. A resolver's cache may still hide a pod at the end of a switch.
+The watchdog compares every replica with the journal and later repairs pods that were missed.
 
 No other module of this package calls tritonclient. Exceptions of tritonclient become
 `TemporaryError` or `PermanentError`. The deadlines are long on purpose, because Triton 2.51 can
@@ -84,7 +84,7 @@ class TritonAccess:
                 )
         if (self.certificate or self.key or self.name) and not self.ca:
             raise ContractError(
-                "a certificate, a key or a name for Triton is given without a CA, expected it too"
+                "a certificate, a key or a name for Triton is given without a CA, expected a CA too"
             )
         if bool(self.certificate) != bool(self.key):
             raise ContractError(
@@ -121,12 +121,12 @@ def read_access(arguments: argparse.Namespace | None = None) -> TritonAccess:
     """Return the options from the flags of `site.add_site_flags`, or else from the environment.
 
     The environment variables are `EVERGREEN_TRITON_CA` and others with the same prefix. Environment
-    variables are needed because the steps of the pipeline have no such flags.
+    variables are needed because the steps of the pipeline have no flags for the access to Triton.
 
     Raises:
         ContractError: See `TritonAccess`.
     """
-    # For a service of this name, Kubernetes creates variables with the same prefix.
+    # Kubernetes creates variables with the same prefix if a Service has this name.
     values = read_environment(TritonAccess, os.environ, prefix=ACCESS_VARIABLES, is_strict=False)
     if arguments is not None:
         values |= read_flags(TritonAccess, arguments, prefix=ACCESS_FLAGS)
@@ -182,7 +182,7 @@ class Triton:
     def load(self, name: str) -> None:
         """Load or reload a model from its folder.
 
-        Meanwhile, the other versions continue to answer.
+        While the model is loaded, other versions continue to answer.
         """
         with self._translated(f"load of {name}"):
             self._client.load_model(name, client_timeout=LOAD_SECONDS)
@@ -286,7 +286,7 @@ class Patience:
     """Timeouts of a deployment, with the clock that measures them."""
 
     lock_seconds: float = 120.0
-    """Seconds until a request that no controller accepts is withdrawn. Within this time a command
+    """Seconds until a request that no controller accepts is withdrawn. While a command waits, it
     also tries to take the lock itself. 0 = try once."""
     ready_seconds: float = 60.0
     """Seconds to wait until a loaded version is ready, or until a starting replica listens."""
@@ -302,7 +302,7 @@ class Patience:
     def deadline_seconds(self) -> float:
         """Seconds from a command's request to its deadline.
 
-        At least 30, because a change can take longer than the wait for the lock.
+        The result is at least 30, because a change can take longer than the wait for the lock.
         """
         return max(self.lock_seconds, 30.0)
 
@@ -321,7 +321,7 @@ class Patience:
         Args:
             act: Function that is called again after a TemporaryError.
             seconds: Time after which the last TemporaryError is raised.
-            but: Errors that are raised at once.
+            but: Type of the TemporaryErrors that are raised at once, without a retry.
         """
         deadline = self.clock() + seconds
         while True:
@@ -375,8 +375,8 @@ def probe(
     Raises:
         PermanentError: another version answered, or a score differs by more than the tolerance.
     """
-    # Shuffle the rows, so that the model answers. A response cache recognizes requests by their
-    # bytes.
+    # Shuffle the rows, so that the model computes the answer and no response cache returns it. A
+    # response cache recognizes requests by their bytes.
     rows = golden.take(np.random.default_rng().permutation(len(golden)))
     scores, answered = server.infer(
         name, rows.dense, rows.categorical, version=version if named else None
@@ -455,9 +455,9 @@ class Fleet:
     """Open connections to all servers of `urls`. Close the fleet after use.
 
     A new replica is added when its name lists it. A replica that stops answering is an error only
-    while its name still lists it. A replica whose port is closed is not an error. A pod gets its
-    address minutes before its image is pulled, and must not delay a release or a rollback. The
-    fleet waits for a replica with a closed port only after all other replicas serve, and then skips
+    while its name still lists it. A closed port is not an error. A pod gets its address minutes
+    before its image is pulled, and must not delay a release or a rollback. The fleet first waits
+    until all other replicas serve, then waits for a replica with a closed port, and finally skips
     it. The skipped replica reads the published configuration when it starts.
 
     Raises:
@@ -504,11 +504,11 @@ class Fleet:
 
         Args:
             act: Function to call with each server.
-            servers: Servers to call it on. None = all.
+            servers: Servers that `act` is called with. None = all.
 
         Raises:
-            TemporaryError, PermanentError: `act` failed on a server that is still listed. In this
-                case, the remaining servers were not called.
+            TemporaryError, PermanentError: `act` failed on a server that is still listed. If `act`
+                fails on one server, the remaining servers are not called.
         """
         for address, server in list(self._servers.items()):
             if servers is not None and server not in servers:
@@ -544,9 +544,9 @@ class Fleet:
         return [server for server in found if server is not None]
 
     def _connect_to(self, address: str, url: str) -> Triton | None:
-        """Connect to a server, unless it is connected already, has left, or does not listen yet.
+        """Connect to a server that is new, still listed and listening.
 
-        Returns None in these three cases.
+        Returns None if the server is connected already, has left, or does not listen yet.
         """
         if address in self._servers:
             return None
@@ -565,7 +565,7 @@ class Fleet:
     def _newcomers(self) -> list[Triton]:
         """Connect to the listed servers that are not connected yet, as soon as one of them listens.
 
-        Returns an empty list if all are connected, or if no other server listens within
+        Returns an empty list if all servers are connected, or if no other server listens within
         `ready_seconds`.
 
         Raises:

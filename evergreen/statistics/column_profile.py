@@ -12,7 +12,7 @@ row.
 
 A categorical column lists at most `LISTED` values, and all other values share one cell. `floor` is
 the maximum error of the counts. An unlisted value has at most `floor` rows, and a listed count may
-be too low by at most `floor`. Merging adds the floors.
+be too low by at most `floor`. If two profiles are merged, their floors are added.
 """
 
 from dataclasses import dataclass, replace
@@ -73,10 +73,7 @@ def bucket_of(edges: NDArray[np.float64], values: NDArray[Any]) -> Ints:
 
 
 class RowTotal(NamedTuple):
-    """Number of rows that have some property.
-
-    The sums describe how these rows are distributed over requests.
-    """
+    """Number of rows with some property, and how these rows are distributed over requests."""
 
     rows: int = 0
     squares: int = 0
@@ -94,7 +91,7 @@ def request_totals(rows: Ints, of: Ints) -> Ints:
 
     Args:
         rows: Number of rows of each kind in each request, [g, c].
-        of: Number of rows that can be of the kind, in each request, [g, c] or [g, 1].
+        of: Number of rows in each request that could be of the kind, [g, c] or [g, 1].
     """
     return np.stack([rows.sum(axis=0), (rows * rows).sum(axis=0), (rows * of).sum(axis=0)], axis=1)
 
@@ -132,11 +129,11 @@ class ColumnProfile:
     values: Ints | None
     """[k] listed values, which are distinct. None for a numeric column."""
     sums: Ints
-    """[k, 3] three sums for each cell, over all requests. The first is the sum of the cell's rows.
-    The second is the sum of the squared number of the cell's rows. The third is the sum of the
-    number of the cell's rows times the number of all rows with a value."""
+    """[k, 3] three sums for each cell, over all requests. The first sum counts the cell's rows. The
+    second sum adds the square of the cell's rows in each request. The third sum adds, for each
+    request, the cell's rows times all rows with a value."""
     present: int
-    """Number of rows with a value. Some of these rows may belong to no cell."""
+    """Number of rows with a value. Rows in no cell are included."""
     present_sizes: int
     """Sum over requests of the squared number of rows with a value."""
     present_requests: int
@@ -145,17 +142,17 @@ class ColumnProfile:
     place_squares: int = 0
     """Sum over requests of the squared sum of bucket numbers. 0 if no mean is compared."""
     place_products: int = 0
-    """Sum over requests of a product: the sum of bucket numbers times the number of rows with a
-    value."""
+    """Sum over requests of a product: the sum of the bucket numbers in the request times the
+    request's number of rows with a value."""
     floor: int = 0
-    """Maximum rows of an unlisted value. A listed count may be too low by at most this number."""
+    """Maximum rows of an unlisted value. A listed count may be too low by at most `floor`."""
 
     @property
     def rows(self) -> int:
         """Return the number of rows in the tables that have this column.
 
-        If a part of a merged table lacks the column, the merged table has more rows than this
-        number.
+        If a part of a merged table lacks the column, the merged table has more rows than the
+        result.
         """
         return self.present + self.missing.rows
 

@@ -3,15 +3,16 @@
 Validation compares a run's rows with the training rows of the champion's lineage. The monitor
 compares served rows with the model's training rows. Each column that both tables have is tested for
 a change of its values and of its missing share. Tests of the mean and of the outliers are optional.
-The null hypothesis is that nothing has changed. Its p-values are corrected for dependent rows of a
+The null hypothesis is that nothing has changed. The p-values are corrected for dependent rows of a
 request. Each effect has a 95 % interval.
 
-All p-values of a comparison are adjusted together by Benjamini and Hochberg's procedure. The
-expected share of false alarms among the drifted columns is then at most `false_discovery_rate`. If
-nothing has changed, this rate is the probability of any alarm. A column has drifted if a test is
-significant and its effect reaches the threshold in the settings. The significance avoids alarms on
-noise in small samples, and the effect size avoids alarms on negligible changes in large ones. For
-each test, `detectable` is the smallest effect that a sample of this size can detect.
+All p-values of a comparison are adjusted together by Benjamini and Hochberg's procedure. This
+procedure limits the expected share of false alarms among the drifted columns to
+`false_discovery_rate`. If nothing has changed, `false_discovery_rate` is the probability of any
+alarm. A column has drifted if a test is significant and its effect reaches the threshold in the
+settings. The significance avoids alarms on noise in small samples, and the effect size avoids
+alarms on negligible changes in large samples. For each test, `detectable` is the smallest effect
+that a sample of this size can detect.
 
 The cells are chosen either from the rows of both samples together, or from other rows
 (`reference`). If the rows of one sample alone determined the cells, the noise of that sample would
@@ -66,13 +67,13 @@ _KNOWN_FACTOR = 4
 (`floor`)."""
 _CERTAIN_ROWS = 10
 """A value that was absent counts as certainly new if at least this number of independent rows with
-it was expected. The probability that such a value is absent by chance is e^-10."""
+it was expected. The probability that the value is absent by chance is e^-10."""
 _OTHERS = "other values"
 """Displayed name of the cell that contains all values without a cell of their own."""
 _VALUES, _MEAN, _MISSING, _OUTLIERS = "values", "mean", "missing", "outliers"
 """Names of the tests."""
 _LEAST_FLOOR = 1e-12
-"""Minimum of every threshold for effects. With a setting of 0, any significant change therefore
+"""Minimum of each threshold for an effect. With a setting of 0, any significant change therefore
 counts."""
 
 _Floats = NDArray[np.float64]
@@ -113,8 +114,8 @@ class ColumnDrift:
     (`features.LENGTH`)."""
     drifted: bool
     """Whether the column has drifted: a test of values, mean or missing share is significant with a
-    relevant effect. A column has not drifted if the model was already trained on the change
-    (`learned`)."""
+    relevant effect. If the model was already trained on the change (`learned`), the column has not
+    drifted."""
     outlying: bool
     """Whether the share of outliers has increased significantly. Usual causes are a broken unit,
     sensor or join."""
@@ -124,9 +125,10 @@ class ColumnDrift:
     """Names of the tests (`values`, `mean`, `missing`, `outliers`) that are significant with a
     relevant effect."""
     effect: float | None
-    """Size of the change of the values. For a categorical column, it is the change of one
-    category's share. This category changed most relative to its threshold. For a numeric column, it
-    is the Jensen-Shannon divergence in bits, minus the divergence that chance adds."""
+    """Size of the change of the column's values. For a categorical column, the effect is the change
+    of one category's share. Of all categories, this category changed most relative to its
+    threshold. For a numeric column, the effect is the Jensen-Shannon divergence in bits, minus the
+    divergence that chance adds."""
     effect_low: float | None
     effect_high: float | None
     """Upper end of the effect's 95 % interval."""
@@ -157,7 +159,7 @@ class ColumnDrift:
     outliers_before: float | None
     num_rows_now: int
     num_rows_before: int
-    """Number of rows with a value. In the profile of a list's elements, this is the number of
+    """Number of rows with a value. In the profile of a list's elements, this number counts the
     elements."""
 
 
@@ -170,9 +172,9 @@ class ColumnTest:
     """p-value of the hypothesis of no change. None if one of the samples has too few rows."""
     effect: Effect
     """Effect of the test. For `values` of a categorical column, it is the absolute change of the
-    share that changed most relative to its threshold. For `values` of a numeric column, it is the
-    Jensen-Shannon divergence in bits. For `mean`, it is the shift in standard deviations. For
-    `missing` and `outliers`, it is the change of their share."""
+    share that changed most relative to its threshold. For `values` of a numeric column, the effect
+    is the Jensen-Shannon divergence in bits. For `mean`, the effect is the shift in standard
+    deviations. For `missing` and `outliers`, the effect is the change of their share."""
     floor: float
     """Minimum relevant effect."""
     matters: bool
@@ -196,7 +198,7 @@ class ColumnTests(NamedTuple):
     """Share of outliers among the values, in the tested sample and in the earlier sample."""
 
     def find(self, name: str) -> ColumnTest | None:
-        """Return the test with this name, or None if no such test was made."""
+        """Return the test with this name, or None if the test was not made."""
         return next((test for test in self.tests if test.name == name), None)
 
 
@@ -213,10 +215,10 @@ class ComparedColumn:
     """Names of the tests that are significant and have a relevant effect."""
 
     def learned_by(self, newest: "ComparedColumn") -> bool:
-        """Return whether the newest training window already has the changes of this column.
+        """Return whether the newest training window already contains the changes of this column.
 
-        The result is True if these rows do not differ from the newest window, and the window is
-        large enough to detect each change.
+        The result is True if the compared rows do not differ from the newest window, and if the
+        window is large enough to detect each change.
 
         Args:
             newest: Comparison of the same rows with the newest training window.
@@ -229,10 +231,10 @@ class ComparedColumn:
         )
 
     def entry(self, name: str, *, learned: bool = False) -> ColumnDrift:
-        """Return the result of the column under its `name`."""
+        """Return the result of the column, with `name` as its name."""
         found = {test.name: test for test in self.tests.tests}
-        # Adjusted p-values are often equal. Most of them are 1. Among equal adjusted p-values, the
-        # smallest unadjusted p-value decides.
+        # Adjusted p-values are often equal. Most adjusted p-values are 1. Among equal adjusted
+        # p-values, the smallest unadjusted p-value decides.
         decisive = min(
             self.changes or self.q_values,
             key=lambda test: (self.q_values[test], found[test].p_value),
@@ -260,8 +262,8 @@ class ComparedColumn:
             threshold=values.floor if values else None,
             detectable=values.detectable if values else None,
             design_effect=values.design if values else None,
-            # If each sample has a single value in a column, the standard deviation is 0. The shift
-            # of the mean is then infinite.
+            # If each sample has a single value in a column, the standard deviation is 0. If the
+            # standard deviation is 0, the shift of the mean is infinite.
             excess=max((each for each in excesses if math.isfinite(each)), default=0.0),
             p_value=found[decisive].p_value if decisive else None,
             q_value=self.q_values[decisive] if decisive else None,
@@ -317,8 +319,8 @@ def compare_tables(
             before=before.columns[name],
             tables=(now, before),
             thresholds=thresholds,
-            # The detectable effect assumes that nothing else changed. The first rejection of
-            # Benjamini and Hochberg's procedure then needs Bonferroni's level.
+            # The detectable effect assumes that nothing else changed. With a single change, the
+            # first rejection of Benjamini and Hochberg's procedure needs Bonferroni's level.
             level=rate / max(num_tests, 1),
             mean_drift=mean_drift,
             bounds=outliers.bounds.get(name) if outliers else None,
@@ -524,8 +526,8 @@ class _Comparison:
             self.thresholds.categorical_drift_relative * share_before, _LEAST_SHARE_CHANGE
         )
         floors = np.minimum(self.thresholds.categorical_drift, relative)
-        # The last cell contains all other values. A relative change of this cell says nothing about
-        # a single value.
+        # The last cell contains all other values. The relative change is not used for the last
+        # cell, because that cell mixes many values.
         floors[-1] = self.thresholds.categorical_drift
         floors = np.maximum(floors, _LEAST_FLOOR)
         ratios = np.where(
@@ -597,10 +599,11 @@ def _choose_cells(
 
     Frequent values come first, in descending order of frequency. Rare values follow in the order of
     their numbers, and the tests merge them into groups. Rare values are not sorted by their number
-    of rows, because this would separate the samples. A value of a single request has as many rows
-    as that request, and the samples may differ in the size of their requests. Sorting by rows was
-    tried on two samples: requests had 64 rows in one, and 40 to 64 rows in the other. This sorting
-    reported drift in six columns of unchanged traffic.
+    of rows, because this would separate the samples. If a value occurs in a single request, its
+    number of rows is the size of that request, and the samples may differ in the size of their
+    requests. In a test, one sample had requests of 64 rows, and the other sample had requests of 40
+    to 64 rows. Sorting by the number of rows then reported drift in six columns of unchanged
+    traffic.
     """
     assert now.values is not None
     assert before.values is not None

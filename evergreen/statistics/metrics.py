@@ -67,7 +67,7 @@ def _checked(labels: ArrayLike, scores: ArrayLike) -> tuple[NDArray[np.bool_], N
 def _wins(values: NDArray[np.float64], against: NDArray[np.float64]) -> NDArray[np.float64]:
     """Count the smaller values in `against` [m] for each of `values` [n].
 
-    An equal number counts as half a smaller one.
+    A value in `against` that is equal counts half.
     """
     ordered = np.sort(against)
     wins: NDArray[np.float64] = (
@@ -152,12 +152,12 @@ def grouped_deviation(*samples: tuple[NDArray[np.float64], NDArray[np.int64]]) -
     """Add the means of all samples, and return the standard error of this sum.
 
     Values of one group depend on each other, also across samples. The contribution of a group to a
-    mean is divided by the square root of the share of other groups in the sample. Without this, few
-    or uneven groups would make the error too small (the CR2 form of Bell and McCaffrey 2002). If
-    every value is its own group, the result is the usual standard error of a mean. The degrees of
-    freedom are computed from the squared contributions of the groups (Satterthwaite 1946). They are
-    limited to the number of groups in the smallest sample, minus one. docs/design/gate.md reports
-    the measured coverage of the intervals.
+    mean is divided by the square root of the share of other groups in the sample. Without this
+    division, few or uneven groups would make the error too small (the CR2 form of Bell and
+    McCaffrey 2002). If every value is its own group, the result is the usual standard error of a
+    mean. The degrees of freedom are computed from the squared contributions of the groups
+    (Satterthwaite 1946). The degrees of freedom are limited to the number of groups in the smallest
+    sample, minus one. docs/design/gate.md reports the measured coverage of the intervals.
 
     Returns None with fewer than `MIN_DEGREES` degrees of freedom.
 
@@ -419,9 +419,9 @@ def user_quality(labels: ArrayLike, scores: ArrayLike, *, users: ArrayLike) -> U
     firsts = np.cumsum(sizes) - sizes
     ties = np.flatnonzero(np.concatenate([[True], (np.diff(user) != 0) | (np.diff(score) != 0)]))
     tie_sizes = np.diff(ties, append=len(user))
-    place = np.arange(len(user)) - firsts[user]
-    middle = np.repeat(place[ties] + (tie_sizes - 1) / 2.0, tie_sizes)
-    discount = 1.0 / np.log2(place + 2.0)
+    rank = np.arange(len(user)) - firsts[user]
+    middle = np.repeat(rank[ties] + (tie_sizes - 1) / 2.0, tie_sizes)
+    discount = 1.0 / np.log2(rank + 2.0)
     shared = np.repeat(np.add.reduceat(discount, ties) / tie_sizes, tie_sizes)
     # If u clicks are the first of n rows, the sum of their positions, counted from 0, is u (u - 1)
     # / 2.
@@ -436,8 +436,8 @@ def hit_at_k(positions_of_clicks: ArrayLike, *, k: int) -> bool:
     """Return whether at least one click of a list has a position up to `k`, counted from 1.
 
     The mean over all lists is the hit rate@k. A list without a click counts as a miss, because the
-    metric measures how often users find nothing to click. Without such lists in the mean, every
-    list of at most k rows would be a hit.
+    metric measures how often users find nothing to click. If lists without a click were skipped,
+    every list of at most k rows would be a hit.
     """
     return bool((_places(positions_of_clicks, k) <= k).any())
 
@@ -496,7 +496,7 @@ def sequential_binomial(failures: int, requests: int, allowed: float) -> float:
         return 1.0
     logs = []
     for halvings in range(11):
-        # The tried rates descend from almost 1 to slightly above the allowed rate.
+        # The rates of the mixture descend from almost 1 to slightly above the allowed rate.
         rate = min(allowed + (1 - allowed) * 0.5**halvings, 0.999)
         logs.append(
             failures * math.log(rate / allowed)

@@ -1,16 +1,17 @@
-"""Counters of a table's rows.
+"""Counters of the values in a table's columns.
 
-The profile of the table and a model's training reference are built from them.
+These counters are the source of the table's profile and of a model's training reference.
 
 Counters of parts are merged by addition, without access to the rows. Categories are counted exactly
-up to a maximum number. Above this number the least frequent categories are dropped as in a
-Misra-Gries summary (Agarwal et al., Mergeable summaries, 2013). A count is then too low by at most
-1/131,072 of the rows. TFDV's counts are not used, because they are not exact enough. For a column
-with more than 1024 distinct values, TFDV uses a sketch of 1024 counters, whose counts may be too
-low by 1/1024 of all rows. TFDV's error would be larger than the threshold for drift.
+up to a maximum number. Above the maximum, the least frequent categories are dropped as in a
+Misra-Gries summary (Agarwal et al., Mergeable summaries, 2013). After the drop, a count may be too
+low by at most 1/131,072 of the rows. TFDV's counts are not used, because they are not exact enough.
+For a column with more than 1024 distinct values, TFDV uses a sketch of 1024 counters, whose counts
+may be too low by 1/1024 of all rows. An error of that size would be larger than the threshold for
+drift.
 
 Rows are counted in two halves, block by block (see `reference`). A request whose rows are in two
-batches or blocks counts as two requests. Counting such requests twice slightly lowers the measured
+batches or blocks counts as two requests. The double counting slightly lowers the measured
 correlation. For example, 2 % of requests of 64 rows are in two blocks.
 """
 
@@ -48,8 +49,8 @@ _MAX_DISTINCT = 131_072
 """Maximum number of categories that are counted in memory, for each column and half. The counts of
 each category take 32 bytes."""
 _CHOOSING, _FAIR = 0, 1
-"""Numbers of the two halves of the rows. The choosing half determines the cells. The fair half
-gives unbiased counts of these cells."""
+"""Indexes of the two halves of the rows. Rows of the choosing half determine the cells. Rows of the
+fair half give unbiased counts of the chosen cells."""
 
 
 class ValueCounts:
@@ -67,10 +68,10 @@ class ValueCounts:
         """[k] distinct values in ascending order."""
         self.sums: Ints = np.zeros((0, 3), np.int64)
         """[k, 3] as in `ColumnProfile.sums`. The row counts may be too low by at most `lost`. The
-        second and third sum are exact."""
+        second and the third sum of each cell are exact."""
         self.lost = 0
-        """Maximum error of a row count. A value without a count has at most this number of rows.
-        The error is at most the number of added rows divided by `capacity` + 1."""
+        """Maximum error of a row count. A value without a count has at most `lost` rows. The error
+        is at most the number of added rows divided by `capacity` + 1."""
 
     @property
     def counts(self) -> Ints:
@@ -82,10 +83,10 @@ class ValueCounts:
 
         Args:
             values: Distinct values in ascending order, [n].
-            sums: Sums of these values, [n, 3]. None of the sums is negative.
+            sums: Sums of these values, [n, 3]. No sum is negative.
         """
-        # Both arrays of values are sorted. Inserting the new values into the sorted array takes a
-        # third of the time of a complete sort.
+        # `self.values` and `values` are both sorted. Inserting the new values into the sorted array
+        # takes a third of the time of a complete sort.
         places = np.searchsorted(self.values, values)
         known = np.zeros(len(values), np.bool_)
         inside = places < len(self.values)
@@ -127,11 +128,11 @@ class _BatchRequests:
         column = batch.column(raw_rows.REQUEST_ID)
         encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
         blocks = np.arange(first_row, first_row + batch.num_rows) // BLOCK_ROWS
-        # The blocks of the choosing half precede all blocks of the fair half.
+        # Rank the blocks of the choosing half before the blocks of the fair half.
         ranks = blocks // 2 + blocks % 2 * (int(blocks[-1]) + 1)
         keys = ranks * len(encoded.dictionary) + encoded.indices.to_numpy()
         self.order: Ints = np.argsort(keys, kind="stable")
-        """[n] rows, ordered by half, block and request."""
+        """[n] row numbers, sorted by half, block and request."""
         self.starts = _run_starts(keys[self.order])
         """[g] first row of each request, in `order`."""
         self.sizes = np.diff(np.append(self.starts, batch.num_rows))
@@ -286,8 +287,8 @@ class ProfileCounter:
         distinct = None
         if int(values.max()).bit_length() + bits > 63:  # the key would need more than 63 bits
             distinct, values = np.unique(values, return_inverse=True)
-        # A single sort is sufficient. After it, rows with the same value and request are adjacent.
-        # Requests with the same value and half are adjacent too.
+        # A single sort is sufficient. After the sort, rows with the same value and request are
+        # adjacent. Rows with the same value and half are also adjacent.
         keys = np.sort((values << bits) | requests)
         starts = _run_starts(keys)
         runs, rows = keys[starts], np.diff(np.append(starts, len(keys)))
@@ -385,7 +386,8 @@ class ProfileCounter:
     def reference(self) -> TrainingReference:
         """Return the reference for served rows.
 
-        The reference contains counts of the fair half, in cells that the choosing half determined.
+        The choosing half of the rows determines the cells, and the fair half is counted in these
+        cells.
         """
         listed = {}
         for name, (choosing, fair) in self._values.items():
@@ -408,7 +410,8 @@ class ProfileCounter:
 
         Args:
             halves: The halves.
-            listed: For each column, the listed values, the sums of these values, and the floor.
+            listed: For each column, three results: the listed values, the sums of these values, and
+                the floor.
         """
         sums = {name: found[halves].sum(axis=0) for name, found in self._sums.items()}
         columns = {}

@@ -1,6 +1,6 @@
 """Files of table profiles: NumPy's .npz, with JSON in `head` and arrays for each column.
 
-Equal profiles give equal bytes. Reading such a file runs no code. Each array has a CRC-32.
+Equal profiles give equal bytes. Reading a profile runs no code. Each array has a CRC-32.
 """
 
 import io
@@ -85,9 +85,7 @@ def read_profiles(
         edges = np.array(head["dense_edges"])
         # The last digits of powers differ between versions of NumPy.
         if edges.shape != DENSE_EDGES.shape or not np.allclose(edges, DENSE_EDGES, rtol=1e-9):
-            raise ContractError(
-                f"{path} counts numeric columns between other edges than this version's"
-            )
+            raise ContractError(f"{path} has other bucket edges than this version expects")
         return tuple(
             _make_profile(each, arrays, number) for number, each in enumerate(head["windows"])
         ), head

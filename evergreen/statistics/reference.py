@@ -10,11 +10,12 @@ parent's profile. A merged profile would include every earlier distribution, and
 alarm about changes on which the model is already trained.
 
 The training rows are split into two halves, block by block. The choosing half determines the listed
-values and the bounds of outliers. The profile contains only the fair half, because it is an
-unbiased sample of the chosen cells. In the choosing half, chance makes the listed values more
-frequent and the unlisted values less frequent. To measure the bias, the same 20,000 rows were used
-as both halves. A chi-square test at 5 % then reported drift in 73 % of the stationary buckets of a
-column with 20,000 values. For a column with 1,500 values it reported drift in all buckets.
+values and the bounds of outliers. The profile contains only the fair half, which is an unbiased
+sample for the cells that the choosing half determined. In the choosing half, chance makes the
+listed values more frequent and the unlisted values less frequent. To measure the bias, 20,000 rows
+were used both to choose the cells and as the profile. In a column with 20,000 values, a chi-square
+test at 5 % reported drift in 73 % of the stationary buckets. In a column with 1,500 values, the
+same test reported drift in all buckets.
 """
 
 import json
@@ -43,11 +44,11 @@ _SCORES, _SCORES_VERSION = "ScoreHistogram", 2
 
 Bounds = tuple[int, int]
 """Range of buckets without outliers: the first bucket of the range, and the first bucket after it.
-Both numbers are equal if the column has no values."""
+The two bucket numbers are equal if the column has no values."""
 
 
 def inner_buckets(choosing: Ints) -> Bounds:
-    """Return the range of buckets without outliers, from the histogram of the choosing half [k].
+    """Return the range of buckets without outliers, from the choosing half's histogram [k].
 
     Outliers are up to `OUTLIER_SHARE` of the values at either end.
     """
@@ -85,7 +86,7 @@ class TrainingReference:
     rows: int
     """Number of training rows in both halves."""
     profile: TableProfile
-    """Profile of the rows in the fair half. It contains the columns that the model uses."""
+    """Profile of the rows in the fair half. The tensor contains the columns that the model uses."""
     bounds: dict[str, Bounds]
     """For each numeric column of the profile, the bounds outside which values are outliers."""
     numeric: tuple[str, ...]
@@ -95,8 +96,7 @@ class TrainingReference:
     lists: dict[str, int] = field(default_factory=dict)
     """Number of positions that each list has on the categorical axis, in the order of the lists."""
     scores: ScoreHistogram | None = None
-    """Histogram of scores. None if evaluation stored none, because the model was never
-    evaluated."""
+    """Histogram of scores. None if the model was never evaluated."""
 
     @property
     def features(self) -> Features:
@@ -142,7 +142,7 @@ def read_reference(path: Path, *, scores: Path | None = None) -> TrainingReferen
 
     Args:
         path: File of the profile.
-        scores: File of the histogram. If it is None, or the file is absent, the result has no
+        scores: File of the histogram. If the path is None or the file is absent, the result has no
             histogram.
 
     Raises:
@@ -173,7 +173,7 @@ def read_reference(path: Path, *, scores: Path | None = None) -> TrainingReferen
 
 
 def _check_columns(found: TrainingReference) -> None:
-    """Check that each column is a feature and has the expected rows and bounds.
+    """Check that each column is a feature with the expected number of rows and bounds.
 
     Raises:
         ValueError: The check fails for a column.
@@ -182,7 +182,7 @@ def _check_columns(found: TrainingReference) -> None:
     numeric, categorical = (*found.numeric, *lengths), (*found.categorical, *found.lists)
     for name, column in found.profile.columns.items():
         if name not in (categorical if column.values is not None else numeric):
-            raise ValueError(f"{name} is no feature of the training rows")
+            raise ValueError(f"{name} is not a feature of the training rows")
         if name not in found.lists and column.rows != found.profile.rows:
             raise ValueError(f"{name} has {column.rows} rows, expected {found.profile.rows}")
         if column.values is None and name not in found.bounds:
@@ -199,7 +199,7 @@ def _read_scores(path: Path) -> ScoreHistogram:
             counts=np.array(document["counts"], np.int64),
         )
     except (KeyError, TypeError, OverflowError, ValueError) as error:
-        raise ContractError(f"{path} is no histogram of scores: {error!r}") from error
+        raise ContractError(f"{path} is not a histogram of scores: {error!r}") from error
     if len(histogram.counts) != len(histogram.edges) - 1:
         raise ContractError(
             f"{path} has {len(histogram.counts)} counts, expected {len(histogram.edges) - 1}"

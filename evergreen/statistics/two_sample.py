@@ -8,12 +8,12 @@ Rows of one request are correlated. For each cell, the correlation between two r
 estimated from two numbers: the cell's rows, and their sum of squares over requests. The tests use
 the design effect of the comparison, which follows from the correlation (Kish, Survey Sampling,
 1965: 1 + (rows of a request - 1) x correlation). For example, all 64 rows of a request have the
-same user but different items. In the columns of the user, each of these rows counts as 1/64 of an
-independent row. In the columns of the item, each row counts fully. The correlation of each sample
-is measured around the sample's own shares, so that a difference between the samples does not
-increase it.
+same user but different items. In a column of the user, each of the 64 rows counts as 1/64 of an
+independent row. In a column of the item, each row counts as one independent row. The correlation of
+each sample is measured around the sample's own shares, so that a difference between the samples
+does not increase it.
 
-The Jensen-Shannon divergence is defined as in TFDV's comparator
+The Jensen-Shannon divergence has the same definition as in TFDV's comparator
 (`tensorflow_data_validation/anomalies/metrics.cc`). Shares are relative to the listed counts,
 missing values are ignored, and the logarithm has base 2.
 """
@@ -38,22 +38,23 @@ this number."""
 def homogeneity(now: Counts, before: Counts, design: float | Floats) -> float | None:
     """Return the p-value of the hypothesis that two samples have the same distribution.
 
-    The p-value is twice the smaller of two p-values. One of them comes from Pearson's chi-square
-    over all cells, which detects many small changes. The other one is the p-value of `proportion`
-    for the cell that changed most, multiplied by the number of cells. This p-value detects one
-    change among many cells. Before the tests, neighbouring cells are merged (`_taken_together`).
+    The p-value is twice the smaller of two p-values. The first p-value comes from Pearson's
+    chi-square over all cells, which detects many small changes. The second p-value is that of
+    `proportion` for the cell that changed most, multiplied by the number of cells. The second
+    p-value detects one change among many cells. Before the tests, neighbouring cells are merged
+    (`_taken_together`).
 
     If the cells have different design effects, the chi-square is divided by their mean. The degrees
-    of freedom are reduced according to the variation of the design effects. The reduction is Rao
-    and Scott's second-order correction. It is computed from the cells' own variances only.
+    of freedom are reduced according to the variation of the design effects. The reduction follows
+    Rao and Scott's second-order correction. The correction uses only the variances of the cells.
 
     Returns None if a sample is empty, and 1 if one cell has all rows.
 
     Args:
         now: Rows per cell, [k].
         before: Rows per cell, [k].
-        design: Design effect of all cells, or of each cell [k]. It is the number of clustered rows
-            that are equivalent to one independent row (Rao and Scott, 1981).
+        design: Design effect of all cells, or of each cell [k]. A design effect is the number of
+            clustered rows that are equivalent to one independent row (Rao and Scott, 1981).
     """
     n, m = int(now.sum()), int(before.sum())
     if not n or not m:
@@ -106,11 +107,11 @@ def proportion(a: int, n: int, *, b: int, m: int, design: float) -> float | None
 
     The test is the likelihood ratio test with Yates' correction for continuity (Contingency tables
     involving small numbers, 1934). The correction moves each count by half an independent row. The
-    correction makes the tail accurate for a few rows. Take two samples of equal size, and 10
-    independent rows that are all in one sample. The exact test gives 0.0020, this test gives
-    0.0017, and the test without the correction gives 0.0002. Without the correction, unchanged
-    windows of 20,000 rows had 7 times too many p-values below 0.0005 in columns of many rare
-    categories (measured).
+    correction makes p-values accurate even for a few rows. An example has two samples of equal
+    size, and 10 independent rows that are all in one sample. The exact test gives 0.0020, this test
+    gives 0.0017, and the test without the correction gives 0.0002. Without the correction,
+    unchanged windows of 20,000 rows had 7 times too many p-values below 0.0005 in columns of many
+    rare categories (measured).
 
     Returns None if a sample is empty.
     """
@@ -162,9 +163,9 @@ def adjusted(p_values: Sequence[float]) -> list[float]:
     """Return Benjamini and Hochberg's adjusted p-values.
 
     If all hypotheses with adjusted values up to a rate are rejected, the expected share of false
-    discoveries among them is at most that rate. If nothing has changed, this rate is the
-    probability of any discovery. The procedure is valid for independent tests and for positively
-    dependent tests, such as those of columns that have missing values in the same rows.
+    discoveries among them is at most that rate. If nothing has changed, the rate is the probability
+    of any discovery. The procedure is valid for independent tests and for positively dependent
+    tests, such as those of columns that have missing values in the same rows.
 
     >>> adjusted([0.01, 0.04, 0.03])
     [0.03, 0.04, 0.04]
@@ -189,8 +190,8 @@ class Clustered:
     squares: Floats
     """[k] sum over requests of the squared number of rows in the cell. NaN = unknown."""
     products: Floats
-    """[k] sum over requests of a product: the number of rows in the cell times the number of all
-    rows. NaN = unknown."""
+    """[k] sum over requests of a product: the request's rows in the cell times all its rows. NaN =
+    unknown."""
     rows: int
     """Rows of all cells."""
     sizes: int
@@ -209,10 +210,10 @@ class Clustered:
 def correlations(samples: tuple[Clustered, ...]) -> tuple[Floats, float]:
     """Return the correlation between two rows of a request.
 
-    The first result is the correlation for each cell [k], and the second is that for all cells
-    together. All results are in [0, 1]. Each cell has at least the correlation of all cells
-    together, because a rare cell has too few requests for a precise estimate. Without data about
-    requests the correlation is assumed to be 1, the worst case.
+    The first result has the correlation for each cell [k], and the second result has the
+    correlation of all cells together. All results are in [0, 1]. Each cell has at least the
+    correlation of all cells together, because a rare cell has too few requests for a precise
+    estimate. Without data about requests the correlation is assumed to be 1, the worst case.
     """
     beyond, possible = np.zeros(len(samples[0].counts)), np.zeros(len(samples[0].counts))
     for sample in samples:
@@ -225,9 +226,9 @@ def correlations(samples: tuple[Clustered, ...]) -> tuple[Floats, float]:
 
 
 def _agreement(sample: Clustered) -> tuple[Floats, Floats]:
-    """Measure for each cell how far the rows of one request agree more than by chance.
+    """Measure for each cell how much more the rows of one request agree than chance predicts.
 
-    Returns the excess over chance, and the maximum of this excess, both [k].
+    Returns the agreement above chance and its maximum, both [k].
     """
     beyond, possible = np.zeros(len(sample.counts)), np.zeros(len(sample.counts))
     if sample.requests < 2 or not sample.rows:
@@ -245,10 +246,10 @@ def _agreement(sample: Clustered) -> tuple[Floats, Floats]:
 def own_designs(correlation: Floats, now: Clustered, before: Clustered) -> tuple[Floats, Floats]:
     """Return the design effect of each sample's own shares, [k].
 
-    If a sample has a higher overall correlation than `correlation` says, the sample's own
-    correlation is used, because its requests may be more homogeneous. A sample without data about
-    requests is assumed to have the correlation of the other sample. If neither sample has data, the
-    design effect is 1.
+    If a sample's overall correlation is higher than `correlation`, the higher value is used,
+    because the sample's requests may be more homogeneous. A sample without data about requests is
+    assumed to have the correlation of the other sample. If neither sample has data, the design
+    effect is 1.
 
     Args:
         correlation: Correlation of both samples together, [k].
@@ -338,9 +339,9 @@ def divergence(now: Counts, before: Counts, design: float | Floats) -> Effect | 
     """Return the Jensen-Shannon divergence of two samples in bits, minus what chance adds.
 
     If both samples have the same distribution, chance alone adds (K - 1) s to the divergence, by
-    chi-square asymptotics. Here s = design (1/n + 1/m) / (8 ln 2). K is the number of cells after
-    the merge, as in the test. Divided by s, the divergence has a noncentral chi-square
-    distribution. The interval follows from the variance of this distribution.
+    chi-square asymptotics. In this formula, s = design (1/n + 1/m) / (8 ln 2), and K is the number
+    of cells after the merge. The divergence divided by s has a noncentral chi-square distribution.
+    The interval follows from the variance of this distribution.
 
     Returns None if a sample is empty.
     """
@@ -402,8 +403,8 @@ def detectable_mean(n: int, m: int, *, design: float, level: float) -> float:
 def divergence_of_shift(shift: float) -> float:
     """Return the Jensen-Shannon divergence in bits of two normal distributions.
 
-    The means of the distributions are `shift` standard deviations apart. The formula holds for a
-    small `shift`.
+    The means of the distributions are `shift` standard deviations apart. The formula is accurate
+    for a small `shift`.
 
     >>> round(divergence_of_shift(0.2), 4)
     0.0072

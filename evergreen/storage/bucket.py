@@ -42,7 +42,7 @@ from evergreen.storage.objects import (
 
 try:
     from google.cloud.storage import exceptions as transfers
-except ImportError:  # Client 2 ships its transfers as a separate package.
+except ImportError:  # Version 2 of the client has its transfers in a separate package.
     from google import resumable_media as transfers
 
 logger = logging.getLogger(__name__)
@@ -191,7 +191,7 @@ class BucketObjects:
         check_name(name, self.uri)
         with self._translated(f"{self.uri}/{name}"), opened(path) as source:
             sent = file_crc32c(source), source.tell()
-        if (stored := self._kept(name)) is None:
+        if (stored := self._checksum_of(name)) is None:
             try:
                 self.write(name, path, if_generation=ABSENT)
                 is_new = True
@@ -205,7 +205,7 @@ class BucketObjects:
                 ):
                     raise TemporaryError(str(error)) from error
                 raise
-            stored = self._kept(name)
+            stored = self._checksum_of(name)
         if stored is None:
             raise TemporaryError(f"{self.uri}/{name} was removed while it was uploaded")
         if stored != sent:
@@ -213,7 +213,7 @@ class BucketObjects:
                 f"(CRC32C {stored[0]}, {stored[1]} bytes), expected those of {path} "
                 f"({sent[0]}, {sent[1]} bytes)"
             )
-            raise Differs(f"{self.uri}/{name} is there with other bytes {found}")
+            raise Differs(f"{self.uri}/{name} exists with other bytes {found}")
         return is_new
 
     def copy(self, source: str, target: str) -> int:
@@ -281,8 +281,8 @@ class BucketObjects:
         """Request the missing bytes, and return when some have arrived.
 
         The client's retry deadline counts from the start of a call, even while bytes arrive.
-        Without this, the download of a large object would fail if its connection is cut after the
-        deadline.
+        Without the new request, the download of a large object would fail if its connection is cut
+        after the deadline.
         """
         before = file.tell()
         blob = self._bucket.blob(self._full(wanted.name), generation=wanted.generation)
@@ -309,9 +309,11 @@ class BucketObjects:
         except TemporaryError as error:
             if file.tell() == before:
                 raise
-            logger.info("going on at byte %d of %d: %s", file.tell(), wanted.size, error)
+            logger.info(
+                "the download resumes at byte %d of %d: %s", file.tell(), wanted.size, error
+            )
 
-    def _kept(self, name: str) -> tuple[str, int] | None:
+    def _checksum_of(self, name: str) -> tuple[str, int] | None:
         """Return CRC32C and size as computed by the service, or None if the object is absent."""
         with self._translated(f"{self.uri}/{name}"):
             found = self._bucket.get_blob(self._full(name), **self._call)
@@ -325,7 +327,7 @@ class BucketObjects:
 
         The server's previous answer may contain no checksum.
 
-        Returns None if that write's object no longer exists.
+        Returns None if the object was replaced or deleted since that write.
         """
         found = self._bucket.get_blob(blob.name, generation=blob.generation, **self._call)
         return None if found is None else str(found.crc32c)
@@ -376,8 +378,9 @@ class BucketObjects:
 
 
 def _client() -> Any:
-    # Without this variable the client requests the bucket's own properties in the background, for
-    # traces that nobody collects. The role of the account does not permit that request.
+    # If this variable is unset, the client requests the bucket's own properties in the background,
+    # for traces that nobody collects. The role of the account does not include the permission to
+    # read these properties.
     os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
     if not os.environ.get("STORAGE_EMULATOR_HOST"):
         return storage.Client()
@@ -393,7 +396,7 @@ def _translated(thing: str, bucket: str) -> Iterator[None]:
 
     Raises:
         Changed: the precondition of a write failed.
-        TemporaryError: the client's own retries were not enough.
+        TemporaryError: the failure was temporary, and the client's own retries did not help.
         PermanentError: permission, bucket, credentials or space is missing, or a local file fails.
     """
     try:
@@ -437,8 +440,8 @@ def _refusal(error: refusals.GoogleAPICallError, thing: str, bucket: str) -> Exc
         return Changed(f"{thing} is not at the generation expected: another writer came first")
     if isinstance(error, (refusals.Forbidden, refusals.Unauthorized)):
         return PermanentError(
-            f"{thing}: refused ({message}); whoever runs this needs {_ROLE} on bucket {bucket}, "
-            "and room"
+            f"{thing}: refused ({message}); the account needs {_ROLE} on bucket {bucket}, "
+            "and the bucket needs free space"
         )
     if isinstance(error, refusals.NotFound):
         return PermanentError(f"{thing}: absent ({message}); expected bucket {bucket} to exist")

@@ -1,12 +1,11 @@
 """Objects as files of one local folder.
 
 Each write first creates a temporary file and then renames it. Every change locks a file of the
-folder. No other process of this machine can then write between the check of a condition and the
-write. While it has the lock, each write chooses a time that no other write has. The generation of
-an object is derived from that time. A new file can have the same inode, size and clock tick as the
-old file. Empty folders are removed, because a bucket has no empty folders either. Before its first
-change, a process removes unfinished files of a killed writer. No other program may write below the
-root.
+folder. Therefore no other process of this machine can write between the check of a condition and
+the write. Under the lock, each write gets a unique time. The generation of an object is derived
+from the time of its write. A new file can have the same inode, size and clock tick as the old file.
+Empty folders are removed, because a bucket has no empty folders either. Before its first change, a
+process removes unfinished files of a killed writer. No other program may write below the root.
 """
 
 import errno
@@ -95,13 +94,11 @@ class FolderObjects:
                     )
                 shutil.copyfileobj(file, copy, _CHUNK_BYTES)
             if not _are_equal(source, part):
-                raise TemporaryError(
-                    f"{part} reads back otherwise than it was copied from {source}"
-                )
+                raise TemporaryError(f"{part} does not match {source} after the copy")
         except OSError as error:
             if not source.is_file():
                 raise Changed(
-                    f"{source} is absent, expected what was listed: it was removed"
+                    f"{source} is absent, expected the listed object: it was removed"
                 ) from error
             raise _translated(error, Path(error.filename or part)) from error
 
@@ -124,11 +121,9 @@ class FolderObjects:
                     _fill(copy, source, now)
                     os.fsync(copy.fileno())
                     if not _are_equal(Path(copy.name), path):
-                        raise TemporaryError(
-                            f"{final} reads back otherwise than it was written from {path}"
-                        )
+                        raise TemporaryError(f"{final} does not match {path} after the write")
             elif not _are_equal(final, path):
-                raise Differs(f"{final} is there with other bytes than {path}")
+                raise Differs(f"{final} exists with other bytes than {path}")
             # Flush the parent folders too. A killed writer may have created these folders without
             # flushing them.
             for folder in (final.parent, *final.parent.parents):
@@ -253,7 +248,8 @@ class FolderObjects:
     def _changing(self, path: Path) -> Iterator[int]:
         """Lock the folder for one change, and yield a unique time for this change.
 
-        System errors are translated. If an error names no file, the translated error names `path`.
+        System errors are translated to errors of `evergreen.runtime.errors`. If an error names no
+        file, the translated error names `path`.
         """
         descriptor = None
         before = own_umask(READABLE) if self._readable else None

@@ -1,11 +1,11 @@
 """Lease in a bucket. At most one process at a time has the lease, and no file lock is needed.
 
 One object contains the name of the holder and the end of the lease. The object is created if it is
-absent. The holder renews it while it runs. Another holder may take it over only after the end of
-the lease. Each of these changes is a conditional write, so only one of two competing processes
-succeeds. The holder measures time with a monotonic clock, so changes of its wall clock neither
-shorten nor extend the lease. A suspended holder may resume after the end of its lease and still
-believe that it holds the lease. The last write of a holder must therefore be conditional too
+absent. The holder renews the lease while it runs. Another holder may take the lease over only after
+the end of the lease. Each change of the object is a conditional write, so only one of two competing
+processes succeeds. The holder measures time with a monotonic clock, so changes of its wall clock
+neither shorten nor extend the lease. A holder that was suspended may resume after the end of its
+lease, without noticing the end. The last write of a holder must therefore be conditional too
 (`ModelRepository.write_config`).
 """
 
@@ -81,7 +81,7 @@ class Lease:
             holder = (
                 self._holder_message(self._parse(winner.content))
                 if winner
-                else "another was faster"
+                else "another process was faster"
             )
             raise TemporaryError(holder) from error
 
@@ -120,12 +120,12 @@ class Lease:
                 self._objects.delete(self._name, if_generation=self._generation)
             except (TemporaryError, PermanentError) as error:
                 logger.warning(
-                    "the lease %s/%s was not given back: %s", self._objects.uri, self._name, error
+                    "the lease %s/%s was not released: %s", self._objects.uri, self._name, error
                 )
             self._generation, self._ends = None, 0.0
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
+    def renewed(self) -> Iterator[None]:
         """Renew an acquired lease from a separate thread, and release it at the end."""
         stop = threading.Event()
         renewing = threading.Thread(
@@ -164,7 +164,7 @@ class Lease:
             )
         except (ValueError, TypeError, KeyError) as error:
             raise PermanentError(
-                f"{self._objects.uri}/{self._name} is no lease ({error!r}); remove it if no "
+                f"{self._objects.uri}/{self._name} is not a lease ({error!r}); remove it if no "
                 "deployment is at work"
             ) from error
 
@@ -173,8 +173,8 @@ class Lease:
 
     def _lost_message(self) -> str:
         return (
-            f"{self._holder} no longer holds {self._objects.uri}: its lease ended or another "
-            "took it over"
+            f"{self._holder} no longer holds {self._objects.uri}: its lease ended, or another "
+            "process took the lease"
         )
 
 

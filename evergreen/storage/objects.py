@@ -2,8 +2,8 @@
 
 The implementations are `folder.FolderObjects` and `bucket.BucketObjects`. Both implementations pass
 the same conformance suite. A write is atomic: a reader gets either the complete old object or the
-complete new object. With `if_generation` a write is conditional, as in Cloud Storage. Two writers
-can then notice each other.
+complete new object. With `if_generation` a write is conditional, as in Cloud Storage. A writer can
+then detect that another writer came first.
 
 Objects can be downloaded to local files, also several at the same time. `Objects.fetch` describes
 how bytes are transferred and verified. Extraction caches objects that it reads repeatedly.
@@ -25,7 +25,7 @@ from evergreen.runtime.errors import ContractError, PermanentError, TemporaryErr
 ABSENT = 0
 """Generation that represents an absent object, as in Cloud Storage."""
 _MAX_NAME_BYTES = 900
-"""Longest name in UTF-8 bytes. Cloud Storage allows 1024 including the prefix."""
+"""Longest name in UTF-8 bytes. Cloud Storage allows 1024 bytes including the prefix."""
 _MAX_PART_BYTES = 200
 """Longest part between two slashes in bytes. File systems allow 255 bytes, and the name of a
 temporary file has an additional suffix."""
@@ -72,7 +72,7 @@ def file_crc32c(file: BinaryIO) -> str:
     >>> file_crc32c(BytesIO(b"rows"))
     'r5sJTQ=='
     """
-    import google_crc32c  # not installed where no step reads buckets
+    import google_crc32c  # the environments of some steps have no google_crc32c
 
     file.seek(0)
     checksum = google_crc32c.Checksum()
@@ -126,7 +126,7 @@ class Objects(Protocol):
             name: Name of the object.
             content: Bytes of the object, or a local file to copy.
             if_generation: Generation that the write may replace. With `ABSENT` the object is
-                written only if it does not exist. With None it is always written.
+                written only if it does not exist. With None the object is always written.
 
         Raises:
             Changed: the object has another generation.
@@ -144,8 +144,8 @@ class Objects(Protocol):
 
         Raises:
             Differs: the object exists with other bytes. The existing object is not changed.
-            TemporaryError: the bytes that arrived differ from those sent. In this case no object
-                was created.
+            TemporaryError: the bytes that arrived differ from those sent. The object is then not
+                created.
         """
 
     def copy(self, source: str, target: str) -> int:
@@ -173,7 +173,7 @@ class Objects(Protocol):
         so do not publish `target` before this method returns.
 
         Raises:
-            ContractError: there is no object at `source`, or there is one at `target`.
+            ContractError: no object exists at `source`, or an object exists at `target`.
         """
 
     def local(self, name: str) -> Path | None:
@@ -195,8 +195,8 @@ def check_name(name: str, uri: str) -> str:
 
     Raises:
         ContractError: the name leaves the root, is too long, or has a control character or an empty
-            part. The error is also raised if a part starts with a dot, because such names are
-            reserved for unfinished files and locks.
+            part. The error is also raised if a part starts with a dot, because unfinished files and
+            locks have names with a leading dot.
 
     >>> check_name("click_model/1/model.onnx", "file:///models")
     'click_model/1/model.onnx'
@@ -211,7 +211,7 @@ def check_name(name: str, uri: str) -> str:
     try:
         sizes = [len(part.encode()) for part in parts]
     except UnicodeEncodeError as error:
-        raise ContractError(f"object is {name!r}, expected a name that UTF-8 can write") from error
+        raise ContractError(f"object is {name!r}, expected a name that UTF-8 can encode") from error
     if max(sizes) > _MAX_PART_BYTES or sum(sizes) + len(sizes) - 1 > _MAX_NAME_BYTES:
         raise ContractError(
             f"object is {name!r}, expected at most {_MAX_NAME_BYTES} bytes, {_MAX_PART_BYTES} "
@@ -237,7 +237,7 @@ class Download(NamedTuple):
 def download_all(objects: Objects, downloads: Sequence[Download]) -> None:
     """Download every object to its path, the largest object first.
 
-    After the first failure no new transfer starts. A later try continues with the bytes that have
+    After the first failure no new transfer starts. A later call continues with the bytes that have
     arrived. All paths must differ.
 
     Raises:

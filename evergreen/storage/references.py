@@ -46,7 +46,7 @@ def read_reference(reference: Reference | None, kind: type[M], *, source: str) -
     """
     if reference is None:
         raise ContractError(
-            f"{source} names no {kind.__name__} manifest, expected the one of its run"
+            f"{source} names no {kind.__name__} manifest, expected the manifest of its run"
         )
     path = local_path(reference.uri)
     content = read_content(path)

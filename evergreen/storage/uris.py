@@ -71,7 +71,7 @@ def typed_folder(text: str, flag: str) -> Path:
     folder = local_path(typed_uri(text))
     if not folder.is_dir():
         raise ContractError(
-            f"{flag} is {text!r}, but {folder} is no folder, expected one that is there"
+            f"{flag} is {text!r}, but {folder} is not a folder, expected an existing folder"
         )
     return folder
 
@@ -81,8 +81,8 @@ def open_objects(uri: str, *, readable: bool = False) -> Objects:
 
     Args:
         uri: Root of the objects.
-        readable: Whether other users may read new files. It has no effect in a bucket, which has
-            its own permissions.
+        readable: Whether other users may read new files. The parameter has no effect in a bucket,
+            which has its own permissions.
 
     Raises:
         ContractError: `uri` has none of these forms, or the library for buckets is not installed.
@@ -96,8 +96,7 @@ def open_objects(uri: str, *, readable: bool = False) -> Objects:
                 from evergreen.storage.bucket import BucketObjects
             except ModuleNotFoundError as error:
                 raise ContractError(
-                    f"{uri} needs {error.name}, expected it to be installed, as it is by "
-                    "evergreen-client[gcs]"
+                    f"{uri} needs the package {error.name}, which evergreen-client[gcs] installs"
                 ) from error
 
         return BucketObjects(uri)

@@ -38,7 +38,8 @@ def create_app(server: str, *, recommender: Recommender, log: str, items: pa.Tab
 
     Args:
         server: host:port of Triton's gRPC endpoint.
-        recommender: The recommender of the model. Its `data.user` names the column of the user.
+        recommender: The recommender of the model. The service reads the user's column from the
+            recommender's `data.user`.
         log: URL of the event log that the monitor reads.
         items: The catalogue with a row per item, and the model's columns that describe items.
 
@@ -72,7 +73,8 @@ def create_app(server: str, *, recommender: Recommender, log: str, items: pa.Tab
     @app.get("/recommend")
     async def recommend(user: str, k: int = Query(default=5, ge=1, le=100)) -> dict[str, Any]:
         """Return the `k` best items for a user."""
-        # The context fills the columns that describe the user. Here it is a hash of the name.
+        # The context fills the columns that describe the user. In this example, the column contains
+        # a hash of the user's name.
         context = {user_column: [zlib.crc32(user.encode())]}
         ranking = await app.state.client.rank(items, k, context=context, key=user)
         found = [

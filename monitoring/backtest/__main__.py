@@ -113,13 +113,13 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="NAMES",
     )
     add("--state", "state folder of a monitor, whose settings replace the defaults", metavar="DIR")
-    add("--store", "model registry, for the gate's AUC and training profiles", metavar="DIR")
+    add("--store", "registry, for the gate's AUC and training profiles", metavar="DIR")
     add("--start", "first event time, ISO 8601 or seconds", type=parse_time, metavar="TIME")
     add("--end", "event time to stop before", type=parse_time, metavar="TIME")
     add("--drift-at", "time of the change in the data, if known", type=parse_time, metavar="TIME")
     add(
         "--run-seconds",
-        "seconds from a fire to its release (default: 600)",
+        "seconds from a decision to retrain to the release (default: 600)",
         type=float,
         default=600.0,
     )
@@ -128,7 +128,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _as_table(backtests: Sequence[Backtest]) -> str:
-    """Format one line per set of policies. A number that does not exist is a dash."""
+    """Format one line per set of policies. An undefined number is shown as a dash."""
     cells = [list(_figures(backtests[0])), *(list(_figures(each).values()) for each in backtests)]
     widths = [max(map(len, column)) for column in zip(*cells)]
     lines = [

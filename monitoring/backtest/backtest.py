@@ -1,15 +1,16 @@
 """Run the monitor's evaluator over archived requests, and report what its policies would have done.
 
-Input is the files of `monitoring.state.archive` in a folder or a bucket, read day by day in order
-of event time. Rows that none of our models served are skipped. Labels contain only clicks within
-the attribution window, because late outcomes changed no live decision. Peak memory is the memory
-for one day of rows.
+The input is the archive files of `monitoring.state.archive`, in a folder or a bucket. The files are
+read day by day, in order of event time. Rows that none of our models served are skipped. Labels
+contain only clicks within the attribution window, because late outcomes changed no live decision.
+Peak memory is the memory for one day of rows.
 
-Output is decision points and one `Backtest` per set of policies. The decision lines equal those
-that the monitor wrote over the same records, with two exceptions. The monitor ignored records that
-arrived after their decision point, and the archive does not show which records these are. Also, the
-monitor's settings, verdicts or training profiles may have been different. A backtest cannot release
-a model. Therefore a second alarm assumes that the run after the first alarm did not fix the drift.
+The output is decision points and one `Backtest` per set of policies. The decision lines equal those
+that the monitor wrote over the same records, with two exceptions. The first exception: the monitor
+ignored records that arrived after their decision point, and the archive does not show which records
+these are. The second exception: the monitor's settings, verdicts or training profiles may have been
+different. A backtest cannot release a model. A second alarm in a backtest therefore means that, in
+the simulation, the run after the first alarm did not fix the drift.
 """
 
 import argparse
@@ -171,8 +172,8 @@ def _raw_columns(archived: ArchivedFile, features: Features | None, user: str | 
                     table = table.append_column(
                         schema.field(name), pa.nulls(len(table), schema.field(name).type)
                     )
-            # Rows that people ingested into a lake may contain string categories. These rows have
-            # no model version.
+            # Rows that people ingested into a lake may contain string categories. Rows that people
+            # ingested have no model version.
             return table.filter(pc.is_valid(table[raw_rows.MODEL_VERSION])).cast(schema)
         except ValueError as error:
             raise ContractError(
@@ -255,8 +256,8 @@ def evaluate_requests(
 ) -> Iterator[DecisionPoint]:
     """Yield the decision points of `requests`, which are ordered by (time, request id).
 
-    If `memory` is given, requests up to its last decision point only fill the windows. Later
-    requests are decided on.
+    If `memory` is given, requests up to the last decision point of that state only fill the
+    windows. Decisions are made only for later requests.
 
     Args:
         requests: Archived requests.
@@ -265,7 +266,7 @@ def evaluate_requests(
         reference: Returns the training profile of a version. The function is called only for
             requests with features.
         features: Columns of the requests' features.
-        memory: State of an evaluator to continue from.
+        memory: Saved state of an evaluator, from which the evaluation continues.
     """
     evaluator = Evaluator(
         settings.evaluation,
@@ -402,8 +403,8 @@ def backtest(
     Args:
         points: Decision points in order.
         settings: Rules of the monitor.
-        run_seconds: Seconds from a fire to the release of its run. No other run is requested before
-            the release, and the cooldown begins at the release.
+        run_seconds: Seconds from a decision to retrain to the release of the run. No other run is
+            requested before the release, and the cooldown begins at the release.
         drift_at: Time of the known change in seconds since the epoch. If None, the backtest counts
             no false alarms.
     """

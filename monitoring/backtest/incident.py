@@ -1,4 +1,4 @@
-"""`evergreen audit incident` and `evergreen audit replay`: record an incident and decide it again.
+"""Record an incident (`evergreen audit incident`) and replay it (`evergreen audit replay`).
 
 An incident is a time span of records with the monitor's decisions, in one folder:
 
@@ -13,9 +13,9 @@ decisions are computed by `monitoring.backtest.backtest`.
 
 A decision also depends on predictions up to nearly one attribution window after its decision point,
 because these predictions show which version served. The archive contains a prediction only after it
-has matured. An incident is incomplete if it is recorded before these predictions have matured. The
-manifest contains the time up to which the incident is complete. The replay names later decisions,
-which cannot be compared.
+has matured. An incident that is recorded before these predictions have matured is incomplete. The
+manifest contains the time up to which the incident is complete. The replay lists the decisions
+after this time, which cannot be compared.
 """
 
 import argparse
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of both commands."""
+    """Return the parser of `evergreen audit incident` and `evergreen audit replay`."""
     parser = CommandParser(prog="evergreen audit", description=(__doc__ or "").split("\n")[0])
     commands = parser.add_subparsers(required=True)
     text = "copy a time span of records and its decisions into a folder"
@@ -85,7 +85,7 @@ def build_parser() -> argparse.ArgumentParser:
     add = recorded.add_argument
     add("--state", required=True, help="the monitor's state folder")
     add("--archive", required=True, help="its archive, or the lake: folder or gs://bucket/path")
-    add("--store", required=True, help="model registry")
+    add("--store", required=True, help="folder or URI of the registry")
     add(
         "--start",
         type=parse_time,
@@ -95,7 +95,9 @@ def build_parser() -> argparse.ArgumentParser:
     add("--end", type=parse_time, help="the last decision point (default: the last decision)")
     add("--out", type=Path, required=True, help="folder to create")
     recorded.set_defaults(call=_record)
-    replayed = commands.add_parser("replay", help="decide a recorded incident again and compare")
+    replayed = commands.add_parser(
+        "replay", help="replay a recorded incident and compare the decisions"
+    )
     replayed.add_argument("incident", type=Path, metavar="INCIDENT", help="folder of the incident")
     replayed.add_argument("--json", action="store_true", help="print JSON")
     replayed.set_defaults(call=_replay)
@@ -124,7 +126,7 @@ def _open_text(points: int, complete_until: float) -> str:
     """Name the decisions of an incident that cannot be replayed reliably yet, and the reason."""
     which = (
         f"the last {points} of them, after {_format_time(complete_until)}, cannot be "
-        "replayed for certain"
+        "replayed reliably"
     )
     return f"{which}: the rows that show which version served then had not matured"
 
@@ -189,7 +191,7 @@ class Replayed:
 
     @property
     def first_difference(self) -> int | None:
-        """Index of the first line that differs from the recorded one, or None."""
+        """Index of the first decision line that differs from the recorded line, or None."""
         pairs = zip_longest(self.lines, self.recorded)
         return next((number for number, (ours, theirs) in enumerate(pairs) if ours != theirs), None)
 
@@ -268,7 +270,7 @@ class Recorded:
 
     points: int
     open_points: int
-    """Number of last decision points that cannot be replayed reliably yet."""
+    """Number of newest decision points that cannot be replayed reliably yet."""
     complete_until: float
     needs_until: float
     """Event time up to which the archive must contain rows before all points can be replayed."""

@@ -45,7 +45,7 @@ class DriftReport:
         return tuple(column for column in self.columns if column.outlying)
 
     def evidence(self) -> FeatureDrift:
-        """Convert the report to evidence for the policies."""
+        """Return the report as evidence for the policies."""
         return FeatureDrift(
             bucket_end=self.bucket_end,
             version=self.version,

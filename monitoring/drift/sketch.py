@@ -1,14 +1,15 @@
 """Counts that describe one bucket of predictions, independent of the order of records.
 
-Input is prediction batches of one model version and the model's training profile. Output is the
-bucket's profile in the cells of a `Layout`. `monitoring.drift.comparison` compares profiles.
+The input is prediction batches of one model version and the model's training profile. The output is
+the bucket's profile in the cells of a `Layout`. `monitoring.drift.comparison` compares profiles.
 pyarrow is imported only when values are counted, because command lines import this module for
 settings.
 
 A cell counts values of one column. All cells are in one flat array. A numeric column has one cell
-per bucket of the reference. A categorical column has one cell per listed value and one for all
-others. The score has one cell per bucket of the reference's score histogram. A list is two columns:
-its elements as categories, and their number as a numeric column. A missing value is in no cell.
+per bucket of the reference. A categorical column has one cell per listed value, and one cell for
+all other values. The score has one cell per bucket of the reference's score histogram. A list is
+two columns: its elements as categories, and their number as a numeric column. A missing value is in
+no cell.
 """
 
 import base64
@@ -85,8 +86,8 @@ class Layout:
     def _listed_values(self, column: str) -> tuple[Any, NDArray[np.int32]]:
         """Return the values of a categorical column as Arrow int64, and their cells.
 
-        The last value is the missing category. The last two cells in the result are `_NO_CELL` for
-        the missing category, and one cell for all unlisted values.
+        The last value is `MISSING_CATEGORY`. The cells end with `_NO_CELL` for missing values, and
+        one cell for all unlisted values.
         """
         import pyarrow as pa
 
@@ -118,9 +119,10 @@ class Layout:
         categorical: NDArray[np.int64],
         scores: NDArray[np.float32],
     ) -> NDArray[np.int32]:
-        """Return the cell of each value of the `plain` columns, shape [n, k].
+        """Return the cell of each value of the columns `plain`, shape [n, k].
 
-        A missing value has -1. `columns_of` gives `dense` [n, d] and `categorical` [n, slots].
+        The cell of a missing value is -1. `columns_of` gives `dense` [n, d] and `categorical` [n,
+        slots].
         """
         num_dense = len(self._dense)
         lengths = [
@@ -185,7 +187,7 @@ def _digest(reference: TrainingReference) -> str:
 
 _PENDING_ROWS = 4096
 """Number of rows that are counted at once. If each request of 64 rows were counted alone, a row
-would cost ten times as much."""
+would take ten times as long."""
 
 
 class Sketch:
@@ -224,7 +226,7 @@ class Sketch:
             self._count()
 
     def merge(self, other: "Sketch") -> None:
-        """Add another bucket of the same layout. Do not use the other bucket afterwards."""
+        """Add another bucket of the same layout. Do not use `other` afterwards."""
         other._count()
         self.rows += other.rows
         self.requests += other.requests

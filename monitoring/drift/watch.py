@@ -1,8 +1,8 @@
 """Sort predictions into buckets by event time and version, and report on closed buckets.
 
-Input is accepted predictions, each once, in any order. Output is one `DriftReport` per closed
-bucket. A report does not depend on the order of the records. `monitoring.drift.comparison` computes
-the numbers.
+The input is the accepted predictions, each once, in any order. The output is one `DriftReport` per
+closed bucket. A report does not depend on the order of the records. `monitoring.drift.comparison`
+computes the numbers.
 
 A bucket closes when the caller states that no more of its records can arrive. Callers use the
 watermark minus `drift_grace_seconds`, because clients publish records a little after the event. A
@@ -15,9 +15,9 @@ buckets, for example after a long stop of the monitor, later buckets are deferre
 counted once `close` reaches their bucket and the caller passes the rows to `resume`.
 
 The saved state contains every open bucket. The caller stores this state with the number of the last
-stored prediction. After a restart, the caller observes again all predictions that were stored after
-that number. Only predictions whose rows were deleted in the meantime are lost, and they are missing
-in the drift reports only.
+stored prediction. After a restart, the caller repeats the observation of all predictions with a
+higher number. Only predictions whose rows were deleted in the meantime are lost, and they are
+missing in the drift reports only.
 """
 
 from collections import Counter
@@ -59,8 +59,8 @@ class DriftWatch:
             reference_of: Returns a version's training profile, or None. The function is called
                 again for each new bucket.
             settings: A bucket length of 0 turns the watch off.
-            features: Columns of the predictions. None means the columns of each version's training
-                rows.
+            features: Columns of the predictions. None = the columns of each version's training rows
+                are used.
         """
         self._reference_of, self._settings, self._features = reference_of, settings, features
         self._length = microseconds(settings.drift_bucket_seconds)
@@ -102,7 +102,7 @@ class DriftWatch:
         return predictions.micros // self._length
 
     def _opened(self, number: int, version: int, predictions: Predictions) -> Sketch | None:
-        """Open the bucket of these predictions, or return None if they are skipped or deferred."""
+        """Return the bucket of predictions, or None if the predictions are skipped or deferred."""
         num_rows = predictions.num_rows
         if self._closed_up_to is not None and self._end(number) <= self._closed_up_to:
             self.passed_over["late"] += num_rows
@@ -139,7 +139,7 @@ class DriftWatch:
         return since if since is not None and since <= up_to else None
 
     def resume(self, predictions: Iterable[Predictions], up_to: float) -> list[DriftReport]:
-        """Add the deferred rows, and report on their buckets that end by `up_to`.
+        """Add the deferred rows, and report on the buckets that end by `up_to`.
 
         `predictions` must contain all known predictions since `deferred_since(up_to)`, and may
         contain earlier predictions. If there are too many buckets, the later buckets are deferred
@@ -151,7 +151,7 @@ class DriftWatch:
         return self.close(up_to)
 
     def close(self, up_to: float) -> list[DriftReport]:
-        """Report on the buckets that end by event time `up_to`, oldest first, and drop them.
+        """Report on the buckets that end by event time `up_to`, oldest first, and remove them.
 
         If rows are deferred, only buckets before the deferred rows are closed.
         """
@@ -213,18 +213,19 @@ class DriftWatch:
             "deferred_from": self._deferred_from,
             "passed_over": dict(self.passed_over),
             "open": [
-                _kept(number, version, sketch) for (number, version), sketch in self._open.items()
+                _saved(number, version, sketch) for (number, version), sketch in self._open.items()
             ],
             "carried": [
-                _kept(number, version, sketch)
+                _saved(number, version, sketch)
                 for version, (number, sketch) in self._carried.items()
             ],
         }
 
     def restore(self, memory: dict[str, Any]) -> None:
-        """Continue from what `memory()` returned.
+        """Continue from the saved state that `memory()` returned.
 
-        Buckets are dropped if the bucket length or the model's reference changed since.
+        A bucket is dropped if the bucket length or the model's reference changed after the state
+        was saved.
         """
         self.passed_over.update(memory["passed_over"])
         self._closed_up_to = memory["closed_up_to"]
@@ -246,7 +247,7 @@ class DriftWatch:
         return Sketch.restore(layout, saved["sketch"])
 
 
-def _kept(number: int, version: int, sketch: Sketch) -> dict[str, Any]:
+def _saved(number: int, version: int, sketch: Sketch) -> dict[str, Any]:
     return {
         "number": number,
         "version": version,

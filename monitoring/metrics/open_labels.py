@@ -1,24 +1,25 @@
 """AUC of rows whose attribution window is still open: estimate, bounds, and when it is final.
 
-Input is scores and ages of the open rows, which of them are clicked already, and the click delays
-of matured rows. Output is the AUC that the open rows will have once their labels are final.
-`window` has the numbers of matured rows.
+The input is the scores and ages of the open rows, which of these rows are already clicked, and the
+click delays of matured rows. The output is the AUC that the open rows will have once their labels
+are final. `window` has the numbers of matured rows.
 
-**Bounds.** A click that has arrived remains a click. Any other open row may still become a click or
-not. The bounds are the minimum and maximum over all these labelings, so the matured value always
-lies between them. The ranks of all rows do not depend on labels, and U = (sum of the clicks'
-midranks) - n1 (n1 + 1) / 2. Among the labelings with m more clicks, U is largest if the m rows with
-the highest ranks are clicked. U is smallest if the m rows with the lowest ranks are clicked. A
-cumulative sum over the sorted ranks gives the largest and smallest U for every m.
+**Bounds.** A click that has arrived remains a click. Any other open row may or may not become a
+click. The bounds are the minimum and maximum of the AUC over all possible labels of these rows, so
+the matured value always lies between them. The ranks of all rows do not depend on labels, and U =
+(sum of the clicks' midranks) - n1 (n1 + 1) / 2. Among the labelings with m more clicks, U is
+largest if the m rows with the highest ranks are clicked. U is smallest if the m rows with the
+lowest ranks are clicked. A cumulative sum over the sorted ranks gives the largest and smallest U
+for every m.
 
-**Estimate.** F(a) is the share of clicks that come within age a. The empirical distribution of the
-click delays of matured rows estimates F. Delays of matured rows are not censored. A row of age a
-without a click will be clicked with probability p (1 - F(a)) / (1 - p F(a)) (Chapelle 2014, with
-empirical delays instead of an exponential). Here p is the row's score times a correction. The
-correction is the number of arrived clicks divided by the number expected by now, among rows with
-similar scores. The expected number is the sum of F(a) times the score. The correction makes the
-estimate follow a change in the data as soon as clicks arrive. At the end F is 1, the probabilities
-are 0 or 1, and the estimate is the matured value.
+**Estimate.** F(a) is the share of clicks that come within age a. F is estimated by the empirical
+distribution of the click delays of matured rows. Delays of matured rows are not censored. A row of
+age a without a click will be clicked with probability p (1 - F(a)) / (1 - p F(a)) (Chapelle 2014,
+with empirical delays instead of an exponential). In this formula, p is the row's score times a
+correction. The correction is the number of arrived clicks divided by the number expected by now,
+among rows with similar scores. The expected number of clicks is the sum of F(a) times the score.
+The correction makes the estimate follow a change in the data as soon as clicks arrive. Once all
+windows have closed, F is 1, the probabilities are 0 or 1, and the estimate is the matured value.
 
 **Assumptions.** Delays depend neither on the score nor on the time. `ages` end at the log's
 watermark, because every click before the watermark was read. If ages ended at the clock's time,
@@ -33,7 +34,7 @@ from numpy.typing import NDArray
 from evergreen.runtime.errors import ContractError
 
 MIN_DELAYS = 20
-"""Minimum number of click delays for an estimate. Below this number the AUC has bounds but no
+"""Minimum number of click delays for an estimate. With fewer delays, the AUC has bounds but no
 estimate."""
 _MAX_DELAYS = 10_000
 """Number of newest delays that are used. Older delays may be outdated."""
@@ -43,7 +44,7 @@ and the maximum number of parts."""
 
 
 class ClickDelays:
-    """Newest delays from prediction to click, of matured rows.
+    """Click delays of the newest matured rows: the times from prediction to click.
 
     >>> delays = ClickDelays()
     >>> delays.update(np.array([1.0, np.nan, 2.0, 2.0], np.float32))
@@ -187,7 +188,7 @@ def expected_auc(probabilities: NDArray[np.float64], scores: NDArray[np.floating
     if not len(firsts):
         return None
     sizes = np.diff(firsts, append=len(p))
-    # `_below` includes half of the row's own weight. This half is subtracted here.
+    # `_below` includes half of the row's own weight, which is subtracted here.
     others_below = _below(1 - p, firsts, sizes) - (1 - p) / 2
     pairs = float(p.sum()) * float((1 - p).sum()) - float((p * (1 - p)).sum())
     if pairs <= 1e-12:
@@ -219,7 +220,8 @@ def _click_probabilities(
     arrived = np.where(may_click | clicked, delays.share_within(ages), 1.0)
     score = scores.astype(np.float64)
     p = np.minimum(score * _correction(score, arrived, clicked), 1.0)
-    # If p and F are both 1, a click would have arrived by now. The row counts as a non-click.
+    # If both the click probability p and F are 1, a click would have arrived by now. The row counts
+    # as a non-click.
     still = np.divide(
         p * (1 - arrived), 1 - p * arrived, out=np.zeros(len(p)), where=p * arrived < 1
     )
@@ -231,8 +233,8 @@ def _correction(
 ) -> NDArray[np.float64]:
     """Return for each row [n] the ratio of arrived to expected clicks at similar scores.
 
-    One expected click is added, and as many arrived clicks as the ratio over all rows predicts for
-    it. With few clicks the correction is therefore close to the ratio over all rows.
+    One expected click is added to the expected clicks, and the ratio over all rows is added to the
+    arrived clicks. With few clicks the correction is therefore close to the ratio over all rows.
     """
     expected = score * arrived
     overall = (clicked.sum() + 1) / (expected.sum() + 1)

@@ -126,7 +126,7 @@ def _ranked_lists(requests: MaturedRequests) -> Iterator[RankedList]:
 
 @dataclass(frozen=True, kw_only=True)
 class Kpis:
-    """KPIs of one model version. A number that does not exist is None."""
+    """KPIs of one model version. An undefined KPI is None."""
 
     version: int
     rows: int
@@ -153,7 +153,7 @@ class Kpis:
     """Mean NDCG@k over the ranked lists with a click. None if no list has a click."""
     conversion_rate: float | None = None
     """Share of rows with a conversion, among the newest rows with a closed conversion window. None
-    without such rows."""
+    if there are no rows with a closed conversion window."""
     gauc: float | None = None
     """Mean AUC within users, weighted by their rows. None if no known user has both a click and a
     non-click."""

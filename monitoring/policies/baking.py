@@ -1,19 +1,19 @@
-"""Test whether a new version is as good on live traffic as the gate promised, until it is baked.
+"""Test until the end of baking whether a new version is as good as the gate promised.
 
 The input is the matured rows of the serving version, the gate's metrics of that version, and
 earlier metrics of its predecessor. The output is a decision, which is `ROLLBACK` if the version
-must be rolled back. Five tests share `bake_alpha` equally. Four of the tests use outcomes:
+must be rolled back. Five tests share `bake_alpha` equally. Four of the five tests use outcomes:
 
-- AUC: the e-process of `monitoring.policies.betting` tests it against a limit. Two 95 % intervals
-  set the limit: the gate's interval, and the interval of the predecessor's last window. The limit
-  is the lower of the two lower ends, minus `max_auc_loss`. The predecessor is included because a
-  rollback to an equally bad version would not help. For example, a change of user behaviour lowers
-  the AUC of both versions.
+- AUC: the e-process of `monitoring.policies.betting` compares the AUC with a limit. Two 95 %
+  intervals set the limit: the gate's interval, and the interval of the predecessor's last window.
+  The limit is the smaller of the two lower ends, minus `max_auc_loss`. The predecessor is included
+  because a rollback to an equally bad version would not help. For example, a change of user
+  behaviour lowers the AUC of both versions.
 - Calibration in both directions, and the click rate: each test sums the excess over its limit, for
   example clicks minus limit times predicted clicks. Each request adds one term to the sum.
   `mixture_evidence` evaluates the sum, and its result is valid under any number of looks.
 
-The fifth test counts scores that are not numbers, before any label is known
+The fifth test needs no labels: it counts scores that are not probabilities
 (`monitoring.retraining.new_versions`). A version that gives every row the same score is rolled back
 without a test.
 
@@ -52,12 +52,12 @@ _STUCK_ROWS = 1_000
 """If a version has at least this number of rows and all scores are equal, the model counts as
 ignoring its input."""
 _SUSPICION = 3.0
-"""A version becomes suspect when its evidence reaches this value. The version then bakes until its
+"""A version becomes suspect when its evidence reaches this value. A suspect version bakes until its
 evidence falls below this value or suffices for a rollback. For a version within its limits, the
 evidence begins at 1 and falls."""
 _TUNED_SQUARES = 50.0
-"""Sum of squares at which `mixture_evidence` is most sensitive. For the test of clicks, this is
-about the number of clicks."""
+"""Sum of squares at which `mixture_evidence` is most sensitive. In the test of too many clicks, the
+sum of squares is about the number of clicks."""
 _NOTHING: Mapping[str, Any] = {"state": BAKES, "rows": 0, "evidence": None, "least_auc": None}
 """State of a version before its first row."""
 _NO_WINDOW = {
@@ -115,7 +115,7 @@ class BakingPolicy:
     def decide(self, evidence: Evidence, memory: PolicyMemory) -> tuple[Decision, PolicyMemory]:
         """See `Policy`.
 
-        For each version, the memory contains its state, its limits and the sums of its tests.
+        For each version, `memory` contains its state, its limits and the sums of its tests.
         """
         known: dict[str, Any] = dict(memory.get("versions", {}))
         version, has_rows = str(evidence.version), len(evidence.rows.labels) > 0
@@ -128,8 +128,8 @@ class BakingPolicy:
         if state["state"] == BAKES and has_rows:
             state = self._evaluate(evidence, state)
         if state["state"] != BAKES:
-            # Every decision line contains the complete state. Therefore drop the fields that only
-            # the statistical tests use.
+            # Every decision line contains the complete state. Fields that only the statistical
+            # tests use are therefore dropped.
             state = {name: value for name, value in state.items() if name not in _OF_TESTS}
         known = without_oldest({**known, version: state}, needed=[evidence.version])
         return self._decision(evidence, state), {"versions": known}
@@ -215,9 +215,10 @@ class BakingPolicy:
         return {**state, "reason": f"{reason} of {settings.bake_rows}, {served:.0f} s"}
 
     def _add_terms(self, rows: MaturedRows, state: Mapping[str, Any]) -> dict[str, list[float]]:
-        """Return the sums after these rows.
+        """Return the sums of the tests after `rows`.
 
-        The sums are the excess over each limit, its squares, and clicks or expected clicks.
+        Each test has three sums: the excess over its limit, the squared excess, and the clicks or
+        expected clicks.
         """
         ratio, least_rate = self._settings.max_calibration_ratio, state["least_rate"]
         clicks = np.bincount(rows.groups, rows.labels)
@@ -260,7 +261,7 @@ class BakingPolicy:
 
 
 def _check(name: str, evidence: float, enough: float) -> Check:
-    """Return a check that fails at `enough` evidence, and is inconclusive from `_SUSPICION` on."""
+    """Return the check of one test, which fails if the evidence reaches `enough`."""
     result = FAIL if evidence >= enough else INCONCLUSIVE if evidence >= _SUSPICION else PASS
     return Check(name=name, value=evidence, limit=enough, bound=BELOW, result=result)
 

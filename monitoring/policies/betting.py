@@ -1,8 +1,8 @@
 """Test the claim "the AUC is at least theta" by an e-process, for the policy `sequential`.
 
-Input is matured rows in order. Output is the e-value and the time at which it began to grow.
-`monitoring.policies.policies` uses the e-value and this time for its decisions. An e-process can be
-read as the capital of a gambler who bets against the claim.
+The input is matured rows in order. The output is the e-value and the time at which it began to
+grow. `monitoring.policies.policies` bases its decisions on the e-value and on the start of its
+growth. An e-process can be read as the capital of a gambler who bets against the claim.
 
 **Payoff.** A round is a fixed number of successive requests. Each round compares every click with
 every non-click of *different* requests in the round. A pair scores 1 if the click has the higher
@@ -19,16 +19,17 @@ bounded mean: Waudby-Smith and Ramdas 2024, JRSS-B 86).
 values of lambda, the `FRACTIONS` of the largest lambda. A mixture of supermartingales is a
 supermartingale, so the capital is an e-process (Ramdas et al. 2023, Statistical Science 38). By
 Ville's inequality (1939), P(the capital ever reaches 1 / alpha) <= alpha, over all time and at
-every look. Bets that start late detect a drift that begins after long service. By then, the bets
-that started early have lost their shares. A bet that starts at round t costs only a factor of 1 /
-w_t, whose logarithm is about log t. The restarted e-detectors of Shin, Ramdas and Rinaldo (2024)
-detect a drift sooner. However, restarted e-detectors bound the mean time between false alarms, and
-not the probability of any false alarm.
+every look. Bets that start late detect a drift that begins after long service. By the time of such
+a drift, the bets that started early have lost their shares of the capital. A bet that starts at
+round t costs only a factor of 1 / w_t, whose logarithm is about log t. The restarted e-detectors of
+Shin, Ramdas and Rinaldo (2024) detect a drift sooner. However, restarted e-detectors bound the mean
+time between false alarms, not the probability of any false alarm.
 
 **Several versions.** Each version has its own rounds and its own theta. The bets of all versions
 multiply the same capital, one after the other. The next lambda follows from theta and is chosen
-before the round's rows. So the product over the rounds of all versions is a supermartingale if each
-version's AUC is at least its theta. One inequality covers all versions together.
+before the round's rows. The product over the rounds of all versions is therefore a supermartingale
+if the AUC of each version is at least the version's theta. A single application of Ville's
+inequality covers all versions together.
 
 **Start of the change.** The start is estimated as in Page's CUSUM test (1954). A `Trail` per
 fraction multiplies the same factors and restarts at 1 when the product falls below 1. The estimate
@@ -36,10 +37,10 @@ does not affect whether there is an alarm.
 
 **Assumptions.** The bound is exact if rows are independent given their labels, or if requests are
 independent and no round has more pairs than planned. If a round has more pairs, its payoff is
-scaled down. For dependent rows this moves the null hypothesis slightly. The bound is not proven for
-users who return in other requests. For users who return, the claim is about the observed users. The
-gate's interval by user allows for the difference. docs/design/sequential-tests.md has simulated
-rates.
+scaled down. For dependent rows, the scaling moves the null hypothesis slightly. The bound is not
+proven for users who return in other requests. For users who return, the claim is about the observed
+users. The gate's interval by user allows for the difference. docs/design/sequential-tests.md has
+simulated rates.
 """
 
 import base64
@@ -57,9 +58,9 @@ FRACTIONS = tuple(0.9 / 2**k for k in range(6))
 """Bets as fractions of the largest lambda, from large ones for a steep drop to small ones for an
 AUC just below theta."""
 _ROUND_CLICKS, _ROUND_OTHERS = 1.0, 6.0
-"""Minimum expected clicks and non-clicks of a round. A click is then compared with several
-non-clicks, and the largest amount that a bet can lose in a round stays small. The largest possible
-loss limits lambda, the size of a bet."""
+"""Minimum expected clicks and non-clicks of a round. With more non-clicks than clicks, each click
+is compared with several non-clicks, and the largest amount that a bet can lose in a round stays
+small. The largest possible loss limits lambda, the size of a bet."""
 _FIRST_CLICKS = 10
 """Number of clicks that are only counted, to choose the size of the first round."""
 _REMEMBERED_CLICKS = 1000.0
@@ -76,13 +77,13 @@ class Rounds:
     """Rounds of one version's rows, and their payoffs."""
 
     def __init__(self, theta: float, memory: Mapping[str, Any]) -> None:
-        """Continue from what `memory()` returned.
+        """Continue from the saved state that `memory()` returned.
 
-        Start anew if that state is empty or was computed for another `theta`. `theta` must be in
-        (0, 1).
+        The rounds start anew if the state is empty or was computed for another `theta`. `theta`
+        must be in (0, 1).
         """
         if memory.get("theta") != theta:
-            memory = {}  # Evidence against another theta does not count.
+            memory = {}  # The evidence was computed against another theta.
         self.theta = theta
         # Sums over requests: requests, clicks, squared clicks, non-clicks, squared non-clicks.
         self._sums = np.asarray(memory.get("sums", np.zeros(5)))
@@ -94,13 +95,13 @@ class Rounds:
 
     @property
     def lambdas(self) -> list[float]:
-        """The bets on a round, one per fraction."""
+        """Bet on a round for each fraction in `FRACTIONS`."""
         return [fraction / (1.0 - self.theta) for fraction in FRACTIONS]
 
     def play(self, rows: MaturedRows) -> tuple[list[float], list[float]]:
         """Add `rows`, and return the payoffs and the clicks of the rounds that they complete.
 
-        Rounds without a pair are left out.
+        Rounds in which no pair is possible are skipped.
         """
         plan = self._plan_round()
         self._count_rows(rows)
@@ -130,7 +131,7 @@ class Rounds:
     def _plan_round(self) -> tuple[int, float] | None:
         """Return the next round's number of requests and planned pairs, or None.
 
-        The plan comes from the rows counted so far, and there is no plan before `_FIRST_CLICKS`
+        The size is computed from the rows counted so far. The result is None before `_FIRST_CLICKS`
         clicks. A payoff is divided by the planned pairs, or by the actual pairs if there are more.
         """
         requests, clicks, clicks_squared, others, others_squared = self._sums.tolist()
@@ -158,7 +159,7 @@ class EValue:
     """E-value of the bets on successive rounds."""
 
     def __init__(self, memory: Mapping[str, Any]) -> None:
-        """Continue from what `memory()` returned. Start anew if the memory is empty."""
+        """Continue from what `memory()` returned. The e-value starts anew if the state is empty."""
         self._shares: list[float] = list(memory.get("shares", (0.0,) * len(FRACTIONS)))
         self.rounds = int(memory.get("rounds", 0))
         """Number of rounds with at least one pair."""
@@ -206,9 +207,10 @@ class EProcess:
     """E-process over the rows of one version, against one null hypothesis."""
 
     def __init__(self, theta: float, memory: Mapping[str, Any]) -> None:
-        """Continue from what `memory()` returned.
+        """Continue from the saved state that `memory()` returned.
 
-        Start anew if that state is empty or has another `theta`. `theta` must be in (0, 1).
+        The e-process starts anew if the state is empty or has another `theta`. `theta` must be in
+        (0, 1).
         """
         self._rounds = Rounds(theta, memory)
         self._e_value = EValue(memory if memory.get("theta") == theta else {})
@@ -243,19 +245,19 @@ class EProcess:
 
 
 _LARGEST = 1e300
-"""Largest product of a trail, because JSON has no infinity."""
+"""Upper limit of a trail's product, because JSON has no infinity."""
 
 
 @dataclass(frozen=True)
 class Trail:
     """Running product of the factors of one bet.
 
-    The product restarts at 1 when it falls to 1 or below.
+    If the product falls to 1 or below, it restarts at 1.
     """
 
     value: float = 1.0
     since: float | None = None
-    """Event time in seconds. The product includes only rows after this time. None if the product is
+    """Event time in seconds. The product includes only rows after `since`. None if the product is
     1."""
     shown_at: float | None = None
     """Event time of the rows that first made the product large enough, or None."""

@@ -1,10 +1,10 @@
 """Decide at fixed points of event time, as a function of the records.
 
-Input is predictions and matured requests in any order, and the event time up to which everything
-matured. Output is one `DecisionPoint` for each point with new matured rows of the serving version
-or its predecessors. The result does not depend on batch sizes or on the loop, so the monitor and a
-backtest over its archive write equal lines. `monitoring.state.store` stores the state. Cooldowns
-and actions depend on the clock and belong to `monitoring.retraining`.
+The input is predictions and matured requests in any order, and the event time up to which
+everything matured. The output is one `DecisionPoint` for each point with new matured rows of the
+serving version or its predecessors. The result does not depend on batch sizes or on the loop, so
+the monitor and a backtest over its archive write equal lines. `monitoring.state.store` stores the
+state. Cooldowns and actions depend on the clock and belong to `monitoring.retraining`.
 
 Rows of a version mature for a whole attribution window after the version was replaced. The last
 rows of a version are evidence about its successor too, because both versions see the same traffic.
@@ -39,8 +39,8 @@ from monitoring.policies.policy import (
 from monitoring.rows import MaturedRequests
 
 _MAX_PASSED_OVER = 1000
-"""Maximum number of remembered request ids. These requests came too late for their decision point,
-and must be excluded after a restart too."""
+"""Maximum number of remembered request ids. These ids belong to requests that came too late for
+their decision point, and that must stay excluded after a restart."""
 
 
 def no_baseline(version: int) -> Baseline | None:
@@ -49,7 +49,7 @@ def no_baseline(version: int) -> Baseline | None:
 
 
 def serving_ahead(settings: EvaluationSettings) -> float:
-    """Return for how long after a decision point predictions determine its serving version.
+    """Return how long after a decision point predictions still determine the serving version.
 
     The result in seconds is the attribution window minus the grace period, because at the watermark
     the last predictions may not have arrived.
@@ -78,7 +78,7 @@ class Evaluator:
             policies: Policies in order.
             baseline: Returns a version's baseline. The function is called once per version, so that
                 a later verdict does not change the decisions of a backtest.
-            memory: What `memory()` returned, or the state in a `DecisionPoint`, or None.
+            memory: State that `memory()` returned or that a `DecisionPoint` contains, or None.
         """
         known = memory or {}
         self._policies = tuple(policies)
@@ -149,7 +149,7 @@ class Evaluator:
     def record_predictions(
         self, times: NDArray[np.float64], versions: NDArray[np.int32], *, canary: NDArray[np.bool_]
     ) -> None:
-        """Record the versions that answered at these times. Canaries are ignored.
+        """Record which versions answered, with the times of their answers. Canaries are ignored.
 
         Repetitions change nothing.
 
@@ -180,7 +180,8 @@ class Evaluator:
     def restore(self, requests: MaturedRequests) -> None:
         """Add requests that matured before a restart.
 
-        Requests up to the last decision point go to the windows. Later requests are decided on.
+        The windows are filled with the requests up to the last decision point. Decisions are made
+        only for later requests.
         """
         is_decided = self._is_decided(requests)
         if not is_decided.all():
@@ -193,8 +194,8 @@ class Evaluator:
     def decide_up_to(self, matured_until: float) -> list[DecisionPoint]:
         """Decide at every decision point up to an event time.
 
-        All predictions up to that time must have matured. A point has no decision if no row of the
-        serving version's lineage matured.
+        All predictions up to the event time must have matured. A point has no decision if no row of
+        the serving version's lineage matured.
         """
         last = microseconds(matured_until) // self._span * self._span
         if self._decided is not None and 0 <= self._decided - last <= microseconds(
@@ -303,10 +304,11 @@ class Evaluator:
         return Predecessor(**known) if known else None
 
     def _drift_until(self, point: int, version: int) -> tuple[FeatureDrift, ...]:
-        """Remove all buckets that are closed by now, and return the ones of `version`.
+        """Remove all buckets that have closed, and return the removed buckets of `version`.
 
-        When `point` is decided, the log was read up to one attribution window later. Buckets are
-        closed up to that time minus the grace period.
+        When a decision is made about `point`, the log was read up to one attribution window after
+        `point`. A bucket has closed if it ends before the end of that window, minus the grace
+        period.
         """
         ahead = (point + self._drift_ahead) / 1e6
         closed = sorted(
@@ -326,8 +328,8 @@ def _rows_of(requests: MaturedRequests) -> MaturedRows:
 
 
 MAX_LINEAGE = 64
-"""Number of newest versions of a lineage that are remembered. Fewer versions serve within one
-attribution window."""
+"""Number of newest versions of a lineage that are remembered. Fewer versions than this serve within
+one attribution window."""
 
 
 class _ServingTimeline:
@@ -335,15 +337,15 @@ class _ServingTimeline:
 
     The serving version is the version of the newest non-canary prediction up to `ahead` after the
     point (see `serving_ahead`). The highest version number would be wrong, because a rollback
-    serves an older version. If two predictions have the same time, the one of the higher version
-    counts as newer. A version that is replaced by an earlier version was rolled back and leaves the
-    lineage.
+    serves an older version. If two predictions have the same time, the prediction of the higher
+    version counts as newer. A version that is replaced by an earlier version was rolled back and
+    leaves the lineage.
     """
 
     def __init__(self, span: int, ahead: int) -> None:
         self._span, self._ahead = span, ahead
-        # For each future point and version: first and last prediction since the previous point. The
-        # number of entries does not grow with the traffic.
+        # For each future decision point and version, the times of the first and the last prediction
+        # since the previous point. The number of entries does not grow with the traffic.
         self._seen: dict[int, dict[int, tuple[int, int]]] = {}
         self.lineage: list[tuple[int, int]] = []
         """The last serving version and its predecessors, ascending. Each version has the time of
@@ -356,7 +358,7 @@ class _ServingTimeline:
 
     @property
     def version(self) -> int | None:
-        """The version that serves at the last point passed, or None before the first prediction."""
+        """Version that serves at the newest decision point, or None before the first prediction."""
         return self.lineage[-1][0] if self.lineage else None
 
     def seen_until(self, point: int) -> int:
@@ -366,9 +368,9 @@ class _ServingTimeline:
     def record(self, times: NDArray[np.int64], versions: NDArray[np.int32]) -> None:
         """Record non-canary predictions, in any order.
 
-        Clients publish a little after the event. A prediction whose point was already passed
-        therefore counts at the next point if it is newer than all known predictions, and is ignored
-        otherwise.
+        Clients publish a little after the event. If the decision point of a prediction has passed,
+        the prediction counts at the next point if it is newer than all known predictions. Otherwise
+        the prediction is ignored.
 
         Args:
             times: Microseconds, shape [m].
@@ -393,7 +395,10 @@ class _ServingTimeline:
             seen[version] = (min(first, oldest), max(last, newest))
 
     def advance(self, point: int) -> None:
-        """Advance to `point`. Every prediction up to `ahead` after it must have been recorded."""
+        """Advance to `point`.
+
+        Every prediction up to `ahead` after `point` must have been recorded.
+        """
         if self.reached is not None and point < self.reached:
             # A clock that was ahead was corrected. The predictions with later times came from the
             # wrong clock.

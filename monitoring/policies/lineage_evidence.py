@@ -1,22 +1,23 @@
-"""Evidence of a lineage: which rows count against the serving version, and until when.
+"""Evidence against the serving version, from the rows of its lineage.
 
-Input is new rows by version, each version's theta, and the newest training row of each version.
-Output is the evidence about the serving version, from which the policy `sequential` decides.
+The input is new rows by version, each version's theta, and the newest training row of each version.
+The output is the evidence about the serving version, from which the policy `sequential` decides.
 
 All versions of a lineage share one e-process (`monitoring.policies.betting`). A release does not
-reset the e-process. A row that matures after its version was replaced counts against the later
-versions. An alarm means that the data have changed, and names the rows that show the change. The
-trail with the largest product became large enough at `shown_at`, so the rows up to that time
-suffice to detect the change. A version that was trained on these rows has adapted to the change:
+reset the e-process. If a row matures after its version was replaced, it counts against the later
+versions. An alarm means that the data have changed, and names the rows that show the change. At the
+event time `shown_at`, the largest product of a trail became large enough. The rows up to `shown_at`
+therefore suffice to detect the change. A version that was trained on the rows up to `shown_at` has
+adapted to the change:
 
 - A version with training rows up to `shown_at` or later starts a new e-process, shared with the
   later versions that have adapted. Rows that other versions scored do not count in the new
   e-process, because those versions have not adapted.
-- A version without these training rows stays under the alarm.
+- A version that was not trained on the rows up to `shown_at` stays under the alarm.
 
-The rows of a version count in its own e-process and in those of the later versions of the lineage.
-So the rows of a version that is rolled back never count against the version that is live again. If
-the training rows of a version are unknown, only its own rows count.
+The rows of a version count in the version's own e-process, and in the e-processes of later versions
+of the lineage. If a version is rolled back, its rows therefore never count against the version that
+is live again. If the training rows of a version are unknown, only its own rows count.
 """
 
 from collections.abc import Mapping
@@ -55,9 +56,9 @@ class VersionEvidence:
 
     alarm: Alarm | None = None
     """A change to which the version has not adapted, or None."""
-    learned: Alarm | None = None
-    """The last change to which this version has adapted, until its own rows or rows of another
-    adapted version mature. None otherwise."""
+    adapted: Alarm | None = None
+    """The last change to which this version has adapted. The field is set until rows of this
+    version, or of another adapted version, mature. None otherwise."""
     value: float = 1.0
     """The e-value."""
     rounds: int = 0
@@ -68,7 +69,7 @@ class VersionEvidence:
 
 
 class _Played(NamedTuple):
-    """Rounds that new rows of one version completed."""
+    """Results of the rounds that new rows of one version completed."""
 
     payoffs: list[float]
     clicks: list[float]
@@ -84,11 +85,11 @@ class _Process:
         self.scored: dict[int, float] = {
             int(version): time for version, time in memory.get("scored", {}).items()
         }
-        """For each version, the last decision point with bets on its rows, as far back as the
-        trails go."""
+        """For each version, the newest decision point at which its rows were bet on, as far back as
+        the trails go."""
         self.alarm = _alarm(memory.get("alarm"))
         self.change = _alarm(memory.get("change"))
-        """The newest change to which its versions have adapted."""
+        """Newest change to which the versions of this e-process have adapted."""
         self.trained_until: float | None = memory.get("trained_until")
         """Time of the newest training row of the process's version, or None if unknown."""
 
@@ -103,12 +104,12 @@ class _Process:
         }
 
     def counts(self, trained_until: float | None) -> bool:
-        """Return whether rows of an earlier version, trained up to `trained_until`, count here."""
+        """Return whether the rows of an earlier version count in this e-process."""
         if self.trained_until is None or trained_until is None:
             return False
         return self.change is None or trained_until >= self.change.shown_at
 
-    def standing(self) -> VersionEvidence:
+    def evidence(self) -> VersionEvidence:
         return VersionEvidence(
             alarm=self.alarm,
             value=self.e_value.value,
@@ -164,23 +165,23 @@ class LineageEvidence:
             return VersionEvidence()
         process = _Process(self._processes[str(newest)])
         if newest == version:
-            return process.standing()
+            return process.evidence()
         if trained_until is None:
             return VersionEvidence()
         if process.alarm is not None and trained_until >= process.alarm.shown_at:
-            return VersionEvidence(learned=process.alarm)
+            return VersionEvidence(adapted=process.alarm)
         if (
             process.alarm is None
             and process.change is not None
             and trained_until < process.change.shown_at
         ):
             return VersionEvidence(alarm=process.change)
-        return process.standing()
+        return process.evidence()
 
     def _plan_for(
         self, version: int, thetas: Mapping[int, float], evidence: Evidence
     ) -> dict[str, Any]:
-        """Return the previous version's round sizes, so that a new version's first rows count."""
+        """Return the previous version's round sizes, so that the new version's first rows count."""
         known = [each for each in evidence.lineage if each < version and str(each) in self._rounds]
         return (
             {"theta": thetas[version], "sums": self._rounds[str(known[-1])]["sums"]}
@@ -211,7 +212,7 @@ class LineageEvidence:
         return self._restarted(process)
 
     def _restarted(self, process: _Process) -> _Process:
-        """Return the process, or a new one if its version has adapted to the alarm's change."""
+        """Return a new e-process if its version has adapted to the alarm's change, or `process`."""
         alarm, trained_until = process.alarm, process.trained_until
         if alarm is None or trained_until is None or trained_until < alarm.shown_at:
             return process
@@ -254,8 +255,8 @@ def _raised(process: _Process, evidence: Evidence) -> Alarm:
     since = evidence.time if trail.since is None else trail.since
     return Alarm(
         since=since,
-        # If no product has reached the limit, the change is visible only with the rows of this
-        # decision point.
+        # If no trail had a large enough product before, only the rows of this decision point show
+        # the change.
         shown_at=evidence.time if trail.shown_at is None else trail.shown_at,
         matured=evidence.matured_total,
         value=process.e_value.value,

@@ -77,17 +77,17 @@ class ThresholdPolicy(_ConfiguredPolicy):
     def _evaluate_successor(
         self, action: Action, evidence: Evidence, memory: PolicyMemory
     ) -> tuple[Action, str]:
-        """Apply an earlier version's window to the serving version, which has no matured row."""
+        """Decide about a serving version without matured rows, from an earlier version's window."""
         text = f"no row of model version {evidence.version} has matured yet"
         trained_until, since = evidence.trained_until(), memory["since"]
         if trained_until is None:
-            return Action.UNDECIDABLE, f"{text}, and what it has learned is not known"
+            return Action.UNDECIDABLE, f"{text}, and its training rows are unknown"
         if since is not None and trained_until >= since:
             return (
                 Action.UNDECIDABLE,
-                f"{text}; it has learned rows from after the first breach, at {_moment(since)}",
+                f"{text}; it was trained on rows from after the first breach, at {_moment(since)}",
             )
-        return action, f"{text}; it has learned rows up to {_moment(trained_until)}"
+        return action, f"{text}; it was trained on rows up to {_moment(trained_until)}"
 
     def _evaluate_window(self, kpis: Kpis) -> tuple[Action, str]:
         """Return whether this window is a breach, and why."""
@@ -135,8 +135,8 @@ class SequentialPolicy(_ConfiguredPolicy):
     has the proof, and `lineage_evidence` says which rows count. A new e-process with its own alpha
     begins after a detected change, after a rollback, and for a version with unknown training rows.
 
-    theta is the lower end of the gate's 95 % interval less a tolerance. Rows of a version without a
-    gate AUC do not count.
+    theta is the lower end of the gate's 95 % interval, minus a tolerance. Rows of a version without
+    a gate AUC do not count.
     """
 
     name = "sequential"
@@ -151,10 +151,10 @@ class SequentialPolicy(_ConfiguredPolicy):
         }
         of_lineage = LineageEvidence(memory, enough=enough)
         of_lineage.update(evidence, thetas)
-        standing, theta = of_lineage.about(evidence), thetas.get(evidence.version)
-        action, reason, since = self._evaluate_lineage(evidence, standing, theta)
-        is_decided = bool(standing.versions or standing.alarm)
-        shown = standing.alarm or standing
+        found, theta = of_lineage.about(evidence), thetas.get(evidence.version)
+        action, reason, since = self._evaluate_lineage(evidence, found, theta)
+        is_decided = bool(found.versions or found.alarm)
+        shown = found.alarm or found
         decision = self._decision(
             evidence,
             action,
@@ -169,12 +169,12 @@ class SequentialPolicy(_ConfiguredPolicy):
         return decision, of_lineage.memory()
 
     def _evaluate_lineage(
-        self, evidence: Evidence, standing: VersionEvidence, theta: float | None
+        self, evidence: Evidence, found: VersionEvidence, theta: float | None
     ) -> tuple[Action, str, int]:
         """Return the action, its reason, and the rows that matured since an alarm."""
         settings, version = self._settings, f"model version {evidence.version}"
-        learned = evidence.trained_until()
-        if (alarm := standing.alarm) is not None:
+        trained_until = evidence.trained_until()
+        if (alarm := found.alarm) is not None:
             since = evidence.matured_total - alarm.matured
             text = self._evidence_text(evidence, alarm, theta)
             text += f"; a false alarm with a probability of at most {settings.sequential_alpha:g}"
@@ -185,18 +185,18 @@ class SequentialPolicy(_ConfiguredPolicy):
                     since,
                 )
             return Action.RETRAIN, text, since
-        if (known := standing.learned) is not None:
+        if (known := found.adapted) is not None:
             rows = f"rows of {named(known.versions)} showed from {_moment(known.since)} on"
-            text = f"it has learned rows from after the change that {rows}"
+            text = f"it was trained on rows from after the change that {rows}"
             return Action.UNDECIDABLE, f"no row of {version} has matured yet; {text}", 0
-        if not standing.versions:
-            return Action.UNDECIDABLE, self._nothing_text(evidence, theta, learned), 0
-        return Action.OK, self._evidence_text(evidence, standing, theta), 0
+        if not found.versions:
+            return Action.UNDECIDABLE, self._nothing_text(evidence, theta, trained_until), 0
+        return Action.OK, self._evidence_text(evidence, found, theta), 0
 
     def _evidence_text(
         self, evidence: Evidence, shown: Alarm | VersionEvidence, theta: float | None
     ) -> str:
-        """Describe the evidence and whose rows it comes from."""
+        """Describe the evidence, and name the versions whose rows it comes from."""
         version, others = (
             evidence.version,
             [each for each in shown.versions if each != evidence.version],
@@ -212,24 +212,30 @@ class SequentialPolicy(_ConfiguredPolicy):
             text += f"shown by rows of model {named(shown.versions)} from {_moment(shown.since)} on"
         else:
             text += f"the newest on rows of model {named(shown.versions)}"
-        learned = evidence.trained_until()
-        until = "" if learned is None else f", which has learned rows up to {_moment(learned)}"
+        trained_until = evidence.trained_until()
+        until = (
+            ""
+            if trained_until is None
+            else f", which was trained on rows up to {_moment(trained_until)}"
+        )
         return f"{text}; model version {version} serves{until}"
 
-    def _nothing_text(self, evidence: Evidence, theta: float | None, learned: float | None) -> str:
+    def _nothing_text(
+        self, evidence: Evidence, theta: float | None, trained_until: float | None
+    ) -> str:
         if theta is None:
-            return f"the gate's auc of model version {evidence.version} is not known"
-        if not len(evidence.rows.labels) and learned is None:
+            return f"the gate's auc of model version {evidence.version} is unknown"
+        if not len(evidence.rows.labels) and trained_until is None:
             text = (
-                f"no row of model version {evidence.version} has matured yet, and what it has "
-                "learned is not known"
+                f"no row of model version {evidence.version} has matured yet, and its "
+                "training rows are unknown"
             )
-            return f"{text}: rows of versions before it say nothing"
+            return f"{text}: rows of earlier versions are not evidence"
         return f"too few clicks to begin, model version {evidence.version}"
 
 
 class DataDriftPolicy(_ConfiguredPolicy):
-    """Requires several buckets in a row in which enough columns drifted.
+    """Requires several consecutive buckets in which enough columns drifted.
 
     Features can drift without harm to the AUC, and a concept can drift without any sign in the
     features. Use this policy together with a policy that evaluates clicks.
@@ -240,8 +246,9 @@ class DataDriftPolicy(_ConfiguredPolicy):
     def decide(self, evidence: Evidence, memory: PolicyMemory) -> tuple[Decision, PolicyMemory]:
         """See `Policy`.
 
-        The state contains the version, the number of drifted buckets in a row, and the last bucket.
-        The state also contains the time and the number of matured rows at the first drifted bucket.
+        The state contains the version, the number of consecutive drifted buckets, and the last
+        bucket. The state also contains the time and the number of matured rows at the first drifted
+        bucket.
         """
         is_held = _still_holds(memory, evidence, evidence.version)
         buckets, first, since = 0, 0, None
@@ -330,7 +337,7 @@ POLICIES: dict[str, Callable[[PolicySettings], Policy]] = {
 
 
 def make_policies(settings: PolicySettings, baking: BakingSettings | None = None) -> list[Policy]:
-    """Create the policies that the settings name, in order, and the one for new versions."""
+    """Create the policies that the settings name, in order, and the baking policy."""
     for_new_versions: list[Policy] = (
         [BakingPolicy(baking)] if baking is not None and baking.bake_rows else []
     )
@@ -346,12 +353,12 @@ def confirm(
     """Turn the result of one window into an action, given the windows before it.
 
     OK resets the count of breaches. UNDECIDABLE does not change the count. A BREACH becomes RETRAIN
-    once enough windows are breaches. The action stays RETRAIN until a window is OK, or until a
-    version serves that was trained on rows from after the first breach.
+    once enough windows are breaches. The action stays RETRAIN until a window is OK. RETRAIN also
+    ends when a version serves that was trained on rows after the first breach.
 
     Returns:
         The action, a text that is added to its reason, and the state. The state contains `version`
-        of the last window, the number of `breaches` in a row, the time of the first breach
+        of the last window, the number of consecutive `breaches`, the time of the first breach
         (`since`), and the number of rows before it (`matured_at_breach`).
     """
     version = evidence.kpis.version
@@ -381,7 +388,7 @@ def confirm(
 
 
 def _still_holds(memory: PolicyMemory, evidence: Evidence, version: int) -> bool:
-    """Return whether the saved evidence applies to this version too.
+    """Return whether the saved evidence also applies to this version.
 
     The evidence began at `since`. The evidence does not apply to a later version that was trained
     on rows from `since` or later.

@@ -28,11 +28,11 @@ class MaturedRows:
     """
 
     labels: NDArray[np.uint8]
-    """0 or 1, shape [n]."""
+    """Label of each row, 0 or 1, shape [n]."""
     scores: NDArray[np.float32]
     """Probabilities, shape [n]."""
     groups: NDArray[np.int64]
-    """Number of each row's request, from 0, shape [n]. Rows of one request belong to the same
+    """Index of the request of each row, from 0, shape [n]. Rows of one request belong to the same
     user."""
 
 
@@ -85,7 +85,7 @@ class FeatureDrift:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Evidence:
-    """Everything that a policy may use."""
+    """All information that a policy may use."""
 
     time: float
     """Decision point: event time up to which every row matured, in seconds since the epoch."""
@@ -95,11 +95,11 @@ class Evidence:
     """Event time of the first prediction after this version began to serve, to within one decision
     span."""
     seen_until: float
-    """Event time up to which predictions are known, and therefore the serving version too. The
+    """Event time up to which all predictions, and therefore the serving version, are known. The
     value is at least `serving_since`."""
     kpis: Kpis
-    """KPIs of the serving version's window. If no row of the serving version has matured yet, these
-    are the KPIs of the version with the newest row."""
+    """KPIs of the serving version's window. If no row of the serving version has matured yet, the
+    KPIs are those of the version with the newest row."""
     rows_of: Mapping[int, MaturedRows]
     """New rows of the serving version and its predecessors in the lineage, by ascending version."""
     lineage: tuple[int, ...]
@@ -129,7 +129,7 @@ class Evidence:
     def trained_until(self, version: int | None = None) -> float | None:
         """Return the time of a version's newest training row, or None if unknown.
 
-        `version` is the serving one by default.
+        By default, `version` is the serving version.
         """
         known = self.baselines.get(self.version if version is None else version)
         return known.trained_until if known else None
@@ -198,7 +198,7 @@ class Action(str, Enum):
     OK = "ok"
     """No sign of a drift."""
     UNDECIDABLE = "undecidable"
-    """Not enough evidence. The reason says what is missing."""
+    """Not enough evidence. The decision's reason names the missing evidence."""
     BREACH = "breach"
     """A drift is suspected but not confirmed."""
     HELD = "held"
@@ -219,8 +219,8 @@ class Decision:
     action: Action
     reason: str
     numbers: Mapping[str, float | None]
-    """Contains at least `version` and `policies.rate_limit.OBSERVED_NUMBERS`. A number that does
-    not exist is None."""
+    """Contains at least `version` and `policies.rate_limit.OBSERVED_NUMBERS`. An undefined number
+    is None."""
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> "Decision":
@@ -292,7 +292,7 @@ def combine(decisions: tuple[Decision, ...]) -> Decision:
     """Return the first decision with the most severe action.
 
     A ROLLBACK is more severe than a RETRAIN, and a RETRAIN more severe than a BREACH. If no
-    decision has one of these actions, the first decision is returned.
+    decision is a ROLLBACK, a RETRAIN or a BREACH, the first decision is returned.
 
     >>> one = Decision(policy="a", action=Action.UNDECIDABLE, reason="few rows", numbers={})
     >>> two = Decision(policy="b", action=Action.RETRAIN, reason="old", numbers={})

@@ -1,13 +1,14 @@
 """Rate limits of retraining runs: the retrain cooldown, back-off and daily budget.
 
 A cooldown follows a release, a growing back-off follows failures, and a daily budget limits the
-number of runs. The functions are pure. Each function computes its result from a decision, the
-memory of past runs and the time. `monitoring.retraining.retraining` stores the memory.
+number of runs. The functions are pure. Each function computes its result from a decision, the state
+of past runs and the time. `monitoring.retraining.retraining` stores the state of past runs.
 
 The name of a `RetrainRequest` is derived from its data. An incremental run takes minutes and
 continues from the current model. A full run takes hours and starts from scratch, which drops
 outdated knowledge such as the ids of deleted categories. Whether the next run is full depends on
-past runs. Both rules for full runs are off by default. `monitoring.retraining` submits the request.
+past runs. The two settings for full runs, `full_every_releases` and `full_after_refusals`, are off
+by default. `monitoring.retraining` submits the request.
 """
 
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ ROLLED_BACK = "rolled_back"
 _ENDED_WELL = {
     "released": "a release",
     "canary": "a canary's start",
-    "evaluated": "a model that is kept",
+    "evaluated": "a model that is stored",
     "notified": "a notification",
     ROLLED_BACK: "a new version was rolled back",
 }
@@ -31,15 +32,16 @@ _ENDED_WELL = {
 
 @dataclass(frozen=True, kw_only=True)
 class RunMemory:
-    """Memory of past runs."""
+    """State of past runs that the rate limits need."""
 
     blocked_until: float = 0.0
-    """No request before this time, in seconds since the epoch."""
+    """Time before which no run may be requested, in seconds since the epoch."""
     blocked_by: str = ""
     failures: int = 0
     """Number of consecutive runs without a release."""
     failed: int = 0
-    """Number of newest consecutive runs that failed. Refused runs are not failed."""
+    """Number of newest consecutive runs that failed. A run that was refused does not count as
+    failed."""
     requested_at: tuple[float, ...] = ()
     """Times of the requests of the last day."""
     releases_since_full: int = 0
@@ -50,7 +52,7 @@ class RunMemory:
     def num_requests_today(self, now: float) -> int:
         """Count the requests of the last 24 hours.
 
-        After a clock was set back, requests that seem to be in the future count too.
+        If the clock was set back, requests with a time in the future are counted too.
         """
         return sum(abs(time - now) < DAY_SECONDS for time in self.requested_at)
 
@@ -66,7 +68,7 @@ def apply_limits(
 
 def _why_not_now(memory: RunMemory, settings: RateLimitSettings, now: float) -> str:
     pause = memory.blocked_until - now
-    # A longer pause was computed before the clock was set back, so ignore it.
+    # A pause that is longer than any setting was computed before the clock was set back. Ignore it.
     if 0 < pause <= max(DAY_SECONDS, settings.cooldown_seconds):
         return f"held {pause:.0f} s more: {memory.blocked_by}"
     spent = memory.num_requests_today(now)
@@ -76,7 +78,7 @@ def _why_not_now(memory: RunMemory, settings: RateLimitSettings, now: float) -> 
 
 
 def requested(memory: RunMemory, *, now: float) -> RunMemory:
-    """Return the memory after a request."""
+    """Return the state after a run was requested."""
     recent = tuple(time for time in memory.requested_at if abs(time - now) < DAY_SECONDS)
     return replace(memory, requested_at=(*recent, now))
 
@@ -89,15 +91,16 @@ def ended(
     now: float,
     parent: str = CURRENT,
 ) -> RunMemory:
-    """Return the memory after a run ended.
+    """Return the state after a run ended.
 
     A cooldown follows a good outcome, and a back-off that doubles each time follows `refused` and
     `failed`. A canary counts as a release, because the gate accepted the model.
 
     Args:
-        memory: Memory before the run ended.
-        outcome: `released`, `canary`, `evaluated`, `refused` or `failed`. Also `notified` if people
-            were notified instead of a run, and `ROLLED_BACK` after a rollback by another program.
+        memory: State before the run ended.
+        outcome: `released`, `canary`, `evaluated`, `refused` or `failed`. `notified` means that
+            people were notified instead of a run. `ROLLED_BACK` means that another program rolled a
+            version back.
         settings: Rate limits.
         now: Seconds since the epoch.
         parent: `none` for a full run, `current` for an incremental one.
@@ -120,8 +123,8 @@ def ended(
         )
     refusals = memory.refusals
     if outcome == "refused":
-        # Allow an incremental run after a refused full run. Without this reset, full runs would
-        # follow each other.
+        # Allow an incremental run after a refused full run. If the count of refusals were not
+        # reset, full runs would follow each other.
         refusals = 0 if parent == NONE else refusals + 1
     failures = memory.failures + 1
     backoff = min(settings.failure_backoff_seconds * 2.0 ** min(failures - 1, 30), DAY_SECONDS)
@@ -176,9 +179,9 @@ def make_request(
     """Return the request for a run over the rows up to `data_until`.
 
     The name consists of the end of the rows, the serving model and the kind of the run (full or
-    incremental). The name is independent of clocks and of the monitor's identity. So two monitors
-    that saw the same rows request the same run, and every trigger starts that run once. The window
-    ends one microsecond after `data_until`, because its end is exclusive.
+    incremental). The name is independent of clocks and of the monitor's identity. Two monitors that
+    saw the same rows therefore request the same run, and every trigger starts that run once. The
+    window ends one microsecond after `data_until`, because its end is exclusive.
 
     Args:
         decision: The decision to retrain.

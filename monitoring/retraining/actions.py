@@ -1,7 +1,7 @@
 """Act on decisions: start a run or notify people, within the rate limits.
 
-Input is decisions and iterations of the loop. Output is the decision after rate limits, events, at
-most one run at a time (`monitoring.retraining.retraining`), and messages
+The input is the policy's decisions and the iterations of the loop. The output is the decision after
+rate limits, events, at most one run at a time (`monitoring.retraining.retraining`), and messages
 (`monitoring.retraining.notifications`). `monitoring.policies.rate_limit` applies the rate limits.
 """
 
@@ -57,8 +57,8 @@ class ActionSettings:
     run_command: str = ""
     """Local trigger: command line that runs the pipeline. `--request <file>` is appended."""
     upload_wait_seconds: float = 600.0
-    """Maximum wait for the uploader before a run is requested, in seconds. 0 means that the archive
-    is the lake."""
+    """Maximum wait for the uploader before a run is requested, in seconds. 0 = the archive is the
+    lake, and there is no uploader."""
     kubeflow: KubeflowSettings = KubeflowSettings()
     notifications: NotificationSettings = NotificationSettings()
 
@@ -103,7 +103,8 @@ class ActionStatus:
     daily_budget: int | None = None
     budget_left: int | None = None
     blocked_until: float | None = None
-    """No request before this time. None if requests are allowed now."""
+    """Time before which no run may be requested, in seconds since the epoch. None if requests are
+    allowed now."""
     blocked_by: str | None = None
     failures: int | None = None
     """Number of consecutive runs without a release."""
@@ -170,7 +171,7 @@ class DecisionHandler:
         clock: Callable[[], float],
         checkpoint: Callable[[str], None] = no_checkpoint,
     ) -> None:
-        """Continue where a predecessor stopped, and listen to the journal.
+        """Continue where a predecessor stopped, and listen for events of the journal.
 
         The archive is flushed before a run is requested. People are notified instead of a run if
         there is no trigger, and always for the policies in `notify_only`.
@@ -227,8 +228,8 @@ class DecisionHandler:
             if each.policy == BAKING:
                 self.new_versions.consider(each, now=now)
         if decision.action is Action.ROLLBACK:
-            # The previous version is restored first. The rows of the restored version then show
-            # whether it needs a successor.
+            # The previous version is restored first. The rows of the restored version show whether
+            # a new model is needed.
             return decision
         confirmed = [each for each in decisions if each.action is Action.RETRAIN]
         acted = [self._act(each, now, data_until) for each in confirmed]
@@ -238,7 +239,7 @@ class DecisionHandler:
         return decision
 
     def step(self, now: float, *, log_problem: str | None = None) -> None:
-        """Advance runs and messages without waiting.
+        """Advance the retraining and the notifications without waiting.
 
         `log_problem` is the reason why no record can arrive from the event log, or None.
         """
@@ -274,7 +275,7 @@ class DecisionHandler:
         return acted
 
     def _notify(self, decision: Decision, now: float) -> None:
-        """Notify people instead of a run, within the rate limits of runs."""
+        """Notify people instead of starting a run, within the rate limits of runs."""
         memory = read_memory(self._documents, _NOTIFY_LIMITS, RunMemory)
         if apply_limits(decision, memory, self._limits, now=now).action is Action.HELD:
             return
@@ -310,13 +311,13 @@ class DecisionHandler:
 
     def _report_log(self, problem: str | None, now: float) -> None:
         """Emit an event when the log is down for a while, and when it is back."""
-        is_reported = LOG in self.notifier.open  # True also for a report by an earlier process
+        is_reported = LOG in self.notifier.open  # True also if an earlier process reported it
         if problem is None:
             if is_reported:
                 self._journal.emit("log_up", "messages can arrive again")
             self._log_down_since = None
         elif self._log_down_since is None:
             self._log_down_since = now
-        # After a clock was set back, report too early rather than never.
+        # If the clock was set back, report too early rather than never.
         elif abs(now - self._log_down_since) >= _LOG_DOWN_SECONDS and not is_reported:
             self._journal.emit("log_down", problem)

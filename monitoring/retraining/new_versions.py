@@ -1,8 +1,8 @@
 """Write findings on a baking version, and events about bad versions.
 
-Input is the decisions of `monitoring.policies.baking`, rows without a usable score, and the
-promotion journal. Output is one findings file per version in the model registry, and an event when
-a version is bad and when it was rolled back. The monitor does not change what is served. The
+The input is the decisions of `monitoring.policies.baking`, rows without a usable score, and the
+promotion journal. The output is one findings file per version in the model registry, and an event
+when a version is bad and when it was rolled back. The monitor does not change what is served. The
 release controller reads the findings.
 """
 
@@ -133,7 +133,7 @@ class NewVersions:
         self._is_new = True
 
     def consider(self, decision: Decision, *, now: float) -> None:
-        """Write findings from a decision if it is about a version that bakes."""
+        """Write findings from a decision if the decided version is baking."""
         numbers = decision.numbers
         version, rows = numbers["version"], numbers["rows_baked"]
         assert version is not None
@@ -151,13 +151,13 @@ class NewVersions:
         )
 
     def step(self, now: float) -> bool:
-        """Test the new unusable scores, and return whether a version was rolled back since.
+        """Test new rows without a usable score, and return whether a rollback was found.
 
-        A registry that cannot be read is tried again later.
+        If the registry cannot be read, a later call reads it again.
         """
         if self._is_new:
             self._evaluate_scores(now)
-        # After a clock was set back, read too early rather than never.
+        # If the clock was set back, read too early rather than never.
         if self._looked_at is not None and abs(now - self._looked_at) < _LOOK_SECONDS:
             return False
         self._looked_at = now
@@ -199,7 +199,7 @@ class NewVersions:
         )
         if sequential_binomial(found.rows, rows, allowed) < self._settings.bake_alpha / NUM_TESTS:
             text = (
-                f"{found.rows} of {rows} rows have a score that is no probability, expected "
+                f"{found.rows} of {rows} rows have a score that is not a probability, expected "
                 f"at most {allowed:.2%}"
             )
             numbers = {
@@ -245,8 +245,8 @@ class NewVersions:
                 )
                 if state == BAD and self._reported_bad != version:
                     # Emit the event before writing the findings, because the event is not emitted
-                    # for findings that exist already. A crash between the two steps repeats the
-                    # event.
+                    # for findings that exist already. After a crash between the event and the
+                    # findings, the event is repeated.
                     self._journal.emit("bad_release", reason, version=version, **numbers)
                     self._reported_bad = version
                 write_findings(self._store, found)

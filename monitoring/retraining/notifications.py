@@ -1,8 +1,8 @@
 """Turn journal events into incidents and messages, and send them to the webhook.
 
 An incident is a drift, an unreachable log, dead letters, rows that cannot be archived, or a bad
-release. Within an incident each kind of event is sent once. An open incident is repeated every
-`remind_seconds`, and its end is sent too.
+release. Within an incident each kind of event is sent once. While an incident is open, its message
+is repeated every `remind_seconds`. Another message reports the end of the incident.
 
 Messages are stored on disk in order, and are delivered at least once or dropped. A message is
 dropped if the server refuses it, or if it is older than a day. If too many messages wait, the
@@ -78,31 +78,31 @@ _RULES = {
         DRIFT, "A new version runs beside the live one", "its canary decides", is_of_run=True
     ),
     "evaluated": _Rule(
-        DRIFT, "A new model was evaluated", "kept; a person may promote it", is_of_run=True
+        DRIFT, "A new model was evaluated", "stored; a person may promote it", is_of_run=True
     ),
     "refused": _Rule(
         DRIFT, "The new model was refused", "the live version stays live", is_of_run=True
     ),
     "failed": _Rule(
-        DRIFT, "A retraining run failed", "it is tried again after a pause", is_of_run=True
+        DRIFT, "A retraining run failed", "it is retried after a pause", is_of_run=True
     ),
     "bad_release": _Rule(
-        _RELEASE, "A new version is bad", "the release controller takes it back", is_of_run=True
+        _RELEASE, "A new version is bad", "the release controller rolls it back", is_of_run=True
     ),
     "rolled_back": _Rule(
         _RELEASE,
         "A new version was rolled back",
-        "the version before is live again",
+        "the previous version is live again",
         is_of_run=True,
     ),
     "log_down": _Rule(LOG, "The record log cannot be reached"),
     "dead_letter": _Rule(
-        _DEAD_LETTER, "Messages could not be used", "kept as dead letters, with their bytes"
+        _DEAD_LETTER, "Messages could not be used", "stored as dead letters, with their bytes"
     ),
     "set_apart": _Rule(
         "set_apart",
         "Rows could not be archived",
-        "kept in the state folder, tried at the next start",
+        "stored in the state folder, retried at the next start",
     ),
 }
 """Rules by kind of event. The outcome of a run selects the rule for the end of the run."""
@@ -272,7 +272,7 @@ class Outbox:
         if self._attempt is not None:
             if (answer := self._attempt.answer) is None:
                 return
-            # The message may have been dropped meanwhile.
+            # The message may have been dropped during the attempt.
             if self._messages and self._messages[0] is self._attempt.message:
                 self._handle_answer(answer, now)
             self._attempt = None

@@ -123,7 +123,7 @@ class Retraining:
             self._flush_archive(now)
         if self.progress.phase == _UPLOADING:
             self._await_uploads(now)
-        # A longer pause was computed before the clock was set back, so ignore it.
+        # A longer pause was computed before the clock was set back, and is ignored.
         is_time = not 0 < self.progress.next_try_at - now <= max(_RETRY_SECONDS, self._poll_seconds)
         if self.progress.phase == _SUBMITTING and is_time:
             self._submit(self._trigger, now)
@@ -131,7 +131,7 @@ class Retraining:
             self._follow_run(self._trigger, now)
 
     def begin_cooldown(self, outcome: str, now: float) -> None:
-        """Begin the cooldown after an outcome of another program, such as a rollback."""
+        """Begin the cooldown after an event outside this class, such as a rollback."""
         self._store(
             self.progress, memory=rate_limit.ended(self.memory, outcome, self._limits, now=now)
         )
@@ -212,7 +212,7 @@ class Retraining:
             self._end(run, now)
 
     def _note_active(self, now: float) -> None:
-        """Store when to ask the trigger next, and report a run that takes long.
+        """Store the time of the next call to the trigger, and report a run that takes long.
 
         A paused run counts as active.
         """
@@ -232,7 +232,7 @@ class Retraining:
             self._store(changed)
 
     def _retry_later(self, obstacle: str, text: str, now: float) -> None:
-        """Wait in this phase for a while, and report a new obstacle."""
+        """Delay the next attempt of this phase, and report a new obstacle."""
         if obstacle != self.progress.obstacle:
             self._journal.emit(obstacle, text, request_id=self.progress.request_id)
         self._enter(self.progress.phase, next_try_at=now + _RETRY_SECONDS, obstacle=obstacle)

@@ -1,22 +1,22 @@
 """Start pipeline runs locally or on Kubeflow: one run at a time, and each request once.
 
-Input is a `RetrainRequest`. Output is whether a run started, and later how it ended. The pipeline
-defines the parameters of a run.
+The input is a `RetrainRequest`. The output is whether a run started, and later the state in which
+it ended. The pipeline defines the parameters of a run.
 
 A local run is a process that outlives the monitor that started it. The process inherits a locked
 file. The kernel releases the lock when the process ends, whatever happens to the monitor. A run
 writes its outcome to the model registry (`registry.runs`), and its exit code and output to
-`<state>/runs`. So a restarted monitor still learns how the run ended.
+`<state>/runs`. A restarted monitor can therefore still read how the run ended.
 
-KFP has no idempotency key, and run names are not unique (kubeflow/pipelines issue 10446). So the
-run is named after the request, and the experiment is searched first for that name, then for any
-active run. Another monitor, started by mistake, may create a run between the search and the
-creation. Therefore each monitor searches for active runs again after it has created a run. Of
-several active runs, only the run that the server created first stays. A monitor terminates its own
-run if another run was created first.
+KFP has no idempotency key, and run names are not unique (kubeflow/pipelines issue 10446). The run
+is therefore named after the request. The experiment is searched first for a run with that name, and
+then for any active run. Another monitor, started by mistake, may create a run between the search
+and the creation. Therefore each monitor searches for active runs again after it has created a run.
+Of several active runs, only the run that the server created first stays. A monitor terminates its
+own run if another run was created first.
 
-A server may create a run after its client has given up and asked again. So a search for a request's
-run terminates all active runs of that request except the first.
+A server may create a run after its client has given up and repeated the request. A search for the
+run of a request therefore terminates all active runs of that request except the first.
 """
 
 import fcntl
@@ -63,7 +63,7 @@ class RunState(NamedTuple):
     state: str
     reason: str = ""
     version: int | None = None
-    """The version that it released or made a canary, or None if unknown."""
+    """Version that the run released or started as a canary, or None if unknown."""
 
 
 class Trigger(Protocol):
@@ -157,7 +157,7 @@ class LocalTrigger:
         outcome = runs.find_outcome(self._store, name)
         if outcome is not None:
             return RunState(outcome.state, f"{outcome.step}: {outcome.reason}", outcome.version)
-        with suppress(FileNotFoundError, ValueError):  # empty after a power cut
+        with suppress(FileNotFoundError, ValueError):  # the file can be empty after a power cut
             code = int((self._runs / f"{name}.exit").read_text())
             reason = f"exit code {code}, see {self._runs / f'{name}.log'}"
             return RunState(_STATE_OF_EXIT_CODE.get(code, FAILED), reason)
@@ -176,12 +176,13 @@ class LocalTrigger:
                 pass_fds=[lock],
                 umask=self._umask,
             )
-        # The note is for people and for the end of a demo. The lock shows that the run is active.
+        # The note is for people, and for ending the process at the end of a demo. The lock shows
+        # that the run is active.
         note = {"request_id": name, "process_group": self._child.pid, "command": list(argv)}
         try:
             write_whole(self._runs / f"{name}.json", json.dumps(note, indent=2) + "\n")
         except OSError as error:
-            logger.warning("the note on run %s cannot be written: %s", name, error)
+            logger.warning("the note of run %s cannot be written: %s", name, error)
         logger.info("run %s started as process %d", name, self._child.pid)
 
     @contextmanager
@@ -207,7 +208,7 @@ class LocalTrigger:
 logger = logging.getLogger(__name__)
 
 _DEAD_STATES = ("FAILED", "CANCELED")
-"""A run of the same name in one of these states does not prevent another submission."""
+"""A run in one of these states does not prevent another run of the same name."""
 REQUEST_TIMEOUT_SECONDS = (5.0, 15.0)
 """Timeouts to connect and to read."""
 
@@ -224,8 +225,8 @@ class KubeflowSettings:
     """Experiment of the runs, created if it does not exist. Any active run in this experiment makes
     the trigger busy."""
     kubeflow_service_account: str = ""
-    """Kubernetes service account of the runs' pods. Empty means the server's default. A server that
-    checks service accounts must allow it (ALLOWEDSERVICEACCOUNTS)."""
+    """Kubernetes service account of the runs' pods. Empty means the server's default. If a server
+    checks service accounts, its setting ALLOWEDSERVICEACCOUNTS must contain this account."""
     pipeline_name: str = ""
     """Name of the uploaded pipeline. The pipeline's newest version runs unless
     `pipeline_version_id` is given."""
@@ -248,7 +249,7 @@ class KubeflowSettings:
             raise ContractError(
                 f"pipeline_arguments names {', '.join(unknown)}, expected parameters of a run, "
                 "some of "
-                f"{', '.join(RUN_PARAMETERS)}; the placement decides folders and servers when "
+                f"{', '.join(RUN_PARAMETERS)}; the placement sets folders and servers when "
                 "the pipeline is compiled"
             )
 
@@ -272,7 +273,7 @@ class KubeflowTrigger:
     """Submits runs to one Kubeflow experiment."""
 
     poll_seconds = 15.0
-    """Each query costs two calls, and a run takes minutes."""
+    """Each query costs two calls, and a run takes minutes, so a shorter interval is not needed."""
 
     def __init__(
         self,
@@ -364,7 +365,7 @@ class KubeflowTrigger:
         """Describe the request's reason, origin and recommender. Kubeflow's runs have no labels."""
         recommender = self._arguments.get("recommender", CURRENT)
         return (
-            f"{request.reason}; asked by the monitor as {request.request_id}; recommender "
+            f"{request.reason}; requested by the monitor as {request.request_id}; recommender "
             f"{recommender}"
         )
 
@@ -381,7 +382,7 @@ class KubeflowTrigger:
         return _ALREADY if first.display_name == name else BUSY
 
     def _end_later_run(self, run_id: str, *, first: str) -> None:
-        """Terminate a run that was created after another one.
+        """Terminate this run if another run was created first.
 
         Raises:
             TemporaryError: The server does not answer.
@@ -430,9 +431,9 @@ def _creation_order(run: Any) -> tuple[str, str]:
 def _deciding_run(runs: list[Any]) -> Any:
     """Select the run that determines the state of a request, if several runs have its name.
 
-    A successful run comes first, then the first active one, then one that is being cancelled, then
-    the newest. Several runs exist if a dead run was repeated, or if two monitors created the run at
-    the same time. The server may also have created a run after its client gave up.
+    The order of preference is: a successful run, an active run, a run that is being cancelled, and
+    the newest run. Several runs exist if a dead run was repeated, or if two monitors created the
+    run at the same time. The server may also have created a run after its client gave up.
     """
     if at_work := [run for run in runs if _is_at_work(run)]:
         first = min(at_work, key=_creation_order)

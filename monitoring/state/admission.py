@@ -85,8 +85,7 @@ class AdmittedVersions:
 
     def _drop_old(self) -> None:
         now, known = self._clock(), self._known or ()
-        # The absolute difference also drops versions whose last prediction has a time in the
-        # future.
+        # The absolute difference also covers a last prediction whose time is in the future.
         self._others = {
             version: at
             for version, at in self._others.items()

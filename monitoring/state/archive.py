@@ -1,17 +1,17 @@
 """Write matured rows and late outcomes to Parquet files.
 
-Input is matured requests and late outcomes from `monitoring.state.store`. Output is
+The input is matured requests and late outcomes from `monitoring.state.store`. The output is
 `<archive>/day=YYYY-MM-DD/part-<unique>.parquet` and
 `<archive>/outcomes/day=YYYY-MM-DD/part-<unique>.parquet`. Every file is complete or absent, and
 every row is in exactly one file. The day is the UTC day of the prediction, or of the outcome if the
 prediction is unknown. Extraction joins late outcomes to their rows, and `monitoring.uploader` moves
 the files to the lake.
 
-Shadow scores of a ranked list are not archived. The model that served the list selected its rows,
-and on such rows any other model looks better than it is. For lists of ten out of 200 rows, an
+Shadow scores of a ranked list are not archived. That model selected the rows of the list, and on
+selected rows any other model appears better than it is. For lists of ten out of 200 rows, an
 equally good model looked better by 0.04 AUC.
 
-The order of steps survives a kill:
+The steps have this order, so that a killed process loses no row:
 
 1. The state assigns the rows to a file name and marks the file as `intended`.
 2. The file is written under a temporary name, flushed and renamed, and its folder is flushed.
@@ -64,8 +64,8 @@ def build_row_table(
 ) -> pa.Table:
     """Convert requests to a table in the raw schema, in the given order.
 
-    Missing features are null. An optional column group of `contracts.raw_rows` is present if any
-    row has it, and null in the other rows.
+    Missing features are null. An optional group of columns (`contracts.raw_rows`) is present if at
+    least one row has it. Other rows have null there.
 
     Args:
         requests: Requests with n rows.
@@ -120,8 +120,8 @@ def _build_outcome_table(
 
     Args:
         outcomes: At least one outcome.
-        windows: Window in seconds of each kind of event. The window is stored with each outcome of
-            this kind. A kind without a window gets 0.
+        windows: Window in seconds of each kind of event. The window of the outcome's kind is stored
+            with each outcome. 0 is stored for a kind of event without a window.
     """
     columns = {
         raw_rows.REQUEST_ID: [each.outcome.request_id for each in outcomes],
@@ -197,11 +197,12 @@ class Archive:
             folder: Folder of the archive.
             store: The monitor's state.
             features: Columns of the recommender.
-            roll_rows: Rows of a full file. A file of wide rows has fewer rows.
-            roll_seconds: Maximum wait of a row or outcome for its file, in seconds.
+            roll_rows: Number of rows after which a file is written. A file of wide rows has fewer
+                rows.
+            roll_seconds: Maximum time in seconds until a row or an outcome is written to a file.
             keep_rows: Number of the newest archived rows that stay in the state for the window of
-                each version. Rows without a decision yet (after `decided_until` in the document
-                `evaluator`) stay too.
+                each version. Rows after `decided_until` in the document `evaluator` also stay,
+                because no decision covers them yet.
             windows: Window of each event in seconds, stored beside late outcomes.
             on_set_apart: Called with the name of a file that cannot be written, its number of rows,
                 and the reason.
@@ -228,7 +229,7 @@ class Archive:
                     torn.unlink()
         except OSError as error:
             raise TemporaryError(f"archive {folder} cannot be written: {error}") from error
-        # A newer version of the program may be able to write these files.
+        # A newer version of the program may be able to write the files that were set apart.
         for name in store.files("set apart"):
             if not name.startswith(f"{AHEAD_FOLDER}/"):
                 store.retry_file(name)
@@ -256,7 +257,7 @@ class Archive:
         return written
 
     def flush(self) -> list[ArchivedPart]:
-        """Write every matured row and late outcome. The errors are those of `roll`."""
+        """Write every matured row and late outcome. Raises the errors of `roll`."""
         self._finish_intended()
         return self._write_all_rows() + self._write_all_outcomes()
 
@@ -268,20 +269,20 @@ class Archive:
         return [name for name in sealed if name not in set(uploaded)]
 
     def first_written(self, names: Sequence[str]) -> float | None:
-        """Return when the oldest of these files was written, in seconds since the epoch.
+        """Return when the oldest of the named files was written, in seconds since the epoch.
 
-        Returns None if all of these files are gone.
+        Returns None if all files were moved away.
         """
         times = []
         for name in names:
-            with suppress(FileNotFoundError):  # the uploader has just moved it
+            with suppress(FileNotFoundError):  # the uploader has just moved the file
                 times.append((self._folder / name).stat().st_mtime)
         return min(times, default=None)
 
     def _is_overdue(self, oldest: float | None, now: float) -> bool:
         return (
             oldest is not None and not 0 <= now - oldest < self._roll_seconds
-        )  # negative: clock was set back
+        )  # the difference is negative if the clock was set back
 
     def _write_all_rows(self) -> list[ArchivedPart]:
         written: list[ArchivedPart] = []
@@ -319,7 +320,7 @@ class Archive:
         rows.
 
         Returns:
-            The file, or the files of `_divide` if its rows cannot be written.
+            The archived file, or the archived files of `_divide` if the rows cannot be written.
         """
         path = self._folder / name
         if not marker_path(self._folder, name).exists():
@@ -348,7 +349,7 @@ class Archive:
         """Replace a file that cannot be written by two, or set it apart if it has one request.
 
         One bad row must not block the others. Rows that are set apart stay in the state and are
-        tried again at the next start.
+        retried at the next start.
         """
         numbers, half = self._store.numbers_of_file(name), f"{name.rpartition('/')[0]}/part-"
         if len(numbers) == 1 and not holds_outcomes(name) and self._store.split_part(numbers[0]):

@@ -1,9 +1,10 @@
 """SQLite file of the monitor's state: tables, lock, transactions, counters and documents.
 
-One process at a time opens it. Every transaction is flushed to disk when it returns. This module
-also tracks the matured rows and late outcomes of each archive file. A file goes from `intended` to
-`sealed` to `uploaded`, or to `set apart` if it cannot be written. `monitoring.state.store` fills
-the other tables, and `monitoring.state.archive` writes the files.
+Only one process at a time opens the file. A transaction is on disk when its call returns. The
+module tracks the matured rows and late outcomes of each archive file. A file goes from `intended`
+to `sealed` to `uploaded`, or to `set apart` if it cannot be written. This module defines all
+tables. `monitoring.state.store` writes most of the tables, and `monitoring.state.archive` writes
+the archive's files.
 """
 
 import fcntl
@@ -79,8 +80,8 @@ CREATE TABLE documents (name TEXT PRIMARY KEY, content TEXT NOT NULL);
 - `predictions`: the rowid is the prediction's number.
 - `blocks`: the predictions numbered `first` to `last`, ordered by time. Predictions up to
   `matured_to` have matured. `waiting_from` is the time of the first open prediction, and `newest`
-  the time of the last one. `unarchived` counts the predictions in no sealed file, and `held` those
-  that are still needed.
+  the time of the last one. `unarchived` counts the predictions that are in no sealed file, and
+  `held` counts the predictions that are still needed.
 - `matured`: the requests up to position `last` in the order of maturing. `versions` is the number
   of rows of each model version.
 - `clicks`: `number` is the number of the prediction, or NULL while it is unknown.
@@ -248,7 +249,7 @@ class Database:
                 self._connection.execute("COMMIT")
             except BaseException:
                 self.counters = before
-                # A full disk has already ended the transaction.
+                # SQLite has already rolled the transaction back if the disk is full.
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 raise
@@ -320,14 +321,14 @@ def holds_outcomes(name: str) -> bool:
 class FileTables(Database):
     """Tables that assign matured rows and late outcomes to archive files.
 
-    `monitoring.state.store.StateStore` is the class to open.
+    Programs open its subclass `monitoring.state.store.StateStore`.
     """
 
     # -- matured rows and late outcomes in no file
 
     @property
     def num_unarchived_rows(self) -> int:
-        """Number of matured rows in no sealed file, without the rows that are set apart."""
+        """Number of matured rows that are in no sealed file, without rows that are set apart."""
         ended = self.counters.get("archived", 0) + self.counters.get("set_apart", 0)
         return int(self.counters.get("matured", 0) - ended)
 
@@ -365,8 +366,8 @@ class FileTables(Database):
 
     def oldest_late(self, max_rows: int) -> list[Unarchived]:
         """Return up to `max_rows` late outcomes that are in no archive file, oldest first."""
-        # A prediction more than a day in the future had a wrong clock. The outcomes of such a
-        # prediction must not create an archive file for a day in the future.
+        # A prediction more than a day in the future had a wrong clock. The outcomes of a prediction
+        # with a wrong clock must not create an archive file for a day in the future.
         columns = "number, min(coalesce(predicted_at, time), stored_at + 86400.0), 1"
         query = f"SELECT {columns} FROM late_outcomes WHERE file IS NULL ORDER BY number LIMIT ?"
         return list(map(Unarchived._make, self._connection.execute(query, (max_rows,))))
@@ -401,7 +402,7 @@ class FileTables(Database):
         return [number for (number,) in self._connection.execute(query, (name,))]
 
     def split_part(self, number: int) -> bool:
-        """Split a part of matured requests in two within its file.
+        """Split a part of matured requests into two parts of the same file.
 
         Returns:
             False if the part has only one request or is corrupt.
@@ -510,7 +511,7 @@ class FileTables(Database):
     def _by_block(self, numbers: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
         """Yield the last prediction number of each block, with the `numbers` in the block.
 
-        Blocks without any of these predictions are left out.
+        Blocks that contain none of the `numbers` are skipped.
         """
         ordered = np.sort(numbers)
         while len(ordered):
@@ -592,8 +593,8 @@ class FileTables(Database):
         try:
             numbers = unpack(MaturedRequests, packed, last).numbers
         except CorruptBlock as error:
-            # The part is archived, so no row is lost. The counters of the blocks with rows of this
-            # part stay too high, so these blocks are never deleted.
+            # The part is archived, so no row is lost. The counters of this part's blocks stay too
+            # high, so these blocks are never deleted.
             logger.error("archived rows are deleted: %s", error)
             return
         for block, of_block in self._by_block(numbers):

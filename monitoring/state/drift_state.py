@@ -1,10 +1,10 @@
 """Persist the drift watch of one monitor, and report its results.
 
-Input is stored predictions and the watermark. Output is events, counters, the page's report, and
-evidence for the decisions. The watch's state and the number of the last observed prediction are one
-document, written every `_SAVE_SECONDS`. After a restart, predictions that were stored later are
-observed again. A prediction is lost only if it arrived so late that its row was archived and
-deleted before the next write.
+The input is stored predictions and the watermark. The output is events, counters, the page's
+report, and evidence for the decisions. The watch's state and the number of the last observed
+prediction are one document, written every `_SAVE_SECONDS`. After a restart, predictions that were
+stored later are observed again. A prediction is lost only if it arrived so late that its row was
+archived and deleted before the next write.
 """
 
 from collections import Counter

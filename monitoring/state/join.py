@@ -46,7 +46,7 @@ class Intake(NamedTuple):
 
     predictions: Predictions | None
     """None if the messages contained no prediction."""
-    places: NDArray[np.int64]
+    indexes: NDArray[np.int64]
     """Message index of each prediction, shape [m]."""
     outcomes: list[OutcomeBatch]
     bad: list[tuple[int, ContractError]]
@@ -70,9 +70,9 @@ class IntakeRules(NamedTuple):
 def read_records(payloads: Sequence[bytes], rules: IntakeRules, *, now: float) -> Intake:
     """Decode messages, and check the values that their encoding does not check.
 
-    One bad message must not stop the monitor later. A message is unusable if it cannot be decoded,
-    is too old or far in the future, comes from another recommender, or names a rejected model
-    version. Predictions without a probability for some row become `UnscoredRows`.
+    An unusable message must not stop the monitor at a later step. A message is unusable if it
+    cannot be decoded, is too old or far in the future, comes from another recommender, or names a
+    rejected model version. Predictions without a probability for some row become `UnscoredRows`.
     """
     form, since, last = rules.form, max(now - rules.max_age_seconds, 0.0), now + MAX_FUTURE_SECONDS
     rules.versions.begin_batch()
@@ -84,29 +84,29 @@ def read_records(payloads: Sequence[bytes], rules: IntakeRules, *, now: float) -
         versions=rules.versions.now,
     )
     batches: list[PredictionBatch] = []
-    places: list[int] = []
+    indexes: list[int] = []
     outcomes: list[OutcomeBatch] = []
     bad: list[tuple[int, ContractError]] = []
     num_bytes, num_read = 0, 0
-    for place in rest:
+    for index in rest:
         if num_bytes >= _DECODED_BYTES:
             break
         num_read += 1
         try:
-            record = form.decode(payloads[place], recommender=rules.recommender)
+            record = form.decode(payloads[index], recommender=rules.recommender)
             _expect_usable(record, rules, now=now)
         except ContractError as error:
-            bad.append((place, error))
+            bad.append((index, error))
             continue
         num_bytes += form.decoded_bytes(record)
         if isinstance(record, PredictionBatch):
             batches.append(record)
-            places.append(place)
+            indexes.append(index)
         else:
             outcomes.append(record)
     left = rest[num_read:]
     if batches:
-        plain.append((Predictions.of(batches), np.array(places, np.int64)))
+        plain.append((Predictions.of(batches), np.array(indexes, np.int64)))
     if not plain:
         return Intake(None, np.empty(0, np.int64), outcomes, bad, left)
     predictions, places_of = zip(*plain)
@@ -161,13 +161,13 @@ def attribute(waiting: Waiting, clicks: Iterable[Click], *, window_seconds: floa
     ends, starts = waiting.micros + microseconds(window_seconds), waiting.starts
     order = np.argsort(waiting.numbers)
     for number, row, time in clicks:
-        place = order[np.searchsorted(waiting.numbers, number, sorter=order)]
-        predicted_at, has_row = float(waiting.times[place]), 0 <= row < waiting.sizes[place]
-        if has_row and microseconds(time) <= ends[place]:
-            at = starts[place] + row
+        index = order[np.searchsorted(waiting.numbers, number, sorter=order)]
+        predicted_at, has_row = float(waiting.times[index]), 0 <= row < waiting.sizes[index]
+        if has_row and microseconds(time) <= ends[index]:
+            at = starts[index] + row
             labels[at], delays[at] = 1, time - predicted_at
         else:
-            late.append(LateOutcome(waiting.ids[place], row, CLICK, time, predicted_at))
+            late.append(LateOutcome(waiting.ids[index], row, CLICK, time, predicted_at))
             if not has_row:
                 unmatched.append(late[-1])
     return Attribution(

@@ -2,8 +2,8 @@
 
 The log delivers at least once, so an equal request under a known id is a redelivery. A different
 request under a known id, for example from a client that passes a session id, cannot be stored,
-because clicks name a row by that id. A different request under a known id becomes a dead letter
-with a reason, so that the loss is counted.
+because a click identifies its row by that id. A different request under a known id becomes a dead
+letter with a reason, so that the loss is counted.
 """
 
 import hashlib
@@ -28,10 +28,10 @@ class KnownRequest(NamedTuple):
 
 
 class Classified(NamedTuple):
-    """Indexes of predictions. Each prediction is in exactly one of the fields."""
+    """Indexes of predictions. Each prediction is in exactly one of the three arrays."""
 
     new: NDArray[np.int64]
-    """First prediction of each unknown id, ascending."""
+    """First prediction of each id that is not stored yet, ascending."""
     redelivered: list[int]
     reused: list[int]
     """Predictions with the id of another request."""
@@ -48,45 +48,46 @@ def classify(
         predictions: Predictions in any order. Of several new predictions with the same id, the
             first one counts.
         known: Stored requests with these ids.
-        held: Returns the block that contains the stored prediction with a given number, and the
-            number of the block's first prediction. Returns None if the rows are archived. If the
-            rows are archived, only the time, the version and the number of rows are compared.
+        held: Function that takes the number of a stored prediction, and returns the prediction's
+            block and the number of the first prediction in the block. The function returns None if
+            the rows are archived. If the rows are archived, only the time, the version and the
+            number of rows are compared.
     """
     new: dict[str, int] = {}
     redelivered: list[int] = []
     reused: list[int] = []
     equal_so_far: list[tuple[int, int]] = []
-    for place, request_id in enumerate(predictions.ids.tolist()):
+    for index, request_id in enumerate(predictions.ids.tolist()):
         if (stored := known.get(request_id)) is not None:
-            if stored[1:] == _header(predictions, place):
-                equal_so_far.append((stored.number, place))
+            if stored[1:] == _header(predictions, index):
+                equal_so_far.append((stored.number, index))
             else:
-                reused.append(place)
-        elif (first := new.setdefault(request_id, place)) != place:
-            is_equal = _same_request(_at(predictions, first), _at(predictions, place))
-            (redelivered if is_equal else reused).append(place)
+                reused.append(index)
+        elif (first := new.setdefault(request_id, index)) != index:
+            is_equal = _same_request(_at(predictions, first), _at(predictions, index))
+            (redelivered if is_equal else reused).append(index)
     block: tuple[int, Predictions] | None = None
-    for number, place in sorted(equal_so_far):  # sorted by block, so that each is read once
+    for number, index in sorted(equal_so_far):  # sorted by block, so that each is read once
         if block is None or not block[0] <= number < block[0] + len(block[1]):
             block = held(number)
         is_equal = block is None or _same_request(
-            _at(block[1], number - block[0]), _at(predictions, place)
+            _at(block[1], number - block[0]), _at(predictions, index)
         )
-        (redelivered if is_equal else reused).append(place)
+        (redelivered if is_equal else reused).append(index)
     return Classified(np.array(sorted(new.values()), np.int64), redelivered, sorted(reused))
 
 
-def _header(predictions: Predictions, place: int) -> tuple[float, int, int, bool]:
+def _header(predictions: Predictions, index: int) -> tuple[float, int, int, bool]:
     return (
-        float(predictions.times[place]),
-        int(predictions.versions[place]),
-        int(predictions.sizes[place]),
-        bool(predictions.canary[place]),
+        float(predictions.times[index]),
+        int(predictions.versions[index]),
+        int(predictions.sizes[index]),
+        bool(predictions.canary[index]),
     )
 
 
-def _at(predictions: Predictions, place: int) -> Predictions:
-    return predictions.between(place, place + 1)
+def _at(predictions: Predictions, index: int) -> Predictions:
+    return predictions.between(index, index + 1)
 
 
 def _same_request(one: Predictions, other: Predictions) -> bool:

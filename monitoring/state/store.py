@@ -84,12 +84,12 @@ _IS_HELD = (
     "predictions.rowid >= (SELECT first FROM blocks WHERE last >= predictions.rowid ORDER "
     "BY last LIMIT 1)"
 )
-"""SQL condition that the block of a prediction still exists. The condition is NULL if no later
-block exists."""
+"""SQL condition that the block of a prediction still exists. The condition is NULL if all blocks
+end before the prediction."""
 
 
 class StateStore(FileTables):
-    """State in the file at `path`. One process at a time opens it."""
+    """State in the file at `path`. Only one process at a time opens the file."""
 
     def __init__(self, path: Path) -> None:
         """See `Database`."""
@@ -97,9 +97,9 @@ class StateStore(FileTables):
         self._corrupt: set[int] = set()
         """Parts of matured requests that `newest_rows` skipped."""
 
-    user_place: int | None = None
-    """Index of the user in the categories of a row, or None if the recommender names no user. The
-    caller must set this attribute before the first read."""
+    user_position: int | None = None
+    """Index of the user among the categories of a row, or None if the recommender names no user.
+    The caller must set this attribute before the first read."""
 
     def add(
         self,
@@ -114,8 +114,8 @@ class StateStore(FileTables):
         Args:
             predictions: Predictions, or None.
             outcomes: Outcome batches.
-            unusable: Ids of the messages that become dead letters. They are counted here, and the
-                log stores them.
+            unusable: Ids of the messages that become dead letters. The dead letters are counted
+                here, and stored in the event log.
             now: Seconds since the epoch.
 
         Raises:
@@ -187,12 +187,15 @@ class StateStore(FileTables):
             added.sizes, _BLOCK_BYTES // row_bytes, added.micros // 60_000_000
         ):
             _insert_block(
-                connection, added.between(start, stop), first + start, user_place=self.user_place
+                connection,
+                added.between(start, stop),
+                first + start,
+                user_position=self.user_position,
             )
         return AddedPredictions(added, reused)
 
     def _classify(self, predictions: Predictions) -> Classified:
-        """Classify predictions as new, redelivered, or other requests with a known id."""
+        """Classify predictions as new, as redelivered, or as reusing the id of another request."""
         query = (
             "SELECT request_id, rowid, time, model_version, num_rows, canary FROM predictions"
             " WHERE request_id IN ({ids})"
@@ -257,7 +260,7 @@ class StateStore(FileTables):
 
         Args:
             columns: The new column names, stored as the document `features`.
-            arranged: Map from the stored columns to the new ones.
+            arranged: Map from the stored columns to the new columns.
         """
         with self._transaction({}) as connection:
             for (last,) in connection.execute("SELECT last FROM block_rows").fetchall():
@@ -321,7 +324,7 @@ class StateStore(FileTables):
             last, content = found
             rows = unpack(Predictions, content, first)
             logger.warning("%s; rebuilt from its rows", error)
-            return _waiting_of(rows, last - len(rows) + 1, self.user_place)
+            return _waiting_of(rows, last - len(rows) + 1, self.user_position)
 
     def give_up(self, block: int) -> int:
         """Stop waiting for the labels of a corrupt block. The rest of the block stays in the file.
@@ -354,7 +357,7 @@ class StateStore(FileTables):
             try:
                 block = self._waiting_block(first, packed)
             except CorruptBlock:
-                continue  # `waiting` raises the error when the block is due
+                continue  # `waiting` raises the error for a corrupt block when the block is due
             block = block.between(matured_to + 1 - first, len(block))
             fit = int((np.cumsum(block.sizes[::-1]) <= max_rows).sum())
             found.append(block.between(len(block) - fit, len(block)))
@@ -405,7 +408,7 @@ class StateStore(FileTables):
         return np.array(times, np.float64), np.array(versions, np.int32), np.array(canary, np.bool_)
 
     def num_rows_of(self, version: int) -> int:
-        """Return how many rows of stored predictions this model version scored."""
+        """Return how many rows of stored predictions this version scored."""
         query = "SELECT coalesce(sum(num_rows), 0) FROM predictions WHERE model_version = ?"
         return int(self._connection.execute(query, (version,)).fetchone()[0])
 
@@ -441,16 +444,16 @@ class StateStore(FileTables):
         part_rows: int = 1,
         apart: bool = False,
     ) -> None:
-        """Make these click labels final.
+        """Store `requests` as matured, with their final labels.
 
         Args:
             requests: Requests that `waiting` returned, in the order in which they are archived.
             counts: Counters to add in the same transaction.
             now: Seconds since the epoch.
-            late: Outcomes of these requests that set no label.
+            late: Outcomes of the requests that set no label.
             part_rows: Maximum rows of a part, unless a single request has more. A part has one UTC
                 day and is the smallest unit of an archive file.
-            apart: Whether the requests are set apart for good and never archived.
+            apart: Whether the requests are set apart, so that they are never archived.
         """
         place = self.matured_cursor()
         add_to(counts, "matured_request", len(requests))
@@ -565,8 +568,8 @@ class StateStore(FileTables):
     ) -> None:
         """Store outcomes for the outcome files, and keep the earliest per (request, row, event).
 
-        An outcome that is earlier than the stored one goes into a new file, even if the stored one
-        is already archived.
+        If an outcome is earlier than the stored outcome of the same key, it goes into a new file. A
+        new file is also needed if the stored outcome is already archived.
         """
         connection.executemany(
             "INSERT INTO late_outcomes (request_id, row, event, time, predicted_at, stored_at)"
@@ -593,8 +596,8 @@ class StateStore(FileTables):
         """Delete records that were stored before a time and are no longer needed.
 
         The method deletes ids of requests without stored rows, and ids of outcome batches and dead
-        letters. Outcomes in sealed files are deleted if their requests have no stored rows. Clicks
-        on requests that stayed unknown become late outcomes.
+        letters. Outcomes in sealed files are deleted if their requests have no stored rows. If a
+        request stays unknown, its clicks become late outcomes.
 
         Args:
             before: Delete records stored before this time, in seconds since the epoch.
@@ -622,8 +625,8 @@ class StateStore(FileTables):
             connection.execute(
                 "DELETE FROM late_outcomes WHERE stored_at < ?"
                 " AND file IN (SELECT name FROM files WHERE state IN ('sealed', 'uploaded'))"
-                # The conversion rate counts a request while its rows are stored, so its outcomes
-                # stay equally long.
+                # The conversion rate counts a request as long as its rows are stored. The outcomes
+                # of a request therefore stay as long as its rows.
                 " AND NOT EXISTS (SELECT 1 FROM predictions WHERE predictions.request_id = "
                 "late_outcomes.request_id"
                 f" AND {_IS_HELD})",
@@ -658,7 +661,7 @@ def _new_dead_letters(connection: sqlite3.Connection, keys: Sequence[str], *, no
 def matured_rows_of(memory: sqlite3.Connection, user: int) -> int:
     """Count the stored matured rows of the user with this category.
 
-    Any program may have opened the state.
+    The function also works while another program has the state open.
     """
     held = (
         unpack(MaturedRequests, packed)
@@ -721,12 +724,12 @@ def _insert_ids(
     )
 
 
-def _waiting_of(block: Predictions, first: int, user_place: int | None) -> Waiting:
+def _waiting_of(block: Predictions, first: int, user_position: int | None) -> Waiting:
     """Return the columns that maturing needs. `first` is the number of the first prediction."""
     users = (
         np.full(block.num_rows, MISSING_CATEGORY)
-        if user_place is None
-        else block.categorical[:, user_place]
+        if user_position is None
+        else block.categorical[:, user_position]
     )
     return block.to(Waiting, numbers=np.arange(first, first + len(block)), users=users)
 
@@ -741,10 +744,10 @@ def _valid(kind: type[R], found: Iterable[tuple[bytes, int]]) -> Iterator[R]:
 
 
 def _insert_block(
-    connection: sqlite3.Connection, block: Predictions, first: int, *, user_place: int | None
+    connection: sqlite3.Connection, block: Predictions, first: int, *, user_position: int | None
 ) -> None:
     """Store the rows, and separately the columns that maturing reads."""
-    waiting = _waiting_of(block, first, user_place)
+    waiting = _waiting_of(block, first, user_position)
     last, num = first + len(block) - 1, len(block)
     times = (float(block.times[0]), float(block.times[-1]))
     connection.execute(
@@ -755,10 +758,11 @@ def _insert_block(
 
 
 def _first_of(found: Sequence[Waiting], limit: int, max_rows: int, *, beyond: int = 0) -> Waiting:
-    """Return the first requests of these blocks within both limits, as `StateStore.waiting` does.
+    """Return the first requests of blocks within both limits, as `StateStore.waiting` does.
 
-    Each element of `found` contains the first requests of its block, in order of time. With
-    `beyond=1` the result also includes the first request over the limit, but no later request.
+    Each element of `found` belongs to one block, and contains the first requests of the block in
+    order of time. With `beyond=1` the result also includes the first request over the limit, but no
+    later request.
     """
     joined = Waiting.joined(found)
     joined = joined.ordered(joined.times)
@@ -767,7 +771,7 @@ def _first_of(found: Sequence[Waiting], limit: int, max_rows: int, *, beyond: in
 
 
 def bytes_of_row(num_numeric: int, num_categorical: int) -> int:
-    """Return the memory of a row's numbers, in bytes."""
+    """Return the memory size of the numbers of a row, in bytes."""
     return 32 + 4 * num_numeric + 8 * num_categorical
 
 
@@ -776,8 +780,8 @@ def _chunks(
 ) -> Iterator[tuple[int, int]]:
     """Yield start and stop of each chunk of elements with a total size of at most `at_most`.
 
-    A larger element is a chunk of its own. All elements of a chunk have the same period. `periods`
-    is ascending.
+    An element larger than `at_most` is its own chunk. All elements of a chunk have the same number
+    in `periods`. `periods` is ascending.
 
     >>> list(_chunks(np.array([2, 2, 5, 1, 1]), 4, np.array([0, 0, 0, 0, 1])))
     [(0, 2), (2, 3), (3, 4), (4, 5)]

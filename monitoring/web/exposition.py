@@ -17,15 +17,15 @@ from monitoring.retraining.actions import ActionStatus
 from monitoring.web.store_status import StoreStatus
 
 STALL_SECONDS = 60.0
-"""Seconds without a heartbeat after which the loop counts as stuck. Every single call of the loop
-is shorter."""
+"""Seconds without a heartbeat after which the loop counts as stuck. Each single call of the loop
+takes less time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
     """Everything that the pages show, as of one iteration of the loop.
 
-    A number that does not exist is None.
+    An undefined number is None.
     """
 
     recommender: str = ""

@@ -1,9 +1,9 @@
 """Status page: one HTML file without script or external asset, readable on a phone.
 
 The page is rendered for each request from the exposition, the time and the recent history. The
-history is read from the ends of the monitor's journal files and of the promotion journal, so it
-survives a restart and costs the loop nothing. `evergreen.reports` renders the HTML, and
-`web.server` answers requests.
+history is read from the ends of the monitor's journal files and of the promotion journal. The
+history therefore survives a restart, and the loop spends no time on it. `evergreen.reports` renders
+the HTML, and `web.server` answers requests.
 """
 
 import json
@@ -43,8 +43,8 @@ from monitoring.web.server import CARDS, link_to
 
 _REFRESH_SECONDS = 15
 _TAIL_BYTES = 2 * 2**20
-"""Bytes read from the end of each file. This number of bytes contains about 4,000 points of the
-timeline or 7,000 events. Reading and parsing takes about 30 ms."""
+"""Bytes read from the end of each file. Two MiB contain about 4,000 points of the timeline or 7,000
+events. Reading and parsing takes about 30 ms."""
 MAX_POINTS = 600
 """Maximum number of points per version in the chart. A phone has fewer pixels."""
 _MARKED_EVENTS = {
@@ -228,8 +228,8 @@ baking has ended."""
 def _evaluated(shown: Snapshot, now: float) -> tuple[str, str]:
     """Return the banner's state and text, which say whether the version's rows were evaluated.
 
-    The banner is green only if rows were evaluated. Labels are final an attribution window after
-    the prediction, so a newly released version has none.
+    The banner is green only if rows were evaluated. Labels become final one attribution window
+    after the prediction, so a newly released version has no final labels yet.
     """
     version, decisions = shown.serving_version, shown.decisions
     if not decisions or shown.decided_at is None:
@@ -503,7 +503,8 @@ def _lines(events: Sequence[Mapping[str, Any]], now: float) -> Iterator[ShownEve
 def _alike(event: Mapping[str, Any]) -> tuple[str, frozenset[str], tuple[str, ...]]:
     """Return a key that is equal for events that differ only in measured numbers.
 
-    The key contains the kind of the event, its words without numbers, and its versions.
+    The key contains the kind of the event, the words of its text without numbers, and the versions
+    in its text.
     """
     words = (word.strip("(),.:;") for word in str(event["text"]).split())
     named = frozenset(word for word in words if not word[:1].isdigit())

@@ -34,7 +34,7 @@ from monitoring.web.metrics import metrics_page
 
 _PREFIX = "/reports/"
 CARDS = "/models/"
-"""Prefix of a card's path. The version number of the model follows."""
+"""Prefix of a card's path. The model's version number follows the prefix."""
 _MAX_BYTES = 20_000_000
 
 
@@ -91,7 +91,8 @@ class HttpSettings:
     http_host: str = "127.0.0.1"
     """Address of the status page, /metrics, /healthz, /readyz and /status."""
     http_port: int = 9464
-    """Port of the pages. 0 selects a free one, which is written to `<state>/http.json`."""
+    """Port of the pages. 0 = the system selects a free port, which is written to
+    `<state>/http.json`."""
 
     def __post_init__(self) -> None:
         expect(self, "0 to 65535", lambda value: 0 <= value < 65536, "http_port")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 60.0
-"""Seconds between two reads, and the maximum age of the numbers."""
+"""Seconds between two reads of the status, and therefore its maximum age."""
 _BESIDE_STORE = ("lake", "work", "repository")
 _RUNS = "runs_counted"
 """Name of the document with the counted runs."""
@@ -66,11 +66,12 @@ class LastRun:
     step: str
     reason: str
     reports: tuple[str, ...]
-    """Steps that left a report."""
+    """Steps of the run that wrote a report."""
     ended_at: float
     """Seconds since the epoch."""
     seconds: float | None
-    """Seconds from the start of its first step to its end. None if no step left a note."""
+    """Seconds from the start of the run's first step to the end of the run. None if no step left a
+    note."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +109,8 @@ class StoreStatus:
     """Result of the last read."""
 
     store_problem: str | None = None
-    """Why the model registry cannot be read, or None. Promotions and runs are then unknown."""
+    """Why the model registry cannot be read, or None. If the registry cannot be read, promotions
+    and runs are unknown."""
     promotions: Promotions = Promotions()
     runs: RunCounts = RunCounts()
     unuploaded_files: int | None = None
@@ -137,7 +139,8 @@ class StoreWatcher:
             store: Model registry.
             documents: State in which runs are counted.
             archive: Archive of the monitor.
-            has_uploader: Without an uploader the archive is the lake, and no file waits.
+            has_uploader: Whether an uploader moves the archive files. Without an uploader, the
+                archive is the lake, and no file waits.
             folders: Further folders of the installation whose disks are read.
         """
         self._store = store
@@ -159,7 +162,7 @@ class StoreWatcher:
         result. If the state cannot be written or the archive cannot be read, the last result is
         used for another minute.
         """
-        # After a clock was set back, read too early rather than never.
+        # If the clock was set back, read too early rather than never.
         if self._looked_at is None or abs(now - self._looked_at) >= LOOK_SECONDS:
             self._looked_at = now
             try:
@@ -274,7 +277,7 @@ def _verdict_of(store: Path, outcome: runs.RunOutcome) -> str:
 
 def _last_run(store: Path, outcome: runs.RunOutcome) -> LastRun:
     ended_at = _seconds_of(outcome.ended_at)
-    begun = runs.begun_at(runs.read_notes(store, outcome.run))
+    begun = runs.first_start(runs.read_notes(store, outcome.run))
     seconds = ended_at - begun.timestamp() if begun else None
     known = {name: getattr(outcome, name) for name in ("run", "state", "step", "reason")}
     return LastRun(**known, reports=tuple(outcome.reports), ended_at=ended_at, seconds=seconds)

@@ -1,7 +1,8 @@
 """Read a monitor's last snapshot: from the monitor itself, or from its state folder.
 
-A stopped monitor leaves its journal files, its rules and the documents of its database. They are
-enough for `evergreen status`. Nothing is written, and the lock of the folder is not taken.
+A stopped monitor leaves its journal files, its rules and the documents of its database. The
+remaining files are enough for `evergreen status`. Nothing is written, and the lock of the folder is
+not taken.
 """
 
 import json
@@ -72,7 +73,7 @@ def read_snapshot(state: Path, *, now: float) -> Snapshot:
     The snapshot has no status of the registry, and the status of the log is unknown.
 
     Args:
-        state: State folder of a monitor. A missing file is like an empty one.
+        state: State folder of a monitor. A missing file counts as an empty file.
         now: Seconds since the epoch, for the rate limits.
 
     Raises:

@@ -1,6 +1,6 @@
 """The project's images built by podman, and the compiled pipeline in them.
 
-`make test-images` runs these tests. The tests need root and a package index. The tests do not cover
+`make test-images` runs this module, which needs root and a package index. The tests do not cover
 Python's own base images (`containers` describes the stand-ins), CUDA, NVIDIA's images, or a
 kubelet.
 """
@@ -33,7 +33,7 @@ from tests.support.recommenders import accept_into
 from tests.support.validation_models import make_dataset, release_validated
 
 pytestmark = [pytest.mark.images, pytest.mark.timeout(5400)]
-CEILINGS_MB = {"driver": 950, "preprocessing": 1150, "validation-trixie": 1650, "training": 1700}
+CEILINGS_MB = {"driver": 1060, "preprocessing": 1150, "validation-trixie": 1650, "training": 1790}
 """Maximum uncompressed size of each lock's images, with their base and torch's CPU build."""
 
 
@@ -60,7 +60,7 @@ def test_images_are_no_larger_than_their_ceilings(podman, images):
 
 
 @pytest.mark.parametrize("image", sorted(PLAIN))
-def test_entry_point_helps_in_confined_container(podman, images, image):
+def test_entry_point_prints_help_in_confined_container(podman, images, image):
     command = ["podman", "run", "--rm", *CONFINED, "--network=none", images[image], "--help"]
     done = subprocess.run(command, env=podman("run"), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -73,7 +73,7 @@ def turn(folder: Path, lake: Path) -> dict:
     All output is below `folder`.
     """
     folders = runner.LocalFolders(root=folder)
-    places = {**folders.places(), "lake": str(lake), "server": "onnxruntime"}
+    places = {**folders.locations(), "lake": str(lake), "server": "onnxruntime"}
     accept_into(folders.store)
     package = folder / "retraining.yaml"
     compile_pipeline(package, Placement())
@@ -85,7 +85,7 @@ def turn(folder: Path, lake: Path) -> dict:
     paths = {"root": folders.artifacts, "logs": folders.logs, "source": REPOSITORY}
     try:
         runner.run_pipeline(
-            package, arguments, places=places, name="tiny", pythons=pythons, **paths
+            package, arguments, locations=places, name="tiny", pythons=pythons, **paths
         )
     except runner.PipelineFailed as error:
         logs = (
@@ -109,9 +109,9 @@ def turn(folder: Path, lake: Path) -> dict:
 
 
 def test_compiled_pipeline_comes_to_same_in_containers(podman, images, volume, monkeypatch):
-    lake, world = volume / "lake", volume / "world.json"
+    lake, world = volume / "lake", volume / "simulator.json"
     size = ["--rows", "2000", "--days", "2", "--last-day", "2026-01-02", "--seed", "1"]
-    simulate = ["lake", "--lake", str(lake), "--world", str(world), *size]
+    simulate = ["lake", "--lake", str(lake), "--simulator", str(world), *size]
     volume.chmod(0o755)
     give_to_user(volume)
     mount = f"--volume={volume}:{volume}"
@@ -128,9 +128,8 @@ def test_compiled_pipeline_comes_to_same_in_containers(podman, images, volume, m
     subprocess.run(command, env=podman("run"), check=True)
     outside = turn(volume / "outside", lake)
     steps = []
-    monkeypatch.delenv(
-        "ORT_DISABLE_TELEMETRY", raising=False
-    )  # the pipeline sets this variable itself
+    # The compiled pipeline sets ORT_DISABLE_TELEMETRY.
+    monkeypatch.delenv("ORT_DISABLE_TELEMETRY", raising=False)
     monkeypatch.setattr(
         runner, "_run_step", in_containers(podman, images, steps, "--network=none", mount)
     )
@@ -155,7 +154,7 @@ def test_compiled_pipeline_comes_to_same_in_containers(podman, images, volume, m
     assert writers == {USER}
 
 
-TELL = """
+PRINT_MESSAGES = """
 import json, sys
 from pathlib import Path
 import tensorflow_data_validation as tfdv
@@ -204,8 +203,8 @@ def spoiled(table: pa.Table) -> pa.Table:
         "C4": np.where(rows % 2, 999_999_937, 5),
     }
     for name, column in columns.items():
-        place = table.schema.get_field_index(name)
-        table = table.set_column(place, name, pa.array(column).cast(table.schema.field(name).type))
+        index = table.schema.get_field_index(name)
+        table = table.set_column(index, name, pa.array(column).cast(table.schema.field(name).type))
     return table
 
 
@@ -227,13 +226,13 @@ def validated(python, folder: Path, seen: Path, run: str) -> tuple[dict, dict, s
     )
     assert done.returncode in (0, 1), done.stderr[-3000:]
     in_force = seen / "work" / "r1" / "validation" / "schema.pbtxt"
-    told = python("-c", TELL, work / "statistics.pb", work / "schema.pbtxt", in_force)
-    assert told.returncode == 0, told.stderr[-3000:]
+    fields = python("-c", PRINT_MESSAGES, work / "statistics.pb", work / "schema.pbtxt", in_force)
+    assert fields.returncode == 0, fields.stderr[-3000:]
     report = json.loads((folder / f"{run}.report.json").read_text())
-    return json.loads(told.stdout), report, (folder / f"{run}.html").read_text()
+    return json.loads(fields.stdout), report, (folder / f"{run}.html").read_text()
 
 
-def test_newer_tfdv_of_image_evaluates_as_older_one_of_laptop(podman, images, volume, raw_table):
+def test_newer_tfdv_of_image_decides_like_older_tfdv_of_laptop(podman, images, volume, raw_table):
     laptop, image = volume / "laptop", volume / "image"
     for run, rows, parent in (
         ("r1", raw_table(3000), None),
@@ -265,7 +264,7 @@ def test_newer_tfdv_of_image_evaluates_as_older_one_of_laptop(podman, images, vo
 
     volume.chmod(0o755)
     for run in ("r1", "r2"):
-        # The run in the image continues from the champion of the run on this machine.
+        # Both folders then contain the same champion.
         shutil.copytree(laptop, image, dirs_exist_ok=True)
         give_to_user(image)
         (older, report, page), (newer, its_report, its_page) = (

@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from pipelines.images import DOCKERFILES, STEP_OF_VARIANT, image_name
-from pipelines.package import read_places, with_places
+from pipelines.package import read_locations, with_locations
 from pipelines.placement import read_values
 from tests.support.kfp_server import KfpServer
 from tests.support.paths import REPOSITORY
@@ -37,7 +37,7 @@ PINNED = re.compile(r"uses: +([\w.-]+/[\w./-]+)@[0-9a-f]{40} # v\d+(\.\d+)*$")
 
 
 def load(name: str) -> dict:
-    # YAML 1.1 parses the key `on` as true. No test reads this key.
+    # YAML 1.1 parses the key `on` as true. No test reads the key `on`.
     return yaml.safe_load((REPOSITORY / name).read_text())
 
 
@@ -70,7 +70,7 @@ def test_files_agree_with_published_schema(schema, paths):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_cloud_build_is_told_nothing_that_it_does_not_know():
+def test_cloud_build_gets_only_keys_that_it_knows():
     """The published schema rejects unknown keys, except at the top level."""
     package = pytest.importorskip(
         "check_jsonschema", reason="check-jsonschema is not in this environment"
@@ -92,7 +92,7 @@ def test_zizmor_finds_no_weakness_in_workflows():
     assert done.returncode == 0, done.stdout
 
 
-def test_every_action_of_others_is_pinned_by_commit():
+def test_every_third_party_action_is_pinned_by_commit():
     lines = [
         line.strip()
         for path in WORKFLOWS
@@ -104,7 +104,7 @@ def test_every_action_of_others_is_pinned_by_commit():
     assert [line for line in others if not PINNED.fullmatch(line)] == []
 
 
-def test_jobs_may_read_code_and_prove_who_they_are_and_hold_no_secret():
+def test_jobs_may_read_code_and_prove_their_identity_and_hold_no_secret():
     for path in WORKFLOWS:
         assert yaml.safe_load(path.read_text())["permissions"] == {}
         assert "secrets." not in path.read_text()
@@ -164,7 +164,7 @@ def test_skaffold_builds_same_images_from_same_files():
     for part in [config, *config["profiles"]]:
         for folder in part.get("manifests", {}).get("kustomize", {}).get("paths", []):
             assert registry_of(Path(folder).name) == registry, (
-                "skaffold would not find its images there"
+                "skaffold expects its images in another registry"
             )
 
 
@@ -177,7 +177,7 @@ def images_of(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_every_image_of_ours_that_manifest_names_is_built(overlay):
+def test_every_own_image_that_manifest_names_is_built(overlay):
     found = images_of(render(REPOSITORY / "k8s" / "overlays" / overlay))
     ours = {reference.rpartition(":")[0] for reference in found if "/evergreen-" in reference}
     assert f"{registry_of(overlay)}/evergreen-monitoring" in ours
@@ -215,7 +215,7 @@ def commands() -> list[str]:
     return found
 
 
-def test_shell_texts_and_scripts_are_bash_and_what_they_call_is_there():
+def test_shell_texts_and_scripts_are_bash_and_their_commands_exist():
     for text in [*commands(), *(path.read_text() for path in SCRIPTS)]:
         done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True)
         assert done.returncode == 0, f"{text}: {done.stderr}"
@@ -234,7 +234,7 @@ def test_shell_texts_and_scripts_are_bash_and_what_they_call_is_there():
         assert (REPOSITORY / program).exists()
 
 
-def test_cloud_builds_plan_is_script_that_builds_and_pushes(tmp_path):
+def test_cloud_build_runs_same_script_that_builds_and_pushes(tmp_path):
     (text,) = [text for text in commands() if "DRY_RUN" in text]
     names = load("cloudbuild.yaml")["substitutions"]["_IMAGES"]
     text = text.replace("$_IMAGES", names).replace("build/images.sh", str(tmp_path / "images.sh"))
@@ -296,7 +296,7 @@ def kfp(monkeypatch):
     double.close()
 
 
-def test_candidate_is_tried_apart_and_promoted_with_clusters_folders(checkout, kfp, tmp_path):
+def test_candidate_is_tested_apart_and_promoted_with_folders_of_cluster(checkout, kfp, tmp_path):
     kfp.token = "of the build"
     (tmp_path / "token").write_text("of the build")
     server = {"KFP_HOST": kfp.url, "KFP_TOKEN_FILE": str(tmp_path / "token")}
@@ -309,7 +309,7 @@ def test_candidate_is_tried_apart_and_promoted_with_clusters_folders(checkout, k
     apart = {name: f"{sample}/{name}" for name in ("store", "work")}
     apart |= {"lake": "file:///evergreen/sample/lake"}
     (tried := tmp_path / "tried.yaml").write_bytes(kfp.uploads[-1])
-    places = read_places(tried)
+    places = read_locations(tried)
     assert places.items() >= apart.items()
     assert run["body"]["pipeline_version_reference"]["pipeline_id"] == "p1"
     assert given == {
@@ -328,8 +328,10 @@ def test_candidate_is_tried_apart_and_promoted_with_clusters_folders(checkout, k
         each["display_name"] for each in kfp.versions if each["pipeline_id"] == "p2"
     }
     (promoted := tmp_path / "promoted.yaml").write_bytes(kfp.uploads[-1])
-    assert not read_places(promoted).items() & apart.items()
-    assert with_places(promoted, places) == with_places(tried, {}), "all else is what was tried"
+    assert not read_locations(promoted).items() & apart.items()
+    assert with_locations(promoted, places) == with_locations(tried, {}), (
+        "all else is what was tried"
+    )
     assert len(kfp.runs) == 1, "promotion starts no run"
 
 
@@ -358,7 +360,7 @@ def test_candidate_of_build_with_digests_runs_images_by_digest(checkout, kfp, tm
     assert len(used) == 7
 
 
-def test_sample_that_fails_ends_release(checkout, kfp):
+def test_failed_sample_ends_release(checkout, kfp):
     kfp.end = "FAILED"
     done = script(checkout, ".ci/sample", KFP_HOST=kfp.url)
     assert done.returncode == 3, done.stderr
@@ -366,11 +368,10 @@ def test_sample_that_fails_ends_release(checkout, kfp):
 
 @pytest.fixture
 def kubectl(tmp_path):
-    """A folder for PATH with doubles, and the records of their calls.
+    """A folder for PATH with a double of kubectl, and the records of its calls.
 
-    The kubectl on this PATH is a double that answers port-forwards with a server.
-
-    A file `ready` next to the records holds the number of Triton's ready pods.
+    The double answers port-forwards with a server. A file `ready` beside the records contains the
+    number of Triton's ready pods.
     """
     folder, notes = tmp_path / "bin", tmp_path / "kubectl"
     folder.mkdir()
@@ -398,37 +399,35 @@ if "port-forward" in sys.argv:
     (folder / "kubectl").chmod(0o755)
     yield f"{folder}:{os.environ['PATH']}", notes
     for line in notes.read_text().splitlines() if notes.exists() else []:
-        # End a tunnel that was not stopped, and the loop that would restart the tunnel. Both
-        # processes run in their own session.
+        # End a tunnel that was not stopped, and the loop that would restart the tunnel. Tunnel and
+        # loop run in a separate session.
         with suppress(ProcessLookupError):
             if (group := os.getpgid(int(line.split()[0]))) != os.getpgrp():
                 os.killpg(group, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("ready", ["2", ""], ids=["with a model", "before the first model"])
-def test_roll_out_sets_revision_of_each_own_image_and_waits_if_it_can(checkout, kubectl, ready):
+def test_rollout_sets_revision_of_each_own_image_and_waits_if_it_can(checkout, kubectl, ready):
     path, notes = kubectl
     (notes.parent / "ready").write_text(ready)
     settings = checkout / "k8s" / "overlays" / "gke" / "cluster.env"
     settings.write_text(settings.read_text().replace("my-", "our-"))
     done = script(checkout, ".ci/roll-out", PATH=path)
     assert done.returncode == 0, done.stderr
-    told = [line.split()[1:] for line in notes.read_text().splitlines()]
-    assert told[0][:5] == ["--namespace", "evergreen", "get", "deployment", "triton"], (
-        "asked before the new pods come"
+    calls = [line.split()[1:] for line in notes.read_text().splitlines()]
+    assert calls[0][:5] == ["--namespace", "evergreen", "get", "deployment", "triton"], (
+        "the script must read the Deployment before the rollout"
     )
-    assert told[1] == ["apply", "-k", "k8s/overlays/gke"]
-    assert told[2][:5] == ["--namespace", "evergreen", "rollout", "status", "deployment"]
-    selector = told[2][told[2].index("--selector") + 1]
+    assert calls[1] == ["apply", "-k", "k8s/overlays/gke"]
+    assert calls[2][:5] == ["--namespace", "evergreen", "rollout", "status", "deployment"]
+    selector = calls[2][calls[2].index("--selector") + 1]
     waited = {m["metadata"]["name"] for m in deployments(settings.parent) if selected(m, selector)}
     assert waited == {"monitor", "release-controller"} | ({"triton"} if ready else set())
     ours = {image for image in images_of(render(settings.parent)) if "/evergreen-" in image}
     assert {image.rpartition(":")[2] for image in ours} == {REVISION}
 
 
-def test_roll_out_of_build_with_digests_names_every_own_image_by_digest(
-    checkout, kubectl, tmp_path
-):
+def test_rollout_of_build_with_digests_names_every_own_image_by_digest(checkout, kubectl, tmp_path):
     path, notes = kubectl
     (notes.parent / "ready").write_text("")
     overlay = checkout / "k8s" / "overlays" / "gke"
@@ -466,7 +465,7 @@ def selected(manifest: dict, selector: str) -> bool:
 
 
 @pytest.mark.parametrize("value", ["my-registry", ""], ids=["a placeholder", "empty"])
-def test_roll_out_refuses_settings_that_nobody_filled_in(checkout, kubectl, value):
+def test_rollout_refuses_settings_that_nobody_filled_in(checkout, kubectl, value):
     path, notes = kubectl
     settings = checkout / "k8s" / "overlays" / "gke" / "cluster.env"
     text = settings.read_text().replace("my-", "our-")
@@ -479,7 +478,7 @@ def test_roll_out_refuses_settings_that_nobody_filled_in(checkout, kubectl, valu
 
 def test_tunnel_leads_to_api_and_ends_with_command(checkout, kubectl):
     if shutil.which("curl") is None:
-        pytest.skip("curl is not installed: .ci/with-kfp asks the API with it")
+        pytest.skip("curl is not installed, with which .ci/with-kfp calls the API")
     path, notes = kubectl
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -489,8 +488,8 @@ def test_tunnel_leads_to_api_and_ends_with_command(checkout, kubectl):
     )
     assert (done.returncode, done.stdout.strip()) == (7, f"http://127.0.0.1:{port}"), done.stderr
     (line,) = notes.read_text().splitlines()
-    pid, *told = line.split()
-    assert told == [
+    pid, *printed = line.split()
+    assert printed == [
         "--namespace",
         "kubeflow",
         "port-forward",

@@ -23,14 +23,14 @@ def test_page_gives_every_named_package_reason_and_replacement():
 
 
 @pytest.mark.parametrize(
-    ("knows", "said"),
+    ("knows", "printed"),
     [
-        ("pypi", "asked of pypi"),
-        ("osv", "asked of osv"),
+        ("pypi", "checked by pypi"),
+        ("osv", "checked by osv"),
         ("neither", "no service was reached: none of"),
     ],
 )
-def test_audit_prints_report_of_service_that_answers_or_that_none_did(tmp_path, knows, said):
+def test_audit_prints_report_of_service_that_answers_or_that_none_did(tmp_path, knows, printed):
     shutil.copytree(REPOSITORY / ".ci", tmp_path / ".ci")
     shutil.copytree(REPOSITORY / "requirements", tmp_path / "requirements")
     double = tmp_path / ".venvs" / "audit" / "bin" / "pip-audit"
@@ -48,5 +48,5 @@ exit 1
         [tmp_path / ".ci" / "audit"], capture_output=True, text=True, timeout=60, cwd="/"
     )
     assert done.returncode == 0, done.stderr
-    assert said in done.stdout
+    assert printed in done.stdout
     assert ("CVE-2026-0001" in done.stdout) == (knows != "neither")

@@ -1,8 +1,8 @@
 """Checks that the targets of the pages exist: files, headings, `make` targets.
 
-tests/loop/test_documents.py runs the pages' commands, and tests/cli/test_help.py parses them. A
-figure of speed must be on docs/design/performance.md, or its paragraph must say since when the
-figure was not measured again.
+tests/loop/test_documents.py runs the pages' commands, and tests/cli/test_help.py parses them. Each
+speed on a page must occur on docs/design/performance.md. A paragraph with an old speed must say
+"not measured again since" and a date.
 """
 
 import re
@@ -32,8 +32,8 @@ SPEED = re.compile(
     r"(?:processor|wall)))"
     r"|\b(\d[\d,]*\.\d+) m?s\b"
 )
-"""Pattern of measured speed: rates, multiples of another time, and times with decimals. Whole
-numbers are settings and do not match."""
+"""Pattern of measured speed: rates, multiples of another time, and times with decimals. Integers on
+the pages are settings, so the pattern does not match them."""
 OLD = re.compile(r"[Nn]ot\s+measured\s+again\s+since\s+\d{4}-\d\d-\d\d")
 
 
@@ -61,7 +61,7 @@ def commands(page: Path) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
-def test_links_lead_to_files_and_headings_that_are_there(page):
+def test_links_lead_to_existing_files_and_headings(page):
     for target in (
         first or second for first, second in LINK.findall(FENCED.sub("", page.read_text()))
     ):
@@ -69,7 +69,7 @@ def test_links_lead_to_files_and_headings_that_are_there(page):
             continue
         path, _, anchor = target.partition("#")
         file = (page.parent / path).resolve() if path else page
-        assert file.exists(), f"{target} leads nowhere"
+        assert file.exists(), f"{target} does not exist"
         assert not anchor or anchor in anchors(file), f"{target}: no such heading"
 
 
@@ -81,14 +81,14 @@ def test_make_targets_exist(page):
     )
     targets |= {f"benchmark-{name}" for name in PLANS}
     for target in re.findall(r"(?:^|[;&`|]\s*)make ([a-z][a-z-]+)", text, re.MULTILINE):
-        assert target in targets, f"make {target}"
+        assert target in targets, f"make target {target} does not exist"
 
 
 def unsourced(text: str, results: dict[str, str]) -> list[str]:
     """Return figures of speed that do not occur in the results linked from their paragraph.
 
-    Code is skipped. A table is part of the paragraph above it. A paragraph needs no source if it
-    states that the figure was not measured again since some date.
+    Figures in code do not count. A table is part of the paragraph above it. A paragraph with "not
+    measured again since" and a date needs no source.
     """
     prose = re.sub(r"^    .*$|`[^`\n]+`", "", FENCED.sub("", text), flags=re.MULTILINE)
     found = []
@@ -120,7 +120,7 @@ def test_figure_without_source_is_found(text, expected):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
-def test_figures_of_speed_are_on_page_of_performance_or_said_to_be_old(page):
+def test_figures_of_speed_are_on_performance_page_or_marked_as_old(page):
     if page in (performance.PAGE, REPOSITORY / "CHANGELOG.md"):
         return
     results = {
@@ -129,7 +129,7 @@ def test_figures_of_speed_are_on_page_of_performance_or_said_to_be_old(page):
     assert unsourced(page.read_text(), results) == []
 
 
-def test_page_of_performance_is_what_kept_results_say():
+def test_performance_page_equals_stored_results():
     assert performance.PAGE.read_text() == performance.page(performance.kept_documents()), (
-        "make performance"
+        "the page is not current; `make performance` writes it"
     )

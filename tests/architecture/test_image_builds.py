@@ -1,6 +1,6 @@
 """Tests of `make images`: its commands, and the files of the checkout that an engine sees.
 
-The second check builds an image if podman is installed. Other tests put a script called docker or
+One test builds an image if podman is installed. All other tests put a script called docker or
 podman on PATH that records its arguments.
 """
 
@@ -51,7 +51,7 @@ def original(tmp_path_factory):
     try:
         listed = git(REPOSITORY, "ls-files", "-co", "--exclude-standard").splitlines()
     except subprocess.CalledProcessError as error:
-        pytest.skip(f"git does not tell which files are ours: {error.stderr.strip()}")
+        pytest.skip(f"git cannot list the files of the repository: {error.stderr.strip()}")
     folder = tmp_path_factory.mktemp("original")
     for name in listed:
         if (REPOSITORY / name).is_file():
@@ -92,7 +92,7 @@ def tree(original, tmp_path, monkeypatch):
 
 @pytest.fixture
 def engines(tmp_path, monkeypatch):
-    """`engines(*names)` limits PATH to git and scripts with these names.
+    """`engines(*names)` limits PATH to git and scripts named `names`.
 
     The returned function reads the calls that the scripts recorded.
     """
@@ -107,11 +107,11 @@ def engines(tmp_path, monkeypatch):
         monkeypatch.setenv("PATH", str(folder))
         monkeypatch.setenv("ENGINE_NOTES", str(notes))
 
-        def told() -> list[list[str]]:
+        def calls() -> list[list[str]]:
             lines = notes.read_text().splitlines() if notes.exists() else []
             return [[Path(words[0]).name, *words[1:]] for words in map(json.loads, lines)]
 
-        return told
+        return calls
 
     return install
 
@@ -121,10 +121,10 @@ def flags(command: list[str], name: str) -> list[str]:
 
 
 def test_every_image_is_built_from_its_dockerfile_and_named_by_revision(tree, engines):
-    told = engines("docker")
+    calls = engines("docker")
     assert build_images.main(["--registry", REGISTRY]) == 0
     revision = git(tree, "rev-parse", "HEAD")
-    builds = [command for command in told() if command[1] == "build"]
+    builds = [command for command in calls() if command[1] == "build"]
     assert {flags(command, "--file")[0]: flags(command, "--tag") for command in builds} == {
         path: [f"{REGISTRY}/{image_name(name)}:{revision}"] for name, path in DOCKERFILES.items()
     }
@@ -135,17 +135,17 @@ def test_every_image_is_built_from_its_dockerfile_and_named_by_revision(tree, en
             "SOURCE=unknown",
         ]
         assert command[-1] == "."
-    assert not [command for command in told() if command[1] == "push"]
+    assert not [command for command in calls() if command[1] == "push"]
 
 
 def test_uncommitted_changes_are_refused_or_named_in_tag_if_allowed(tree, engines, capsys):
-    told = engines("docker")
+    calls = engines("docker")
     (tree / "components" / "new.py").write_text("")
     assert build_images.main([]) == 2
     assert "1 files are not committed, such as components/new.py" in capsys.readouterr().err
-    assert told() == []
+    assert calls() == []
     assert build_images.main(["--dirty", "monitoring"]) == 0
-    (tag,) = flags(told()[-1], "--tag")
+    (tag,) = flags(calls()[-1], "--tag")
     assert tag == f"evergreen-monitoring:{git(tree, 'rev-parse', 'HEAD')}-dirty"
 
 
@@ -158,27 +158,29 @@ def test_uncommitted_changes_are_refused_or_named_in_tag_if_allowed(tree, engine
         (["nothing"], "image nothing is unknown"),
     ],
 )
-def test_misuse_is_refused_before_anything_is_built(tree, engines, capsys, arguments, word):
-    told = engines("docker")
+def test_invalid_arguments_are_refused_before_anything_is_built(
+    tree, engines, capsys, arguments, word
+):
+    calls = engines("docker")
     assert build_images.main(arguments) == 2
     assert word in capsys.readouterr().err
-    assert told() == []
+    assert calls() == []
 
 
-def test_podman_is_taken_where_it_is_asked_for(tree, engines):
-    told = engines("docker", "podman")
+def test_podman_is_used_where_requested(tree, engines):
+    calls = engines("docker", "podman")
     assert build_images.main(["extraction", "--engine", "podman"]) == 0
-    assert [command[0] for command in told()] == ["podman"]
+    assert [command[0] for command in calls()] == ["podman"]
 
 
-def test_podman_is_told_that_name_without_registry_is_local_one(tree, engines):
-    told = engines("podman")
+def test_podman_knows_that_name_without_registry_is_local(tree, engines):
+    calls = engines("podman")
     assert build_images.main(["extraction", "--engine", "podman", "--tag", "v1"]) == 0
-    assert flags(told()[0], "--tag") == ["localhost/evergreen-extraction:v1"]
+    assert flags(calls()[0], "--tag") == ["localhost/evergreen-extraction:v1"]
 
 
 def test_digests_of_docker_are_those_of_repository_that_was_pushed_to(tree, engines, monkeypatch):
-    told, digest = engines("docker"), f"sha256:{'2' * 64}"
+    calls, digest = engines("docker"), f"sha256:{'2' * 64}"
     known = [
         f"elsewhere/evergreen-monitoring@sha256:{'1' * 64}",
         f"{REGISTRY}/evergreen-monitoring@{digest}",
@@ -187,10 +189,10 @@ def test_digests_of_docker_are_those_of_repository_that_was_pushed_to(tree, engi
     assert build_images.main(words) == 3  # The image was pushed, but the engine reports no digest.
     monkeypatch.setenv("ENGINE_KNOWS", json.dumps(known))
     assert build_images.main(words) == 0
-    assert told()[-1][1:] == [
+    assert calls()[-1][1:] == [
         "image",
         "inspect",
-        *told()[-1][3:5],
+        *calls()[-1][3:5],
         f"{REGISTRY}/evergreen-monitoring:v1",
     ]
     assert (
@@ -242,21 +244,21 @@ def test_digests_of_podman_are_those_that_registry_has(tree, podman_storage, tmp
                 assert answer.headers["Docker-Content-Digest"] == digest
 
 
-def test_engine_that_is_asked_for_and_absent_is_named(tree, engines, capsys):
+def test_requested_but_absent_engine_is_named(tree, engines, capsys):
     engines("docker")
     assert build_images.main(["extraction", "--engine", "podman"]) == 3
     assert "podman is not on PATH" in capsys.readouterr().err
 
 
 def test_failed_build_pushes_nothing(tree, engines, monkeypatch, capsys):
-    told = engines("docker")
+    calls = engines("docker")
     monkeypatch.setenv("ENGINE_FAILS", "build")
     assert build_images.main(["--registry", REGISTRY, "--push"]) == 3
     assert "docker build of deployment ended with code 1" in capsys.readouterr().err
-    assert [command[1] for command in told()] == ["build"]
+    assert [command[1] for command in calls()] == ["build"]
 
 
-def test_address_of_private_index_is_passed_on_without_being_written_down(tree, monkeypatch):
+def test_address_of_private_index_is_passed_on_without_being_stored(tree, monkeypatch):
     monkeypatch.setenv("PIP_INDEX_URL", "https://user:word@index.example/simple")
     for name in DOCKERFILES:
         command = build_images.build_command(
@@ -271,19 +273,19 @@ def test_address_of_private_index_is_passed_on_without_being_written_down(tree, 
         assert not any("PIP_INDEX_URL" in stage.all("ARG") for stage in later)
 
 
-def test_dry_run_prints_script_that_does_same(tree, engines, capsys):
-    told = engines("docker")
+def test_dry_run_prints_equivalent_script(tree, engines, capsys):
+    calls = engines("docker")
     assert build_images.main(["--registry", REGISTRY, "--push", "--dry-run"]) == 0
     script = capsys.readouterr().out
-    assert told() == []
+    assert calls() == []
     subprocess.run(["/bin/sh", "-ec", script], check=True, cwd=tree)
-    by_script = told()
+    by_script = calls()
     assert len(by_script) == 2 * len(DOCKERFILES)
     build_images.main(["--registry", REGISTRY, "--push"])
-    assert [c for c in told()[len(by_script) :] if c[1] in ("build", "push")] == by_script
+    assert [c for c in calls()[len(by_script) :] if c[1] in ("build", "push")] == by_script
 
 
-def test_make_hands_its_variables_on(tree):
+def test_make_passes_its_variables_on(tree):
     if shutil.which("make") is None:
         pytest.skip("make is not installed")
     words = [
@@ -315,9 +317,7 @@ def laid_out(name: str, root: Path, context: Path) -> set[str]:
     }
 
 
-def test_engine_sees_what_images_copy_and_nothing_that_lies_beside_it(
-    tree, podman_storage, tmp_path
-):
+def test_engine_sees_files_that_images_copy_and_no_other_files(tree, podman_storage, tmp_path):
     context, committed = tmp_path / "context", set(git(tree, "ls-files").splitlines())
     (tmp_path / "Dockerfile").write_text("FROM scratch\nCOPY . /\n")
     command = [

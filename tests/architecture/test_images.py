@@ -1,8 +1,8 @@
 """Tests of the Dockerfiles without Docker: their content, and whether the copied files suffice.
 
 The test copies what the COPY lines name into an empty folder, which then contains all of the
-image's own code. `test_containers.py` checks that the programs work there, and
-`test_image_builds.py` how images are built.
+image's own code. `test_containers.py` runs the programs in real images. `test_image_builds.py`
+tests how images are built.
 """
 
 import ast
@@ -27,7 +27,7 @@ from pipelines.images import (
 )
 from tests.support.dockerfiles import VENV, entrypoint, environment, lay_out, lock, module, stages
 from tests.support.paths import REPOSITORY
-from tests.support.sources import HEAVY, PACKAGES, imports_of, told_after
+from tests.support.sources import HEAVY, PACKAGES, imports_of, value_after
 
 STEPS = sorted(ENVIRONMENT_OF_STEP)
 IMAGES = sorted(DOCKERFILES)
@@ -45,8 +45,8 @@ IN_SLIM_BASE = {
     ),
     *("libgcc_s.so.1", "libstdc++.so.6", "libz.so.1"),
 }
-"""glibc, GCC's run-time libraries and zlib. Debian marks the packages of these libraries as
-required, or apt depends on them."""
+"""Libraries in the slim base image: glibc, GCC's run-time libraries and zlib. Debian marks the
+packages of these libraries as required, or apt depends on them."""
 OPTIONAL = (
     *("tbbpool.cpython-311-x86_64-linux-gnu.so", "omppool.cpython-311-x86_64-linux-gnu.so"),
     "libcaffe2_nvrtc.so",
@@ -98,7 +98,7 @@ def test_hadolint_finds_nothing(name):
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_image_holds_every_module_of_ours_that_its_code_may_import(name, image):
+def test_image_contains_every_own_module_that_its_code_may_import(name, image):
     folder = image(name) / python_path(name).lstrip("/")
     missing = set()
     for source in folder.rglob("*.py"):
@@ -114,7 +114,7 @@ def test_image_holds_every_module_of_ours_that_its_code_may_import(name, image):
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_image_holds_no_package_of_ours_that_its_code_never_imports(name, image):
+def test_image_contains_no_own_package_that_its_code_never_imports(name, image):
     folder = image(name) / python_path(name).lstrip("/")
     packages = {path.relative_to(folder).parts for path in folder.glob("*/*") if path.is_dir()}
     packages = {parts for parts in packages if parts[0] == "components"}
@@ -127,17 +127,17 @@ def test_image_holds_no_package_of_ours_that_its_code_never_imports(name, image)
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_image_starts_its_program_and_helps_without_heavy_import(name, image):
+def test_image_starts_its_program_and_prints_help_without_heavy_imports(name, image):
     root = image(name)
     code = (
         f"import runpy, sys; sys.argv[1:] = ['--help']; runpy.run_module('{module(name)}', "
         "None, '__main__', True)"
     )
     path = root / python_path(name).lstrip("/")
-    told = "[sorted(sys.modules), sys.modules['evergreen'].__file__]"
-    (loaded, package), printed = told_after(code, told, folder=root, python_path=path)
+    expression = "[sorted(sys.modules), sys.modules['evergreen'].__file__]"
+    (loaded, package), printed = value_after(code, expression, folder=root, python_path=path)
     assert printed.startswith(("usage: python -m ", "usage: evergreen "))
-    assert Path(package).is_relative_to(root), "the image's own code was not what ran"
+    assert Path(package).is_relative_to(root), "the program ran code from outside the image"
     assert {name.partition(".")[0] for name in loaded}.isdisjoint(HEAVY)
 
 
@@ -160,7 +160,7 @@ def test_image_renders_pages_from_templates_it_contains_with_locked_jinja(name, 
     code = (
         "from evergreen.reports.page import refusal_page\n page = refusal_page('a step', '<why>')"
     )
-    drawn, _ = told_after(
+    drawn, _ = value_after(
         code, "page", folder=root, python_path=root / python_path(name).lstrip("/")
     )
     assert "<h1>a step refused" in drawn
@@ -177,7 +177,7 @@ def test_image_renders_pages_from_templates_it_contains_with_locked_jinja(name, 
 
 
 @pytest.mark.parametrize("name", OURS_ALONE)
-def test_image_installs_its_lock_in_stage_that_is_left_behind(name):
+def test_image_installs_its_lock_in_stage_that_is_not_shipped(name):
     build, shipped = stages(name)
     torch = (
         [("", "requirements/torch.txt", "/tmp/torch.txt")]
@@ -196,7 +196,9 @@ def test_image_installs_its_lock_in_stage_that_is_left_behind(name):
         "/tmp/requirements.lock" in install
     )
     assert ("build", VENV, VENV) in shipped.copies()
-    assert shipped.all("RUN") == ["python -m compileall -q /app"], "no container may write bytecode"
+    assert shipped.all("RUN") == ["python -m compileall -q /app"], (
+        "containers cannot write bytecode, so the image must contain it"
+    )
     assert shipped.variables({"PATH": "/usr/local/bin"})["PATH"] == f"{VENV}/bin:/usr/local/bin"
 
 
@@ -226,14 +228,14 @@ def test_every_base_is_pinned_and_both_stages_have_same_python():
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_image_tells_what_it_is_and_runs_as_nobody_special(name):
+def test_image_states_its_content_and_runs_as_unprivileged_user(name):
     shipped = stages(name)[-1]
-    assert shipped.all("USER") == ["10001"], "runAsNonRoot needs a number"
+    assert shipped.all("USER") == ["10001"], "runAsNonRoot needs a numeric user"
     assert entrypoint(name) == ["python", "-m", module(name)]
-    told = shipped.labels(
+    labels = shipped.labels(
         {"REVISION": "3f2a9c1", "VERSION": "v7", "SOURCE": "https://git.example/e"}
     )
-    assert told == {
+    assert labels == {
         "org.opencontainers.image.title": image_name(name),
         "org.opencontainers.image.version": "v7",
         "org.opencontainers.image.revision": "3f2a9c1",
@@ -260,7 +262,7 @@ def test_image_forbids_telemetry_of_onnxruntime(name):
 
 
 @pytest.mark.parametrize("home", sorted({environment(name) for name in OURS_ALONE}))
-def test_compiled_packages_ask_for_no_library_that_slim_base_lacks(home):
+def test_compiled_packages_need_no_library_that_slim_base_lacks(home):
     if shutil.which("readelf") is None:
         pytest.skip("readelf is not installed")
     packages = python_of(home, REPOSITORY).parents[1] / "lib" / "python3.11" / "site-packages"
@@ -272,8 +274,8 @@ def test_compiled_packages_ask_for_no_library_that_slim_base_lacks(home):
         and not {CUDA_FOLDER, ONLY_IN_TESTS} & set(path.relative_to(packages).parts)
     ]
     command = ["readelf", "--dynamic", "--wide", *files]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=240).stdout
-    needed = set(re.findall(r"\(NEEDED\)\s+Shared library: \[([^]]+)\]", told))
+    output = subprocess.run(command, capture_output=True, text=True, timeout=240).stdout
+    needed = set(re.findall(r"\(NEEDED\)\s+Shared library: \[([^]]+)\]", output))
     assert "libc.so.6" in needed
     bundled = {path.name for path in packages.rglob("*.so*")}
     assert needed - bundled <= IN_SLIM_BASE
@@ -285,7 +287,7 @@ def test_compiled_packages_ask_for_no_library_that_slim_base_lacks(home):
 
 
 @pytest.mark.parametrize("name", sorted(STEP_OF_VARIANT))
-def test_merlins_image_has_our_code_first_and_its_packages_still_found(name):
+def test_merlin_image_finds_our_code_first_and_its_own_packages_too(name):
     (only,) = stages(name)
     assert (
         only.variables({"PYTHONPATH": "/usr/local/hugectr/lib"})["PYTHONPATH"]
@@ -296,8 +298,8 @@ def test_merlins_image_has_our_code_first_and_its_packages_still_found(name):
         .read_text()
         .split("\n")
     )
-    asked = (REPOSITORY / only.copies()[0][1]).read_text().splitlines()
-    assert {line for line in asked if not line.startswith("#")} <= {
+    requirements = (REPOSITORY / only.copies()[0][1]).read_text().splitlines()
+    assert {line for line in requirements if not line.startswith("#")} <= {
         line.removesuffix(" \\") for line in locked
     }
 

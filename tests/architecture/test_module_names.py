@@ -9,16 +9,16 @@ from tests.support.sources import PACKAGES
 FOLDERS = (*PACKAGES, "tests", "benchmarks", "docs", "examples", "k8s")
 OTHERS = frozenset(
     {
-        "evergreen.version",  # a label of registries
+        "evergreen.version",  # a label in the model registry
         "flags.output",
         "flags.train_job",
         "settings.access",
         "spec.groups",  # attributes of an argument, not modules
         "hugectr.Layer_t",
-        "pubsub.subscriptions.get",  # of other projects
-        "model.data",  # a file
+        "pubsub.subscriptions.get",  # a name of another project
+        "model.data",  # name of a file
         "pipelines.googleusercontent.com",
-        "pipelines.kubeflow.org",  # domains
+        "pipelines.kubeflow.org",  # domains of web addresses
     }
 )
 

@@ -1,4 +1,4 @@
-"""Tests of measurements: documents of one commit, the page, and the slopes."""
+"""Tests of the page with measurements: its documents, and the computed slopes."""
 
 import json
 

@@ -1,10 +1,10 @@
 """The rendered cpu overlay, run by `podman kube play`, from an empty share to archived traffic.
 
-Part of `make test-images`. Pods share the address 127.0.0.1 of a separate network, to which the
-cluster's names resolve. `playable` documents what podman 4.3 does not accept from a manifest and
-how it is replaced. The test itself runs the probes of the manifests. A laptop's tritonserver
-replaces NVIDIA's image, and librdkafka's mock cluster replaces Kafka. Each Deployment has one
-replica and there is no kubelet. The tests therefore do not cover restarts, surges and drains of
+`make test-images` runs this module. Pods share the address 127.0.0.1 of a separate network, to
+which the cluster's names resolve. `playable` documents what podman 4.3 does not accept from a
+manifest and how it is replaced. The test itself runs the probes of the manifests. A laptop's
+tritonserver replaces NVIDIA's image, and librdkafka's mock cluster replaces Kafka. Each Deployment
+has one replica and there is no kubelet. The module does not test restarts, surges and drains of
 pods, Services and policies.
 """
 
@@ -20,7 +20,7 @@ import yaml
 
 from demo import runner
 from demo.environments import python_of
-from demo.log_server import LogPlace
+from demo.log_server import LogLocation
 from demo.plan import DemoSettings, Services, plan_for_simulator
 from demo.summary import count_served_rows
 from evergreen.registry.runs import find_outcome
@@ -39,7 +39,7 @@ from tests.support.containers import (
 )
 from tests.support.kafka_cluster import KafkaCluster
 from tests.support.paths import REPOSITORY
-from tests.support.processes import ask, wait_for
+from tests.support.processes import http_get, wait_for
 from tests.support.recommenders import accept_into
 from tests.support.rendering import containers, find, pod_spec, render_edited
 
@@ -95,11 +95,11 @@ def network(triton_image):
 def playable(manifests, workload, claims):
     """Convert the Deployment and its ConfigMaps for podman 4.3.
 
-    Variables are expanded, a mounted sub-folder is a separate volume, a claim is the folder in
-    `claims`, and a token's volume is empty. Volume names include the Deployment, because podman
-    shares an emptyDir among pods by its name. Probes and hooks are removed, because they need
-    systemd or a kubelet. Ports are removed, because pods share one network. /dev/shm is removed,
-    because podman provides it.
+    The function expands variables, and replaces volumes. A mounted sub-folder becomes a separate
+    volume. A claim becomes the folder in `claims`. A projected token becomes an empty folder.
+    Volume names include the Deployment, because podman shares an emptyDir among pods by its name.
+    Probes and hooks are removed, because they need systemd or a kubelet. Ports are removed, because
+    pods share one network. /dev/shm is removed, because podman provides it.
     """
     workload = copy.deepcopy(workload)
     # Podman 4.3 waits 20 s for an init container that has ended, and fails if it must remove it.
@@ -137,7 +137,7 @@ def playable(manifests, workload, claims):
 
 
 class PlayedPod:
-    """The pod of one Deployment, which is running."""
+    """The running pod of one Deployment."""
 
     def __init__(self, podman, manifests, name, *, claims, folder) -> None:
         self.workload = find(manifests, "Deployment", name)
@@ -157,7 +157,7 @@ class PlayedPod:
     def delete(self):
         """Delete the pod with SIGTERM and its grace period.
 
-        `kube down` would not wait for this period.
+        `podman kube down` alone ignores the grace period.
         """
         seconds = pod_spec(self.workload)["terminationGracePeriodSeconds"]
         self.run("pod", "stop", "--ignore", f"--time={seconds}", f"{self.name}-pod-0", check=False)
@@ -177,7 +177,7 @@ class PlayedPod:
             p["containerPort"] for p in container["ports"] if p["name"] == probe["httpGet"]["port"]
         ]
         url = f"http://127.0.0.1:{port}{probe['httpGet']['path']}"
-        return ask(url, timeout=probe["timeoutSeconds"]).status in range(200, 400)
+        return http_get(url, timeout=probe["timeoutSeconds"]).status in range(200, 400)
 
     def wait_for(self, *probes):
         for probe in probes:
@@ -221,7 +221,7 @@ def site(podman, network, volume):
 
 
 def release_first(podman, images, monkeypatch, folders):
-    """Run the overlay's pipeline in containers with the pods' share.
+    """Run the overlay's pipeline in containers that mount the pods' shared folder.
 
     The model is small enough for any machine.
     """
@@ -239,7 +239,7 @@ def release_first(podman, images, monkeypatch, folders):
     previous = os.umask(0)  # KFP creates output folders as root before the task starts.
     try:
         runner.run_pipeline(
-            package, arguments, places=places, name="first", pythons=pythons, **paths
+            package, arguments, locations=places, name="first", pythons=pythons, **paths
         )
     except runner.PipelineFailed:
         pytest.fail(
@@ -266,7 +266,7 @@ def test_overlay_serves_traffic_and_archives_every_record(podman, images, site, 
         folders=folders,
         triton_url=url,
         metrics_url="",
-        log=LogPlace(url=log),
+        log=LogLocation(url=log),
     )
 
     def client(*words):
@@ -280,11 +280,11 @@ def test_overlay_serves_traffic_and_archives_every_record(podman, images, site, 
     monitor.wait_for(*PROBES)
     triton.play()
     triton.wait_for("startupProbe", "livenessProbe")
-    assert not triton.passes("readinessProbe"), "there is no model"
+    assert not triton.passes("readinessProbe"), "the pod is ready without a model"
     controller.play()
     controller.wait_for(*PROBES)
     days = ["--days=4", "--last-day=2026-01-04", f"--seed={settings.seed}"]
-    world, drifted = f"--world={root}/world.json", f"--output={root}/drifted_world.json"
+    world, drifted = f"--simulator={root}/simulator.json", f"--output={root}/drifted_simulator.json"
     lake = [f"--lake={folders.lake}", f"--rows={settings.rows}", *days]
     subprocess.run(client("lake", world, *lake), env=podman("run"), check=True)
     subprocess.run(
@@ -305,7 +305,7 @@ def test_overlay_serves_traffic_and_archives_every_record(podman, images, site, 
             "traffic",
             seconds=300,
         )
-        assert traffic.poll() is None, "traffic ended"
+        assert traffic.poll() is None, "the traffic process ended"
 
     def rows_sent():
         lines = sent.read_text().splitlines() if sent.exists() else []
@@ -325,7 +325,7 @@ def test_overlay_serves_traffic_and_archives_every_record(podman, images, site, 
     assert found["published_rows"] == found["rows"] >= 44_000
 
     def is_settled():
-        status = json.loads(ask("http://127.0.0.1:9464/status").text or '{"log_backlog": 1}')
+        status = json.loads(http_get("http://127.0.0.1:9464/status").text or '{"log_backlog": 1}')
         return not status["log_backlog"] and status["pending_rows"] == 0
 
     wait_for(is_settled, "the last labels", seconds=300)

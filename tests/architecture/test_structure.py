@@ -13,11 +13,11 @@ import grimp
 import pytest
 
 from tests.support.paths import REPOSITORY
-from tests.support.sources import HEAVY, PACKAGES, imports_of, told_after
+from tests.support.sources import HEAVY, PACKAGES, imports_of, value_after
 
 MAX_STATEMENTS = 45
-"""Longest function. The limit counts statements and not lines, because a table of flags has many
-lines."""
+"""Maximum number of statements in a function. Lines are not counted, because a table of flags has
+many lines."""
 PURE_ROOMS = (
     *("monitoring.metrics", "monitoring.drift", "monitoring.policies", "evergreen.config"),
     *(
@@ -93,7 +93,7 @@ def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]
 def is_pipeline(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """Return whether the function is a pipeline or component.
 
-    KFP requires one function with all parameters for them.
+    KFP requires that all parameters of a pipeline or component are in one function.
     """
     return any(
         ast.unparse(each).startswith(("dsl.pipeline", "dsl.component"))
@@ -103,7 +103,7 @@ def is_pipeline(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 
 def modules_after(code: str) -> set[str]:
     """Return the top-level modules that a fresh interpreter has loaded after running `code`."""
-    names, _ = told_after(code, "sorted(sys.modules)", folder=REPOSITORY, python_path=REPOSITORY)
+    names, _ = value_after(code, "sorted(sys.modules)", folder=REPOSITORY, python_path=REPOSITORY)
     return {name.partition(".")[0] for name in names}
 
 
@@ -113,7 +113,7 @@ def test_import_contracts_hold():
     assert done.returncode == 0, f"\n{done.stdout}{done.stderr}"
 
 
-def test_no_rooms_of_package_import_each_other_in_circle(graph):
+def test_no_packages_import_each_other_in_circle(graph):
     found = []
     for package in sorted(graph.modules):
         rooms = graph.find_children(package)
@@ -131,7 +131,7 @@ def test_no_rooms_of_package_import_each_other_in_circle(graph):
     assert found == []
 
 
-def test_pure_rooms_do_no_input_and_output(trees):
+def test_pure_packages_do_no_input_and_output(trees):
     found = []
     for name, tree in trees.items():
         module = name.removesuffix(".py").replace("/", ".")
@@ -176,7 +176,7 @@ def test_settings_and_contracts_import_only_numpy_msgspec_and_protobuf():
         for path in (REPOSITORY / "evergreen" / room).glob("*.py")
     }
     own = {"__mp_main__"}  # multiprocessing gives the main module this name
-    optional = {"typing_extensions"}  # msgspec imports its supported types if they are installed
+    optional = {"typing_extensions"}  # msgspec imports this package if it is installed
     messages = "evergreen.contracts.record_format"
     for modules, more in ((names - {messages}, set()), ({messages}, {"google"})):
         loaded = modules_after("import numpy, " + ", ".join(sorted(modules))) - before
@@ -184,7 +184,7 @@ def test_settings_and_contracts_import_only_numpy_msgspec_and_protobuf():
         assert loaded - {"msgspec"} == {"numpy", "evergreen", *more}
 
 
-def test_compiling_pipeline_loads_kfp_and_nothing_heavier():
+def test_compiling_pipeline_loads_kfp_and_no_heavier_library():
     # kfp includes protocol buffers under the name `google`.
     before = modules_after("import kfp.dsl, kfp.compiler, kfp.kubernetes")
     loaded = (
@@ -201,7 +201,7 @@ def num_statements(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return sum(node is not function and id(node) not in elsewhere for node in found)
 
 
-def test_every_source_file_opens_with_its_job_and_no_function_is_endless(trees):
+def test_every_source_file_starts_with_its_purpose_and_no_function_is_too_long(trees):
     assert [name for name, tree in trees.items() if not ast.get_docstring(tree)] == []
     long = [
         f"{name}:{each.lineno} {each.name}: {num_statements(each)} statements"
@@ -226,7 +226,7 @@ def test_arguments_beyond_third_are_keywords(trees):
     assert found == []
 
 
-def test_every_main_ends_with_code_of_table(trees):
+def test_every_main_ends_with_exit_code_of_table(trees):
     mains = [
         (name, each)
         for name, tree in trees.items()
@@ -278,23 +278,23 @@ def test_files_use_no_library_newer_than_oldest_python(trees):
     assert found == []
 
 
-def test_package_names_belong_to_nobody_else():
-    # CONTRIBUTING.md explains why the package names are generic. No other distribution in this
-    # environment may have a package of the same name.
+def test_package_names_belong_to_no_other_distribution():
+    # CONTRIBUTING.md explains why the package names are generic. The names must not clash with
+    # those of an installed distribution.
     owners = importlib.metadata.packages_distributions()
     assert {owner for package in PACKAGES for owner in owners.get(package, ())} <= {"evergreen"}
 
 
-def test_packages_are_folders_with_job_and_test_folders_are_no_packages():
+def test_folders_of_sources_are_packages_and_folders_of_tests_are_not():
     folders = {path.parent for path in SOURCES}
     assert [source_id(folder) for folder in folders if not (folder / "__init__.py").exists()] == []
     assert [source_id(p) for p in TESTS if p.name == "__init__.py"] == []
 
 
 def test_class_names_are_unique_over_product(trees):
-    places = defaultdict(list)
+    modules = defaultdict(list)
     for name, tree in trees.items():
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef) and node.name != TRITONS_NAME:
-                places[node.name].append(name)
-    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+                modules[node.name].append(name)
+    assert {name: found for name, found in modules.items() if len(found) > 1} == {}

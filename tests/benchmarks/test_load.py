@@ -63,7 +63,7 @@ def test_closed_loop_keeps_callers_busy_and_counts_errors_by_kind():
 
 
 @pytest.mark.parametrize("loop", [open_loop, closed_loop])
-def test_defect_of_what_is_asked_is_raised_and_not_counted(loop):
+def test_invalid_argument_is_raised_and_not_counted(loop):
     time = VirtualTime()
 
     async def ask(number):

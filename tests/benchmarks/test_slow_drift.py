@@ -4,24 +4,24 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from benchmarks.slow_drift import DriftingWorld, SlowDrift
-from demo.simulation.world import World
+from benchmarks.slow_drift import DriftingSimulator, SlowDrift
+from demo.simulation.simulator import Simulator
 
 ROWS = 50_000
 
 
 @pytest.fixture(scope="module")
 def world():
-    return World.create(7)
+    return Simulator.create(7)
 
 
 @pytest.fixture(scope="module")
 def drifting(world):
-    return DriftingWorld(world=world, drift=SlowDrift(seed=3))
+    return DriftingSimulator(simulator=world, drift=SlowDrift(seed=3))
 
 
 @pytest.mark.parametrize("hours", [0.0, 49.5, 300.0])
-def test_click_rate_and_best_auc_do_not_wander(world, drifting, hours):
+def test_click_rate_and_best_auc_are_constant(world, drifting, hours):
     now = drifting.at(hours)
     rows = now.draw(ROWS, np.random.default_rng(5))
     measured = roc_auc_score(rows.label, rows.probability)
@@ -30,10 +30,10 @@ def test_click_rate_and_best_auc_do_not_wander(world, drifting, hours):
     assert now.bayes_auc == pytest.approx(drifting.at(0.0).bayes_auc, abs=0.006)
 
 
-def test_old_truth_loses_point_of_auc_in_day_and_more_older_it_is(drifting):
-    """The documentation of the default `moving_share` states this loss.
+def test_old_labels_lose_point_of_auc_in_day_and_more_with_age(drifting):
+    """The documentation of the default `moving_share` states how much AUC an old model loses.
 
-    The test checks the loss several times over five days.
+    The test measures the lost AUC at several times over five days.
     """
     lost = {age: [] for age in (1.0, 5.0, 24.0)}
     for start in range(0, 120, 24):

@@ -1,4 +1,4 @@
-"""Checks that the peer in the training benchmark is the same network, for any lists."""
+"""Tests that the training benchmark compares equal networks, for any lists."""
 
 from dataclasses import replace
 
@@ -42,7 +42,7 @@ def test_plain_pytorch_peer_computes_our_network(tmp_path, pool, is_sparse):
 
 
 @pytest.mark.parametrize("pool", [None, "mean"])
-def test_sparse_peer_leaves_untouched_rows_as_they_are(tmp_path, pool):
+def test_sparse_peer_does_not_change_untouched_rows(tmp_path, pool):
     options = {"last": ListOptions(max=5, table="C9", pool=pool)} if pool else {}
     features = replace(CRITEO, lists=tuple(options), list_options=options)
     config = replace(
@@ -56,7 +56,7 @@ def test_sparse_peer_leaves_untouched_rows_as_they_are(tmp_path, pool):
     before = [each.weight.detach().clone() for each in peer.model.embeddings]
     peer.learn(peer.prepare(rows))
     for slot, (old, table) in enumerate(zip(before, peer.model.embeddings)):
-        if slot == 8 and pool:  # the list looks up further rows of this table
+        if slot == 8 and pool:  # the list's elements are in table 8 too
             continue
         touched = np.isin(np.arange(len(old)), rows.ids[:, slot])
         moved = (table.weight != old).any(dim=1).numpy()

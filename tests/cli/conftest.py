@@ -1,4 +1,4 @@
-"""Fixtures for the tests in this folder."""
+"""Fixtures for the tests in tests/cli."""
 
 from tests.support.click_logs import (  # noqa: F401  fixtures
     clicks,

@@ -113,7 +113,7 @@ def test_training_again_gets_back_filled_rows(lake, tmp_path, table, corrected):
     assert not unfinished(lake)
 
 
-def test_marker_says_what_was_done(lake, corrected):
+def test_marker_describes_upload(lake, corrected):
     backfill([corrected], CRITEO_RECOMMENDER, lake=str(lake), day=DAY, reason="labels were wrong")
     folder = lake / "day=2026-03-01" / "version=1"
     marker = VersionMarker.parse((folder / raw_rows.VERSION_COMPLETE).read_bytes(), "")
@@ -147,7 +147,9 @@ def test_replayed_days_name_their_version(lake, tmp_path, corrected):
 
 
 @pytest.mark.parametrize("label", [0, 1])
-def test_of_row_that_came_later_again_back_filled_one_stays(lake, tmp_path, table, caplog, label):
+def test_back_filled_row_replaces_row_that_arrives_again_later(
+    lake, tmp_path, table, caplog, label
+):
     pq.write_table(labelled(table, label), tmp_path / "corrected.parquet")
     backfill([tmp_path / "corrected.parquet"], CRITEO_RECOMMENDER, lake=str(lake), day=DAY)
     pq.write_table(
@@ -179,7 +181,9 @@ def test_file_that_arrives_during_back_fill_is_not_replaced(
     assert "part-new.parquet" in [path.name for path in paths_of_day(lake, DAY)]
 
 
-def test_later_version_replaces_earlier_one_and_what_came_between(lake, tmp_path, table, corrected):
+def test_later_version_replaces_earlier_version_and_files_in_between(
+    lake, tmp_path, table, corrected
+):
     backfill([corrected], CRITEO_RECOMMENDER, lake=str(lake), day=DAY)
     pq.write_table(
         labelled(table, 0).slice(0, 50), lake / "day=2026-03-01" / "part-between.parquet"
@@ -215,7 +219,7 @@ def test_interrupted_back_fill_is_invisible(lake, tmp_path, corrected, moment, c
 
 
 @pytest.mark.timeout(120)
-def test_of_two_back_fills_at_once_both_are_written(lake, tmp_path, table, monkeypatch):
+def test_two_concurrent_back_fills_are_both_written(lake, tmp_path, table, monkeypatch):
     paths = []
     for label in (0, 1):
         paths.append(tmp_path / f"all {label}.parquet")
@@ -265,7 +269,7 @@ def test_rows_of_another_day_are_malformed(lake, tmp_path, table):
     assert len(aside.read_text().splitlines()) == 500
 
 
-def test_changed_file_of_version_is_told(lake, corrected):
+def test_changed_file_of_version_is_reported(lake, corrected):
     backfill([corrected], CRITEO_RECOMMENDER, lake=str(lake), day=DAY)
     path = lake / "day=2026-03-01" / "version=1" / "part-00000.parquet"
     path.write_bytes(path.read_bytes()[:-1])
@@ -276,7 +280,7 @@ def test_changed_file_of_version_is_told(lake, corrected):
 @pytest.mark.parametrize(
     "text", ["[]", '{"format_version": 2}', '{"format_version": 1, "files": [1]}']
 )
-def test_corrupt_marker_is_told(lake, corrected, text):
+def test_corrupt_marker_is_reported(lake, corrected, text):
     backfill([corrected], CRITEO_RECOMMENDER, lake=str(lake), day=DAY)
     (lake / "day=2026-03-01" / "version=1" / "_SUCCESS").write_text(text)
     with raises(ContractError, "_SUCCESS"):
@@ -292,7 +296,7 @@ def test_corrupt_marker_is_told(lake, corrected, text):
     ],
     ids=["no rows", "mixed", "absent"],
 )
-def test_command_refuses_in_one_line_and_leaves_nothing(
+def test_refused_command_prints_one_line_and_leaves_no_file(
     lake, store, tmp_path, table, write_text, criteo_rows, capsys, names, message
 ):
     pq.write_table(RAW_SCHEMA.empty_table(), tmp_path / "empty.parquet")
@@ -305,7 +309,7 @@ def test_command_refuses_in_one_line_and_leaves_nothing(
     assert not unfinished(lake)
 
 
-def test_command_prints_what_it_did(lake, store, corrected, capsys):
+def test_command_prints_its_result(lake, store, corrected, capsys):
     flags = ["--store", store, "--lake", lake.as_uri(), "--day", "2026-03-01"]
     assert main([*flags, "--reason", "a bug", str(corrected)]) == 0
     assert json.loads(capsys.readouterr().out) == {
@@ -335,7 +339,9 @@ def test_command_prints_what_it_did(lake, store, corrected, capsys):
     assert main(["--store", store, "--lake", str(lake), "--day", "1.3.2026", str(corrected)]) == 2
 
 
-def test_what_comes_while_lake_is_read_is_another_runs(lake, tmp_path, table, corrected):
+def test_rows_that_arrive_while_lake_is_read_belong_to_another_run(
+    lake, tmp_path, table, corrected
+):
     before, _ = run_step(lake, tmp_path)
     opened = folder_lake(lake)
     pq.write_table(table.slice(990), lake / "day=2026-03-02" / "part-later.parquet")
@@ -364,7 +370,7 @@ def test_lake_in_bucket_is_back_filled_as_folder_is(lake, tmp_path, corrected, c
     assert dataset.days == in_folder.days
 
 
-def test_version_that_somebody_removes_while_it_is_written_gets_no_marker(
+def test_back_fill_removed_while_it_is_written_gets_no_marker(
     lake, store, tmp_path, corrected, cloud_storage, monkeypatch
 ):
     put(lake)
@@ -387,7 +393,7 @@ def test_version_that_somebody_removes_while_it_is_written_gets_no_marker(
     ]
 
 
-def test_day_s_digest_is_of_files_that_window_reads(lake, tmp_path, table):
+def test_digest_of_day_covers_files_that_window_reads(lake, tmp_path, table):
     noon = int(datetime(2026, 3, 1, 12, tzinfo=timezone.utc).timestamp() * 1e6)
     before = folder_lake(lake).digest_of(DAY, TimeSpan(noon, None))
     morning = labelled(table, 0).slice(0, 10)

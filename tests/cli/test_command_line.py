@@ -19,7 +19,7 @@ GOLDEN = Path(__file__).parents[1] / "pipelines" / "golden" / "retraining.yaml"
         (["-p", "lake"], "parameter 'lake' has no '=', expected NAME=VALUE"),
         (["-p", "min_auc=0.7"], "parameter min_auc is unknown, expected some of champion, "),
         (["-p", "store=/s"], "`evergreen compile` sets store, from the placement or a flag"),
-        (["--set", "training.seeed=7"], "training.seeed is no setting, expected seed"),
+        (["--set", "training.seeed=7"], "training.seeed is not a setting, expected seed"),
         (["--set", "gate.min_auc=high"], "gate.min_auc is 'high', expected float"),
         (
             ["-p", "settings=training.seed=7", "--set", "training.passes=0"],
@@ -80,7 +80,7 @@ def test_demo_refuses_folder_that_it_did_not_write(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("command", [["models", "list"], ["runs"]])
-def test_folder_that_is_no_registry_is_refused_and_empty_one_is_accepted(command, tmp_path, capsys):
+def test_folder_that_is_no_registry_is_refused_and_empty_folder_accepted(command, tmp_path, capsys):
     assert main([*command, "--store", str(tmp_path)]) == 0
     (tmp_path / "thesis.txt").write_text("years of work")
     assert main([*command, "--store", str(tmp_path)]) == 2
@@ -98,7 +98,7 @@ def test_corrupt_note_of_run_is_named(name, tmp_path, capsys):
     assert f"{path} cannot be read" in capsys.readouterr().err
 
 
-def test_room_of_environment_that_was_not_built_says_which(tmp_path, monkeypatch, capsys):
+def test_folder_of_environment_that_was_not_built_is_named(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
         "demo.environments.python_of", lambda environment: tmp_path / environment / "python"
     )

@@ -71,17 +71,16 @@ WHOLE = {
 
 
 class KubectlDouble:
-    """Answers by namespace and object.
+    """Double of kubectl, with answers by namespace and object.
 
-    An object that is not in the answers is absent. If an answer is an exception, kubectl fails with
-    it.
+    An object without an answer does not exist. If an answer is an exception, kubectl fails with it.
     """
 
     def __init__(self, answers: dict) -> None:
-        self.answers, self.asked = answers, []
+        self.answers, self.commands = answers, []
 
     def __call__(self, command, **_):
-        self.asked.append(command)
+        self.commands.append(command)
         _, *words = command
         assert words[0] == "-n"
         namespace, verb, rest = words[1], words[2], words[3:]
@@ -133,10 +132,10 @@ def states(findings) -> set[tuple[str, str]]:
     return {(each.part, each.state) for each in findings if each.state != RIGHT}
 
 
-def test_nothing_is_wrong_where_all_is_right(look, tmp_path):
+def test_no_findings_in_healthy_installation(look, tmp_path):
     (tmp_path / "store").mkdir()
     findings = look(store=tmp_path / "store")
-    assert states(findings) == {("runs", UNKNOWN)}, "no run was started yet"
+    assert states(findings) == {("runs", UNKNOWN)}, "only the runs are unknown before the first run"
     assert len(findings) > 15
     assert all(each.text and not each.mend for each in findings)
 
@@ -193,33 +192,33 @@ SERVER = "kubeflow deployment/ml-pipeline"
         ),
     ],
 )
-def test_what_is_wrong_is_named_with_what_mends_it(look, changed, part, mend):
+def test_errors_are_named_with_their_fix(look, changed, part, mend):
     wrong = [each for each in look(changed) if each.state == WRONG]
     assert {each.part for each in wrong} == {part}
     assert any(mend in each.mend for each in wrong)
 
 
-def test_one_name_of_two_images_is_wrong(look):
+def test_one_name_for_two_images_is_wrong(look):
     pods = copy.deepcopy(WHOLE["evergreen pods"])
     pods["items"][0]["status"]["containerStatuses"][0]["imageID"] = "r.dev/a@sha256:bb"
     assert ("programs", WRONG) in states(look({"evergreen pods": pods}))
 
 
-def test_what_kubectl_cannot_tell_is_unknown_and_nothing_else(look):
+def test_check_without_answer_of_kubectl_is_unknown(look):
     refused = {name: OSError("forbidden") for name in WHOLE if not name.startswith("exec")}
     found = states(look(refused))
     assert {part for part, state in found if state == WRONG} == set()
     assert ("share", UNKNOWN) in found
 
 
-def test_clocks_that_differ_and_server_of_several_users_are_told(look):
+def test_clock_differences_and_multi_user_server_are_reported(look):
     assert ("Kubeflow's API and clock", WRONG) in states(look(ahead=60.0))
     assert ("Kubeflow's API and clock", WRONG) in states(look(ahead=-60.0))
     (wrong,) = [each for each in look(namespace="team-a") if each.mend == "leave out --namespace"]
     assert "an installation of one user" in wrong.text
 
 
-def test_installation_of_several_users_needs_monitors_role_in_profile(look):
+def test_multi_user_installation_needs_monitor_role_in_profile(look):
     texts = {each.text for each in look(namespace="team-a") if each.state == WRONG}
     assert {
         "role team-a/evergreen-monitor is absent",
@@ -227,7 +226,7 @@ def test_installation_of_several_users_needs_monitors_role_in_profile(look):
     } <= texts
 
 
-def test_reason_of_program_in_pod_is_told_and_not_its_exit_code_alone():
+def test_reason_of_program_in_pod_is_shown_besides_its_exit_code():
     def kubectl(command, **_):
         return subprocess.CompletedProcess(
             command, 1, "problem: topic is gone\n", "command terminated with exit code 1\n"
@@ -237,7 +236,7 @@ def test_reason_of_program_in_pod_is_told_and_not_its_exit_code_alone():
         Kubectl(run=kubectl).call("exec", "deploy/monitor")
 
 
-def test_server_that_does_not_answer_is_wrong_and_rest_is_looked_at(look, server):
+def test_unresponsive_server_is_reported_and_others_are_checked(look, server):
     server.failure = 503
     findings = look()
     assert ("Kubeflow's API and clock", WRONG) in states(findings)
@@ -258,7 +257,7 @@ def test_failed_run_without_note_is_reported_and_one_with_note_is_not(look, serv
     assert lost.mend.endswith(server.runs[0]["run_id"])
 
 
-def test_open_files_of_store_that_is_mounted_are_counted(look, tmp_path):
+def test_open_files_of_mounted_registry_are_counted(look, tmp_path):
     store = tmp_path / "store"
     store.mkdir()
     for name, mode in (("right", 0o640), ("open", 0o666)):

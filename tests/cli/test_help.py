@@ -35,7 +35,7 @@ def test_help_has_typed_name_defaults_and_example_that_parses(line):
     text = " ".join(named.format_help().split())
     assert isinstance(named, CommandParser)
     assert text.startswith(f"usage: {named.prog} ")
-    assert f"{named.prog} " in f"{line} ", "the name that a person types"
+    assert f"{named.prog} " in f"{line} ", "the example lacks the command's name"
     assert text.endswith(f"example: {' '.join(named.example.split())}")
     for action in named._actions:
         assert action.help or action.choices, f"{named.prog} {action.dest} has no help"
@@ -60,7 +60,7 @@ def test_examples_are_of_every_command_of_command_line_and_of_every_step():
 
 
 @pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: str(page.relative_to(REPOSITORY)))
-def test_every_command_and_flag_that_page_names_exists(page):
+def test_every_command_and_flag_on_page_exists(page):
     shown = [*inline_code(page), *(command for block in blocks(page) for command in block.commands)]
     for line in {
         re.split(r"[|;&>#`]| -- ", each)[0] for each in shown if re.match(r"evergreen [a-z]", each)
@@ -79,14 +79,14 @@ def test_every_command_and_flag_that_page_names_exists(page):
 NAMED = re.compile(
     r"(?:[`\"'(]|^[\s#]*(?:\$ )?)evergreen ([a-z][a-z-]*)\b(?: ([a-z][a-z-]*)\b)?", re.M
 )
-"""A command that starts a line or a quotation, in code, prose, messages or manifests."""
+"""Pattern of a command `evergreen ...` at the start of a line or after a quotation mark."""
 
 
 NAMESPACE = REPOSITORY / "tests/cli/test_doctor.py"
 """File in which kubectl's output contains the namespace `evergreen`."""
 
 
-def test_every_file_names_commands_that_exist():
+def test_every_file_names_existing_commands():
     paths = subprocess.run(
         ["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, text=True, check=True
     ).stdout.split("\0")
@@ -133,7 +133,7 @@ def test_shell_completion_knows_commands_and_their_flags(shell, capsys):
 @pytest.mark.parametrize(
     "words", [["data", "records", "examples/shop/recommender.yaml"], ["--help"]]
 )
-def test_reader_that_goes_away_ends_command_quietly(words):
+def test_closed_reader_ends_command_quietly(words):
     command = [sys.executable, "-m", "cli", *words]
     line = f"set -o pipefail; sleep 0.1 | {shlex.join(command)} | head -c 1"
     done = subprocess.run(

@@ -71,7 +71,7 @@ def clicks_of(rows: list[dict]) -> list[tuple]:
     return [tuple(r[name] for name in (raw_rows.LABEL, *criteo.FEATURES)) for r in rows]
 
 
-def test_rows_lie_in_file_order_evenly_over_whole_days(
+def test_rows_in_file_order_are_spread_evenly_over_full_days(
     tmp_path, criteo_rows, write_text, truth, run_ingest
 ):
     for day in (9, 10):
@@ -108,9 +108,8 @@ def test_rows_lie_in_file_order_evenly_over_whole_days(
     assert {b - a for a, b in zip(times, times[1:])} == {timedelta(days=4) / 1000}
     assert times[-1].date() == date(2026, 3, 10)
     assert {r[raw_rows.ROW] for r in rows} == {0}
-    assert (
-        len({r[raw_rows.REQUEST_ID] for r in rows}) == 1000
-    )  # The ingested file does not contain which rows were shown together.
+    # Without a request id in the file, each row becomes a request.
+    assert len({r[raw_rows.REQUEST_ID] for r in rows}) == 1000
     assert {(r[raw_rows.MODEL_VERSION], r[raw_rows.SCORE]) for r in rows} == {(None, None)}
 
 
@@ -157,7 +156,7 @@ def test_ingesting_again_gives_same_files_and_replaces_old(
     assert other.exists()
 
 
-def test_malformed_lines_are_kept_beside_replay(tmp_path, criteo_rows, write_text, run_ingest):
+def test_malformed_lines_are_stored_beside_replay(tmp_path, criteo_rows, write_text, run_ingest):
     rows = criteo_rows(200)
     rows[150] = rows[150][:38]
     _, summary, _ = run_ingest(write_text(tmp_path / "day_0.gz", rows))
@@ -174,7 +173,7 @@ def test_malformed_lines_are_kept_beside_replay(tmp_path, criteo_rows, write_tex
     assert not file.exists()
 
 
-def test_own_raw_schema_is_ingested_with_warning_that_times_are_replaced(
+def test_own_raw_schema_is_ingested_with_warning_about_replaced_times(
     tmp_path, raw_table, clicks, run_ingest, criteo_rows, write_text, caplog
 ):
     run_ingest(write_text(tmp_path / "day_0", criteo_rows(20)), lake=tmp_path / "other")
@@ -214,7 +213,7 @@ def test_broken_file_leaves_nothing_visible(
         ("last_day", "10.3.2026", "last_day is '10.3.2026', expected a date YYYY-MM-DD"),
     ],
 )
-def test_bad_flag_is_told_in_one_line(
+def test_bad_flag_gives_one_line(
     tmp_path, criteo_rows, write_text, run_ingest, flag, value, message
 ):
     path = write_text(tmp_path / "day_0", criteo_rows(20))
@@ -237,7 +236,7 @@ def test_kaggles_archive_is_its_train_file_and_skipped_files_are_named(
     assert summary["passed_over"] == ["license.txt", "readme.txt", "test.txt"]
 
 
-def test_file_of_header_alone_is_named(tmp_path, run_ingest):
+def test_file_with_only_header_is_named(tmp_path, run_ingest):
     path = tmp_path / "clicks.csv"
     path.write_text(",".join((raw_rows.LABEL, *criteo.FEATURES)) + "\n")
     code, _, error = run_ingest(path)
@@ -250,7 +249,7 @@ def held() -> dict[str, bytes]:
     return {each.name: objects.read(each.name).content for each in objects.list()}
 
 
-def test_bucket_holds_what_folder_would_and_other_settings_replace_it(
+def test_bucket_contains_same_files_as_folder_and_other_settings_replace_it(
     tmp_path, criteo_rows, write_text, run_ingest, cloud_storage
 ):
     path = write_text(tmp_path / "day_0.gz", criteo_rows(400))
@@ -267,7 +266,7 @@ def test_bucket_holds_what_folder_would_and_other_settings_replace_it(
         assert held() == {**expected, "day=2026-03-07/part-other.parquet": other}
 
 
-def test_killed_ingest_leaves_whole_files_and_next_one_finishes(
+def test_killed_ingest_leaves_complete_files_and_next_one_finishes(
     tmp_path, criteo_rows, write_text, run_ingest, cloud_storage
 ):
     path = write_text(tmp_path / "day_0.gz", criteo_rows(400))
@@ -282,7 +281,7 @@ def test_killed_ingest_leaves_whole_files_and_next_one_finishes(
 @pytest.mark.parametrize(
     ("lake", "code"), [("gs://nowhere/lake", 3), ("gs://", 2), ("s3://bucket/lake", 2)]
 )
-def test_lake_that_cannot_be_is_refused_before_row_is_read(
+def test_invalid_lake_is_refused_before_row_is_read(
     tmp_path, run_ingest, cloud_storage, lake, code
 ):
     (tmp_path / "day_0").write_bytes(b"this would be refused, too")

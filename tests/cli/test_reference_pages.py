@@ -15,7 +15,9 @@ PAGES = pages()
 
 @pytest.mark.parametrize("name", PAGES)
 def test_generated_page_is_current(name):
-    assert (FOLDER / name).read_text() == PAGES[name], "make golden writes it"
+    assert (FOLDER / name).read_text() == PAGES[name], (
+        "the page is not current; `make golden` writes it"
+    )
 
 
 @pytest.mark.parametrize("name", PAGES)

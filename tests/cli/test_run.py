@@ -12,7 +12,7 @@ from kfp import compiler, dsl
 from cli.__main__ import main
 from cli.runs import read_runs
 from demo import environments
-from pipelines.places import PLACES
+from pipelines.locations import LOCATIONS
 from tests.support.paths import REPOSITORY
 from tests.support.processes import wait_for
 from tests.support.recommenders import accept_into
@@ -41,13 +41,13 @@ def endless(
 
 @dsl.pipeline(name="tiny-endless")
 def endless_pipeline(settings: str = "", trigger_id: str = ""):
-    endless(**dict.fromkeys(PLACES, "/of a cluster"))
+    endless(**dict.fromkeys(LOCATIONS, "/of a cluster"))
 
 
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["SIGTERM", "Ctrl-C"]
 )
-def test_stopped_run_ends_its_step_whose_note_says_so(tmp_path, number, code):
+def test_stopped_run_ends_its_step_and_note_records_it(tmp_path, number, code):
     store = tmp_path / "a b" / "store"
     accept_into(store)
     package = tmp_path / "endless.yaml"
@@ -100,13 +100,13 @@ def run_line(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["[1, 2", "just: words"], ids=["torn", "another"])
-def test_file_that_is_no_pipeline_is_misuse(run_line, tmp_path, capsys, text):
+def test_file_that_is_no_pipeline_is_invalid_input(run_line, tmp_path, capsys, text):
     (tmp_path / "package.yaml").write_text(text)
     assert run_line(tmp_path / "package.yaml") == 2
     assert "package.yaml is not a compiled pipeline" in capsys.readouterr().err
 
 
-def test_file_of_older_revision_runs_in_no_folder_of_its_defaults(run_line, tmp_path, capsys):
+def test_file_of_older_revision_runs_without_folders_in_its_defaults(run_line, tmp_path, capsys):
     """Packages compiled by an older revision take the run's folders as parameters."""
     accept_into(tmp_path / "folder" / "store")
     (package := tmp_path / "old.yaml").write_text(

@@ -26,7 +26,7 @@ from evergreen.contracts.manifests import ModelQuality
 from evergreen.registry.models import keep_verdict
 from evergreen.registry.runs import RunOutcome, noted, store_name, write_outcome
 from evergreen.runtime.errors import ContractError
-from pipelines.package import with_places
+from pipelines.package import with_locations
 from tests.k8s.crds import validate_crd
 from tests.support.paths import REPOSITORY
 from tests.support.recommenders import accept_into
@@ -55,8 +55,8 @@ def leave_run(store, run: str, auc: float) -> None:
     quality = ModelQuality(auc=auc, log_loss=1 - auc)
     verdict = passing_verdict(model.model_id, store / "scores", num_rows=9, candidate=quality)
     keep_verdict(store, verdict, make_dataset(store, 9))
-    told = {"step": "deployment", "reason": "kept", "version": None, "ended_at": "2100-01-01"}
-    write_outcome(store, RunOutcome(run=run, trigger_id=run, state="evaluated", **told))
+    fields = {"step": "deployment", "reason": "kept", "version": None, "ended_at": "2100-01-01"}
+    write_outcome(store, RunOutcome(run=run, trigger_id=run, state="evaluated", **fields))
 
 
 RUN = """
@@ -103,7 +103,7 @@ def test_search_starts_with_given_recommender_resumes_and_names_best(tmp_path):
     runner = (sys.executable, str(tmp_path / "run.py"))
     first = call(tmp_path, "--trials=2", runner=runner)
     assert re.search(
-        r"  0  auc 0.7000 .* log_loss 0.3000 .*\(as the recommender is\)", first.stdout
+        r"  0  auc 0.7000 .* log_loss 0.3000 .*\(the recommender's own settings\)", first.stdout
     ), first.stderr
     assert re.findall(r"^trial (\d) started: .*search\.log$", first.stderr, flags=re.M) == [
         "0",
@@ -127,7 +127,7 @@ def test_search_starts_with_given_recommender_resumes_and_names_best(tmp_path):
 
 
 @built
-@pytest.mark.slow  # runs the search twice
+@pytest.mark.slow  # the test runs the search twice
 @pytest.mark.timeout(900)
 def test_two_real_trials_are_evaluated_by_same_rows_and_release_nothing(tmp_path):
     accept_into(tmp_path / "store")
@@ -136,7 +136,7 @@ def test_two_real_trials_are_evaluated_by_same_rows_and_release_nothing(tmp_path
         "simulate",
         "lake",
         f"--lake={tmp_path}/lake",
-        f"--world={tmp_path}/world.json",
+        f"--simulator={tmp_path}/simulator.json",
         "--rows=8000",
         "--days=2",
     ]
@@ -156,7 +156,7 @@ def test_two_real_trials_are_evaluated_by_same_rows_and_release_nothing(tmp_path
     [
         (
             "training.learning_rte: {low: 1, high: 2}",
-            "training.learning_rte is no setting, expected learning_rate",
+            "training.learning_rte is not a setting, expected learning_rate",
         ),
         ("model.tower: {choices: [64]}", "model.tower is 64, expected array"),
         ("gate.min_auc: {low: 0.1, high: 0.2}", "of preprocessing, model, training"),
@@ -195,12 +195,12 @@ def test_network_that_cannot_continue_live_model_is_refused_before_first_trial(
     assert [each["parent"] for each in started] == ["none", "model-1"]
 
 
-def test_katib_is_given_experiment_whose_trials_run_uploaded_pipeline(
+def test_katib_gets_experiment_whose_trials_run_uploaded_pipeline(
     tmp_path, kubeflow, monkeypatch, capsys
 ):
     (tmp_path / "space.yaml").write_text(SPACE)
     package = tmp_path / "retraining.yaml"
-    package.write_text(with_places(GOLDEN, {"store": str(tmp_path)}))
+    package.write_text(with_locations(GOLDEN, {"store": str(tmp_path)}))
     line = [
         f"--package={package}",
         f"--space={tmp_path}/space.yaml",

@@ -86,11 +86,11 @@ def leave_monitor(state):
         )
 
 
-def test_empty_folder_says_what_to_do(folder, capsys):
+def test_empty_folder_names_next_command(folder, capsys):
     assert main([str(folder)]) == 0
-    said = capsys.readouterr().out
-    assert "live      no version" in said
-    assert "no version is live: " in said
+    output = capsys.readouterr().out
+    assert "live      no version" in output
+    assert "no version is live: " in output
     assert main([str(folder), "--json"]) == 0
     known = json.loads(capsys.readouterr().out)
     assert [known[name] for name in ("live", "auc", "drift", "last_run", "next_run")] == [None] * 5
@@ -128,7 +128,7 @@ def test_failed_run_needs_person(live):
     assert "run r1 failed at training: disk is full" in found.needs_person
 
 
-def test_failed_trial_of_search_needs_nobody(live):
+def test_failed_trial_of_search_needs_no_person(live):
     write_outcome(
         live / "store",
         RunOutcome(
@@ -163,15 +163,15 @@ def roll_back(store, *, blocked):
 def test_automatic_rollback_needs_person_until_next_release(live, capsys):
     roll_back(live / "store", blocked="m2")
     assert main([str(live)]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "(rollback from version 2 by controller)" in said
-    assert "version 2 was rolled back automatically at " in said
-    assert "(the monitor: failed)" in said
+    output = " ".join(capsys.readouterr().out.split())
+    assert "(rollback from version 2 by controller)" in output
+    assert "version 2 was rolled back automatically at " in output
+    assert "(the monitor: failed)" in output
     make_live(live / "store", release(live / "store", 3, "m1"))
     assert status_of(live).needs_person == []
 
 
-def test_rollback_by_person_needs_nobody(live):
+def test_rollback_by_person_needs_no_controller(live):
     roll_back(live / "store", blocked=None)
     found = status_of(live)
     assert (found.live.action, found.live.previous_version) == ("rollback", 2)
@@ -210,7 +210,7 @@ def test_state_of_other_program_is_refused(live, capsys):
     assert "expected a monitor's state" in capsys.readouterr().err
 
 
-def test_running_monitor_is_asked(live):
+def test_running_monitor_is_queried(live):
     exposition = Exposition()
     exposition.show(
         Snapshot(
@@ -236,7 +236,9 @@ def test_running_monitor_is_asked(live):
     assert (found.drift.action, found.drift.drifted_columns) == ("breach", None)
     assert found.next_run.in_progress == "drift-1"
     assert found.needs_person == ["the log cannot deliver: the broker is gone"]
-    assert status_of(live, state=state).monitor == "stopped", "nobody answers at its address"
+    assert status_of(live, state=state).monitor == "stopped", (
+        "no process listens at the monitor's address"
+    )
 
 
 def test_address_without_monitor_is_error(live, capsys):

@@ -26,7 +26,7 @@ def ended(state: str, reason: str = "because", step: str = "extraction") -> RunO
     )
 
 
-def test_released_run_leaves_nothing_to_do(tmp_path):
+def test_released_run_needs_no_action(tmp_path):
     assert what_next(tmp_path, ended("released"), command=COMMAND) is None
 
 
@@ -50,37 +50,37 @@ def test_released_run_leaves_nothing_to_do(tmp_path):
         ),
     ],
 )
-def test_command_has_flags_of_reason_in_place_of_those_that_they_replace(
+def test_advised_command_has_flags_from_reason_instead_of_flags_that_they_replace(
     tmp_path, given, flags, command
 ):
     outcome = ended("failed", f"ContractError: it cannot be; {run_again(flags)}, or stop")
-    said = what_next(tmp_path, outcome, command=[*COMMAND, *shlex.split(given)])
-    assert shlex.split(said) == [*COMMAND, *shlex.split(command)]
+    advice = what_next(tmp_path, outcome, command=[*COMMAND, *shlex.split(given)])
+    assert shlex.split(advice) == [*COMMAND, *shlex.split(command)]
 
 
-def test_failure_without_flags_says_to_correct_it(tmp_path):
+def test_advice_for_failure_without_flags_is_to_correct_its_reason(tmp_path):
     assert "correct what the reason names" in what_next(
         tmp_path, ended("failed", "disk is full"), command=COMMAND
     )
 
 
 @pytest.mark.parametrize(("state", "step"), [("refused", "evaluation"), ("refused", "deployment")])
-def test_refused_model_repeats_gates_advice_and_command(tmp_path, state, step):
+def test_advice_for_refused_model_is_that_of_gate_with_its_command(tmp_path, state, step):
     keep_model(tmp_path, "m1")
     with noted(tmp_path, "r1", "training") as note:
         note.facts = {"model": "m1"}
     advice = ["about 900 held-out rows would tell", f"or {run_again('--set gate.min_auc=0.5')}"]
     verdict = passing_verdict("m1", tmp_path / "scores", num_rows=9, accepted=False, advice=advice)
     verdict.write(verdict_paths(tmp_path, "m1")[0])
-    said = what_next(tmp_path, ended(state, step=step), command=COMMAND).split("\nnext: ")
-    assert said[:2] == advice
-    assert shlex.split(said[2]) == [*COMMAND, "--set", "gate.min_auc=0.5"]
+    parts = what_next(tmp_path, ended(state, step=step), command=COMMAND).split("\nnext: ")
+    assert parts[:2] == advice
+    assert shlex.split(parts[2]) == [*COMMAND, "--set", "gate.min_auc=0.5"]
     assert f"evergreen release promote --store {tmp_path} --model-id m1 --override" in what_next(
         tmp_path, ended("evaluated"), command=COMMAND
     )
 
 
-def test_experiment_is_compared_before_promotion_is_named(tmp_path):
+def test_advice_for_experiment_is_comparison_and_then_promotion(tmp_path):
     keep_model(tmp_path, "m2")
     with noted(tmp_path, "r1", "training") as note:
         note.facts = {"model": "m2"}
@@ -93,7 +93,7 @@ def test_experiment_is_compared_before_promotion_is_named(tmp_path):
     assert promote.endswith("although its verdict is inconclusive")
 
 
-def test_canary_is_looked_at(tmp_path):
+def test_advice_after_canary_is_to_check_it(tmp_path):
     assert f"evergreen release canary status --store {tmp_path}" in what_next(
         tmp_path, ended("canary"), command=COMMAND
     )

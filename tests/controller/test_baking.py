@@ -114,7 +114,7 @@ def test_monitors_finding_rolls_back_and_blocks_model_until_override(world, bake
 def test_rows_without_score_that_no_server_counted_take_nothing_back(world, bakes, monkeypatch):
     world.release(1), world.release(2)
     numbers = {"unusable_rows": 400.0, "scored_rows": 400.0, "unusable_requests": 50.0}
-    reason = "400 of 400 rows have a score that is no probability"
+    reason = "400 of 400 rows have a score that is not a probability"
     found = Findings(
         version=2,
         state=BAD,

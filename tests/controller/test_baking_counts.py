@@ -41,11 +41,15 @@ def test_p99_is_none_if_server_has_none_or_no_request_for_minute():
     assert (found, read_p99(told(1, 9, 1.5), arm)) == ([1500.0, None, None], None)
 
 
-BOUNDS = [0.25 * 2 ** (step / 2) for step in range(25)]
+BOUNDS = [0.5, *range(1, 16), *(2**step for step in range(4, 11))]
 
 
 def histogram(version, milliseconds):
-    """Return a server's histogram of these latencies in the form of Triton 26.01 and later."""
+    """Return a server's histogram of these latencies in the form of Triton 26.01 and later.
+
+    Triton's core divides nanoseconds by a million as integers before it counts a request.
+    """
+    milliseconds = np.floor(milliseconds)
     labels = f'model="{MODEL_NAME}",version="{version}"'
     counts = [(f"{bound}", int((milliseconds <= bound).sum())) for bound in BOUNDS]
     lines = [f"# TYPE {HISTOGRAM} histogram", f"{HISTOGRAM}_count{{{labels}}} {len(milliseconds)}"]
@@ -64,6 +68,15 @@ def test_p99_of_summed_buckets_is_that_of_all_requests_within_their_bucket():
     assert bucket_quantile(summed, 0.99) == pytest.approx(expected, rel=0.2)
     assert np.percentile(slow, 99) != pytest.approx(expected, rel=0.2), "no server has it"
     assert np.percentile(fast, 99) != pytest.approx(expected, rel=0.2)
+
+
+@pytest.mark.parametrize("low", [0.1, 1.1, 1.9, 6.3])
+def test_p99_of_fast_requests_is_not_below_them_by_a_whole_millisecond(low):
+    random, arm = np.random.default_rng(4), Arm(model_name=MODEL_NAME, version=2)
+    latencies = random.uniform(low, low + 0.05, 1_000)
+    p99 = bucket_quantile(read_buckets(histogram(2, latencies), arm), 0.99)
+    assert latencies.max() <= p99 + 0.05
+    assert p99 <= np.floor(low) + 1
 
 
 def test_server_without_histogram_has_no_buckets():

@@ -1,8 +1,8 @@
 """The real chain on a tiny lake: each step in its own environment, two runs.
 
-The chain runs once for all crossings. Run 1 trains from scratch. Run 2 gets later days with drift
-and continues from run 1's released model. `golden/criteo.json` holds the result, which no setting
-here may change.
+All tests in tests/crossings share one chain. Run 1 trains from scratch. Run 2 gets later days with
+drift and continues from run 1's released model. `golden/criteo.json` contains digests of the
+results, so the settings of the chain must not change.
 """
 
 import os
@@ -20,7 +20,7 @@ from controller.site import SiteSettings
 from demo.environments import python_of
 from demo.plan import DemoSettings, Services, plan_for_simulator
 from demo.runner import LocalFolders
-from demo.simulation.world import Drift, World, write_lake
+from demo.simulation.simulator import Drift, Simulator, write_lake
 from evergreen.config.features import MISSING_CATEGORY
 from evergreen.config.spec import Recommender
 from evergreen.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER, DENSE
@@ -56,7 +56,7 @@ SETTINGS = {
     "preprocessing": {"frequency_threshold": 2},
     "model": {"embedding_dim": 4, "num_cross_layers": 2, "tower": [16, 8]},
     "training": {"learning_rate": 0.003, "batch_size": 256, "seed": 7},
-    # The tests with this chain ignore the gate's decision, because so few rows are not conclusive.
+    # The gate passes every model, because the rows are too few for a decision.
     "gate": {
         "min_auc": 0.0,
         "max_auc_loss": 1.0,
@@ -86,7 +86,7 @@ class Round:
 
 @dataclass
 class Chain:
-    """A folder with a lake, a registry and a repository, and the runs that use them."""
+    """A lake, a registry and a repository in one folder, and the pipeline runs that use them."""
 
     root: Path
     rounds: list[Round] = field(default_factory=list)
@@ -125,8 +125,8 @@ class Chain:
         all_flags = {**common, **flags, "output": output}
         words = [f"--{flag}={value}" for flag, value in all_flags.items()]
         with self._controlled(step):
-            code, said = self._run(step, words)
-        assert code == 0, f"{step} of {run} ended with {code}:\n{said[-4000:]}"
+            code, printed = self._run(step, words)
+        assert code == 0, f"{step} of {run} ended with {code}:\n{printed[-4000:]}"
         return MANIFESTS[step].read(output), output
 
     def _controlled(self, step: str) -> AbstractContextManager[None]:
@@ -181,14 +181,16 @@ class Chain:
         *,
         validation_report: Path | None = None,
         parent: str = "current",
-        **asked: object,
+        **flags_of_extraction: object,
     ) -> Round:
         """Run the steps up to training and return their manifests.
 
         If a report is given, validation is skipped.
         """
         this = Round(run)
-        self._step_of(this, "extraction", lake=self.uri("lake"), parent=parent, **asked)
+        self._step_of(
+            this, "extraction", lake=self.uri("lake"), parent=parent, **flags_of_extraction
+        )
         this.paths["valid"] = this.paths["extraction"].with_name("valid.json")
         if validation_report is None:
             flags = {"raw_dataset": this.paths["extraction"], "valid_dataset": this.paths["valid"]}
@@ -202,12 +204,15 @@ class Chain:
         return this
 
     def turn(self, run: str, *, validation_report: Path | None = None) -> Round:
-        """Run all six steps and return their manifests. With a report, skip validation."""
+        """Run all six steps and return their manifests.
+
+        If a report is given, validation is skipped.
+        """
         this = self.turn_to_training(run, validation_report=validation_report)
         self._step_of(this, "evaluation", champion="current", model=this.paths["training"])
         release = {"server": "python"}
         verdict = this.paths["evaluation"]
-        self._step_of(this, "deployment", verdict=verdict, trigger_id=f"asked-{run}", **release)
+        self._step_of(this, "deployment", verdict=verdict, trigger_id=f"request-{run}", **release)
         self.rounds.append(this)
         return this
 
@@ -221,7 +226,7 @@ def warm():
 
 @pytest.fixture
 def chain_of(tmp_path, warm):
-    """Makes an empty chain with changed settings, and optionally another recommender."""
+    """Makes an empty chain with changed settings, and with another recommender on request."""
 
     def make(recommender=CRITEO_RECOMMENDER, **sections):
         return Chain(
@@ -238,14 +243,14 @@ def chain(tmp_path_factory, warm):
     The first round starts its steps as plain commands.
     """
     chain = Chain(tmp_path_factory.mktemp("the chain"))
-    world = World.create(seed=3)
+    world = Simulator.create(seed=3)
     write_lake(
         world, str(chain.root / "lake"), rows=ROWS, days=3, last_day=date(2026, 1, 3), seed=3
     )
     chain.turn("round-1")
     chain.warm = warm
-    # In this manifest, the first model was live during extraction. A comparison with the live model
-    # would therefore compare the first model with itself.
+    # A changed manifest says that the first model was live during its own extraction. The gate
+    # therefore compares the first model with itself.
     first = chain.rounds[0]
     folder = first.paths["extraction"].parent
     live_first = keep(

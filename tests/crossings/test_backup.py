@@ -17,7 +17,7 @@ import pytest
 from cli.__main__ import main as evergreen
 from cli.backup import main, restore
 from controller.verify import verify
-from demo.simulation.world import Drift, World, write_lake
+from demo.simulation.simulator import Drift, Simulator, write_lake
 from evergreen.storage.folder import FolderObjects
 from tests.support.crashes import Kill
 from tests.support.monitors import Bench, prediction, publish, traffic
@@ -68,7 +68,7 @@ def at_work(bench):
         thread.join()
 
 
-def test_lost_disk_comes_back_as_of_its_backup_and_loop_goes_on(chain, tmp_path, capsys):
+def test_lost_disk_is_restored_from_backup_and_pipeline_continues(chain, tmp_path, capsys):
     root, backup = tmp_path / "a monitor", tmp_path / "other disk" / "backup"
     backup.parent.mkdir()
     mine = chain.copied_to(root)
@@ -80,21 +80,21 @@ def test_lost_disk_comes_back_as_of_its_backup_and_loop_goes_on(chain, tmp_path,
     publish(bench.log, prediction("open-1", 8, time=bench.clock.now, version=2))
     bench.turn(1, 1.0)
     publish(bench.log, prediction("waiting-1", 8, time=bench.clock.now, version=2))
-    before, told = contents(root), models(root, capsys)
+    before, listed = contents(root), models(root, capsys)
     with at_work(bench):
         assert main(["backup", *flags(root), f"--output={backup}"]) == 0
 
     traffic(bench, "after", auc="good", version=2)
     bench.turn(5, 1.0)
     mine.go_back(1)
-    assert models(root, capsys) != told
+    assert models(root, capsys) != listed
     bench.close()
     shutil.rmtree(root)
     root.mkdir()
     assert main(["restore", str(backup), f"--within={root.parent}"]) == 0
 
     assert contents(root) == before
-    assert models(root, capsys) == told
+    assert models(root, capsys) == listed
     assert evergreen(["models", "live-at", "now", "--store", str(root / "store")]) == 0
     assert capsys.readouterr().out.startswith("version 2, ")
     assert verify(2, root / "store", FolderObjects(root / "lake")).same
@@ -107,11 +107,11 @@ def test_lost_disk_comes_back_as_of_its_backup_and_loop_goes_on(chain, tmp_path,
         int(row["request_id"][5:]) for row in again.archived if row["request_id"].startswith("flow")
     }
     assert flow == set(range(len(flow))), (
-        "what was published up to a moment, and nothing of what came after"
+        "the backup must contain a prefix of the published requests"
     )
     assert len({(row["request_id"], row["row"]) for row in again.archived}) == len(again.archived)
     again.close()
-    world = World.create(seed=3).drifted(Drift(seed=5))
+    world = Simulator.create(seed=3).drifted(Drift(seed=5))
     write_lake(world, str(root / "lake"), rows=2000, days=1, last_day=date(2026, 1, 6), seed=9)
     assert mine.turn("round-3").deployment.version == 3
 
@@ -128,7 +128,7 @@ def installation(tmp_path):
     return root
 
 
-def test_what_lies_where_part_belongs_is_never_written_over(installation, tmp_path, capsys):
+def test_foreign_file_in_place_of_part_is_never_overwritten(installation, tmp_path, capsys):
     assert main(["backup", *flags(installation), f"--output={tmp_path / 'b'}"]) == 0
     assert main(["backup", *flags(installation), f"--output={tmp_path / 'b'}"]) == 2
     assert "b exists, expected a new folder" in capsys.readouterr().err
@@ -139,7 +139,7 @@ def test_what_lies_where_part_belongs_is_never_written_over(installation, tmp_pa
     assert "backup.json is absent" in capsys.readouterr().err
 
 
-def test_release_under_copys_hands_leaves_no_backup(installation, tmp_path, monkeypatch, capsys):
+def test_release_during_copy_leaves_no_backup(installation, tmp_path, monkeypatch, capsys):
     journal, copytree = installation / "store" / "journal.jsonl", shutil.copytree
     journal.write_text("one\n")
 
@@ -173,7 +173,7 @@ def lost(installation, tmp_path):
 def everything(root):
     """Return each path below `root` with its kind, content and time.
 
-    The content of a database or a folder is a description of it.
+    Only plain files other than databases have content and time. All other paths have None.
     """
     found = {}
     for path in root.rglob("*"):
@@ -187,7 +187,7 @@ def everything(root):
     return found
 
 
-def test_restore_killed_before_any_file_goes_on_at_next_call(lost, installation_root):
+def test_restore_killed_before_any_file_continues_at_next_call(lost, installation_root):
     backup, before = lost
     for number in (0, 1, 3, 5):
         with Kill(number).watch(os, "replace") as kill:
@@ -198,7 +198,7 @@ def test_restore_killed_before_any_file_goes_on_at_next_call(lost, installation_
     restore(backup, within=installation_root.parent, confirm=no)
     assert everything(installation_root) == before
     restore(backup, within=installation_root.parent, confirm=no)
-    assert everything(installation_root) == before, "a call too many changes nothing"
+    assert everything(installation_root) == before, "a repeated call must change nothing"
 
 
 @pytest.fixture
@@ -206,7 +206,7 @@ def installation_root(tmp_path):
     return tmp_path / "installation"
 
 
-def no(places):
+def no(locations):
     return False
 
 
@@ -225,7 +225,7 @@ def test_corrupt_file_of_backup_is_named_and_not_restored(lost, installation_roo
     assert main(["restore", str(backup), "--yes"]) == 0
 
 
-def test_changes_since_killed_restore_are_not_written_over(lost, installation_root, capsys):
+def test_changes_after_killed_restore_are_not_overwritten(lost, installation_root, capsys):
     backup, _ = lost
     assert main(["restore", str(backup), "--yes"]) == 0
     path = installation_root / "store" / "file"
@@ -247,9 +247,9 @@ def test_restore_writes_nowhere_that_person_did_not_name(
     assert main(["restore", str(backup), f"--within={tmp_path / 'elsewhere'}"]) == 2
     assert f"expected a folder within {tmp_path / 'elsewhere'}" in capsys.readouterr().err
     assert main(["restore", str(backup)]) == 2
-    said = capsys.readouterr().err
-    assert "expected --within FOLDER or --yes" in said
-    assert f"lake: {installation_root / 'lake'}" in said
+    output = capsys.readouterr().err
+    assert "expected --within FOLDER or --yes" in output
+    assert f"lake: {installation_root / 'lake'}" in output
     for answer, code in (("", 1), ("n\n", 1), ("y\n", 0)):
         terminal = io.StringIO(answer)
         terminal.isatty = lambda: True
@@ -263,9 +263,9 @@ def test_restore_writes_nowhere_that_person_did_not_name(
 @pytest.mark.parametrize(
     ("key", "change"),
     [
-        ("places", {"store": "/etc/../etc"}),
-        ("places", {"store": "relative"}),
-        ("places", {"home": "/root"}),
+        ("locations", {"store": "/etc/../etc"}),
+        ("locations", {"store": "relative"}),
+        ("locations", {"home": "/root"}),
         ("files", {"store/../../x": "0"}),
         ("files", {"/etc/passwd": "0"}),
         ("files", {"other/x": "0"}),
@@ -283,7 +283,7 @@ def test_backup_that_leads_elsewhere_is_refused(lost, installation_root, capsys,
     assert not installation_root.exists()
 
 
-def test_what_killed_backup_left_goes_with_next_one(installation, tmp_path):
+def test_files_of_killed_backup_are_removed_by_next_backup(installation, tmp_path):
     left = tmp_path / f".b.{'0a' * 16}"
     left.mkdir()
     (left / "half").write_bytes(bytes(1000))

@@ -45,22 +45,22 @@ def _scores(verdict):
 
 
 @pytest.mark.parametrize("environment", ["validation", "preprocessing", "training"])
-def test_raw_rows_of_driver_are_same_rows_to_older_readers(chain, environment):
+def test_raw_rows_of_driver_equal_those_of_older_readers(chain, environment):
     raw = chain.rounds[0].extraction
     command = ["-c", READ, str(local_path(raw.train_uri)), *criteo.CATEGORICAL]
     pythons = [python_of(name) for name in ("driver", environment)]
-    told = [
+    serving = [
         subprocess.run([p, *command], capture_output=True, text=True, check=True).stdout
         for p in pythons
     ]
-    assert json.loads(told[0]) == json.loads(told[1])
+    assert json.loads(serving[0]) == json.loads(serving[1])
     spelled = {"float32": "float", "float64": "double"}
     arrows_names = {name: spelled.get(kind, kind) for name, kind in criteo.RAW_TYPES.items()}
-    assert json.loads(told[0])["types"] == arrows_names
-    assert sum(json.loads(told[0])["nulls"].values()) > 0
+    assert json.loads(serving[0])["types"] == arrows_names
+    assert sum(json.loads(serving[0])["nulls"].values()) > 0
 
 
-def test_rows_are_neither_lost_nor_made_on_way(chain):
+def test_rows_are_neither_lost_nor_added(chain):
     held_out = chain.rounds[0].extraction.num_holdout_rows
     for this, rows in zip(chain.rounds, (3000, held_out + 2000)):
         raw, encoded = this.extraction, this.preprocessing
@@ -91,19 +91,17 @@ def test_every_manifest_names_same_data(chain):
 
 
 @pytest.mark.parametrize("turn", [0, 1])
-def test_served_graph_says_on_raw_rows_what_training_said_on_encoded_ones(
-    chain, held_out_rows, turn
-):
+def test_served_graph_gives_raw_rows_same_scores_as_training(chain, held_out_rows, turn):
     this = chain.rounds[turn]
     dense, categorical, _ = held_out_rows(this.extraction)
     expected = _scores(this.evaluation)["candidate"]
     difference = np.abs(_graph(this.deployment, dense, categorical) - expected).max()
     assert difference <= 1e-5
     assert this.deployment.parity_max_abs_diff <= 1e-5
-    assert np.ptp(expected) > 0.05, "a constant would agree with anything"
+    assert np.ptp(expected) > 0.05, "constant scores would pass every comparison"
 
 
-def test_champion_is_scored_as_it_was_when_it_was_candidate(chain):
+def test_champion_is_scored_as_when_it_was_candidate(chain):
     first, again = chain.rounds[0], chain.same_rows
     assert again.champion_model_id == first.training.model_id
     as_champion, as_candidate = _scores(again)["champion"], _scores(first.evaluation)["candidate"]
@@ -111,7 +109,7 @@ def test_champion_is_scored_as_it_was_when_it_was_candidate(chain):
     assert again.difference.auc == pytest.approx(0.0, abs=1e-6)
 
 
-def test_champion_of_second_round_is_what_released_graph_says(chain, held_out_rows):
+def test_champion_of_second_round_has_scores_of_released_graph(chain, held_out_rows):
     first, second = chain.rounds
     assert second.evaluation.champion_model_id == first.training.model_id
     dense, categorical, _ = held_out_rows(second.extraction)

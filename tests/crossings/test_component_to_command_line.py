@@ -70,7 +70,7 @@ def _arguments(step, text):
 
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("step", STEPS)
-def test_step_reads_what_component_was_given(command_line, step, text):
+def test_step_reads_parameters_of_component(command_line, step, text):
     values = _arguments(step, text)
     parsed = vars(command_line(step, **values))
     outputs = FLAG_OF_OUTPUT[step]
@@ -79,10 +79,10 @@ def test_step_reads_what_component_was_given(command_line, step, text):
             if name in outputs or name in parsed:
                 assert str(parsed[outputs.get(name, name)]) == value.path
             else:
-                raise AssertionError(f"{step} is never told of {name}")
+                raise AssertionError(f"the command line of {step} lacks {name}")
             continue
         if name in ("run_resource", "run_id"):
-            continue  # part of `run`
+            continue  # the flag `run` contains this parameter's value
         if name == "run":
             value = store_name(value, values["run_resource"], values["run_id"])
         assert parsed[name] == value, name
@@ -108,7 +108,7 @@ def test_exit_code_of_step_that_did_not_end_well_fails_task(monkeypatch, step, c
     assert ended.value.code == code
 
 
-def test_exit_handler_is_given_final_state(monkeypatch, tmp_path):
+def test_exit_handler_gets_final_state(monkeypatch, tmp_path):
     status = SimpleNamespace(state="FAILED")
     sentence = run_outcome.python_func(
         run="a run",

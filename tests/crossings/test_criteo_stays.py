@@ -1,10 +1,10 @@
 """Tests that Criteo's rows give exactly the recorded rows, weights, graph and scores.
 
 `golden/criteo.json` contains SHA-256 digests of two runs. Revision a983fef, which had fixed
-features, computed them. Update this file only when results are supposed to change. The latest
-digests are in `build/tests/criteo.json`. Metadata entries are ignored. Rows and vocabularies are
-equal on every machine. The arithmetic on weights differs between processors and between library
-versions.
+features, computed the digests. Update `golden/criteo.json` only when results are supposed to
+change. The latest digests are in `build/tests/criteo.json`. Metadata entries are ignored. Rows and
+vocabularies are equal on every machine. The arithmetic on weights differs between processors and
+between library versions.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ open(sys.argv[1], "w").write(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def found(chain, held_out_rows, tmp_path_factory):
-    """Digests like those in the golden file, computed by the current code on this machine."""
+    """Digests of the current code on this machine, in the form of the golden file."""
     turns = [(f"round {number}", turn) for number, turn in enumerate(chain.rounds, 1)]
     document = {
         "everywhere": {name: _rows(turn) for name, turn in turns},
@@ -48,11 +48,11 @@ def found(chain, held_out_rows, tmp_path_factory):
     return document
 
 
-def test_rows_and_vocabularies_of_criteo_stay_what_they_were(found):
+def test_rows_and_vocabularies_of_criteo_do_not_change(found):
     assert found["everywhere"] == GOLDEN["everywhere"]
 
 
-def test_weights_graph_and_scores_of_criteo_stay_what_they_were(found):
+def test_weights_graph_and_scores_of_criteo_do_not_change(found):
     if found["on"] != GOLDEN["on"]:
         pytest.skip(
             f"recorded on {GOLDEN['on']}, and this is {found['on']}: the last bits of weights may "
@@ -63,10 +63,10 @@ def test_weights_graph_and_scores_of_criteo_stay_what_they_were(found):
 
 def _machine(chain, path):
     variables = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    code, said = chain.warm.of("training", variables).run(
+    code, output = chain.warm.of("training", variables).run(
         PROCESSOR, [str(path)], variables=variables, folder=path.parent
     )
-    assert code == 0, said
+    assert code == 0, output
     vendor = next(
         line
         for line in Path("/proc/cpuinfo").read_text().splitlines()

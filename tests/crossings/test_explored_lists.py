@@ -33,7 +33,7 @@ def _talk(url, rows, clock):
 
     Users see lower positions less often, and click rows whose label is 1.
     """
-    chance, asked = random.Random(5), []
+    chance, requested = random.Random(5), []
 
     async def talk():
         timing = Timing(clock=clock, chance=chance.random)
@@ -46,20 +46,20 @@ def _talk(url, rows, clock):
                 ranking = await client.rank(part.select(criteo.FEATURES), PLACES, explore=SHARE)
                 labels = part[raw_rows.LABEL].to_numpy()[ranking.candidates]
                 clicks = [
-                    place
-                    for place in range(PLACES)
-                    if labels[place] and chance.random() < 0.9**place
+                    position
+                    for position in range(PLACES)
+                    if labels[position] and chance.random() < 0.9**position
                 ]
-                for place in clicks:
-                    client.tell(Outcome(request_id=ranking.request_id, row=place))
-                asked.append((ranking, clicks))
+                for position in clicks:
+                    client.tell(Outcome(request_id=ranking.request_id, row=position))
+                requested.append((ranking, clicks))
 
     asyncio.run(talk())
-    return asked
+    return requested
 
 
 @pytest.fixture
-def told(tmp_path, raw_table, chain_of):
+def evaluated(tmp_path, raw_table, chain_of):
     """The client's lists and clicks, the holdout rows, and the verdict."""
     bench = Bench(
         tmp_path,
@@ -67,7 +67,7 @@ def told(tmp_path, raw_table, chain_of):
         attribution_window_seconds=10.0,
         archive_roll_rows=500,
     )
-    asked = _talk(bench.url, raw_table(LISTS * PLACES, seed=3), bench.clock)
+    requested = _talk(bench.url, raw_table(LISTS * PLACES, seed=3), bench.clock)
     bench.start()
     bench.turn(12, 10.0)
     bench.monitor.stop()
@@ -76,26 +76,27 @@ def told(tmp_path, raw_table, chain_of):
     chain = chain_of(extraction={"holdout_fraction": 0.5})
     this = chain.turn_to_training("first")
     verdict, _ = chain.step("evaluation", "first", {"model": this.paths["training"]})
-    return asked, table_in(this.extraction.holdout_uri), verdict
+    return requested, table_in(this.extraction.holdout_uri), verdict
 
 
-def test_what_explored_lists_tell_of_candidate_stands_in_verdict(told):
-    asked, held_out, verdict = told
+def test_verdict_contains_what_explored_lists_show_about_candidate(evaluated):
+    requested, held_out, verdict = evaluated
     with np.load(local_path(verdict.scores_uri)) as scores:
         keys = zip(held_out[raw_rows.REQUEST_ID].to_pylist(), held_out[raw_rows.ROW].to_pylist())
         candidate = dict(zip(keys, scores["candidate"].tolist()))
     lists = [
-        (r, c) for r, c in asked if all((r.request_id, row) in candidate for row in range(PLACES))
+        (r, c)
+        for r, c in requested
+        if all((r.request_id, row) in candidate for row in range(PLACES))
     ]
     assert 0.4 * LISTS < len(lists) < 0.6 * LISTS
 
-    # Compute the same sums list by list from the client's lists and clicks.
+    # Compute the gain's sums independently, list by list, from the client's lists and clicks.
     total = num_swaps = num_disputed = 0
     seen = expected = 1.0
     for ranking, clicks in lists:
-        order = np.lexsort(
-            (ranking.candidates, -ranking.scores)
-        )  # Rows with equal scores stay in the given order.
+        # Rows with equal scores stay in the given order.
+        order = np.lexsort((ranking.candidates, -ranking.scores))
         seen_before, expected_before = seen, expected
         for upper, lower in zip(order, order[1:]):
             on_pair = float((upper in clicks) + (lower in clicks))

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from cli.backfill import backfill
-from cli.forget import PLACES, main
+from cli.forget import LOCATIONS, main
 from cli.ingest import IngestSettings, ingest
 from cli.models import print_models
 from components.extraction.__main__ import main as extraction
@@ -95,11 +95,11 @@ def rows_of(day: int, users: tuple[str, ...], *, name: str = "r", friend: str = 
 
 
 def fill_lake(lake: Path, files: Path) -> None:
-    """Write four days.
+    """Write rows of four days.
 
     The first day contains a friend of the user, the next two days contain rows of the user, and the
     last day contains neither. A back-fill wrote the third day. One file of the second day has
-    dictionaries.
+    columns with dictionary encoding.
     """
     files.mkdir()
     pq.write_table(rows_of(-1, OTHERS), files / "-1.parquet")
@@ -187,7 +187,7 @@ def keep_learnt(
 def made(tmp_path_factory):
     """Every kind of file in which a shop can have rows.
 
-    The product's own code wrote these files.
+    The product's own code writes all files.
     """
     folder, gone = tmp_path_factory.mktemp("a shop"), tmp_path_factory.mktemp("gone")
     store = folder / "store"
@@ -251,7 +251,7 @@ def forget(world: Path, *more: str, user: str = USER) -> int:
         [
             f"--user={user}",
             f"--store={world / 'store'}",
-            *(f"--{n}={world / n}" for n in PLACES),
+            *(f"--{n}={world / n}" for n in LOCATIONS),
             *more,
         ]
     )
@@ -293,7 +293,7 @@ def rows_of_windows(world: Path) -> int:
 def others_rows(world: Path) -> tuple[list[dict], list[str]]:
     """Return the other users' rows in the lake, and in archive, quarantine and late outcomes.
 
-    Rows of other users lose only this user from their list of friends.
+    The forgotten user is removed from the lists of friends.
     """
 
     def without_user(row: dict) -> dict:
@@ -308,17 +308,17 @@ def others_rows(world: Path) -> tuple[list[dict], list[str]]:
         for place in ("archive", "store/quarantine", "lake/outcomes")
         for p in (world / place).rglob("*.parquet")
     ]
-    kept = [row for path in paths for row in pq.ParquetFile(path).read().to_pylist()]
-    kept = [
+    stored = [row for path in paths for row in pq.ParquetFile(path).read().to_pylist()]
+    stored = [
         without_user(row)
-        for row in kept
+        for row in stored
         if row.get("user", CATEGORY * (row["row"] % 2)) != CATEGORY
     ]
-    return [without_user(row) for row in read if row["user"] != CATEGORY], sorted(map(str, kept))
+    return [without_user(row) for row in read if row["user"] != CATEGORY], sorted(map(str, stored))
 
 
 @pytest.mark.parametrize("kind", ["folder", "bucket"])
-def test_nothing_names_user_afterwards_and_all_other_rows_are_unchanged(
+def test_no_file_names_forgotten_user_and_all_other_rows_are_unchanged(
     world, kind, cloud_storage, capsys
 ):
     before, flags = others_rows(world), []
@@ -344,11 +344,11 @@ def test_nothing_names_user_afterwards_and_all_other_rows_are_unchanged(
     assert "no row, outcome, incident or run holds the user" in capsys.readouterr().out
 
 
-def test_models_that_learned_user_are_named_with_run_to_replace_them(world, capsys):
+def test_models_trained_on_user_are_named_with_run_to_replace_them(world, capsys):
     forget(world)
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert dict(
-        line[6:].split(": ", 1) for line in told.splitlines() if line.startswith("model ")
+        line[6:].split(": ", 1) for line in output.splitlines() if line.startswith("model ")
     ) == {
         "m1": "its vocabulary holds the user; it was trained on 2026-03-01, whose rows hold the "
         "user",
@@ -357,13 +357,13 @@ def test_models_that_learned_user_are_named_with_run_to_replace_them(world, caps
         "m4": "it was trained on 2026-03-02, whose rows hold the user",
         "m6": "it was trained on 2026-02-28, whose rows hold the user",
     }
-    assert told.count("golden rows of version 1, model m2: ") == 2
-    assert "version 1 still contains the user, until a run from scratch is released:" in told
+    assert output.count("golden rows of version 1, model m2: ") == 2
+    assert "version 1 still contains the user, until a run from scratch is released:" in output
     assert (
-        f"evergreen run --package build/retraining.yaml --folder '{world}' --from-scratch" in told
+        f"evergreen run --package build/retraining.yaml --folder '{world}' --from-scratch" in output
     )
-    assert "1 requests that hold the user are not archived yet" in told
-    assert "not searched either: the event log's records and dead letters" in told
+    assert "1 requests that hold the user are not archived yet" in output
+    assert "not searched either: the event log's records and dead letters" in output
     keep_learnt(world / "store", "m7", "bob")
     make_live(world / "store", release(world / "store", 2, "m7"))
     forget(world)
@@ -371,7 +371,11 @@ def test_models_that_learned_user_are_named_with_run_to_replace_them(world, caps
 
 
 def test_live_version_contains_removed_user_until_full_run_is_live(world, capsys):
-    """Only rows show that m4 was trained on the user, and the first command deletes these rows."""
+    """Only rows in the registry show that model m4 was trained on the user.
+
+    The first `forget` deletes the rows in the registry. A later `forget` must still report model
+    m4.
+    """
     store = world / "store"
     make_live(store, release(store, 2, "m4"))
     assert forget(world, "--yes") == 0
@@ -384,15 +388,15 @@ def test_live_version_contains_removed_user_until_full_run_is_live(world, capsys
             make_live(store, release(store, version, model))
         for command in (lambda: forget(world), lambda: print_models(store)):
             command()
-            told = "".join(capsys.readouterr())
+            output = "".join(capsys.readouterr())
             assert (
-                f"version {version} still contains a user whose rows were removed at 20" in told
-            ) == still, told
-            assert ("--from-scratch" in told) == still
-    kept = (store / "forgotten.jsonl").read_text()
-    assert "m4" in kept
-    assert USER not in kept
-    assert str(CATEGORY) not in kept
+                f"version {version} still contains a user whose rows were removed at 20" in output
+            ) == still, output
+            assert ("--from-scratch" in output) == still
+    recorded = (store / "forgotten.jsonl").read_text()
+    assert "m4" in recorded
+    assert USER not in recorded
+    assert str(CATEGORY) not in recorded
 
 
 def test_command_names_package_that_is_there_or_first_how_to_compile_it(
@@ -400,16 +404,16 @@ def test_command_names_package_that_is_there_or_first_how_to_compile_it(
 ):
     monkeypatch.chdir(tmp_path)
     forget(world)
-    told = capsys.readouterr().out
-    assert "  evergreen compile --output build/retraining.yaml\n" in told
+    output = capsys.readouterr().out
+    assert "  evergreen compile --output build/retraining.yaml\n" in output
     (world / "retraining.yaml").write_text("compiled")
     forget(world)
-    told = capsys.readouterr().out
-    assert "evergreen compile" not in told
-    assert shlex.join(["run", "--package", str(world / "retraining.yaml")]) in told
+    output = capsys.readouterr().out
+    assert "evergreen compile" not in output
+    assert shlex.join(["run", "--package", str(world / "retraining.yaml")]) in output
 
 
-def test_killed_again_and_again_it_leaves_whole_files_and_goes_on(world):
+def test_restore_killed_repeatedly_leaves_complete_files_and_continues(world):
     """Kill the command before its third rename, then its fourth, and then its third again."""
     before, kills = others_rows(world), 0
     while True:
@@ -419,19 +423,19 @@ def test_killed_again_and_again_it_leaves_whole_files_and_goes_on(world):
         kills += 1
         assert others_rows(world)[0] == before[0]
         if (incident := world / "incidents" / "one").exists():
-            replay(incident)  # This call fails if a file of the incident is absent.
+            replay(incident)  # A replay fails if a file of the incident is absent.
     assert kills > 20
     assert (others_rows(world), holders(world)) == (before, set())
-    assert [path.name for place in ("work", "incidents") for path in (world / place).iterdir()] == [
+    assert [path.name for name in ("work", "incidents") for path in (world / name).iterdir()] == [
         "r2"
     ]
 
 
 @pytest.mark.parametrize(
-    ("user", "told"), [("nobody", "no row"), ("", "user is '', expected a string")]
+    ("user", "output"), [("nobody", "no row"), ("", "user is '', expected a string")]
 )
-def test_unknown_user_is_found_nowhere_and_changes_nothing(world, capsys, user, told):
+def test_unknown_user_is_found_nowhere_and_changes_nothing(world, capsys, user, output):
     before = {path: path.read_bytes() for path in world.rglob("*") if path.is_file()}
     assert forget(world, "--yes", user=user) == (0 if user else 2)
-    assert told in "".join(capsys.readouterr())
+    assert output in "".join(capsys.readouterr())
     assert {path: path.read_bytes() for path in before} == before

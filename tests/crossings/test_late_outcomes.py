@@ -39,7 +39,9 @@ class Stream:
         self.kinds: Counter[str] = Counter()
         for batch in self.predictions:
             for row in range(ROWS):
-                kind = source.choice(["none"] * 5 + ["in time", "told late", "told late", *OTHERS])
+                kind = source.choice(
+                    ["none"] * 5 + ["in time", "reported late", "reported late", *OTHERS]
+                )
                 self.kinds[kind] += 1
                 delays = {
                     "clicked late": 200.0,
@@ -48,17 +50,19 @@ class Stream:
                     "at the end": WINDOW,
                 }
                 happened = batch.time + delays.get(kind, source.uniform(1, 20))
-                told = happened + (120.0 if kind in ("told late", "at the end", "both") else 1.0)
+                reported = happened + (
+                    120.0 if kind in ("reported late", "at the end", "both") else 1.0
+                )
                 if kind == "none":
                     continue
                 event = CONVERSION if kind == "converted" else CLICK
                 if kind == "both":
-                    # This click is stored in the log before the earlier click that counts.
+                    # Store a later click before the earlier click, which is the one that counts.
                     self.messages.append(
-                        (told - 60.0, self.outcome(batch, row, told - 61.0, event))
+                        (reported - 60.0, self.outcome(batch, row, reported - 61.0, event))
                     )
                 for _ in range(source.choice([1, 1, 2])):
-                    self.messages.append((told, self.outcome(batch, row, happened, event)))
+                    self.messages.append((reported, self.outcome(batch, row, happened, event)))
                 if event == CLICK and kind not in ("just late", "clicked late", "days late"):
                     self.clicked.add((batch.request_id, row))
         self.messages.sort(key=lambda message: message[0])
@@ -69,7 +73,7 @@ class Stream:
         )
 
 
-class Place(monitors.Bench):
+class LateBench(monitors.Bench):
     """One monitor with its archive and its lake."""
 
     def __init__(self, folder, lake: str) -> None:
@@ -124,13 +128,15 @@ def download_all_of(lake: str, folder) -> None:
 
 
 @pytest.mark.parametrize(("kind", "seed"), [("folder", 1), ("bucket", 2)])
-def test_labels_are_truth_of_stream_however_late_its_clicks_came(tmp_path, request, kind, seed):
+def test_labels_equal_those_of_stream_however_late_its_clicks_arrived(
+    tmp_path, request, kind, seed
+):
     if kind == "bucket":
         request.getfixturevalue("cloud_storage")
     lake = str(tmp_path / "a lake") if kind == "folder" else "gs://models/a lake"
-    stream, place = Stream(seed), Place(tmp_path, lake)
-    place.run(stream.messages, until=BEGIN + 90_000)
-    place.end()
+    stream, bench = Stream(seed), LateBench(tmp_path, lake)
+    bench.run(stream.messages, until=BEGIN + 90_000)
+    bench.end()
     if kind == "bucket":
         lake = str(tmp_path / "mounted")
         download_all_of("gs://models/a lake", tmp_path / "mounted")
@@ -140,8 +146,8 @@ def test_labels_are_truth_of_stream_however_late_its_clicks_came(tmp_path, reque
         for p in stream.predictions
         for row in range(ROWS)
     }
-    late = sum(stream.kinds[kind] for kind in ("told late", "at the end", "both"))
+    late = sum(stream.kinds[kind] for kind in ("reported late", "at the end", "both"))
     assert late > 50
     assert all(stream.kinds[kind] > 5 for kind in OTHERS)
-    assert raw.num_late_clicks == late, "those told of in time were labels before"
+    assert raw.num_late_clicks == late, "clicks that arrived in time must not count as late"
     assert (raw.num_duplicates, raw.num_malformed) == (0, 0)

@@ -6,7 +6,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from demo.simulation.world import Drift, World, write_lake
+from demo.simulation.simulator import Drift, Simulator, write_lake
 from evergreen.contracts.manifests import Model
 from evergreen.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT
 from evergreen.contracts.workflow import FIRST_ID, TOMBSTONE, FeatureWorkflow, vocabulary_changes
@@ -31,7 +31,7 @@ def leaving(chain, tmp_path_factory):
             "preprocessing": {"frequency_threshold": 2, "category_ttl_days": 1.5},
         },
     )
-    world = World.create(seed=3)
+    world = Simulator.create(seed=3)
     for number, day in ((3, date(2026, 1, 6)), (4, date(2026, 1, 7))):
         drift = Drift(
             seed=number,
@@ -65,7 +65,7 @@ def rows_of(ids, this):
     return np.concatenate([offset + column for offset, column in zip(offsets, ids)])
 
 
-def test_categories_leave_and_their_ids_are_given_out_round_later(leaving):
+def test_categories_are_evicted_and_their_ids_are_reused_in_later_round(leaving):
     second, third, fourth = leaving.rounds[-3:]
     changes = [
         vocabulary_changes(workflow_of(a), workflow_of(b))
@@ -81,7 +81,7 @@ def test_categories_leave_and_their_ids_are_given_out_round_later(leaving):
     assert sum(fourth.preprocessing.tombstones) == evicted[0] + evicted[1] - reused[1]
 
 
-def test_tombstones_row_is_empty_after_training_and_reused_one_is_learnt(leaving):
+def test_tombstone_row_is_empty_after_training_and_reused_row_is_trained(leaving):
     third, fourth = leaving.rounds[-2:]
     now = weights_of(fourth)
     dead = rows_of(
@@ -96,7 +96,7 @@ def test_tombstones_row_is_empty_after_training_and_reused_one_is_learnt(leaving
     assert now.moments[1].table[reused].any(axis=1).mean() > 0.5
 
 
-def test_released_graph_takes_category_that_left_for_unknown(leaving, held_out_rows):
+def test_released_graph_treats_evicted_category_as_unknown(leaving, held_out_rows):
     fourth = leaving.rounds[-1]
     assert fourth.deployment.parity_max_abs_diff <= 1e-5
     dense, categorical, _ = held_out_rows(fourth.extraction)

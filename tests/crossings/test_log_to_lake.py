@@ -86,7 +86,7 @@ def extracted(tmp_path_factory, predictions):
 
 @pytest.fixture(scope="module")
 def rows(extracted):
-    """The extracted rows by identity, read by pyarrow alone."""
+    """The extracted rows by request identifier and row, read by pyarrow alone."""
     read = rows_in(extracted.train_uri, extracted.holdout_uri)
     found = {(row[raw_rows.REQUEST_ID], row[raw_rows.ROW]): row for row in read}
     assert len(found) == len(read)
@@ -102,7 +102,7 @@ def test_every_row_arrives_once_in_its_day_with_its_click(extracted, rows, predi
     assert days == {"day=2025-12-31", "day=2026-01-01"}
 
 
-def test_logged_values_scores_versions_and_times_are_those_of_prediction(rows, predictions):
+def test_logged_values_scores_versions_and_times_equal_those_of_prediction(rows, predictions):
     for prediction in predictions:
         for row in range(ROWS):
             read, sent = rows[prediction.request_id, row], prediction.dense[row]
@@ -123,7 +123,7 @@ def test_logged_values_scores_versions_and_times_are_those_of_prediction(rows, p
 
 
 @pytest.mark.parametrize("name", ["a demo", "100%25 true", "what? #1"])
-def test_demos_log_is_one_file_to_client_and_monitor_for_any_folder_name(tmp_path, name):
+def test_demo_log_is_one_file_to_client_and_monitor_for_any_folder_name(tmp_path, name):
     settings = DemoSettings(folder=tmp_path / name)
     settings.folder.mkdir()
     folders = LocalFolders(root=settings.folder)

@@ -43,7 +43,7 @@ def card_of(tmp_path, capsys):
     return show
 
 
-def test_numbers_are_those_of_manifests_and_of_scores(chain, card_of):
+def test_numbers_on_card_equal_manifests_and_scores(chain, card_of):
     first, second = chain.rounds
     card, page = card_of(chain, "2")
     assert (card.model, card.raw) == (
@@ -76,7 +76,7 @@ def test_numbers_are_those_of_manifests_and_of_scores(chain, card_of):
         second.training.sha256["weights"],
         "Live as version 2 since",
     ]
-    assert [told for told in days + figures if told not in page] == []
+    assert [text for text in days + figures if text not in page] == []
     assert_needs_nothing(page)
 
 
@@ -90,13 +90,15 @@ def test_pages_of_first_model_have_no_champion_and_end_with_release(chain):
         (released, "release of version 1 by round-1"),
     ):
         assert_needs_nothing(page)
-        for told in (state, "There is no champion to compare with", "It began from scratch"):
+        for told in (state, "There is no champion to compare with", "It was trained from scratch"):
             assert told in page
     written = ModelCard.read(card_path(store, chain.rounds[0].training.model_id))
-    assert [span.is_live for span in written.served] == [True], "not written again at the release"
+    assert [span.is_live for span in written.served] == [True], (
+        "the card is not rewritten at the next release"
+    )
 
 
-def test_after_rollback_cards_say_who_served_from_when_to_when(chain, card_of, tmp_path):
+def test_after_rollback_cards_show_when_each_version_served(chain, card_of, tmp_path):
     first, second = chain.rounds
     back = chain.copied_to(tmp_path / "gone back")
     back.go_back(1)

@@ -6,7 +6,7 @@ from datetime import date
 import numpy as np
 import pytest
 
-from demo.simulation.world import World, write_lake
+from demo.simulation.simulator import Simulator, write_lake
 from demo.triton import TritonServer
 from evergreen.config.model import NETWORKS
 from evergreen.serving.servers import Triton
@@ -22,7 +22,7 @@ def test_network_is_trained_evaluated_released_served_and_continued(
     network, tmp_path, chain_of, held_out_rows
 ):
     chain = chain_of(model={"kind": network, "embedding_dim": 4, "tower": [16, 8]})
-    world = World.create(seed=3)
+    world = Simulator.create(seed=3)
     write_lake(world, str(tmp_path / "lake"), rows=3000, days=3, last_day=date(2026, 1, 3), seed=3)
     first = chain.turn("round-1")
     write_lake(world, str(tmp_path / "lake"), rows=1500, days=1, last_day=date(2026, 1, 4), seed=4)
@@ -31,8 +31,8 @@ def test_network_is_trained_evaluated_released_served_and_continued(
     assert second.training.config["network"] == network
     assert second.deployment.parity_max_abs_diff <= 1e-5
     dense, categorical, labels = held_out_rows(second.extraction)
-    with np.load(local_path(second.evaluation.scores_uri)) as kept:
-        expected = kept["candidate"]
+    with np.load(local_path(second.evaluation.scores_uri)) as stored:
+        expected = stored["candidate"]
     assert roc_auc(labels, expected) > 0.55
     repository = tmp_path / "served"
     shutil.copytree(tmp_path / "repository", repository)

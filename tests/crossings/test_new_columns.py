@@ -2,9 +2,8 @@
 
 The second run continues the first model, and trains on the new columns.
 
-The new columns are of all kinds: a number with an indicator and one in buckets, a category that is
-served as one value, lists with their own table and with another column's, and vectors of several
-widths. The graph of the release gives these rows the same scores as evaluation.
+The new columns have every kind of options, for example buckets, an indicator and a shared table. On
+rows with new columns, the released graph must give the same scores as evaluation.
 """
 
 import random
@@ -78,7 +77,7 @@ def words(source, num_categories, most):
 
 @pytest.fixture
 def rounds(chain_of):
-    """Both runs, and the rows of the second run by request."""
+    """Two runs with different columns, and the rows of the second run by request."""
     chain = chain_of(**MODEL)
     for day, n, columns in ((1, 2000, FIRST), (2, 4000, SECOND)):
         text = FILE
@@ -111,7 +110,7 @@ def places_of(row):
     return [*found, *[*tags[:2], -1, -1][:2], *[*last[-3:], -1, -1, -1][:3]]
 
 
-def test_run_adds_columns_and_each_model_is_evaluated_on_its_own(rounds):
+def test_run_adds_columns_and_each_model_is_evaluated_on_its_own_columns(rounds):
     (first, second), rows = rounds
     assert second.training.parent_model_id == first.training.model_id
     before, now = (
@@ -119,8 +118,8 @@ def test_run_adds_columns_and_each_model_is_evaluated_on_its_own(rounds):
         for turn in (first, second)
     )
     assert [now.means[1], now.stds[1]] == [before.means[0], before.stds[0]]
-    kept = before.vocabularies[0]
-    assert now.vocabularies[1][: len(kept)].tolist() == kept.tolist()
+    shared = before.vocabularies[0]
+    assert now.vocabularies[1][: len(shared)].tolist() == shared.tolist()
     assert sorted(now.vocabularies[0].tolist()) == [0, 1, 2, 3]
 
     table = table_in(second.extraction.holdout_uri)

@@ -94,7 +94,7 @@ PAGES = {
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_page_fits_every_screen_and_hinders_nobody(chain, tmp_path, name):
+def test_page_fits_every_screen_and_is_accessible(chain, tmp_path, name):
     page = PAGES[name](chain)
     assert pixels_too_wide(tmp_path, page, *WIDTHS) == [0] * len(WIDTHS)
     assert cut_texts(tmp_path, page, *WIDTHS) == [[]] * len(WIDTHS)
@@ -109,7 +109,7 @@ def test_first_screen_has_state_chart_and_decision(chain, tmp_path, name):
     assert '<table class="checks">' in page.partition("<nav")[0]
 
 
-def test_findings_are_found(tmp_path):
+def test_findings_are_reported(tmp_path):
     text = (
         '<p style="color:#777;background:#555">grey on grey</p><p '
         f'style="white-space:nowrap">{"wide " * 50}</p>'
@@ -119,7 +119,7 @@ def test_findings_are_found(tmp_path):
     assert min(pixels_too_wide(tmp_path, faulty, 390, 500)) > 100
 
 
-class SpoiltKeys(dict):
+class KeysWithMarkup(dict):
     """Dictionary for lookups by the original keys, whose iteration yields keys with `MARKUP`."""
 
     def __iter__(self):
@@ -142,20 +142,20 @@ KINDS = ("number", "category", "label", "block", "warn", "info")
 """Kinds of columns and severities in a validation report, which select how they are drawn."""
 
 
-def spoilt(value):
+def with_markup(value):
     """Append `MARKUP` to every text and every name, but not to times and kinds."""
     if isinstance(value, str) and not isinstance(value, Enum):
         return value if value in KINDS or re.match(r"\d{4}-\d\d-\d\d", value) else value + MARKUP
     if isinstance(value, dict):
-        return SpoiltKeys({key: spoilt(each) for key, each in value.items()})
+        return KeysWithMarkup({key: with_markup(each) for key, each in value.items()})
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*map(spoilt, value))
+        return type(value)(*map(with_markup, value))
     if isinstance(value, list | tuple):
-        return type(value)(map(spoilt, value))
+        return type(value)(map(with_markup, value))
     if is_dataclass(value):
         found = copy.copy(value)
         for each in fields(value):
-            object.__setattr__(found, each.name, spoilt(getattr(value, each.name)))
+            object.__setattr__(found, each.name, with_markup(getattr(value, each.name)))
         return found
     return value
 
@@ -166,23 +166,23 @@ def validation_document(chain):
     )
 
 
-SPOILT_PAGES = {
-    "status": lambda chain: status(chain, spoilt),
-    "comparison": lambda chain: comparison(chain, spoilt),
-    "card": lambda chain: card_page(spoilt(read_card(chain.root / "store", "2"))),
-    "validation": lambda chain: draw_page(spoilt(validation_document(chain))),
+PAGES_WITH_MARKUP = {
+    "status": lambda chain: status(chain, with_markup),
+    "comparison": lambda chain: comparison(chain, with_markup),
+    "card": lambda chain: card_page(with_markup(read_card(chain.root / "store", "2"))),
+    "validation": lambda chain: draw_page(with_markup(validation_document(chain))),
     "refusal": lambda _: refusal_page("evaluation", MARKUP),
 }
 
 
-@pytest.mark.parametrize("name", SPOILT_PAGES)
-def test_no_text_that_page_shows_becomes_markup(chain, tmp_path, name):
-    num_shown, taken = planted(tmp_path, SPOILT_PAGES[name](chain))
+@pytest.mark.parametrize("name", PAGES_WITH_MARKUP)
+def test_no_text_on_page_becomes_markup(chain, tmp_path, name):
+    num_shown, became_markup = planted(tmp_path, PAGES_WITH_MARKUP[name](chain))
     assert num_shown > 0
-    assert taken == []
+    assert became_markup == []
 
 
 def test_markup_that_is_not_escaped_is_found(tmp_path):
     page = f'<!doctype html><title>t</title><body><p title="{MARKUP}">{MARKUP}</p></body>'
-    num_shown, (ran, *taken) = planted(tmp_path, page)
-    assert (num_shown, ran, len(taken)) == (0, "it ran", 6)
+    num_shown, (ran, *became_markup) = planted(tmp_path, page)
+    assert (num_shown, ran, len(became_markup)) == (0, "it ran", 6)

@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from demo.simulation.world import World, write_lake
+from demo.simulation.simulator import Simulator, write_lake
 from evergreen.contracts.manifests import RawDataset
 from evergreen.storage.uris import local_path
 from tests.crossings.conftest import Chain
@@ -22,7 +22,7 @@ def learn(chain, run, *, turn=Chain.turn, **rules):
     """Run one round of the pipeline with `rules` for validation.
 
     Returns:
-        The extracted rows, the rows that validation passed on, the training set and the model.
+        The manifests of the extracted rows, the validated rows, the training set and the model.
     """
     chain.settings = {
         **chain.settings,
@@ -49,9 +49,9 @@ def evergreen(*words):
     )
 
 
-def test_later_steps_train_on_rest_and_run_without_rule_on_all(chain, tmp_path):
+def test_later_steps_train_on_remaining_rows_and_run_without_rule_on_all(chain, tmp_path):
     own = chain.copied_to(tmp_path / "own")
-    world = World.create(seed=3)
+    world = Simulator.create(seed=3)
     write_lake(world, str(own.root / "lake"), rows=2000, days=1, last_day=date(2026, 1, 6), seed=11)
     last = own.rounds[-1]
     bound = float(np.nanquantile(column(last.extraction.train_uri, "I2"), 0.9, method="lower"))
@@ -87,8 +87,8 @@ def test_later_steps_train_on_rest_and_run_without_rule_on_all(chain, tmp_path):
     write_lake(world, str(own.root / "lake"), rows=2000, days=1, last_day=date(2026, 1, 7), seed=12)
     again = partial(Chain.turn_to_training, parent=model.parent_model_id)
     raw, valid, encoded, model = learn(own, "round-4", turn=again)
-    learned = column(valid.train_uri, "request_id")
-    assert learned[np.isin(learned, before)].tolist() == before.tolist()
+    trained = column(valid.train_uri, "request_id")
+    assert trained[np.isin(trained, before)].tolist() == before.tolist()
     assert encoded.num_train_rows == raw.num_train_rows
     assert model.raw_digest == valid.digest == raw.digest
 

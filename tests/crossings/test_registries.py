@@ -30,7 +30,7 @@ IMPORTS = "import cli.registries.mlflow_server, cli.registries.kubeflow"
 PROGRAM = "import runpy; runpy.run_module('cli.registries', run_name='__main__', alter_sys=True)"
 
 
-def ask(mlflow, path, body=None):
+def call(mlflow, path, body=None):
     """Call a real server's REST API without the server's client."""
     content = None if body is None else json.dumps(body).encode()
     url, head = f"{mlflow}/api/2.0/mlflow/{path}", {"Content-Type": "application/json"}
@@ -39,15 +39,15 @@ def ask(mlflow, path, body=None):
 
 def state_of(mlflow):
     """Return MLflow's runs, its versions by the registry's version number, and its aliases."""
-    versions = ask(mlflow, "model-versions/search?filter=name%3D%27click_model%27")[
+    versions = call(mlflow, "model-versions/search?filter=name%3D%27click_model%27")[
         "model_versions"
     ]
     numbers = {each["version"]: int(by_key(each["tags"])["evergreen.version"]) for each in versions}
-    aliases = ask(mlflow, "registered-models/get?name=click_model")["registered_model"].get(
+    aliases = call(mlflow, "registered-models/get?name=click_model")["registered_model"].get(
         "aliases", []
     )
     return SimpleNamespace(
-        runs=ask(mlflow, "runs/search", {"experiment_ids": ["1"], "max_results": 100})["runs"],
+        runs=call(mlflow, "runs/search", {"experiment_ids": ["1"], "max_results": 100})["runs"],
         versions=[(numbers[each["version"]], each) for each in versions],
         aliases={each["alias"]: numbers[each["version"]] for each in aliases},
     )
@@ -69,23 +69,23 @@ def story(chain, tmp_path_factory):
         "NO_PROXY": "*",
     }
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), **quiet}
-    told = SimpleNamespace(store=store, artifacts=folder / "artifacts", kubeflow=kubeflow)
+    made = SimpleNamespace(store=store, artifacts=folder / "artifacts", kubeflow=kubeflow)
 
     def export(name, url=mlflow):
         flags = ["--store", str(store), "--mlflow", url, "--model-registry", kubeflow.url]
-        code, said = warm.run(PROGRAM, flags, variables=environment, folder=folder)
+        code, output = warm.run(PROGRAM, flags, variables=environment, folder=folder)
         held, state = (
             json.loads(json.dumps(kubeflow.items)),
             state_of(mlflow) if url == mlflow else None,
         )
-        setattr(told, name, SimpleNamespace(code=code, said=said, mlflow=state, kubeflow=held))
+        setattr(made, name, SimpleNamespace(code=code, output=output, mlflow=state, kubeflow=held))
 
     server = [str(PYTHON), "-m", "mlflow", "server", "--port", str(port), "--workers", "1"]
     server += [
         "--backend-store-uri",
         f"sqlite:///{folder}/db",
         "--artifacts-destination",
-        str(told.artifacts),
+        str(made.artifacts),
     ]
     with (
         Stack(logs=folder / "logs", variables=environment) as stack,
@@ -94,11 +94,11 @@ def story(chain, tmp_path_factory):
         stack.start("mlflow", server)
         export("away", f"http://127.0.0.1:{free_port()}")
         stack.wait_until(lambda: answers(f"{mlflow}/health"), what="MLflow's start", seconds=240)
-        # An export that is killed between two of its calls leaves this state.
+        # Simulate an export that is killed between two of its calls.
         tags = {"model_id": chain.rounds[1].training.model_id, "verdict": "pass"}
-        ask(mlflow, "experiments/create", {"name": "click_model"})
+        call(mlflow, "experiments/create", {"name": "click_model"})
         tags = [{"key": key, "value": tags[key]} for key in tags]
-        ask(mlflow, "runs/create", {"experiment_id": "1", "tags": tags})
+        call(mlflow, "runs/create", {"experiment_id": "1", "tags": tags})
         kubeflow.items["artifacts"].pop()
         export("first")
         journal = read_journal(store)
@@ -109,26 +109,26 @@ def story(chain, tmp_path_factory):
         export("back")
         kubeflow.is_old = True
         export("old")
-    yield told
+    yield made
     kubeflow.close()
 
 
-def test_registry_that_is_away_costs_one_line_and_other_one_nothing(story):
+def test_unavailable_registry_is_reported_in_one_line_and_other_one_is_filled(story):
     assert story.away.code == 3
-    (line,) = (line for line in story.away.said.splitlines() if "evergreen.export" in line)
+    (line,) = (line for line in story.away.output.splitlines() if "evergreen.export" in line)
     assert "MLflow: " in line
-    assert "Traceback" not in story.away.said
+    assert "Traceback" not in story.away.output
     assert [each["name"] for each in story.away.kubeflow["model_versions"]] == ["1", "2"]
 
 
 def test_registry_without_api_v1_is_named(story):
-    (line,) = (line for line in story.old.said.splitlines() if "evergreen.export" in line)
+    (line,) = (line for line in story.old.output.splitlines() if "evergreen.export" in line)
     assert story.old.code == 3
     assert f"{story.kubeflow.url} answers 404 to the API v1, expected a Kubeflow Hub with" in line
     assert story.old.kubeflow == story.back.kubeflow
 
 
-def test_every_evaluated_round_is_run_with_its_verdict_and_numbers_once(chain, story):
+def test_every_evaluated_round_is_exported_once_as_run_with_its_verdict(chain, story):
     runs = {by_key(run["data"]["tags"])["model_id"]: run for run in story.first.mlflow.runs}
     assert len(story.first.mlflow.runs) == 2
     assert runs.keys() == {this.training.model_id for this in chain.rounds}
@@ -148,17 +148,17 @@ def test_every_evaluated_round_is_run_with_its_verdict_and_numbers_once(chain, s
         assert f"Model card: {model}" in card.read_text()
 
 
-def test_every_version_is_its_graph_with_graphs_own_tensors_as_signature(story):
+def test_every_version_has_its_graph_and_tensors_of_graph_as_signature(story):
     assert sorted(number for number, _ in story.first.mlflow.versions) == [1, 2]
     for number, version in story.first.mlflow.versions:
-        kept = graph_folder(story.store, number)
+        stored = graph_folder(story.store, number)
         model_id = version["source"].removeprefix("models:/")
         (folder,) = story.artifacts.rglob(f"{model_id}/artifacts")
         for name in ("model.onnx", "model.data"):
-            assert (folder / name).read_bytes() == (kept / name).read_bytes()
+            assert (folder / name).read_bytes() == (stored / name).read_bytes()
         described = yaml.safe_load((folder / "MLmodel").read_text())
         assert described["flavors"]["python_function"]["loader_module"] == "mlflow.onnx"
-        graph = onnx.load(kept / "model.onnx", load_external_data=False).graph
+        graph = onnx.load(stored / "model.onnx", load_external_data=False).graph
         for side, tensors in (("inputs", graph.input), ("outputs", graph.output)):
             specs = {
                 each["name"]: each["tensor-spec"]
@@ -172,9 +172,9 @@ def test_every_version_is_its_graph_with_graphs_own_tensors_as_signature(story):
                 ]
 
 
-def test_aliases_follow_release_canary_and_rollback_and_nothing_else(story):
+def test_aliases_change_only_with_release_canary_and_rollback(story):
     stages = [story.first, story.canary, story.back]
-    assert [stage.code for stage in stages] == [0, 0, 0], [stage.said for stage in stages]
+    assert [stage.code for stage in stages] == [0, 0, 0], [stage.output for stage in stages]
     aliases = [{"champion": 2}, {"champion": 2, "candidate": 1}, {"champion": 1}]
     assert [stage.mlflow.aliases for stage in stages] == aliases
     for stage, expected in zip(stages, aliases):
@@ -196,10 +196,12 @@ def test_model_registry_has_each_versions_graph_and_numbers_by_its_api(story):
             if of == version["id"]
         )
         assert uri == (graph_folder(story.store, int(version["name"])) / "model.onnx").as_uri()
-        told = version["customProperties"]
-        verdict = Verdict.read(verdict_paths(story.store, told["model_id"]["string_value"])[0])
-        assert told["auc"]["double_value"] == verdict.candidate.auc
-        assert (told["verdict"]["string_value"], version["description"]) == (
+        properties = version["customProperties"]
+        verdict = Verdict.read(
+            verdict_paths(story.store, properties["model_id"]["string_value"])[0]
+        )
+        assert properties["auc"]["double_value"] == verdict.candidate.auc
+        assert (properties["verdict"]["string_value"], version["description"]) == (
             verdict.decision,
             verdict.reason,
         )

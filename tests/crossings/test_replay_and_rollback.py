@@ -25,7 +25,7 @@ def _raw_categories(table):
     )
 
 
-def test_old_rows_are_lakes_and_reach_training_encoded_as_its_own(chain):
+def test_replayed_rows_come_from_lake_and_are_encoded_like_new_rows(chain):
     second = chain.rounds[1]
     raw, encoded = second.extraction, second.preprocessing
     workflow = FeatureWorkflow.load(local_path(encoded.workflow_uri))
@@ -85,8 +85,8 @@ def test_same_round_after_rollback_gives_same_model_to_last_bit(chain, again):
     """
     second = chain.rounds[1]
     assert again.extraction.digest == second.extraction.digest
-    # Vocabularies, moments and category counts for the next run. NVTabular's own copy is in a
-    # folder below.
+    # The compared files are vocabularies, moments and category counts for the next run. NVTabular's
+    # copy of the workflow is in a sub-folder, which is not compared.
     workflows = [local_path(this.training.uri) / Model.WORKFLOW for this in (second, again)]
     files = [
         {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
@@ -99,7 +99,7 @@ def test_same_round_after_rollback_gives_same_model_to_last_bit(chain, again):
         sorted(str(path.relative_to(folder)) for path in folder.rglob("*")) for folder in folders
     ]
     assert names[0] == names[1]
-    assert any("opt" in name for name in names[0]), "the optimizer's state is among the weights"
+    assert any("opt" in name for name in names[0]), "the weights must include the optimizer's state"
     assert again.training.sha256[Model.WEIGHTS] == second.training.sha256[Model.WEIGHTS]
     assert again.training.optimizer_step == second.training.optimizer_step
     assert again.training.sha256[Model.WEIGHTS] != chain.rounds[0].training.sha256[Model.WEIGHTS]

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from cli.reproduce import RUN, Reproduction, find, main
-from demo.simulation.world import World, write_lake
+from demo.simulation.simulator import Simulator, write_lake
 from evergreen.contracts.manifests import Model, RawDataset
 from evergreen.networks.files import add_to_bias
 from evergreen.runtime.durable import sha256_tree
@@ -25,7 +25,7 @@ EDITED = Path("lake", "day=2026-01-04", "part-00000.parquet")
 
 @pytest.fixture
 def copy(chain, tmp_path):
-    """A copy of the chain. Tests may change this copy."""
+    """A copy of the chain, which a test may change."""
     return chain.copied_to(tmp_path / "a copy")
 
 
@@ -39,12 +39,12 @@ def state(folder):
     return {path: (path.lstat().st_mtime_ns, path.lstat().st_size) for path in folder.rglob("*")}
 
 
-def test_round_is_trained_again_to_same_bytes_and_store_stays_as_it_was(chain, tmp_path, capsys):
+def test_round_is_trained_again_to_same_bytes_and_registry_does_not_change(chain, tmp_path, capsys):
     store, model = chain.root / "store", chain.rounds[1].training
     before = state(store)
     assert main(["2", "--store", str(store), "--work", str(tmp_path)]) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert said == [
+    output = capsys.readouterr().out.splitlines()
+    assert output == [
         *(f"same     {step}" for step in STEPS),
         f"model {model.model_id}: the same bytes",
     ]
@@ -54,9 +54,9 @@ def test_round_is_trained_again_to_same_bytes_and_store_stays_as_it_was(chain, t
     assert state(store) == before
 
 
-def test_what_came_to_lake_after_run_is_not_read(copy, second):
+def test_rows_that_reach_lake_after_run_are_not_read(copy, second):
     write_lake(
-        World.create(seed=9),
+        Simulator.create(seed=9),
         str(copy.root / "aside"),
         rows=500,
         days=3,
@@ -70,7 +70,7 @@ def test_what_came_to_lake_after_run_is_not_read(copy, second):
 
 
 @pytest.mark.parametrize("keeps_time", [True, False])
-def test_edited_file_of_lake_is_first_difference(copy, second, keeps_time):
+def test_edited_file_of_lake_is_reported_as_first_difference(copy, second, keeps_time):
     path = copy.root / EDITED
     status, table = path.stat(), pq.ParquetFile(path).read()
     labels = table["label"].to_numpy().copy()
@@ -92,7 +92,7 @@ def test_edited_file_of_lake_is_first_difference(copy, second, keeps_time):
     assert is_named is not keeps_time
 
 
-def test_lost_days_of_lake_and_collected_weights_of_parent_are_named(copy, tmp_path, capsys):
+def test_missing_days_of_lake_and_deleted_weights_of_parent_are_named(copy, tmp_path, capsys):
     line = ["2", "--store", str(copy.root / "store"), "--work", str(tmp_path)]
     shutil.rmtree((copy.root / EDITED).parent)
     assert main(line) == 2
@@ -115,7 +115,7 @@ def test_lost_days_of_lake_and_collected_weights_of_parent_are_named(copy, tmp_p
         ("training", "weights: 1 of "),
     ],
 )
-def test_difference_that_was_planted_in_step_is_first(copy, second, monkeypatch, step, line):
+def test_planted_difference_of_step_is_reported_first(copy, second, monkeypatch, step, line):
     """The remaining steps are replaced by copies of the original run's outputs."""
     this = copy.rounds[1]
     own_work = local_path(this.extraction.train_uri).parents[1]
@@ -151,5 +151,5 @@ def test_difference_that_was_planted_in_step_is_first(copy, second, monkeypatch,
     found = dict(second.steps())
     assert list(found) == STEPS
     assert next(name for name in STEPS if found[name]) == step
-    (said,) = [each for each in found[step] if each.startswith(line)]
-    assert step != "training" or said.endswith(" tensors, by 0.25 at most")
+    (text,) = [each for each in found[step] if each.startswith(line)]
+    assert step != "training" or text.endswith(" tensors, by 0.25 at most")

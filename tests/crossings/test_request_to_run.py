@@ -23,9 +23,9 @@ from monitoring.policies.rate_limit import OBSERVED_NUMBERS
 from monitoring.retraining.retraining import Retraining
 from monitoring.retraining.triggers import KubeflowSettings, KubeflowTrigger, LocalTrigger
 from monitoring.state.store import StateStore
+from pipelines.locations import LOCATIONS
 from pipelines.package import compile_pipeline, read_parameters
 from pipelines.placement import Placement
-from pipelines.places import PLACES
 from tests.support.errors import raises
 from tests.support.yaml_texts import documents
 
@@ -65,13 +65,13 @@ def inputs(package):
 
 
 @pytest.fixture
-def monitor_asks(tmp_path):
+def request_from_monitor(tmp_path):
     """Let the monitor make a decision, write a retrain request, and submit it through `trigger`.
 
     Returns the request.
     """
 
-    def ask(trigger) -> RetrainRequest:
+    def request_run(trigger) -> RetrainRequest:
         store = StateStore(tmp_path / "state" / "monitor.db")
         retraining = Retraining(
             documents=store,
@@ -99,7 +99,7 @@ def monitor_asks(tmp_path):
         store.close()
         return request
 
-    return ask
+    return request_run
 
 
 def _fits(arguments, inputs):
@@ -113,8 +113,8 @@ def _fits(arguments, inputs):
         )
 
 
-def test_extraction_understands_requests_window(monitor_asks, tmp_path):
-    request = monitor_asks(LocalTrigger(tmp_path / "state", tmp_path / "store", "true"))
+def test_extraction_understands_requests_window(request_from_monitor, tmp_path):
+    request = request_from_monitor(LocalTrigger(tmp_path / "state", tmp_path / "store", "true"))
     baselines = find_baselines(
         tmp_path / "store", parent=request.parent, champion=request.champion, features=CRITEO
     )
@@ -122,18 +122,17 @@ def test_extraction_understands_requests_window(monitor_asks, tmp_path):
         start=request.window_start, end=request.window_end, parent=baselines.parent
     )
     assert window.start is None
-    assert (
-        window.end == round(NOW * 1e6) + 1
-    )  # The row at exactly the time of the request belongs to the run.
+    # The row at exactly the time of the request belongs to the run.
+    assert window.end == round(NOW * 1e6) + 1
 
 
-def test_local_triggers_command_line_is_one_that_evergreen_takes(
-    monitor_asks, services, package, inputs, tmp_path
+def test_command_line_of_local_trigger_is_accepted_by_evergreen(
+    request_from_monitor, services, package, inputs, tmp_path
 ):
     # The monitor's settings in the demo, with a harmless program in place of the interpreter.
     command = ["true", *services.run_command()[1:]]
     trigger = LocalTrigger(tmp_path / "state", tmp_path / "store", shlex.join(command))
-    request = monitor_asks(trigger)
+    request = request_from_monitor(trigger)
     note = json.loads((tmp_path / "state" / "runs" / f"{request.request_id}.json").read_text())
     program, switch, module, *line = note["command"]
     assert (program, switch, module) == ("true", "-m", "cli")
@@ -144,40 +143,40 @@ def test_local_triggers_command_line_is_one_that_evergreen_takes(
     assert RetrainRequest.read(parsed.request) == request
     _fits(read_parameters(package, parsed.parameter), inputs)
     _fits(request.pipeline_arguments(), inputs)
-    assert len(request.pipeline_arguments()) == 6, "it decides only what the pipeline asks for"
+    assert len(request.pipeline_arguments()) == 6, "the request must set only the pipeline's inputs"
 
 
 def test_local_run_gives_pipeline_only_inputs_that_it_has(
-    monitor_asks, services, package, inputs, monkeypatch, tmp_path
+    request_from_monitor, services, package, inputs, monkeypatch, tmp_path
 ):
-    request = monitor_asks(LocalTrigger(tmp_path / "state", tmp_path / "store", "true"))
+    request = request_from_monitor(LocalTrigger(tmp_path / "state", tmp_path / "store", "true"))
     given, placed = {}, {}
 
-    def run_pipeline(package, arguments, *, places, **_others):
+    def run_pipeline(package, arguments, *, locations, **_others):
         given.update(arguments)
-        placed.update(places)
+        placed.update(locations)
 
     monkeypatch.setattr(local_run, "run_pipeline", run_pipeline)
     monkeypatch.setattr(local_run.signal, "signal", lambda *_: None)
     line = build_parser().parse_args(services.run_command()[3:])
-    asked = {"parameters": read_parameters(package, line.parameter), "request": request}
+    values = {"parameters": read_parameters(package, line.parameter), "request": request}
     with raises(PermanentError, "without an outcome"):
-        local_run.run_once(package, services.folders, **asked)
+        local_run.run_once(package, services.folders, **values)
     _fits(given, inputs)
     assert given["trigger_id"] == request.request_id
     assert given["window_end"] == request.window_end
-    assert placed.keys() <= set(PLACES)
+    assert placed.keys() <= set(LOCATIONS)
 
 
-def test_kubeflow_run_is_asked_for_with_inputs_that_pipeline_has(
-    monitor_asks, kubeflow, inputs, tmp_path
+def test_kubeflow_run_is_requested_with_inputs_of_pipeline(
+    request_from_monitor, kubeflow, inputs, tmp_path
 ):
     further = {"recommender": "3", "settings": "gate.min_auc=0.7"}
     settings = KubeflowSettings(
         kubeflow_host=kubeflow.url, pipeline_name="ours", pipeline_arguments=json.dumps(further)
     )
     trigger = KubeflowTrigger(settings, store=tmp_path / "store", timeout_seconds=(5.0, 5.0))
-    request = monitor_asks(trigger)
+    request = request_from_monitor(trigger)
     (run,) = kubeflow.runs
     sent = run["body"]["runtime_config"]["parameters"]
     _fits(sent, inputs)
@@ -185,7 +184,7 @@ def test_kubeflow_run_is_asked_for_with_inputs_that_pipeline_has(
     assert run["display_name"] == "drift 2026-01-01 00:00:00.500000 v3"
 
 
-def test_users_own_file_is_not_overwritten_and_drifting_column_must_exist(services):
+def test_own_file_of_user_is_not_overwritten_and_drifting_column_must_exist(services):
     own = services.plan.base.with_settings({"gate.min_auc": 0.7, "training.seed": 1})
     rows = {"replay_rows": 2_000, "lake_rows": 3_000, "clicks": 600, "replay_requests": 2_000}
     settings = plan_for_data(services.settings, own, **rows).recommender().settings

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.training.rows import RowFolder, open_rows
-from demo.simulation.world import Drift, World, write_lake
+from demo.simulation.simulator import Drift, Simulator, write_lake
 from evergreen.config.features import MISSING_CATEGORY
 from evergreen.contracts.criteo import CATEGORICAL, FEATURES
 from evergreen.contracts.raw_rows import EVENT_TIME, REQUEST_ID, ROW
@@ -30,14 +30,13 @@ NUM_LATE = 400
 def three(chain, tmp_path_factory):
     """The chain with its two rounds and a third round.
 
-    Before the third round, more files are added to the days of the second round. One of the added
-    files is truncated.
+    Before the third round, the days of the second round get more files, one of which is truncated.
     """
     later = chain.copied_to(tmp_path_factory.mktemp("three rounds"))
     changed = {"replay_share": 0, "max_quarantined_file_fraction": 0.5}
     later.settings = {**later.settings, "extraction": {**later.settings["extraction"], **changed}}
     (later.root / "lake" / "day=2026-01-05" / "torn.parquet").write_bytes(b"PAR1 and no more")
-    world = World.create(seed=3).drifted(Drift(seed=5))
+    world = Simulator.create(seed=3).drifted(Drift(seed=5))
     write_lake(
         world, str(later.root / "aside"), rows=NUM_LATE, days=2, last_day=date(2026, 1, 5), seed=8
     )
@@ -88,18 +87,18 @@ def _lake(chain):
     )
 
 
-def test_line_learns_each_row_once_and_those_that_evaluated_round_in_next(three, tmp_path):
+def test_lineage_trains_on_each_row_once_and_evaluates_it_in_next_run(three, tmp_path):
     chain, rounds = three
-    learned = [_learned(this, tmp_path) for this in rounds]
+    trained = [_learned(this, tmp_path) for this in rounds]
     holdout = [keys_in(this.extraction.holdout_uri) for this in rounds]
-    assert set(Counter(key for keys in learned for key in keys).values()) == {1}
-    for before, after in zip(holdout, learned[1:]):
+    assert set(Counter(key for keys in trained for key in keys).values()) == {1}
+    for before, after in zip(holdout, trained[1:]):
         assert len(before) > 100
         assert set(before) <= set(after)
-    assert {key for keys in learned for key in keys} | set(holdout[-1]) == _lake(chain).keys()
+    assert {key for keys in trained for key in keys} | set(holdout[-1]) == _lake(chain).keys()
 
 
-def test_model_names_files_that_lay_in_lake_in_its_round(three):
+def test_model_names_files_that_were_in_lake_in_its_round(three):
     _, (first, second, third) = three
     for this in (first, second, third):
         assert this.training.files == this.preprocessing.files == this.extraction.files
@@ -114,13 +113,12 @@ def test_model_names_files_that_lay_in_lake_in_its_round(three):
     assert {day: len(names) for day, names in new.items() if names} == late | own
 
 
-def test_late_rows_are_learnt_before_windows_and_encoded_as_these_are(three):
+def test_late_rows_are_trained_on_before_windows_and_encoded_like_them(three):
     _, (_, second, third) = three
     raw = table_in(third.extraction.train_uri)
     num_late = third.extraction.num_late_rows
     late = raw.slice(0, num_late)
-    # The window of the test contains only rows that are newer than the training rows of the second
-    # round.
+    # All rows of the test's window are newer than the training rows of the second round.
     assert NUM_LATE / 2 < num_late < NUM_LATE
     names = raw[REQUEST_ID].to_pylist()
     assert sum(name.startswith("late-") for name in names) == NUM_LATE
@@ -136,19 +134,23 @@ def test_late_rows_are_learnt_before_windows_and_encoded_as_these_are(three):
     np.testing.assert_array_equal(ids, workflow.encode_categorical(values))
 
 
-def test_validation_evaluates_them_with_window_and_lineage_tells_their_days(three):
+def test_validation_reads_window_and_lineage_knows_their_days(three):
     _, (*_, third) = three
     assert third.validation.num_rows == third.extraction.num_train_rows
-    told = {
+    recorded = {
         each["day"]: each.get("num_late_rows")
         for each in third.training.days
         if not each.get("replay")
     }
     on_second_day = third.extraction.num_late_rows - NUM_LATE // 2
-    assert told == {"2026-01-04": NUM_LATE // 2, "2026-01-05": on_second_day, "2026-01-06": None}
+    assert recorded == {
+        "2026-01-04": NUM_LATE // 2,
+        "2026-01-05": on_second_day,
+        "2026-01-06": None,
+    }
 
 
-def test_model_names_files_whose_rows_it_could_not_learn(three):
+def test_model_names_files_whose_rows_it_could_not_train_on(three):
     _, (*_, third) = three
     assert third.training.unread_files == {"2026-01-05": {"torn.parquet": ""}}
     assert "torn.parquet" not in third.training.files["2026-01-05"]

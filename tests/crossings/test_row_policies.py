@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from demo.simulation.world import World, write_lake
+from demo.simulation.simulator import Simulator, write_lake
 from evergreen.config.features import MISSING_CATEGORY
 from evergreen.contracts import criteo, raw_rows
 from evergreen.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABILITY_OUTPUT
@@ -39,7 +39,7 @@ def rounds(tmp_path_factory, chain, warm):
         "attribution_hours": HOURS,
         "replay_share": 0.2,
     }
-    world = World.create(seed=3, click_rate=0.1)
+    world = Simulator.create(seed=3, click_rate=0.1)
     for number, rate in enumerate(RATES):
         last_day = date(2026, 1, 2 + 2 * number)
         write_lake(
@@ -80,7 +80,7 @@ def test_scores_of_full_holdout_are_calibrated_only_with_correction(rounds, turn
 
 
 @pytest.mark.parametrize("turn", [0, 1])
-def test_counts_of_thinning_and_left_out_columns_reach_model(rounds, turn):
+def test_counts_of_downsampling_and_excluded_columns_reach_model(rounds, turn):
     this, rate = rounds.rounds[turn], RATES[turn]
     raw, encoded = this.extraction, this.preprocessing
     labels = read(local_path(raw.train_uri))[raw_rows.LABEL].to_numpy()
@@ -88,8 +88,10 @@ def test_counts_of_thinning_and_left_out_columns_reach_model(rounds, turn):
     assert len(labels) == raw.num_train_rows == encoded.num_train_rows + encoded.num_sampled_out
     assert encoded.negative_rate == this.training.negative_rate == rate
     assert this.training.excluded_columns == list(EXCLUDED)
-    kept = negatives - encoded.num_sampled_out
-    assert kept == pytest.approx(negatives * rate, abs=4 * np.sqrt(negatives * rate * (1 - rate)))
+    remaining = negatives - encoded.num_sampled_out
+    assert remaining == pytest.approx(
+        negatives * rate, abs=4 * np.sqrt(negatives * rate * (1 - rate))
+    )
     if turn:
         old = read(local_path(raw.replay_uri))[raw_rows.LABEL].to_numpy()
         clicks = read(local_path(encoded.replay_uri))[raw_rows.LABEL].to_numpy().sum()

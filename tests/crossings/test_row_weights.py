@@ -63,9 +63,11 @@ def test_sampled_rows_with_weights_give_click_rate_of_all_rows(chain_of):
     accept_into(chain.root / "store", chain.recommender)
     rows = drawn(ROWS, 1)
     click = rows[-1]
-    kept = (click == 1) | (np.random.default_rng(2).random(ROWS) < 0.1)
+    sampled = (click == 1) | (np.random.default_rng(2).random(ROWS) < 0.1)
     file = (
-        rows_on(20_000, rows, prefix="q").append_column("counts", [10.0 - 9 * click]).filter(kept)
+        rows_on(20_000, rows, prefix="q")
+        .append_column("counts", [10.0 - 9 * click])
+        .filter(sampled)
     )
     write_csv(file, chain.root / "clicks.csv")
     store, lake = str(chain.root / "store"), chain.root / "lake"
@@ -73,9 +75,8 @@ def test_sampled_rows_with_weights_give_click_rate_of_all_rows(chain_of):
         ingest(["--store", store, "--data", str(chain.root / "clicks.csv"), "--lake", str(lake)])
         == 0
     )
-    chain.settings["preprocessing"] = {
-        "negative_rate": 0.5
-    }  # Expected mean of the remaining rows, whose weights do not change.
+    # Half of the rows without a click are dropped.
+    chain.settings["preprocessing"] = {"negative_rate": 0.5}
     first = chain.turn("sampled")
     labels, weights = (
         each.to_numpy() for each in table_in(first.preprocessing.train_uri, "label", WEIGHT).columns
@@ -86,14 +87,13 @@ def test_sampled_rows_with_weights_give_click_rate_of_all_rows(chain_of):
         first,
         unsampled,
         num_clicks=int(click.sum()),
-        num_others=int((kept & (click == 0)).sum()) / 2,
+        num_others=int((sampled & (click == 0)).sum()) / 2,
     )
-    assert (
-        first.evaluation.decision == "pass"
-    )  # The gate also applies row weights to its log loss and its clicks.
+    # The gate also applies row weights to its log loss and its clicks.
+    assert first.evaluation.decision == "pass"
     assert 0.9 < first.evaluation.candidate.calibration < 1.1
     assert first.evaluation.candidate.log_loss < 0.25
-    assert first.training.progressive["log_loss"] < 0.35  # of downsampled rows
+    assert first.training.progressive["log_loss"] < 0.35  # this log loss is over downsampled rows
 
     rows = drawn(LATER_ROWS, 4)
     (lake / "day=2024-10-05").mkdir()

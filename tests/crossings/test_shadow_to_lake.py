@@ -70,8 +70,8 @@ def _archived(folder, records):
 
 
 @pytest.fixture(scope="module")
-def places(tmp_path_factory):
-    """Records with shadow scores, partly uploaded, and the same records without shadow scores."""
+def monitor_folders(tmp_path_factory):
+    """The folders of two monitors with equal records: one with shadow scores, one without."""
     with_shadow, without = (
         tmp_path_factory.mktemp("with shadow"),
         tmp_path_factory.mktemp("without"),
@@ -82,9 +82,9 @@ def places(tmp_path_factory):
 
 
 def _check_evidence(*folders):
-    places = [open_objects(str(folder)) for folder in folders]
+    monitor_folders = [open_objects(str(folder)) for folder in folders]
     since = datetime.fromtimestamp(BEGIN + 2, timezone.utc)
-    found = read_pairs(places, stable=3, canary=4, since=since, most=1_000)
+    found = read_pairs(monitor_folders, stable=3, canary=4, since=since, most=1_000)
     expected = [
         (int(i == 1), *(map(float, (served, other) if r.model_version == 3 else (other, served))))
         for r in RECORDS[2:]
@@ -97,8 +97,8 @@ def _check_evidence(*folders):
     assert len(np.unique(found.groups)) * ROWS == len(expected)
 
 
-def test_evidence_reads_every_pair_before_during_and_after_upload(places):
-    folder, _ = places
+def test_evidence_covers_every_pair_before_during_and_after_upload(monitor_folders):
+    folder, _ = monitor_folders
     archive, lake = folder / "archive", folder / "lake"
     _check_evidence(archive, lake)
 
@@ -112,15 +112,15 @@ def test_evidence_reads_every_pair_before_during_and_after_upload(places):
     _check_evidence(lake)
 
 
-def test_extraction_makes_same_rows_of_lake_with_shadow_scores(places):
-    folder, without = places
-    for place in (folder, without):
-        Uploader(place / "archive", place / "lake", clock=Clock(BEGIN)).run_once()
+def test_extraction_gives_same_rows_with_and_without_shadow_scores(monitor_folders):
+    folder, without = monitor_folders
+    for each in (folder, without):
+        Uploader(each / "archive", each / "lake", clock=Clock(BEGIN)).run_once()
     rows, expected = (
         rows_in(raw.train_uri, raw.holdout_uri)
         for raw in (
-            extract_by_command(place, place / "lake", holdout_fraction=0.3)
-            for place in (folder, without)
+            extract_by_command(each, each / "lake", holdout_fraction=0.3)
+            for each in (folder, without)
         )
     )
     assert rows == expected

@@ -54,7 +54,7 @@ def page_of(address: str, name: str) -> str:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_page_of_site_fits_every_screen_and_hinders_nobody(address, tmp_path, name):
+def test_page_of_site_fits_every_screen_and_is_accessible(address, tmp_path, name):
     page = page_of(address, name)
     assert max(pixels_too_wide(tmp_path, page, *WIDTHS)) <= 0
     assert serious_findings(tmp_path, page) == []

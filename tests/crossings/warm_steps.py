@@ -38,7 +38,7 @@ class WarmSteps:
     def run(
         self, step: str, arguments: list[str], *, variables: dict[str, str], folder: Path
     ) -> tuple[int, str]:
-        """Return the exit code of the step's command with these arguments, and its output."""
+        """Run the step's command with `arguments`, and return its exit code and its output."""
         return self.of(step, variables).run(
             STEP.format(step), arguments, variables=variables, folder=folder
         )

@@ -1,4 +1,4 @@
-"""Fixtures for the tests in this folder."""
+"""Fixtures for the tests in tests/demo."""
 
 import pytest
 

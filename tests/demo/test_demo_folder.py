@@ -52,7 +52,7 @@ def test_second_demo_in_folder_is_refused_and_firsts_files_stay(tmp_path):
         assert [path.name for path in folder.iterdir()] == [".evergreen-demo"]
 
 
-def test_killed_demo_leaves_folder_to_next(tmp_path):
+def test_killed_demo_leaves_folder_to_next_demo(tmp_path):
     folder = tmp_path / "a demo"
     program = (
         "import os, pathlib, sys; from demo.demo import start_clean\n"
@@ -70,11 +70,11 @@ def test_only_finished_demo_can_be_opened(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("clicks", "said"), [(0, "0 clicks in 4,000 rows"), (4000, "4,000 clicks in 4,000 rows")]
+    ("clicks", "message"), [(0, "0 clicks in 4,000 rows"), (4000, "4,000 clicks in 4,000 rows")]
 )
-def test_labels_of_one_class_are_refused_before_anything_is_trained(tmp_path, clicks, said):
+def test_labels_of_one_class_are_refused_before_anything_is_trained(tmp_path, clicks, message):
     settings = DemoSettings(folder=tmp_path)
-    with pytest.raises(ContractError, match=said):
+    with pytest.raises(ContractError, match=message):
         plan_for_data(
             settings,
             CRITEO_RECOMMENDER,
@@ -90,7 +90,7 @@ CRITEO_LINE = "0\t1\t" + "5\t" * 11 + "\t" + "68fd1e64\t" * 25 + "\n"
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "message"),
     [
         (
             "train.csv",
@@ -111,13 +111,13 @@ CRITEO_LINE = "0\t1\t" + "5\t" * 11 + "\t" + "68fd1e64\t" * 25 + "\n"
     ],
 )
 @pytest.mark.parametrize("is_folder", [True, False])
-def test_criteos_rows_are_known_and_not_drafted(tmp_path, name, content, said, is_folder):
+def test_criteo_rows_are_recognized_and_not_drafted(tmp_path, name, content, message, is_folder):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / name).write_bytes(content)
     (tmp_path / "data" / "readme.md").write_text("How these rows were made.")
     data = tmp_path / "data" if is_folder else tmp_path / "data" / name
     found = describe_data(data, tmp_path / "draft.yaml")
-    assert found == (CRITEO_RECOMMENDER, [said], False)
+    assert found == (CRITEO_RECOMMENDER, [message], False)
     assert not (tmp_path / "draft.yaml").exists()
 
 
@@ -136,13 +136,13 @@ def test_undraftable_input_gets_drafts_own_message_and_never_criteos(tmp_path, n
     data.write_text(text)
     with pytest.raises(ContractError) as own:
         draft(read_sample(data), name="any")
-    with pytest.raises(ContractError) as said:
+    with pytest.raises(ContractError) as caught:
         describe_data(data, tmp_path / "draft.yaml")
-    assert str(said.value) == str(own.value)
-    assert "Criteo" not in str(said.value)
+    assert str(caught.value) == str(own.value)
+    assert "Criteo" not in str(caught.value)
 
 
-def test_folder_without_rows_says_which_files_are_looked_for(tmp_path):
+def test_folder_without_rows_names_expected_files(tmp_path):
     (tmp_path / "readme.md").write_text("No rows.")
     (tmp_path / ".hidden.csv").write_text("clicked,price\n0,1.5\n")
     with raises(ContractError, "no file of rows", ".csv"):
@@ -178,7 +178,7 @@ def test_rows_have_times_where_draft_or_given_file_names_their_column(tmp_path, 
         (24_000, 24_000, False),
     ],
 )
-def test_each_row_is_its_own_request_as_far_as_so_many_can_be_sent(tmp_path, rows, requests, keeps):
+def test_requests_of_data_are_kept_only_if_so_many_can_be_sent(tmp_path, rows, requests, keeps):
     plan = plan_for_data(
         DemoSettings(folder=tmp_path),
         CRITEO_RECOMMENDER,
@@ -257,15 +257,15 @@ def test_refused_first_model_ends_demo_with_advice_that_would_release_one(begun,
     outcome = _first_run(demo)
     assert outcome.state == "refused"
     assert _conclude_without_model(demo, outcome) == 1
-    told = capsys.readouterr().out.splitlines()
-    assert "no first model: refused at evaluation: because" in told[0]
-    assert "warning: price leaks" in told[1]
-    assert "to complete the loop: about 600 held-out rows would tell" in told[2]
-    assert "write `gate: {min_auc: 0.52}` into a copy of the recommender's file" in told[3]
-    assert len(told) == 4
+    output = capsys.readouterr().out.splitlines()
+    assert "no first model: refused at evaluation: because" in output[0]
+    assert "warning: price leaks" in output[1]
+    assert "to complete the loop: about 600 held-out rows would tell" in output[2]
+    assert "write `gate: {min_auc: 0.52}` into a copy of the recommender's file" in output[3]
+    assert len(output) == 4
 
 
-def test_first_run_that_fails_says_why_and_one_that_says_nothing_is_error(begun, capsys):
+def test_first_failed_run_says_why_and_one_without_reason_is_error(begun, capsys):
     with raises(PermanentError, "first_run", "code 3", "the last word"):
         _first_run(begun(3, None))
     demo = begun(3, ended("failed", "extraction"))
@@ -273,8 +273,8 @@ def test_first_run_that_fails_says_why_and_one_that_says_nothing_is_error(begun,
     assert "no first model: failed at extraction: because" in capsys.readouterr().out
 
 
-class Told:
-    """A double of the stack for the loop's stages.
+class StackDouble:
+    """A double of the demo's stack of processes.
 
     The double records the calls of processes and never waits.
     """
@@ -293,7 +293,7 @@ class Told:
 
 
 @pytest.mark.parametrize(
-    ("decided", "ran_out", "has_ended", "title", "told"),
+    ("decided", "ran_out", "has_ended", "title", "sentence"),
     [
         (False, False, False, "drift begins", ["drift"]),
         (True, False, False, "the monitor requests a run before the drift began", []),
@@ -301,11 +301,9 @@ class Told:
         (False, False, True, "the rows ran out before the drift began", []),
     ],
 )
-def test_world_is_said_to_change_only_where_it_does(
-    capsys, decided, ran_out, has_ended, title, told
-):
+def test_drift_is_announced_only_if_it_starts(capsys, decided, ran_out, has_ended, title, sentence):
     demo = SimpleNamespace(
-        stack=Told(has_ended=has_ended),
+        stack=StackDouble(has_ended=has_ended),
         screen=Screen(),
         timeline=SimpleNamespace(lines=[]),
         has_decided=lambda: decided,
@@ -316,13 +314,13 @@ def test_world_is_said_to_change_only_where_it_does(
     assert _start_drift(demo) == decided
     first = capsys.readouterr().out.splitlines()[0]
     assert first.endswith(title)
-    assert demo.stack.lines == told
+    assert demo.stack.lines == sentence
 
 
 @pytest.mark.parametrize("ran_out", [False, True])
-def test_bad_release_is_begun_only_where_rows_are_left(capsys, tmp_path, ran_out):
+def test_bad_release_starts_only_if_rows_are_left(capsys, tmp_path, ran_out):
     demo = SimpleNamespace(
-        stack=Told(has_ended=False),
+        stack=StackDouble(has_ended=False),
         screen=Screen(),
         folders=LocalFolders(root=tmp_path),
         rows_ran_out=lambda: ran_out,

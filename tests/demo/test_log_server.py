@@ -29,7 +29,7 @@ def java(tmp_path):
 
 
 @pytest.mark.parametrize("way", ["path", "gcloud"])
-def test_emulator_is_found_wherever_cloud_sdk_lies(way, tmp_path, java):
+def test_emulator_is_found_wherever_cloud_sdk_is_installed(way, tmp_path, java):
     sdk = tmp_path / "google-cloud-sdk"
     script = program(sdk / "platform" / "pubsub-emulator" / "bin" / "cloud-pubsub-emulator")
     gcloud = program(sdk / "bin" / "gcloud")
@@ -62,7 +62,7 @@ def exchange(place, monkeypatch):
         log.close()
 
 
-def test_reader_of_demos_kafka_knows_its_offsets_before_first_write(tmp_path):
+def test_reader_of_demo_kafka_knows_its_offsets_before_first_write(tmp_path):
     """The demo's traffic waits until the log is available."""
     with (
         Stack(logs=tmp_path / "logs", variables={}) as stack,

@@ -65,14 +65,14 @@ def test_failing_step_raises_after_exit_handler_ran(run_tiny):
     assert "planted failure" in (run_tiny.folder / "logs" / "training.log").read_text()
 
 
-def test_preempted_task_is_run_again_as_often_as_pipeline_says(run_tiny):
-    assert ExitCode.PREEMPTED == 75, "the planted one"
+def test_preempted_task_is_retried_as_often_as_pipeline_says(run_tiny):
+    assert ExitCode.PREEMPTED == 75, "the planted step exits with 75"
     folder = run_tiny(passes=True, preemptions=2)
     assert (folder / "second").read_text() == "ran\n" * 3
     assert (folder / "last").read_text() == "SUCCEEDED"
 
 
-def test_step_that_refuses_its_input_is_not_tried_again_and_nobody_waits(run_tiny):
+def test_step_that_refuses_its_input_ends_run_without_retry(run_tiny):
     with pytest.raises(PipelineFailed):
         run_tiny(passes=True, refuses=True)  # The pipeline waits an hour between retries.
     assert (run_tiny.folder / "second").read_text() == "ran\n"

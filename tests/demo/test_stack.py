@@ -54,7 +54,7 @@ def test_process_that_ignores_sigterm_is_killed(stack, tmp_path):
     assert child.returncode == -9
 
 
-def test_death_is_told_with_last_line_of_log(stack, tmp_path):
+def test_end_of_process_is_reported_with_last_line_of_log(stack, tmp_path):
     stack.start("server", [sys.executable, "-c", "raise SystemExit('port 80 is taken')"])
     with says(
         ProcessDied,
@@ -67,7 +67,7 @@ def test_death_is_told_with_last_line_of_log(stack, tmp_path):
         stack.wait_until(lambda: False, what="nothing", seconds=120)
 
 
-def test_process_that_may_end_is_missed_only_when_it_failed(stack):
+def test_optional_process_is_reported_only_if_it_failed(stack):
     stack.start("rows", [sys.executable, "-c", ""], may_end=True)
     ended = stack.start("broken", [sys.executable, "-c", "raise SystemExit(2)"], may_end=True)
     with raises(ProcessDied, "broken", "code 2"):
@@ -75,7 +75,7 @@ def test_process_that_may_end_is_missed_only_when_it_failed(stack):
     assert ended.returncode == 2
 
 
-def test_killed_owner_takes_its_processes_along(tmp_path):
+def test_killed_owner_ends_its_processes(tmp_path):
     owner = (
         "import sys, time; from pathlib import Path; from demo.stack import Stack\n"
         "stack = Stack(logs=Path(sys.argv[1]), variables={})\n"
@@ -93,7 +93,7 @@ def test_killed_owner_takes_its_processes_along(tmp_path):
     wait_for(lambda: not Path(f"/proc/{child}").exists())
 
 
-def test_line_being_written_is_read_when_it_is_whole(tmp_path):
+def test_line_being_written_is_read_when_it_is_complete(tmp_path):
     path = tmp_path / "lines.jsonl"
     lines = JsonLines(path)
     assert lines.update() == []

@@ -52,7 +52,7 @@ def test_good_run_fails_no_promise_and_absent_parts_promise_nothing():
 
 
 @pytest.mark.parametrize("late", [{"late_requests": 1}, {"late_rows": 64}])
-def test_decisions_without_late_record_may_differ_and_report_says_so(late):
+def test_decisions_without_late_record_may_differ_and_are_reported(late):
     summary = replace(
         GOOD, decisions=ReplayedDecisions(points=20, equal=False, digest="00", **late)
     )
@@ -101,10 +101,10 @@ def test_broken_promise_is_one_sentence_with_its_number(path, value, words):
     assert words in failure
 
 
-def test_own_data_may_end_without_run_but_not_with_two():
+def test_demo_on_own_data_may_end_without_run_but_not_with_two_runs():
     without = changed("auc.regained_share", None, changed("trigger.runs", 0))
     assert numbers.failed_promises(without, simulated=False) == []
-    assert numbers.retrain_decision([NOTICE]) is None, "a notice asks for no run"
+    assert numbers.retrain_decision([NOTICE]) is None, "a notification requests no run"
     failed = [RUNS[0], replace(RUNS[1], state="failed", reason="training: out of memory")]
     for runs, words in (
         (failed, "run drift-1 failed: training: out of memory"),
@@ -220,7 +220,7 @@ DECISIONS = [
 NOTICE = {"time": 108.0, "kind": "decision", "policy": "data_drift", "text": "data_drift at 104.5"}
 
 
-def test_each_policys_first_sure_decision_counts_and_none_before_change():
+def test_first_sure_decision_of_each_policy_counts_and_none_before_change():
     never = {"threshold": None, "sequential": None, "data_drift": None}
     assert numbers.first_alarms(DECISIONS, DRIFT_TIME) == {
         "threshold": 10.0,
@@ -304,7 +304,7 @@ def store(tmp_path):
     return tmp_path
 
 
-def test_release_is_described_by_seconds_that_it_overlaps(store):
+def test_release_covers_seconds_in_which_versions_overlap(store):
     traffic = [traffic_line(second, 1) for second in range(80, 100)]
     traffic += [traffic_line(100.5, 1, p99=8.0), traffic_line(101.5, 1, p99=11.0, failed=2)]
     traffic += [traffic_line(102.4, {"1": 900, "2": 100}), traffic_line(103.4, 2, p99=9.0)]
@@ -328,8 +328,8 @@ def test_bad_release_counts_requests_from_start_to_answer_of_old_version():
     traffic += [traffic_line(205, 2), traffic_line(206, 2), traffic_line(207.5, 2, failed=9)]
     found = numbers.bad_release_numbers(PLANTED, traffic)
     assert (found.made, found.rolled_back) == tuple(PLANTED)
-    # The last line of the replay begins at 206 s, exactly when the rollback ends. The line counts,
-    # because the interval includes its end.
+    # The last line of the replay begins at 206 s, exactly when the rollback ends. The interval
+    # includes its end, so the line at 206 s counts.
     assert found.during == TrafficDuring(requests_sent=7 * 31, requests_failed=9, p99_ms=7.5)
     assert numbers.bad_release_numbers([], traffic) is None
 
@@ -352,7 +352,7 @@ def test_sentences_state_each_number_and_none_where_there_is_none():
     assert replayed == "20 decisions were replayed from the lake, all of them equal"
 
 
-def test_run_that_was_not_asked_for_is_no_doubt_of_policy_that_was_sure():
+def test_run_without_retrain_request_is_no_doubt_about_sure_policy():
     unasked = changed(
         "trigger.reason", None, replace(GOOD, policies={"sequential": None, "data_drift": 4.5})
     )
@@ -378,9 +378,9 @@ def test_alarm_before_change_is_never_called_drift():
         assert sentence.startswith("The monitor requested a run before the drift began (low)")
         assert "Drift reduced" not in sentence
         assert "an AUC of 0.77" in sentence
-    told = list(numbers.decision_sentences(early))
-    assert "false alarms before the drift: sequential 3.2 s" in told
-    assert "from the drift to the alarm of each policy: data_drift 2.0 s" in told
+    sentences = list(numbers.decision_sentences(early))
+    assert "false alarms before the drift: sequential 3.2 s" in sentences
+    assert "from the drift to the alarm of each policy: data_drift 2.0 s" in sentences
     late = replace(CHANGED, seconds={"drift_to_detection": 3.25}, auc=replace(GOOD.auc, trough=0.6))
     assert headline_sentence(late).startswith("Drift reduced the live AUC from 0.78 to 0.6")
 
@@ -425,7 +425,7 @@ def verdict(tmp_path, **changes):
 UNASKED = changed("trigger.reason", None, CHANGED)
 
 
-def test_loop_that_turned_needs_nothing():
+def test_successful_loop_needs_no_person():
     assert ways(CHANGED) == []
 
 
@@ -461,16 +461,14 @@ def test_rows_needed_for_certainty_grow_with_logarithm_of_evidence(tmp_path):
         ),
     ],
 )
-def test_change_without_effect_and_alarm_without_rows_say_what_is_missing(
-    tmp_path, decision, words
-):
+def test_change_without_effect_and_alarm_without_rows_name_missing_part(tmp_path, decision, words):
     known = verdict(tmp_path, candidate=ModelQuality(auc=0.7, auc_low=0.66, auc_high=0.74))
     (way,) = ways(UNASKED, decisions=[decision], verdicts=[known])
     for word in words:
         assert word in way
 
 
-def test_rows_that_ran_out_before_change_are_counted(tmp_path):
+def test_rows_that_were_counted_before_change_are_excluded(tmp_path):
     known = verdict(tmp_path, candidate=ModelQuality(auc=0.7, auc_low=0.66, auc_high=0.74))
     (way,) = ways(replace(UNASKED, drift={}), verdicts=[known], drift_time=None)
     assert (
@@ -517,13 +515,13 @@ def test_refused_run_gives_advice_of_its_own_verdict(tmp_path):
     ) == ["bring newer rows"]
 
 
-def test_version_that_was_not_measured_says_how_many_rows_came():
+def test_unmeasured_version_reports_number_of_rows():
     (way,) = ways(changed("auc.recovered", None, CHANGED), timeline=[{"version": 2, "rows": 310}])
     assert "8,000 labelled rows of version 2 fill a window, and 310 came" in way
 
 
 @pytest.mark.parametrize(
-    ("quality", "said"),
+    ("quality", "sentence"),
     [
         (
             ModelQuality(auc=0.71, auc_low=0.7, auc_high=0.72),
@@ -537,11 +535,11 @@ def test_version_that_was_not_measured_says_how_many_rows_came():
         (ModelQuality(), "its auc at the gate is unknown, so the monitor has no threshold for it"),
     ],
 )
-def test_monitor_is_said_to_hold_version_only_to_auc_that_gate_knows(tmp_path, quality, said):
-    assert numbers.first_model_sentence(verdict(tmp_path, candidate=quality)) == said
+def test_monitor_measures_version_only_against_auc_that_gate_knows(tmp_path, quality, sentence):
+    assert numbers.first_model_sentence(verdict(tmp_path, candidate=quality)) == sentence
 
 
-def test_ingested_rows_are_told_by_what_was_read(tmp_path):
+def test_ingested_rows_are_identified_by_their_files(tmp_path):
     times = [datetime(2026, 3, 4, 5, 6, second, tzinfo=timezone.utc) for second in (9, 7, 8)]
     pq.write_table(
         pa.table({"event_time": pa.array(times, pa.timestamp("us", tz="UTC"))}),
@@ -555,21 +553,21 @@ def test_ingested_rows_are_told_by_what_was_read(tmp_path):
         "replaced": 3,
         "passed_over": ["a.md"],
     }
-    told = list(
+    sentences = list(
         numbers.ingested_sentences(made, tmp_path / "replay.parquet", most=1000, has_times=True)
     )
-    assert "rows before 2026-03-04 05:06:07 UTC train" in told[1]
-    assert "to 2026-03-04 05:06:09 are replayed" in told[1]
-    assert told[2:] == [
+    assert "rows before 2026-03-04 05:06:07 UTC train" in sentences[1]
+    assert "to 2026-03-04 05:06:09 are replayed" in sentences[1]
+    assert sentences[2:] == [
         "only the first 1,000 rows are read, --rows reads more",
         "3 rows replaced by later copies of them",
         "files skipped because they are not click logs: a.md",
     ]
-    told = list(
+    sentences = list(
         numbers.ingested_sentences(
             {**made, "replaced": 0, "passed_over": []}, tmp_path, most=2000, has_times=False
         )
     )
-    assert told[1:] == [
+    assert sentences[1:] == [
         "the rows have no times: they are spread over the last four days in file order"
     ]

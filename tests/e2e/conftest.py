@@ -22,7 +22,10 @@ def settings(triton, tmp_path):
 
 @pytest.fixture
 def deploy(settings, make_candidate):  # noqa: F811  a fixture
-    """Releases the model that is made with `seed`. `changes` replaces settings."""
+    """Releases the model that is made with `seed`.
+
+    `changes` contains the settings that differ from the fixture `settings`.
+    """
     return lambda seed, **changes: release(
         *make_candidate(settings.store, seed), settings=dataclasses.replace(settings, **changes)
     )

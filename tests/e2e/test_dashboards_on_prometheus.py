@@ -1,6 +1,6 @@
 """Checks that no panel of a dashboard is empty: a real Prometheus answers each query with numbers.
 
-This Prometheus scrapes a real tritonserver under traffic, and the monitor's own server with a
+The tests' Prometheus scrapes a real tritonserver under traffic, and the monitor's own server with a
 snapshot in which every number is present. The metrics of a cluster and a GPU (kube-state-metrics,
 the DCGM exporter, Triton with a GPU) are in not_here.prom, with their names and labels.
 """
@@ -19,7 +19,7 @@ from evergreen.serving.repository.triton_config import ServingOptions
 from evergreen.serving.servers import Triton
 from monitoring.web.exposition import Exposition
 from monitoring.web.server import HttpSettings, MonitorServer
-from tests.k8s.grafana import DASHBOARDS, Asked, offered, queries
+from tests.k8s.grafana import DASHBOARDS, PanelQuery, offered, queries
 from tests.support.http_double import Page
 from tests.support.processes import wait_for
 from tests.support.prometheus import Prometheus
@@ -33,7 +33,7 @@ quantiles."""
 
 
 class Asking(Prometheus):
-    """Sends requests for single rows and for whole answers."""
+    """Client of Prometheus' query API."""
 
     def numbers(self, query: str) -> list[float]:
         """Return every sample's value."""
@@ -41,7 +41,7 @@ class Asking(Prometheus):
 
 
 def monitor(stack: ExitStack, snapshot) -> str:
-    """Return the URL of the monitor's metrics page with this snapshot."""
+    """Return the URL of a metrics page that shows the monitor's snapshot `snapshot`."""
     exposition = Exposition()
     exposition.show(snapshot)
     server = MonitorServer(exposition, HttpSettings(http_host=LOOPBACK, http_port=0))
@@ -50,7 +50,10 @@ def monitor(stack: ExitStack, snapshot) -> str:
 
 
 def triton(stack: ExitStack, folder):
-    """Start a server of both models, and return a call that sends the same row twice to each."""
+    """Start a server with a cached and an uncached model.
+
+    Returns a function that sends the same row twice to each model.
+    """
     for name, cached in MODELS.items():
         write_model(folder / "repository", name, options=ServingOptions(response_cache=cached))
     settings = TritonSettings(cache_bytes=1 << 20)
@@ -88,7 +91,7 @@ def prometheus(tmp_path_factory):
             "monitor-1": monitor(stack, released),
             "stated": f"{stack.enter_context(closing(Page(NOT_HERE))).url}/metrics",
         }
-        asking = stack.enter_context(Asking(folder / "prometheus", pods))
+        started = stack.enter_context(Asking(folder / "prometheus", pods))
         sent = 0
 
         def is_scraped() -> bool:
@@ -96,26 +99,26 @@ def prometheus(tmp_path_factory):
             send(sent)
             sent += 1
             return (
-                asking.ask("min(count_over_time(up[1m]))").get("", 0) >= 4
-                and min(asking.ask("up").values()) == 1
+                started.query("min(count_over_time(up[1m]))").get("", 0) >= 4
+                and min(started.query("up").values()) == 1
             )
 
         wait_for(is_scraped)
-        yield asking
+        yield started
 
 
-@pytest.mark.parametrize("asked", list(queries()), ids=str)
-def test_query_is_answered_with_numbers(prometheus, asked: Asked):
-    numbers = prometheus.numbers(asked.expr)
-    assert numbers, asked.expr
+@pytest.mark.parametrize("query", list(queries()), ids=str)
+def test_query_is_answered_with_numbers(prometheus, query: PanelQuery):
+    numbers = prometheus.numbers(query.expr)
+    assert numbers, query.expr
     assert all(math.isfinite(number) for number in numbers), numbers
 
 
 def answer(prometheus, dashboard, title, letter="A"):
-    (asked,) = [
+    (query,) = [
         a for a in queries() if (a.dashboard, a.title, a.letter) == (dashboard, title, letter)
     ]
-    return prometheus.numbers(asked.expr)
+    return prometheus.numbers(query.expr)
 
 
 @pytest.mark.parametrize(
@@ -134,12 +137,12 @@ def answer(prometheus, dashboard, title, letter="A"):
         ("serving", "GPU memory", "A", 0.25),
     ],
 )
-def test_number_is_one_that_was_put_in(prometheus, dashboard, title, letter, number):
+def test_panel_shows_number_that_was_planted(prometheus, dashboard, title, letter, number):
     assert answer(prometheus, dashboard, title, letter) == [pytest.approx(number)]
 
 
 def test_half_of_cached_models_requests_are_hits(prometheus):
-    """Each row was sent twice. A scrape may fall between both requests."""
+    """Each row was sent twice. A scrape may fall between two requests with the same row."""
     assert answer(prometheus, "serving", "Cache hits") == [pytest.approx(0.5, abs=0.2)]
 
 

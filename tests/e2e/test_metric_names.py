@@ -12,8 +12,9 @@ from tests.support import metric_names
 from tests.support.triton import write_model
 
 
-def test_recorded_names_and_labels_are_servers(tmp_path):
-    # There are two models, because a model with cached answers has no summary of whole requests.
+def test_recorded_names_and_labels_are_those_of_server(tmp_path):
+    # The second model has no response cache. For a model with a response cache, the server exports
+    # no request summary.
     models = {"click_model": True, "click_model_canary": False}
     for name, cached in models.items():
         write_model(tmp_path / "repository", name, options=ServingOptions(response_cache=cached))

@@ -1,6 +1,6 @@
 """Tests of the metric that scales Triton, through a real Prometheus.
 
-The reference values are independent of Prometheus' source: the server's statistics extension counts
+The expected values do not come from Prometheus. The server's statistics extension counts
 nanoseconds, and the clients count answers. Both servers start at zero before the first scrape. All
 load is in the query's window, so the query covers everything that the servers counted.
 """
@@ -49,13 +49,13 @@ def send(client: Client):
 
     A mean of the models' means would be wrong.
     """
-    threads = client.ask_at_once(240) + client.ask_at_once(6, CANARY_NAME)
+    threads = client.send_at_once(240) + client.send_at_once(6, CANARY_NAME)
     for thread in threads:
         thread.join(60)
         assert not thread.is_alive()
 
 
-def test_shipped_query_is_servers_own_mean_under_load_and_zero_when_idle(servers, prometheus):
+def test_shipped_query_equals_mean_of_server_under_load_and_zero_when_idle(servers, prometheus):
     queries, client = read_queries(KEDA), servers[BUSY][1]
     # A rate needs values from before the load, so the test waits for three scrapes.
     scrapes = (
@@ -63,33 +63,33 @@ def test_shipped_query_is_servers_own_mean_under_load_and_zero_when_idle(servers
     )
     wait_for(
         lambda: (
-            prometheus.ask(scrapes).keys() == set(PODS)
-            and min(prometheus.ask(scrapes).values()) >= 3
+            prometheus.query(scrapes).keys() == set(PODS)
+            and min(prometheus.query(scrapes).values()) >= 3
         )
     )
-    assert prometheus.ask(queries[QUEUE]) == prometheus.ask(queries[PENDING]) == {"": 0.0}
+    assert prometheus.query(queries[QUEUE]) == prometheus.query(queries[PENDING]) == {"": 0.0}
 
-    # Sending the load once suffices if a scrape falls into the load.
-    wait_for(lambda: send(client) or prometheus.ask(queries[PENDING])[""] > 0)
+    # The load is sent again until a scrape has seen pending requests.
+    wait_for(lambda: send(client) or prometheus.query(queries[PENDING])[""] > 0)
     # The server counts a request after it has answered it.
     wait_for(lambda: statistics(client)[1] >= client.answered)
     microseconds, requests = statistics(client)
     assert requests == client.answered >= 246
     # Every server is scraped twice, because counters of one scrape may differ in age.
     counted = f'sum by (pod) (nv_inference_request_success{{pod="{BUSY}"}})'
-    wait_for(lambda: prometheus.ask(f"min_over_time(({counted})[2s:1s])") == {BUSY: requests})
+    wait_for(lambda: prometheus.query(f"min_over_time(({counted})[2s:1s])") == {BUSY: requests})
 
     # The metrics hold whole microseconds, rounded down for each request, so they are up to 1
     # microsecond lower than the statistics. Prometheus extrapolates all counters over the same
     # interval, because all start at zero. The ratio is exact except for float rounding.
     truth = microseconds / requests
-    assert truth > 1000, "the requests queued"
+    assert truth > 1000, "the requests must wait in the queue"
     # The idle pod has no requests, so the overall mean is the busy pod's.
     for query in (queries[QUEUE], of_pods(queries[QUEUE], BUSY)):
-        assert truth - 1 <= prometheus.ask(query)[""] * (1 + 1e-6)
-        assert prometheus.ask(query)[""] <= truth * (1 + 1e-6)
+        assert truth - 1 <= prometheus.query(query)[""] * (1 + 1e-6)
+        assert prometheus.query(query)[""] <= truth * (1 + 1e-6)
     for name in (QUEUE, PENDING):
-        assert prometheus.ask(of_pods(queries[name], IDLE)) == {"": 0.0}
+        assert prometheus.query(of_pods(queries[name], IDLE)) == {"": 0.0}
 
 
 def test_adapter_finds_every_rules_series_by_pod_and_namespace(servers, prometheus):

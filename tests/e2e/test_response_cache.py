@@ -37,10 +37,7 @@ def client(triton):
 
 
 def hits(server, version):
-    """Return the server's count of cache hits of `version`.
-
-    A canary's step also reads this count.
-    """
+    """Return the server's count of cache hits of `version`, as a canary's step reads it."""
     address = server.metrics_url.removeprefix("http://").removesuffix("/metrics")
 
     def seen():
@@ -59,7 +56,7 @@ def test_no_answer_of_previous_version_after_release_or_rollback(
 ):
     rows = raw_rows(8)
 
-    def ask_twice(version, seed):
+    def send_twice(version, seed):
         before = hits(triton, version)
         for _ in range(2):
             scores, answered = client.infer(MODEL_NAME, *rows)
@@ -69,10 +66,10 @@ def test_no_answer_of_previous_version_after_release_or_rollback(
         wait_for(lambda: hits(triton, version) > before)
 
     deploy(1)
-    ask_twice(1, 1)
+    send_twice(1, 1)
     deploy(2)
-    ask_twice(2, 2)
+    send_twice(2, 2)
     rollback(settings, reason="drill")
-    ask_twice(1, 1)
+    send_twice(1, 1)
     deploy(3)
-    ask_twice(3, 3)
+    send_twice(3, 3)

@@ -30,7 +30,7 @@ from tests.support.triton_double import Altered
 
 @pytest.fixture
 def triton(tmp_path):
-    # After a stub was killed, this Triton always uses the full time that is allowed for stopping.
+    # After a stub was killed, Triton 2.51 always uses the full time that is allowed for stopping.
     settings = TritonSettings(stop_seconds=0.2)
     with TritonServer(
         tmp_path / "repository", log=tmp_path / "triton.log", settings=settings
@@ -43,10 +43,10 @@ def check_answers(answers, scores_of_version, settings):
     repository = ModelRepository(open_objects(settings.repository), NAMES)
     entries = {entry.version: entry for entry in read_entries(settings.store)}
     for version in {answer.model_version for answer in answers}:
-        told = Release.read(local_path(entries[version].release_uri)).sha256["graph"]
+        recorded = Release.read(local_path(entries[version].release_uri)).sha256["graph"]
         assert (
-            entries[version].sha256.get("graph", told)
-            == told
+            entries[version].sha256.get("graph", recorded)
+            == recorded
             == repository.published.record(version).graph_sha256
         )
         repository.published.check(version)
@@ -78,16 +78,16 @@ def test_kill_9_under_load_costs_retries_but_no_request_and_no_leftovers(
 @pytest.mark.parametrize(
     "name", [CANDIDATE_NAME, MODEL_NAME], ids=["in rehearsal", "after publication"]
 )
-def test_kill_9_in_middle_of_release_brings_back_what_journal_says(
+def test_kill_9_during_release_restores_what_journal_says(
     deploy, triton, settings, raw_rows, expected, name
 ):
     deploy(1)
     rows = raw_rows(8)
 
-    def die(real, asked):
-        if asked == name and triton.alive():
+    def die(real, request):
+        if request == name and triton.alive():
             triton.kill()
-        real.load(asked)
+        real.load(request)
 
     with pytest.raises(TemporaryError):
         deploy(2, connect=lambda url: Altered(Triton(url), load=die))
@@ -165,7 +165,7 @@ def answering(tmp_path_factory):
     ],
     ids=["dtype", "width", "integer width", "too wide", "missing", "too many"],
 )
-def test_request_of_another_form_is_refused_and_next_one_answered(answering, tensors, message):
+def test_malformed_request_is_refused_and_next_request_is_answered(answering, tensors, message):
     import tritonclient.grpc as grpc_client
     from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
@@ -174,9 +174,9 @@ def test_request_of_another_form_is_refused_and_next_one_answered(answering, ten
     for name, (datatype, width) in ((name, f) for name, f in form.items() if f):
         inputs.append(grpc_client.InferInput(name, [2, width], datatype))
         inputs[-1].set_data_from_numpy(np.zeros((2, width), triton_to_np_dtype(datatype)))
-    asker = grpc_client.InferenceServerClient(answering.grpc_url, channel_args=list(GRPC_OPTIONS))
-    with asker, pytest.raises(InferenceServerException, match=message) as refused:
-        asker.infer(MODEL_NAME, inputs)
+    client = grpc_client.InferenceServerClient(answering.grpc_url, channel_args=list(GRPC_OPTIONS))
+    with client, pytest.raises(InferenceServerException, match=message) as refused:
+        client.infer(MODEL_NAME, inputs)
     assert "INVALID_ARGUMENT" in refused.value.status()
     client = Triton(answering.grpc_url)
     good = np.zeros((2, 13), np.float32), np.zeros((2, 26), np.int64)
@@ -194,12 +194,15 @@ while not Path({str(root / "open")!r}).exists():
 
 
 def test_overload_is_refused_early_and_all_accepted_requests_are_answered(tmp_path):
-    """Fast without timing: the gate is opened only after the last refusal has arrived."""
-    instances, queue, askers = 2, 4, 20
+    """The gate is opened only after the last refusal has arrived.
+
+    The test thus proves without a clock that refusals are early.
+    """
+    instances, queue, num_callers = 2, 4, 20
     write_gated_model(tmp_path, ServingOptions(instances=instances, max_queued_requests=queue))
     answers, refusals, others = [], [], []
 
-    def ask(number):
+    def send(number):
         client = Triton(server.grpc_url)
         rows = np.full((1, 13), number, np.float32), np.zeros((1, 26), np.int64)
         try:
@@ -209,26 +212,30 @@ def test_overload_is_refused_early_and_all_accepted_requests_are_answered(tmp_pa
         client.close()
 
     with TritonServer(tmp_path / "repository", log=tmp_path / "triton.log") as server:
-        threads = [threading.Thread(target=ask, args=(number,)) for number in range(askers)]
+        threads = [threading.Thread(target=send, args=(number,)) for number in range(num_callers)]
         for number, thread in enumerate(threads):
             thread.start()
             if number < instances:
                 wait_for(lambda executing=number + 1: len(batches_in(tmp_path)) == executing)
-        # Every instance is busy. The queue holds new requests, and one may be on its way to an
-        # instance.
-        wait_for(lambda: len(refusals) >= askers - instances - queue - 1)
-        wait_for(lambda: sum(thread.is_alive() for thread in threads) == askers - len(refusals))
-        assert answers == others == [], "nobody was answered while the gate was closed"
+        # Every instance is busy. The queue holds new requests. One request may have left the
+        # queue and not reached an instance.
+        wait_for(lambda: len(refusals) >= num_callers - instances - queue - 1)
+        wait_for(
+            lambda: sum(thread.is_alive() for thread in threads) == num_callers - len(refusals)
+        )
+        assert answers == others == [], "a request was answered while the gate was closed"
         (tmp_path / "open").touch()
         for thread in threads:
             thread.join(120)
     assert others == []
-    assert len(answers) + len(refusals) == askers
+    assert len(answers) + len(refusals) == num_callers
     assert len(answers) - instances in (queue, queue + 1)
-    assert all(number == score for number, score in answers), "each got the answer to its own rows"
+    assert all(number == score for number, score in answers), (
+        "a client got the scores of other rows"
+    )
     assert sum(batches_in(tmp_path)) == len(answers)
     assert len(batches_in(tmp_path)) <= instances + queue + 1, (
-        "who was accepted waited for a queue's length at most"
+        "an accepted request must wait for at most the queue's length"
     )
 
 

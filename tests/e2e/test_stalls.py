@@ -16,7 +16,7 @@ from tests.support.served_names import MODEL_NAME
 from tests.support.triton import write_model
 
 SECONDS = 90.0
-"""Duration of the load. A queue with limits and two instances stalls several times in it."""
+"""Duration of the load. In 90 s, a queue with limits and two instances stalls several times."""
 TICK_SECONDS = 0.5
 """A stall ends with the next tick of the batcher's timer."""
 TYPES = {"FP32": np.float32, "INT64": np.int64}
@@ -34,8 +34,8 @@ def request():
 async def stalls_of_callers(url, num_callers, seconds):
     """Call the server in a closed loop, and return the numbers of stalls and of requests.
 
-    In a stall every caller waits for one tick of the timer, because no answer comes meanwhile. A
-    busy machine can pause this process too, so a pause counts only if its length is that tick.
+    During a stall no answer arrives, so every caller waits for one tick of the timer. A busy
+    machine can pause this process too. A pause counts as a stall only if it is as long as a tick.
     """
     content, pauses, num_answered = request(), 0, 0
     end = last = time.monotonic() + seconds

@@ -27,7 +27,7 @@ from tests.support.triton import write_model
 def repository(tmp_path):
     """A repository whose one model returns its first input.
 
-    Tests of the server's life need no ONNX.
+    Tests that start and stop a server need no ONNX model.
     """
     write_model(tmp_path / "model repository", options=ServingOptions())
     return tmp_path / "model repository"
@@ -120,7 +120,7 @@ def test_client_may_not_register_memory_nor_change_traces_and_logs(repository, t
         call(client)
 
 
-def test_proxy_in_environment_is_not_asked(repository, tmp_path, monkeypatch):
+def test_proxy_in_environment_is_not_used(repository, tmp_path, monkeypatch):
     from evergreen.serving.servers import Triton
 
     with socket.socket() as nobody:
@@ -147,15 +147,15 @@ def test_port_taken_between_choice_and_start_leads_to_other_ports(tmp_path, monk
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        taken = other.getsockname()[1]
+        port = other.getsockname()[1]
 
         def unlucky_once():
             num_choices.append(1)
-            return choose()._replace(**{service: taken}) if len(num_choices) == 1 else choose()
+            return choose()._replace(**{service: port}) if len(num_choices) == 1 else choose()
 
         monkeypatch.setattr(module, "_free_ports", unlucky_once)
         with TritonServer(tmp_path / "repository", log=tmp_path / "triton.log") as server:
-            assert taken not in server._listening
+            assert port not in server._listening
             assert is_ready(server)
     assert len(num_choices) == 2
 
@@ -180,7 +180,7 @@ def test_version_folder_that_is_not_configured_may_be_half_copied(repository, tm
         assert not is_ready(server, "click_model", "2")
 
 
-def test_model_that_cannot_load_ends_start_with_servers_own_words(repository, tmp_path):
+def test_model_that_cannot_load_ends_start_with_error_of_server(repository, tmp_path):
     (repository / "click_model" / "1" / "model.py").write_text(
         "raise RuntimeError('no such luck')\n"
     )
@@ -192,7 +192,7 @@ def test_model_that_cannot_load_ends_start_with_servers_own_words(repository, tm
     assert not server.alive()
 
 
-def test_start_that_hangs_is_given_up_and_stopped(repository, tmp_path):
+def test_hanging_start_is_stopped(repository, tmp_path):
     (repository / "click_model" / "1" / "model.py").write_text("import time; time.sleep(600)\n")
     settings = TritonSettings(ready_seconds=0.5, stop_seconds=0.2)
     server = TritonServer(repository, log=tmp_path / "triton.log", settings=settings)
@@ -214,7 +214,7 @@ def test_killed_server_is_noticed_and_found_on_same_ports_after_restart(reposito
         assert is_ready(server, "click_model", "1")
 
 
-def test_shared_memory_of_killed_owner_alone_is_swept_at_next_start(tmp_path):
+def test_only_shared_memory_of_killed_owner_is_removed_at_next_start(tmp_path):
     ended = subprocess.run(
         [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True
     )
@@ -260,7 +260,7 @@ def test_server_and_its_stubs_do_not_outlive_their_killed_owner(repository, tmp_
     )
     pid = int(owner.stdout.readline())
     assert pid in running_in_group(pid)
-    assert len(running_in_group(pid)) > 1, "the model's stub runs too"
+    assert len(running_in_group(pid)) > 1, "the model's stub process must run too"
     owner.kill()
     owner.wait(120)
     owner.stdout.close()

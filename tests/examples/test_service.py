@@ -17,7 +17,7 @@ from evergreen.contracts.records import CLICK, OutcomeBatch, PredictionBatch
 from evergreen.events.sqlite import SqliteLog
 from evergreen.recommender_file.form import read_recommender
 from examples.service.app import from_environment
-from examples.shop.world import write_clicks
+from examples.shop.simulator import write_clicks
 from tests.support.paths import REPOSITORY
 from tests.support.recommenders import accept_into
 from tests.support.triton_double import GrpcTriton, ScoringDouble, known_scores
@@ -87,7 +87,7 @@ def test_click_in_log_leads_to_item_that_was_shown(service, items, tmp_path):
     ],
     ids=["input", "later", "never"],
 )
-def test_failures_keep_their_meaning(service, server, failure, code):
+def test_failures_have_http_status_of_their_kind(service, server, failure, code):
     server.scoring.always = failure
     with TestClient(service) as web:
         answer = web.get("/recommend", params={"user": "ada", "k": 3 if failure else 0})
@@ -95,7 +95,7 @@ def test_failures_keep_their_meaning(service, server, failure, code):
         assert web.post("/click", json={"request_id": "", "position": 1}).status_code == 422
 
 
-def test_shops_log_is_what_its_recommender_describes(tmp_path):
+def test_shop_log_matches_its_recommender(tmp_path):
     found = [
         write_clicks(tmp_path / name, rows=8000, seed=1)
         for name in ("one.parquet", "other.parquet")

@@ -1,9 +1,9 @@
 """HugeCTR's Python interface, generated from `hugectr_api.json`.
 
-The document was extracted from HugeCTR's pybind wrappers of version 25.03. The training API of
-version 24.06 is the same. Anything that the document lacks is absent here. A missing, unknown or
-wrongly typed argument is a TypeError, as in pybind. The double is stricter in one way: it accepts
-neither a bool nor a NumPy number where a Python number is expected.
+The document was extracted from HugeCTR's pybind wrappers of version 25.03. Version 24.06 has the
+same training API. The double has only the names in the document. A missing, unknown or wrongly
+typed argument is a TypeError, as in pybind. The double is stricter in one way: it accepts neither a
+bool nor a NumPy number where a Python number is expected.
 """
 
 import enum
@@ -31,7 +31,7 @@ _UNTYPED = {
     ("hugectr.Core23DataReader64.set_source", "file_name"): "std::string",
     ("hugectr.Core23DataReader32.set_source", "file_name"): "std::string",
 }
-"""Types that the extraction missed, taken from the sources."""
+"""Types from HugeCTR's source code, for arguments without a type in the extracted document."""
 
 
 class Value:
@@ -144,7 +144,7 @@ def _absent_methods(name: str) -> dict[str, Any]:
 
     def method(full: str) -> Any:
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            raise NotImplementedError(f"the double does not do {full}")
+            raise NotImplementedError(f"the double does not support {full}")
 
         return call
 
@@ -165,7 +165,7 @@ def method_class(name: str, implementation: type, *, constructible: bool = True)
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
             values = bind(full, args, kwargs)
             if not hasattr(self._inner, short):
-                raise NotImplementedError(f"the double does not do {full}")
+                raise NotImplementedError(f"the double does not support {full}")
             return getattr(self._inner, short)(**values)
 
         return call

@@ -1,8 +1,8 @@
 """The ways in which HugeCTR does not return from a call.
 
 A failed check aborts the process. If a reader's thread ends with an error, `train` waits for its
-next batch for ever, and holds the interpreter's lock meanwhile. A test whose own process runs the
-double calls `raise_instead` first.
+next batch for ever. A waiting `train` holds the interpreter's lock. A test that runs the double in
+its own process calls `raise_instead` first.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ class Died(BaseException):
 
 
 deaths: list[str] = []
-"""Reasons of the aborts and hangs after `raise_instead`."""
+"""Reasons of the aborts and hangs that happened after the call of `raise_instead`."""
 _raises = False
 
 

@@ -2,8 +2,8 @@
 
 File errors are logged and ignored. The text of an error in `train` is only in the log.
 
-Adam's step count belongs to the model and starts at 0, whatever is loaded. Dense files are read
-into buffers without a check of their size.
+Adam's step count belongs to the model and starts at 0, whatever is loaded. The double reads files
+of dense weights into buffers without a check of their size.
 """
 
 import logging
@@ -27,7 +27,7 @@ READER_CLASS: dict[str, type] = {}
 
 
 class Model:
-    """One model on the CPU, with as many GPUs as `vvgpu` names."""
+    """One model on the CPU, which simulates the GPUs in `vvgpu`."""
 
     def __init__(self, solver: Any, reader_params: Any, opt_params: Any) -> None:
         self._solver, self._reader_params, self._optimizer = solver, reader_params, opt_params
@@ -62,9 +62,9 @@ class Model:
                 f"Deprecated: {self._reader_params.data_reader_type.name} is deprecated"
             )
         if self._reader_params.data_reader_type.name != "Parquet":
-            raise NotImplementedError("the double reads Parquet only")
+            raise NotImplementedError("the double reads only Parquet")
         if self._solver.repeat_dataset:
-            raise NotImplementedError("the double knows epoch mode only, repeat_dataset=False")
+            raise NotImplementedError("the double supports only epoch mode (repeat_dataset=False)")
         self._input = value
         self._tensors |= {
             value.label_name: (value.label_dim,),
@@ -103,7 +103,7 @@ class Model:
         """End the readers.
 
         A reader's thread that waits for its first source may miss the request to end. In HugeCTR
-        24.06 up to 45 % of the threads miss it.
+        24.06 up to 45 % of the waiting threads miss the request to end.
         """
         readers = (getattr(self, name, None) for name in ("_train_reader", "_eval_reader"))
         if not all(reader.is_started for reader in readers if reader is not None):
@@ -111,12 +111,14 @@ class Model:
                 double_fate.hang("a reader that never started does not end")
 
     def _add_embedding(self, value: Any) -> None:
-        (num_slots,) = self._taken([value.bottom_name])[0]
+        (num_slots,) = self._use_tensors([value.bottom_name])[0]
         if value.embedding_type.name != "DistributedSlotSparseEmbeddingHash":
-            raise NotImplementedError("the double has DistributedSlot embeddings only")
+            raise NotImplementedError("the double supports only DistributedSlot embeddings")
         optimizer = value.optimizer or self._optimizer
         if (optimizer.optimizer_type.name, optimizer.update_type.name) != ("Adam", "Local"):
-            raise NotImplementedError("the double has Adam with Update_t.Local only for embeddings")
+            raise NotImplementedError(
+                "for embeddings the double supports only Adam with Update_t.Local"
+            )
         self._sparse_optimizer = optimizer
         self._embeddings.append(value)
         self._tensors[value.sparse_embedding_name] = (num_slots, value.embedding_vec_size)
@@ -124,20 +126,20 @@ class Model:
     def _add_layer(self, value: Any) -> None:
         kind = value.layer_type.name
         if kind not in USED:
-            raise NotImplementedError(f"the double has no {kind}")
-        self._taken(value.bottom_names)
+            raise NotImplementedError(f"the double does not support {kind}")
+        self._use_tensors(value.bottom_names)
         self._layers.append(value)
         # Shapes are known after `compile`.
         self._tensors |= dict.fromkeys(value.top_names, ())
 
-    def _taken(self, names: list[str]) -> list[tuple[int, ...]]:
+    def _use_tensors(self, names: list[str]) -> list[tuple[int, ...]]:
         for name in names:
             if name not in self._tensors:
                 raise RuntimeError(f"WrongInput: no tensor named {name}")
             self._uses[name] = self._uses.get(name, 0) + 1
             if self._uses[name] > 1:
                 raise NotImplementedError(
-                    f"tensor {name} feeds two layers: the double inserts no Slice by itself"
+                    f"tensor {name} is read by two layers, and the double inserts no Slice layer"
                 )
         return [self._tensors[name] for name in names]
 
@@ -263,7 +265,8 @@ class Model:
     def save_params_to_files(self, prefix: str, iter: int) -> Any:
         self._compiled("save")
         if os.environ.get("OMPI_COMM_WORLD_RANK", "0") != "0":
-            return ERROR.Success  # All nodes write together, which the first node does here.
+            # In HugeCTR all nodes write together, but only the first node of the double writes.
+            return ERROR.Success
         try:
             for number, table in enumerate(self._tables):
                 table.save(f"{prefix}{number}_sparse_{iter}.model")
@@ -294,7 +297,7 @@ class Model:
         values = self._buffer(dense_opt_states_file, start + count)
         if not len(values):
             return
-        # HugeCTR copies its whole buffer, also if the file did not fill it.
+        # HugeCTR copies its whole buffer, even if the file is shorter than the buffer.
         values = torch.cat([values, torch.full((start + count - len(values),), 1e9)])
         self._m, self._v = values[:count].clone(), values[start:].clone()
 
@@ -321,8 +324,8 @@ class Model:
         (paths,) = files.values()
         if len(paths) != len(self._tables):
             raise RuntimeError("WrongInput: there must be as many files as embeddings")
-        # The keys of a mapping, because HugeCTR opens a file with the embedding's name for
-        # optimizer states too.
+        # For optimizer states, HugeCTR opens a file that has the embedding's name. A loop over a
+        # mapping of embeddings yields the names of embeddings.
         is_state_map = isinstance(paths, dict) and "states" in what
         if isinstance(paths, dict) and not is_state_map:
             paths = [paths[each.sparse_embedding_name] for each in self._embeddings]

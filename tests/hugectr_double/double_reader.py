@@ -1,13 +1,14 @@
 """Double of HugeCTR's Parquet reader, which trusts its input like the original.
 
 Columns are selected by sorted index, never by name. A label or dense column of another 4-byte type
-is reinterpreted as float. Keys are shifted by their slot's offset and not checked against its size.
-A slot of lists has as many keys as a row's list. HugeCTR refuses neither nulls nor too many keys.
-Here a null is 0, and additional keys are dropped. Each worker forms batches from its own files.
+is reinterpreted as float. Keys are shifted by their slot's offset and not checked against the
+slot's size. In a slot of lists, the number of keys varies by row. HugeCTR refuses neither nulls nor
+too many keys. The double reads a null as 0, and drops additional keys. Each worker forms batches
+from its own files.
 
 HugeCTR reads the metadata in the calling thread, and aborts if row counts differ or a listed file
-is absent. HugeCTR reads rows in threads of its own. An error there ends the thread, and the next
-`train` waits for ever (`double_fate`).
+is absent. HugeCTR reads rows in separate threads. An error in a reading thread ends the thread, and
+the next `train` waits for ever (`double_fate`).
 """
 
 import json
@@ -56,22 +57,27 @@ class Reader:
 
     @property
     def is_started(self) -> bool:
-        """Whether the reader ever got a source."""
+        """Whether the reader has been given a source."""
         return self._batches is not None
 
     def set_source(self, file_name: str) -> None:
-        """Read another source. HugeCTR accepts the call before the end of the previous source."""
+        """Start to read another source.
+
+        HugeCTR accepts the call before the end of the previous source.
+        """
         if not file_name:
             raise RuntimeError("invalid file_name")
         self.source = file_name
         self._batches, self._ended = self._read(_listed(file_name)), False
 
     def next(self) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-        """Return labels, dense values and keys of a batch, or None once at the end.
+        """Return labels, dense values and keys of the next batch.
+
+        Returns None once at the end of the source.
 
         The last batch may be incomplete.
 
-        Keys are [n, sum of `most_keys`], with -1 for absent ones.
+        Keys are [n, sum of `most_keys`]. Absent keys are -1.
         """
         if self._batches is None:
             raise RuntimeError(
@@ -90,7 +96,8 @@ class Reader:
     def _read(
         self, files: list[tuple[Path, dict]]
     ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        # There are as many workers as the first source needed. Workers without a file end at once.
+        # The first source determines the number of reading threads. A thread without a file ends at
+        # once.
         workers = [
             self._worker(files[number :: self._num_workers]) for number in range(self._num_workers)
         ]

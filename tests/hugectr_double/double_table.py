@@ -1,8 +1,9 @@
 """The embedding: one hash table per GPU, Adam over the rows of a batch, and HugeCTR 24.06's files.
 
-A key is on GPU `key % n`, in the row that was free when it was inserted: its value index. Loading
-assigns rows to keys in the order of the file. Saving writes the keys of each GPU by their value
-indices (the dump sorts them), and optimizer states in the same order, for the whole workspace.
+A key is on GPU `key % n`. The key's value index is the number of its row, which was free when the
+key was inserted. Loading assigns rows to keys in the order of the file. Saving writes the keys of
+each GPU in the order of their value indices, as HugeCTR's dump does. Optimizer states are written
+for the whole workspace, in the order of the value indices.
 """
 
 import logging
@@ -17,7 +18,7 @@ logger = logging.getLogger("hugectr")
 
 
 class Table:
-    """The rows of all GPUs, and Adam's state of each."""
+    """Embedding table with the rows of all GPUs, and with Adam's state of each row."""
 
     def __init__(self, *, dim: int, workspace_mb: int, num_gpus: int, seed: int) -> None:
         self.dim, self.num_gpus = dim, num_gpus
@@ -69,7 +70,8 @@ class Table:
     def lookup(self, keys: np.ndarray, *, insert: bool) -> Tensor:
         """Return vectors [n, keys, dim].
 
-        They are zero for padding, and for unknown keys unless `insert` is set.
+        The vectors of padding are zero. The vectors of unknown keys are zero unless `insert` is
+        set.
         """
         places = torch.from_numpy(self.places(keys, insert=insert))
         return self.vectors[places.clamp(min=0)] * (places >= 0)[:, :, None]
@@ -109,7 +111,7 @@ class Table:
     def load_states(self, path: str) -> None:
         count = self.states[0].numel()
         values = np.fromfile(path, dtype="<f4")
-        # HugeCTR copies its whole buffer, also if the file did not fill it.
+        # HugeCTR copies its whole buffer, even if the file is shorter than the buffer.
         uninitialised = np.full(max(0, 2 * count - len(values)), 1e9, "<f4")
         values = np.concatenate([values, uninitialised])
         for number, state in enumerate(self.states):
@@ -126,7 +128,7 @@ class Table:
             ("key", keys.astype("<i8").tobytes()),
             ("emb_vector", vectors.tobytes()),
         ):
-            # This overwrites an older file without truncation, like MPI's writers.
+            # Overwrite an older file without truncation, like MPI's writers.
             with open(path / name, "r+b" if (path / name).exists() else "wb") as file:
                 file.write(content)
 

@@ -1,8 +1,8 @@
 """A strict CPU double of NVIDIA's `hugectr`, with the interface of `hugectr_api.json`.
 
-The double is imported as `hugectr` if this folder is on `sys.path`. Like HugeCTR, it refuses or
-ignores the same input, aborts or hangs at the same errors, and trains the given graph. Anything it
-does not support raises NotImplementedError.
+The double is imported as `hugectr` if its folder is on `sys.path`. The double refuses or ignores
+the same input as HugeCTR, aborts or hangs at the same errors, and trains the given graph.
+Unsupported calls raise NotImplementedError.
 """
 
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ __version__ = "24.6.0"
 
 def _solver(values):
     if values["use_mixed_precision"]:
-        raise NotImplementedError("the double computes in float32 only")
+        raise NotImplementedError("the double computes only in float32")
 
 
 def _embedding(values):

@@ -1,4 +1,4 @@
-"""Fixtures for the tests in this folder."""
+"""Fixtures for the tests in tests/inference_client."""
 
 from tests.support.served_clients import (  # noqa: F401  fixtures
     make_rows,

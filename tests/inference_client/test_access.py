@@ -40,7 +40,7 @@ def files(tmp_path):
 
 @pytest.fixture
 def secure(authority):
-    """`secure(*names, mutual=...)`: a server with a certificate for these names and 127.0.0.1."""
+    """`secure(*names, mutual=...)` starts a server with a certificate for `names` and 127.0.0.1."""
     running = []
 
     def run(*names, mutual=False):
@@ -56,7 +56,7 @@ def secure(authority):
         each.close()
 
 
-def ask(url, rows, *, attempts=1, **access):
+def score(url, rows, *, attempts=1, **access):
     async def run():
         settings = ClientSettings(
             max_attempts=attempts, deadline_seconds=20, access=ServerAccess(**access)
@@ -67,11 +67,11 @@ def ask(url, rows, *, attempts=1, **access):
     return asyncio.run(run())
 
 
-def test_server_with_certificate_of_known_authority_is_asked(
+def test_server_with_certificate_of_known_authority_gets_requests(
     secure, authority, files, make_rows, score_rows
 ):
     rows = make_rows(2)
-    answer = ask(secure("triton").url, rows, tls=True, **files(ca_file=authority.pem))
+    answer = score(secure("triton").url, rows, tls=True, **files(ca_file=authority.pem))
     np.testing.assert_array_equal(answer.scores, score_rows(*rows))
 
 
@@ -80,16 +80,16 @@ def test_server_of_another_authority_or_without_tls_gets_no_request(
 ):
     other = secure("triton")
     with pytest.raises(ServerUnavailable, match="(?i)handshake|certificate"):
-        ask(other.url, make_rows(1), tls=True, **files(ca_file=Authority().pem))
+        score(other.url, make_rows(1), tls=True, **files(ca_file=Authority().pem))
     with pytest.raises(ServerUnavailable):
-        ask(server.url, make_rows(1), tls=True, **files(ca_file=Authority().pem))
+        score(server.url, make_rows(1), tls=True, **files(ca_file=Authority().pem))
     with pytest.raises(ServerUnavailable):
-        ask(other.url, make_rows(1))
+        score(other.url, make_rows(1))
     assert other.scoring.requests == server.scoring.requests == []
 
 
 @pytest.mark.parametrize("name", ["triton", "another"])
-def test_certificate_is_checked_against_name_that_client_was_given(
+def test_certificate_is_checked_against_configured_name(
     secure, authority, files, make_rows, monkeypatch, name
 ):
     running = secure("triton")
@@ -100,22 +100,20 @@ def test_certificate_is_checked_against_name_that_client_was_given(
     monkeypatch.setattr(transport_module, "resolve", resolve)
     given = files(ca_file=authority.pem)
     if name == "triton":
-        assert ask(f"dns:///{name}:8001", make_rows(2), tls=True, **given).model_version == 1
+        assert score(f"dns:///{name}:8001", make_rows(2), tls=True, **given).model_version == 1
     else:
         with pytest.raises(ServerUnavailable):
-            ask(f"dns:///{name}:8001", make_rows(2), tls=True, **given)
+            score(f"dns:///{name}:8001", make_rows(2), tls=True, **given)
         assert running.scoring.requests == []
 
 
-def test_client_shows_its_own_certificate_to_server_that_asks_for_one(
-    secure, authority, files, make_rows
-):
+def test_client_sends_its_certificate_if_server_requests_one(secure, authority, files, make_rows):
     running = secure("triton", mutual=True)
     key, certificate = authority.certificate("a site")
     given = files(ca_file=authority.pem, key_file=key, certificate_file=certificate)
-    assert ask(running.url, make_rows(2), tls=True, **given).model_version == 1
+    assert score(running.url, make_rows(2), tls=True, **given).model_version == 1
     with pytest.raises(ServerUnavailable):
-        ask(running.url, make_rows(2), tls=True, ca_file=given["ca_file"])
+        score(running.url, make_rows(2), tls=True, ca_file=given["ca_file"])
 
 
 @pytest.mark.parametrize(
@@ -154,7 +152,7 @@ def test_token_is_read_again_and_last_good_one_stays(tmp_path, caplog):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({"token_file": "absent"}, "token_file is .*absent without tls"),
         ({"ca_file": "absent"}, "ca_file is .*absent without tls"),
@@ -168,11 +166,11 @@ def test_token_is_read_again_and_last_good_one_stays(tmp_path, caplog):
         ({"tls": True, "token_file": "lines"}, "lines contains no token"),
     ],
 )
-def test_settings_that_cannot_be_are_named(tmp_path, wrong, said):
+def test_impossible_settings_are_named(tmp_path, wrong, message):
     (tmp_path / "empty").write_text("\n")
     (tmp_path / "lines").write_text("a\nb")
     given = {
         name: value if value is True else str(tmp_path / value) for name, value in wrong.items()
     }
-    with pytest.raises(ContractError, match=said):
+    with pytest.raises(ContractError, match=message):
         ScoringClient("127.0.0.1:1", MODEL_NAME, ClientSettings(access=ServerAccess(**given)))

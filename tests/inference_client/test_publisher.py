@@ -60,7 +60,7 @@ def prediction(make_rows):
 class MemoryLog:
     """Stores published messages.
 
-    Publishing fails during an `outage`, and calls `meanwhile` before it returns.
+    `publish` first calls `meanwhile`. If `outage` returns an error, `publish` raises the error.
     """
 
     def __init__(self, outage=lambda: None, meanwhile=lambda: None) -> None:
@@ -164,7 +164,7 @@ OUTAGES = [
 @pytest.mark.parametrize(
     ("kind", "seconds", "slow_seconds"), OUTAGES, ids=["away", "refused", "broken", "slow"]
 )
-def test_publishing_goes_on_after_any_outage_and_says_so_twice(
+def test_publishing_continues_after_any_outage_and_reports_its_start_and_end(
     time, prediction, caplog, kind, seconds, slow_seconds
 ):
     """A log that recovers slowly needs 20 s for each flush.
@@ -209,7 +209,7 @@ def test_publishing_goes_on_after_any_outage_and_says_so_twice(
     assert publisher.counts.problem is None
     assert (publisher.counts.published_rows, publisher.counts.dropped_rows) == (len(expected), 0)
     assert len({payload for _, payload in log.messages}) == len(dict(log.messages)), (
-        "an id named two contents"
+        "two messages have the same id"
     )
     lines = [record.message for record in caplog.records]
     assert len(lines) == 2
@@ -221,7 +221,7 @@ def test_publishing_goes_on_after_any_outage_and_says_so_twice(
     assert "available again after" in lines[1]
 
 
-def test_full_disk_is_outage_that_ends_when_there_is_room(tmp_path, time, prediction, read_log):
+def test_full_disk_is_outage_that_ends_once_disk_has_space(tmp_path, time, prediction, read_log):
     publisher = sqlite_publisher(tmp_path / "log.db", time)
     publisher.add(prediction("before"))
     asyncio.run(publisher.flush())
@@ -241,7 +241,10 @@ def test_full_disk_is_outage_that_ends_when_there_is_room(tmp_path, time, predic
 
 
 def test_each_change_of_state_is_one_line(time, prediction, caplog):
-    """The log is away, refuses, is away again, is full, comes back, and finally has room."""
+    """The log is unavailable, then refuses a record, then is unavailable, and then recovers.
+
+    The publisher's queue is full until the log recovers.
+    """
     caplog.set_level(logging.INFO, logger="inference_client.publisher")
     failures = [
         TemporaryError("gone"),
@@ -329,7 +332,7 @@ def test_long_outage_keeps_oldest_within_bounds_and_counts_dropped(time, predict
     assert publisher.counts.published_rows == 16
 
 
-def test_draining_into_lost_log_ends_and_says_what_is_lost(time, prediction):
+def test_draining_into_lost_log_ends_and_reports_losses(time, prediction):
     publisher = publisher_of(MemoryLog(lambda: TemporaryError("gone")), time, close_seconds=20.0)
     publisher.add(prediction("r1"), clicks("r1", 0, 1))
     with raises(Unpublished, "4 rows and 2 outcomes", "lost", "gone") as loss:
@@ -351,7 +354,7 @@ def test_draining_into_log_that_refuses_does_not_wait(time, prediction):
     assert time.now == 1000.0
 
 
-def test_closing_sends_at_once_what_is_due_long_after(time):
+def test_closing_sends_long_overdue_outcomes_at_once(time):
     publisher = publisher_of(log := MemoryLog(), time, close_seconds=20.0)
     for name, ahead in (("soon", np.int64(10)), ("later", np.int64(7200))):
         publisher.add_outcome(Outcome(request_id=name, time=np.int64(time.now) + ahead))
@@ -405,15 +408,20 @@ def test_partition_that_is_lost_loses_its_own_records_alone(time, prediction):
     publisher = PartitionedPublisher(
         [publisher_of(log, time, max_queued=share.max_queued) for log in logs]
     )
-    # crc32 of these names assigns all three requests to the second partition. The second partition
-    # has half of the queue, which has room for one more request.
+    # crc32 assigns the three requests in `lost` to the second partition. The second partition has
+    # half of the queue, which has room for one more request.
     names = [f"r{number}" for number in range(20)]
     lost = [name for name in names if zlib.crc32(name.encode()) % 2][:3]
-    kept = next(name for name in names if not zlib.crc32(name.encode()) % 2)
-    assert [publisher.add(prediction(name)) for name in (kept, *lost)] == [True, True, False, False]
+    stored_name = next(name for name in names if not zlib.crc32(name.encode()) % 2)
+    assert [publisher.add(prediction(name)) for name in (stored_name, *lost)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
     with raises(Unpublished, "4 rows and 0 outcomes", "lost", "no such topic"):
         asyncio.run(publisher.drain())
-    assert [record.request_id for record in logs[0].records()] == [kept]
+    assert [record.request_id for record in logs[0].records()] == [stored_name]
     assert (
         publisher.counts.dropped_rows,
         publisher.counts.published_rows,
@@ -421,7 +429,7 @@ def test_partition_that_is_lost_loses_its_own_records_alone(time, prediction):
     ) == (12, 4, True)
 
 
-def test_long_queue_goes_in_parts_and_no_click_overtakes_its_prediction(
+def test_long_queue_is_sent_in_parts_and_no_click_overtakes_its_prediction(
     time, prediction, monkeypatch
 ):
     monkeypatch.setattr(publisher_module, "_MAX_ROWS_PER_FLUSH", 10)
@@ -434,7 +442,7 @@ def test_long_queue_goes_in_parts_and_no_click_overtakes_its_prediction(
     assert [name for name, _ in log.messages] == [*(f"r{i}" for i in range(7)), "test-outcomes-1"]
 
 
-def test_after_outage_outcomes_that_are_due_go_in_parts_too(time, prediction, monkeypatch):
+def test_after_outage_outcomes_that_are_due_are_sent_in_parts_too(time, prediction, monkeypatch):
     monkeypatch.setattr(publisher_module, "_MAX_OUTCOMES_PER_FLUSH", 3)
     log = MemoryLog()
     publisher = publisher_of(log, time)
@@ -448,7 +456,7 @@ def test_after_outage_outcomes_that_are_due_go_in_parts_too(time, prediction, mo
     ]
 
 
-def test_large_rows_go_in_smaller_flushes(time, prediction, monkeypatch):
+def test_large_rows_are_sent_in_smaller_flushes(time, prediction, monkeypatch):
     """One row takes 92 bytes.
 
     The row has 2 numbers of 4 bytes and 8 positions of 8 bytes, and score, position, propensity
@@ -464,7 +472,7 @@ def test_large_rows_go_in_smaller_flushes(time, prediction, monkeypatch):
 
 @pytest.mark.parametrize("num_rows", [1, 7, 64])
 @pytest.mark.parametrize("full", [False, True])
-def test_queue_takes_no_more_memory_than_it_is_allowed(time, num_rows, full):
+def test_memory_of_queue_is_bounded(time, num_rows, full):
     most = 4_000_000
     publisher = publisher_of(MemoryLog(lambda: TemporaryError("gone")), time, max_queued_bytes=most)
     ids = itertools.count()
@@ -506,7 +514,7 @@ def test_queue_takes_no_more_memory_than_it_is_allowed(time, num_rows, full):
     assert num_outcomes > 2000
 
 
-def test_memory_of_what_was_published_or_given_up_is_free_again(time, prediction):
+def test_memory_of_published_or_abandoned_records_is_freed(time, prediction):
     failures = []
     log = MemoryLog(lambda: failures[0] if failures else None)
     publisher = publisher_of(log, time, max_queued_bytes=20_000, close_seconds=5.0)
@@ -528,7 +536,9 @@ def test_memory_of_what_was_published_or_given_up_is_free_again(time, prediction
     assert fill() == first
 
 
-def test_conversions_travel_beside_clicks_also_those_of_other_publishers(time, prediction):
+def test_conversions_are_published_beside_clicks_even_of_requests_of_other_publishers(
+    time, prediction
+):
     log = MemoryLog()
     publisher = publisher_of(log, time)
     publisher.add(prediction("r1"), clicks("r1", 0, time=1001.0))
@@ -649,7 +659,7 @@ class SmallLog(MemoryLog):
 
 
 @pytest.mark.parametrize("place", [0, 3, 6])
-def test_record_over_logs_limit_is_dropped_with_sentence_and_next_go_on(
+def test_record_over_limit_of_log_is_dropped_with_message_and_next_are_sent(
     time, prediction, caplog, place
 ):
     log = SmallLog(3000)
@@ -671,15 +681,15 @@ def test_record_over_logs_limit_is_dropped_with_sentence_and_next_go_on(
         0,
         None,
     )
-    (said,) = caplog.messages
-    assert f"60 rows of record r{place} are dropped: message r{place} has" in said
+    (message,) = caplog.messages
+    assert f"60 rows of record r{place} are dropped: message r{place} has" in message
     publisher.add(prediction("later"))
     asyncio.run(publisher.drain())
     assert log.records()[-1].request_id == "later"
     assert publisher.counts.published_rows == 16
 
 
-def test_outcomes_over_logs_limit_go_in_smaller_messages(time):
+def test_outcomes_over_limit_of_log_are_sent_in_smaller_messages(time):
     log = SmallLog(400)
     publisher = publisher_of(log, time)
     for row in range(50):
@@ -690,7 +700,7 @@ def test_outcomes_over_logs_limit_go_in_smaller_messages(time):
     assert (publisher.counts.published_outcomes, publisher.counts.dropped_outcomes) == (50, 0)
 
 
-def test_outage_amid_refusal_drops_nothing_twice_and_nothing_else(time, prediction):
+def test_outage_during_refusal_drops_nothing_twice(time, prediction):
     failures = [None, TemporaryError("gone"), TemporaryError("gone")]
     log = SmallLog(3000, outage=lambda: failures.pop(0) if failures else None)
     publisher = publisher_of(log, time)
@@ -719,7 +729,7 @@ def test_record_that_cannot_be_encoded_stops_no_other(time, prediction):
     assert (publisher.counts.published_rows, publisher.counts.dropped_rows) == (8, 4)
 
 
-def test_closing_says_how_many_rows_are_in_log_and_how_many_were_dropped(time, prediction, caplog):
+def test_closing_reports_logged_rows_and_dropped_rows(time, prediction, caplog):
     publisher = publisher_of(MemoryLog(), time, max_queued=4)
     for name in "abc":
         publisher.add(prediction(name))

@@ -66,14 +66,14 @@ def converse(server, conversation, **settings):
 
 
 def test_expired_and_cancelled_callers_leave_server_and_its_calls_running(triton):
-    """Short gRPC deadlines crashed this server version (Triton fixed this in 7840 to 8708)."""
+    """Short gRPC deadlines crash Triton 2.51 (fixed in Triton's pull requests 7840 to 8708)."""
     pid = triton.pid
 
     async def talk(client):
         expired = 0
         for _ in range(40):
-            asked = [client.score(*rows_taking(0.0005), deadline_seconds=0.001) for _ in range(8)]
-            callers = [asyncio.create_task(each) for each in asked]
+            calls = [client.score(*rows_taking(0.0005), deadline_seconds=0.001) for _ in range(8)]
+            callers = [asyncio.create_task(each) for each in calls]
             await asyncio.sleep(0)
             callers[0].cancel()
             outcomes = await asyncio.gather(*callers, return_exceptions=True)

@@ -74,10 +74,10 @@ class OwnScorer:
     """Scores by a known function. The test decides when the shadow scores are complete."""
 
     def __init__(self, score_rows, shadow=None):
-        self.score_rows, self.shadow, self.asked = score_rows, shadow, []
+        self.score_rows, self.shadow, self.calls = score_rows, shadow, []
 
     async def score(self, dense, categorical, *, request_id=None, key=None):
-        self.asked.append((request_id, key))
+        self.calls.append((request_id, key))
         scores = self.score_rows(dense, categorical)
         shadow = None if self.shadow is None else asyncio.ensure_future(self._shadow_of(1 - scores))
         return Scored(scores, 3, canary=self.shadow is not None, shadow=shadow)
@@ -131,7 +131,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_rows_by_name_are_scored_and_logged_as_model_takes_them(
+def test_rows_by_name_are_scored_and_logged_in_form_of_model(
     server, log, make_rows, score_rows, read_log, form
 ):
     server.scoring.version = 7
@@ -188,7 +188,7 @@ def test_request_with_missing_probabilities_fails_and_is_logged(
     np.testing.assert_array_equal(record.scores, expected.astype(np.float32))
 
 
-def test_rankings_log_holds_what_was_shown_and_click_on_it(
+def test_log_of_ranking_contains_shown_items_and_click(
     server, log, make_rows, score_rows, read_log
 ):
     dense, categorical = make_rows(30, seed=1)
@@ -255,7 +255,7 @@ def test_explored_list_is_shown_and_logged_in_its_order_with_its_odds(
     np.testing.assert_array_equal(of_swapped.dense[clicked], dense[best[3]])
 
 
-def test_without_exploring_order_is_that_of_scores_for_certain(server, make_rows):
+def test_without_exploration_order_equals_that_of_scores_for_certain(server, make_rows):
     assert rank(server, make_rows(9), 3).propensities.tolist() == [1.0, 1.0, 1.0]
 
 
@@ -267,7 +267,7 @@ def rank(server, rows, k, **settings):
     return asyncio.run(run())
 
 
-def test_equal_scores_keep_order_given_and_short_list_is_ranked_whole(server, make_rows):
+def test_equal_scores_keep_input_order_and_short_list_is_ranked_completely(server, make_rows):
     server.scoring.reply_scores = lambda scores: np.round(scores, 1)
     ranking = rank(server, make_rows(500), 600)
     assert sorted(ranking.candidates) == list(range(500))
@@ -318,7 +318,7 @@ def test_impossible_lists_are_refused(server, make_rows, n, k, text):
         ({"price": [1.0, 2.0], "item": [1]}, "column item has 1 rows, expected 2 as column price"),
         (
             {"price": [1.0], "itme": [1]},
-            "rows have a column 'itme', which is no feature, expected item",
+            "rows have a column 'itme', which is not a feature, expected item",
         ),
         ({"price": 1.0, "item": [1]}, "column price is 1.0, expected a list or an array"),
         ({"price": b"12", "item": [1, 2]}, "column price is b'12', expected a list or an array"),
@@ -372,7 +372,7 @@ def test_wrong_row_is_named_by_column_row_and_value(rows, text):
     ]
 
 
-def test_numbers_texts_and_dictionaries_of_same_category_are_sound():
+def test_numbers_texts_and_dictionaries_of_same_category_are_valid():
     mixed = feature_rows(
         {"price": [None, 2], "item": ["255", 255]}, SMALL.features, may_lack_columns=True
     )
@@ -382,7 +382,7 @@ def test_numbers_texts_and_dictionaries_of_same_category_are_sound():
     assert (rows.dense.tolist(), rows.categorical.tolist()) == ([[1.0]], [[10, -1]])
 
 
-def test_client_works_by_recommender_that_store_serves_or_file_describes(
+def test_client_uses_recommender_that_registry_serves_or_file_describes(
     server, log, tmp_path, read_log
 ):
     """The recommender determines the columns, the requested model and the content of the record."""
@@ -459,17 +459,17 @@ PLACED = [[7, PUNK, FOLK, -1, 2, 3], [8, -1, -1, -1, -1, -1], [9, ROCK, JAZZ, FO
     ],
     ids=["columns", "rows", "Arrow", "arrays"],
 )
-def test_of_list_elements_that_count_take_its_places(rows):
+def test_counted_list_elements_occupy_positions(rows):
     assert feature_rows(rows, LISTS).categorical.tolist() == PLACED
 
 
-def test_wrong_element_is_named_and_candidates_list_is_own_or_contexts():
+def test_wrong_element_is_named_and_list_of_candidate_is_own_or_of_context():
     wrongs = (
         (["punk", 1.5], "column genres, row 1 is 1.5, expected elements to be a text"),
         ("punk", "a list"),
     )
-    for wrong, said in wrongs:
-        with pytest.raises(ContractError, match=said):
+    for wrong, message in wrongs:
+        with pytest.raises(ContractError, match=message):
             feature_rows({"item": [1, 2], "genres": [["folk"], wrong], "seen": [None, None]}, LISTS)
     candidates = feature_rows({"item": [7, 8], "seen": [[5], None]}, LISTS, may_lack_columns=True)
     context = feature_rows({"genres": [["jazz"]], "seen": [[1, 2]]}, LISTS, may_lack_columns=True)
@@ -477,7 +477,7 @@ def test_wrong_element_is_named_and_candidates_list_is_own_or_contexts():
     assert filled == [[7, JAZZ, -1, -1, 5, -1], [8, JAZZ, -1, -1, 1, 2]]
 
 
-def test_later_changes_of_callers_arrays_reach_no_record(make_rows):
+def test_later_changes_of_callers_arrays_change_no_record(make_rows):
     given = FeatureRows(dense=make_rows(3)[0], categorical=make_rows(3)[1])
     taken = feature_rows(given, SHOP.features)
     given.dense[:], given.categorical[:] = 0, 0
@@ -486,9 +486,9 @@ def test_later_changes_of_callers_arrays_reach_no_record(make_rows):
 
 
 def test_scoring_waits_for_no_log_even_if_publishing_hangs(score_rows, make_rows, log):
-    """The log's publish call hangs in its own thread.
+    """The log's publish call hangs in its own thread, but requests are answered.
 
-    Meanwhile requests are answered, and closing the client publishes them all.
+    Closing the client publishes all records.
     """
     hangs = threading.Event()
     stored = []
@@ -522,7 +522,7 @@ def test_scoring_waits_for_no_log_even_if_publishing_hangs(score_rows, make_rows
     assert {f"r{number}" for number in range(50)} <= dict(stored).keys()
 
 
-def test_lost_log_fails_no_request_and_closing_says_what_was_lost(score_rows, make_rows):
+def test_lost_log_fails_no_request_and_closing_reports_losses(score_rows, make_rows):
     log = LostLog()
     rows = FeatureRows(dense=make_rows(2)[0], categorical=make_rows(2)[1])
 
@@ -545,7 +545,7 @@ def test_lost_log_fails_no_request_and_closing_says_what_was_lost(score_rows, ma
             await client.score(rows)
             raise KeyError("the site's own")
 
-    # Lost records do not hide the error that ended the block.
+    # The error inside the `async with` block must reach the caller, although records are lost too.
     with raises(KeyError, "the site's own"):
         asyncio.run(fail(connect(OwnScorer(score_rows), log=log, publishing=publishing)))
 
@@ -625,15 +625,15 @@ def test_record_waits_for_its_shadow_and_its_outcome_for_record(
 
 
 def test_shadow_counts_if_it_comes_in_time_and_from_another_version():
-    async def asked(version, shadow_version):
+    async def score_with_shadow(version, shadow_version):
         shadow = asyncio.get_running_loop().create_future()
         if shadow_version is not None:
             shadow.set_result(Scored(np.zeros(1, np.float32), shadow_version))
         return await shadow_of(Scored(np.ones(1, np.float32), version, shadow=shadow), 0.01)
 
-    assert asyncio.run(asked(3, 4)).model_version == 4
-    assert asyncio.run(asked(4, 4)) is None
-    assert asyncio.run(asked(3, None)) is None
+    assert asyncio.run(score_with_shadow(3, 4)).model_version == 4
+    assert asyncio.run(score_with_shadow(4, 4)) is None
+    assert asyncio.run(score_with_shadow(3, None)) is None
 
 
 def test_record_is_logged_whatever_its_shadow_does(score_rows, make_rows, log, read_log, caplog):
@@ -641,7 +641,7 @@ def test_record_is_logged_whatever_its_shadow_does(score_rows, make_rows, log, r
 
     class Broken(OwnScorer):
         async def _shadow_of(self, scores):
-            raise RuntimeError("a defect") if len(self.asked) == 1 else ValueError("no number")
+            raise RuntimeError("a defect") if len(self.calls) == 1 else ValueError("no number")
 
     class Wild(OwnScorer):
         async def _shadow_of(self, scores):
@@ -660,8 +660,8 @@ def test_record_is_logged_whatever_its_shadow_does(score_rows, make_rows, log, r
         ("r1", None),
     ]
     assert outcomes(records) == [("r0", 0, "click"), ("r1", 0, "click")]
-    said = [each for each in caplog.messages if "is logged without shadow scores" in each]
-    assert len(said) == 2
+    messages = [each for each in caplog.messages if "is logged without shadow scores" in each]
+    assert len(messages) == 2
 
 
 def test_ids_and_sizes_that_log_cannot_hold_are_refused_before_scoring(score_rows, make_rows, log):
@@ -682,7 +682,7 @@ def test_ids_and_sizes_that_log_cannot_hold_are_refused_before_scoring(score_row
                     await client.score(few, key=wrong)
                 with raises(ContractError, "key", "expected a text, or None"):
                     await client.rank(few, 1, key=wrong)
-            assert scorer.asked == []
+            assert scorer.calls == []
             return await client.score(many, log=False)
 
     assert len(asyncio.run(talk()).scores) == 2049
@@ -697,9 +697,8 @@ def test_request_id_names_one_logged_request(score_rows, make_rows, log, read_lo
 
     async def talk():
         async with connect(scorer, log=f"sqlite:///{log}") as client:
-            await client.score(
-                rows[0], request_id="session 7", log=False
-            )  # this version is not in the log, so its ids refer to nothing
+            # The log has no record of this request, so its id remains free.
+            await client.score(rows[0], request_id="session 7", log=False)
             await client.score(rows[0], request_id="session 7")
             for again in rows[1:]:
                 with raises(ContractError, "request_id 'session 7'", "earlier request"):
@@ -713,7 +712,7 @@ def test_request_id_names_one_logged_request(score_rows, make_rows, log, read_lo
         return client.log_counts
 
     counts = asyncio.run(talk())
-    assert len(scorer.asked) == 4
+    assert len(scorer.calls) == 4
     assert counts.published_rows == sum(len(record) for record in predictions(read_log(log))) == 2
 
 
@@ -727,8 +726,8 @@ def test_two_requests_at_once_cannot_share_id(make_rows, log, read_log):
 
     async def talk():
         async with connect(Slow(), log=f"sqlite:///{log}") as client:
-            asked = (client.score(rows, request_id="r") for _ in range(3))
-            return await asyncio.gather(*asked, return_exceptions=True)
+            calls = (client.score(rows, request_id="r") for _ in range(3))
+            return await asyncio.gather(*calls, return_exceptions=True)
 
     answers = asyncio.run(talk())
     assert [type(answer).__name__ for answer in answers] == [
@@ -742,9 +741,7 @@ def test_two_requests_at_once_cannot_share_id(make_rows, log, read_log):
 @pytest.mark.parametrize(
     "failure", [ServerUnavailable("away"), BadReply("no scores"), asyncio.CancelledError()]
 )
-def test_id_of_request_that_left_no_record_is_free_again(
-    score_rows, make_rows, log, read_log, failure
-):
+def test_id_of_request_without_record_is_free_again(score_rows, make_rows, log, read_log, failure):
     rows = FeatureRows(dense=make_rows(1)[0], categorical=make_rows(1)[1])
     failures = [failure]
 
@@ -767,14 +764,14 @@ def test_ids_of_newest_requests_are_remembered_and_no_more():
     ids = RequestIds(remembered=3)
     for name in "abcd":
         ids.take(name)
-    ids.take("a")  # the fourth id before the newest
+    ids.take("a")  # "a" is older than the three remembered ids
     for name in "cda":
         with raises(ContractError, f"request_id '{name}'"):
             ids.take(name)
 
 
-def test_of_wide_rows_request_has_as_many_as_message_of_log_holds(log):
-    """A record too large for the log would be retried forever and block later ones."""
+def test_request_of_wide_rows_is_limited_by_message_size_of_log(log):
+    """A record too large for the log would be retried forever and block later records."""
     names = tuple(f"column {i}" for i in range(300))
     wide = Recommender(name="wide", features=Features(numeric=(), categorical=names))
     rows = FeatureRows(dense=np.zeros((500, 0), np.float32), categorical=np.full((500, 300), 2**40))
@@ -782,15 +779,15 @@ def test_of_wide_rows_request_has_as_many_as_message_of_log_holds(log):
 
     async def talk():
         async with RecommenderClient(scorer, recommender=wide, log=f"sqlite:///{log}") as client:
-            for ask in (client.score(rows), client.rank(rows, 500)):
+            for call in (client.score(rows), client.rank(rows, 500)):
                 with raises(ContractError, "500 rows", "at most 411", "log="):
-                    await ask
+                    await call
             assert (await client.rank(rows, 411)).logged
 
     asyncio.run(talk())
 
 
-def test_without_log_scores_come_and_outcomes_are_refused(server, make_rows):
+def test_without_log_rows_are_scored_and_outcomes_are_refused(server, make_rows):
     async def talk():
         async with connect(server.url, log=None) as client:
             scored = await client.score(by_name(*make_rows(2)))

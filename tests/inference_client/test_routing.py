@@ -1,4 +1,4 @@
-"""Tests of following a traffic plan, and of shadows that cost no caller."""
+"""Tests of a client that follows a traffic plan, and of shadow requests that delay no caller."""
 
 import asyncio
 import logging
@@ -27,7 +27,7 @@ def test_without_plan_stable_model_answers(served, objects, make_rows):
         return [await client.score(*make_rows(2), key=key) for key in KEYS[:10]]
 
     assert {answer.model_version for answer in follow(served, objects, talk)} == {3}
-    assert set(served.scoring.asked) == {MODEL_NAME}
+    assert set(served.scoring.model_names) == {MODEL_NAME}
 
 
 def test_published_plan_is_followed_and_so_is_its_removal(served, objects, publish, make_rows):
@@ -49,7 +49,7 @@ def test_published_plan_is_followed_and_so_is_its_removal(served, objects, publi
     follow(served, objects, talk, interval=0.01)
 
 
-def test_corrupt_plan_leaves_last_good_one_in_force_and_is_said_once(
+def test_corrupt_plan_leaves_last_good_one_in_force_and_is_reported_once(
     served, objects, publish, make_rows, caplog, monkeypatch
 ):
     publish(make_plan(share=1.0))
@@ -63,8 +63,8 @@ def test_corrupt_plan_leaves_last_good_one_in_force_and_is_said_once(
             await until(lambda: len(reads) >= 3)
         assert "traffic.json is" in client.plan.problem
         assert (await client.score(*make_rows(2))).canary
-        # If reading the plan fails by a bug, the last plan also stays in force, as after a storage
-        # error.
+        # A bug in the reading of the plan has the same effect as a storage error: the last plan
+        # stays in force.
         storage, client.plan.objects = client.plan.objects, None
         await until(lambda: "NoneType" in client.plan.problem)
         publish(make_plan(2, canary=None))
@@ -79,8 +79,7 @@ def test_corrupt_plan_leaves_last_good_one_in_force_and_is_said_once(
 def test_storage_that_hangs_delays_neither_requests_nor_end(served, make_rows, monkeypatch):
     monkeypatch.setattr(routing, "_FIRST_READ_SECONDS", 0.05)
     released = threading.Event()
-    # The timer releases calls that wait for the shadow. The timer is so late that the test would
-    # fail before it ends.
+    # The timer releases hanging calls. A passing test ends long before the timer.
     late = threading.Timer(20, released.set)
     late.start()
 
@@ -99,7 +98,7 @@ def test_storage_that_hangs_delays_neither_requests_nor_end(served, make_rows, m
         released.set()
 
 
-def test_absent_canary_costs_no_request(served, objects, publish, make_rows, score_rows):
+def test_absent_canary_fails_no_request(served, objects, publish, make_rows, score_rows):
     publish(make_plan(share=1.0))
     rows = make_rows(3)
 
@@ -114,12 +113,12 @@ def test_absent_canary_costs_no_request(served, objects, publish, make_rows, sco
         await client.score(*rows)
 
     follow(served, objects, talk)
-    assert served.scoring.asked == [CANARY_NAME, MODEL_NAME, MODEL_NAME]
+    assert served.scoring.model_names == [CANARY_NAME, MODEL_NAME, MODEL_NAME]
 
 
 @pytest.mark.parametrize("version", ["", "latest", "4.0", "-4", "\u00b2", "9" * 20, "9" * 5000])
 @pytest.mark.parametrize("arm", ["canary", "shadow"])
-def test_canary_whose_version_is_no_number_costs_no_request_and_no_record(
+def test_canary_whose_version_is_no_number_fails_no_request_and_loses_no_record(
     served, objects, publish, make_rows, score_rows, read_log, tmp_path, version, arm
 ):
     served.scoring.canary_version = version
@@ -158,7 +157,7 @@ def test_canary_whose_version_is_no_number_costs_no_request_and_no_record(
     ],
     ids=["fault", "refusal"],
 )
-def test_what_canary_cannot_do_stable_arm_does(
+def test_stable_arm_answers_where_canary_cannot(
     served, objects, publish, make_rows, score_rows, failure, kind
 ):
     publish(make_plan(share=1.0, shadow=1.0))
@@ -172,22 +171,22 @@ def test_what_canary_cannot_do_stable_arm_does(
 
     answer = follow(served, objects, talk)
     np.testing.assert_array_equal(answer.scores, score_rows(*rows))
-    # The stable arm is the canary's shadow. The stable version has already answered this request,
-    # so the shadow needs no further call.
+    # The stable version answers if the canary fails. A shadow request would go to the stable
+    # version too, so no shadow request is sent.
     assert (answer.canary, answer.shadow) == (False, None)
-    assert served.scoring.asked == [CANARY_NAME, MODEL_NAME]
+    assert served.scoring.model_names == [CANARY_NAME, MODEL_NAME]
 
 
 def test_one_deadline_covers_both_arms(served, objects, publish, make_rows):
     publish(make_plan(share=1.0))
     served.scoring.canary_failure = (grpc.StatusCode.INTERNAL, "broken")
     served.scoring.wait = served.make_event()
-    # By this timer the canary took 29.9 of the 30 seconds before it failed.
-    told = iter([100.0, 129.9])
+    # The canary fails after 29.9 of the 30 seconds.
+    times = iter([100.0, 129.9])
 
     async def run():
         async with PlannedClient(
-            served.url, PlanFollower(objects, MODEL_NAME), timer=lambda: next(told)
+            served.url, PlanFollower(objects, MODEL_NAME), timer=lambda: next(times)
         ) as client:
             asking = asyncio.create_task(client.score(*make_rows(1)))
             await until(lambda: served.scoring.in_flight == 1)
@@ -200,9 +199,7 @@ def test_one_deadline_covers_both_arms(served, objects, publish, make_rows):
     asyncio.run(run())
 
 
-def test_record_says_what_reply_says_and_not_what_plan_promised(
-    served, objects, publish, make_rows
-):
+def test_record_contains_reply_and_not_what_plan_promised(served, objects, publish, make_rows):
     publish(make_plan(share=1.0))
     served.scoring.canary_version = 9
 
@@ -213,7 +210,7 @@ def test_record_says_what_reply_says_and_not_what_plan_promised(
     assert (answer.canary, answer.model_version) == (True, 9)
 
 
-def test_stuck_shadow_delays_nobody_and_those_beyond_bound_are_dropped(
+def test_stuck_shadow_delays_no_request_and_excess_shadows_are_dropped(
     served, objects, publish, make_rows, score_rows
 ):
     publish(make_plan(share=0.0, shadow=1.0))
@@ -265,7 +262,7 @@ def test_no_shadow_is_sent_while_served_requests_wait(served, objects, publish, 
     assert shadow["dropped"] + shadow["answered"] == 8
 
 
-def test_ranked_list_is_one_arms_and_records_shadow_scores_of_its_rows(
+def test_ranked_list_is_from_one_arm_and_records_shadow_scores_of_its_rows(
     served, objects, publish, make_rows, score_rows, read_log, tmp_path
 ):
     publish(make_plan(share=1.0, shadow=1.0))

@@ -1,4 +1,4 @@
-"""Tests that rows read from Parquet files equal the table that was written."""
+"""Tests that rows read from Parquet files equal the rows of the written table."""
 
 import numpy as np
 import pyarrow as pa
@@ -103,7 +103,7 @@ def test_column_served_as_one_value_may_be_absent_but_is_read_if_present(tmp_pat
     ],
     ids=["columns", "no label", "label", "text", "hash"],
 )
-def test_what_is_wrong_is_named_by_file_row_and_column(tmp_path, raw_table, change, text):
+def test_errors_are_named_by_file_row_and_column(tmp_path, raw_table, change, text):
     with pytest.raises(ContractError, match=text):
         read(write(tmp_path / "rows.parquet", change(raw_table(5000))))
 

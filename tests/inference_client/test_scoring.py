@@ -28,19 +28,19 @@ SWITCHING = (NOT_FOUND, "Request for model 'click_model' version 2 is not at rea
 
 
 def score(url, rows, sleep=asyncio.sleep, **settings):
-    async def ask():
+    async def send_requests():
         # Replacing the random factor by `float` makes the waits deterministic.
         async with ScoringClient(
             url, MODEL_NAME, ClientSettings(**settings), timing=Timing(sleep=sleep, jitter=float)
         ) as client:
             return await client.score(*rows)
 
-    return asyncio.run(ask())
+    return asyncio.run(send_requests())
 
 
 @pytest.fixture
 def refusing_url():
-    """An address at which nothing listens, reserved for this test."""
+    """An address at which no server listens. The test holds the port."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{held.getsockname()[1]}"
@@ -54,32 +54,32 @@ def test_more_rows_than_batch_are_split_and_put_together_in_order(server, make_r
 
 
 def test_one_connection_serves_many_requests_within_in_flight_bound(server, make_rows):
-    async def ask():
+    async def send_requests():
         async with ScoringClient(server.url, MODEL_NAME, ClientSettings(max_in_flight=3)) as client:
             return await asyncio.gather(*(client.score(*make_rows(2, seed)) for seed in range(40)))
 
-    assert len(asyncio.run(ask())) == 40
+    assert len(asyncio.run(send_requests())) == 40
     assert 1 <= server.scoring.most_in_flight <= 3
 
 
 @pytest.mark.parametrize(
     "failure", [(UNAVAILABLE, "Exceeds maximum queue size"), SWITCHING], ids=["busy", "switch"]
 )
-def test_unavailable_server_is_asked_again_with_growing_waits(
+def test_unavailable_server_is_retried_with_growing_waits(
     server, make_rows, score_rows, sleeps, failure
 ):
     server.scoring.failures = [failure] * 4
     rows = make_rows(3)
     scored = score(server.url, rows, sleeps, first_backoff_seconds=0.1, max_backoff_seconds=0.3)
     np.testing.assert_array_equal(scored.scores, score_rows(*rows))
-    assert sleeps.asked == [0.1, 0.2, 0.3, 0.3]
+    assert sleeps.seconds == [0.1, 0.2, 0.3, 0.3]
 
 
 def test_retries_end_and_error_names_server(server, make_rows, sleeps):
     server.scoring.always = (UNAVAILABLE, "Exceeds maximum queue size")
     with raises(ServerUnavailable, server.url, "unavailable", "Exceeds maximum queue size"):
         score(server.url, make_rows(3), sleeps, max_attempts=4)
-    assert len(sleeps.asked) == 3
+    assert len(sleeps.seconds) == 3
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_other_failures_are_translated_and_not_retried(
     with pytest.raises(kind, match=failure[1].split(":")[0]) as caught:
         score(server.url, make_rows(3), sleeps)
     assert isinstance(caught.value, family)
-    assert sleeps.asked == []
+    assert sleeps.seconds == []
 
 
 def test_servers_traceback_does_not_reach_message(server, make_rows):
@@ -121,9 +121,7 @@ def test_refused_connection_is_unavailable(refusing_url, make_rows, sleeps):
         score(refusing_url, make_rows(1), sleeps, max_attempts=2)
 
 
-def test_proxy_in_environment_is_not_asked(
-    server, make_rows, score_rows, refusing_url, monkeypatch
-):
+def test_proxy_in_environment_is_not_used(server, make_rows, score_rows, refusing_url, monkeypatch):
     for name in ("http_proxy", "https_proxy", "grpc_proxy"):
         monkeypatch.setenv(name, f"http://{refusing_url}")
     for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy"):
@@ -134,10 +132,10 @@ def test_proxy_in_environment_is_not_asked(
 
 
 def test_restarted_server_is_found_again(server, make_rows, score_rows):
-    """The channel's own waits between connections must be shorter than the client's retries."""
+    """The gRPC channel must reconnect before the client has used up its retries."""
     rows = make_rows(2)
 
-    async def ask():
+    async def send_requests():
         async with ScoringClient(server.url, MODEL_NAME) as client:
             await client.score(*rows)
             await asyncio.to_thread(server.kill)
@@ -146,7 +144,7 @@ def test_restarted_server_is_found_again(server, make_rows, score_rows):
             await asyncio.to_thread(server.start_again)
             return await client.score(*rows)
 
-    np.testing.assert_array_equal(asyncio.run(ask()).scores, score_rows(*rows))
+    np.testing.assert_array_equal(asyncio.run(send_requests()).scores, score_rows(*rows))
 
 
 @pytest.mark.parametrize(
@@ -177,7 +175,7 @@ def test_reply_that_is_no_probability_per_row_is_error(server, make_rows, change
     ],
     ids=["width", "dense-type", "category-type", "lengths", "no-rows"],
 )
-def test_wrong_rows_are_refused_before_they_travel(server, make_rows, change, text):
+def test_wrong_rows_are_refused_before_they_are_sent(server, make_rows, change, text):
     with pytest.raises(BadRequest, match=text):
         score(server.url, change(*make_rows(4)))
     assert server.scoring.requests == []
@@ -201,11 +199,11 @@ def test_versions_that_never_settle_are_error(server, make_rows):
         score(server.url, make_rows(2 * MAX_BATCH_ROWS), max_attempts=3)
 
 
-def test_each_version_gets_columns_that_it_takes_by_their_names(server, make_rows, score_rows):
+def test_each_version_gets_its_columns_by_name(server, make_rows, score_rows):
     columns = SHOP.features.columns
     numeric, categorical = columns["numeric"], columns["categorical"]
     server.scoring.columns = {
-        # The model has as many columns as the client, so that only the names differ.
+        # Version 2 has as many columns as the client. Only the names differ.
         2: {"numeric": ["other", *numeric[1:]], "categorical": [*categorical[1:], categorical[0]]},
         3: {"numeric": list(numeric[1:]), "categorical": ["new", *categorical, "newer"]},
     }
@@ -218,7 +216,7 @@ def test_each_version_gets_columns_that_it_takes_by_their_names(server, make_row
         3: (dense[:, 1:], np.hstack([missing, ids, missing])),
     }
 
-    async def ask():
+    async def send_requests():
         settings = ClientSettings(max_attempts=1)
         async with ScoringClient(
             server.url, MODEL_NAME, settings, columns=SHOP.features.columns
@@ -229,15 +227,15 @@ def test_each_version_gets_columns_that_it_takes_by_their_names(server, make_row
                 np.testing.assert_array_equal(scored.scores, score_rows(*expected[version]))
                 assert scored.model_version == version
 
-    asyncio.run(ask())
+    asyncio.run(send_requests())
 
 
-def test_rows_that_server_refuses_with_columns_that_it_takes_are_refused(server, make_rows):
+def test_rows_are_refused_if_server_rejects_them_despite_its_columns(server, make_rows):
     server.scoring.failures = [(grpc.StatusCode.INVALID_ARGUMENT, "no")]
 
-    async def ask():
+    async def send_requests():
         async with ScoringClient(server.url, MODEL_NAME, columns=SHOP.features.columns) as client:
             await client.score(*make_rows(2))
 
     with raises(BadRequest, "refused", "no"):
-        asyncio.run(ask())
+        asyncio.run(send_requests())

@@ -83,7 +83,7 @@ def test_cancelled_caller_leaves_call_alone(stuck, make_rows):
     assert stuck.scoring.cancelled == 0
 
 
-def test_full_line_is_said_at_once_and_takes_callers_again_when_it_moves(
+def test_full_partition_is_reported_at_once_and_accepts_callers_when_it_moves(
     stuck, make_rows, score_rows
 ):
     rows = make_rows(2)
@@ -148,14 +148,14 @@ def test_deadline_bounds_all_attempts_and_waits_together(server, make_rows):
     assert waits == [0.05, 0.1, 0.2, 0.4]
 
 
-def test_chance_shortens_waits_by_up_to_half():
+def test_random_factor_shortens_waits_by_up_to_half():
     waits = [shortened(2.0) for _ in range(2000)]
     assert 1.0 <= min(waits) < 1.05
     assert 1.95 < max(waits) <= 2.0
 
 
-def test_model_that_answered_and_is_gone_is_asked_again(server, make_rows, score_rows):
-    """A watchdog first unloads the model, and then reloads it."""
+def test_model_that_answered_and_is_absent_is_requested_again(server, make_rows, score_rows):
+    """The model is absent for a moment, because a watchdog unloads and reloads it."""
     rows = make_rows(3)
 
     async def talk(client):
@@ -168,7 +168,7 @@ def test_model_that_answered_and_is_gone_is_asked_again(server, make_rows, score
     )
 
 
-def test_message_larger_than_server_takes_is_not_tried_again(server, make_rows):
+def test_message_over_limit_of_server_is_not_retried(server, make_rows):
     text = "Received message larger than max (300000 vs. 1000)"
     server.scoring.always = (grpc.StatusCode.RESOURCE_EXHAUSTED, text)
     with raises(BadRequest, "message of this size"):
@@ -183,14 +183,15 @@ def replicas():
         each.close()
 
 
-def test_requests_go_to_every_replica_in_turn_and_dead_one_costs_none(
+def test_requests_go_to_every_replica_in_turn_and_dead_replica_fails_none(
     replicas, make_rows, score_rows
 ):
     first, second = replicas
     rows = make_rows(2)
 
     async def talk(client):
-        # Requests alternate evenly only after the client has connected to both servers.
+        # The client alternates evenly between two servers only after it has connected to both
+        # servers.
         while not (first.scoring.requests and second.scoring.requests):
             await client.score(*rows)
         before = [len(each.scoring.requests) for each in replicas]
@@ -206,7 +207,7 @@ def test_requests_go_to_every_replica_in_turn_and_dead_one_costs_none(
         seen = len(second.scoring.requests)
         end = time.monotonic() + 120
         while len(second.scoring.requests) == seen:
-            assert time.monotonic() < end, "the replica that came back was not asked for 20 s"
+            assert time.monotonic() < end, "the recovered replica got no request for 20 s"
             await client.score(*rows)
 
     converse(None, talk, url=f"ipv4:127.0.0.1:{first.port},127.0.0.1:{second.port}")
@@ -215,8 +216,8 @@ def test_requests_go_to_every_replica_in_turn_and_dead_one_costs_none(
 class Unreliable:
     """A TCP port in front of a server.
 
-    Connections that are `frozen` stay open but transfer no bytes, as after a lost route. If no
-    server listens behind it, the port accepts connections and sends nothing.
+    Connections that are `frozen` stay open but transfer no bytes, as after a lost route. Without a
+    server, the port accepts connections and sends nothing.
     """
 
     def __init__(self, port: int | None) -> None:
@@ -296,7 +297,7 @@ async def ask_all(client, rows, *, callers, requests):
 
 
 @pytest.mark.parametrize("kind", ["answers nothing", "says nothing at all"])
-def test_replica_that_accepts_and_never_answers_costs_no_request(
+def test_replica_that_accepts_and_never_answers_fails_no_request(
     replicas, make_rows, score_rows, unreliable, quick_stalls, kind
 ):
     well, ill = replicas
@@ -320,11 +321,12 @@ def test_replica_that_accepts_and_never_answers_costs_no_request(
     assert len(answers) == 600
     for answer in answers:
         np.testing.assert_array_equal(answer.scores, score_rows(*rows))
-    # The failing server first gets its share of requests, and later only an occasional copy.
+    # At first the failing server gets its share of requests. Later the failing server gets only a
+    # few copies of requests.
     assert len(ill.scoring.requests) < 60
 
 
-def test_half_open_connection_is_replaced_and_costs_no_request(
+def test_half_open_connection_is_replaced_and_fails_no_request(
     server, make_rows, score_rows, unreliable, quick_stalls
 ):
     rows, between = make_rows(2), unreliable(server.port)
@@ -362,14 +364,14 @@ def test_replica_that_answers_again_gets_its_share_again(replicas, make_rows, qu
 
         end = time.monotonic() + 60
         while not await has_its_share():
-            assert time.monotonic() < end, "the replica that answers again got no share"
+            assert time.monotonic() < end, "the recovered replica does not get its share"
             for _ in range(20):
                 await client.score(*rows)
 
     converse(None, talk, url=f"ipv4:127.0.0.1:{first.port},127.0.0.1:{second.port}")
 
 
-def test_server_that_hangs_alone_gets_its_calls_answered_once_it_goes_on(
+def test_server_that_hangs_alone_answers_its_calls_after_it_resumes(
     stuck, make_rows, score_rows, quick_stalls
 ):
     rows = make_rows(2)

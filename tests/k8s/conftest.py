@@ -37,5 +37,5 @@ def manifests(rendered, overlay) -> list[Manifest]:
 
 @pytest.fixture(params=VARIANTS)
 def variant(request, rendered) -> list[Manifest]:
-    """Objects of one rendering after another: overlays with and without optional components."""
+    """Objects of each variant: overlays with and without optional components."""
     return rendered(request.param)

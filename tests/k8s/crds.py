@@ -1,7 +1,7 @@
 """Checks custom resources by compact schemas in `crd_schemas/`, one file per kind.
 
-A schema lists the fields that this project uses or may soon use, and refuses all other fields. A
-misspelt field therefore fails here, instead of silently in a cluster. `kubernetes-validate` checks
+A schema lists the fields that this project uses or may soon use, and refuses all other fields. The
+schemas find misspelt fields, which a cluster would silently ignore. `kubernetes-validate` checks
 Kubernetes' own kinds.
 """
 

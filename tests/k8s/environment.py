@@ -13,7 +13,7 @@ from tests.support.rendering import Manifest, find
 
 
 def container(workload: Manifest, name: str) -> Manifest:
-    """Return the container or init container of this name."""
+    """Return the container or init container named `name`."""
     spec = workload["spec"]["template"]["spec"]
     (found,) = [
         c for c in (*spec.get("initContainers", ()), *spec["containers"]) if c["name"] == name
@@ -51,7 +51,7 @@ def volume_at(workload: Manifest, name: str, path: str) -> tuple[Manifest, bool]
     """Return the volume that contains `path` in a container, and whether it is writable.
 
     Raises:
-        LookupError: the path is on the image's own file system.
+        LookupError: the container mounts no volume at the path.
     """
     mounts = sorted(container(workload, name)["volumeMounts"], key=lambda m: -len(m["mountPath"]))
     for mount in mounts:

@@ -18,7 +18,7 @@ CHOSEN |= {"__rate_interval": "1m", "__range": "1h"}
 rate interval is four scrapes."""
 
 
-class Asked(NamedTuple):
+class PanelQuery(NamedTuple):
     """A query of a dashboard with its position there."""
 
     dashboard: str
@@ -42,14 +42,14 @@ def filled(text: str) -> str:
     return re.sub(r"\$\{?(\w+)\}?", lambda match: CHOSEN[match[1]], text)
 
 
-def queries() -> Iterator[Asked]:
+def queries() -> Iterator[PanelQuery]:
     """Yield every query in all panels and annotations of all dashboards."""
     for name, dashboard in sorted(DASHBOARDS.items()):
         for panel in panels(dashboard):
             for target in panel["targets"]:
-                yield Asked(name, panel["title"], target["refId"], filled(target["expr"]))
+                yield PanelQuery(name, panel["title"], target["refId"], filled(target["expr"]))
         for mark in dashboard["annotations"]["list"]:
-            yield Asked(name, mark["name"], "mark", filled(mark["expr"]))
+            yield PanelQuery(name, mark["name"], "mark", filled(mark["expr"]))
 
 
 def offered(dashboard: dict[str, Any]) -> Iterator[tuple[str, str, str]]:

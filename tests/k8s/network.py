@@ -3,9 +3,8 @@
 If a policy selects a pod for a direction, the pod is isolated in this direction: a connection is
 possible only if some policy allows it. A connection needs the egress of its source and the ingress
 of its destination. The documentation leaves open whether an `ipBlock` also matches pods' own
-addresses. This evaluator matches them, so that a denied connection is denied in both
-interpretations. Whether a cluster's network enforces policies at all is outside the scope of these
-tests.
+addresses. In this evaluator an `ipBlock` matches pods' addresses, so the evaluator allows at least
+as much as a cluster. No test checks whether a cluster's network enforces policies at all.
 """
 
 import ipaddress
@@ -47,7 +46,7 @@ def _lets(
     protocol: str,
     direction: str,
 ) -> bool:
-    """Return whether the policies of `pod` allow a connection with `peer` in this direction."""
+    """Return whether the policies of `pod` allow a connection with `peer` in `direction`."""
     if not pod.namespace:
         return True
     ours = [
@@ -68,7 +67,7 @@ def _lets(
 
 def _isolates(policy: Manifest, pod: End, direction: str) -> bool:
     spec = policy["spec"]
-    # Without the field `policyTypes` the types are Ingress, and also Egress if the policy has
+    # A policy without the field `policyTypes` has the type Ingress, and also Egress if it has
     # egress rules.
     types = spec.get("policyTypes") or ["Ingress", *(["Egress"] if spec.get("egress") else [])]
     return direction in types and matches(spec["podSelector"] or {}, pod.labels)

@@ -2,8 +2,8 @@
 
 The container's arguments are those of the manifest, in the same order. Only values that must differ
 on this machine are replaced: the repository's path and the port numbers. Loopback addresses and the
-backend's path in the wheel are appended. Tests decide what a cluster does with the answers of the
-probes.
+backend's path in the wheel are appended. The module only returns the results of probes, and does
+not restart the container.
 """
 
 import os
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from demo.stack import LOOPBACK, free_port, tethered
 from demo.triton import DEFAULT_VENV, prepare
-from tests.support.processes import ask, wait_for
+from tests.support.processes import http_get, wait_for
 from tests.support.rendering import Manifest, containers, find
 
 
@@ -67,12 +67,11 @@ class TritonPod:
     The container's log is written to `folder`.
 
     Args:
-        manifests: A rendered overlay.
+        manifests: Objects of a rendered overlay.
         repository: Folder or URI that replaces the model repository in the manifest.
         folder: Folder for the log and for a copy of the backend.
-        change: New values by flag. With such a value, tests show what goes wrong without the
-            manifest's value.
-        environment: Variables besides this process's own.
+        change: New values by flag, for tests of a manifest with a wrong value.
+        environment: Variables in addition to the environment of the test process.
         until: Probe that must pass before the body of the `with` block runs. None = do not wait.
     """
 
@@ -160,13 +159,15 @@ class TritonPod:
 
     def get(self, path: str, *, port: str = "http", timeout: float = 5.0) -> int:
         """Return the HTTP status of a path, or 0 if nobody answers."""
-        return ask(f"http://{LOOPBACK}:{getattr(self.ports, port)}{path}", timeout=timeout).status
+        return http_get(
+            f"http://{LOOPBACK}:{getattr(self.ports, port)}{path}", timeout=timeout
+        ).status
 
     def passes(self, probe: str) -> bool:
-        """Return whether this probe passes now, with a status from 200 to 399."""
-        asked = self.container[probe]["httpGet"]
+        """Return whether the probe succeeds at present, with a status from 200 to 399."""
+        action = self.container[probe]["httpGet"]
         status = self.get(
-            asked["path"], port=asked["port"], timeout=self.container[probe]["timeoutSeconds"]
+            action["path"], port=action["port"], timeout=self.container[probe]["timeoutSeconds"]
         )
         return 200 <= status < 400
 
@@ -186,4 +187,4 @@ class TritonPod:
 
     def metrics(self) -> str:
         """Return the Prometheus text of port `metrics`."""
-        return ask(f"http://{LOOPBACK}:{self.ports.metrics}/metrics", timeout=5.0).text
+        return http_get(f"http://{LOOPBACK}:{self.ports.metrics}/metrics", timeout=5.0).text

@@ -17,14 +17,14 @@ FOLDER = REPOSITORY / "build" / "promtool"
 
 
 class Question(NamedTuple):
-    """A query at one time. The expected samples map labels (`{pod="a"}`) to values."""
+    """A query, its evaluation time, and the expected samples by labels (`{pod="a"}`)."""
 
     query: str
     at: str
     answers: dict[str, float]
 
 
-def ask(
+def assert_answers(
     name: str, series: dict[str, str], questions: list[Question], *, interval: str = "5s"
 ) -> None:
     """Assert that promtool gets every expected answer.
@@ -33,10 +33,9 @@ def ask(
 
     Args:
         name: Name of the files.
-        series: Values by series in promtool's notation (`0+10x5`, `_` = no sample). There is one
-            value per `interval`.
+        series: Values by series in promtool's notation (`0+10x5`, `_` = no sample).
         questions: Queries with the samples that they must return.
-        interval: Time between two values.
+        interval: Time between two values of a series.
     """
     if shutil.which("promtool") is None:
         pytest.skip("promtool is not installed: queries cannot be evaluated as Prometheus does")
@@ -64,9 +63,9 @@ def ask(
     done = subprocess.run(
         ["promtool", "test", "rules", str(path)], capture_output=True, text=True, timeout=120
     )
-    said = done.stdout + done.stderr
-    path.with_suffix(".txt").write_text(said)
-    assert done.returncode == 0, said
+    output = done.stdout + done.stderr
+    path.with_suffix(".txt").write_text(output)
+    assert done.returncode == 0, output
 
 
 def close_to(query: str, truth: float, *, share: float = 1e-9) -> str:

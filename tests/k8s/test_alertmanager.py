@@ -25,18 +25,18 @@ def amtool(*words: str) -> str:
     return done.stdout
 
 
-def test_amtool_takes_it():
+def test_amtool_accepts_configuration():
     assert "SUCCESS" in amtool("check-config", str(PATH))
 
 
 @pytest.mark.parametrize("name", ALERTS)
-def test_alert_reaches_whom_its_severity_says(name):
+def test_alert_reaches_receivers_of_its_severity(name):
     severity = ALERTS[name]["labels"]["severity"]
     labels = (f"alertname={name}", f"severity={severity}", "namespace=evergreen")
     found = amtool("config", "routes", "test", f"--config.file={PATH}", *labels)
     assert found.strip() == {"page": "pages", "ticket": "tickets"}[severity]
     assert "://" not in re.sub(r"#.*", "", PATH.read_text()), (
-        "addresses and keys are files of a secret"
+        "addresses and keys must come from a secret"
     )
 
 
@@ -49,11 +49,11 @@ def test_inhibitions_name_own_alerts_and_ticket_never_silences_page():
         (target,) = rule["target_matchers"]
         assert len(sources) == 1
         assert len(targets) == len(re.search(r"\((.*)\)", target)[1].split("|")), (
-            f"{target} names an alert not ours"
+            f"{target} names an unknown alert"
         )
         (source,) = sources
         assert ALERTS[source]["labels"]["severity"] == "page", (
-            f"{source} silences others and wakes nobody"
+            f"{source} silences other alerts but pages nobody"
         )
 
 

@@ -1,7 +1,7 @@
 """Tests of every alert with promtool: it fires on time, is silent below its threshold, and ends.
 
-The test cases are in alert_cases.yaml. The rules are read from the manifest, their only source.
-promtool's input and output are in build/promtool/.
+The test cases are in alert_cases.yaml. The rules come from the manifest. promtool's input and
+output are in build/promtool/.
 """
 
 import re
@@ -91,7 +91,7 @@ def run_promtool(folder: Path, alerts: list[dict[str, Any]]) -> dict[str, str]:
     if shutil.which("promtool") is None:
         pytest.skip("promtool is not installed: alert rules cannot be run")
     folder.mkdir(parents=True, exist_ok=True)
-    said = {}
+    complaints = {}
     for alert in alerts:
         name = alert["alert"]
         rules = {"groups": [{"name": "evergreen", "rules": rules_for(alert)}]}
@@ -110,11 +110,11 @@ def run_promtool(folder: Path, alerts: list[dict[str, Any]]) -> dict[str, str]:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
         (folder / f"{name}.output.txt").write_text(done.stdout + done.stderr)
         if done.returncode:
-            said[name] = done.stdout + done.stderr
-    return said
+            complaints[name] = done.stdout + done.stderr
+    return complaints
 
 
-def test_promtool_takes_rules_as_they_are():
+def test_promtool_accepts_rules():
     if shutil.which("promtool") is None:
         pytest.skip("promtool is not installed: alert rules cannot be checked")
     BUILD.mkdir(parents=True, exist_ok=True)
@@ -125,9 +125,9 @@ def test_promtool_takes_rules_as_they_are():
     assert f"{len(RULES)} rules found" in done.stdout
 
 
-def test_alerts_fire_and_end_as_their_cases_say():
-    said = run_promtool(BUILD, list(ALERTS.values()))
-    assert not said, "\n".join(said.values())
+def test_alerts_fire_and_end_as_in_their_cases():
+    complaints = run_promtool(BUILD, list(ALERTS.values()))
+    assert not complaints, "\n".join(complaints.values())
 
 
 @pytest.mark.parametrize(
@@ -138,10 +138,10 @@ def test_alerts_fire_and_end_as_their_cases_say():
         pytest.param({"expr": "vector(1)", "for": "0s"}, marks=pytest.mark.slow),
     ],
 )
-def test_cases_notice_rule_that_is_deaf_late_or_loud(change, tmp_path):
+def test_cases_detect_silenced_late_or_permanent_alerts(change, tmp_path):
     """Tests the harness: a silenced, delayed or permanent alert makes one of its cases fail."""
-    said = run_promtool(tmp_path, [{**rule, **change} for rule in ALERTS.values()])
-    assert said.keys() == ALERTS.keys()
+    complaints = run_promtool(tmp_path, [{**rule, **change} for rule in ALERTS.values()])
+    assert complaints.keys() == ALERTS.keys()
 
 
 def test_every_alert_has_case_that_fires_and_ends_and_one_that_is_silent():
@@ -157,7 +157,7 @@ def test_cases_use_series_that_exist():
     for case in CASES:
         for series in case["series"]:
             name, labels = with_defaults(series)
-            assert name in names, f"{case['alert']}: nobody exports {name}"
+            assert name in names, f"{case['alert']}: no program exports {name}"
             assert labels.keys() <= names[name], (
                 f"{case['alert']}: {name} has no labels {labels.keys() - names[name]}"
             )
@@ -166,21 +166,21 @@ def test_cases_use_series_that_exist():
 def labels_of_record(name: str) -> Labels:
     """Return the labels of a recorded series.
 
-    By convention, the labels are the name's first part.
+    By convention, the name of a recording rule starts with its labels.
     """
     return frozenset(name.split(":")[0].split("_"))
 
 
-def test_expressions_ask_only_for_what_is_exported():
+def test_expressions_use_only_exported_metrics():
     recorded = {name: labels_of_record(name) for name in RECORDED}
     for rule in RULES:
         found = strangers(rule["expr"], recorded)
         assert not found, (
-            f"{rule.get('alert', rule.get('record'))} asks for {found}, which nobody exports"
+            f"{rule.get('alert', rule.get('record'))} uses {found}, which no program exports"
         )
 
 
-def test_label_values_asked_for_are_those_that_exist():
+def test_queried_label_values_exist():
     from evergreen.registry import promotion_journal
     from monitoring.policies.policies import POLICIES
     from monitoring.policies.policy import Action
@@ -216,7 +216,7 @@ def test_alert_states_severity_what_happened_and_where_its_runbook_is(name):
     assert rule["labels"]["severity"] in ("page", "ticket")
     assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
     assert "{{" not in rule["annotations"]["summary"], (
-        "a summary names the alert; numbers are the description's"
+        "a summary must contain no numbers, which belong in the description"
     )
     address, _, page = rule["annotations"]["runbook_url"].partition("/docs/operate/")
     (found,) = [path.name for path in RUNBOOKS if f"## {name}\n" in path.read_text()]

@@ -12,8 +12,8 @@ from tools.autoscaling.hpa import SHIPPED_AUTOSCALER, read_autoscaler
 HPA = ADAPTER / "autoscaler.yaml"
 SCALERS = ("HorizontalPodAutoscaler", "ScaledObject")
 SLOWEST_START_SECONDS = 300
-"""Startup time of a GPU node, its image and the model. A removed replica needs at least this time
-to return (docs/kubernetes/autoscaling.md)."""
+"""Maximum startup time of a replica: a GPU node, its image and the model
+(docs/kubernetes/autoscaling.md)."""
 
 
 def specification(path):
@@ -28,17 +28,18 @@ def scalers_of(manifests, target="triton"):
     ]
 
 
-def test_adapter_publishes_what_hpa_asks_for_by_kedas_queries():
-    asked = {each["external"]["metric"]["name"] for each in specification(HPA)["metrics"]}
+def test_adapter_publishes_what_hpa_reads_by_queries_of_keda():
+    metrics = {each["external"]["metric"]["name"] for each in specification(HPA)["metrics"]}
     assert read_queries(ADAPTER) == read_queries(KEDA)
-    assert read_queries(ADAPTER).keys() == asked
+    assert read_queries(ADAPTER).keys() == metrics
     for rule in adapter_rules():
-        # The adapter uses this label to derive the namespace in which the HPA may read the metric.
+        # The adapter derives from the label `namespace` in which namespace the HPA may read the
+        # metric.
         assert rule["resources"]["overrides"] == {"namespace": {"resource": "namespace"}}
         assert rule["seriesQuery"].endswith('{namespace!="",pod!=""}')
 
 
-def test_both_ask_prometheus_that_operator_makes():
+def test_adapter_and_keda_use_same_prometheus():
     values = yaml.safe_load((ADAPTER / "values.yaml").read_text())
     address = values["prometheus"]["url"] + f":{values['prometheus']['port']}"
     assert {
@@ -47,9 +48,9 @@ def test_both_ask_prometheus_that_operator_makes():
 
 
 def test_targets_are_written_as_api_server_writes_them():
-    """The API server uses the largest suffix that leaves a whole number.
+    """The API server writes numbers with the largest suffix that leaves an integer.
 
-    If the manifest had another form, every apply would change the object.
+    Every apply would change a number that the manifest writes in another form.
     """
     targets = [metric["external"]["target"] for metric in specification(HPA)["metrics"]]
     assert targets == [
@@ -72,7 +73,7 @@ def test_hpa_and_keda_decide_by_same_targets_bounds_and_pace():
     ]
 
 
-def test_hpa_is_only_scaler_where_adapter_takes_kedas_place(tmp_path):
+def test_hpa_is_only_scaler_where_adapter_replaces_keda(tmp_path):
     [scaler] = scalers_of(documents(render_variant("base+prometheus-adapter", tmp_path)))
     assert (scaler["kind"], scaler["metadata"]["namespace"]) == (
         "HorizontalPodAutoscaler",
@@ -110,11 +111,11 @@ def test_scaling_to_zero_is_option_and_another_metric_wakes_servers(rendered, tm
     )
 
 
-def test_replicas_go_slowly_and_come_fast():
+def test_replicas_stop_slowly_and_start_fast():
     spec = read_autoscaler(SHIPPED_AUTOSCALER)
     assert spec.down.stabilization_seconds >= SLOWEST_START_SECONDS
     for policy in spec.down.policies:
-        assert policy.type == "Pods", "a share of many replicas is many at once"
+        assert policy.type == "Pods", "a percentage of many replicas stops many pods at once"
         assert policy.value == 1
         assert policy.period_seconds >= 60
     assert spec.up.stabilization_seconds == 0

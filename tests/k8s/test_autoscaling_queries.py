@@ -1,13 +1,13 @@
 """Tests that the shipped queries are correct for recorded servers, by Prometheus' own engine.
 
 NVIDIA's reference query gives wrong results. The series are counters of real Tritons
-(`queue_series.json`). The expected values are computed from the same counters, and the answers that
-clients counted verify these counters.
+(`queue_series.json`). The expected values are computed from the recorded counters. One test
+compares the recorded counters with the answers that clients received.
 """
 
 import pytest
 
-from tests.k8s.promql_units import Question, ask, close_to
+from tests.k8s.promql_units import Question, assert_answers, close_to
 from tests.support.recorded_queues import (
     PENDING,
     PODS,
@@ -25,19 +25,19 @@ REFERENCE = (
     f'1000 * avg(delta({QUEUE}{{namespace="evergreen",pod=~"triton-.+"}}[30s])'
     f'/(1+delta({SUCCESS}{{namespace="evergreen",pod=~"triton-.+"}}[30s]))/1000) by (namespace)'
 )
-"""Query from NVIDIA-Merlin/gcp-ml-ops,
-yamls/Autoscaling_custom_metrics/1_custom-metric-server-config.yaml, restricted by namespace as in
-the deployment there. The factor 1000 converts the query's milliseconds to microseconds."""
+"""NVIDIA's reference query. Source: NVIDIA-Merlin/gcp-ml-ops,
+yamls/Autoscaling_custom_metrics/1_custom-metric-server-config.yaml. The namespace is that of
+NVIDIA's deployment. The factor 1000 converts the query's milliseconds to microseconds."""
 ONE = {"{}": 1}
-"""Result of a query that compares values over the fleet, if the comparison is true."""
+"""Prometheus' result of a comparison that is true."""
 
 
 def shipped(*pods):
-    """Return the queries that KEDA and the adapter send, restricted to these pods."""
+    """Return the queries that KEDA and the adapter send, restricted to the pods `pods`."""
     return {name: of_pods(query, *pods) for name, query in read_queries(KEDA).items()}
 
 
-def test_recorded_servers_counted_what_their_clients_got_answered():
+def test_recorded_counters_equal_answers_that_clients_received():
     for pod in PODS:
         lost = counted(pod, SUCCESS, 0, 150)
         after_the_last_reading = sum(RECORD["last"][pod][SUCCESS].values()) - sum(
@@ -61,17 +61,17 @@ def test_recorded_servers_counted_what_their_clients_got_answered():
         (PODS, 150),
     ],
 )
-def test_queue_time_per_request_is_truth(pods, moment):
+def test_queue_time_per_request_is_correct(pods, moment):
     query = shipped(*pods)[QUEUE_METRIC]
     between = truth(moment, pods, window=55)
-    ask(
+    assert_answers(
         f"queue_{'_'.join(pods)}_{moment}",
         recorded_series(),
         [
             Question(close_to(query, truth(moment, pods)), f"{moment}s", ONE),
             # A window that starts between two readings contains samples of 55 s. Prometheus
-            # extrapolates both counters of a model by the same factor. If the first requests of a
-            # model fall into the window, this factor can differ by one reading.
+            # extrapolates all counters of a model by the same factor. The factors of two counters
+            # can differ by one reading in the window of a model's first request.
             Question(close_to(query, between, share=0.01), f"{moment + 2}s", ONE),
             Question(
                 close_to(query, 1.02 * truth(moment, pods), share=0.01), f"{moment}s", {"{}": 0}
@@ -80,7 +80,7 @@ def test_queue_time_per_request_is_truth(pods, moment):
     )
 
 
-def test_reference_query_misses_truth_of_same_series():
+def test_reference_query_differs_from_true_value_of_same_series():
     def off_by(pods, moment, low, high):
         ratio = f"{of_pods(REFERENCE, *pods)} / {truth(moment, pods, window=30)!r}"
         return Question(
@@ -89,7 +89,7 @@ def test_reference_query_misses_truth_of_same_series():
             {'{namespace="evergreen"}': 1},
         )
 
-    ask(
+    assert_answers(
         "reference",
         recorded_series(),
         [
@@ -99,10 +99,10 @@ def test_reference_query_misses_truth_of_same_series():
             # With an additional model that has few slow requests, the query gives nearly six times
             # the true value.
             off_by(["busy"], 150, 5.5, 5.7),
-            # The query adds one to the count of requests. With three requests, the result is
-            # therefore a quarter too low.
+            # The query divides by the number of requests plus one. The result for a pod with three
+            # requests is a quarter too low.
             off_by(["quiet"], 85, 0.74, 0.76),
-            # Use all pods, of which one hangs.
+            # The following windows contain all pods, one of which hangs.
             off_by(PODS, 60, 0.33, 0.35),
             off_by(PODS, 150, 2.9, 3.1),
         ],
@@ -113,7 +113,7 @@ def test_servers_that_complete_nothing_report_zero_queue_time_and_waiting():
     waiting = RECORD["readings"]["stuck"][-1][PENDING]["click_model"]
     assert waiting >= 10
     queries = shipped("stuck")
-    ask(
+    assert_answers(
         "stuck",
         recorded_series(["stuck"]),
         [
@@ -126,13 +126,13 @@ def test_servers_that_complete_nothing_report_zero_queue_time_and_waiting():
 
 def test_no_traffic_is_zero_and_pod_counts_after_two_readings():
     labels = 'namespace="evergreen",model="click_model",version="1"'
-    # The server of this pod starts to respond at the eighth of the readings, which are 15 s apart.
+    # The readings are 15 s apart. The server of the pod `new` responds from the eighth reading on.
     # A pod has no series at all until its server has a model.
     series = {
         f'{metric}{{{labels},pod="new"}}': "_x7 0 0 0 0 0" for metric in (QUEUE, SUCCESS, PENDING)
     }
     queries = shipped("new", "without-a-model")
-    ask(
+    assert_answers(
         "idle_and_new",
         series,
         [
@@ -146,13 +146,13 @@ def test_no_traffic_is_zero_and_pod_counts_after_two_readings():
 
 def test_lone_request_keeps_its_queue_time_and_late_count_is_no_spike():
     labels = 'namespace="evergreen",model="click_model",version="1"'
-    ask(
+    assert_answers(
         "floor",
         {
             f'{QUEUE}{{{labels},pod="lone"}}': "0 0 0 0 9000 9000 9000 9000",
             f'{SUCCESS}{{{labels},pod="lone"}}': "0 0 0 0 1 1 1 1",
-            # This reading was taken between two updates of the server's counters: the time is
-            # counted, but the request is not yet.
+            # The reading of the pod `late` falls between two updates of the server's counters. The
+            # server has counted the time, but not yet the request.
             f'{QUEUE}{{{labels},pod="late"}}': "0 0 0 0 9000 9000 9000 9000",
             f'{SUCCESS}{{{labels},pod="late"}}': "0x7",
         },

@@ -1,6 +1,6 @@
 """Tests that the dashboards use existing metrics and are JSON in Grafana's form.
 
-tests/e2e/test_dashboards_on_prometheus.py runs their queries on a real Prometheus.
+tests/e2e/test_dashboards_on_prometheus.py sends the queries of all dashboards to a real Prometheus.
 """
 
 import json
@@ -12,7 +12,7 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from pipelines.placement import read_values
-from tests.k8s.grafana import DASHBOARDS, Asked, filled, offered, panels, queries
+from tests.k8s.grafana import DASHBOARDS, PanelQuery, filled, offered, panels, queries
 from tests.support import metric_names
 from tests.support.rendering import K8S, find
 from tests.support.scaler_queries import KEDA, read_queries
@@ -20,7 +20,7 @@ from tests.support.scaler_queries import KEDA, read_queries
 UNITS = {"short", "none", "bytes", "s", "µs", "percentunit", "reqps", "cps", "dateTimeFromNow"}
 """Grafana's unit ids in use here, from packages/grafana-data/src/valueFormats/categories.ts."""
 
-every_query = pytest.mark.parametrize("asked", list(queries()), ids=str)
+every_query = pytest.mark.parametrize("query", list(queries()), ids=str)
 every_dashboard = pytest.mark.parametrize("name", sorted(DASHBOARDS))
 
 
@@ -58,9 +58,9 @@ def unknown_labels(text: str) -> set[str]:
 
 
 @every_query
-def test_query_is_promql_of_metrics_and_labels_that_are_exported(asked: Asked):
-    assert metric_names.strangers(asked.expr) == []
-    assert unknown_labels(asked.expr) == set()
+def test_query_is_promql_of_metrics_and_labels_that_are_exported(query: PanelQuery):
+    assert metric_names.strangers(query.expr) == []
+    assert unknown_labels(query.expr) == set()
 
 
 def test_query_with_wrong_name_label_or_grouping_is_found():
@@ -75,18 +75,18 @@ def test_query_with_wrong_name_label_or_grouping_is_found():
 
 
 def test_every_metric_of_monitor_is_on_dashboard():
-    asked = {selector.name for each in queries() for selector in metric_names.selectors(each.expr)}
-    assert metric_names.monitor().keys() - asked == set()
+    shown = {selector.name for each in queries() for selector in metric_names.selectors(each.expr)}
+    assert metric_names.monitor().keys() - shown == set()
 
 
 @every_dashboard
 def test_grafanas_own_types_hold_every_field(name):
-    """The check skips fields of annotations, because these belong to the Prometheus data source."""
+    """Annotations are skipped, because their fields belong to the Prometheus data source."""
     dashboard = {**DASHBOARDS[name], "annotations": {}}
     assert json.loads(json.dumps(Dashboard.from_json(dashboard), cls=JSONEncoder)) == dashboard
 
 
-def test_queue_panels_show_by_pod_what_autoscaler_asks():
+def test_queue_panels_show_metric_of_autoscaler_by_pod():
     expected = {
         name: query.replace("sum(", "sum by (pod) (") for name, query in read_queries(KEDA).items()
     }
@@ -125,7 +125,7 @@ def test_every_variable_is_defined_before_use_and_offers_existing_label(name):
 
 
 def test_grafanas_sidecar_finds_each_dashboard_in_config_map(manifests, overlay):
-    """Only the runbook's address is not in the text, because the address depends on the overlay."""
+    """The dashboard's file lacks only the address of the runbook, which depends on the overlay."""
     runbook = read_values(K8S / "overlays" / overlay / "cluster.env")["RUNBOOK_URL"]
     for name, dashboard in DASHBOARDS.items():
         config_map = find(manifests, "ConfigMap", f"evergreen-dashboard-{name}")

@@ -16,7 +16,7 @@ PARTS = {"modes of files", "record log", "lake", "model repository"}
 
 @pytest.fixture(params=["cpu", "gke"])
 def in_pods(request, rendered):
-    """A rendering, and for each checked part the pod and the commands that ran in it."""
+    """The rendered objects, and the pod and the commands of each checked part."""
     manifests, ran = rendered(request.param), []
 
     def kubectl(command, **_):
@@ -34,7 +34,7 @@ def in_pods(request, rendered):
     return manifests, ran, found
 
 
-def test_containers_and_their_variables_are_there(in_pods):
+def test_containers_have_every_variable_that_programs_of_doctor_read(in_pods):
     manifests, ran, _ = in_pods
     assert len(ran) == len(PARTS)
     for target, name, program in ran:
@@ -46,7 +46,7 @@ def test_containers_and_their_variables_are_there(in_pods):
         assert set(re.findall(r"\b[A-Z]+(?:_[A-Z]+)+\b", program)) <= there, (name, program)
 
 
-def test_modes_are_read_and_mended_where_whole_share_is_mounted(in_pods):
+def test_modes_are_read_and_fixed_where_complete_share_is_mounted(in_pods):
     manifests, _, found = in_pods
     (modes,) = [each for each in found if each.part == "modes of files"]
     assert modes.state == WRONG

@@ -34,11 +34,11 @@ def run(tmp_path):
     """`run(*steps)` runs the script and returns the doubles' calls, one per line."""
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed: manifests cannot be rendered")
-    tools, place = tmp_path / "bin", tmp_path / "machine"
+    tools, machine = tmp_path / "bin", tmp_path / "machine"
     tools.mkdir()
-    place.mkdir()
+    machine.mkdir()
     for name, body in DOUBLES.items():
-        head = f'#!/bin/bash\ncd {shlex.quote(str(place))}\necho "{name} $*" >> told\n'
+        head = f'#!/bin/bash\ncd {shlex.quote(str(machine))}\necho "{name} $*" >> calls\n'
         (tools / name).write_text(head + body)
         (tools / name).chmod(0o755)
     variables = os.environ | {
@@ -49,14 +49,14 @@ def run(tmp_path):
     }
 
     def do(*steps: str) -> list[str]:
-        (place / "told").unlink(missing_ok=True)
+        (machine / "calls").unlink(missing_ok=True)
         done = subprocess.run(
             [SCRIPT, *steps], env=variables, capture_output=True, text=True, timeout=60
         )
         assert done.returncode == 0, done.stderr
-        return (place / "told").read_text().splitlines()
+        return (machine / "calls").read_text().splitlines()
 
-    do.place = place
+    do.folder = machine
     return do
 
 
@@ -65,25 +65,25 @@ def script_lists(name: str) -> list[str]:
     return found.split()
 
 
-def test_second_run_makes_nothing_twice_and_applies_again(run):
+def test_second_run_creates_nothing_twice_and_updates_again(run):
     made = re.compile(r"^(docker run|docker network connect|kind create|.* create job)")
     steps = ("cluster", "evergreen", "lake", "traffic", "drift")
     first, second = run(*steps), run(*steps)
     assert len([line for line in first if made.search(line)]) == 4
     assert [line for line in second if made.search(line)] == []
-    for told in (first, second):
-        assert [line for line in told if line.endswith(" apply -f -")]
-    assert "host" in (run.place / "hosts.toml").read_text()
+    for calls in (first, second):
+        assert [line for line in calls if line.endswith(" apply -f -")]
+    assert "host" in (run.folder / "hosts.toml").read_text()
 
 
-def test_nothing_is_asked_of_another_cluster_than_one_that_was_made(run):
-    told = [
+def test_only_cluster_of_this_command_is_used(run):
+    calls = [
         line
         for line in run("pipelines", "evergreen", "lake", "traffic", "drift")
         if line.startswith("kubectl ")
     ]
-    assert len(told) > 10
-    assert [line for line in told if "--context kind-evergreen " not in line] == [
+    assert len(calls) > 10
+    assert [line for line in calls if "--context kind-evergreen " not in line] == [
         "kubectl kustomize k8s/kind"
     ]
 
@@ -103,15 +103,15 @@ def test_every_installation_has_failed_steps_tried_again(path):
 
 
 def test_kubeflow_is_ready_only_with_its_settings(run):
-    told = run("pipelines")
-    (settings,) = [at for at, line in enumerate(told) if "COMPILED_PIPELINE_SPEC_PATCH={" in line]
-    assert " -n kubeflow set env deployment/ml-pipeline " in told[settings]
-    assert " rollout status deployment/ml-pipeline " in told[settings + 1]
+    calls = run("pipelines")
+    (settings,) = [at for at, line in enumerate(calls) if "COMPILED_PIPELINE_SPEC_PATCH={" in line]
+    assert " -n kubeflow set env deployment/ml-pipeline " in calls[settings]
+    assert " rollout status deployment/ml-pipeline " in calls[settings + 1]
 
 
-def test_what_is_applied_takes_images_that_are_built_by_tag(run):
+def test_applied_manifests_use_images_by_tag(run):
     run("evergreen")
-    applied = documents((run.place / "applied.yaml").read_text())
+    applied = documents((run.folder / "applied.yaml").read_text())
     registry = read_values(SCRIPT.parent / "cluster.env")["REGISTRY"]
     placement = read_placement(SCRIPT.parent / "placement.yaml", {"tag": "0123abc"})
     built = {f"{registry}/{image_name(image)}:0123abc" for image in script_lists("images")}
@@ -125,7 +125,7 @@ def test_what_is_applied_takes_images_that_are_built_by_tag(run):
     assert set(script_lists("images")) <= set(DOCKERFILES)
 
 
-def test_every_evergreen_command_of_script_is_one():
+def test_every_evergreen_command_of_script_exists():
     text = SCRIPT.read_text().replace('"$tag"', "0123abc").replace("$store", "build/kind/store")
     commands = [
         shlex.split(line.partition("$evergreen ")[2])
@@ -143,7 +143,7 @@ def test_every_evergreen_command_of_script_is_one():
 
 
 @pytest.mark.parametrize("tool", [*DOUBLES, "git"])
-def test_tool_that_is_not_there_is_named(tmp_path, tool):
+def test_absent_tool_is_named(tmp_path, tool):
     for name in {*DOUBLES, "git", "bash", "dirname"} - {tool}:
         (tmp_path / name).symlink_to(shutil.which(name) or "/bin/true")
     variables = {"PATH": str(tmp_path), "TAG": "0123abc"}
@@ -156,13 +156,13 @@ def test_tool_that_is_not_there_is_named(tmp_path, tool):
     )
 
 
-def test_step_that_is_none_is_refused_before_anything_is_made(run):
+def test_unknown_step_is_refused_before_anything_is_made(run):
     done = subprocess.run(
         [SCRIPT, "cluster", "lakes"],
-        env=os.environ | {"PATH": f"{run.place.parent}/bin:{os.environ['PATH']}"},
+        env=os.environ | {"PATH": f"{run.folder.parent}/bin:{os.environ['PATH']}"},
         capture_output=True,
         text=True,
     )
     assert done.returncode == 2
     assert "step 'lakes' is none of cluster, images" in done.stderr
-    assert not Path(run.place, "told").exists()
+    assert not Path(run.folder, "calls").exists()

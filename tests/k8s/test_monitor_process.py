@@ -21,7 +21,7 @@ from evergreen.events.sqlite import SqliteLog
 from tests.k8s.environment import command, container, environment_of, mounted
 from tests.support.monitors import clicks, prediction, publish
 from tests.support.paths import REPOSITORY
-from tests.support.processes import Answer, ask, wait_for
+from tests.support.processes import Answer, http_get, wait_for
 from tests.support.recommenders import accept_into, shop_with
 from tests.support.rendering import Manifest, find
 
@@ -65,8 +65,8 @@ class Pod:
             found["EVERGREEN_MONITOR_LOG"] = f"sqlite:///{self.root / 'log.db'}"
             found["EVERGREEN_MONITOR_HTTP_HOST"] = "127.0.0.1"
             found["EVERGREEN_MONITOR_HTTP_PORT"] = str(self.port)
-            # A resolver may take half a minute to report an unknown name. No process listens at
-            # this address.
+            # No process listens at 127.0.0.1:9. A name that does not resolve could take half a
+            # minute.
             found["EVERGREEN_MONITOR_KUBEFLOW_HOST"] = "http://127.0.0.1:9"
         return found
 
@@ -76,8 +76,7 @@ class Pod:
             for word in command(self.deployment, name, DOCKERFILE)
         ]
         argv = [sys.executable, *argv[1:]] if argv[0] == "python" else argv
-        # Inherit only PATH from the environment of this session, because the pod has none of its
-        # other variables.
+        # The process inherits only PATH, because a pod has no other variable of this session.
         variables = {
             "PATH": os.environ["PATH"],
             "PYTHONPATH": str(REPOSITORY),
@@ -103,11 +102,11 @@ class Pod:
         ports = {
             p["name"]: p["containerPort"] for p in container(self.deployment, "monitor")["ports"]
         }
-        assert ports[probe["port"]] == 9464  # here: self.port
+        assert ports[probe["port"]] == 9464  # on this machine, the process listens at self.port
         return self.get(probe["path"]).status
 
     def get(self, path: str) -> Answer:
-        return ask(f"http://127.0.0.1:{self.port}{path}")
+        return http_get(f"http://127.0.0.1:{self.port}{path}")
 
     def lines(self, name: str) -> list[dict]:
         return [json.loads(line) for line in (self.root / f"{name}.log").read_text().splitlines()]
@@ -181,9 +180,8 @@ def test_pod_lives_on_read_only_root(rendered, make_pod, tmp_path):
     )
     if probe.returncode != 0:
         pytest.skip(
-            "this kernel lets us make no read-only root: "
-            f"{probe.stderr.strip() or probe.returncode}"
+            f"this kernel allows no read-only root: {probe.stderr.strip() or probe.returncode}"
         )
-    # All overlays take this setting from the base. This overlay's lake is a folder, so the test can
-    # check its content.
+    # All overlays take the read-only root from the base. The lake of the overlay cpu is a folder,
+    # so the test can check its content.
     _lives(make_pod(rendered("cpu"), READ_ONLY_ROOT))

@@ -44,7 +44,7 @@ def read(settings, variables: dict[str, str], prefix: str = ENVIRONMENT_PREFIX):
 
 @pytest.fixture
 def settings(manifests, monitor) -> InstallationSettings:
-    """Settings parsed by the process itself."""
+    """Settings, parsed by the monitor's own parser from the manifest's environment."""
     return read(InstallationSettings, environment_of(manifests, monitor, "monitor"))
 
 
@@ -55,7 +55,7 @@ def uploader(manifests, monitor) -> UploaderSettings:
     )
 
 
-def test_pod_is_what_two_processes_need(monitor, settings, uploader):
+def test_pod_has_what_two_processes_need(monitor, settings, uploader):
     spec = monitor["spec"]["template"]["spec"]
     assert settings.actions.trigger == "kubeflow"
     assert uploader.archive == settings.archive
@@ -65,8 +65,8 @@ def test_pod_is_what_two_processes_need(monitor, settings, uploader):
         assert not [
             e["name"] for e in container(monitor, name)["env"] if e["name"].startswith("EVERGREEN_")
         ]
-    # Kubernetes sets variables for each Service. EVERGREEN_MONITOR_SERVICE_HOST would stop the
-    # monitor at its start.
+    # Kubernetes sets variables for each Service. The monitor would refuse the variable
+    # EVERGREEN_MONITOR_SERVICE_HOST at its start.
     assert spec["enableServiceLinks"] is False
     # A rolling update would start the new pod first, which could not mount the disk on another
     # node.
@@ -79,7 +79,7 @@ def test_pod_is_what_two_processes_need(monitor, settings, uploader):
         volume_at(monitor, "uploader", TOKEN_PATH)
 
 
-def test_every_folder_lies_on_volume_of_kind_that_it_needs(monitor, settings, uploader):
+def test_every_folder_is_on_volume_of_required_kind(monitor, settings, uploader):
     own, share = "monitor-state", "evergreen"
     baking = findings_path(settings.store, 1)
     places = [
@@ -97,11 +97,11 @@ def test_every_folder_lies_on_volume_of_kind_that_it_needs(monitor, settings, up
 
 
 def runs_namespace(settings) -> str:
-    """Return the namespace of the pipeline's pods: Kubeflow's, or the profile's."""
+    """Return the namespace of the pipeline's pods: that of Kubeflow, or that of the profile."""
     return settings.actions.kubeflow.kubeflow_namespace or "kubeflow"
 
 
-def test_both_claims_of_share_are_bound_to_one_share_that_outlives_them(manifests, settings):
+def test_both_claims_use_one_share_that_outlives_them(manifests, settings):
     volumes = {
         m["metadata"]["name"]: m["spec"] for m in manifests if m["kind"] == "PersistentVolume"
     }
@@ -126,7 +126,8 @@ def test_both_claims_of_share_are_bound_to_one_share_that_outlives_them(manifest
         assert volume["claimRef"]["namespace"] == claim["metadata"]["namespace"]
         assert volume["claimRef"]["name"] == "evergreen"
         # In a claim, an empty storage class means that no class is used. The API server drops an
-        # empty class from a volume. If the volume named one, each apply would find a difference.
+        # empty class from a volume. With an empty class in the volume, each apply would find a
+        # difference.
         assert claim["spec"]["storageClassName"] == ""
         assert "storageClassName" not in volume
         assert volume["accessModes"] == claim["spec"]["accessModes"]
@@ -161,7 +162,7 @@ def test_stuck_loop_is_restarted_and_unreachable_log_is_not(monitor):
     assert startup["periodSeconds"] * startup["failureThreshold"] > STALL_SECONDS
 
 
-def test_runs_are_asked_for_at_kubeflows_api_as_pipelines_account(manifests, settings):
+def test_runs_are_requested_at_kubeflow_api_as_pipeline_account(manifests, settings):
     assert (
         settings.actions.kubeflow.kubeflow_host
         == "http://ml-pipeline.kubeflow.svc.cluster.local:8888"
@@ -171,7 +172,7 @@ def test_runs_are_asked_for_at_kubeflows_api_as_pipelines_account(manifests, set
     assert account["metadata"]["namespace"] == runs_namespace(settings)
 
 
-def test_kubeflow_token_is_where_trigger_looks_and_good_for_nothing_else(monitor):
+def test_kubeflow_token_is_where_trigger_reads_it_and_has_no_other_use(monitor):
     volume, is_writable = volume_at(monitor, "monitor", TOKEN_PATH)
     (source,) = volume["projected"]["sources"]
     (mount,) = [
@@ -200,8 +201,8 @@ def test_webhook_address_is_read_from_optional_secret_and_appears_nowhere(
     assert not [m for m in manifests if m["kind"] == "Secret"]
 
 
-def test_shares_folders_are_made_before_anybody_needs_them(monitor, settings, uploader):
-    """The folders are created by a user that has the right to do so.
+def test_folders_of_share_are_created_before_use(monitor, settings, uploader):
+    """An init container with the group of the share's root creates the folders.
 
     Pods of the pipeline do not belong to the group that owns the share's root.
     """
@@ -220,10 +221,10 @@ def test_shares_folders_are_made_before_anybody_needs_them(monitor, settings, up
     assert (user["runAsUser"], user["fsGroup"]) == (10001, 10001)
 
 
-def test_monitor_and_uploader_reach_what_they_need_and_nothing_else(variant):
+def test_monitor_and_uploader_reach_only_what_they_need(variant):
     """A compromised monitor must not write journal, models or repository.
 
-    A compromised uploader must not be able to read them.
+    A compromised uploader must not read journal, models or repository.
     """
     found = [
         each
@@ -294,14 +295,14 @@ def test_second_recommender_has_own_log_disk_registry_lake_on_one_triton(rendere
         assert variables(objects, controller)["LAKE"] == uploader.lake
     assert [len(each) for each in places] == [5, 5]
     assert places[0].isdisjoint(places[1])
-    told = (REPOSITORY / "k8s/components/second-recommender/shop/shop.env").read_text()
-    compiled = dict(re.findall(r"--(store|lake|work) (\S+)", told))
+    text = (REPOSITORY / "k8s/components/second-recommender/shop/shop.env").read_text()
+    compiled = dict(re.findall(r"--(store|lake|work) (\S+)", text))
     assert compiled == {
         "store": str(settings.store),
         "lake": uploader.lake,
         "work": "/evergreen/shop/work",
     }
-    assert f"--pipeline {settings.actions.kubeflow.pipeline_name} " in told
+    assert f"--pipeline {settings.actions.kubeflow.pipeline_name} " in text
     assert settings.actions.kubeflow.pipeline_name != PIPELINE_NAME
     loaded = [
         each for each in triton_container(objects)["args"] if each.startswith("--load-model=")

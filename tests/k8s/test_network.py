@@ -32,7 +32,7 @@ def outsider(namespace: str, labels: dict[str, str], address: str, **namespace_l
 
 
 def step(name: str) -> End:
-    """Return a pod of the compiled pipeline, with the labels of its platform specification."""
+    """Return a pod of the compiled pipeline. The platform specification has the pod's labels."""
     compiled = (REPOSITORY / "tests/pipelines/golden/retraining.yaml").read_text()
     executors = documents(compiled)[1]["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
     return outsider("kubeflow", executors[f"exec-{name}"]["podMetadata"]["labels"], "10.4.2.1")
@@ -69,7 +69,7 @@ OTHERS = {
 
 
 class Flow(NamedTuple):
-    """A connection."""
+    """A connection from a source to a port of a destination."""
 
     source: str
     destination: str
@@ -124,10 +124,7 @@ NEEDED_OF = {
 
 
 def ends(manifests: list[Manifest]) -> dict[str, End]:
-    """Return the rendered pods of the project and the other pods, by name.
-
-    A flow can begin or end at any of these pods.
-    """
+    """Return the possible ends of a flow by name: the project's rendered pods and other pods."""
     spaces = {
         m["metadata"]["name"]: m["metadata"].get("labels", {})
         for m in manifests
@@ -169,7 +166,7 @@ def case(request, rendered):
     return policies_of(manifests), ends(manifests), NEEDED_OF[request.param]
 
 
-def test_every_flow_that_is_needed_is_let_through(case):
+def test_every_required_flow_is_allowed(case):
     policies, known, needed = case
     assert needed - passing(policies, known, needed) == set()
 
@@ -190,13 +187,13 @@ TOLERATED = {
             ("metadata by calico", 987),
         )
     ),
-    # Addresses of Google's services are among the public ones.
+    # Google's services have public addresses, which the monitor may reach.
     Flow("monitor", "google privately", 443),
 }
 """Open flows that we do not need, with the reason why they are open."""
 
 
-def test_nothing_else_is_open(case):
+def test_no_other_flow_is_allowed(case):
     """Checks every pair of ends, at policies' ports, their neighbours, and common ones."""
     policies, known, needed = case
     named = {n for n in _numbers([policy["spec"] for policy in policies]) if n > 1}
@@ -219,8 +216,8 @@ def _numbers(node) -> Iterator[int]:
         yield from _numbers(child)
 
 
-def test_no_rule_could_be_left_out(case):
-    """Each rule of the policies is needed by a required flow."""
+def test_every_network_rule_is_needed(case):
+    """Without any one of the policies' rules, a required flow is denied."""
     policies, known, needed = case
     idle = []
     for number, policy in enumerate(policies):
@@ -233,7 +230,7 @@ def test_no_rule_could_be_left_out(case):
     assert idle == []
 
 
-def test_every_pod_of_ours_is_isolated_in_both_directions(variant):
+def test_every_own_pod_is_isolated_in_both_directions(variant):
     """Connections of a workload that is added later are denied, whatever its labels are."""
     policies = policies_of(variant)
     newcomer = End(
@@ -256,7 +253,7 @@ KUBEFLOWS_OWN = {
 """Policies in newer manifests of Kubeflow Pipelines (manifests/kustomize/base/pipeline)."""
 
 
-def test_kubeflow_closed_to_other_namespaces_is_opened_for_monitor_alone(rendered):
+def test_closed_kubeflow_is_opened_to_other_namespaces_for_monitor_alone(rendered):
     known = ends(rendered("gke"))
     monitor, triton, api, ui = (
         known[name] for name in ("monitor", "triton", "kubeflow api", "kubeflow ui")
@@ -271,7 +268,7 @@ def test_kubeflow_closed_to_other_namespaces_is_opened_for_monitor_alone(rendere
     assert not allowed(opened, monitor, ui, 3000)
 
 
-# Tests of the evaluator by sentences of the documentation.
+# The following tests compare the evaluator with examples from the documentation.
 
 A = End("10.0.0.1", "a", {"app": "a"}, {"team": "x"})
 B = End("10.0.0.2", "b", {"app": "b"}, {"team": "y"}, {"web": 8080})
@@ -289,32 +286,21 @@ def policy(namespace: str = "b", **spec) -> Manifest:
         ([], True),  # "By default, a pod is non-isolated"
         ([policy(policyTypes=["Ingress"])], False),  # default deny
         ([policy("a", policyTypes=["Egress"])], False),
-        (
-            [policy("a", policyTypes=["Ingress"])],
-            True,
-        ),  # replies on an open connection are not ingress
-        (
-            [policy(policyTypes=["Ingress"], ingress=[{}])],
-            True,
-        ),  # a rule without fields allows everything
-        (
-            [policy(ingress=[{"from": [{"podSelector": {}}]}])],
-            False,
-        ),  # a podSelector without a namespaceSelector applies to the policy's namespace
+        # Replies on an open connection are not ingress.
+        ([policy("a", policyTypes=["Ingress"])], True),
+        # A rule without fields allows everything.
+        ([policy(policyTypes=["Ingress"], ingress=[{}])], True),
+        # A podSelector without a namespaceSelector applies to the policy's namespace.
+        ([policy(ingress=[{"from": [{"podSelector": {}}]}])], False),
         ([policy(ingress=[{"from": [OF_TEAM_X]}])], True),
-        (
-            [policy(ingress=[{"from": [{**OF_TEAM_X, **OF_APP_B}]}])],
-            False,
-        ),  # both selectors in one entry must match
-        (
-            [policy(ingress=[{"from": [OF_TEAM_X, OF_APP_B]}])],
-            True,
-        ),  # a pod that matches one of two entries is allowed
-        ([policy(policyTypes=["Ingress"]), policy(ingress=[{}])], True),  # policies add up
-        (
-            [policy(podSelector={"matchLabels": {"app": "c"}}, policyTypes=["Ingress"])],
-            True,
-        ),  # selects another pod
+        # A pod must match both selectors of an entry.
+        ([policy(ingress=[{"from": [{**OF_TEAM_X, **OF_APP_B}]}])], False),
+        # A pod that matches one of two entries is allowed.
+        ([policy(ingress=[{"from": [OF_TEAM_X, OF_APP_B]}])], True),
+        # A connection is allowed if one of several policies allows it.
+        ([policy(policyTypes=["Ingress"]), policy(ingress=[{}])], True),
+        # The policy selects another pod.
+        ([policy(podSelector={"matchLabels": {"app": "c"}}, policyTypes=["Ingress"])], True),
         ([policy(ingress=[{"ports": [{"port": 8080}]}])], True),
         ([policy(ingress=[{"ports": [{"port": 8081}]}])], False),
         ([policy(ingress=[{"ports": [{"port": 8080, "protocol": "UDP"}]}])], False),

@@ -1,7 +1,6 @@
 """Tests of the overlays: values of `cluster.env`, and the hardware of Triton.
 
-Names of GKE and of NVIDIA's device plugin are interpreted by their documentation. No cluster is
-used.
+The tests use the names of resources from GKE's and NVIDIA's documentation, and no cluster.
 """
 
 import itertools
@@ -37,10 +36,7 @@ def changed(tmp_path):
 
 
 def filled(values):
-    """Return example values of a user for all placeholders.
-
-    Each value has its placeholder's form.
-    """
+    """Return a user's values, with every placeholder replaced."""
     return {key: re.sub(PLACEHOLDER, "our-p", value) for key, value in values.items()}
 
 
@@ -54,18 +50,20 @@ def test_nothing_is_left_to_replace_once_one_file_is_edited(overlay, rendered, c
     assert not left
 
 
-def test_every_line_of_one_file_reaches_cluster(overlay, changed):
+def test_every_value_of_cluster_env_reaches_manifests(overlay, changed):
     values = filled(read_values(K8S / "overlays" / overlay / "cluster.env"))
-    # No text in the shipped manifests has this ending or a second line.
+    # Give each value a unique ending, which no text in the shipped manifests has.
     marked = {key: f"{value}q{number}q" for number, (key, value) in enumerate(values.items())}
     sent = yaml.safe_dump_all(changed(overlay, marked), width=10_000)
-    assert not [key for key, value in marked.items() if value not in sent], "these change nothing"
+    assert not [key for key, value in marked.items() if value not in sent], (
+        "these values do not occur in the manifests"
+    )
 
 
 @pytest.mark.parametrize(
     "registry", ["registry.example/team/evergreen", "registry.example:5000/evergreen"]
 )
-def test_every_image_of_ours_comes_from_registry_with_tag(registry, overlay, changed):
+def test_every_own_image_comes_from_registry_with_tag(registry, overlay, changed):
     objects = changed(overlay, {"REGISTRY": registry, "TAG": "3f2a9c1"})
     images = [
         container["image"]
@@ -92,13 +90,15 @@ def lakes(objects):
 
 
 @pytest.mark.parametrize("overlay", ["gke", "gke-mig"], indirect=False)
-def test_on_gke_models_are_in_bucket_and_each_account_is_projects(overlay, changed):
+def test_on_gke_models_are_in_bucket_and_each_account_is_of_project(overlay, changed):
     objects = changed(overlay, {"PROJECT": "shop-7", "BUCKET": "shop-models"})
     assert (
         variables(objects, triton_container(objects))["MODEL_REPOSITORY"]
         == "gs://shop-models/repository"
     )
-    assert lakes(objects) == {"gs://my-lake-bucket/lake"}, "one of its own: Triton reads the other"
+    assert lakes(objects) == {"gs://my-lake-bucket/lake"}, (
+        "the lake must have a separate bucket, because Triton reads the models' bucket"
+    )
     assert lakes(changed(overlay, {"LAKE_BUCKET": "shop-clicks"})) == {"gs://shop-clicks/lake"}
     accounts = {
         m["metadata"]["name"]: m["metadata"]
@@ -107,7 +107,7 @@ def test_on_gke_models_are_in_bucket_and_each_account_is_projects(overlay, chang
         for m in objects
         if m["kind"] == "ServiceAccount"
     }
-    assert accounts.pop("collect") is None, "it needs no right in the cloud"
+    assert accounts.pop("collect") is None, "the job needs no permission in the cloud"
     assert accounts == {
         name: f"evergreen-{name.removeprefix('evergreen-')}@shop-7.iam.gserviceaccount.com"
         for name in accounts
@@ -149,12 +149,10 @@ def test_without_gpu_models_are_on_share_which_triton_may_only_read(rendered):
     folder = variables(manifests, container)["MODEL_REPOSITORY"]
     (mount,) = [m for m in container["volumeMounts"] if m["mountPath"] == folder]
     assert mount["readOnly"] is True
-    assert mount["subPath"] == "repository", (
-        "answers and clicks lie beside it, and are none of Triton's business"
-    )
+    assert mount["subPath"] == "repository", "Triton must not read the other folders of the share"
 
 
-def test_on_gke_pod_has_whole_gpu_of_pools_kind(rendered, changed):
+def test_on_gke_pod_has_complete_gpu_of_pool(rendered, changed):
     assert gpus(rendered("gke")) == {"nvidia.com/gpu": 1}
     assert selector(rendered("gke")) == {"cloud.google.com/gke-accelerator": "nvidia-tesla-a100"}
     assert selector(changed("gke", {"ACCELERATOR": "nvidia-l4"})) == {

@@ -80,8 +80,8 @@ def test_every_step_mounts_claim_of_pipeline_namespace_for_many_writers(
 def test_training_goes_to_gpu_nodes_of_serving_servers(compiled, manifests, overlay):
     limits = triton(manifests)["containers"][0]["resources"]["limits"]
     gpus = {name for name in limits if name.startswith("nvidia.com/")}
-    asked = compiled(overlay).executor("training")["resources"].get("accelerator")
-    assert ({asked["resourceType"]} if asked else set()) == gpus
+    accelerator = compiled(overlay).executor("training")["resources"].get("accelerator")
+    assert ({accelerator["resourceType"]} if accelerator else set()) == gpus
     platform = compiled(overlay).platform("training")
     assert platform.get("nodeSelector", {}).get("labels", {}) == triton(manifests).get(
         "nodeSelector", {}
@@ -112,11 +112,11 @@ def test_pipeline_names_places_and_device_that_manifests_have(compiled, manifest
         "server": "onnxruntime",
         "device": "gpu" if any(name.startswith("nvidia.com/") for name in limits) else "cpu",
     }
-    places = compiled(overlay).places
+    places = compiled(overlay).locations
     assert {name: places[name] for name in expected} == expected
 
 
-def test_account_that_runs_are_given_exists_where_they_run(manifests):
+def test_service_account_of_runs_exists_in_their_namespace(manifests):
     assert SERVICE_ACCOUNT in {
         m["metadata"]["name"] for m in in_kubeflow(manifests, "ServiceAccount")
     }
@@ -124,7 +124,7 @@ def test_account_that_runs_are_given_exists_where_they_run(manifests):
     assert settings["EVERGREEN_MONITOR_KUBEFLOW_SERVICE_ACCOUNT"] == SERVICE_ACCOUNT
 
 
-def test_steps_images_come_from_where_monitors_comes(compiled, manifests, overlay):
+def test_images_of_steps_come_from_registry_of_monitor(compiled, manifests, overlay):
     monitor = find(manifests, "Deployment", "monitor")["spec"]["template"]["spec"]["containers"][0][
         "image"
     ]
@@ -136,7 +136,7 @@ def test_steps_images_come_from_where_monitors_comes(compiled, manifests, overla
         assert image.endswith(":3f2a9c1")
 
 
-def test_steps_run_as_user_that_their_images_have(compiled, overlay):
+def test_steps_run_as_user_of_their_images(compiled, overlay):
     for step in STEPS:
         users = re.findall(
             r"^USER (\d+)", (REPOSITORY / DOCKERFILES[step]).read_text(), re.MULTILINE

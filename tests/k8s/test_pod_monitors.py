@@ -24,7 +24,7 @@ def endpoint(manifests, name):
 
 
 @every_monitor
-def test_it_selects_pods_of_one_deployment_and_one_of_their_ports(manifests, name):
+def test_pod_monitor_selects_pods_of_one_deployment_and_one_of_their_ports(manifests, name):
     monitor = find(manifests, "PodMonitor", name)
     labels = monitor["spec"]["selector"]["matchLabels"]
     deployments = [m for m in manifests if m["kind"] == "Deployment"]
@@ -47,7 +47,7 @@ def test_it_selects_pods_of_one_deployment_and_one_of_their_ports(manifests, nam
 
 @every_monitor
 def test_job_names_are_workloads(manifests, name):
-    """Alerts on the metric `up` use these job labels."""
+    """Alerts on the metric `up` use the label `job`."""
     monitor = find(manifests, "PodMonitor", name)
     label = monitor["spec"]["jobLabel"]
     assert (
@@ -66,7 +66,7 @@ def test_autoscalers_window_holds_four_scrapes(manifests):
     assert 4 * interval <= min(windows)
 
 
-def test_operators_prometheus_selects_every_object_of_ours_by_its_release(manifests):
+def test_prometheus_of_operator_selects_every_own_object_by_its_release(manifests):
     """kube-prometheus-stack selects by its release's name, as our documentation states."""
     ours = [m for m in manifests if m["kind"] in ("PodMonitor", "PrometheusRule")]
     (release,) = {m["metadata"]["labels"]["release"] for m in ours}

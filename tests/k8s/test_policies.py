@@ -1,7 +1,7 @@
 """Tests that every workload is confined, limited, monitored and private, and uses known images.
 
 The rules of Pod Security's `restricted` profile are from Kubernetes' documentation ("Pod Security
-Standards"). The other rules are rules of this project.
+Standards"). The project adds rules about limits, images and monitoring.
 """
 
 import re
@@ -114,10 +114,10 @@ def _of_container(container: Manifest, spec: Manifest) -> list[str]:
 
 
 def _of_resources(container: Manifest) -> list[str]:
-    """Return faults in requests and limits.
+    """Return missing requests and limits of a container.
 
-    Memory and disk need a limit, because they cannot be reclaimed. CPU may be borrowed, so it needs
-    no limit.
+    Memory and disk need a limit, because they cannot be reclaimed. CPU needs no limit, because the
+    kernel can take it back at any time.
     """
     resources = container.get("resources", {})
     requests, limits = resources.get("requests", {}), resources.get("limits", {})
@@ -164,7 +164,7 @@ def _of_probes(container: Manifest) -> list[str]:
     return [f"has no {probe}" for probe in wanted if probe not in container]
 
 
-def test_every_workload_keeps_every_rule(variant):
+def test_every_workload_obeys_every_rule(variant):
     checked = list(workloads(variant))
     assert len(checked) >= 2
     assert not [text for workload, spec in checked for text in refusals(workload, spec)]

@@ -1,6 +1,7 @@
 """Tests of the commands in docs/kubernetes/gke.md: pods fit nodes, and files are preserved.
 
-Google is never contacted. Machine sizes and GKE's reservations are from its documentation.
+Google is never contacted. The sizes of machines, and GKE's reservations on them, are from GKE's
+documentation.
 """
 
 import re
@@ -28,7 +29,7 @@ SYSTEM_CORES, SYSTEM_GIB = 1.0, 2.0
 
 
 def command(start: str) -> str:
-    """Return the only command of the guide that starts with this text.
+    """Return the only command of the guide that starts with the text `start`.
 
     Continued lines are joined.
     """
@@ -80,7 +81,7 @@ def gib(text: str) -> float:
     return float(number) / (1024 if unit == "Mi" else 1)
 
 
-def asks(manifests) -> Node:
+def requests_of(manifests) -> Node:
     """Return the requests of one of Triton's pods."""
     requests = pod_spec(find(manifests, "Deployment", "triton"))["containers"][0]["resources"][
         "requests"
@@ -104,10 +105,10 @@ def test_every_step_of_pipeline_fits_empty_node_of_its_pool(overlay):
 
 
 @pytest.mark.parametrize("overlay", POOL)
-def test_gpu_nodes_slices_can_all_be_used(rendered, overlay):
+def test_all_slices_of_gpu_nodes_can_be_used(rendered, overlay):
     line = command(f"gcloud container node-pools create {POOL[overlay]} ")
     (partition,) = re.findall(r"gpu-partition-size=([\w.]+)", line) or [""]
-    node, pod = room(flag(line, "machine-type")), asks(rendered(overlay))
+    node, pod = room(flag(line, "machine-type")), requests_of(rendered(overlay))
     assert pod.cores * SLICES[partition] <= node.cores
     assert pod.gib * SLICES[partition] <= node.gib
 
@@ -128,12 +129,12 @@ def test_subscriptions_keep_messages_for_pubsub_maximum_and_give_up_last():
         assert flag(line, "message-retention-duration") == "31d"
         assert flag(line, "expiration-period") == "never"
     line = command("gcloud pubsub subscriptions create evergreen-records-monitor ")
-    assert int(flag(line, "max-delivery-attempts")) == 100, "Pub/Sub's most"
+    assert int(flag(line, "max-delivery-attempts")) == 100, "100 is Pub/Sub's maximum"
     assert flag(line, "dead-letter-topic") == "evergreen-records-monitor-dead-letters"
 
 
 @pytest.mark.parametrize("overlay", POOL)
-def test_guides_sed_fills_in_all_but_runbooks_address(tmp_path, overlay):
+def test_sed_of_guide_fills_in_all_but_address_of_runbook(tmp_path, overlay):
     folder = tmp_path / "k8s" / "overlays" / overlay
     shutil.copytree(K8S / "overlays" / overlay, folder)
     names = "\n".join(
@@ -163,7 +164,7 @@ def test_guides_sed_fills_in_all_but_runbooks_address(tmp_path, overlay):
     assert settings["REGISTRY"] == "europe-west4-docker.pkg.dev/a-project/evergreen"
 
 
-def test_cpu_pages_lines_fill_in_all_but_runbooks_address(tmp_path):
+def test_cpu_page_fills_in_all_but_address_of_runbook(tmp_path):
     folder = tmp_path / "k8s" / "overlays" / "cpu"
     shutil.copytree(K8S / "overlays" / "cpu", folder)
     (settings,) = [
@@ -193,5 +194,5 @@ def test_every_manifest_beside_kustomization_is_named_in_it():
             ):
                 is_manifest = "kind" in first and "apiVersion" in first
                 assert not is_manifest or path.name in text, (
-                    f"{path.relative_to(K8S)} is sent by nobody"
+                    f"{path.relative_to(K8S)} is in no kustomization"
                 )

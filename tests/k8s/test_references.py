@@ -103,7 +103,7 @@ def test_config_maps_and_secrets_that_pods_read_exist_or_may_be_absent(cluster):
     for workload, spec in workloads(cluster.manifests):
         for kind, name, key, optional in _maps_and_secrets(spec):
             found = cluster.get(kind, workload["metadata"]["namespace"], name)
-            assert found or optional, f"{title(workload)} reads {kind} {name}, which is not there"
+            assert found or optional, f"{title(workload)} reads {kind} {name}, which does not exist"
             assert not (found and key) or key in found["data"], (
                 f"{title(workload)} reads {key} of {kind} {name}"
             )
@@ -121,8 +121,8 @@ def test_claims_accounts_and_priority_classes_exist(cluster):
         assert cluster.has("PriorityClass", "", spec["priorityClassName"]), title(workload)
 
 
-def test_probes_and_hooks_ask_ports_that_their_container_has(cluster):
-    asked = 0
+def test_probes_and_hooks_use_ports_that_their_container_has(cluster):
+    num_checked = 0
     for workload, spec in workloads(cluster.manifests):
         for container in containers(spec):
             own = {p["name"] for p in container.get("ports", ())} | {
@@ -131,9 +131,9 @@ def test_probes_and_hooks_ask_ports_that_their_container_has(cluster):
             for name in ("startupProbe", "readinessProbe", "livenessProbe"):
                 for how in ("httpGet", "tcpSocket", "grpc"):
                     if how in container.get(name, {}):
-                        asked += 1
+                        num_checked += 1
                         assert container[name][how]["port"] in own, f"{title(workload)} {name}"
-    assert asked >= 6
+    assert num_checked >= 6
 
 
 def test_services_select_pods_that_have_their_ports(cluster):
@@ -147,10 +147,12 @@ def test_services_select_pods_that_have_their_ports(cluster):
         for port in service["spec"]["ports"]:
             target = port.get("targetPort", port["port"])
             known = ports(selected[0])
-            assert target in known or target in known.values(), f"{title(service)} port {port}"
+            assert target in known or target in known.values(), (
+                f"{title(service)}: no container has the port {port}"
+            )
 
 
-def test_workloads_select_their_own_pods_and_nobody_elses(cluster):
+def test_workloads_select_only_their_own_pods(cluster):
     for workload, _ in workloads(cluster.manifests):
         if selector := workload["spec"].get("selector"):
             assert cluster.pods(workload["metadata"]["namespace"], selector) == [

@@ -1,6 +1,6 @@
 """Tests of the release controller as a process of the manifests.
 
-The deployment step's tests cover their findings and repairs with real servers.
+Tests of the deployment step cover the controller's findings and repairs with real servers.
 """
 
 import json
@@ -74,7 +74,9 @@ def test_controller_starts_before_release_turns_green_and_ends_on_signal(rendere
         {"MODEL_REPOSITORY": str(share / "repository"), "LAKE": str(share / "lake")},
         places,
     )
-    assert not says_yes(container, "livenessProbe", status), "it is called alive before it looked"
+    assert not says_yes(container, "livenessProbe", status), (
+        "the probe must fail before the first round"
+    )
     assert not says_yes(container, "readinessProbe", status)
     process = subprocess.Popen(words, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True)
     try:
@@ -83,7 +85,7 @@ def test_controller_starts_before_release_turns_green_and_ends_on_signal(rendere
         assert says_yes(container, "livenessProbe", status)
         assert says_yes(container, "readinessProbe", status)
         assert json.loads(status.read_text())["servers"] == {}
-        # A failing round must not cause a restart. A restart would not help, and would end the
+        # An error in a round must not cause a restart. A restart would not help, and would end the
         # on-call engineer's commands in the pod.
         (share / "store" / "journal.jsonl").write_text("not a promotion\n")
         wait_for(lambda: not says_yes(container, "readinessProbe", status))

@@ -80,7 +80,7 @@ def test_commands_in_pods_parse_and_their_image_has_program(line):
 
 
 def workload_manifest(name: str):
-    """Return the Deployment of this name in the base."""
+    """Return the Deployment named `name` in the base."""
     (found,) = [
         each
         for path in (K8S / "base" / name).glob("*.yaml")
@@ -90,7 +90,7 @@ def workload_manifest(name: str):
     return found
 
 
-def test_line_that_no_program_takes_is_noticed():
+def test_line_that_no_program_accepts_is_found():
     for line in (
         "evergreen release rollback --store S --too 3 --reason r",
         "evergreen models live-at --store S",
@@ -113,23 +113,23 @@ def test_pods_containers_and_objects_named_are_those_of_base():
         )
 
 
-def test_settings_and_metrics_named_exist():
+def test_named_settings_and_metrics_exist():
     names = flat_settings(InstallationSettings)
     for name in re.findall(r"EVERGREEN_MONITOR_([A-Z_]+)", PAGE):
-        assert name.lower() in names, f"EVERGREEN_MONITOR_{name} is no setting"
+        assert name.lower() in names, f"EVERGREEN_MONITOR_{name} is not a setting"
     assert "`upload_wait_seconds`" in PAGE
     assert "upload_wait_seconds" in names
     for name in ("auc_threshold", "daily_budget", "attribution_window_seconds"):
         assert f"`{name}`" in PAGE
         assert name in flat_settings(DecisionSettings)
     for name in re.findall(r"\b(?:ctr_monitor|nv|kube)_[a-z0-9_]+", PAGE):
-        assert name in known(), f"nobody exports {name}"
+        assert name in known(), f"no program exports {name}"
 
 
-def test_monitors_account_may_publish_what_page_replays_in_its_pod():
+def test_monitor_account_may_publish_what_page_replays_in_its_pod():
     """Redelivery publishes messages to the log.
 
-    In Pub/Sub the monitor needs the right to publish only for redelivery.
+    In Pub/Sub the monitor needs the permission to publish only for redelivery.
     """
     assert any("deploy/monitor" in line and "dead-letters replay" in line for line in EXEC)
     settings = dict(

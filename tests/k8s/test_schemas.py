@@ -41,17 +41,17 @@ def is_built_in(manifest: Manifest) -> bool:
 
 
 def validate(manifest: Manifest, version: str) -> None:
-    """Raise the library's error for an object that this version would not accept."""
+    """Raise the library's error for an object that the Kubernetes version `version` rejects."""
     kubernetes_validate.validate(manifest, version, strict=True)
 
 
-def test_schemas_reach_from_oldest_version_promised_to_recent_one():
+def test_schemas_cover_oldest_promised_version_to_recent_one():
     assert VERSIONS[0].startswith("1.29.")
     assert len(VERSIONS) >= 9
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_every_built_in_object_is_valid_in(version, variant):
+def test_every_built_in_object_is_valid_in_kubernetes(version, variant):
     built_in = [m for m in variant if is_built_in(m)]
     assert len(built_in) > 10
     for manifest in built_in:
@@ -83,8 +83,11 @@ def _walk(node, path=""):
         yield from _walk(child, f"{path}.{key}")
 
 
-def test_names_labels_and_quantities_are_ones_that_api_takes(variant):
-    """The API server checks these fields, although the published schemas accept any string."""
+def test_names_labels_and_quantities_are_accepted_by_api(variant):
+    """The API server checks names, labels and quantities.
+
+    The published schemas accept any string.
+    """
     for manifest in variant:
         where = title(manifest)
         assert NAME.fullmatch(manifest["metadata"]["name"]), where
@@ -110,7 +113,7 @@ def test_names_labels_and_quantities_are_ones_that_api_takes(variant):
                 assert not bad, f"{where}{path}: {bad}"
 
 
-def test_no_object_is_sent_twice(variant):
+def test_no_object_occurs_twice(variant):
     keys = [(m["apiVersion"].split("/")[0], title(m)) for m in variant]
     assert len(keys) == len(set(keys))
 
@@ -133,7 +136,7 @@ def test_fault_in_custom_resource_is_refused_and_named(rendered, kind, old, new,
 
 
 def test_every_custom_resource_among_files_has_schema():
-    """The checked objects include a component that no shipped overlay uses."""
+    """The test reads all files, so it includes a component that no shipped overlay uses."""
     kinds = set()
     for path in K8S.rglob("*.yaml"):
         for manifest in yaml.safe_load_all(path.read_text()):

@@ -2,8 +2,8 @@
 
 The checks of a multi-user Kubeflow Pipelines API server are in its source (run_server.go,
 experiment_server.go and pipeline_server.go below backend/src/apiserver/server). Each HTTP request
-counts as one verb on one resource. Creating a run also reads its pipeline, and requires the right
-to act as the service account that it names.
+counts as one verb on one resource. A request that creates a run needs three permissions: to create
+the run, to read its pipeline, and to act as its service account.
 """
 
 import re
@@ -20,7 +20,7 @@ from tests.support.yaml_texts import documents
 
 KFP = "pipelines.kubeflow.org"
 Right = tuple[str, str, str]
-"""Kubernetes right as API group, resource and verb."""
+"""Kubernetes permission: API group, resource and verb."""
 
 CALLS: list[tuple[str, str, Right]] = [
     ("GET", r"experiments", (KFP, "experiments", "list")),
@@ -37,7 +37,7 @@ CALLS: list[tuple[str, str, Right]] = [
 
 
 def right(method: str, path: str) -> Right:
-    """Return the right that the Kubeflow server checks in Kubernetes for this call."""
+    """Return the Kubernetes permission that the Kubeflow server checks for a call."""
     name = path.removeprefix("/apis/v2beta1/")
     (found,) = [
         each for known, pattern, each in CALLS if known == method and re.fullmatch(pattern, name)
@@ -56,7 +56,7 @@ def granted(role: Manifest) -> set[Right]:
 
 
 def used(kubeflow: KfpServer, settings: KubeflowSettings) -> set[Right]:
-    """Return all rights that the trigger uses through the real client."""
+    """Return all permissions that the trigger uses through the real client."""
     trigger, other = KubeflowTrigger(settings, store=None), KubeflowTrigger(settings, store=None)
     assert trigger.state("drift-0").state == "unknown"
     assert trigger.submit(retrain_request("drift-1")) == "started"
@@ -91,7 +91,7 @@ def test_every_verb_granted_at_kubeflow_is_used_and_every_used_is_granted(render
     assert granted(find(manifests, "Role", "evergreen-monitor")) == used(kubeflow, settings)
 
 
-def test_monitor_is_bound_where_its_settings_say_that_runs_are(rendered):
+def test_monitor_is_bound_to_namespace_of_runs_in_its_settings(rendered):
     manifests = rendered("gke+kubeflow-multi-user")
     place = find(manifests, "ConfigMap", "monitor-settings")["data"][
         "EVERGREEN_MONITOR_KUBEFLOW_NAMESPACE"
@@ -109,7 +109,7 @@ def test_monitor_is_bound_where_its_settings_say_that_runs_are(rendered):
 
 
 def named(value, word: str, path: str = "") -> set[str]:
-    """Return the paths in a manifest at which the whole value is `word`."""
+    """Return the paths in a manifest at which a complete value equals `word`."""
     if isinstance(value, dict):
         return set().union(*(named(each, word, f"{path}/{key}") for key, each in value.items()))
     if isinstance(value, list):
@@ -118,7 +118,7 @@ def named(value, word: str, path: str = "") -> set[str]:
 
 
 @pytest.mark.parametrize("overlay", ["cpu", "gke"])
-def test_profile_of_several_users_is_set_in_one_file(tmp_path, monkeypatch, overlay):
+def test_multi_user_profile_is_set_in_one_file(tmp_path, monkeypatch, overlay):
     shutil.copytree(K8S, tmp_path / "k8s")
     monkeypatch.setattr("tests.support.rendering.K8S", tmp_path / "k8s")
     (tmp_path / "k8s" / "components" / "kubeflow-multi-user" / "profile.env").write_text(
@@ -129,14 +129,13 @@ def test_profile_of_several_users_is_set_in_one_file(tmp_path, monkeypatch, over
         render_variant(f"{overlay}+{others}+kubeflow-multi-user", tmp_path / "rendered")
     )
     left = {(title(each), path) for each in manifests for path in named(each, "kubeflow")}
-    left = {
-        each for each in left if not each[1].endswith("MONITOR_TRIGGER")
-    }  # this value is the name of a program and not a namespace
+    # MONITOR_TRIGGER is the name of a program and not a namespace.
+    left = {each for each in left if not each[1].endswith("MONITOR_TRIGGER")}
     to = "/spec/egress/to/namespaceSelector/matchLabels/kubernetes.io/metadata.name"
     assert left == {
         ("NetworkPolicy evergreen/monitor-to-kubeflow", to),
         ("NetworkPolicy kubeflow/ml-pipeline-from-monitor", "/metadata/namespace"),
-    }, "Kubeflow's API server stays where it is"
+    }, "the API server remains in the namespace kubeflow"
     moved = {
         title(each).replace(" team-a/", " ")
         for each in manifests
@@ -174,8 +173,8 @@ def test_profile_of_several_users_is_set_in_one_file(tmp_path, monkeypatch, over
     assert settings["EVERGREEN_MONITOR_KUBEFLOW_NAMESPACE"] == "team-a"
 
 
-def test_only_kubeflow_rights_go_to_pipeline_account_no_workload_has(variant):
-    """None of our workloads uses the API server, so none is allowed to."""
+def test_only_pipeline_account_has_kubeflow_rights_and_no_workload(variant):
+    """No workload of ours calls the API server, so no workload has permissions."""
     kinds = ("Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding")
     (binding,) = [m for m in variant if m["kind"] in kinds]
     assert title(binding) == "RoleBinding kubeflow/evergreen-pipeline"
@@ -193,7 +192,7 @@ def test_only_kubeflow_rights_go_to_pipeline_account_no_workload_has(variant):
     assert ("kubeflow", "evergreen-pipeline") not in accounts
 
 
-def test_no_token_that_kubernetes_api_takes_reaches_pod(variant):
+def test_no_token_for_kubernetes_api_reaches_pod(variant):
     for workload, spec in workloads(variant):
         assert spec["automountServiceAccountToken"] is False, title(workload)
         for volume in spec.get("volumes", ()):

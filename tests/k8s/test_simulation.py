@@ -20,14 +20,14 @@ def variant(rendered):
 
 
 def words(container, replaced) -> list[str]:
-    """Return the container's command with paths for a process on this machine."""
+    """Return the container's command, with paths replaced for this machine."""
     arguments = list(container["args"])
     for old, new in replaced.items():
         arguments = [word.replace(old, new) for word in arguments]
     return [sys.executable, "-m", "demo.simulation", *arguments]
 
 
-def test_traffic_draws_from_world_whose_days_are_in_lake(variant, tmp_path):
+def test_traffic_uses_simulator_whose_days_are_in_lake(variant, tmp_path):
     (lake,) = pod_spec(find(variant, "CronJob", "simulated-lake"))["containers"]
     place = variables(variant, lake)["LAKE"]
     assert place == "/evergreen/lake"
@@ -41,11 +41,11 @@ def test_traffic_draws_from_world_whose_days_are_in_lake(variant, tmp_path):
             "--rows=400000": "--rows=1000",
         }
         subprocess.run(words(container, moved), cwd=REPOSITORY, check=True, capture_output=True)
-    assert (tmp_path / "lake" / "world.json").read_bytes() == (
-        tmp_path / "traffic" / "world.json"
+    assert (tmp_path / "lake" / "simulator.json").read_bytes() == (
+        tmp_path / "traffic" / "simulator.json"
     ).read_bytes()
     assert (tmp_path / "traffic" / "drifted.json").read_bytes() != (
-        tmp_path / "traffic" / "world.json"
+        tmp_path / "traffic" / "simulator.json"
     ).read_bytes()
     assert len(list((tmp_path / "lake" / "lake").glob("day=*"))) == 4
 
@@ -69,15 +69,18 @@ def test_traffic_may_end_as_late_as_its_last_label(variant):
 
 
 def test_traffic_waits_until_model_is_served_and_no_longer(variant):
-    """Without this wait, the simulator's pod would fail repeatedly until the first release."""
+    """An init container waits for the first release.
+
+    The simulator would fail without a served model.
+    """
     waits = pod_spec(find(variant, "Deployment", "traffic"))["initContainers"][-1]
     listener = socket.create_server(("127.0.0.1", 0), backlog=1)
     address = listener.getsockname()
     listener.close()
     (program,) = waits["args"]
-    asked = '("triton.evergreen.svc.cluster.local", 8001)'
-    assert asked in program
-    here = program.replace(asked, repr(address)).replace("sleep(2)", "sleep(.05)")
+    address_in_code = '("triton.evergreen.svc.cluster.local", 8001)'
+    assert address_in_code in program
+    here = program.replace(address_in_code, repr(address)).replace("sleep(2)", "sleep(.05)")
     command = [sys.executable, *waits["command"][1:], here]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -90,7 +93,7 @@ def test_traffic_waits_until_model_is_served_and_no_longer(variant):
             process.kill()
 
 
-def test_kinds_labels_are_all_there_within_minute_that_they_wait_for(rendered):
+def test_labels_of_kind_are_complete_within_minute_that_they_wait_for(rendered):
     spec = read_recommender(K8S / "kind" / "recommender.yaml")
     assert spec.settings["monitor"] == {"attribution_window_seconds": 60}
     usual = read_recommender(REPOSITORY / "examples" / "criteo" / "recommender.yaml")
@@ -100,11 +103,13 @@ def test_kinds_labels_are_all_there_within_minute_that_they_wait_for(rendered):
     assert float(delay.partition("=")[2]) * MAX_DELAY_FACTOR < 60
 
 
-def test_lake_that_is_there_already_ends_job_at_first_try(variant, tmp_path):
+def test_existing_lake_ends_job_at_first_try(variant, tmp_path):
     job = find(variant, "CronJob", "simulated-lake")["spec"]["jobTemplate"]["spec"]
     (rule,) = job["podFailurePolicy"]["rules"]
     spec = pod_spec(find(variant, "CronJob", "simulated-lake"))
-    assert spec["restartPolicy"] == "Never", "or the API server refuses the rule"
+    assert spec["restartPolicy"] == "Never", (
+        "the API server rejects the failure rule with another policy"
+    )
     (tmp_path / "day=2026-01-04").mkdir()
     (tmp_path / "day=2026-01-04" / "part-0.parquet").touch()
     command = words(
@@ -118,7 +123,7 @@ def test_lake_that_is_there_already_ends_job_at_first_try(variant, tmp_path):
     )
 
 
-def test_traffics_flags_are_ones_that_it_takes(variant):
+def test_flags_of_traffic_are_accepted_by_its_program(variant):
     (traffic,) = pod_spec(find(variant, "Deployment", "traffic"))["containers"]
     known = subprocess.run(
         [sys.executable, "-m", "demo.simulation", "traffic", "--help"],

@@ -68,7 +68,7 @@ def flags(tmp_path):
 
 
 def follow(api, flags, *events):
-    """Run the step on the double with these events, and return the note that the step wrote.
+    """Run the step on the double, and return the note that the step wrote.
 
     Each wait triggers the next of `events`.
     """
@@ -84,7 +84,7 @@ def follow(api, flags, *events):
 
 @pytest.fixture
 def do(api, flags, tmp_path):
-    """Events of the job, each as a function for `follow`."""
+    """Builds functions for `follow`, each of which changes the job or its pods."""
 
     class Do:
         def start(self, *lines, pod="worker-a", **more):
@@ -151,7 +151,7 @@ def test_job_is_created_followed_and_its_model_taken_over(api, flags, do, capsys
     assert workers.training_set == tmp_path / "work" / RUN / "train-job/training_set.json"
 
 
-def test_lines_come_once_however_long_server_did_not_answer(api, flags, do, capsys):
+def test_log_lines_arrive_once_however_long_server_does_not_answer(api, flags, do, capsys):
     def later(seconds, *lines, failures=()):
         def pass_time():
             api.now += seconds
@@ -174,7 +174,7 @@ def test_lines_come_once_however_long_server_did_not_answer(api, flags, do, caps
     assert printed == ["one", "two", "three", "caf\N{REPLACEMENT CHARACTER}"]
 
 
-def test_workers_that_are_lost_are_followed_in_pods_that_take_their_place(api, flags, do, capsys):
+def test_logs_of_lost_workers_continue_in_replacement_pods(api, flags, do, capsys):
     others = do.start("of another rank", pod="worker-z", index="1")
     follow(api, flags, do.start("one"), others, do.start("again", pod="worker-b"), do.succeed)
     assert capsys.readouterr().err.split("\n")[:2] == ["one", "again"]
@@ -200,7 +200,7 @@ def test_job_that_failed_ends_step_as_its_workers_ended(api, flags, do, state, r
     assert RUN in api.jobs
 
 
-def test_step_that_is_tried_again_follows_its_own_job_further(api, flags, do, monkeypatch):
+def test_retried_step_follows_its_own_job(api, flags, do, monkeypatch):
     def killed():
         raise KeyError("as by SIGKILL")
 
@@ -215,8 +215,8 @@ def test_step_that_is_tried_again_follows_its_own_job_further(api, flags, do, mo
     assert [each["uid"] for each in owners] == ["uid-2"]
 
 
-@pytest.mark.parametrize("change", ["failed", "asked for something else"])
-def test_job_of_earlier_try_that_cannot_go_on_is_replaced_when_it_is_gone(api, flags, do, change):
+@pytest.mark.parametrize("change", ["failed", "requests another number of GPUs"])
+def test_job_of_earlier_try_that_cannot_continue_is_replaced_when_gone(api, flags, do, change):
     with pytest.raises(PermanentError):
         follow(api, flags, do.end("Failed", "DeadlineExceeded", ""))
     if change != "failed":
@@ -240,7 +240,7 @@ def test_job_of_another_program_is_left_alone(api, flags):
     assert api.jobs[RUN] == {"metadata": {"name": RUN}}
 
 
-def test_job_that_somebody_deleted_is_failure_to_try_again(api, flags, do):
+def test_deleted_job_is_temporary_error(api, flags, do):
     with raises(TemporaryError, "deleted", "continues from the last save"):
         follow(api, flags, do.start(), lambda: api.jobs.clear())
 
@@ -248,7 +248,7 @@ def test_job_that_somebody_deleted_is_failure_to_try_again(api, flags, do):
 @pytest.mark.parametrize(
     "stop", [Preempted("SIGTERM came"), KeyboardInterrupt()], ids=["preempted", "Ctrl-C"]
 )
-def test_step_that_is_ended_deletes_its_job(api, flags, do, stop):
+def test_ended_step_deletes_its_job(api, flags, do, stop):
     def end():
         raise stop
 
@@ -257,7 +257,7 @@ def test_step_that_is_ended_deletes_its_job(api, flags, do, stop):
     assert api.jobs == {}
 
 
-def test_control_plane_in_trouble_is_waited_for_and_refusal_is_told(api, flags, do, caplog):
+def test_failing_control_plane_is_waited_for_and_refusal_is_reported(api, flags, do, caplog):
     trouble = [503, 401, 429]
     follow(api, flags, lambda: api.failures.extend(trouble), *[lambda: None] * 3, do.succeed)
     assert [record.levelname for record in caplog.records].count("WARNING") == 3
@@ -269,7 +269,7 @@ def test_control_plane_in_trouble_is_waited_for_and_refusal_is_told(api, flags, 
         follow(api, flags)
 
 
-def test_command_ends_by_jobs_end_and_notes_its_numbers(api, flags, do, monkeypatch, tmp_path):
+def test_command_ends_with_its_job_and_records_its_numbers(api, flags, do, monkeypatch, tmp_path):
     monkeypatch.setattr(TrainJobs, "of_this_pod", lambda: TrainJobs(api.configuration(), NAMESPACE))
     waits = iter([do.start(), do.succeed])
     monkeypatch.setattr(
@@ -281,7 +281,7 @@ def test_command_ends_by_jobs_end_and_notes_its_numbers(api, flags, do, monkeypa
     assert (note.state, note.facts) == ("done", {"auc": 0.7})
 
 
-def test_server_that_accepts_and_never_answers_is_trouble_that_passes(api):
+def test_server_that_accepts_and_never_answers_is_temporary_error(api):
     api.silence.set()
     with raises(TemporaryError, "does not answer", "list_namespaced_pod"):
         TrainJobs(api.configuration(), NAMESPACE, timeout_seconds=(2.0, 0.2)).pods(RUN)
@@ -293,7 +293,7 @@ def test_step_outside_of_pod_is_refused(monkeypatch):
         TrainJobs.of_this_pod()
 
 
-def test_pod_says_address_token_authority_and_namespace(api, monkeypatch, tmp_path):
+def test_pod_specifies_address_token_authority_and_namespace(api, monkeypatch, tmp_path):
     authority = Authority()
     for name, content in zip(
         ("key", "certificate"), authority.certificate("localhost", address="127.0.0.1")
@@ -321,7 +321,7 @@ def test_pod_says_address_token_authority_and_namespace(api, monkeypatch, tmp_pa
         TrainJobs.of_this_pod().find(RUN)
 
 
-def test_rights_are_exactly_what_step_asks_for(api, flags, do, tmp_path):
+def test_rights_are_exactly_those_that_step_needs(api, flags, do, tmp_path):
     follow(api, flags, do.start(), do.succeed)
     TrainJobs(api.configuration(), NAMESPACE).own(RUN, [])
     granted = set()
@@ -330,11 +330,11 @@ def test_rights_are_exactly_what_step_asks_for(api, flags, do, tmp_path):
     )
     for rule in find(manifests, "Role", "evergreen-train-jobs")["rules"]:
         granted |= {(verb, resource) for verb in rule["verbs"] for resource in rule["resources"]}
-    assert api.asked == granted
+    assert api.permissions == granted
 
 
 @pytest.mark.parametrize("placement", [PLACEMENT, SMALLEST], ids=["all of it", "smallest"])
-def test_jobs_spec_is_valid_and_places_its_pods_as_step_was(placement):
+def test_job_spec_is_valid_and_has_placement_of_step(placement):
     spec = json.loads(train_job_spec(placement))
     validate_crd(build_job(RUN, spec))
     assert spec["runtimeRef"]["name"] == TRAINING_RUNTIME
@@ -371,7 +371,7 @@ def test_field_that_trainer_does_not_know_is_refused(old, new, words):
         validate_crd(changed)
 
 
-def test_component_brings_runtime_and_rights_in_pipelines_namespace(tmp_path):
+def test_component_adds_runtime_and_permissions_in_pipeline_namespace(tmp_path):
     manifests = yaml.safe_load_all(render_variant("cpu+kubeflow-trainer", tmp_path))
     mine = [
         each

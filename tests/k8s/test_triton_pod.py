@@ -4,10 +4,10 @@ The pod starts before any release, with a model, with a canary, with a version i
 a broken model, and without a repository. Each test checks whether the pod gets traffic, whether it
 would be killed, and whether a release can reach it. The end of a pod must not lose started work or
 fail a client's request. Kubernetes removes a deleted pod from its Service, runs the preStop hook,
-and only then sends SIGTERM. A gRPC client would keep its connection to a deleted pod during this
-hook. The server therefore closes connections after a maximum age, and the preStop hook waits longer
-than this age. A forwarder replaces the Service. Existing connections do not move when the
-forwarder's target changes.
+and only then sends SIGTERM. During the preStop hook, a gRPC client would keep its connection to the
+deleted pod. The server limits the age of connections, so that they move, and the preStop hook waits
+longer than the maximum age. A forwarder replaces the Service. Existing connections do not move when
+the forwarder's target changes.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ from tests.support.stored_models import make_candidate, make_parts, raw_rows  # 
 from tests.support.triton import write_model
 from tools.autoscaling.cluster import STOP_SECONDS
 
-# ruff: noqa: F811  a fixture is imported by the name that its users ask for
+# ruff: noqa: F811  a fixture is imported under the name of the argument
 
 pytestmark = pytest.mark.e2e
 
@@ -64,7 +64,7 @@ def repository(tmp_path):
 def pod(rendered, repository, tmp_path):
     """`pod()` returns the Triton pod of the overlay `cpu`, with the test's repository.
 
-    This overlay stands for all overlays, because their arguments are equal.
+    One overlay suffices, because Triton has the same arguments in all overlays.
     """
     return lambda **more: TritonPod(rendered("cpu"), repository, tmp_path / "pod", **more)
 
@@ -92,7 +92,7 @@ def known_flags(help_text):
     return set(re.findall(r"^  --([a-z0-9-]+)", current, re.MULTILINE))
 
 
-def test_every_argument_is_flag_of_real_binary_and_none_deprecated_one(variant, help_text):
+def test_every_argument_is_flag_of_real_binary_and_none_is_deprecated(variant, help_text):
     used = {
         argument.partition("=")[0].removeprefix("--")
         for argument in triton_container(variant)["args"][1:]
@@ -104,7 +104,7 @@ def test_every_argument_is_flag_of_real_binary_and_none_deprecated_one(variant, 
 def test_models_and_ports_are_those_that_clients_and_releases_use(manifests, rendered):
     container = triton_container(manifests)
     assert container["args"] == triton_container(rendered("cpu"))["args"], (
-        "a pod is started below by cpu's"
+        "the tests below use the arguments of the overlay cpu"
     )
     # Releases must reach pods that are not ready yet, but clients must not.
     assert find(manifests, "Service", "triton-headless")["spec"]["publishNotReadyAddresses"] is True
@@ -128,7 +128,9 @@ def test_pod_without_model_stays_unready_and_is_reached_by_first_release(
     with pod(until="startupProbe") as started:
         assert started.passes("livenessProbe")
         assert not started.passes("readinessProbe")
-        assert started.get("/v2/health/ready") == 200, "which is why readiness does not ask this"
+        assert started.get("/v2/health/ready") == 200, (
+            "the server is ready without a model, so the probe must not use this URL"
+        )
         settings = ReleaseSettings(
             store=tmp_path / "store",
             repository=repository.as_uri(),
@@ -142,9 +144,7 @@ def test_pod_without_model_stays_unready_and_is_reached_by_first_release(
         assert 'nv_inference_request_success{model="click_model",version="1"}' in started.metrics()
 
 
-def test_what_release_writes_can_be_read_by_triton_who_is_another_user(
-    rendered, repository, tmp_path, make_candidate
-):
+def test_triton_reads_release_as_another_user(rendered, repository, tmp_path, make_candidate):
     """A release writes on the share as the user of our images.
 
     Triton runs as another user, without a common group.
@@ -172,7 +172,7 @@ def test_what_release_writes_can_be_read_by_triton_who_is_another_user(
 def test_over_bucket_pod_needs_first_object_and_then_starts_without_model(
     rendered, cloud_storage, tmp_path
 ):
-    """The setup of a cluster therefore writes an object below the prefix before the first apply."""
+    """The setup of a cluster writes an object below the prefix before the first apply."""
     from evergreen.storage.bucket import BucketObjects
 
     host = cloud_storage.host
@@ -181,7 +181,7 @@ def test_over_bucket_pod_needs_first_object_and_then_starts_without_model(
     with TritonPod(rendered("gke"), uri, tmp_path / "early", environment=environment) as early:
         wait_for(lambda: early.get("/v2/health/live"))
         assert not early.passes("startupProbe"), (
-            "a kubelet starts it anew, until the object is there"
+            "a kubelet restarts the pod until the object exists"
         )
     BucketObjects(uri).write("README", b"")
     with TritonPod(rendered("gke"), uri, tmp_path / "late", environment=environment) as late:
@@ -196,7 +196,9 @@ def test_pod_without_its_repository_is_restarted_instead_of_staying(pod, reposit
         wait_for(lambda: started.get("/v2/health/live"))
         assert not started.passes("startupProbe")
         repository.mkdir()
-        assert not started.passes("startupProbe"), "this server never sees it"
+        assert not started.passes("startupProbe"), (
+            "the running server must not find the new repository"
+        )
     with pod() as again:
         again.wait_for("startupProbe")
 
@@ -204,14 +206,13 @@ def test_pod_without_its_repository_is_restarted_instead_of_staying(pod, reposit
 def test_broken_canary_does_not_keep_live_model_from_its_traffic(pod, repository):
     write_model(repository)
     write_model(repository, CANARY_NAME, code=BROKEN)
-    write_model(
-        repository, CANDIDATE_NAME, code=HALF_COPIED
-    )  # A release in progress has placed a candidate for its parity check.
+    # For a parity check, a release copies its candidate to the name CANDIDATE_NAME.
+    write_model(repository, CANDIDATE_NAME, code=HALF_COPIED)
     with pod(until="readinessProbe") as started:
         assert not loaded(started, CANARY_NAME)
         assert CANDIDATE_NAME not in started.log
         assert started.get("/v2/health/ready") != 200, (
-            "readiness of the whole server would take every pod away"
+            "a probe of the whole server would remove every pod"
         )
 
 
@@ -230,8 +231,8 @@ def test_pod_with_broken_model_is_unready_and_alive_and_healed_by_load(pod, repo
 JITTER = 1.1
 """gRPC ends a connection up to a tenth later than its maximum age."""
 SECONDS_TO_FORGET = 5
-"""Maximum time until all nodes have removed an ending pod from its Service. Before this time, new
-connections can still reach the pod."""
+"""Maximum time until all nodes have removed an ending pod from its Service. Until a node has
+removed the pod, new connections can still reach the pod."""
 QUEUE_SECONDS = QUEUE_MICROSECONDS / 1e6 + 0.5
 """Longest wait of an accepted request before it is computed. Triton checks the queue timeout every
 half second."""
@@ -254,10 +255,10 @@ def test_pod_outlasts_any_connection_and_has_time_left_to_end(variant):
     container = triton_container(variant)
     age = int(flag(container, "grpc-max-connection-age")) / 1000
     assert not any("connection-age-grace" in argument for argument in container["args"]), (
-        "it would cut calls off"
+        "a grace period would cancel running calls"
     )
     waits, drains = pre_stop_seconds(container), int(flag(container, "exit-timeout-secs"))
-    assert waits == STOP_SECONDS, "the autoscaler's simulator knows it"
+    assert waits == STOP_SECONDS, "the autoscaler's simulator must use the same pause"
     assert waits >= age * JITTER + SECONDS_TO_FORGET
     assert drains >= QUEUE_SECONDS + 10
     assert spec_of_triton(variant)["terminationGracePeriodSeconds"] >= waits + drains + 5
@@ -265,10 +266,12 @@ def test_pod_outlasts_any_connection_and_has_time_left_to_end(variant):
 
 def test_image_has_fix_of_batchers_lost_instances(variant):
     year, month = re.search(r":(\d+)\.(\d+)-py3", triton_container(variant)["image"]).groups()
-    assert (int(year), int(month)) >= (26, 8), "triton-inference-server/server#8870"
+    assert (int(year), int(month)) >= (26, 8), (
+        "older images lack the fix of triton-inference-server/server#8870"
+    )
 
 
-def test_update_brings_new_pod_before_it_takes_old_one(variant):
+def test_update_starts_new_pod_before_it_stops_old_pod(variant):
     (triton,) = [w for w, _ in workloads(variant) if w["metadata"]["name"] == "triton"]
     assert triton["spec"]["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
     start = pod_template(triton)["spec"]["containers"][0]["startupProbe"]
@@ -336,9 +339,9 @@ class Service:
 
 @pytest.fixture
 def make_pod(rendered, tmp_path):
-    """`make_pod(name, seconds=)` returns a ready pod. A request to its model takes `seconds`.
+    """`make_pod(name, seconds=)` returns a ready pod whose model needs `seconds` for a request.
 
-    Connections live longer than a request.
+    The maximum age of connections is longer than a request.
     """
     opened = []
 
@@ -393,7 +396,7 @@ def waiting(pod) -> int:
     return 0
 
 
-def test_what_was_begun_at_signal_is_answered(make_pod, tmp_path):
+def test_requests_started_before_signal_are_answered(make_pod, tmp_path):
     begun = tmp_path / "slow" / "begun"
     pod = make_pod("slow", seconds=2.0)
 
@@ -402,8 +405,8 @@ def test_what_was_begun_at_signal_is_answered(make_pod, tmp_path):
             pod.grpc_url, MODEL_NAME, ClientSettings(max_attempts=1)
         ) as client:
             calls = [asyncio.ensure_future(client.score(*ROW))]
-            # One request is computed before two others start to wait, because all three at once
-            # could form one batch.
+            # Wait until the first request is computed, because three requests at once could form
+            # one batch.
             await asyncio.to_thread(wait_for, begun.exists)
             calls += [asyncio.ensure_future(client.score(*ROW)) for _ in range(2)]
             await asyncio.to_thread(wait_for, lambda: waiting(pod) == 2 or calls[0].done())

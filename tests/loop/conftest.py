@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from demo.simulation.world import World
+from demo.simulation.simulator import Simulator
 from evergreen.contracts import criteo
 from tests.support.paths import REPOSITORY
 
@@ -25,7 +25,7 @@ MARK = "EVERGREEN_TEST"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark everything here as slow, because it starts real servers for minutes."""
+    """Give all tests in tests/loop a long timeout, because they start real servers for minutes."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.timeout(900))
@@ -50,7 +50,8 @@ class Command:
     process: subprocess.Popen[bytes]
     output_path: Path
     mark: str
-    """Word in the environment of the process, which all its descendants inherit."""
+    """Unique text in the environment of the process. All descendants of the process inherit this
+    text."""
 
     @property
     def output(self) -> str:
@@ -148,7 +149,7 @@ def write_kaggle() -> Callable[[Path, int], Path]:
     """Writes simulated rows as a CSV of Kaggle's re-issues: Id, Label, I1.., C1.."""
 
     def write(path: Path, rows: int) -> Path:
-        drawn = World.create(11).draw(rows, np.random.default_rng([11, 1]))
+        drawn = Simulator.create(11).draw(rows, np.random.default_rng([11, 1]))
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "w") as file:
             file.write(",".join(["Id", "Label", *criteo.DENSE, *criteo.CATEGORICAL]) + "\n")

@@ -11,7 +11,7 @@ from evergreen.registry.runs import read_outcomes
 from tests.support.browser import DARK, cut_texts, needs_browser, pixels_too_wide, serious_findings
 
 
-def test_loop_turns_and_holds_every_promise(turned):
+def test_demo_loop_fulfils_every_promise(turned):
     _, ended, summary = turned
     assert summary["requests"]["failed"] == 0
     assert summary["requests"]["sent"] > 0
@@ -62,7 +62,7 @@ def test_status_of_finished_demo_is_one_screen(turned, capsys, monkeypatch):
     assert any("evergreen open" in each for each in known["needs_person"])
 
 
-def test_every_run_is_listed_with_its_rows_its_model_and_what_gate_said(turned):
+def test_every_run_is_listed_with_its_rows_its_model_and_gate_decision(turned):
     folder, _, summary = turned
     first, second = read_runs(folder / "store")
     assert [(line.state, line.version, line.verdict) for line in (first, second)] == [
@@ -74,18 +74,22 @@ def test_every_run_is_listed_with_its_rows_its_model_and_what_gate_said(turned):
     assert first.run == "first"
     assert second.run.startswith("drift-")
     for place in ("work", "artifacts", "logs/runs"):
-        assert {path.name for path in (folder / place).iterdir()} == names, "one name everywhere"
+        assert {path.name for path in (folder / place).iterdir()} == names, (
+            "all folders must use the same names of runs"
+        )
     assert {
         entry.trigger_id for entry in read_entries(folder / "store") if entry.action == "release"
     } == names
     assert (second.model_id, second.rows) == (made["model_id"], made["trained_rows"])
     assert second.settings["release"]["rollout"] == "full"
-    told = describe_run(folder / "store", read_outcomes(folder / "store")[1])
-    assert f"model {second.model_id}, auc {second.auc:.4f} on held-out rows, verdict pass" in told
-    assert "report of validation: file://" in told
+    described = describe_run(folder / "store", read_outcomes(folder / "store")[1])
+    assert (
+        f"model {second.model_id}, auc {second.auc:.4f} on held-out rows, verdict pass" in described
+    )
+    assert "report of validation: file://" in described
 
 
-def test_release_under_traffic_failed_no_request_and_its_p99_is_told(turned):
+def test_release_under_traffic_failed_no_request_and_its_p99_is_reported(turned):
     _, _, summary = turned
     release = summary["release"]
     assert (release["version"], release["during"]["requests_failed"]) == (2, 0)
@@ -109,34 +113,34 @@ def test_bad_release_under_traffic_rolled_back_by_itself_without_failures(turned
         if entry.action != INTENT
     ]
     assert lived == [("release", 1), ("release", 2), ("baked", 2), ("promote", 3), ("rollback", 2)]
-    told = [
+    sentences = [
         event["kind"]
         for event in map(json.loads, (folder / "monitor" / "events.jsonl").read_text().splitlines())
     ]
-    assert (told.count("bad_release"), told.count("rolled_back")) == (1, 1)
+    assert (sentences.count("bad_release"), sentences.count("rolled_back")) == (1, 1)
 
 
-def test_every_archived_score_was_recomputed_and_is_one_that_was_served(turned):
+def test_every_archived_score_was_recomputed_and_equals_served_score(turned):
     _, _, summary = turned
     assert [found["version"] for found in summary["verified"]] == [1, 2, 3]
     assert all(found["same"] and found["max_abs_diff"] <= 1e-6 for found in summary["verified"])
     assert sum(found["num_rows"] for found in summary["verified"]) == summary["records"]["archived"]
 
 
-def test_every_decision_was_made_again_from_lake_and_is_one_that_was_made(turned):
+def test_every_decision_was_repeated_from_lake_and_equals_recorded_one(turned):
     folder, ended, summary = turned
     written = (folder / "monitor" / "decisions.jsonl").read_bytes()
     found = summary["decisions"]
     assert found["points"] == len(written.splitlines()) > 20
     assert f"{found['points']} decisions were replayed from the lake, " in ended.output
-    # If the machine stalls for seconds, a record may arrive after its decision point. In this case,
-    # the lake contains rows that the decision did not use.
+    # If the machine stalls for seconds, a record may arrive after its decision point. Such a row is
+    # in the lake, but the decision did not use it.
     if not (found["late_requests"] or found["late_rows"]):
         assert found["equal"]
         assert found["digest"] == hashlib.sha256(written).hexdigest()
 
 
-def test_every_policy_is_sure_only_of_change_and_one_requested_run(turned):
+def test_every_policy_is_sure_only_after_change_and_requests_one_run(turned):
     _, _, summary = turned
     assert list(summary["policies"]) == ["sequential", "data_drift", "baking"]
     assert re.match(r"evidence .* that the auc is below", summary["trigger"]["reason"])
@@ -155,7 +159,7 @@ def test_report_needs_no_network(turned):
 
 
 @needs_browser
-def test_report_fits_every_screen_and_hinders_nobody(turned, tmp_path):
+def test_report_fits_every_screen_and_is_accessible(turned, tmp_path):
     page = (turned[0] / "report.html").read_text()
     assert pixels_too_wide(tmp_path, page, 390, 480, 1280, 1920) == [0, 0, 0, 0]
     assert cut_texts(tmp_path, page, 390, 480, 1280, 1920) == [[], [], [], []]

@@ -29,7 +29,7 @@ def test_few_thousand_rows_run_and_every_record_is_accounted_for(few_rows):
 
 
 @pytest.mark.slow
-def test_few_thousand_rows_say_how_uncertain_they_are_everywhere(few_rows):
+def test_demo_on_few_thousand_rows_reports_uncertainty_everywhere(few_rows):
     folder, ended, summary = few_rows
     assert summary["uncertain"]
     assert "uncertain: " in ended.output
@@ -40,7 +40,7 @@ def test_few_thousand_rows_say_how_uncertain_they_are_everywhere(few_rows):
 def test_few_thousand_rows_are_split_by_time_and_sent_as_their_requests(few_rows):
     """The 4,000 rows are 30 s apart, and each request has five rows.
 
-    The first 2,400 rows span 20 hours.
+    The first 2,400 rows train the first model, and span 20 hours.
     """
     folder, ended, summary = few_rows
     assert "rows before 2026-11-01 20:00:00 UTC train and evaluate the first model" in ended.output
@@ -49,7 +49,7 @@ def test_few_thousand_rows_are_split_by_time_and_sent_as_their_requests(few_rows
 
 
 @pytest.mark.slow
-def test_few_thousand_rows_end_with_what_would_turn_loop_unless_it_turned(few_rows):
+def test_few_thousand_rows_end_with_advice_unless_loop_succeeds(few_rows):
     _, ended, summary = few_rows
     has_turned = summary["auc"]["recovered"] is not None
     assert bool(summary["to_turn"]) != has_turned
@@ -69,7 +69,7 @@ def test_few_thousand_rows_of_other_columns_need_no_description(few_rows):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("form", "between"), [("other columns", 0.5), ("Criteo's", 0.6)])
-def test_loop_turns_on_persons_file(
+def test_demo_loop_succeeds_on_own_file(
     tmp_path, write_clicks, write_kaggle, run_to_end, form, between
 ):
     write = write_clicks if form == "other columns" else write_kaggle
@@ -85,7 +85,8 @@ def test_loop_turns_on_persons_file(
         (1, "pass"),
         (2, "pass"),
     ]
-    # On a busy machine the rows may run out before the new version is measured.
+    # The AUC of the new version is not checked. On a busy machine, too few rows may be left to
+    # measure the new version.
     assert (
         summary["auc"]["at_detection"]
         < between
@@ -112,7 +113,7 @@ def test_loop_turns_on_persons_file(
     ],
     ids=["absent", "empty folder", "a letter", "200 rows"],
 )
-def test_unusable_data_is_one_clear_line(tmp_path, run_to_end, write_kaggle, make, words):
+def test_unusable_data_gives_one_clear_line(tmp_path, run_to_end, write_kaggle, make, words):
     data = tmp_path / "in put"
     data.mkdir()
     path = make(data, write_kaggle)
@@ -128,7 +129,7 @@ def test_unusable_data_is_one_clear_line(tmp_path, run_to_end, write_kaggle, mak
     assert ended.left == {}
 
 
-def test_data_inside_demos_own_folder_is_refused_and_kept(tmp_path, run_to_end, write_kaggle):
+def test_data_inside_folder_of_demo_is_refused_and_not_deleted(tmp_path, run_to_end, write_kaggle):
     data = write_kaggle(tmp_path / "a demo" / "train.csv", 50)
     (tmp_path / "a demo" / ".evergreen-demo").touch()
     words = ["demo", "--data", str(data), "--folder", str(data.parent)]

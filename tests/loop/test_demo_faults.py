@@ -13,7 +13,7 @@ def _pid_of(command, word):
 
 
 @pytest.mark.slow
-def test_triton_killed_under_traffic_ends_demo_with_clear_word(tmp_path, started):
+def test_triton_killed_under_traffic_ends_demo_with_clear_message(tmp_path, started):
     folder = tmp_path / "a demo"
     with started(
         ["demo", *ROWS, "--folder", str(folder)], output=tmp_path / "screen.log"

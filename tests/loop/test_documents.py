@@ -74,7 +74,7 @@ class Page:
 
     @contextlib.contextmanager
     def beside(self, block, script, started):
-        """Start the program in the background, and return once it has printed the text."""
+        """Start the program in the background, and return when it has printed the block's text."""
         path = self.folder / "build" / "beside.log"
         with open(path, "w") as log:
             command = self.command(block, f"exec {script}")
@@ -105,7 +105,7 @@ class Page:
     ],
     ids=lambda page: str(page.relative_to(REPOSITORY)),
 )
-def test_pages_commands_run_as_they_stand_there(page, tmp_path, request):
+def test_commands_of_pages_run_unchanged(page, tmp_path, request):
     needs_demo = any("build/demo" in block.text for block in RUN[page])
     place = Page(tmp_path, request.getfixturevalue("turned")[0] if needs_demo else None)
     with place.running:
@@ -113,8 +113,8 @@ def test_pages_commands_run_as_they_stand_there(page, tmp_path, request):
             place.run(block)
 
 
-def test_commands_not_run_here_say_why_and_contributing_has_their_number():
-    """With `pytest -s`, these commands are also printed."""
+def test_commands_not_run_here_have_reason_and_contributing_has_their_number():
+    """`pytest -s` prints the commands that no test runs."""
     found, reasons = Counter(), Counter()
     for block in (block for page in DOCUMENTS for block in blocks(page)):
         found["here" if block.runs_here else "there" if block.run_by else "nowhere"] += len(

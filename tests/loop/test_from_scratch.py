@@ -60,7 +60,7 @@ def words_of(line: str) -> list[str]:
     return words
 
 
-def test_column_of_another_kind_is_learned_by_command_that_refusal_names(shop):
+def test_column_of_another_kind_is_trained_by_command_that_refusal_names(shop):
     folder, call = shop
     accept(folder, number="shop", category="age")
     ended = call("run", "--package", str(folder / "retraining.yaml"), "--folder", str(folder))
@@ -81,13 +81,13 @@ def test_forgotten_user_is_in_no_model_after_command_that_forget_prints(shop, ca
     folder, call = shop
     places = [f"--{name}={folder / name}" for name in ("store", "lake", "work")]
     assert forget(["--user=item 7", "--yes", *places]) == 0
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     before = current(folder / "store")
     assert (
         f"version {before.version} still contains the user, until a run from scratch is released:"
-        in told
+        in output
     )
-    command = next(line for line in told.splitlines() if line.startswith("  evergreen run "))
+    command = next(line for line in output.splitlines() if line.startswith("  evergreen run "))
     ended = call(*words_of(command))
     assert ended.code == 0, ended.output
     live = current(folder / "store")

@@ -34,7 +34,7 @@ def is_pickle(content: bytes) -> bool:
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_pickle_is_told_from_what_pipeline_writes(protocol):
+def test_pickle_differs_from_what_pipeline_writes(protocol):
     words, numbers, objects = io.BytesIO(), io.BytesIO(), np.array([{}, print])
     np.savez(words, a=np.array(["a word"]), b=np.ones(3))
     np.savez_compressed(numbers, objects=objects)
@@ -90,9 +90,11 @@ def test_readme_commands_train_model_on_csv_of_other_columns(write_clicks, tmp_p
         assert ended.code == 0, ended.output
         if words[0] == "init":
             draft.write_text(draft.read_text().replace("price: {}", f"price: {INDICATED}"))
-    kept = [path for path in folder.rglob("*") if path.is_file()]
-    assert {"store", "work", "repository"} <= {path.relative_to(folder).parts[0] for path in kept}
-    assert [path for path in kept if is_pickle(path.read_bytes())] == []
+    left_files = [path for path in folder.rglob("*") if path.is_file()]
+    assert {"store", "work", "repository"} <= {
+        path.relative_to(folder).parts[0] for path in left_files
+    }
+    assert [path for path in left_files if is_pickle(path.read_bytes())] == []
     assert "version 1 is published; AUC 0." in ended.output
     (manifest,) = (store / "models").glob(f"*/{Model.MANIFEST}")
     model = Model.read(manifest)

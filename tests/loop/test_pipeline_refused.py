@@ -10,10 +10,7 @@ from tests.support.recommenders import accept_into
 
 @pytest.fixture(scope="module")
 def small_lake(tmp_path_factory, run_to_end):
-    """A folder with a compiled pipeline and a lake.
-
-    The lake is small, but has enough rows for the gate.
-    """
+    """A folder with a compiled pipeline and a small lake, which has enough rows for the gate."""
     root = tmp_path_factory.mktemp("runs") / "a folder"
     lake = [
         "--lake",
@@ -28,7 +25,7 @@ def small_lake(tmp_path_factory, run_to_end):
         "5",
     ]
     for words in (
-        ["simulate", "lake", *lake, "--world", str(root / "world.json")],
+        ["simulate", "lake", *lake, "--simulator", str(root / "simulator.json")],
         ["compile", "--output", str(root / "pipeline.yaml")],
     ):
         ended = run_to_end(words, output=root / "command.log", seconds=120)
@@ -37,15 +34,13 @@ def small_lake(tmp_path_factory, run_to_end):
     return root
 
 
-def test_steps_under_argos_umask_leave_nothing_that_others_may_read(
+def test_steps_under_argo_umask_leave_no_file_that_others_may_read(
     small_lake, tmp_path, run_to_end
 ):
     words = ["run", "--package", str(small_lake / "pipeline.yaml"), "--folder", str(small_lake)]
     words += ["-p", "trigger_id=umask", "-p", "settings=gate.min_auc=0.99"]
-    for name in (
-        "store",
-        "work",
-    ):  # These folders were created by an administrator, not by the run.
+    # An administrator creates the folders before the first run.
+    for name in ("store", "work"):
         (small_lake / name).mkdir(exist_ok=True)
     with argo_umask():
         assert run_to_end(words, output=tmp_path / "run.log").code == 1

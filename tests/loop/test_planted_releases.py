@@ -1,10 +1,10 @@
 """Tests of bad versions under live traffic, with all real programs.
 
-The first version is correct, because clicks are drawn from its reference probabilities. Each bad
-version goes through a normal release, and then answers the same traffic as the good version. The
+The first version is correct, because clicks are drawn from its reference probabilities. A normal
+release makes each bad version live. Bad versions answer the same traffic as the first version. The
 bad version must be rolled back within a stated number of rows or rounds, by the default limits. The
-test controls the clock of the loop: each round of traffic counts as a minute. Triton measures real
-time.
+test controls the clock of the loop: each round of traffic counts as a minute. Only Triton's
+latencies are in real time.
 """
 
 import json
@@ -51,7 +51,7 @@ from tests.support.served_names import MODEL_NAME
 from tests.support.stored_models import make_candidate, make_parts, raw_rows  # noqa: F401  fixtures
 from tests.support.toy_models import toy_model, toy_workflow
 
-# ruff: noqa: F811  a fixture is imported by the name that its users ask for
+# ruff: noqa: F811  a fixture is imported under the name of the argument
 
 RATE, ROUND_REQUESTS, REQUEST_ROWS, POOL = 0.15, 100, 20, 4_000
 ROUND_ROWS = ROUND_REQUESTS * REQUEST_ROWS
@@ -122,8 +122,8 @@ class Site:
     def round(self, fill=lambda rows: rows):
         """Send a minute of requests and clicks, then run monitor and controller.
 
-        The client fills the columns by `fill`. A failed request, or a timeout on a busy machine,
-        ends the minute's traffic.
+        `fill` simulates a fault of the client that fills the columns. A failed request, or a
+        timeout on a busy machine, ends the minute's traffic.
 
         Returns: Result of the controller's round.
         """
@@ -153,8 +153,8 @@ class Site:
     def until_rolled_back(self, most, **how):
         """Return why version 2 was rolled back.
 
-        Assert that this took at most `most` rounds, that version 1 answers again, and that model 2
-        is blocked.
+        Assert that the rollback happens within `most` rounds, that version 1 answers again, and
+        that model 2 is blocked.
         """
         for _ in range(most):
             if (found := self.round(**how))["action"] != BAKES:
@@ -177,7 +177,7 @@ def _with_bias(toy, shift):
 
 
 def _shift_to(rate, log_odds):
-    """Return the shift of the log-odds that results in this mean probability."""
+    """Return the shift of the log-odds that gives the mean probability `rate`."""
     shifts = np.linspace(-8, 8, 1_601)
     return float(np.interp(rate, [expit(log_odds + each).mean() for each in shifts], shifts))
 
@@ -215,9 +215,9 @@ def test_calibration_off_by_two_is_rolled_back_within_10_000_rows(site, off, rea
 
 @pytest.mark.slow
 def test_auc_lower_by_0_05_in_live_traffic_rolls_back_within_100_000_rows(site):
-    """The gate evaluated correct columns.
+    """The client fills two columns with values of the previous row.
 
-    Since the release, the client fills two columns with values of the previous row.
+    The fault begins after the gate's evaluation, which used correct columns.
     """
 
     def wrong(rows):
@@ -234,24 +234,24 @@ def test_auc_lower_by_0_05_in_live_traffic_rolls_back_within_100_000_rows(site):
     assert "the AUC is below" in world.until_rolled_back(100_000 // ROUND_ROWS, fill=wrong)
 
 
-def test_non_number_scores_of_one_slice_roll_back_within_10_000_rows(site, raw_rows):
+def test_scores_of_slice_that_are_no_numbers_roll_back_within_10_000_rows(site, raw_rows):
     """The affected slice is a category that does not occur in the golden rows.
 
-    This category has a share of 1 to 5 % of the traffic.
+    The category has a share of 1 to 5 % of the traffic.
     """
     world, held_out = site(1), raw_rows(60, 2)[1]
     starts = np.cumsum([0, *(3 + len(each) for each in world.workflow.vocabularies)])
     row = next(
-        starts[column] + 3 + place
+        starts[column] + 3 + index
         for column, vocabulary in enumerate(world.workflow.vocabularies)
-        for place, key in enumerate(vocabulary)
+        for index, key in enumerate(vocabulary)
         if 0.01 < (world.categorical[:, column] == key).mean() < 0.05
         and key not in held_out[:, column]
     )
     table = world.toy.table.copy()
     table[row] = np.nan
     world.release(2, replace(world.toy, table=table))
-    assert "a score that is no probability" in world.until_rolled_back(10_000 // ROUND_ROWS)
+    assert "a score that is not a probability" in world.until_rolled_back(10_000 // ROUND_ROWS)
 
 
 def test_five_times_latency_is_rolled_back_after_thousand_requests(site):
@@ -282,7 +282,7 @@ def test_one_slow_request_in_sixty_rolls_back_after_twelve_p99_readings(site):
     assert "p99 of the time in the model is" in world.until_rolled_back(P99_READINGS)
 
 
-def test_stub_that_dies_of_first_odd_row_is_rolled_back_in_third_round(site):
+def test_stub_that_dies_of_first_malformed_row_is_rolled_back_in_third_round(site):
     world = site(1)
     world.release(2, world.toy)
     dies = f"        if (tensors['dense'] == {ODD}).any():\n            os._exit(1)\n"

@@ -1,4 +1,4 @@
-"""Fixtures that run a monitor, and stop it at the end of the test."""
+"""Fixtures that run a monitor during a test."""
 
 import json
 import os

@@ -51,7 +51,7 @@ EDGES = pytest.mark.parametrize(
     ],
     ids=["no numeric", "no categorical"],
 )
-"""Recommenders that lack a kind of column. All other tests have every kind."""
+"""Recommenders that lack numeric or categorical columns."""
 
 
 def batch_of(features, rows=4, *, seed=0, **changes):
@@ -71,7 +71,7 @@ def batch_of(features, rows=4, *, seed=0, **changes):
 
 
 def reference_of(batch, features):
-    """Return the reference that validation computes for these rows. Each row is its own request."""
+    """Return the reference that validation computes for `batch`. Each row is its own request."""
     counter, rows = ProfileCounter(features), []
     for at in range(len(batch.scores)):
         arrays = {
@@ -97,14 +97,14 @@ def test_record_with_known_columns_is_accepted_and_others_are_counted(features):
     found = read_records([message], rules, now=START)
     assert (found.predictions.dense.shape, found.bad) == ((4, len(features.numeric)), [])
     wide = Features(numeric=(*features.numeric, "more"), categorical=features.categorical)
-    for recommender, said in (
+    for recommender, error in (
         ("shop", r"features has the fields \[\d+\], expected"),
         ("books", "of recommender 'books'"),
     ):
         other = RecordFormat(wide).encode(batch_of(wide, recommender=recommender))
         ((place, refused),) = read_records([other], rules, now=START).bad
         assert place == 0
-        assert re.search(said, str(refused))
+        assert re.search(error, str(refused))
 
 
 @EDGES
@@ -121,7 +121,7 @@ def test_archive_names_recommenders_columns(features):
     )
 
 
-def test_backtest_passes_over_rows_of_words_that_person_brought_to_lake(tmp_path):
+def test_backtest_skips_rows_with_strings_that_person_added_to_lake(tmp_path):
     features = replace(BOTH, categorical_options={"item": CategoricalOptions(type="string")})
     batch, folder = batch_of(features), tmp_path / "day=2025-10-09"
     folder.mkdir()
@@ -172,15 +172,15 @@ def lists_of(lengths, elements, *, seed):
     random = np.random.default_rng(seed)
     for at in range(4_000):
         batch = batch_of(LISTS, seed=seed + at, request_id=f"r-{at}")
-        places = batch.categorical[:, 1:4]
-        places[:] = random.choice(elements, places.shape)
-        places[np.arange(3) >= random.choice(lengths, (4, 1))] = MISSING_CATEGORY
+        drawn = batch.categorical[:, 1:4]
+        drawn[:] = random.choice(elements, drawn.shape)
+        drawn[np.arange(3) >= random.choice(lengths, (4, 1))] = MISSING_CATEGORY
         yield batch
 
 
 @cache
 def layout_of(lengths, elements):
-    """Return the layout of the statistics that validation counts for these lists."""
+    """Return the layout of the statistics that validation counts for generated lists."""
     return Layout(counted(lists_of(lengths, elements, seed=1)))
 
 
@@ -202,7 +202,7 @@ def counted(batches):
     ],
     ids=["nothing", "lengths", "elements"],
 )
-def test_lists_lengths_and_its_elements_drift_each_alone(lengths, elements, drifted):
+def test_lengths_and_elements_of_lists_drift_separately(lengths, elements, drifted):
     layout = layout_of((0, 1, 3), (1, 2, 2))
     sketch, cut = Sketch(layout), Sketch(layout)
     for batch in lists_of(lengths, elements, seed=90_000):
@@ -218,7 +218,7 @@ def test_lists_lengths_and_its_elements_drift_each_alone(lengths, elements, drif
     assert compare(cut, DriftSettings()) == tuple(compared.values())
 
 
-def test_elements_of_request_that_are_all_alike_count_as_one():
+def test_identical_elements_of_request_count_as_one():
     requests = list(lists_of([3], [1, 2], seed=90_000))
     for at, batch in enumerate(requests):
         batch.categorical[:, 1:4] = 1 + at % 2
@@ -276,13 +276,13 @@ def test_drift_compares_columns_by_name_and_is_undefined_if_one_is_lost():
     rows = Features(numeric=("age", "price"), categorical=("shop", "item"), lists=("genres",))
     trained, sent = batch_of(features, 40), batch_of(rows, 40)
     layout = Layout(reference_of(trained, features), rows=rows)
-    dense, places = layout.columns_of(sent.dense, sent.categorical)
+    dense, ids = layout.columns_of(sent.dense, sent.categorical)
     assert [layout.fits(Predictions.of([sent])), layout.fits(Predictions.of([trained]))] == [
         True,
         False,
     ]
     np.testing.assert_array_equal(dense, sent.dense[:, 1:])
-    np.testing.assert_array_equal(places, sent.categorical[:, [1, 0]])
+    np.testing.assert_array_equal(ids, sent.categorical[:, [1, 0]])
     lost = Layout(reference_of(trained, features), rows=replace(rows, numeric=("age", "cost")))
     assert not lost.fits(Predictions.of([sent]))
 
@@ -305,7 +305,7 @@ def test_metrics_of_two_recommenders_are_same_series_with_other_label(tmp_path):
     assert len(series["shop"]) > 30
 
 
-def test_rows_of_one_user_are_alike_after_kill_backtest_and_incident(tmp_path):
+def test_rows_of_one_user_are_clustered_after_kill_backtest_and_incident(tmp_path):
     shop, form = (
         Recommender(name="shop", features=BOTH, data=ColumnNames(user="shop")),
         RecordFormat(BOTH),

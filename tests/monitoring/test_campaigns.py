@@ -1,6 +1,6 @@
 """Hundreds of faults of monitor, uploader and client at random moments.
 
-Afterwards each request is in the lake once.
+Despite the faults, each request is in the lake exactly once.
 
 `EVERGREEN_CAMPAIGN_SHARE=0.02` runs only 2 % of the faults.
 """
@@ -36,7 +36,7 @@ class Installation:
     def __init__(self, processes, log) -> None:
         self.processes, self.log_file = processes, log
         self.url = f"sqlite:///{log}?lease_seconds=1".replace(" ", "%20")
-        self.said = processes.folder / "said.jsonl"
+        self.record = processes.folder / "record.jsonl"
         self.num_clients = 0
         self.monitor = Program(
             lambda: processes.monitor(log=self.url, policies="schedule", max_serving_seconds=1e9)
@@ -52,7 +52,7 @@ class Installation:
         self.num_clients += 1
         log = self.processes.folder / "client.log"
         self.processes.started.append(
-            campaigns.client(self.url, self.said, number=self.num_clients, log=log)
+            campaigns.client(self.url, self.record, number=self.num_clients, log=log)
         )
         return self.processes.started[-1]
 
@@ -65,12 +65,14 @@ class Installation:
     def num_reports(self) -> int:
         """Return how many log lines of the processes report a full disk."""
         texts = [path.read_text() for path in self.processes.folder.glob("*.log")]
-        return sum(text.count(said) for text in texts for said in ("No space left", "disk is full"))
+        return sum(
+            text.count(report) for text in texts for report in ("No space left", "disk is full")
+        )
 
     def finish(self) -> int:
         """Stop all programs once nothing is pending, and return the number of logged requests."""
-        size = self.said.stat().st_size
-        wait_for(lambda: self.said.stat().st_size > size, "a client that is up")
+        size = self.record.stat().st_size
+        wait_for(lambda: self.record.stat().st_size > size, "a client that is up")
         self.client.end()
         counter = self.processes.counter
         with closing(SqliteLog(self.log_file)) as log:
@@ -80,13 +82,13 @@ class Installation:
             )
             self.monitor.end()
             assert (log.backlog(), log.list_dead_letters()) == (0, [])
-        self.uploader.keep_up()
+        self.uploader.restart_if_ended()
         archive = self.processes.archive
         wait_for(
             lambda: not [*archive.glob("day=*/*.parquet"), *archive.glob("outcomes/*/*")],
             "all files in the lake",
         )
-        return expect_each_once(self.said, self.processes.lake)
+        return expect_each_once(self.record, self.processes.lake)
 
 
 def test_killed_and_stopped_at_random_moments_each_request_counts_once(processes):
@@ -116,7 +118,7 @@ def fill(folder, left: int):
     size = 0
     with open(ballast, "wb") as file:
         while (room := free_bytes(folder) - left) > 0:
-            with suppress(OSError):  # a process may have written there in the meantime
+            with suppress(OSError):  # monitor and uploader may fill the disk first
                 os.posix_fallocate(file.fileno(), size, step := min(room, 1 << 22))
                 size += step
     return ballast
@@ -144,7 +146,7 @@ def test_each_request_counts_once_whichever_disk_fills_up(processes, name):
                 json.loads(line)["time"]
                 for line in (p.state / DECISIONS_FILE).read_text().splitlines()
             ]
-            assert points == sorted(set(points)), "each decision is written once"
+            assert points == sorted(set(points)), "a decision was written twice"
         finally:
             installation.kill()
     restarts = len(installation.uploader.ends)
@@ -168,18 +170,18 @@ def meets_full_disk(installation: Installation, folder, chance) -> bool:
         time.sleep(0.05)
     time.sleep(chance.uniform(0.0, 0.5))
     is_met = installation.num_reports() > before
-    assert installation.processes.ask("/healthz").status == 200
+    assert installation.processes.get("/healthz").status == 200
     ballast.unlink()
     for program in installation.programs:
-        program.keep_up()
+        program.restart_if_ended()
     wait_for(
-        lambda: installation.processes.ask("/readyz").status == 200, "readiness after a full disk"
+        lambda: installation.processes.get("/readyz").status == 200, "readiness after a full disk"
     )
     return is_met
 
 
 def spoiled(chance, payload: bytes) -> bytes:
-    """Return the message after one fault of the network, the disk or a program."""
+    """Return the message with one random fault, such as a flipped bit or a missing part."""
     content = bytearray(payload)
     kind, at = chance.randrange(6), chance.randrange(len(content))
     if kind == 0:
@@ -242,7 +244,7 @@ WILD = {
 def test_each_fuzzed_record_counts_or_is_dead_letter_with_its_reason(processes):
     p, chance, number = processes, random.Random(3), faults(50_000)
     monitor = p.monitor(policies="schedule", max_serving_seconds=1e9, archive_roll_rows=20_000)
-    wait_for(lambda: p.ask("/readyz").status == 200, "the monitor")
+    wait_for(lambda: p.get("/readyz").status == 200, "the monitor")
     healthy, valid, now = {}, 0, time.time()
     for start in range(0, number, 500):
         messages = []
@@ -258,7 +260,7 @@ def test_each_fuzzed_record_counts_or_is_dead_letter_with_its_reason(processes):
                 messages.append((f"valid {each}", encode(sound)))
         p.log.publish(messages)
         wait_for(lambda: p.log.backlog() < 2000, "the monitor")
-        assert p.ask("/healthz").status == 200
+        assert p.get("/healthz").status == 200
     wait_for(lambda: p.log.backlog() == 0, "all records", seconds=300)
     wait_for(
         lambda: json.loads(p.page("/status"))["log_read_up_to"] > now + 2.0,

@@ -40,7 +40,9 @@ def test_canary_is_not_version_that_serves_however_new_its_answers(beside, resta
     if restart:
         beside.start()
     assert beside.monitor.serving_version == 1
-    assert set(beside.monitor.windows.versions) == {1, 2}, "its rows have a window all the same"
+    assert set(beside.monitor.windows.versions) == {1, 2}, (
+        "the canary's rows must have a window too"
+    )
 
 
 def test_canary_serves_once_promoted_and_late_records_do_not_revert_that(beside):
@@ -65,15 +67,16 @@ def test_version_of_newest_prediction_serves_even_after_rollback(started):
     assert b.monitor.serving_version == b.start().serving_version == 1
 
 
-def test_events_tell_canary_from_version_that_serves(beside):
+def test_events_distinguish_canary_from_serving_version(beside):
     seen = {e["version"]: e["text"] for e in beside.events if e["kind"] == "version_seen"}
     assert seen == {1: "model version 1 serves", 2: "model version 2 takes a share of the traffic"}
 
 
 def test_ranked_list_is_no_pair_because_arm_that_served_it_chose_its_rows():
-    """Both models are equally good. The first model ranks 200 rows and serves the best ten rows.
+    """A ranked list contains the rows to which the serving model gave the highest scores.
 
-    On these ten rows, the second model's AUC seems to be higher by 0.04.
+    A choice of rows by one model biases a comparison of two models. If both are equally good
+    and one serves the best ten of 200 rows, the AUC of the other model is higher by 0.04.
     """
     shadow = np.array([0.25, 0.5, 0.75], np.float32)
     scored = dataclasses.replace(prediction("scored", 3), shadow_version=9, shadow_scores=shadow)
@@ -85,7 +88,9 @@ def test_ranked_list_is_no_pair_because_arm_that_served_it_chose_its_rows():
     assert table["shadow_version"].to_pylist() == [None, None, None, 9, 9, 9]
     assert table["shadow_score"].to_pylist() == [None, None, None, 0.25, 0.5, 0.75]
     alone = archived(ranked).schema
-    assert alone.names == SCHEMA.names, "no shadow columns where no row is a pair"
+    assert alone.names == SCHEMA.names, (
+        "the file must have no shadow columns, because no row has two comparable scores"
+    )
     assert decode(encode(ranked)).shadow_scores.tolist() == shadow.tolist(), (
-        "the log has them all the same"
+        "the log must contain the shadow scores"
     )

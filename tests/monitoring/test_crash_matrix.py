@@ -79,19 +79,19 @@ class Chain:
         self.killed_at: Counter[str] = Counter()
         self.reached: set[str] = set()
         self.lengths = {"publisher": 8, "monitor": 30, "uploader": 12}
-        """Number of boundaries in each role's last run that was not killed."""
+        """Number of boundaries in the last complete run of each role."""
         self.seconds = {"publisher": 0.01, "monitor": 0.06, "uploader": 0.02}
         folder.mkdir()
 
     @property
     def unkilled(self) -> list[str]:
-        """Boundaries that a process reached, but where no process was killed yet."""
+        """Boundaries that processes reached, but at which no process was killed yet."""
         return sorted(self.reached - self.killed_at.keys())
 
     # -- publishing
 
     def _next_records(self) -> list[PredictionBatch | OutcomeBatch]:
-        """Return the new predictions of this turn, and the outcomes that are due now."""
+        """Return new predictions, and the outcomes that are due in the current turn."""
         new: list[PredictionBatch | OutcomeBatch] = []
         for i in range(0 if self.is_ending else 3):
             num_rows = self.random.randint(1, 4)
@@ -135,9 +135,8 @@ class Chain:
             self.poison.append(f"poison {self.turn}")
             messages.append((self.poison[-1], b"no record"))
         if self.messages:
-            messages.append(
-                self.random.choice(self.messages)
-            )  # messages are redelivered after their rows may be archived
+            # The rows of a redelivered message may already be archived.
+            messages.append(self.random.choice(self.messages))
         self.messages += [each for each in messages if each[0] not in self.poison]
         name = f"messages {self.turn}"
         batches = [messages[at : at + 2] for at in range(0, len(messages), 2)]
@@ -249,11 +248,11 @@ class Chain:
         ]
         assert sorted(left) == sorted(
             Path(name).name for name in lake if self.lake.startswith("/")
-        ), "no torn file"
+        ), "the lake contains an incomplete file"
 
     def _expect_rows(self, rows: list[dict]) -> None:
         found = {(row["request_id"], row["row"]): row for row in rows}
-        assert len(found) == len(rows), "a row lies in two files"
+        assert len(found) == len(rows), "a row is in two files"
         assert set(found) == {
             (p.request_id, row) for p in self.predictions for row in range(len(p))
         }
@@ -286,7 +285,7 @@ class Chain:
         as_labels = {key for key in in_time if key[:2] in clicked}
         assert as_labels | (found.keys() & in_time) == in_time
         assert not as_labels & found.keys()
-        assert len(clicked) == len(as_labels), "no label without a click"
+        assert len(clicked) == len(as_labels), "a label has no click"
 
     def _expect_manifests(self, lake: dict[str, bytes]) -> None:
         markers = [
@@ -325,10 +324,10 @@ def run_chain(chain: Chain, *, num_turns: int, kills: tuple[str, ...]) -> Chain:
     return chain
 
 
-def test_killed_at_each_boundary_chain_loses_and_doubles_nothing(make_chain):
+def test_chain_killed_at_each_boundary_loses_and_doubles_nothing(make_chain):
     chain = make_chain(1)
     while chain.turn < 4 or chain.unkilled:
-        assert chain.turn < 25, f"never killed at {chain.unkilled}"
+        assert chain.turn < 25, f"no process was killed at {chain.unkilled}"
         chain.live_turn("each boundary")
     chain.finish()
     chain.expect_nothing_lost_or_doubled()

@@ -88,10 +88,10 @@ def test_crash_between_any_two_steps_of_evaluation_changes_no_byte(bench, expect
 
 
 @pytest.mark.parametrize("name", ["", "join.matured", "evaluator.stored"])
-def test_request_after_its_point_counts_once_in_no_window_even_after_kill(tmp_path, name):
-    """This request is published when its label is already final.
+def test_request_published_after_label_is_final_enters_no_decision_even_after_kill(tmp_path, name):
+    """The late request is published when its label is already final.
 
-    The request is archived and counted, but used in no decision.
+    The late request is archived and counted, but used in no decision.
     """
     lines = {}
     for killed in dict.fromkeys(("", name)):

@@ -53,8 +53,8 @@ def seen(tmp_path_factory):
         for number in range(2):
             time, version = START + second + 0.4 * number, int(second // EVERY) + 1
             labels = random.random(8) < 0.3
-            told = 0.25 * labels if second < CHANGED_AT else 0.0
-            scores = np.clip(0.4 + told + 0.12 * random.normal(size=8), 0, 1)
+            separation = 0.25 * labels if second < CHANGED_AT else 0.0
+            scores = np.clip(0.4 + separation + 0.12 * random.normal(size=8), 0, 1)
             name = f"r{second}-{number}"
             publish(
                 bench.log, replace(prediction(name, 8, time=time, version=version, scores=scores))
@@ -79,16 +79,18 @@ def test_banner_is_grey_until_labels_are_final_and_then_names_versions(seen):
     assert "were evaluated, the newest of version 4." in before[1]
 
 
-def test_fall_starts_run_whose_reason_names_versions_that_scored_rows(seen):
+def test_drop_starts_run_whose_reason_names_versions_that_scored_rows(seen):
     banners, bench = seen
-    asked = [event for event in bench.events if event["kind"] == "decision"]
-    assert len(asked) == 1
-    delay = asked[0]["time"] - START - CHANGED_AT - WINDOW
+    decisions = [event for event in bench.events if event["kind"] == "decision"]
+    assert len(decisions) == 1
+    delay = decisions[0]["time"] - START - CHANGED_AT - WINDOW
     assert 0.0 < delay < 40.0
-    assert re.search(r"shown by rows of model versions? [45]", asked[0]["text"])
-    assert re.search(r"model version [89] serves, which has learned rows up to", asked[0]["text"])
+    assert re.search(r"shown by rows of model versions? [45]", decisions[0]["text"])
+    assert re.search(
+        r"model version [89] serves, which was trained on rows up to", decisions[0]["text"]
+    )
     (request,) = bench.trigger.requests
     assert request.observed["window_version"] in (5, 6, 7)
-    state, text = banners[int(asked[0]["time"] - START)]
+    state, text = banners[int(decisions[0]["time"] - START)]
     assert state == "bad"
     assert "Drift of version" in text

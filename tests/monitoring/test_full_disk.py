@@ -39,7 +39,7 @@ def lines_of(b: Bench, name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("file", [EVENTS_FILE, TIMELINE_FILE, DECISIONS_FILE])
-def test_lines_that_full_disk_refuses_are_written_once_there_is_room(tmp_path, monkeypatch, file):
+def test_lines_that_full_disk_refuses_are_written_once_disk_has_space(tmp_path, monkeypatch, file):
     folders = [tmp_path / name for name in ("a", "b")]
     for folder in folders:
         folder.mkdir()
@@ -93,7 +93,7 @@ def test_more_lines_than_wait_in_memory_are_counted(started, monkeypatch):
 
 def test_running_monitor_survives_full_disk_and_names_unwritable_files(processes):
     process = processes.monitor(policies="schedule", max_serving_seconds=1e9)
-    wait_for(lambda: processes.ask("/readyz").status == 200, "the monitor")
+    wait_for(lambda: processes.get("/readyz").status == 200, "the monitor")
     before = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
     # The kernel refuses any write that makes a file larger than the smallest one, as on a full
     # disk.
@@ -102,10 +102,10 @@ def test_running_monitor_survives_full_disk_and_names_unwritable_files(processes
     publish(processes.log, *(prediction(f"r{number}", 4, time=now) for number in range(20)))
     refusal = wait_for(lambda: processes.refusal("/readyz"), "the refusal")
     assert str(processes.folder) in refusal
-    assert processes.ask("/healthz").status == 200
+    assert processes.get("/healthz").status == 200
     assert process.poll() is None
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, before)
-    wait_for(lambda: processes.ask("/readyz").status == 200, "the monitor's recovery")
+    wait_for(lambda: processes.get("/readyz").status == 200, "the monitor's recovery")
     wait_for(lambda: processes.counter("predicted") == 80, "all rows")
     assert processes.end(process) == 0
     assert processes.log.backlog() == 0

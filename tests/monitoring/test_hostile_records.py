@@ -72,14 +72,17 @@ def minutes() -> list[bytes]:
 
 @contextmanager
 def probed(processes):
-    """Yield the seconds of each answer of /healthz, or infinity for any status except 200."""
+    """Yield the response time of each call of /healthz in seconds.
+
+    A call with another status than 200 counts as infinity.
+    """
     seconds: list[float] = []
     over = Event()
 
     def probe() -> None:
         while not over.is_set():
             began = time.monotonic()
-            answer = processes.ask("/healthz")
+            answer = processes.get("/healthz")
             seconds.append(time.monotonic() - began if answer.status == 200 else float("inf"))
             over.wait(0.05)
 
@@ -106,9 +109,9 @@ def peak_megabytes(pid: int) -> float:
     [(wide_rows, 400), (long_ids, 0), (versions, MAX_OTHERS), (days, 40), (minutes, 15_000)],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_flood_leaves_monitor_small_answering_and_stoppable(processes, flood, num_taken):
+def test_flood_leaves_monitor_small_responsive_and_stoppable(processes, flood, num_taken):
     process = processes.monitor(policies="schedule", max_serving_seconds=1e9)
-    wait_for(lambda: processes.ask("/readyz").status == 200, "the monitor")
+    wait_for(lambda: processes.get("/readyz").status == 200, "the monitor")
     messages = flood()
     with probed(processes) as seconds:
         processes.log.publish([(f"m{number}", message) for number, message in enumerate(messages)])

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings("error")
 def two_versions(bench, tmp_path):
     """A monitor of a registry in which version 2 just replaced version 1.
 
-    Both versions have an AUC of 0.9.
+    The gate measured an AUC of 0.9 for each version.
     """
     b: Bench = bench(
         **{**DRIFT, "consecutive_breaches": 8}, bake_rows=8000, bake_seconds=0.0, max_auc_loss=0.1
@@ -75,19 +75,19 @@ def test_version_bad_on_live_traffic_is_named_once_and_starts_no_run(two_version
         traffic(b, f"after-{number}", auc="bad", version=2)
         b.turn(2, WINDOW)
         if number == 1:
-            b.start()  # the state is that after a kill
+            b.start()  # the monitor is restarted once
     found = read_findings(b.settings.store, 2)
     assert (found.state, "the AUC is below 0.79" in found.reason) == (BAD, True), found
     assert b.kinds().count("bad_release") == 1
-    assert b.trigger.requests == [], "going back comes first"
+    assert b.trigger.requests == [], "the rollback must come before a run"
     take_back(b)
     b.turn(3, 20.0)
     assert b.kinds().count("rolled_back") == 1
     b.start()
     b.turn(2, 20.0)
     assert b.kinds().count("rolled_back") == 1
-    # In the meantime the previous version has become equally bad. A run is requested only after the
-    # cooldown of the rollback.
+    # The previous version is equally bad by now. A run is requested only after the cooldown of the
+    # rollback.
     assert (
         b.monitor.actions.retraining.memory.blocked_by
         == "cooldown after a new version was rolled back"
@@ -110,14 +110,14 @@ def test_version_without_some_probabilities_is_named_before_any_label(two_versio
     assert found.state == BAD
     # The rollback follows after 50 requests, which took more than half a minute.
     assert found.reason == (
-        "200 of 600 rows have a score that is no probability, expected at most 0.10%: model "
+        "200 of 600 rows have a score that is not a probability, expected at most 0.10%: model "
         "version 2"
     )
     assert found.numbers["unusable_requests"] == 50
     assert b.kinds().count("bad_release") == 1
-    assert b.store.counters["dead_letter"] == 60, "kept, with their bytes"
+    assert b.store.counters["dead_letter"] == 60, "malformed messages must become dead letters"
     b.turn(2, WINDOW)
-    assert b.store.counters["matured"] == 60 * 8, "the others are evaluated"
+    assert b.store.counters["matured"] == 60 * 8, "the other rows must mature"
 
 
 @pytest.mark.parametrize(
@@ -125,9 +125,7 @@ def test_version_without_some_probabilities_is_named_before_any_label(two_versio
     [(60, 60, 4, 0.02), (60, 49, 4, 1.0), (60, 60, 1, 1.0), (3, 3, 2000, 100.0)],
     ids=["a burst", "the same requests again", "few rows", "few requests"],
 )
-def test_few_requests_that_anybody_can_make_up_take_nothing_back(
-    two_versions, requests, distinct, rows, seconds
-):
+def test_few_forged_requests_roll_nothing_back(two_versions, requests, distinct, rows, seconds):
     b = two_versions
     forged = [
         prediction(f"forged-{number}", rows, version=2, scores=np.full(rows, np.nan))
@@ -142,7 +140,7 @@ def test_few_requests_that_anybody_can_make_up_take_nothing_back(
     assert b.store.counters["dead_letter"] == requests
 
 
-def test_versions_that_do_not_bake_hide_no_row_of_one_that_does(two_versions):
+def test_versions_that_do_not_bake_hide_no_row_of_baking_version(two_versions):
     b = two_versions
     for number in range(60):
         for version in (2, *range(100, 110)):
@@ -155,7 +153,7 @@ def test_versions_that_do_not_bake_hide_no_row_of_one_that_does(two_versions):
     assert read_findings(b.settings.store, 100) is None
 
 
-def test_monitor_killed_before_it_leaves_finding_reports_it_again(two_versions):
+def test_monitor_killed_before_it_writes_finding_reports_it_again(two_versions):
     b = two_versions
     nan = np.full(8, np.nan)
     publish(b.log, *(prediction(f"bad-{number}", version=2, scores=nan) for number in range(49)))
@@ -169,7 +167,7 @@ def test_monitor_killed_before_it_leaves_finding_reports_it_again(two_versions):
     assert (b.kinds().count("bad_release"), read_findings(b.settings.store, 2).state) == (2, BAD)
 
 
-def test_one_request_without_score_among_thousands_takes_nothing_back(two_versions):
+def test_one_request_without_score_among_thousands_rolls_nothing_back(two_versions):
     b = two_versions
     publish(b.log, *(prediction(f"r-{number}", 64, version=2) for number in range(60)))
     publish(b.log, prediction("odd", 2, version=2, scores=[0.5, np.nan]))
@@ -177,7 +175,7 @@ def test_one_request_without_score_among_thousands_takes_nothing_back(two_versio
     assert read_findings(b.settings.store, 2) is None
 
 
-def test_version_that_does_not_bake_is_nobodys_finding(two_versions):
+def test_version_that_does_not_bake_has_no_findings(two_versions):
     b = two_versions
     take_back(b)
     publish(b.log, prediction("bad", version=2, scores=np.full(8, np.nan)))

@@ -71,8 +71,7 @@ class Partitions:
     def publish(self, wave: int) -> None:
         """Publish a wave of requests and their clicks.
 
-        Row n of a request is clicked if n + 2 divides the number of the request. Each click is a
-        separate message.
+        Row n of request k is clicked if k is divisible by n + 2. Each click is a separate message.
         """
         now = time.time()
         for number in range(REQUESTS):
@@ -148,7 +147,7 @@ def test_every_row_is_in_lake_once_whichever_archivers_are_killed(partitions):
 
 
 @pytest.mark.parametrize(("partition", "requests"), [(0, 1), (1, 0)])
-def test_of_log_in_partitions_first_ones_monitor_alone_acts(tmp_path, partition, requests):
+def test_only_monitor_of_first_partition_acts(tmp_path, partition, requests):
     b = Bench(tmp_path, log="sqlite:///unused-{0-1}", partition=partition, **DRIFT)
     b.start()
     traffic(b, "drifted", auc="bad")
@@ -156,6 +155,6 @@ def test_of_log_in_partitions_first_ones_monitor_alone_acts(tmp_path, partition,
     assert b.monitor.stop() is None
     assert len(b.archived) == 400
     assert len(b.trigger.requests) == requests
-    # The pages of the other monitors show the metrics of their own requests.
+    # A monitor of another partition measures its own requests, and shows the metrics on its page.
     assert [kpis.auc for kpis in b.monitor._measurements.shown] == [pytest.approx(0.5, abs=0.1)]
     b.close()

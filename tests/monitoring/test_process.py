@@ -1,4 +1,4 @@
-"""Tests of monitor and uploader as processes: signals, a local run and bad settings."""
+"""Tests of monitor and uploader as processes: signals, local runs and bad settings."""
 
 import contextlib
 import os
@@ -30,7 +30,7 @@ FAILED = pytest.param(7, "failed", marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize(("code", "outcome"), [(0, "released"), FAILED])
-def test_drift_starts_one_local_run_that_survives_monitors_death(processes, code, outcome):
+def test_drift_starts_one_local_run_that_survives_death_of_monitor(processes, code, outcome):
     p = processes
     command = shlex.join([sys.executable, "-c", RUN.format(folder=str(p.folder), code=code)])
     flags = {
@@ -88,7 +88,7 @@ def test_drift_starts_one_local_run_that_survives_monitors_death(processes, code
     assert decision["auc"] == pytest.approx(0.5, abs=0.1)
 
 
-def test_nobody_else_reads_state_and_run_keeps_rights_that_it_would_have(processes):
+def test_state_is_private_and_run_keeps_its_usual_permissions(processes):
     p = processes
     p.state.mkdir(mode=0o755)
     seen = p.folder / "umask"
@@ -105,11 +105,11 @@ def test_nobody_else_reads_state_and_run_keeps_rights_that_it_would_have(process
     wait_for(seen.exists, "the run")
     assert int(seen.read_text(), 8) == current_umask()
     assert p.end(monitor) == 0
-    kept = [p.state, *p.state.rglob("*"), *p.archive.rglob("*.parquet")]
+    paths = [p.state, *p.state.rglob("*"), *p.archive.rglob("*.parquet")]
     assert {"monitor.db", "events.jsonl", "decisions.jsonl", "http.json"} <= {
-        path.name for path in kept
+        path.name for path in paths
     }
-    own = [path for path in kept if path.parent.name != "runs"]
+    own = [path for path in paths if path.parent.name != "runs"]
     assert [(path, oct(path.stat().st_mode)) for path in own if path.stat().st_mode & 0o077] == []
 
 
@@ -141,7 +141,7 @@ def test_log_absent_at_start_is_waited_for_and_process_stays_healthy(processes):
     assert p.end(monitor) == 0
 
 
-def test_monitor_that_waits_for_its_log_ends_at_once_when_asked(processes):
+def test_waiting_monitor_ends_at_once_on_request(processes):
     p = processes
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]

@@ -19,7 +19,7 @@ def _is_required(field):
 
 
 def blank(manifest, **values):
-    """Return a manifest with these values. Other required fields are empty."""
+    """Return a manifest with the fields in `values`. Other required fields are empty."""
     unset = {
         f.name: BLANK.get(str(f.type), {})
         for f in fields(manifest)
@@ -42,7 +42,7 @@ GATE = {"auc": 0.8, "auc_low": 0.79, "auc_high": 0.81, "log_loss": 0.4}
 LEARNED = "2026-01-02T03:04:05+00:00"
 
 
-def test_gates_auc_and_newest_learned_row_of_released_model_are_found(tmp_path):
+def test_gate_auc_and_newest_training_row_of_released_model_are_found(tmp_path):
     keep(tmp_path, candidate=GATE, learned=LEARNED)
     trained_until = datetime.fromisoformat(LEARNED).timestamp()
     assert ReleasedModels(tmp_path).baseline(7) == Baseline(
@@ -58,18 +58,20 @@ def test_version_without_verdict_or_auc_has_no_gates_auc(tmp_path, candidate):
     known = ReleasedModels(tmp_path).baseline(7)
     assert (known.auc, known.low, known.high) == (None, None, None)
     assert known.trained_until is not None
-    assert ReleasedModels(tmp_path).baseline(8) is None, "never released"
+    assert ReleasedModels(tmp_path).baseline(8) is None, "version 8 was never released"
 
 
-@pytest.mark.parametrize("learned", [None, "", "yesterday"])
-def test_what_model_has_learned_is_unknown_where_its_manifest_cannot_say(tmp_path, learned, caplog):
-    keep(tmp_path, candidate=GATE, learned=learned)
+@pytest.mark.parametrize("trained_until", [None, "", "yesterday"])
+def test_training_rows_of_model_are_unknown_if_its_manifest_lacks_them(
+    tmp_path, trained_until, caplog
+):
+    keep(tmp_path, candidate=GATE, learned=trained_until)
     assert ReleasedModels(tmp_path).baseline(7) == Baseline(auc=0.8, low=0.79, high=0.81)
     assert "the training rows of model version 7 are unknown" in caplog.text
 
 
 @pytest.mark.parametrize("harmed", ["verdict", "release"])
-def test_file_that_cannot_be_read_is_reported_and_ends_no_monitor(tmp_path, caplog, harmed):
+def test_unreadable_file_is_reported_and_ends_no_monitor(tmp_path, caplog, harmed):
     keep(tmp_path, candidate=GATE, learned=LEARNED)
     path = verdict_paths(tmp_path, "m1")[0] if harmed == "verdict" else release_path(tmp_path, 7)
     path.write_text("{")

@@ -70,7 +70,7 @@ def signals():
         signal.signal(number, handler)
 
 
-def kept(archive) -> list[str]:
+def remaining(archive) -> list[str]:
     return sorted(name for name in CONTENT if (archive / name).exists())
 
 
@@ -87,7 +87,7 @@ def expect_moved(archive, lake, names=tuple(CONTENT)):
     assert sorted((m["name"], m["num_bytes"], m["sha256"]) for m in markers) == sorted(
         (name, len(CONTENT[name]), hashlib.sha256(CONTENT[name]).hexdigest()) for name in names
     )
-    assert not set(kept(archive)) & set(names)
+    assert not set(remaining(archive)) & set(names)
 
 
 def test_rows_and_late_outcomes_are_moved_and_leave_markers(archive, open_lake):
@@ -100,7 +100,7 @@ def test_rows_and_late_outcomes_are_moved_and_leave_markers(archive, open_lake):
     ]
 
 
-def test_days_files_are_moved_in_order_in_which_they_were_sealed(archive, open_lake):
+def test_files_of_day_are_moved_in_order_of_sealing(archive, open_lake):
     """The names of archive files are random.
 
     In the order of names, newer rows could be read before older rows, and the watermark would skip
@@ -113,9 +113,8 @@ def test_days_files_are_moved_in_order_in_which_they_were_sealed(archive, open_l
         (archive / name).write_bytes(b"rows")
         os.utime(archive / name, (1e9 + age, 1e9 + age))
     (archive / "day=2025-11-12").mkdir()
-    (archive / "day=2025-11-12" / "part-z.parquet").write_bytes(
-        b"rows"
-    )  # this file was sealed last, but its rows are of the day before
+    # The last sealed file has rows of the previous day.
+    (archive / "day=2025-11-12" / "part-z.parquet").write_bytes(b"rows")
     assert Uploader(archive, open_lake()).run_once() == ["day=2025-11-12/part-z.parquet", *names]
 
 
@@ -145,7 +144,9 @@ def test_power_cut_at_any_moment_loses_neither_rows_nor_proof_of_upload(tmp_path
             broken.cut_power(random.Random(seed))
             for name, content in CONTENT.items():
                 stored = lake / name
-                assert not stored.exists() or stored.read_bytes() == content, f"torn after {moment}"
+                assert not stored.exists() or stored.read_bytes() == content, (
+                    f"incomplete file after {moment}"
+                )
                 marker = archive / "uploaded" / f"{stored.name}.json"
                 assert (archive / name).exists() or (stored.exists() and marker.exists()), (
                     f"lost after {moment}"
@@ -154,7 +155,7 @@ def test_power_cut_at_any_moment_loses_neither_rows_nor_proof_of_upload(tmp_path
             expect_moved(archive, FolderObjects(lake))
 
 
-def test_file_that_reads_back_otherwise_is_not_published(archive, tmp_path, monkeypatch):
+def test_file_that_differs_when_read_back_is_not_published(archive, tmp_path, monkeypatch):
     lake, fsync = tmp_path / "a lake", folder_storage.os.fsync
 
     def spoil(descriptor):
@@ -164,16 +165,16 @@ def test_file_that_reads_back_otherwise_is_not_published(archive, tmp_path, monk
 
     with monkeypatch.context() as patch:
         patch.setattr(folder_storage.os, "fsync", spoil)
-        with raises(TemporaryError, "part-1.parquet", "not moved", "reads back otherwise"):
+        with raises(TemporaryError, "part-1.parquet", "not moved", "does not match"):
             Uploader(archive, lake).run_once()
-    assert kept(archive) == [NAME, OUTCOMES]
+    assert remaining(archive) == [NAME, OUTCOMES]
     assert FolderObjects(lake).list() == []
     Uploader(archive, lake).run_once()
     expect_moved(archive, FolderObjects(lake))
 
 
-def test_no_local_file_goes_whose_checksum_service_reports_otherwise(archive, bucket):
-    """The checksum that the service reports is changed, as if the stored bytes were corrupt."""
+def test_local_file_stays_if_service_reports_another_checksum(archive, bucket):
+    """The service reports another checksum, as if the stored bytes were corrupt."""
     true = base64.b64encode(google_crc32c.Checksum(CONTENT[NAME]).digest())
     fault = bucket.fail(
         lambda r: r.method == "GET" and r.name.endswith(NAME),
@@ -183,8 +184,8 @@ def test_no_local_file_goes_whose_checksum_service_reports_otherwise(archive, bu
     )
     with raises(Differs, "CRC32C AAAAAA==", "expected", f"({true.decode()}"):
         Uploader(archive, open_bucket()).run_once()
-    assert fault.met == 2, "asked before the upload and after it"
-    assert kept(archive) == [NAME]
+    assert fault.met == 2, "the checksum must be requested before and after the upload"
+    assert remaining(archive) == [NAME]
     Uploader(archive, open_bucket()).run_once()
     expect_moved(archive, open_bucket())
 
@@ -200,13 +201,13 @@ def test_outage_keeps_every_file_and_first_pass_after_it_moves_them(archive, buc
     )
     with raises(TemporaryError, "part-1.parquet", "not moved"):
         Uploader(archive, open_bucket(retry_seconds=0.05)).run_once()
-    assert kept(archive) == [NAME, OUTCOMES]
+    assert remaining(archive) == [NAME, OUTCOMES]
     bucket.faults.clear()
     Uploader(archive, open_bucket()).run_once()
     expect_moved(archive, open_bucket())
 
 
-def test_passes_back_off_while_lake_is_away_and_are_frequent_again_after(archive, bucket):
+def test_passes_back_off_while_lake_is_unavailable_and_are_frequent_afterwards(archive, bucket):
     bucket.fail(lambda request: True, "status", times=10**6)
     waits = []
 
@@ -236,22 +237,20 @@ def test_full_disk_or_missing_permission_stops_process_and_keeps_files(
     error = capsys.readouterr().err
     assert f"refused ({status} {message})" in error
     assert "roles/storage.objectUser on bucket models" in error
-    assert kept(archive) == [NAME, OUTCOMES]
+    assert remaining(archive) == [NAME, OUTCOMES]
     assert not list((archive / "uploaded").iterdir())
 
 
-def test_same_name_with_other_bytes_is_refused_and_kept_while_others_move(
-    archive, open_lake, capsys
-):
+def test_same_name_with_other_bytes_is_refused_while_others_move(archive, open_lake, capsys):
     generation = open_lake().write(NAME, b"somebody else's")
     uploader = Uploader(archive, open_lake())
     with raises(Differs, "part-1.parquet", "other bytes"):
         uploader.run_once()
-    assert (kept(archive), list(uploader.refused)) == ([NAME], [NAME])
+    assert (remaining(archive), list(uploader.refused)) == ([NAME], [NAME])
     assert open_lake().read(NAME) == (b"somebody else's", generation)
     assert open_lake().read(OUTCOMES).content == CONTENT[OUTCOMES]
     assert not (archive / "uploaded" / "part-1.parquet.json").exists()
-    assert uploader.run_once() == [], "it is not tried and told again and again"
+    assert uploader.run_once() == [], "the file must not be tried again"
     assert (
         main(
             ["--archive", str(archive), "--lake", open_lake().uri.replace("%20", " "), "--once"], {}
@@ -261,13 +260,13 @@ def test_same_name_with_other_bytes_is_refused_and_kept_while_others_move(
     assert "part-1.parquet stays in the archive: " in capsys.readouterr().err
 
 
-def test_file_that_fails_does_not_hold_up_others_of_next_pass(archive, bucket):
+def test_failing_file_does_not_delay_others_of_next_pass(archive, bucket):
     bucket.fail(lambda r: r.is_upload and r.name.endswith(NAME), "status", times=10**6)
     uploader = Uploader(archive, open_bucket(retry_seconds=0.05))
     for _ in range(2):
         with raises(TemporaryError, "part-1.parquet", "not moved"):
             uploader.run_once()
-    assert kept(archive) == [NAME]
+    assert remaining(archive) == [NAME]
 
 
 def test_two_uploaders_at_once_do_no_harm(tmp_path, open_lake):
@@ -279,7 +278,7 @@ def test_two_uploaders_at_once_do_no_harm(tmp_path, open_lake):
         (archive / name).write_bytes(contents[name])
     uploaders, moved = [Uploader(archive, open_lake()) for _ in range(3)], []
     at_once(3, lambda me: moved.append(uploaders[me].run_once()))
-    assert len(moved) == 3, "none failed"
+    assert len(moved) == 3, "each file must be moved once"
     assert {name for names in moved for name in names} == set(contents)
     assert {
         each.name: open_lake().read(each.name).content for each in open_lake().list()
@@ -288,7 +287,7 @@ def test_two_uploaders_at_once_do_no_harm(tmp_path, open_lake):
     assert not list(archive.glob("day=*/part-*"))
 
 
-def test_once_moves_what_is_there_and_ends(archive, open_lake, monkeypatch, tmp_path):
+def test_once_moves_existing_files_and_ends(archive, open_lake, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     lake = URI if open_lake().uri.startswith("gs://") else "a lake"
     assert main(["--archive", "an archive", "--lake", lake, "--once"], {}) == 0
@@ -306,7 +305,7 @@ def test_process_moves_sealed_files_to_bucket_while_running_until_sigterm(
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
     )
     try:
-        wait_for(lambda: not kept(archive) or process.poll() is not None, "the upload")
+        wait_for(lambda: not remaining(archive) or process.poll() is not None, "the upload")
         (tmp_path / "aside").write_bytes(b"sealed later")
         os.rename(tmp_path / "aside", late)
         process.send_signal(signal.SIGTERM)
@@ -314,7 +313,7 @@ def test_process_moves_sealed_files_to_bucket_while_running_until_sigterm(
     finally:
         process.kill()
         process.wait()
-    assert not late.exists(), "a last pass follows the signal"
+    assert not late.exists(), "the file must be moved after the signal"
     assert open_bucket().read("day=2025-11-14/part-3.parquet").content == b"sealed later"
 
 
@@ -327,10 +326,10 @@ def test_lake_that_cannot_be_written_stops_with_its_name_and_keeps_file(archive,
         "part-1.parquet was not moved; it and the files sealed after it stay"
         in capsys.readouterr().err
     )
-    assert kept(archive) == [NAME, OUTCOMES]
+    assert remaining(archive) == [NAME, OUTCOMES]
 
 
-def test_file_that_cannot_be_read_is_named_and_all_others_are_moved(archive, tmp_path, capsys):
+def test_unreadable_file_is_named_and_all_others_are_moved(archive, tmp_path, capsys):
     unreadable = [archive / "day=2025-11-12" / f"part-{number}.parquet" for number in range(2)]
     for path in unreadable:
         path.mkdir(parents=True)
@@ -338,7 +337,7 @@ def test_file_that_cannot_be_read_is_named_and_all_others_are_moved(archive, tmp
     error = capsys.readouterr().err
     assert "2 files were not moved, all others were" in error
     assert all(f"{path} cannot be read: Is a directory" in error for path in unreadable)
-    assert kept(archive) == []
+    assert remaining(archive) == []
     assert all(path.exists() for path in unreadable)
     assert {path.name for path in (tmp_path / "a lake").rglob("part-*")} == {
         "part-1.parquet",
@@ -352,6 +351,6 @@ def test_archive_and_lake_must_differ(tmp_path):
 
 
 @pytest.mark.parametrize("lake", ["s3://bucket/lake", "ftp://host/x"])
-def test_lake_of_another_kind_is_misuse(tmp_path, capsys, lake):
+def test_lake_of_another_kind_is_invalid_input(tmp_path, capsys, lake):
     assert main(["--archive", str(tmp_path), "--lake", lake], {}) == 2
     assert f"lake is '{lake}', expected a folder or gs://bucket/prefix" in capsys.readouterr().err

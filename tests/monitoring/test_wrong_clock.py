@@ -10,7 +10,7 @@ HOUR = 3600.0
 
 @pytest.mark.parametrize("restart", [False, True], ids=["", "restarted"])
 @pytest.mark.parametrize("whose", ["all clocks", "the monitor's clock"])
-def test_hour_after_clock_was_set_right_nothing_waits_for_its_time(started, whose, restart):
+def test_hour_after_clock_was_corrected_nothing_waits_for_wrong_time(started, whose, restart):
     b = started(policies="threshold", auc_threshold=0.74, min_clicks=20, window_rows=1000)
     traffic(b, "before", auc="good")
     b.monitor.tick()

@@ -22,7 +22,7 @@ def compiled(compile_with):
 def test_compiled_pipeline_is_golden_file(compiled):
     same = compiled.path.read_bytes() == GOLDEN.read_bytes()
     assert same, (
-        "the compiled pipeline changed; if that is meant: make golden, and read the difference"
+        "the compiled pipeline changed; if this is intended, run `make golden` and read the diff"
     )
 
 
@@ -63,16 +63,14 @@ def test_task_runs_image_within_limits_is_retried_and_never_cached(compiled, ste
         "runtimeValue": {"constant": "{{$.pipeline_job_name}}"}
     }
     script = " ".join(container["command"])
-    assert not re.search(r"\bpip\b|PIP_|install|kfp==", script), (
-        "a task installs nothing when it starts"
-    )
+    assert not re.search(r"\bpip\b|PIP_|install|kfp==", script), "a task must not install packages"
 
 
 @pytest.mark.parametrize("step", STEPS)
 def test_last_retry_may_still_take_as_long_as_first_try(compile_with, step):
     """Argo's time limit starts with the first try.
 
-    After this time, Argo ends the current try and starts no other try.
+    After the time limit, Argo ends the running try and starts no other try.
     """
     retry = compile_with(num_retries=5, training_retries=5).task(step)["retryPolicy"]
     limit = int(retry["backoffMaxDuration"].removesuffix("s"))
@@ -85,16 +83,16 @@ def mounted(compiled, step):
 
 
 @pytest.mark.parametrize("accelerator", ["nvidia.com/gpu", "nvidia.com/mig-1g.5gb"])
-def test_only_training_asks_for_gpu_by_name_given(compile_with, accelerator):
+def test_only_training_requests_gpu_by_configured_name(compile_with, accelerator):
     compiled = compile_with(accelerator=accelerator)
     for step in STEPS:
-        asked = compiled.executor(step)["resources"].get("accelerator")
+        requested = compiled.executor(step)["resources"].get("accelerator")
         if step in GPU_STEPS:
-            assert (asked["resourceType"], asked["resourceCount"]) == (accelerator, "1")
+            assert (requested["resourceType"], requested["resourceCount"]) == (accelerator, "1")
             assert compiled.platform(step)["tolerations"]
             assert mounted(compiled, step) == ["/dev/shm", "/evergreen/repository"]
         else:
-            assert asked is None
+            assert requested is None
             assert "tolerations" not in compiled.platform(step)
             assert mounted(compiled, step) == ["/evergreen/repository"]
 
@@ -111,14 +109,14 @@ def test_backend_chosen_decides_training_image_and_its_gpus(compile_with):
     assert given["num_gpus"]["runtimeValue"]["constant"] == 4.0
 
 
-def test_run_is_asked_for_what_person_changes_and_what_monitor_gives(compiled):
+def test_run_gets_inputs_of_person_and_of_monitor(compiled):
     parameters = compiled.spec["root"]["inputDefinitions"]["parameters"]
     people = {"window_start", "window_end", "parent", "champion", "recommender", "settings"}
     assert parameters.keys() == people | {"trigger_id", "trigger_reason"} == set(RUN_PARAMETERS)
     assert {each["parameterType"] for each in parameters.values()} == {"STRING"}
 
 
-def test_each_step_takes_only_what_step_before_hands_on(compiled):
+def test_each_step_reads_only_output_of_previous_step(compiled):
     steps = [step for step in STEPS if step != "run_outcome"]
     assert compiled.edges == list(zip(steps, steps[1:]))
 
@@ -146,7 +144,7 @@ def test_run_in_which_every_step_runs_takes_eighteen_pods(compiled):
     "form",
     ["{name}", "{name}:dev", "localhost:5000/{name}:dev", "r.dev/p/{name}@sha256:" + "0" * 64],
 )
-def test_step_of_any_form_of_its_image_is_known(step, form):
+def test_step_of_any_image_format_is_known(step, form):
     assert step_of_image(form.format(name=f"evergreen-{dashed(step)}")) == step
     assert step_of_image(image_reference(step, registry="r.dev/p", tag="t")) == step
 
@@ -154,12 +152,12 @@ def test_step_of_any_form_of_its_image_is_known(step, form):
 @pytest.mark.parametrize(
     "image", ["python:3.11", "evergreen-driver:dev", "r.dev/evergreen/training:dev", ""]
 )
-def test_foreign_image_is_refused_by_name(image):
+def test_unknown_image_is_refused_by_name(image):
     with pytest.raises(ValueError, match=re.escape(f"image {image!r} belongs to no step")):
         step_of_image(image)
 
 
-def test_exit_handler_wraps_every_other_step_and_is_told_how_it_ended(compiled):
+def test_exit_handler_wraps_every_other_step_and_gets_its_outcome(compiled):
     assert set(compiled.spec["root"]["dag"]["tasks"]) == {"exit-handler-1", "run-outcome"}
     outcome = compiled.task("run_outcome")
     assert outcome["dependentTasks"] == ["exit-handler-1"]
@@ -169,7 +167,7 @@ def test_exit_handler_wraps_every_other_step_and_is_told_how_it_ended(compiled):
     }
 
 
-def test_gates_stand_before_learning_and_before_release_on_plain_bools(compiled):
+def test_gates_come_before_training_and_before_release_on_plain_bools(compiled):
     assert compiled.owner("extraction") == compiled.owner("validation") == "comp-exit-handler-1"
     assert compiled.owner("condition-2") == "comp-exit-handler-1"
     assert {compiled.owner(dashed(s)) for s in ("preprocessing", "training", "evaluation")} == {

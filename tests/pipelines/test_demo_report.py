@@ -56,7 +56,7 @@ def test_report_of_long_texts_fits_its_pane_however_many_rows(tmp_path, good, ro
     assert serious_findings(tmp_path, page, DARK) == []
 
 
-def test_report_says_what_was_done_first_and_lets_no_text_in(tmp_path, good):
+def test_report_starts_with_actions_and_escapes_all_text(tmp_path, good):
     summary = replace(
         good, auc=AucNumbers(), trigger=TriggerNumbers(reason=EVIL, runs=1), uncertain=[EVIL]
     )
@@ -68,7 +68,7 @@ def test_report_says_what_was_done_first_and_lets_no_text_in(tmp_path, good):
     assert '<div class="tiles">' in first
 
 
-def test_report_leads_to_reports_of_its_runs(tmp_path, good):
+def test_report_links_to_reports_of_its_runs(tmp_path, good):
     outcome = RunOutcome(
         run="a run",
         trigger_id="t",
@@ -90,6 +90,6 @@ def test_report_leads_to_reports_of_its_runs(tmp_path, good):
     assert "store/runs/a%20run/validation_report.html" in links
 
 
-def test_versions_have_gates_decision(tmp_path, good):
+def test_versions_have_decision_of_gate(tmp_path, good):
     page = report_of(tmp_path, good)
     assert [row[4] for row in table_of(page, "Released versions")] == ["gate", "pass", "pass"]

@@ -16,8 +16,8 @@ from tests.support.kfp_server import ErrorAnswer, KfpServer
 from tests.support.paths import REPOSITORY
 
 RECORDED = (REPOSITORY / "tests" / "support" / "kfp_answers.json").read_text()
-# The recorded answers contain the parameter `lake`. The parameter is renamed to one of the current
-# pipeline.
+# The recorded answers contain the former parameter `lake`, which is replaced by a parameter of the
+# current pipeline.
 ANSWERS = json.loads(re.sub(r'lake(\\?":)', r"settings\1", RECORDED))
 GOLDEN = REPOSITORY / "tests" / "pipelines" / "golden" / "retraining.yaml"
 NAMED = ("state", "storage_state", "status", "mode", "multi_user", "code")
@@ -51,7 +51,7 @@ def upload(url: str, path: Path) -> tuple[int, dict]:
 
 @pytest.fixture
 def server():
-    """A double that contains the objects of the recorded requests, with its own ids."""
+    """A double with the objects that the recorded requests refer to. The double has its own ids."""
     double = KfpServer()
     double.api = f"{double.url}/apis/v2beta1"
     for name in (
@@ -74,7 +74,7 @@ def server():
 def fields(value) -> object:
     """Return the form of an answer: its fields, the kinds of their values, and the names of states.
 
-    A compiled pipeline is treated as one value.
+    A compiled pipeline counts as a single value.
     """
     if isinstance(value, dict):
         plain = {"pipeline_spec": lambda _: "a pipeline"} | dict.fromkeys(NAMED, lambda each: each)
@@ -94,7 +94,7 @@ def changed(**values):
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_double_answers_as_real_server(server, name):
+def test_double_answers_like_real_server(server, name):
     compare(server, name)
 
 
@@ -117,9 +117,7 @@ def test_double_answers_as_real_server(server, name):
         ("versions", "list_versions", lambda *_: {}),
     ],
 )
-def test_double_that_answered_otherwise_would_be_found(
-    server, monkeypatch, name, method, otherwise
-):
+def test_double_with_other_answers_would_be_found(server, monkeypatch, name, method, otherwise):
     answer = getattr(server, method)
     monkeypatch.setattr(server, method, lambda *given: otherwise(answer, *given))
     with pytest.raises(AssertionError):
@@ -128,9 +126,9 @@ def test_double_that_answered_otherwise_would_be_found(
 
 def test_run_that_ended_has_fields_and_states_of_real_one(server):
     recorded = ANSWERS["run_failed"]["body"]
-    asked = {"display_name": "weekly", "service_account": "evergreen-pipeline"}
-    asked |= {"pipeline_version_reference": {"pipeline_id": "p1", "pipeline_version_id": "v2"}}
-    made = call(f"{server.api}/runs", "POST", json.dumps(asked).encode())[1]
+    body = {"display_name": "weekly", "service_account": "evergreen-pipeline"}
+    body |= {"pipeline_version_reference": {"pipeline_id": "p1", "pipeline_version_id": "v2"}}
+    made = call(f"{server.api}/runs", "POST", json.dumps(body).encode())[1]
     (run,) = server.named("weekly")
     server.end(
         run, "FAILED", deployment="FAILED", root="FAILED", training="SUCCEEDED", executor="FAILED"
@@ -155,7 +153,7 @@ def test_run_that_ended_has_fields_and_states_of_real_one(server):
 
 
 def compare(server, name: str) -> None:
-    """Send the double the real server's request, and assert an equal answer."""
+    """Send a recorded request to the double, and assert that the answers are equal."""
     recorded = ANSWERS[name]
     text = recorded["request"].replace(PIPELINE, "p1").replace(VERSION, "v2")
     if "uploadfile=@" in text:
@@ -177,20 +175,20 @@ def compare(server, name: str) -> None:
     } == {key: UUID.sub("ID", value) for key, value in expected.items()}
 
 
-def test_double_lists_schedules_and_runs_as_real_server(server):
+def test_double_lists_schedules_and_runs_like_real_server(server):
     recorded = ANSWERS["recurring_runs"]["body"]["recurringRuns"][0]
-    asked = {
+    requested = {
         "display_name": "nightly",
         "max_concurrency": "1",
         "mode": "ENABLE",
         "no_catchup": True,
     }
-    asked |= {
+    requested |= {
         "trigger": recorded["trigger"],
         "runtime_config": {"parameters": {"trigger_reason": "schedule"}},
     }
-    asked |= {"pipeline_version_reference": {"pipeline_id": "p1", "pipeline_version_id": "v2"}}
-    assert call(f"{server.api}/recurringruns", "POST", json.dumps(asked).encode())[0] == 200
+    requested |= {"pipeline_version_reference": {"pipeline_id": "p1", "pipeline_version_id": "v2"}}
+    assert call(f"{server.api}/recurringruns", "POST", json.dumps(requested).encode())[0] == 200
     listed = call(f"{server.api}/recurringruns")[1]
     assert fields(listed) == fields(ANSWERS["recurring_runs"]["body"])
     server.runs.clear()
@@ -210,7 +208,7 @@ def test_double_lists_schedules_and_runs_as_real_server(server):
 
 @pytest.mark.parametrize("name", ["run_failed", "run_refused", "run_succeeded"])
 def test_runs_tasks_have_names_that_its_end_is_read_by(name):
-    """`describe_end` uses these names to distinguish steps and drivers from groups of tasks."""
+    """`describe_end` distinguishes steps, drivers and groups of tasks by the names of tasks."""
     from types import SimpleNamespace
 
     from evergreen.runtime.kubeflow import describe_end

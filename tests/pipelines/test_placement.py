@@ -66,9 +66,7 @@ def parsed(compiled: Compiled, step: str):
 
 
 @pytest.mark.parametrize(("security_context", "has_user"), [("set", True), ("omit", False)])
-def test_kubeflow_before_2_16_is_given_no_security_context(
-    compile_with, security_context, has_user
-):
+def test_kubeflow_before_2_16_gets_no_security_context(compile_with, security_context, has_user):
     """The backend rejects a pipeline that has unknown fields."""
     compiled = compile_with(run_as_user=10001, security_context=security_context)
     assert [("securityContext" in compiled.platform(step)) for step in STEPS] == [has_user] * len(
@@ -77,11 +75,10 @@ def test_kubeflow_before_2_16_is_given_no_security_context(
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_every_field_reaches_pods_that_it_is_for(everything, step):
+def test_every_field_reaches_its_pods(everything, step):
     config, container = parsed(everything, step), everything.executor(step)
-    json_format.ParseDict(
-        everything.spec, pipeline_spec_pb2.PipelineSpec()
-    )  # the backend rejects unknown fields
+    # The backend rejects unknown fields.
+    json_format.ParseDict(everything.spec, pipeline_spec_pb2.PipelineSpec())
     on_gpu = step == "training"
     assert json_format.MessageToDict(config) == everything.platform(step)
     assert container["image"] == f"europe-docker.pkg.dev/p/r/evergreen-{dashed(step)}:3f2a9c1"
@@ -147,7 +144,7 @@ def test_without_accelerator_all_pods_go_to_other_nodes(compile_with):
         assert "accelerator" not in compiled.executor(step)["resources"]
 
 
-def test_step_that_follows_job_leaves_its_needs_to_jobs_pods(compile_with):
+def test_step_that_follows_job_gives_its_requirements_to_job_pods(compile_with):
     placement = {**EVERYTHING, "trainer": "kubeflow"}
     compiled = compile_with(**placement)
     config, container = parsed(compiled, "training"), compiled.executor("training")
@@ -180,7 +177,7 @@ def test_folders_and_servers_are_placements_in_every_step_that_has_them(everythi
         "served": "gs://lake/served",
     }
     compiled = compile_with(**chosen)
-    assert compiled.places == chosen
+    assert compiled.locations == chosen
     for step in STEPS:
         given = compiled.task(step)["inputs"]["parameters"]
         found = {name: given[name]["runtimeValue"]["constant"] for name in chosen if name in given}
@@ -188,7 +185,7 @@ def test_folders_and_servers_are_placements_in_every_step_that_has_them(everythi
         assert "store" in found
     defaults = {name: f"/mnt/loop/{name}" for name in ("lake", "store", "work")}
     others = {"server": "onnxruntime", "device": "cpu", "served": ""}
-    assert everything.places == defaults | others
+    assert everything.locations == defaults | others
 
 
 @pytest.mark.parametrize(
@@ -227,7 +224,7 @@ def test_folders_and_servers_are_placements_in_every_step_that_has_them(everythi
         ),
     ],
 )
-def test_placement_that_cannot_work_is_refused_when_it_is_made(values, words):
+def test_impossible_placement_is_refused_when_it_is_made(values, words):
     with pytest.raises(ContractError, match=words):
         Placement(**values)
 
@@ -252,7 +249,7 @@ VALUES = "# where\n\nREGISTRY=r.dev/p=1\nTAG = t0\nPOOL=a100\n"
 
 @pytest.fixture
 def compile_file(tmp_path):
-    """Runs `evergreen compile --placement` of a file. Returns exit code and output path."""
+    """Runs `evergreen compile --placement=FILE`. Returns exit code and output path."""
     folder = tmp_path / "an overlay"
     folder.mkdir()
 
@@ -277,7 +274,7 @@ def test_file_describes_cluster_with_values_of_file_beside_it(compile_file):
     assert [t.value for t in config.tolerations] == ["", "true"]
     assert compiled.executor("training")["resources"]["resourceMemoryLimit"] == "24Gi"
     assert [e.secret_name for e in parsed(compiled, "run_outcome").secret_as_env] == ["s"]
-    # All other settings have their defaults.
+    # Settings that the file does not contain have their defaults.
     assert compiled.task("training")["retryPolicy"]["maxRetryCount"] == Placement().training_retries
 
 
@@ -292,10 +289,10 @@ def test_flags_come_before_file(compile_file):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("registy: x", "placement.yaml: placement.registy is no setting, expected registry"),
+        ("registy: x", "placement.yaml: placement.registy is not a setting, expected registry"),
         (
             "gpu_nodes: {selectors: {}}",
-            "placement.gpu_nodes.selectors is no setting, expected selector",
+            "placement.gpu_nodes.selectors is not a setting, expected selector",
         ),
         (
             "gpu_nodes: {tolerations: {key: a}}",
@@ -314,7 +311,7 @@ def test_flags_come_before_file(compile_file):
         ("training_gpus: yes", "training_gpus is True, expected int"),
         ("run_as_user: root", "run_as_user is 'root', expected int | null"),
         ("needs: {training: {cpu: 4}}", "needs.training.cpu is 4, expected str"),
-        ("needs: {training: {gpu: 1}}", "needs.training.gpu is no setting, expected cpu"),
+        ("needs: {training: {gpu: 1}}", "needs.training.gpu is not a setting, expected cpu"),
         ("device: tpu", "device is 'tpu', expected one of cpu, gpu"),
         ("backend: hugectr\naccelerator: ''", "backend is hugectr without an accelerator"),
         ("- registry", "expected a mapping of fields"),
@@ -324,7 +321,7 @@ def test_flags_come_before_file(compile_file):
         ("tag: 5$", "holds a '\\$' without a name"),
     ],
 )
-def test_file_that_says_something_else_is_refused_by_its_place(compile_file, capsys, text, words):
+def test_file_with_other_content_is_refused_by_its_path(compile_file, capsys, text, words):
     code, output = compile_file(text)
     assert code == 2
     assert re.search(words, capsys.readouterr().err)

@@ -69,17 +69,17 @@ def ended(tmp_path, monkeypatch):
         (
             {"state": "refused", "step": "evaluation", "reason": "auc fell", "version": None},
             "The new model was refused by evaluation: auc fell",
-            "what was live stays live",
+            "the live version does not change",
         ),
         (
             {"state": "failed", "step": "training", "reason": "out of memory", "version": None},
             "A retraining run failed at training: out of memory",
-            "what was live stays live",
+            "the live version does not change",
         ),
     ],
     ids=["released", "canary", "refused", "failed"],
 )
-def test_message_says_what_became_of_run_which_step_decided_and_why(server, changes, title, done):
+def test_message_states_outcome_of_run_deciding_step_and_reason(server, changes, title, done):
     notify(outcome(**changes), NOTES, server.url)
     (message,) = server.messages
     lines = message["text"].split("\n")
@@ -94,13 +94,13 @@ def test_run_of_person_or_schedule_is_announced_once_it_is_recorded(server, tmp_
     assert [each.state for each in read_outcomes(tmp_path)] == ["refused"]
 
 
-def test_run_of_monitor_is_left_to_it_and_no_address_notifies_nobody(
+def test_run_of_monitor_is_not_announced_and_no_address_sends_nothing(
     server, tmp_path, ended, caplog
 ):
     ended(url=server.url, trigger_id="drift-1")
     assert find_outcome(tmp_path, "run").state == "refused"
     ended(url=" \n")
-    assert server.asked == 0
+    assert server.num_requests == 0
     assert "not announced" not in caplog.text
 
 
@@ -120,7 +120,7 @@ def closed(server):
 @pytest.mark.parametrize(
     "address",
     [
-        lambda server: server.url.replace(SECRET, "/another"),  # 404 is a refusal
+        lambda server: server.url.replace(SECRET, "/another"),  # the server responds with 404
         closed,
         lambda server: "not an address" + SECRET,
         lambda server: server.url + "/größe",

@@ -1,4 +1,4 @@
-"""Tests of a run's outcome from its notes, for every way that a run can end."""
+"""Tests of a run's outcome: the notes of the steps determine it, however the run ends."""
 
 from dataclasses import replace
 
@@ -31,7 +31,7 @@ def _end(store, run="run", kfp_state="SUCCEEDED"):
     record(
         run=run,
         store=store.as_uri(),
-        trigger_id=f"asked-{run}",
+        trigger_id=f"request-{run}",
         trigger_reason="",
         kfp_state=kfp_state,
     )
@@ -42,16 +42,16 @@ def _end(store, run="run", kfp_state="SUCCEEDED"):
     ("step", "noted_as", "facts", "found"),
     [
         ("deployment", "done", {"version": 3, "rollout": "full"}, ("released", 3)),
-        # The version serves beside the live version only, so the run did not release it.
+        # A canary serves beside the live version, so the run released no version.
         ("deployment", "done", {"version": 3, "rollout": "canary"}, ("canary", 3)),
         ("deployment", "done", {"version": 3, "rollout": "shadow"}, ("canary", 3)),
-        # The request was to store the model without a release, and so it happened. The state is not
-        # `refused`.
+        # The rollout `none` only stores the model. The run did what was requested, so its state is
+        # `evaluated`.
         ("deployment", "refused", {"rollout": "none"}, ("evaluated", None)),
         ("evaluation", "refused", {}, ("refused", None)),
     ],
 )
-def test_last_note_decides_what_became_of_run(tmp_path, step, noted_as, facts, found):
+def test_last_note_determines_outcome_of_run(tmp_path, step, noted_as, facts, found):
     with noted(tmp_path, "run", step) as note:
         note.facts, note.state, note.reason = facts, noted_as, "auc 0.70 trails 0.75"
     outcome = _end(tmp_path)
@@ -60,14 +60,14 @@ def test_last_note_decides_what_became_of_run(tmp_path, step, noted_as, facts, f
 
 
 @pytest.mark.parametrize("kfp_state", ["COMPLETE", "CACHED"])
-def test_release_is_one_whatever_backend_calls_success(tmp_path, kfp_state):
+def test_release_counts_whatever_backend_reports_as_success(tmp_path, kfp_state):
     with noted(tmp_path, "run", "deployment") as note:
         note.facts = {"version": 3, "rollout": "full"}
     assert _end(tmp_path, kfp_state=kfp_state).state == "released"
 
 
 @pytest.mark.parametrize(("ended", "state"), [(False, "canary"), (True, "refused")])
-def test_run_that_yields_to_canary_ends_as_it_and_other_ends_refused(tmp_path, ended, state):
+def test_run_that_yields_to_canary_has_its_outcome_and_others_are_refused(tmp_path, ended, state):
     for action in ("canary", *(["canary_ended"] if ended else [])):
         append_promotion(tmp_path, promotion(action, version=3))
     with pytest.raises(Refused), noted(tmp_path, "run", "deployment"):
@@ -81,15 +81,15 @@ def test_run_that_yields_to_canary_ends_as_it_and_other_ends_refused(tmp_path, e
     assert outcome.reason == "version 3 is a running canary"
 
 
-def test_step_that_was_killed_is_failure_of_that_step(tmp_path):
+def test_killed_step_is_failure_of_that_step(tmp_path):
     context = noted(tmp_path, "run", "training")
-    context.__enter__()  # the process was killed before it wrote the file
+    context.__enter__()  # the step is killed before it writes its note
     outcome = _end(tmp_path, kfp_state="FAILED")
     assert (outcome.state, outcome.step) == ("failed", "training")
     assert "without a note" in outcome.reason
 
 
-def test_preempted_step_that_no_retry_followed_fails_run_and_says_so(tmp_path):
+def test_preempted_step_without_retry_fails_run_with_reason(tmp_path):
     with pytest.raises(Preempted), noted(tmp_path, "run", "training"):
         raise Preempted("saved at epoch 2")
     outcome = _end(tmp_path, kfp_state="FAILED")
@@ -106,8 +106,8 @@ def test_run_that_stopped_between_steps_failed(tmp_path):
 
 
 @pytest.mark.parametrize("kfp_state", ["RUNNING", "COMPLETE", "SUCCEEDED"])
-def test_refusal_is_one_whatever_state_exit_handler_is_told(tmp_path, kfp_state):
-    """A real backend reports RUNNING, because a group of tasks was skipped."""
+def test_refusal_is_recorded_whatever_state_exit_handler_gets(tmp_path, kfp_state):
+    """After a refusal, a real backend reports RUNNING, because a group of tasks was skipped."""
     with noted(tmp_path, "run", "evaluation") as note:
         note.state, note.reason = "refused", "auc 0.70 trails 0.75"
     outcome = _end(tmp_path, kfp_state=kfp_state)
@@ -118,7 +118,7 @@ def test_refusal_is_one_whatever_state_exit_handler_is_told(tmp_path, kfp_state)
     )
 
 
-def test_run_that_person_terminated_is_told_from_preempted_one(tmp_path):
+def test_run_that_person_terminated_differs_from_preempted_one(tmp_path):
     with pytest.raises(Preempted), noted(tmp_path, "run", "training"):
         raise Preempted("saved at epoch 2")
     assert _end(tmp_path, kfp_state="CANCELED").reason == (
@@ -152,14 +152,14 @@ def test_run_that_was_retried_in_kubeflow_ends_as_its_second_pass(tmp_path):
         note.facts, note.reason = {"version": 7, "rollout": "canary"}, "version 7 is a canary"
     outcome = find_outcome(tmp_path, "run")
     assert (outcome.state, outcome.version, outcome.step) == ("canary", 7, "deployment")
-    assert (outcome.trigger_id, outcome.reason) == ("asked-run", "version 7 is a canary")
+    assert (outcome.trigger_id, outcome.reason) == ("request-run", "version 7 is a canary")
     assert read_outcomes(tmp_path) == [outcome]
     (line,) = read_runs(tmp_path)
     assert (line.state, line.version) == ("canary", 7)
     assert 0 <= line.seconds < 60
 
 
-def test_table_of_runs_on_narrow_terminal_tells_trials_apart(tmp_path, monkeypatch, capsys):
+def test_table_of_runs_on_narrow_terminal_distinguishes_trials(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     model = "20261129T161234Z-abcdef01"
     keep_model(tmp_path, model)
@@ -180,7 +180,7 @@ def test_table_of_runs_on_narrow_terminal_tells_trials_apart(tmp_path, monkeypat
     assert [first.split()[-1], second.split()[-1]] == [model, model]
 
 
-def test_second_pass_that_fails_again_says_where(tmp_path):
+def test_second_failed_pass_names_its_step(tmp_path):
     failing(tmp_path, "extraction")
     _end(tmp_path, kfp_state="FAILED")
     with noted(tmp_path, "run", "extraction"):
@@ -229,9 +229,9 @@ def test_outcome_of_another_request_is_not_mistaken(tmp_path):
     assert find_outcome(tmp_path, "two") is None
 
 
-def test_newest_runs_are_listed_without_look_at_what_older_ones_left(tmp_path, capsys):
+def test_newest_runs_are_listed_without_reading_files_of_older_runs(tmp_path, capsys):
     for run in ("last-by-name", "b", "a"):
-        if run != "a":  # none of the steps has started
+        if run != "a":  # no step of run a has started
             with noted(tmp_path, run, "extraction"):
                 pass
         _end(tmp_path, run)

@@ -25,7 +25,7 @@ from evergreen.runtime.errors import PermanentError, TemporaryError
 from evergreen.runtime.kubeflow import EXPERIMENT, SERVICE_ACCOUNT, KubeflowServer, wait
 from pipelines import submit
 from pipelines.images import ENVIRONMENT_OF_STEP
-from pipelines.package import read_parameters, with_places
+from pipelines.package import read_parameters, with_locations
 from pipelines.retraining import PIPELINE_NAME
 from pipelines.submit import RunRequest
 from tests.support.errors import raises
@@ -87,7 +87,7 @@ def version_names(server) -> list[str]:
     return [version["display_name"] for version in server.versions]
 
 
-def test_run_is_created_in_experiment_with_parameters_given(server, send):
+def test_run_is_created_in_experiment_with_its_parameters(server, send):
     parameters = {
         "settings": "gate.min_auc=0.7 training.passes=2",
         "parent": "none",
@@ -165,16 +165,18 @@ def test_version_shows_folders_and_servers_of_its_runs_in_kubeflow(server, comma
         f"sha256:{digest} lake /evergreen/lake, store /evergreen/store, work /evergreen/work, "
         "served by onnxruntime on cpu"
     )
-    assert command("--upload-version", "v1", "--no-run") == 0, "the same content"
+    assert command("--upload-version", "v1", "--no-run") == 0, (
+        "an upload of the same content must succeed"
+    )
 
 
-def test_upload_of_images_without_revision_wants_name(server, command, capsys):
+def test_upload_of_images_without_revision_needs_name(server, command, capsys):
     assert command("--upload") == 2
     assert "have tag dev, expected one revision" in capsys.readouterr().err
     assert server.requests == []
 
 
-def test_experiment_is_monitors_so_that_it_sees_persons_run(server, command):
+def test_experiment_is_that_of_monitor_so_that_it_sees_runs_of_persons(server, command):
     from monitoring.retraining.triggers import KubeflowSettings
 
     assert command() == 0
@@ -184,7 +186,7 @@ def test_experiment_is_monitors_so_that_it_sees_persons_run(server, command):
     assert server.runs[0]["body"]["service_account"] == SERVICE_ACCOUNT
 
 
-def test_schedule_runs_version_one_at_time_and_makes_up_only_last(server, command, capsys):
+def test_schedule_runs_one_version_at_a_time_and_catches_up_only_last_run(server, command, capsys):
     assert (
         command(
             "--upload-version",
@@ -208,12 +210,12 @@ def test_schedule_runs_version_one_at_time_and_makes_up_only_last(server, comman
         "pipeline_id": "p1",
         "pipeline_version_id": "v2",
     }
-    asked = {"settings": "training.passes=2", "trigger_reason": "schedule 0 30 3 * * *"}
-    assert schedule["runtime_config"]["parameters"] == asked
+    parameters = {"settings": "training.passes=2", "trigger_reason": "schedule 0 30 3 * * *"}
+    assert schedule["runtime_config"]["parameters"] == parameters
     assert server.runs == []
 
 
-def test_schedule_replaces_one_of_same_name_and_nobody_elses(server, command):
+def test_schedule_replaces_one_of_same_name_and_no_other(server, command):
     assert command("--recurring", "0 0 3 * * *", "--upload-version", "first") == 0
     server.create_schedule({**server.schedules[0], "display_name": "someone else's"})
     assert command("--recurring", " 0 0  4 * * *", "--upload-version", "first") == 0
@@ -239,14 +241,14 @@ def test_schedule_without_six_fields_is_refused_before_anything_is_sent(
     assert server.requests == []
 
 
-def test_upload_without_anything_to_do_is_refused(server, command, capsys):
+def test_upload_without_work_is_refused(server, command, capsys):
     assert command("--no-run") == 2
     assert "nothing to do" in capsys.readouterr().err
     assert server.requests == []
 
 
 def run_through(server, kfp, states, *, seconds=60.0):
-    """Wait for a run that changes to the next of these states at each poll."""
+    """Wait for a run whose state changes at each poll to the next of `states`."""
     run_id = submit.start(kfp, RunRequest(source=GOLDEN, parameters={}), name="one")
     left = list(states)
 
@@ -259,18 +261,18 @@ def run_through(server, kfp, states, *, seconds=60.0):
     return ended
 
 
-def test_waiting_ends_with_run_that_succeeded(server, kfp):
+def test_waiting_ends_when_run_succeeds(server, kfp):
     states = ["PENDING", "RUNNING", "PAUSED", "RUNNING", "SUCCEEDED", "never looked at"]
     assert run_through(server, kfp, states).state == "SUCCEEDED"
 
 
 @pytest.mark.parametrize("state", ["FAILED", "CANCELED", "SKIPPED"])
-def test_waiting_ends_with_run_that_ends_otherwise(server, kfp, state):
+def test_waiting_ends_when_run_ends_otherwise(server, kfp, state):
     run = run_through(server, kfp, ["RUNNING", "CANCELING", state, "never looked at"])
     assert (run.run_id, run.state) == (server.runs[0]["run_id"], state)
 
 
-def test_token_is_read_anew_at_each_request(server, command, tmp_path, capsys):
+def test_token_is_read_again_at_each_request(server, command, tmp_path, capsys):
     token = tmp_path / "a token"
     server.token = "first"
     token.write_text("first")
@@ -282,13 +284,13 @@ def test_token_is_read_anew_at_each_request(server, command, tmp_path, capsys):
     assert command("--token-file", str(token)) == 0
 
 
-def test_multi_user_installation_is_given_its_namespace(server, send):
+def test_multi_user_installation_gets_its_namespace(server, send):
     with raises(PermanentError, "shouldn't contain a namespace"):
         send(namespace="team-a")
     assert server.requests == [("GET", "/apis/v2beta1/experiments")]
 
 
-def test_server_that_never_answers_is_given_up_in_time(server, send):
+def test_server_that_never_answers_is_abandoned_in_time(server, send):
     server.silence.set()
     begun = time.monotonic()
     with raises(TemporaryError, f"KFP at {server.url}", "does not answer"):
@@ -300,7 +302,7 @@ def test_run_whose_answer_is_lost_is_found_and_not_started_twice(server, send):
     server.add_run("one", "RUNNING", "e1")
     server.lost.append(("POST", "/runs"))
     assert send() == server.runs[-1]["run_id"]
-    assert len(server.runs) == 2, "the other one of that name was there before"
+    assert len(server.runs) == 2, "the second run of this name is older"
 
 
 def test_run_created_after_submit_gave_up_is_announced_without_files(server, send):
@@ -321,16 +323,16 @@ def test_servers_refusal_is_quoted(server, send, status, kind):
 
 
 def leave_end(store, run: str, state: str, step: str, reason: str) -> None:
-    """Write what the steps of a run and its exit handler leave."""
+    """Write the notes and the outcome that a run's steps and its exit handler write."""
     with noted(store, run, step):
         pass
     ended_at = datetime.now(timezone.utc).isoformat()
-    told = {"state": state, "step": step, "reason": reason, "version": None, "ended_at": ended_at}
-    write_outcome(store, RunOutcome(run=run, trigger_id="", **told))
+    fields = {"state": state, "step": step, "reason": reason, "version": None, "ended_at": ended_at}
+    write_outcome(store, RunOutcome(run=run, trigger_id="", **fields))
 
 
 def waiting_as(server, ends):
-    """Return a replacement for `wait` that calls `ends` with the newest run."""
+    """Return a replacement for `wait` that first calls `ends` with the newest run."""
 
     def wait_for(kfp, run_id, **_):
         ends(server.runs[-1])
@@ -343,13 +345,11 @@ def waiting_as(server, ends):
 def mounted(tmp_path):
     """A compiled pipeline whose registry is on this machine."""
     package = tmp_path / "mounted.yaml"
-    package.write_text(with_places(GOLDEN, {"store": str(tmp_path)}))
+    package.write_text(with_locations(GOLDEN, {"store": str(tmp_path)}))
     return package
 
 
-def test_run_that_is_waited_for_tells_what_it_made(
-    server, command, mounted, tmp_path, monkeypatch, capsys
-):
+def test_run_with_wait_reports_its_results(server, command, mounted, tmp_path, monkeypatch, capsys):
     def ends(run):
         leave_end(
             tmp_path,
@@ -365,7 +365,7 @@ def test_run_that_is_waited_for_tells_what_it_made(
     assert capsys.readouterr().out.splitlines()[-1] == "refused at evaluation: auc fell"
     assert re.fullmatch(r"manual \d{4}-\d\d-\d\d \d\d:\d\d by \S+", server.runs[0]["display_name"])
     assert re.fullmatch(
-        r"no reason given; asked by \S+@\S+; recommender current", server.runs[0]["description"]
+        r"no reason given; requested by \S+@\S+; recommender current", server.runs[0]["description"]
     )
     monkeypatch.setattr(
         "cli.pipeline.wait", waiting_as(server, lambda run: server.end(run, "SUCCEEDED"))
@@ -396,15 +396,15 @@ def test_failed_run_that_is_waited_for_names_step_reason_and_page(
     monkeypatch.setattr("cli.pipeline.wait", waiting_as(server, ends))
     assert command("--wait", package=mounted) == 3
     run_id = server.runs[0]["run_id"]
-    told = capsys.readouterr().err
+    output = capsys.readouterr().err
     assert (
         f"run {run_id} ended FAILED: deployment failed; deployment: disk is full; see "
-        f"{server.url}/#/runs" in told
+        f"{server.url}/#/runs" in output
     )
-    assert told.rstrip().endswith(f"/details/{run_id}")
+    assert output.rstrip().endswith(f"/details/{run_id}")
 
 
-def test_run_whose_root_driver_fails_says_that_no_step_ran(server, command, monkeypatch, capsys):
+def test_run_with_failed_root_driver_reports_that_no_step_ran(server, command, monkeypatch, capsys):
     """The server accepts a service account that does not exist, and gives no message."""
 
     def ends(run):
@@ -418,15 +418,15 @@ def test_run_whose_root_driver_fails_says_that_no_step_ran(server, command, monk
     assert expected in capsys.readouterr().err
 
 
-def test_listing_names_failed_runs_that_left_nothing_in_store(server, command, tmp_path, capsys):
+def test_listing_names_failed_runs_that_left_no_file_in_registry(server, command, tmp_path, capsys):
     """Kubeflow starts no exit handler after a failed root driver or for a lost account."""
     assert command("--upload-version", "v", "--recurring", "0 0 3 * * *") == 0
-    lost, kept = server.fire("s1"), server.fire("s1")
+    lost, with_files = server.fire("s1"), server.fire("s1")
     server.end(lost, "FAILED", root_driver="FAILED")
-    server.end(kept, "FAILED", extraction="FAILED", executor="FAILED")
+    server.end(with_files, "FAILED", extraction="FAILED", executor="FAILED")
     leave_end(
         tmp_path,
-        store_name("", kept["display_name"], kept["run_id"]),
+        store_name("", with_files["display_name"], with_files["run_id"]),
         "failed",
         "extraction",
         "disk is full",
@@ -434,7 +434,7 @@ def test_listing_names_failed_runs_that_left_nothing_in_store(server, command, t
     capsys.readouterr()
     assert main(["runs", "--store", str(tmp_path), "--host", server.url]) == 0
     failed, last = capsys.readouterr().out.splitlines()[-2:]
-    assert failed == f"{kept['display_name']} failed at extraction: disk is full"
+    assert failed == f"{with_files['display_name']} failed at extraction: disk is full"
     assert last.startswith(
         f"{lost['display_name']} failed and left nothing in the store: run {lost['run_id']} ended "
         "FAILED: no step ran"
@@ -464,20 +464,20 @@ def test_run_of_schedule_has_kubeflows_name_in_store(server, command, tmp_path, 
         name = store_name(given["run"], given["run_resource"], given["run_id"])
         assert kubeflow_name(name) == (run["display_name"], run["run_id"][:8]), step
     given = constants["run-outcome"]
-    told = {
+    fields = {
         "store": tmp_path.as_uri(),
         "trigger_id": "",
         "trigger_reason": "",
         "status": SimpleNamespace(state="FAILED"),
     }
-    run_outcome.python_func(**{**given, **told})
+    run_outcome.python_func(**{**given, **fields})
     assert [kubeflow_name(each.run)[0] for each in read_outcomes(tmp_path)] == [run["display_name"]]
 
 
 @pytest.mark.parametrize(
     "name", ["weekly", "", "a/b", "../..", "~", "a~3011424b", "50 %2F *[x]?", "週次" * 120, "\n"]
 )
-def test_two_runs_of_one_name_keep_what_they_leave_apart(tmp_path, name):
+def test_two_runs_of_one_name_keep_their_files_apart(tmp_path, name):
     ids = ["3011424b-cce0-40c0-bea8-f11f49badc9c", "fd2f3b12-cbc4-4269-8a36-7ea68e992f9e"]
     runs = [store_name(name, "workflow-x7k2p", run_id) for run_id in ids]
     for run, state in zip(runs, ("failed", "released")):
@@ -489,14 +489,14 @@ def test_two_runs_of_one_name_keep_what_they_leave_apart(tmp_path, name):
     assert {path.parent for path in (tmp_path / "runs").iterdir()} == {tmp_path / "runs"}
 
 
-def test_listing_says_which_run_left_out_files(tmp_path, capsys):
+def test_listing_shows_which_run_left_out_files(tmp_path, capsys):
     for run, num in (("a", 0), ("b", 2)):
         with noted(tmp_path, run, "extraction") as note:
             note.facts = {"quarantined_files": num}
     print_runs(tmp_path)
-    said = "left out 2 unreadable files, which its validation report names"
+    warning = "left out 2 unreadable files, which its validation report names"
     assert [line for line in capsys.readouterr().out.splitlines() if "left out" in line] == [
-        f"b {said}"
+        f"b {warning}"
     ]
 
 

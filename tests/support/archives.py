@@ -1,7 +1,7 @@
 """Reference archives: the rows and outcomes that an archive must contain.
 
-Requests have matured. These helpers read the archive that the monitor wrote, for the comparison
-with the reference.
+A reference archive contains only matured requests. `archived_rows` reads the monitor's archive for
+the comparison.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping

@@ -87,9 +87,9 @@ def pixels_too_wide(tmp_path, page: str, *widths: int) -> list[int]:
 
 
 def beyond_first_screen(tmp_path, page: str) -> list[list[str]]:
-    """Return which parts of the answer a reader has to scroll to, on each of `FIRST_SCREENS`.
+    """Return the main parts of a page that need scrolling, for each screen size of `FIRST_SCREENS`.
 
-    The answer is the title, the state, the chart, and the first four rows of the checks.
+    The main parts are the title, the state, the chart, and the first four rows of the checks.
     """
     return _in_frames(tmp_path, page, FIRST_SCREENS, _BEYOND)
 
@@ -141,10 +141,10 @@ document.body.innerText.split('<img data-planted').length - 1, ...(document.body
 def planted(tmp_path, page: str) -> tuple[int, list[str]]:
     """Return how often a page shows `MARKUP` as text, and which of its parts became markup."""
     (tmp_path / "page.html").write_text(page.replace("</body>", f"{_LIST_PLANTED}</body>"))
-    num_shown, *taken = json.loads(
+    num_shown, *became_markup = json.loads(
         _title(browse(tmp_path, "--dump-dom", (tmp_path / "page.html").as_uri()))
     )
-    return num_shown, taken
+    return num_shown, became_markup
 
 
 def _title(document: str) -> str:

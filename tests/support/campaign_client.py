@@ -1,9 +1,9 @@
 """A client for fault campaigns: `python -m tests.support.campaign_client LOG FILE NUMBER`.
 
-The client requests scores and reports clicks until SIGTERM. Before its first request, the client
-writes a line `asked` to FILE, with the number of rows and the clicked row of each request id. When
-the log contains its requests and clicks, the client writes a line `sent`. The score of a row is the
-value of its first feature.
+The client requests scores and reports clicks until SIGTERM. Requests are sent in groups. Before
+each group, the client writes a line `asked` to FILE, with the number of rows and the clicked row of
+each request id. After the log has stored the group and its clicks, the client writes a line `sent`.
+The score of a row is the value of its first feature.
 """
 
 import asyncio
@@ -31,25 +31,25 @@ class FirstValue:
         return Scored(dense[:, 0].copy(), 1)
 
 
-async def serve(log: str, said: int, number: str) -> None:
+async def serve(log: str, record: int, number: str) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     random = np.random.default_rng(int(number))
 
-    def say(**told) -> None:
-        os.write(said, (json.dumps(told) + "\n").encode())
+    def write_line(**fields) -> None:
+        os.write(record, (json.dumps(fields) + "\n").encode())
 
     async with RecommenderClient(FirstValue(), recommender=CRITEO_RECOMMENDER, log=log) as client:
         for turn in count():
             if stop.is_set():
                 return
-            asked = {}
+            requested = {}
             for each in range(REQUESTS):
                 num_rows = int(random.integers(1, 5))
                 clicked = int(random.integers(num_rows)) if random.random() < 0.3 else None
-                asked[f"client {number}, request {turn}-{each}"] = (num_rows, clicked)
-            say(asked=asked)
-            for name, (num_rows, clicked) in asked.items():
+                requested[f"client {number}, request {turn}-{each}"] = (num_rows, clicked)
+            write_line(asked=requested)
+            for name, (num_rows, clicked) in requested.items():
                 rows = FeatureRows(
                     dense=random.random((num_rows, 13), np.float32),
                     categorical=random.integers(0, 2**32, (num_rows, 26)),
@@ -61,7 +61,7 @@ async def serve(log: str, said: int, number: str) -> None:
             while client.log_counts.queued_rows or client.log_counts.queued_outcomes:
                 await asyncio.sleep(0.02)
             assert (client.log_counts.dropped_rows, client.log_counts.dropped_outcomes) == (0, 0)
-            say(sent=list(asked))
+            write_line(sent=list(requested))
 
 
 if __name__ == "__main__":

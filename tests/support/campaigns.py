@@ -32,9 +32,9 @@ class Program:
         self._start, self._may_end = start, may_end
         self.process = start()
         self.ends: list[int] = []
-        """Exit code of the program, for each time that it ended by itself."""
+        """Exit codes with which the program ended by itself."""
 
-    def keep_up(self) -> None:
+    def restart_if_ended(self) -> None:
         """Restart the program if it has ended.
 
         The exit code of an ended program must be one of `may_end`.
@@ -46,7 +46,7 @@ class Program:
 
     def suffer(self, blow: signal.Signals, seconds: float) -> None:
         """Kill and restart the program, or pause the program for `seconds`."""
-        self.keep_up()
+        self.restart_if_ended()
         self.process.send_signal(blow)
         if blow == signal.SIGKILL:
             self.process.wait()
@@ -57,7 +57,7 @@ class Program:
 
     def end(self) -> None:
         """Send SIGTERM and wait for exit code 0."""
-        self.keep_up()
+        self.restart_if_ended()
         self.process.send_signal(signal.SIGTERM)
         assert self.process.wait(300) == 0, self.process.args
 
@@ -72,49 +72,51 @@ def strike(
         time.sleep(chance.uniform(0.0, pause))
         programs[number % len(programs)].suffer(blow, chance.uniform(0.02, 0.6))
         for program in programs:
-            program.keep_up()
+            program.restart_if_ended()
 
 
-def client(url: str, said: Path, *, number: int, log: Path) -> subprocess.Popen:
+def client(url: str, record: Path, *, number: int, log: Path) -> subprocess.Popen:
     """Start the client `number` of `campaign_client`, which sends to `url`.
 
-    The client writes a record of its messages to the file `said`.
+    The client writes a record of its messages to the file `record`.
     """
-    command = [sys.executable, "-m", "tests.support.campaign_client", url, str(said), str(number)]
+    command = [sys.executable, "-m", "tests.support.campaign_client", url, str(record), str(number)]
     with open(log, "ab") as file:
         return subprocess.Popen(command, cwd=REPOSITORY, stderr=file)
 
 
-def expect_each_once(said: Path, lake: Path) -> int:
+def expect_each_once(record: Path, lake: Path) -> int:
     """Assert that each row and outcome that clients sent is in the lake exactly once.
 
     Returns:
         The number of requests in the log, according to the clients.
     """
-    asked, sent = {}, set()
-    for line in said.read_text().splitlines():
-        told = json.loads(line)
-        asked |= {name: tuple(each) for name, each in told.get("asked", {}).items()}
-        sent |= set(told.get("sent", ()))
+    requested, sent = {}, set()
+    for line in record.read_text().splitlines():
+        entry = json.loads(line)
+        requested |= {name: tuple(each) for name, each in entry.get("asked", {}).items()}
+        sent |= set(entry.get("sent", ()))
     rows = _once(lake, "day=*/*.parquet", ("request_id", "row", "score", "I1", "label"))
     late = _once(lake, "outcomes/day=*/*.parquet", ("request_id", "row", "outcome_time"))
     for (name, row), (score, feature, label) in rows.items():
-        num_rows, clicked = asked[name]
+        num_rows, clicked = requested[name]
         assert row < num_rows, f"{name} has no row {row}"
         assert score == feature, f"row {row} of {name} has another row's score"
         assert not label or row == clicked, f"row {row} of {name} was not clicked"
-    lost = [name for name in sent if any((name, row) not in rows for row in range(asked[name][0]))]
+    lost = [
+        name for name in sent if any((name, row) not in rows for row in range(requested[name][0]))
+    ]
     assert lost == [], f"{len(lost)} of {len(sent)} requests were sent and are not in the lake"
     halves = [
         name
         for name, row in rows
-        if any((name, each) not in rows for each in range(asked[name][0]))
+        if any((name, each) not in rows for each in range(requested[name][0]))
     ]
     assert halves == []
-    clicks = {(name, asked[name][1]) for name in sent if asked[name][1] is not None}
+    clicks = {(name, requested[name][1]) for name in sent if requested[name][1] is not None}
     labelled = {key for key, (*_, label) in rows.items() if label}
     assert clicks <= labelled | late.keys(), "a click is neither a label nor late"
-    assert not labelled & late.keys(), "a click is a label, and late"
+    assert not labelled & late.keys(), "a click is both a label and late"
     return len(sent)
 
 
@@ -124,6 +126,6 @@ def _once(lake: Path, pattern: str, columns: tuple[str, ...]) -> dict[tuple[str,
     for path in sorted(lake.glob(pattern)):
         table = pq.ParquetFile(path).read(columns=list(columns))
         for name, row, *values in zip(*(table[column].to_pylist() for column in columns)):
-            assert (name, row) not in found, f"row {row} of {name} is there twice"
+            assert (name, row) not in found, f"row {row} of {name} occurs twice"
             found[name, row] = tuple(values)
     return found

@@ -5,7 +5,7 @@ from evergreen.runtime.errors import TemporaryError
 
 
 def watch(settings, *, interval_seconds, sleep, report=lambda _: None):
-    """Call `step` until there is no canary, and return the last step."""
+    """Call `step` until no canary is left, and return the result of the last step."""
     while True:
         try:
             done = step(settings)

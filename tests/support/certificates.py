@@ -21,7 +21,7 @@ class Authority:
         self.pem = self._certificate.public_bytes(serialization.Encoding.PEM)
 
     def certificate(self, *names: str, address: str | None = None) -> tuple[bytes, bytes]:
-        """Return key and certificate for these host names and this address."""
+        """Return key and certificate for the host names `names` and the IP address `address`."""
         key = ec.generate_private_key(ec.SECP256R1())
         alternatives: list[x509.GeneralName] = [x509.DNSName(name) for name in names]
         alternatives += [x509.IPAddress(ip_address(address))] if address else []

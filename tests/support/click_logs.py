@@ -37,7 +37,7 @@ def raw_table(raw_table):
 
 @pytest.fixture
 def recommender():
-    """The recommender of the lakes. A folder of tests may have another one."""
+    """The recommender of the lakes. The conftest.py of a test folder may override this fixture."""
     return criteo.CRITEO_RECOMMENDER
 
 
@@ -194,17 +194,20 @@ def run_main():
     names = {each.name for each in fields(ExtractionSettings)}
 
     def run(flags: dict[str, str], **more: str) -> int:
-        asked = {**flags, **{f"--{name.replace('_', '-')}": value for name, value in more.items()}}
-        named = {
-            name: asked.pop(flag)
-            for name in names
-            if (flag := f"--{name.replace('_', '-')}") in asked
+        flags_of_run = {
+            **flags,
+            **{f"--{name.replace('_', '-')}": value for name, value in more.items()},
         }
-        asked.setdefault(
+        named = {
+            name: flags_of_run.pop(flag)
+            for name in names
+            if (flag := f"--{name.replace('_', '-')}") in flags_of_run
+        }
+        flags_of_run.setdefault(
             "--settings",
             settings_text({f"extraction.{name}": value for name, value in named.items()}),
         )
-        return main([f"{flag}={value}" for flag, value in asked.items()])
+        return main([f"{flag}={value}" for flag, value in flags_of_run.items()])
 
     return run
 

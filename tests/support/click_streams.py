@@ -1,6 +1,6 @@
 """Simulated labels and scores with a known AUC, to test when a policy first requests a run.
 
-Rows are independent, or belong to requests whose rows share their user.
+Rows are independent, or all rows of a request share a user.
 
 The scores are binormal: scores of non-clicks are standard normal, and scores of clicks are shifted,
 so that AUC = Phi(shift / sqrt 2). The scores are not probabilities, because AUC uses only their
@@ -37,9 +37,9 @@ class ClickTraffic:
 
 
 def draw(random: Generator, traffic: ClickTraffic, *, rows: int, auc: float) -> MaturedRows:
-    """Draw `rows` rows with the given AUC among rows of one user.
+    """Draw `rows` rows. `auc` is the AUC among rows of one user.
 
-    Without a user effect, this AUC is also the overall AUC.
+    If users do not differ, `auc` is also the AUC over all rows.
     """
     requests = -(-rows // traffic.rows_per_request)
     groups = np.repeat(np.arange(requests), traffic.rows_per_request)[:rows]
@@ -61,7 +61,7 @@ def draw_returning(
 ) -> tuple[MaturedRows, NDArray[np.int64]]:
     """Draw requests of four rows from users who return equally often, in random order.
 
-    The score does not depend on a user's tendency to click, and has a separate bias for each user.
+    Each user has a tendency to click, and an independent bias of the scores.
 
     Returns:
         The rows, and the user of each row.
@@ -126,7 +126,7 @@ NO_KPIS = Kpis(
 
 
 class Windows:
-    """KPIs of windows of `rows` rows in a stream. They are computed once for all policies."""
+    """KPIs of windows of `rows` rows in a stream, computed once for all policies."""
 
     def __init__(self, stream: MaturedRows, rows: int) -> None:
         self._stream, self._rows, self._known = stream, rows, dict[int, Kpis]()
@@ -167,12 +167,12 @@ def first_run(
 
     Args:
         policy: See `policies.policy.Policy`.
-        stream: Rows in their order.
+        stream: Rows in temporal order.
         step: Rows per decision point.
-        windows: KPIs of the stream. None if the policy does not use KPIs.
-        gate_auc: AUC that the gate measured, exactly.
-        after: Requests before this row are ignored. The sequential test's alarm persists, so the
-            first later row counts if the alarm was earlier.
+        windows: KPIs of the stream's windows. None if the policy does not use KPIs.
+        gate_auc: AUC that the gate measured. The gate's interval has width 0.
+        after: Row of a drift. Run requests of policies other than the sequential test are ignored
+            before the row `after`.
     """
     memory: Any = {}
     for begin in range(0, len(stream.labels), step):

@@ -1,13 +1,13 @@
 """A local Cloud Storage: the emulator from PyPI, and a front with more features.
 
 The emulator (`gcp-storage-emulator`) stores buckets and objects, serves uploads, downloads,
-listings and rewrites, counts generations and checks CRC32C. The front adds these documented
-features of the service:
+listings and rewrites, counts generations and checks CRC32C. The front adds documented features of
+Cloud Storage that the emulator lacks:
 
-- preconditions (cloud.google.com/storage/docs/request-preconditions): 412 if `ifGenerationMatch` is
-  another generation, at the start and at the end of a resumable upload, and 404 for a read of a
-  `generation` that is gone. Requests are processed one at a time, so that the check and the change
-  are atomic;
+- preconditions (cloud.google.com/storage/docs/request-preconditions). The response is 412 if
+  `ifGenerationMatch` is another generation, at the start and at the end of a resumable upload. The
+  response is 404 for a read of a `generation` that is gone. The front processes requests one at a
+  time, so that checking and changing a generation is atomic;
 - resumable uploads (.../docs/performing-resumable-uploads): a part that has already arrived counts
   as sent, and a finished upload answers with its object again;
 - metadata in a rewrite, `generation` in a download, and an error text in a 404 response.
@@ -80,11 +80,11 @@ class Fault:
 
     on: Callable[[Request], bool]
     do: str
-    """Kind of fault. `status` responds with this status, and does not forward the request. `cut`
-    closes the connection without forwarding the request. `lose` forwards the request but sends no
-    response. `half` closes the connection after half of the response's body. `stall` sends half of
-    the response's body, and then waits until the front is reset. `damage` applies `change` to the
-    response's body. `hang` sends no response until the front is reset."""
+    """Kind of fault. `status` sends the HTTP status `self.status` without forwarding the request.
+    `cut` closes the connection without forwarding the request. `lose` forwards the request but
+    sends no response. `half` closes the connection after half of the response's body. `stall` sends
+    half of the response's body, and then waits until the front is reset. `damage` applies `change`
+    to the response's body. `hang` sends no response until the front is reset."""
     status: int = 503
     message: str = "backendError"
     times: int = 1
@@ -95,7 +95,7 @@ class Fault:
 
 @dataclass
 class Front:
-    """The service. Set STORAGE_EMULATOR_HOST to the value of `host`."""
+    """The front of the emulator. Set STORAGE_EMULATOR_HOST to the value of `host`."""
 
     host: str
     faults: list[Fault] = field(default_factory=list)
@@ -143,7 +143,7 @@ class _Service:
                 return self._finished[upload]
             if upload and self._is_there(target, headers.get("Content-Range", "")):
                 request.body, headers = b"", {"Content-Range": "bytes */*", "Content-Length": "0"}
-            status, answered, body = self._ask(request.method, target, request.body, headers)
+            status, answered, body = self._request(request.method, target, request.body, headers)
             if upload and status == 200:
                 self._finished[upload] = status, answered, body
             if status == 200 and "/rewriteTo/" in request.path:
@@ -177,13 +177,13 @@ class _Service:
         found = self._generation(bucket, name) if name else 0
         if wanted and int(wanted) != found and not (request.method == "DELETE" and not found):
             return 412, "At least one of the pre-conditions you specified did not hold."
-        asked = request.query.get("generation", [""])[0]
-        if asked and request.method == "GET" and int(asked) != found:
+        generation = request.query.get("generation", [""])[0]
+        if generation and request.method == "GET" and int(generation) != found:
             return 404, f"No such object: {bucket}/{name}"
         return None
 
     def _generation(self, bucket: str, name: str) -> int:
-        status, _, body = self._ask(
+        status, _, body = self._request(
             "GET", f"/storage/v1/b/{bucket}/o/{quote(name, safe='')}", b"", {}
         )
         return int(json.loads(body)["generation"]) if status == 200 else 0
@@ -192,11 +192,11 @@ class _Service:
         return request.query.get("upload_id", [""])[0] in self._finished
 
     def _is_there(self, target: str, content_range: str) -> bool:
-        """Return whether the bytes of this part have arrived before."""
+        """Return whether the bytes of the part `content_range` have arrived before."""
         part = re.match(r"bytes (\d+)-(\d+)/", content_range)
         if part is None or part[1] == "0":
             return False
-        _, headers, _ = self._ask(
+        _, headers, _ = self._request(
             "PUT", target, b"", {"Content-Range": "bytes */*", "Content-Length": "0"}
         )
         received = re.match(r"bytes=0-(\d+)", headers.get("Range", ""))
@@ -206,15 +206,19 @@ class _Service:
         """Apply the metadata in the rewrite's body to the object, and return the answer."""
         answer, bucket = json.loads(body), _bucket(request)
         name = quote(answer["resource"]["name"], safe="")
-        told = json.dumps({"metadata": json.loads(request.body or b"{}").get("metadata")}).encode()
+        metadata = json.dumps(
+            {"metadata": json.loads(request.body or b"{}").get("metadata")}
+        ).encode()
         headers = {"Content-Type": "application/json"}
-        _, _, resource = self._ask("PATCH", f"/storage/v1/b/{bucket}/o/{name}", told, headers)
+        _, _, resource = self._request(
+            "PATCH", f"/storage/v1/b/{bucket}/o/{name}", metadata, headers
+        )
         return json.dumps({**answer, "resource": json.loads(resource)}).encode()
 
     def _has_bucket(self, bucket: str) -> bool:
-        return self._ask("GET", f"/storage/v1/b/{bucket}", b"", {})[0] == 200
+        return self._request("GET", f"/storage/v1/b/{bucket}", b"", {})[0] == 200
 
-    def _ask(self, method: str, target: str, body: bytes, headers: dict[str, str]):
+    def _request(self, method: str, target: str, body: bytes, headers: dict[str, str]):
         connection = HTTPConnection("127.0.0.1", self._port, timeout=30)
         try:
             connection.request(method, target, body or None, headers)
@@ -229,11 +233,10 @@ def _bucket(request: Request) -> str:
 
 
 class CloudStorage(HttpDouble):
-    """The emulator and its front with one bucket, `BUCKET`, running between enter and exit."""
+    """The emulator with the bucket `BUCKET` and its front, which run within a `with` block."""
 
     def __enter__(self) -> "CloudStorage":
-        # Head and body are sent separately. On one machine Nagle's algorithm would cost 40 ms each
-        # time.
+        # Head and body are sent separately. Nagle's algorithm would delay each body by 40 ms.
         RequestHandler.disable_nagle_algorithm = True
         self._emulator = create_server("127.0.0.1", 0, in_memory=True, default_bucket=BUCKET)
         self._emulator.start()
@@ -274,11 +277,11 @@ class CloudStorage(HttpDouble):
         if fault and do == "damage":
             content = fault.change(content)
         own = ("content-length", "connection", "server", "date")
-        kept = {name: value for name, value in answered.items() if name.lower() not in own}
+        forwarded = {name: value for name, value in answered.items() if name.lower() not in own}
         if do in ("half", "stall"):
-            kept["Content-Length"] = str(len(content))
-            return Reply(self._half(content, stall=do == "stall"), status, kept)
-        return Reply(content, status, kept)
+            forwarded["Content-Length"] = str(len(content))
+            return Reply(self._half(content, stall=do == "stall"), status, forwarded)
+        return Reply(content, status, forwarded)
 
     def _half(self, content: bytes, *, stall: bool) -> Iterator[bytes]:
         yield content[: len(content) // 2]

@@ -1,6 +1,6 @@
 """Parse command lines as a user types them, with the parser of the program that each line starts.
 
-Nothing is run.
+The command lines are not run.
 """
 
 import argparse

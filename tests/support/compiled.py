@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from pipelines.images import ENVIRONMENT_OF_STEP
-from pipelines.package import read_places
+from pipelines.package import read_locations
 from tests.support.yaml_texts import documents
 
 STEPS = tuple(ENVIRONMENT_OF_STEP)
@@ -41,7 +41,7 @@ class Compiled:
             for given in self.task(step)["inputs"].get("artifacts", {}).values():
                 if "taskOutputArtifact" in given:
                     producer = given["taskOutputArtifact"]["producerTask"]
-                else:  # The input comes through a group, and is named by the task and its output.
+                else:  # inside a group, the input's name contains the producing task
                     producer = (
                         given["componentInputArtifact"]
                         .removeprefix("pipelinechannel--")
@@ -51,9 +51,9 @@ class Compiled:
         return found
 
     @property
-    def places(self) -> dict:
+    def locations(self) -> dict:
         """Return the folders and servers that the pipeline names."""
-        return read_places(self.path)
+        return read_locations(self.path)
 
     def executor(self, step: str) -> dict:
         return self.spec["deploymentSpec"]["executors"][f"exec-{dashed(step)}"]["container"]

@@ -1,8 +1,8 @@
 """Images built by podman over stand-in bases in a separate storage, and containers of them.
 
-A base is a Debian with Python 3.11 (Debian 13 uses the one of Debian 12), tagged with the name in
-the Dockerfiles, so that the Dockerfiles are built unchanged. Stand-ins have names that a release
-cannot use by mistake. A second run reuses the layers.
+A stand-in base is a Debian with Python 3.11. Debian 13 lacks Python 3.11, so its stand-in uses
+Debian 12's packages. Each stand-in has the name of the real base in the Dockerfiles, so the
+Dockerfiles are built unchanged. A second run reuses the layers.
 """
 
 import ast
@@ -41,7 +41,7 @@ TRITON = "nvcr.io/nvidia/tritonserver:26.10-py3"
 """NVIDIA's image, replaced by the laptop's tritonserver. Triton's container also owns the
 namespaces of the pod."""
 SERVED_AT = [f"{service}.evergreen.svc.cluster.local" for service in ("triton", "triton-headless")]
-"""Host names of the cluster. In a container they resolve to this machine."""
+"""Host names of the cluster, which resolve to this machine in a container."""
 HANDED_OVER = ("PATH", "VIRTUAL_ENV", "PYTHONPATH", "TMPDIR")
 """Variables that the local runner sets in an environment on a laptop."""
 
@@ -173,7 +173,7 @@ def pip_places() -> list[str]:
 def volume():
     """Create a folder that the images' user may write.
 
-    pytest's own folder is private to this user.
+    pytest's own folder is private to the user who runs pytest.
     """
     with tempfile.TemporaryDirectory(prefix="evergreen-containers-") as folder:
         yield Path(folder)
@@ -187,7 +187,7 @@ def give_to_user(folder: Path) -> None:
 def in_containers(podman, images, steps, *flags):
     """Run a task's command in its image.
 
-    Tests use this function instead of the local runner's `_run_step`.
+    The function replaces the local runner's `_run_step`.
     """
 
     def contained(command, variables, log):

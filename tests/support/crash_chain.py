@@ -1,10 +1,10 @@
 """Publisher, monitor and uploader in processes that SIGKILL ends at a given boundary or time.
 
-Such a process is called a life. A life is forked from a process that has imported everything and
-started no thread (`serve`). A fork takes 40 ms, whereas the imports would take seconds. There is a
-boundary before and after every checkpoint of the product and every `os.fsync`, `rename`, `replace`,
-`unlink`, `link`, COMMIT and HTTP request. A kill is requested for a boundary, by its number or its
-name. Kills at random moments also hit SQLite inside a COMMIT and Arrow inside a write.
+A process is forked from a process that has imported everything and started no thread (`serve`). A
+fork takes 40 ms, whereas the imports would take seconds. There is a boundary before and after every
+checkpoint of the product and every `os.fsync`, `rename`, `replace`, `unlink`, `link`, COMMIT and
+HTTP request. A kill is requested for a boundary, by its number or its name. Kills at random moments
+also hit SQLite inside a COMMIT and Arrow inside a write.
 """
 
 import json
@@ -28,7 +28,7 @@ WINDOW = 30.0
 
 
 def watch_boundaries(kill: Kill) -> None:
-    """Make a step before and after every call that this module's docstring names."""
+    """Make a step before and after every boundary: file operations, HTTP requests and COMMITs."""
     import requests
 
     kill.watch(os, "fsync", "rename", "replace", "unlink", "link", after=True, where=place_of)
@@ -104,20 +104,20 @@ def upload(order, clock, reach) -> None:
 ROLES = {"publisher": publish, "monitor": monitor, "uploader": upload}
 
 
-def live(order: dict, told: int) -> None:
-    """Run one life in its own process."""
+def live(order: dict, pipe: int) -> None:
+    """Run one role of the chain in a forked process."""
     os.environ.update(order["environment"])
     kill = Kill(
-        *order["kill_at"], end=sigkill, report=lambda name: os.write(told, f"{name}\n".encode())
+        *order["kill_at"], end=sigkill, report=lambda name: os.write(pipe, f"{name}\n".encode())
     )
     watch_boundaries(kill)
     ROLES[order["role"]](order, Clock(order["now"]), kill.reach)
 
 
 def serve() -> None:
-    """Fork the lives that are requested on stdin, and report the end of each life.
+    """Fork the processes that are requested on stdin, and report the end of each process.
 
-    Each line of stdin contains the lives that run concurrently.
+    The processes of one line of stdin run concurrently.
     """
     import google.cloud.storage  # noqa: F401
     import pyarrow.parquet  # noqa: F401
@@ -130,25 +130,25 @@ def serve() -> None:
     for line in sys.stdin:
         lives = []
         for order in json.loads(line):
-            listen, told = os.pipe()
+            listen, report = os.pipe()
             if not (process := os.fork()):
                 os.close(listen)
                 try:
-                    live(order, told)
+                    live(order, report)
                     os._exit(0)
                 except BaseException:
                     traceback.print_exc()
                     os._exit(1)
-            os.close(told)
+            os.close(report)
             lives.append((process, listen, order["kill_after"]))
         print(json.dumps([end_of(*each) for each in lives]), flush=True)
 
 
 def end_of(process: int, listen: int, kill_after: float | None) -> dict:
-    """Wait until a life ends, or kill it after a number of seconds.
+    """Wait until a process ends, or kill the process after a number of seconds.
 
     Returns:
-        How it ended, and the boundaries it reached.
+        The status of the process, and the boundaries that the process reached.
     """
     content, deadline = b"", None if kill_after is None else time.monotonic() + kill_after
     while True:
@@ -169,7 +169,7 @@ def end_of(process: int, listen: int, kill_after: float | None) -> dict:
 
 
 class Nursery:
-    """The process from which lives are forked, running between enter and exit."""
+    """Runs the process that forks all other processes, within a `with` block."""
 
     def __enter__(self) -> "Nursery":
         root = Path(__file__).resolve().parents[2]

@@ -15,7 +15,7 @@ from typing import Any
 
 
 class Killed(BaseException):
-    """Simulates SIGKILL. No `except Exception` of the product may catch it."""
+    """Simulates SIGKILL. The product's `except Exception` must not catch this exception."""
 
 
 def sigkill(name: str) -> None:
@@ -28,13 +28,13 @@ def _raise(name: str) -> None:
 
 
 class Kill:
-    """A kill at the `visit`-th step whose name, or number from 0, is in `at`.
+    """Counts the steps of a process, and kills the process at a chosen step.
 
-    As a context manager it catches `Killed` and unwatches the functions.
+    As a context manager it catches `Killed`, and restores the watched functions.
 
     Args:
-        at: Names or numbers of the steps at which the process is killed. If empty, the process is
-            not killed.
+        at: Names or numbers (from 0) of the steps at which the process is killed. If `at` is empty,
+            the process is not killed.
         visit: Occurrence of a named step at which the process is killed, counted from 1.
         end: Function that ends the process, called with the step's name.
         report: Function that is called with the name of each step before the kill.
@@ -52,13 +52,13 @@ class Kill:
         """Names of the steps so far, in order."""
         self.is_dead = False
         self.is_paused = False
-        """Whether steps are ignored, because a double is at work."""
+        """Whether steps are ignored. Test doubles set `is_paused` during their own calls."""
         self._real: list[tuple[object, str, Any]] = []
 
     def reach(self, name: str) -> None:
         """Enter the step `name`, and kill the process there if requested.
 
-        The product calls this function at its checkpoints.
+        The product calls its `checkpoint` with the names of its checkpoints.
         """
         if self.is_paused:
             return
@@ -71,12 +71,12 @@ class Kill:
             self._end(name)
 
     def watch(self, owner: object, *names: str, after: bool = False, where=lambda *_: "") -> "Kill":
-        """Count each call of these functions of `owner` as a step, until the context ends.
+        """Count each call of the functions `names` of `owner` as a step, until the context ends.
 
         Args:
             owner: Module or class that contains the functions.
             names: Functions of `owner`.
-            after: Whether a step follows each call too.
+            after: Whether the end of each call is a step too.
             where: Function that describes a call's arguments in the step's name.
         """
         for name in names:

@@ -1,7 +1,7 @@
 """Parses the project's Dockerfiles, and lays out the content of an image's last stage.
 
 Only the instructions in use are supported: FROM, ARG, COPY of one source, RUN, ENV, WORKDIR, LABEL,
-USER, ENTRYPOINT. Anything else is an error, so that no instruction is ignored.
+USER, ENTRYPOINT. All other instructions raise an error.
 """
 
 import json
@@ -18,10 +18,11 @@ from tests.support.paths import REPOSITORY
 VENV = "/opt/venv"
 LOCKS = {"validation": "validation-trixie"}
 """Maps an image to its lock, for images whose lock differs from the lock of the step's test
-environment. `test_containers.py` compares both locks."""
+environment. `test_containers.py` compares the versions in the image's lock and in the environment's
+lock."""
 PROGRAMS = {"inference_client": "demo.simulation", "monitoring": "monitoring"}
-"""Programs of images that are not steps of the pipeline. The lock of both images is that of the
-driver."""
+"""Programs of the images that run no step of the pipeline. An image in `PROGRAMS` installs the
+driver's lock."""
 KNOWN = {"FROM", "ARG", "COPY", "RUN", "ENV", "WORKDIR", "LABEL", "USER", "ENTRYPOINT"}
 
 
@@ -65,9 +66,9 @@ class Stage:
         return found
 
     def labels(self, arguments: dict[str, str]) -> dict[str, str]:
-        """Return the labels.
+        """Return the image's labels.
 
-        In their values, each ARG is replaced by its value or by `arguments`.
+        Each name of an ARG in a label is replaced by the value in `arguments`, or by its default.
         """
         known: dict[str, str] = {}
         for argument in self.all("ARG"):
@@ -92,7 +93,7 @@ def stages(image: str) -> list[Stage]:
     defaults: dict[str, str] = {}
     for line in filter(None, (line.strip() for line in text.splitlines())):
         keyword, _, argument = line.partition(" ")
-        assert keyword in KNOWN, f"{DOCKERFILES[image]}: {keyword} is not read here"
+        assert keyword in KNOWN, f"{DOCKERFILES[image]}: {keyword} is not supported"
         if keyword == "FROM":
             base, _, name = argument.partition(" AS ")
             found.append(

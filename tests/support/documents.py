@@ -2,8 +2,8 @@
 
 `sh` and `python` blocks hold programs that must exit with 0. `console` blocks show commands after
 `$ ` and their output, where `...` matches anything. A comment before a block contains a mark that
-says how the block is run (`MARK`). `all need` is a mark for all blocks of the page without their
-own mark.
+says how the block is run (`MARK`). The mark `all need` applies to all blocks of the page that have
+no mark.
 """
 
 import re
@@ -17,9 +17,9 @@ from tests.support.paths import REPOSITORY
 
 MARK = re.compile(r"<!-- (needs|run by|until|all need): (.+?) -->")
 """Comment that says how the next block is run. `needs: a cluster` means that no test runs the
-block. `run by: tests/...` means that this other test runs the block. `until: TEXT` starts in the
-background, and the next blocks run once it has printed TEXT. At the end of the page, this program
-is interrupted."""
+block. `run by: tests/...` names the test that runs the block. `until: TEXT` starts the block in the
+background, and waits until the block has printed TEXT. The block is interrupted at the end of the
+page."""
 SHELL, CONSOLE, PYTHON = "sh", "console", "python"
 OTHER = ("text", "yaml", "dockerfile")
 DOCUMENTS = sorted(

@@ -1,7 +1,7 @@
-"""Assertions on the errors that users see: the type, and the thing and values that are named.
+"""Assertions on errors that users see: the error's type, and the names and values in its text.
 
-A test that asserts a whole sentence breaks if only the wording changes. Tests of exact texts read
-them from `tests/messages.yaml`.
+A test that asserts a whole sentence breaks if only the wording changes. Exact texts are in
+`tests/messages.yaml`, and one test asserts each exact text.
 """
 
 import re
@@ -13,12 +13,12 @@ from tests.support.paths import REPOSITORY
 
 
 def raises(kind: type[BaseException], *named: object):
-    """Expect an error of type `kind` whose text names all of `named`, in this order.
+    """Expect an error of type `kind` whose text contains all of `named`, in this order.
 
     Args:
         kind: Type of the error.
-        named: Things, values and decisive words. Each name must match a whole word or number, so 1
-            does not match "10 rows".
+        named: Words and numbers in the error's text. Only whole words and numbers match, so 1 does
+            not match "10 rows".
     """
     return pytest.raises(kind, match=naming(*named))
 

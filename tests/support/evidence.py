@@ -21,7 +21,7 @@ KPIS = Kpis(
 def evidence_of(
     kpis: Kpis = KPIS, *, rows: MaturedRows | None = None, baseline=None, **changes
 ) -> Evidence:
-    """Return evidence about the window's version, with this version's `rows` and `baseline`."""
+    """Return evidence about the version of `kpis`, with the version's `rows` and `baseline`."""
     version = changes.pop("version", kpis.version)
     values = {
         "time": 0.0,

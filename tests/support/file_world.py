@@ -42,10 +42,9 @@ class World:
         return self._candidates[seed]
 
     def release(self, seed, **altered):
-        """Release to the servers.
+        """Release the model that is made with `seed` to the servers.
 
-        Tests can replace the methods of a server. Each replacement gets the server as its first
-        argument.
+        `altered` replaces methods of a server. A replacement gets the server as its first argument.
         """
         settings = self.settings
         if altered:

@@ -10,9 +10,9 @@ QUIET, REFUSED, SAME = "read as something else", "refused", "read as it was"
 
 
 def count_flips(path: Path, read, *, flips: int, seed: int = 0) -> Counter:
-    """Flip single bits of the file and count the reactions of `read()`.
+    """Flip single bits of the file, and count the results of `read()` by kind.
 
-    The file's content is restored at the end.
+    After the test, the file has its original content.
 
     `read` must raise ContractError or return the same value as before.
     """

@@ -13,7 +13,10 @@ from evergreen.serving.parity import open_graph
 
 
 def open_built(workflow, tables, network, *, names=(), widths=(), numbers="float32"):
-    """Open a session of the graph. It returns the inner values `names`, then the probability."""
+    """Open a session of the graph.
+
+    The session returns the inner values `names`, then the probability.
+    """
     with TemporaryDirectory() as folder:
         write_graph(
             Path(folder),

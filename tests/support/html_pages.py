@@ -34,7 +34,7 @@ def parse_page(page: str) -> list[tuple[str, dict[str, str | None]]]:
 
 
 def assert_needs_nothing(page: str) -> None:
-    """Assert that the page runs no script, fetches no resource and links only to itself."""
+    """Assert that the page has no script, no other resource, and only links to its own anchors."""
     tags = parse_page(page)
     assert not {"script", "link", "img", "iframe"} & {tag for tag, _ in tags}
     assert not [text for text in ("http", "url(", "@import") if text in page]

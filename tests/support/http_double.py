@@ -1,4 +1,4 @@
-"""An HTTP server for tests, in its own threads. Each subclass implements its answers."""
+"""An HTTP server for tests, in its own threads. Each subclass defines the responses."""
 
 import threading
 from collections.abc import Iterable, Mapping
@@ -11,7 +11,8 @@ class Reply(NamedTuple):
     """HTTP response of the double."""
 
     body: bytes | Iterable[bytes]
-    """Content. Chunks are sent one by one, and the connection ends after the last one."""
+    """Content of the response. Chunks are sent one by one, and the connection ends after the last
+    chunk."""
     status: int = 200
     headers: Mapping[str, str] = {}
 
@@ -42,7 +43,7 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in {**reply.headers, **headers}.items():
             self.send_header(name, value)
         self.end_headers()
-        # A client that closes the connection is part of a test.
+        # Some tests close the connection on purpose.
         with suppress(OSError):
             for chunk in (reply.body,) if is_whole else reply.body:
                 self.wfile.write(chunk)
@@ -63,13 +64,13 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Ignore the error. Some tests close a connection on purpose."""
+        """Ignore errors of closed connections. Some tests close a connection on purpose."""
 
 
 class HttpDouble:
     """Serves until `close`.
 
-    Subclasses must set their attributes before they call this constructor.
+    Subclasses must set their attributes before they call `HttpDouble.__init__`.
     """
 
     def __init__(self) -> None:
@@ -82,7 +83,7 @@ class HttpDouble:
     def answer(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str]
     ) -> Reply | None:
-        """Return the response to a request, or None to close the connection without a response."""
+        """Return the response to a request. None closes the connection without a response."""
         raise NotImplementedError
 
     def close(self) -> None:

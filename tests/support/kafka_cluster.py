@@ -36,7 +36,7 @@ _SIGNATURES = {
 def _library() -> ctypes.CDLL:
     folder = Path(confluent_kafka.__file__).parents[1] / "confluent_kafka.libs"
     paths = list(folder.glob("librdkafka-*"))
-    if not paths:  # only wheels for Linux contain the library at this path
+    if not paths:  # only Linux wheels contain librdkafka in this folder
         pytest.skip("no librdkafka beside confluent-kafka, whose mock cluster the tests need")
     library = ctypes.CDLL(str(paths[0]))
     for name, (result, arguments) in _SIGNATURES.items():
@@ -67,7 +67,10 @@ class KafkaCluster:
         )
 
     def refuse_topic(self, name: str, error: int) -> None:
-        """Answer every request about the topic with this Kafka error code. 0 ends that."""
+        """Answer every request about the topic with the Kafka error code `error`.
+
+        Error code 0 ends the refusal.
+        """
         self._library.rd_kafka_mock_topic_set_error(self._cluster, name.encode(), error)
 
     def take_away(self) -> None:

@@ -1,17 +1,18 @@
 """A KFP API server for tests over real HTTP.
 
 The double's state is in memory. The double has experiments, runs, pipelines, versions and
-schedules, and follows the real server's rules. Filters are applied. Names of pipelines and of a
-pipeline's versions are unique. A schedule has exactly one source, a cron expression that
-robfig/cron accepts (also with five fields, read as seconds to months), and between 1 and 10
-concurrent runs. Several schedules may have one name. `fire` starts a run of a schedule, `constants`
-are the values for placeholders in the tasks of a pipeline, and `end` ends a run.
+schedules, and follows the real server's rules. The double applies the filters of list requests.
+Names of pipelines and of a pipeline's versions are unique. A schedule has exactly one source, a
+cron expression that robfig/cron accepts (also with five fields, read as seconds to months), and
+between 1 and 10 concurrent runs. Several schedules may have one name. `fire` starts a run of a
+schedule, `constants` are the values for placeholders in the tasks of a pipeline, and `end` ends a
+run.
 
-Tests can inject an answer of any status for the next requests or for all, a request that hangs, and
-an answer that is lost after the server has acted. Tests can also inject a run created after its
-client has given up, a required token, and a callback between lookup and creation. The double lacks
-access control, validation of the pipeline and MySQL's collation. tests/pipelines/test_kfp_double.py
-compares its answers with those of a real server.
+Tests can inject answers of any status, hanging requests, and answers that are lost after the server
+has acted. Tests can also require a token, create a run after its client has given up, and call a
+function between lookup and creation. The double lacks access control, validation of the pipeline
+and MySQL's collation. tests/pipelines/test_kfp_double.py compares its answers with those of a real
+server.
 """
 
 import json
@@ -84,17 +85,12 @@ class KfpServer(HttpDouble):
         self.lost: list[
             tuple[str, str]
         ] = []  # (method, end of path) of requests that are carried out but get no response
-        self.num_late = (
-            0  # number of run requests without an answer. `commit_late` creates these runs.
-        )
+        self.num_late = 0  # number of requests for a run that get no answer, see `commit_late`
         self.late: list[dict] = []  # bodies of run requests that got no response
         self.token: str | None = None  # token that requests must send in `Authorization: Bearer`
-        self.before_create = lambda body: (
-            None
-        )  # called outside the lock, so that a test can create another run
-        self.advance: dict[
-            str, str
-        ] = {}  # next state of a run by its state, applied after a read by name
+        # Called outside the lock, so that a test can create another run.
+        self.before_create = lambda body: None
+        self.advance: dict[str, str] = {}  # maps a run's state to its state after the next read
         self.uploads: list[bytes] = []
         self.files: dict[str, bytes] = {}  # uploaded file by the id of its version
         self.schedules: list[dict] = []
@@ -169,15 +165,16 @@ class KfpServer(HttpDouble):
         name = f"evergreen-retrainingb9625-1-{1829784550 + len(self.runs)}"
         run = self.add_run(name, "PENDING", schedule["experiment_id"])
         run |= {"recurring_run_id": schedule_id, "resource_name": name, "body": schedule}
-        taken = ("runtime_config", "pipeline_version_reference")
-        run |= not_ended(run) | {key: schedule[key] for key in taken if key in schedule}
+        copied_fields = ("runtime_config", "pipeline_version_reference")
+        run |= not_ended(run) | {key: schedule[key] for key in copied_fields if key in schedule}
         return run
 
     def constants(self, run: dict) -> dict[str, dict[str, object]]:
         """Map the name of each task of the run to the constants that the task receives.
 
         The server (2.17, driver/resolve.go) replaces a constant that consists of one placeholder.
-        The template of a schedule has no display name, so this name is empty.
+        The placeholder of a run's display name becomes empty in a schedule, whose template has no
+        display name.
         """
         reference = run["body"].get("pipeline_version_reference")
         if reference:
@@ -383,15 +380,20 @@ class KfpServer(HttpDouble):
             self.check_parameters(reference["pipeline_version_id"], body)
         run = self.add_run(body["display_name"], "PENDING", experiment)
         run |= {"body": body, "resource_name": f"evergreen-retraining-{len(self.runs):05x}"}
-        taken = ("service_account", "description", "runtime_config", "pipeline_version_reference")
+        copied_fields = (
+            "service_account",
+            "description",
+            "runtime_config",
+            "pipeline_version_reference",
+        )
         run |= {"service_account": "pipeline-runner"} | {
-            key: body[key] for key in taken if key in body
+            key: body[key] for key in copied_fields if key in body
         }
         run |= not_ended(run)
         return {key: value for key, value in run.items() if key not in INNER}
 
     def experiment_of(self, body: dict) -> str:
-        """Return the experiment that a new run belongs to, by default the default experiment."""
+        """Return the experiment that a run request names, or else the default experiment."""
         experiment = body.get("experiment_id", DEFAULT_EXPERIMENT["experiment_id"])
         if experiment not in {
             each["experiment_id"] for each in (*self.experiments, DEFAULT_EXPERIMENT)
@@ -450,7 +452,7 @@ class KfpServer(HttpDouble):
         }
         pipeline |= {"created_at": "2026-01-01T00:00:00Z"}
         self.pipelines.append(pipeline)
-        # A new pipeline gets a first version of its own name.
+        # The server creates a first version with the same name as the new pipeline.
         self.add_version({"pipelineid": pipeline["pipeline_id"], "name": query["name"]})
         return pipeline
 

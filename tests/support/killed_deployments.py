@@ -6,7 +6,8 @@ A job is JSON with these keys:
 - `store`, `repository`, and `urls` and `state` of a `file_world`
 - `candidate`: paths of the three manifests of the candidate
 - `kill_at`: a checkpoint, or for `bake` the number of a boundary, see `crash_chain`
-- `occurrence`: which visit of the checkpoint kills, from 1, and `lives`: number of processes
+- `occurrence`: at the n-th visit of the checkpoint, the process is killed
+- `lives`: number of concurrent processes
 """
 
 import json
@@ -77,7 +78,7 @@ def bake(job):
 
     settings = settings_of(job, kill.reach)
     settings = replace(settings, connect=lambda url: Altered(connect_of(job)(url), load=load))
-    with suppress(TemporaryError):  # another controller is running
+    with suppress(TemporaryError):  # raised if another controller runs
         Baking(site=settings, metrics=("triton-a:8002",), fetch=lambda address: "").step({})
 
 

@@ -50,7 +50,7 @@ def extract_lake(
     recommender: Recommender = SHOP,
     **settings,
 ) -> RawDataset:
-    """Run the extraction step as a function. `opened` contains the settings of the cache."""
+    """Run the extraction step as a function. `opened` contains settings for `opened_lake`."""
     more = {"open_storage": open_storage, **(opened or {})} if uri.startswith("gs://") else {}
     with opened_lake(uri, work=work, **more) as files:
         return extract(
@@ -70,7 +70,7 @@ def extract_by_command(
     recommender: Recommender = SHOP,
     **settings,
 ) -> RawDataset:
-    """Run the step as a command over a registry in `folder`.
+    """Run the extraction step as a command, with a registry in `folder`.
 
     All outputs of the step are below `folder`.
     """
@@ -90,7 +90,7 @@ def extract_by_command(
 def fetched(seen) -> Counter:
     """Count how often each object was fetched, by its name within the lake.
 
-    Version markers do not count, because readers read them directly instead of fetching them.
+    Version markers are not counted, because readers read them without a fetch.
     """
     names = [request.name.removeprefix("a lake/") for request in seen if request.is_download]
     return Counter(name for name in names if not name.endswith(raw_rows.VERSION_COMPLETE))
@@ -115,7 +115,7 @@ def cached(work: Path) -> dict[str, list[str]]:
 
 
 def table_in(uri: str, *columns: str) -> pa.Table:
-    """Return the rows of a folder of Parquet files in order. All columns are read by default."""
+    """Return the rows of a folder of Parquet files in order. The default is all columns."""
     paths = sorted(local_path(uri).glob("*.parquet"))
     return pa.concat_tables([pq.ParquetFile(path).read(list(columns) or None) for path in paths])
 
@@ -123,7 +123,7 @@ def table_in(uri: str, *columns: str) -> pa.Table:
 def rows_in(*uris: str | None) -> list[dict]:
     """Return the rows of several folders of Parquet files, in order.
 
-    None means that there is no folder.
+    None stands for an absent folder.
     """
     return [
         row
@@ -134,7 +134,7 @@ def rows_in(*uris: str | None) -> list[dict]:
 
 
 def keys_in(*uris: str | None) -> list[tuple[str, int]]:
-    """Return (request id, row) of the rows in these folders."""
+    """Return (request id, row) of the rows in the folders `uris`."""
     return [(row[raw_rows.REQUEST_ID], row[raw_rows.ROW]) for row in rows_in(*uris)]
 
 

@@ -1,9 +1,9 @@
 """Test benches for the conformance suite, one for each log backend.
 
 A bench opens a publisher and a reader of a new log, advances its time, and lists what the backend
-does not support. A new backend joins the suite by a subclass of `Bench` in `BENCHES`. Leases run on
-an injected clock if the backend allows it. If a backend's clock cannot be injected, tests wait for
-the server's clock, with a deadline.
+does not support. To test a new backend, add a subclass of `Bench` to `BENCHES`. Leases run on an
+injected clock if the backend allows it. If a backend's clock cannot be injected, tests wait for the
+server's clock, with a deadline.
 """
 
 import itertools
@@ -35,7 +35,7 @@ SECONDS = 120.0
 
 
 def pull(*subscribers: Subscriber, count: int, seconds: float = SECONDS) -> list[Delivery]:
-    """Pull from these readers of one log until `count` messages have arrived."""
+    """Pull from `subscribers` of one log until `count` messages have arrived."""
     got: list[Delivery] = []
 
     def enough() -> bool:
@@ -66,7 +66,7 @@ class Bench:
     """A fresh log of one backend."""
 
     deduplicates = False
-    """Whether the backend delivers a message only once if it was published twice."""
+    """Whether the backend delivers one message if the same message was published twice."""
     knows_backlog = True
     handed_out_at_once = 1
     """Number of messages by which a pull may exceed its byte limit."""
@@ -212,10 +212,10 @@ class PubsubBench(Bench):
 class KafkaBench(Bench):
     """A topic of its own on librdkafka's mock cluster.
 
-    The topic has one partition, so messages are ordered.
+    A topic with one partition preserves the order of messages.
 
     The leases of a running reader expire by the reader's clock. The leases of a killed reader
-    expire by the brokers' clock, and the next pulls wait for this.
+    expire by the brokers' clock, and the next pulls wait until the leases have expired.
     """
 
     handed_out_at_once = 50

@@ -12,8 +12,8 @@ from evergreen.config.model import DcnConfig
 from evergreen.config.training import TrainingSettings
 from evergreen.networks.files import new_model, open_model
 
-# Names and shapes match the files that `start` writes. The engine uses only the tables (width 1)
-# and the bias.
+# The configuration matches the names and shapes of the files that `start` writes. The engine uses
+# only the tables (width 1) and the bias.
 CONFIG = DcnConfig(
     num_dense=13, num_categorical=26, embedding_dim=1, num_cross_layers=1, tower=(1,)
 )
@@ -21,7 +21,7 @@ SETTINGS = TrainingSettings(learning_rate=0.1, batch_size=256, min_steps=300, mi
 
 
 class LogisticEngine:
-    """The engine of this module.
+    """Logistic regression as an engine of the training step.
 
     `calls` contains the calls of the engine. `rates` contains the learning rate of each step.
     """
@@ -171,5 +171,5 @@ def content(folder):
 
 
 def learned_rows(engine, first=0):
-    """Return the numbers of the rows in each call of `learn`, starting with call `first`."""
+    """Return the row numbers of each call of `learn`, without the first `first` calls."""
     return [call[1] for call in engine.calls if call[0] == "learn"][first:]

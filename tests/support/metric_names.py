@@ -82,8 +82,7 @@ GPU: dict[str, Labels] = dict.fromkeys(
     ),
     frozenset({"gpu_uuid"}),
 )
-"""Source: Triton's docs/user_guide/metrics.md, GPU metrics. MIG slices report fewer of these
-metrics."""
+"""Source: Triton's docs/user_guide/metrics.md, GPU metrics. MIG slices report fewer GPU metrics."""
 DCGM: dict[str, Labels] = {
     name: frozenset({"gpu", "UUID", "device", "modelName", "Hostname", "GPU_I_PROFILE", "GPU_I_ID"})
     for name in (
@@ -114,8 +113,8 @@ KUBE_STATE: dict[str, Labels] = {
     "kube_pod_container_status_waiting_reason": _CONTAINER | {"reason"},
 }
 """Source: kube-state-metrics, docs/metrics/workload, pages of horizontalpodautoscaler, deployment
-and pod. Prometheus must honour the labels `namespace` and `pod` of these metrics (`honorLabels`),
-as kube-prometheus-stack configures it."""
+and pod. Prometheus must honour the labels `namespace` and `pod` of kube-state-metrics
+(`honorLabels`), as kube-prometheus-stack configures it."""
 PROMETHEUS: dict[str, Labels] = {
     "up": SCRAPED,
     "ALERTS": frozenset({"alertname", "alertstate", "severity"}),
@@ -141,7 +140,10 @@ def known() -> dict[str, Labels]:
 
 
 def selectors(expression: str) -> Iterator[promql.VectorSelector]:
-    """Yield the selectors of a PromQL expression. Raises ValueError if it is not PromQL."""
+    """Yield the selectors of a PromQL expression.
+
+    Raises ValueError if the expression is not PromQL.
+    """
     yield from _selectors(promql.parse(expression))
 
 
@@ -150,7 +152,7 @@ def strangers(expression: str, recorded: dict[str, Labels] | None = None) -> lis
 
     Args:
         expression: PromQL without templates.
-        recorded: Series of recording rules, with their labels. These series are allowed too.
+        recorded: Additional allowed series, from recording rules, with their labels.
     """
     names = {**known(), **(recorded or {})}
     found = []

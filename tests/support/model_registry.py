@@ -4,7 +4,7 @@ The double checks requests and answers by the published OpenAPI file.
 
 `model_registry_api.json` is the part of the OpenAPI file that covers the client's requests. A
 request whose path, parameter or body is not in the OpenAPI file counts as a fault. A response that
-the file does not allow counts as a fault too.
+differs from the OpenAPI file counts as a fault too.
 """
 
 import json
@@ -44,14 +44,14 @@ COMPONENTS = _told_apart(API["components"])
 
 def _resolved(node):
     while "$ref" in node:
-        place, node = node["$ref"], API
-        for part in place[2:].split("/"):
+        reference, node = node["$ref"], API
+        for part in reference[2:].split("/"):
             node = node[part]
     return node
 
 
 def _faults(described, value) -> list[str]:
-    """Return the faults of a body that the file describes."""
+    """Return the differences between a body and its description in the OpenAPI file."""
     schema = _told_apart(_resolved(described)["content"]["application/json"]["schema"])
     checker = Draft202012Validator(
         {**schema, "unevaluatedProperties": False, "components": COMPONENTS}
@@ -68,7 +68,7 @@ class ModelRegistry(HttpDouble):
             "model_versions": [],
             "artifacts": [],
         }
-        self.version_of: dict[str, str] = {}  # version id by artifact id
+        self.version_of: dict[str, str] = {}  # maps the id of an artifact to the id of its version
         self.faults: list[str] = []
         self.is_old = False
         """Whether the registry only has the API v1alpha3."""
@@ -106,19 +106,19 @@ class ModelRegistry(HttpDouble):
         self.faults += [f"{method} {url.path}: {fault}" for fault in faults]
         return status, found
 
-    def _do(self, method, words, ids, asked) -> tuple[int, dict]:
+    def _do(self, method, words, ids, query) -> tuple[int, dict]:
         last = {"versions": "model_versions", "model_artifact": "artifacts"}.get(
             words[-1], words[-1]
         )
         if method == "post":
             items = self.items[last]
-            items.append({**asked[""], "id": str(len(items) + 1)})
+            items.append({**query[""], "id": str(len(items) + 1)})
             self.version_of |= {items[-1]["id"]: ids[0]} if ids else {}
             return 201, items[-1]
         if method == "patch":
             (found,) = (each for each in self.items[words[0]] if each["id"] == ids[0])
-            return 200, found.update(asked[""]) or found
-        parent = asked.get("parentResourceId", *ids)
+            return 200, found.update(query[""]) or found
+        parent = query.get("parentResourceId", *ids)
         items = self.items.get(last) or self.items.get(f"{last}s", [])
         of = {
             each["id"]: each.get("registeredModelId", self.version_of.get(each["id"]))
@@ -127,13 +127,13 @@ class ModelRegistry(HttpDouble):
         found = [
             e
             for e in items
-            if e["name"] == asked.get("name", e["name"]) and parent in (None, of[e["id"]])
+            if e["name"] == query.get("name", e["name"]) and parent in (None, of[e["id"]])
         ]
-        if "name" in asked:
+        if "name" in query:
             return (200, found[0]) if found else (404, {"code": "404", "message": "not found"})
         return 200, {
             "items": found,
             "size": len(found),
-            "pageSize": int(asked["pageSize"]),
+            "pageSize": int(query["pageSize"]),
             "nextPageToken": "",
         }

@@ -65,7 +65,7 @@ def prose_of(path: Path) -> str:
 def modules() -> dict[str, str]:
     """Return the source of every module by dotted name.
 
-    For a package, this is the source of its `__init__`.
+    A package has the source of its `__init__`.
     """
     found = {}
     for package in (*PACKAGES, "tests", "benchmarks"):
@@ -97,7 +97,7 @@ def _packages_and_modules() -> frozenset[str]:
 def exists(name: str) -> bool:
     """Return whether a dotted name refers to a module of the project or to a name in such a module.
 
-    The first packages of the name may be missing, as in `times.to_iso`.
+    The name may omit outer packages, as in `times.to_iso`.
     """
     parts = name.split(".")
     for end in range(len(parts), 0, -1):

@@ -10,7 +10,7 @@ from evergreen.config.monitor import DecisionSettings
 from evergreen.config.reader import flat_settings
 from evergreen.events.sqlite import SqliteLog
 from tests.support.paths import REPOSITORY
-from tests.support.processes import Answer, ask
+from tests.support.processes import Answer, http_get
 from tests.support.recommenders import accept_into, shop_with
 
 
@@ -68,7 +68,7 @@ class Processes:
     def counter(self, name: str) -> float:
         return json.loads(self.page("/status") or "{}").get("counters", {}).get(name, 0)
 
-    def ask(self, path: str) -> Answer:
+    def get(self, path: str) -> Answer:
         """Return a page of the monitor, or an empty answer while the monitor starts.
 
         During the start the address may still belong to the predecessor.
@@ -77,15 +77,15 @@ class Processes:
             address = json.loads((self.state / "http.json").read_text())
         except FileNotFoundError:
             return Answer(0, "", {})
-        return ask(f"http://{address['host']}:{address['port']}{path}")
+        return http_get(f"http://{address['host']}:{address['port']}{path}")
 
     def page(self, path: str) -> str:
-        answer = self.ask(path)
+        answer = self.get(path)
         return answer.text if answer.status == 200 else ""
 
     def refusal(self, path: str) -> str:
         """Return the reason that the monitor gives for an unavailable page, or an empty string."""
-        answer = self.ask(path)
+        answer = self.get(path)
         return (
             ""
             if answer.status == 200 or "no iteration of the loop has ended yet" in answer.text

@@ -158,7 +158,7 @@ def monitor_settings(folder: Path, **changes) -> MonitorSettings:
 class Bench:
     """One monitor in a folder whose name contains a space.
 
-    `restart` creates the next one, as after a kill.
+    `restart` replaces the monitor by a new one, as after a kill.
     """
 
     def __init__(self, folder: Path, *, recommender: Recommender = SHOP, **changes) -> None:
@@ -198,7 +198,7 @@ class Bench:
         self.monitor.tick()
 
     def evaluate(self, name: str, **of_traffic) -> None:
-        """Publish the traffic of `traffic` with these arguments, and let the monitor decide."""
+        """Publish traffic (see `traffic`), and let the monitor decide."""
         traffic(self, name, **of_traffic)
         self.monitor.tick()
 
@@ -241,7 +241,7 @@ DRIFT |= {"window_rows": 1000, "cooldown_seconds": 1000.0}
 def traffic(b: Bench, name: str, *, auc: str, version: int = 1, rows: int = 400) -> None:
     """Publish 20 requests and let their attribution window end.
 
-    If `auc` is `good`, clicks follow the scores. If it is `bad`, clicks are independent of the
+    If `auc` is `good`, clicks follow the scores. If `auc` is `bad`, clicks are independent of the
     scores.
     """
     scores, time, num_requests = np.linspace(0.0, 1.0, rows), b.clock.now, 20

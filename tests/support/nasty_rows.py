@@ -56,7 +56,7 @@ STRANGE_DENSE = np.array(
 
 
 def strange_workflow(seed=0, num_keys=200) -> FeatureWorkflow:
-    """Return a workflow whose 26 columns have the kinds of vocabularies in turn."""
+    """Return a workflow of 26 columns, in which each kind of vocabulary occurs several times."""
     random = np.random.default_rng(seed)
     spread = random.permutation(np.unique(random.integers(0, 2**32, num_keys)))
     evicted = spread.copy()
@@ -94,7 +94,7 @@ def nasty_rows(workflow, num_rows, seed=0, *, dense_up_to=1e7, strange_dense=Tru
     categorical = np.empty((num_rows, 26), np.int64)
     for column, vocabulary in enumerate(workflow.vocabularies):
         known = random.choice(np.append(vocabulary, 7), num_rows)
-        # If slots were encoded by adding an offset, this key would collide with another slot's key.
+        # An encoding by slot offsets would confuse a key `beside` with a key of another slot.
         beside = known + random.integers(-3, 4, num_rows) * 2 ** random.integers(31, 36, num_rows)
         unseen = random.integers(0, 2**32, num_rows)
         kinds = np.stack(

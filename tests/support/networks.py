@@ -10,7 +10,7 @@ from evergreen.config.model import NETWORKS, NetworkConfig
 
 
 def shaped(kind: str, settings, **widths) -> NetworkConfig:
-    """Return the configuration of a network with these settings and widths."""
+    """Return the configuration of a network of kind `kind` with `settings` and `widths`."""
     return NETWORKS[kind](**settings, **widths)
 
 

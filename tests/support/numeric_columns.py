@@ -47,7 +47,7 @@ def unscaled(name, values):
 
 
 def scaling_of(name, values):
-    """Return the offset and the divisor that scale these unscaled values."""
+    """Return the offset and the divisor that scale `values`."""
     last = STEPS[name][-1] if STEPS[name] else None
     if last == "standardize":
         return values.mean(), values.std(ddof=min(1, len(values) - 1)) or 1.0

@@ -1,9 +1,10 @@
 """Rows scored by two models with a known AUC difference, as the reference for gate and canary.
 
 The log-odds of a click are normal over rows. A model observes the log-odds with normal noise. Both
-models share most of the noise, because models of one lineage do so too. Requests account for half
-of each variance. The scores of a worse model are calibrated too: each score is the best probability
-that the model can give. Population AUCs are computed by integration, not sampled.
+models share most of the noise, like successive models of one lineage. Half of each variance is
+between requests, and half is within requests. A worse model is calibrated too: each of its scores
+is the best probability that the model can give. Population AUCs are computed by integration, not
+sampled.
 """
 
 from dataclasses import dataclass
@@ -19,10 +20,9 @@ SPREAD = 1.3
 NOISE = 0.5
 """Variance of the champion's noise."""
 OWN_NOISE = 0.03
-"""Share of the noise variance that the candidate and the champion do not have in common. With this
-value, the AUC difference of two equal models has a standard error of 0.0017 over 20,000 rows with 3
-% of clicks. The AUC difference of consecutive models of the simulated lake has the same standard
-error."""
+"""Variance of the noise that belongs to one model alone. The AUC difference of two equal models has
+a standard error of 0.0017 over 20,000 rows with 3 % of clicks. Consecutive models of the simulated
+lake have the same standard error."""
 
 _PHI = np.vectorize(NormalDist().cdf, otypes=[float])
 
@@ -44,10 +44,10 @@ def draw(
 
     Args:
         random: Source of randomness.
-        rows: Minimum number of rows. The result ends with a complete request, so it can be longer.
+        rows: Minimum number of rows. The result has more rows if the last request is incomplete.
         rate: Share of clicks.
-        rows_per_request: Number of rows per request. Rows of a request share half of every
-            variance.
+        rows_per_request: Number of rows per request. With more than one row, half of every variance
+            is between requests.
         noise: Variance of the noise in the candidate's scores, see `noise_that_loses` and
             `noise_that_costs`.
     """
@@ -119,7 +119,10 @@ def mean_log_odds(rate: float) -> float:
 
 @lru_cache(maxsize=64)
 def population_auc(rate: float, noise: float) -> float:
-    """Return the population AUC at this noise variance, for rows from different requests."""
+    """Return the population AUC of a model with the noise variance `noise`.
+
+    Both rows of a pair are from different requests.
+    """
     at, clicks, others = _grid(rate)
     return float(clicks @ _PHI((at[:, None] - at[None, :]) / np.sqrt(2 * noise)) @ others)
 
@@ -137,7 +140,7 @@ def noise_that_loses(rate: float, auc_loss: float) -> float:
 
 
 def population_log_loss(rate: float, noise: float) -> float:
-    """Return the mean log loss of a model with noise of this variance.
+    """Return the mean log loss of a model with the noise variance `noise`.
 
     The mean log loss is the mean entropy of the model's probabilities.
     """
@@ -181,11 +184,11 @@ def shifted(probabilities: NDArray[np.float64], part: float) -> NDArray[np.float
 def draw_slices(
     random: Generator, requests: NDArray[np.int64], *, columns: int = 26
 ) -> dict[str, NDArray[np.bool_]]:
-    """Draw slices [n] by name.
+    """Draw for each slice which of the n rows belong to it. Return the masks [n] by slice.
 
     Each of the five most frequent values of a column is a slice, and the other values are one
-    slice. Each slice has between 1/20 and 1/4 of the rows. Every second column is constant in a
-    request. No column depends on clicks or scores.
+    slice. Each slice has between 1/20 and 1/4 of the rows. In every second column, all rows of a
+    request have the same value. No column depends on clicks or scores.
     """
     frequencies = 1 / np.arange(1, 31)
     frequencies /= frequencies.sum()

@@ -25,8 +25,8 @@ class Disk(Kill):
         super().__init__(crash_at)
         self.root = root
         self._pending: list[tuple[Path, Callable[[], None]]] = []
-        """Changes that are not flushed yet, in order, each with its folder and a function that
-        undoes it."""
+        """Changes that are not flushed yet, in order: the changed folder, and a function that
+        undoes the change."""
         self._flushed: set[int] = set()
         self._torn: list[Path] = []
         self.watch(os, "mkdir", "rename", "replace", "unlink", "fsync")
@@ -81,14 +81,14 @@ class Disk(Kill):
         for path in self._torn:
             if path.exists():
                 os.truncate(path, source.randrange(path.stat().st_size))
-        kept = {
+        remaining = {
             folder: source.randint(0, sum(f == folder for f, _ in self._pending))
             for folder, _ in self._pending
         }
         undone = []
         for folder, undo in self._pending:
-            kept[folder] -= 1
-            if kept[folder] < 0:
+            remaining[folder] -= 1
+            if remaining[folder] < 0:
                 undone.append((folder, undo))
         for folder, undo in reversed(undone):
             if folder.exists():

@@ -17,7 +17,7 @@ DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class Answer(NamedTuple):
-    """Response of a server to a request for a page."""
+    """Response of an HTTP server."""
 
     status: int
     """HTTP status, or 0 without a response."""
@@ -25,7 +25,7 @@ class Answer(NamedTuple):
     headers: Mapping[str, str]
 
 
-def ask(url: str, *, timeout: float = 60.0) -> Answer:
+def http_get(url: str, *, timeout: float = 60.0) -> Answer:
     """Return the answer, whatever its status."""
     try:
         with DIRECT.open(url, timeout=timeout) as answer:
@@ -74,7 +74,7 @@ def wait_for(condition, what="the condition", *, seconds=120.0):
     """Return the first true answer of `condition()`."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):
-        assert time.monotonic() < deadline, f"{what} did not come within {seconds} s"
+        assert time.monotonic() < deadline, f"{what} did not happen within {seconds} s"
         time.sleep(0.02)
     return found
 

@@ -21,14 +21,13 @@ class Prometheus:
 
     `pods` contains the metrics URL of each pod by name.
 
-    Its targets have the same labels as the targets of a PodMonitor under the Prometheus Operator.
-    `interval` is the scrape interval, which tests keep short. `flags` are further flags of the
-    server.
+    Prometheus adds the labels that the Prometheus Operator adds for a PodMonitor. `interval` is the
+    scrape interval, which tests keep short. `flags` are further flags of the server.
     """
 
     def __init__(self, folder, pods, *, interval="1s", namespace="evergreen", flags=()):
         if shutil.which("prometheus") is None:
-            pytest.skip("prometheus is not installed: there is no real one to ask")
+            pytest.skip("prometheus is not installed")
         self._folder, self._flags = folder, flags
         folder.mkdir(parents=True)
         targets = [
@@ -88,10 +87,10 @@ class Prometheus:
         except OSError:
             return False
 
-    def ask(self, query, **at):
-        """Return the samples at `time`, by default now. The keys are values of the label `pod`.
+    def query(self, query, **at):
+        """Return the result of the query at a time, by the label `pod`. The default time is now.
 
-        The key is empty for samples without this label.
+        Samples without the label `pod` have an empty key.
         """
         found = self._get("query", query=query, **at)["result"]
         return {each["metric"].get("pod", ""): float(each["value"][1]) for each in found}

@@ -1,14 +1,14 @@
 """A finite model of the release protocol, and an exhaustive search of its states.
 
-The model chooses every move by `controller.protocol.TABLE`, which the controller uses too. It adds
-what the table does not contain: the effect of each move on journal, repository, plan and servers,
-and the possible disturbances. Two controllers, two servers, a pipeline and a monitor take part. A
-controller can be killed before and after each durable write and between two servers. An answer can
-be lost, a server can restart, a clock can jump, and a lease can expire while its holder is paused
-between its check and its write.
+The model chooses every move by `controller.protocol.TABLE`, which the controller uses too. The
+model adds the effect of each move on journal, repository, plan and servers, and the possible
+disturbances. Two controllers, two servers, a pipeline and a monitor take part. A controller can be
+killed before and after each durable write and between two servers. An answer can be lost, a server
+can restart, a clock can jump, and a lease can expire while its holder is paused between its check
+and its write.
 
-States are immutable, so the search can use a set. It is breadth-first, so the path to a violation
-is a shortest path. `tests/controller/test_protocol_model.py` runs it.
+States are immutable, so the search can use a set. The search is breadth-first, so the path to a
+violation is a shortest path. `tests/controller/test_protocol_model.py` runs the search.
 `tests/controller/test_protocol_traces.py` compares the effect of each move with the effect of the
 real controller's move.
 """
@@ -34,7 +34,7 @@ from evergreen.contracts.requests import (
 
 
 class Line(NamedTuple):
-    """Change that an attempt makes, in the form of its journal entries."""
+    """Journal entries of an attempt to change the served versions."""
 
     version: int
     before: int | None
@@ -46,7 +46,7 @@ class Line(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """One request with its answers, folded as in `evergreen.registry.requests`."""
+    """State of one request, from all its journal entries (see `evergreen.registry.requests`)."""
 
     kind: str
     model: str = ""
@@ -71,7 +71,7 @@ class Ask(NamedTuple):
 
 
 class Journal(NamedTuple):
-    """The journal, folded."""
+    """State that results from all entries of the journal."""
 
     live: int = 1
     before: int | None = None
@@ -128,8 +128,8 @@ class Controller(NamedTuple):
     """Position of an abort whose move failed."""
     known: Server | None = None
     paused: tuple[int, Line | None, int | None] | None = None
-    """Rule whose move was checked but not made yet, with the intent and the request's position that
-    the controller observed."""
+    """Move that the controller checked before a pause: the number of the rule, the observed intent,
+    and the position of the observed request."""
 
 
 class State(NamedTuple):
@@ -142,7 +142,7 @@ class State(NamedTuple):
     flushed: Journal | None = None
     """Journal that remains after a crash if the last entry was not flushed."""
     budget: tuple[int, ...] = ()
-    """Number of disturbances that may still happen, by kind as in `Scenario.budget`."""
+    """Number of remaining disturbances, by kind as in `Scenario.budget`."""
 
 
 class View(NamedTuple):
@@ -216,10 +216,11 @@ DISTURBANCES = CRASH, FAILURE, RESTART, JUMP, PAUSE, RECALL = range(6)
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """Requests, and bounds of the disturbances."""
+    """The requests of a search, and how often each kind of disturbance may happen."""
 
     asks: tuple[Ask, ...]
-    """Requests in the order of their entries. Each request can be appended at any time."""
+    """Requests in the order in which they are appended to the journal. Each request can be appended
+    at any time."""
     shares: tuple[float, ...] = (1,)
     crashes: int = 1
     failures: int = 1
@@ -232,7 +233,7 @@ class Scenario:
 
     @property
     def budget(self) -> tuple[int, ...]:
-        """Return the initial budget, in the order of `DISTURBANCES`."""
+        """Return how often each of `DISTURBANCES` may happen in a search."""
         return (
             self.crashes,
             self.failures,
@@ -301,10 +302,10 @@ class ProtocolModel:
         """Return the initial state: version 1 is live, and no controller runs."""
         return State(budget=self.scenario.budget)
 
-    # What a controller sees, as in `controller.reconcile.observe`.
+    # The following methods return what a controller sees, as in `controller.reconcile.observe`.
 
     def chosen(self, journal: Journal) -> int | None:
-        """Return the position of the request that is handled next, or None."""
+        """Return the position of the next request to handle, or None."""
         results = (None, CANCELLED) if self.mutant == "begin withdrawn requests" else (None,)
         found = [at for at, ask in enumerate(journal.asks) if ask.result in results]
         urgent = [at for kind in URGENT_KINDS for at in found if journal.asks[at].kind == kind]
@@ -366,13 +367,13 @@ class ProtocolModel:
         return next((share for share in self.scenario.shares if share > now), None)
 
     def wanted_then(self, ask: Ask) -> int | None:
-        """Return the version that a rollback during a change wants."""
+        """Return the version that a rollback must restore if it was requested during a change."""
         if ask.intent_then is None:
             return None
         return ask.intent_then if ask.rollback_then else ask.live_then
 
     def satisfied(self, state: State, at: int) -> int | None:
-        """Return the version that already serves as the request asks, or None."""
+        """Return the version that already satisfies the request, or None."""
         journal, ask = state.journal, state.journal.asks[at]
         if ask.recorded is not None:
             return ask.recorded
@@ -391,7 +392,7 @@ class ProtocolModel:
     def observe(self, state: State, me: int, *, probed: bool = False) -> View:
         """Return the controller's observation of the state.
 
-        If `probed` is true, the controller asks the servers, like the watchdog.
+        If `probed` is true, the observation includes the servers, like that of the watchdog.
         """
         journal, files, mine = state.journal, state.files, state.controllers[me]
         at, line, request = self.chosen(journal), self.intent(state, me), None
@@ -578,8 +579,8 @@ class ProtocolModel:
     ) -> State | None:
         """Return the state after a move that involves no servers, or None if the move is refused.
 
-        `seen` contains an earlier observation of the intent and the request, if the controller
-        paused in between.
+        `seen` contains an observation from before a pause: the intent and the position of the
+        request.
         """
         move, mine, files = rule.move, state.controllers[me], state.files
         line, at = seen or (self.intent(state, me), self.chosen(state.journal))
@@ -715,7 +716,7 @@ class ProtocolModel:
         return state._replace(files=files)
 
     def serve(self, state: State, me: int, rule: protocol.ProtocolRule, at: int) -> State:
-        """Return the state after a move's action on the server at this position."""
+        """Return the state after a move's action on the server at position `at`."""
         move, files, server = rule.move, state.files, state.servers[at]
         line = self.intent(state, me)
         if move == protocol.REHEARSE:
@@ -783,7 +784,10 @@ class ProtocolModel:
         return state
 
     def done(self, state: State, me: int, rule: protocol.ProtocolRule) -> State:
-        """Return the state after an undisturbed move, or after the refusal of this move."""
+        """Return the state after a move without disturbances.
+
+        A refused move may change the state too.
+        """
         before, state = state, self.begin(state, me, rule)
         if rule.move == protocol.STAND_DOWN:
             return self._killed(state, me)
@@ -823,13 +827,10 @@ class ProtocolModel:
         return self._ended(state, me)
 
     def _ended(self, state: State, me: int) -> State:
-        """Return the state after the end of a round.
-
-        The next round starts without memory of this round.
-        """
+        """Return the state after the end of a round. The controller forgets what it observed."""
         return self._with(state, me, **_FORGOTTEN, failed_abort=None, known=None)
 
-    # Transitions.
+    # -- transitions
 
     def steps(self, state: State) -> Iterator[tuple[str, State]]:
         """Yield each possible event with the state after it."""
@@ -880,8 +881,8 @@ class ProtocolModel:
         others = [each for each in state.controllers if each.lease]
         if all(each.paused is not None for each in others):
             fence = state.files.fence + 1
-            taken = state._replace(files=state.files._replace(fence=fence))
-            yield f"{me} takes lease {fence}", self._with(taken, me, lease=fence)
+            locked = state._replace(files=state.files._replace(fence=fence))
+            yield f"{me} takes lease {fence}", self._with(locked, me, lease=fence)
 
     def _outside(self, state: State) -> Iterator[tuple[str, State]]:
         """Yield the events of the pipeline, the monitor, servers and clocks."""
@@ -940,7 +941,7 @@ class ProtocolModel:
     def _parts(
         self, state: State, me: int, rule: protocol.ProtocolRule
     ) -> Iterator[tuple[str, State]]:
-        """Yield what a disturbed move leaves behind."""
+        """Yield each state in which a disturbance can leave the system in the middle of a move."""
         yield "before", state
         if rule.move in SERVER_MOVES:
             for at in range(len(state.servers)):
@@ -954,7 +955,7 @@ class ProtocolModel:
         if self.mutant == "configure before the intent" and rule.move == protocol.ANNOUNCE:
             version = made.journal.intent.version if made.journal.intent else 0
             yield "between", state._replace(files=state.files._replace(config=version))
-        # If a response is lost, the controller keeps its previous memory.
+        # If a response is lost, the controller's state does not change.
         memory = self._remembered(state, me, rule)
         controllers = list(made.controllers)
         controllers[me] = memory
@@ -982,7 +983,7 @@ class ProtocolModel:
         seen = mine.paused[1:]
         state = self._with(state, me, paused=None)
         if mine.lease == fence and rule.move in (protocol.ACCEPT, protocol.WITHDRAW):
-            # The side that waits can append a withdrawal in between.
+            # The process that waits for the request may have withdrawn it during the pause.
             return self.write(state, me, rule, seen=seen) or state
         if mine.lease == fence:
             now = self.superseded(state, me)
@@ -990,7 +991,7 @@ class ProtocolModel:
             is_same = current is not None and current.move == rule.move
             return self.done(now, me, rule) if is_same else now
         if rule.move in JOURNAL_MOVES:
-            if rule.move == protocol.ANNOUNCE:  # the number was assigned before this move
+            if rule.move == protocol.ANNOUNCE:  # the intent already has its version number
                 line = seen[0]
                 if line is not None:
                     state = self._entry(state, me, lambda j: self._announce(j, line))
@@ -998,15 +999,14 @@ class ProtocolModel:
             made = self.write(state, me, rule, seen=seen)
             return self._killed(made or state, me)
         if rule.move in (protocol.SERVE, protocol.HEAL, protocol.RESTORE_SERVERS):
-            for at, server in enumerate(
-                state.servers
-            ):  # a server reads the configuration when it loads
+            # A server reads the configuration when it loads.
+            for at, server in enumerate(state.servers):
                 state = self._on(state, at, server._replace(serves=state.files.config))
         elif self.mutant == "ignore the fencing number" and rule.move not in SERVER_MOVES:
             return self._killed(self.write(state, me, rule, seen=seen) or state, me)
         return self._killed(state, me)
 
-    # Properties.
+    # The following methods check the properties.
 
     def check_retry(self, journal: Journal, at: int) -> None:
         """Check that a change is neither made twice for a run nor after a person's rollback."""
@@ -1025,7 +1025,7 @@ class ProtocolModel:
         expect(not overruled, "a retry does not overrule a rollback")
 
     def check_done(self, state: State, at: int) -> None:
-        """Check that a request that is answered as done was done."""
+        """Check the effect of a request whose result is `done`."""
         journal, files, ask = state.journal, state.files, state.journal.asks[at]
         if ask.kind == RELEASE:
             is_live = journal.model(journal.live) == ask.model
@@ -1145,7 +1145,7 @@ def explore(model: ProtocolModel, *, most: int = 5_000_000) -> Explored:
 
 
 def _check_settles(model: ProtocolModel, state: State, settled: dict[State, int]) -> int:
-    """Return the number of undisturbed moves until all is settled, and check that state."""
+    """Return the number of moves to the end if nothing is disturbed, and check the last state."""
     path: list[State] = []
     seen: set[State] = set()
     at: State | None = state

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from demo.log_server import emulator_command, find_emulator
-from tests.support.processes import ask, freeze_group
+from tests.support.processes import freeze_group, http_get
 
 _START_SECONDS = 60.0
 
@@ -63,4 +63,4 @@ class Emulator:
         os.killpg(self._process.pid, signal.SIGCONT)
 
     def _answers(self) -> bool:
-        return ask(f"http://{self.address}/", timeout=2).status == 200
+        return http_get(f"http://{self.address}/", timeout=2).status == 200

@@ -32,7 +32,7 @@ def kill_stubs(server):
 
 
 FAULT = "    def _fault(self, tensors: Tensors) -> str | None:\n"
-"""Line in the code of the served model at which the computation of each batch starts."""
+"""Line in the code of the served model that runs at the start of each batch."""
 
 
 def change_code(triton, version, old, new):
@@ -59,12 +59,12 @@ class Traffic:
 def under_load(urls, rows, *, until=None, enough=30, model=MODEL_NAME):
     """Send requests every few milliseconds, one client per url, while the body runs.
 
-    If `until` is set, each client continues until `enough` of its answers came from that version,
-    including the last answer.
+    `until` is a version that each client must reach. A client continues until it has `enough`
+    answers of version `until`, including the last answer.
     """
     traffic, stop, done = Traffic(len(urls)), threading.Event(), threading.Event()
 
-    def ask(client, answers):
+    def send_requests(client, answers):
         while not stop.wait(0.005):
             if done.is_set() and answers.count(until) >= enough and answers[-1] == until:
                 return
@@ -76,7 +76,7 @@ def under_load(urls, rows, *, until=None, enough=30, model=MODEL_NAME):
 
     clients = [Triton(url) for url in urls]
     threads = [
-        threading.Thread(target=ask, args=pair, daemon=True)
+        threading.Thread(target=send_requests, args=pair, daemon=True)
         for pair in zip(clients, traffic.answers, strict=True)
     ]
     for thread in threads:
@@ -95,7 +95,7 @@ def under_load(urls, rows, *, until=None, enough=30, model=MODEL_NAME):
 
 
 class BackgroundTraffic:
-    """Sends requests from its own thread by the coroutine `_ask`, until the block ends."""
+    """Sends requests in a thread within a `with` block. Subclasses define the coroutine `_ask`."""
 
     def __init__(self):
         self._stop = threading.Event()

@@ -44,17 +44,20 @@ def draw_arrays(
 
 
 def criteo_with(**sections: dict[str, Any]) -> Recommender:
-    """Return Criteo's recommender with changed settings. The keys of `sections` are sections."""
+    """Return Criteo's recommender with changed settings. Each keyword is the name of a section."""
     return with_sections(CRITEO_RECOMMENDER, **sections)
 
 
 def shop_with(**sections: dict[str, Any]) -> Recommender:
-    """Return the default recommender with changed settings. The keys of `sections` are sections."""
+    """Return the default recommender with changed settings.
+
+    Each keyword is the name of a section.
+    """
     return with_sections(SHOP, **sections)
 
 
 def with_sections(recommender: Recommender, **sections: dict[str, Any]) -> Recommender:
-    """Return the recommender with changed settings. The keys of `sections` are sections."""
+    """Return the recommender with changed settings. Each keyword is the name of a section."""
     return recommender.with_settings(
         {
             f"{section}.{name}": value

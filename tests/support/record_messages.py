@@ -33,7 +33,7 @@ def fields_of(proto: str) -> dict[str, list[tuple[bool, str, str, int]]]:
 
 
 def reader_of(proto: str):
-    """Return the class that another program that reads the log would generate from the schema."""
+    """Return a Protobuf class of log records, generated from the published schema."""
     file = descriptor_pb2.FileDescriptorProto(name="other.proto", syntax="proto3")
     messages = fields_of(proto)
     for message, fields in messages.items():

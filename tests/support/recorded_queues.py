@@ -1,6 +1,6 @@
 """Counters of four real Tritons over 150 s (`queue_series.json`), and the expected values.
 
-Each server stands for one pod. Its counters were read every 5 s, like by Prometheus. `busy` has
+Each server represents one pod. The counters were read every 5 s, as Prometheus would do. `busy` has
 three models: one under load, one idle, and one with few slow requests in the second half.
 `restarted` was killed in the middle, while it had no traffic, so its counters start again. `quiet`
 got only three requests, all at the same time. `stuck` completes no request. `answered` contains the
@@ -20,7 +20,7 @@ PODS = tuple(RECORD["readings"])
 
 
 def recorded_series(pods=PODS) -> dict[str, str]:
-    """Return the series of these pods in promtool's notation, with a PodMonitor's labels."""
+    """Return the series of `pods` in promtool's notation, with a PodMonitor's labels."""
     found = {}
     for pod in pods:
         readings = RECORD["readings"][pod]
@@ -36,7 +36,7 @@ def recorded_series(pods=PODS) -> dict[str, str]:
 def counted(pod: str, metric: str, start: int, end: int) -> int:
     """Return the increase of a counter over all models of a pod between two times in seconds.
 
-    If a counter fell, it restarted at zero.
+    A counter whose value fell has restarted at zero.
     """
     readings = RECORD["readings"][pod][start // INTERVAL : end // INTERVAL + 1]
     total = 0
@@ -47,7 +47,7 @@ def counted(pod: str, metric: str, start: int, end: int) -> int:
 
 
 def truth(end: int, pods=PODS, *, window: int = 60) -> float:
-    """Return the mean time in microseconds that a request to these pods waited in a queue.
+    """Return the mean queue time in microseconds of requests to `pods`.
 
     The mean is over the window that ends at `end`.
     """

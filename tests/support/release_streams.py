@@ -1,10 +1,10 @@
 """Simulated traffic under continuous retraining, as the reference for the monitor's decisions.
 
 A model version is released every few seconds. A version was trained on the rows whose labels were
-final at its training. The newest tenth of these rows is the gate's holdout. A version that was
-trained on rows from after a drift predicts as well as before the drift. Other versions have a lower
-AUC on rows from after the drift. The scores are binormal, see `tests.support.click_streams`. Each
-request has one row.
+final at its training. The newest tenth of the training window is the gate's holdout. A version that
+was trained on rows from after a drift predicts as well as versions did before the drift. Other
+versions have a lower AUC on rows from after the drift. The scores are binormal, see
+`tests.support.click_streams`. Each request has one row.
 """
 
 from collections import deque
@@ -26,7 +26,7 @@ from monitoring.policies.policy import Baseline, DecisionPoint
 from monitoring.rows import MaturedRequests
 
 START = 1_767_225_600.0
-"""Start time of the streams. It is a multiple of every `decide_seconds` in these tests."""
+"""Start time of the streams, a multiple of every `decide_seconds` in these tests."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,17 +52,17 @@ class Releases:
     changed_again_at: float | None = None
     """Time of the second drift."""
     learns: bool = True
-    """Whether a version predicts as well as before the drift once it was trained on rows from after
-    the drift."""
+    """Whether a version that was trained on rows from after the drift predicts as well as versions
+    did before the drift."""
     learned_after: float = 300.0
     """Time in seconds for which rows from after a drift must arrive before a version trained on
     them predicts well again."""
     gate_half_width: float = 0.0
-    """Half the width of the gate's confidence interval. With 0, the gate measures the AUC without
-    error. This is the smallest possible error of the gate."""
+    """Half the width of the gate's confidence interval. 0 means that the gate knows the exact
+    AUC."""
     holdout_share: float = 0.1
-    """Share of a run's rows, the newest ones, on which its model is evaluated. The rows of a run
-    are those between two releases."""
+    """Share of a run's rows, the newest ones, on which its model is evaluated. A run gets the rows
+    between two releases."""
 
     def version_at(self, time: float) -> int:
         """Return the serving version, from 1."""
@@ -80,7 +80,7 @@ class Releases:
         return self.trained_until(version) >= changed_at + self.learned_after
 
     def auc_of(self, version: int, time: float) -> float:
-        """Return the AUC of the version on rows of this time."""
+        """Return the AUC of the version at the time `time`."""
         changes = [
             each
             for each in (self.changed_at, self.changed_again_at)
@@ -106,7 +106,7 @@ class Releases:
 def rows_between(
     random: Generator, releases: Releases, begin: float, end: float
 ) -> MaturedRequests:
-    """Return requests that are spread evenly from `begin` to `end`, without `end`."""
+    """Return requests that are spread evenly between `begin` and `end`."""
     num = round((end - begin) * releases.rows_per_second)
     offsets = begin + (np.arange(num) + 0.5) / releases.rows_per_second
     versions = np.array([releases.version_at(each) for each in offsets.tolist()], np.int32)
@@ -116,7 +116,7 @@ def rows_between(
         for pair in {(int(versions[0]), begin), (int(versions[-1]), end - 1e-6)}
     }
     # The version and the drift may change only at the start of a decision span.
-    assert len(set(pairs.values())) == 1, "releases and the change must lie at decision points"
+    assert len(set(pairs.values())) == 1, "releases and the change must be at decision points"
     scores = (
         random.standard_normal(num, np.float32) + np.float32(next(iter(pairs.values()))) * labels
     )

@@ -41,9 +41,9 @@ def render(folder: Path) -> str:
 def render_variant(variant: str, scratch: Path) -> str:
     """Render `<overlay>` or `<overlay>+<component>...`.
 
-    For components, this function writes a kustomization into `scratch`. The names `base` and `kind`
-    are allowed instead of an overlay. `base` is the common base of all overlays, and `kind` is the
-    variant of `make kind`.
+    An overlay with components needs a kustomization, which is written into `scratch`. The names
+    `base` and `kind` are allowed instead of an overlay. `base` is the common base of all overlays,
+    and `kind` is the variant of `make kind`.
     """
     overlay, *components = variant.split("+")
     source = K8S / overlay if overlay in ("base", "kind") else K8S / "overlays" / overlay
@@ -71,7 +71,7 @@ def render_edited(overlay: str, values: dict[str, str], copy: Path) -> list[Mani
 
 
 def find(manifests: list[Manifest], kind: str, name: str) -> Manifest:
-    """Return the one object of that kind and name.
+    """Return the one object of kind `kind` and name `name`.
 
     The object's name may end with kustomize's content hash.
     """
@@ -83,7 +83,7 @@ def find(manifests: list[Manifest], kind: str, name: str) -> Manifest:
 
 
 def title(manifest: Manifest) -> str:
-    """Return the name of the object for the message of a failed test."""
+    """Return the object's kind, namespace and name for messages."""
     metadata = manifest["metadata"]
     return f"{manifest['kind']} {metadata.get('namespace', '-')}/{metadata['name']}"
 
@@ -116,7 +116,7 @@ def containers(spec: Manifest) -> list[Manifest]:
 
 
 def matches(selector: Manifest, labels: dict[str, str]) -> bool:
-    """Return whether a LabelSelector selects an object with these labels.
+    """Return whether a LabelSelector selects an object labelled `labels`.
 
     An empty selector matches every object.
 

@@ -34,7 +34,7 @@ def adapter_rules() -> list[dict]:
 
 
 def of_pods(query: str, *pods: str) -> str:
-    """Restrict the query to these pods."""
+    """Restrict the query to the pods named `pods`."""
     return query.replace('pod=~"triton-.+"', f'pod=~"{"|".join(pods)}"')
 
 
@@ -44,7 +44,5 @@ def metric_name(rule: dict) -> str:
     Rules with Go's `$0` or `$1` are not supported.
     """
     series = str(rule["seriesQuery"]).partition("{")[0]
-    assert re.search(rule["name"]["matches"], series), (
-        f"{series} is not what the rule is about: it publishes nothing"
-    )
+    assert re.search(rule["name"]["matches"], series), f"the rule's pattern does not match {series}"
     return rule["name"]["as"]

@@ -17,7 +17,7 @@ from tests.support.triton_double import GrpcTriton, ScoringDouble, known_scores
 
 @pytest.fixture(scope="session")
 def recommender():
-    """The recommender of the server, rows and records. A test folder may override this fixture."""
+    """The recommender of all fixtures in this module. A test folder may override this fixture."""
     return SHOP
 
 
@@ -93,14 +93,14 @@ def read_log(recommender):
 
 @pytest.fixture
 def sleeps():
-    """A replacement for sleep that returns at once, and records its arguments in `sleeps.asked`."""
+    """A replacement for sleep that returns at once, and records its arguments in `seconds`."""
 
     class Sleeps:
         def __init__(self) -> None:
-            self.asked: list[float] = []
+            self.seconds: list[float] = []
 
         async def __call__(self, seconds: float) -> None:
-            self.asked.append(seconds)
+            self.seconds.append(seconds)
             await asyncio.sleep(0)
 
     return Sleeps()

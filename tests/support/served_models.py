@@ -22,7 +22,7 @@ from tests.support.model_repository import OPTIONS, small_version, with_versions
 from tests.support.served_names import MODEL_NAME, NAMES
 from tests.support.stored_models import make_candidate, make_parts, raw_rows  # noqa: F401  fixtures
 
-# ruff: noqa: F811  a fixture is imported by the name that its users ask for
+# ruff: noqa: F811  a fixture is imported under the name of the argument
 
 
 @pytest.fixture
@@ -52,9 +52,9 @@ def exported(tmp_path):
 
 @pytest.fixture(scope="session")
 def triton(tmp_path_factory):
-    """Real tritonserver with one repository. Tests that share it start with an empty repository."""
+    """Real tritonserver with one repository. Each test starts with an empty repository."""
     root = tmp_path_factory.mktemp("triton with space")
-    # This Triton version always uses its full stop timeout after a stub was killed.
+    # After a stub was killed, Triton 2.51 always waits for its full stop timeout.
     settings = TritonSettings(stop_seconds=0.2)
     (root / "home").mkdir()
     variables = {"HOME": str(root / "home")}
@@ -82,7 +82,7 @@ def settings(triton, client, tmp_path):
         store=tmp_path / "store",
         repository=triton.repository.as_uri(),
         triton_urls=(triton.grpc_url,),
-        # Use one instance, which starts in half the time of two. These tests send no parallel
+        # Use one instance, which starts in half the time of two. Most tests send no parallel
         # requests.
         options=ServingOptions(instances=1),
         trigger_id="drift-7",
@@ -106,7 +106,7 @@ def repository(settings):
 
 @pytest.fixture
 def deploy(settings, make_candidate):
-    """Releases the model of `seed`. Keyword arguments change the settings."""
+    """Releases the model that is made with `seed`. Keyword arguments change the settings."""
     return lambda seed, **changes: release(
         *make_candidate(settings.store, seed), settings=dataclasses.replace(settings, **changes)
     )
@@ -139,7 +139,7 @@ def open_bucket(cloud_storage):
 
 @pytest.fixture
 def make_version(tmp_path):
-    """Creates a folder with a graph and golden rows that differ by number.
+    """Creates a folder with a graph and golden rows. Each number gives other content.
 
     The graph's bytes are meaningless.
     """
@@ -150,7 +150,7 @@ def make_version(tmp_path):
 def put_live(make_version):
     """Stages, publishes and configures a small version without servers.
 
-    The configuration also keeps the versions in `beside`.
+    The configuration also contains the versions in `beside`.
     """
 
     def do(repository, number, *, beside=(), options=OPTIONS):

@@ -1,4 +1,4 @@
-"""Names in Triton of Criteo's recommender, for tests that serve it."""
+"""Triton's names of the models of Criteo's recommender."""
 
 from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from evergreen.contracts.serving import ServedNames

@@ -36,23 +36,23 @@ class Client:
         self.answered = 0
         self._lock = threading.Lock()
 
-    def ask(self, model: str = MODEL_NAME) -> None:
+    def send(self, model: str = MODEL_NAME) -> None:
         """Send one request and wait for its answer."""
         self.grpc.infer(model, self._inputs)
         with self._lock:
             self.answered += 1
 
-    def ask_at_once(self, count: int, model: str = MODEL_NAME) -> list[threading.Thread]:
+    def send_at_once(self, count: int, model: str = MODEL_NAME) -> list[threading.Thread]:
         """Send `count` requests in parallel and return their threads.
 
-        If the server stops before it answers, the threads end without an answer.
+        A request to a stopped server ends its thread without an answer.
         """
 
-        def ask() -> None:
+        def send() -> None:
             with suppress(Exception):
-                self.ask(model)
+                self.send(model)
 
-        threads = [threading.Thread(target=ask, daemon=True) for _ in range(count)]
+        threads = [threading.Thread(target=send, daemon=True) for _ in range(count)]
         for thread in threads:
             thread.start()
         return threads

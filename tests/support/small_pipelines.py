@@ -107,7 +107,7 @@ def run_tiny(tmp_path):
 def compile_with(tmp_path_factory):
     """`compile_with(**placement)` compiles the project's pipeline once a session.
 
-    Tests must not change the result.
+    Tests share the compiled pipelines, and must not change them.
     """
     known: dict[str, Compiled] = {}
 

@@ -49,14 +49,14 @@ def imports_of(tree: ast.AST) -> Iterator[str]:
             yield node.module
 
 
-def told_after(code: str, told: str, *, folder: Path, python_path: Path) -> tuple[Any, str]:
+def value_after(code: str, expression: str, *, folder: Path, python_path: Path) -> tuple[Any, str]:
     """Run `code` in a fresh interpreter.
 
-    Return the value of the variable `told` in `code`, and the interpreter's output.
+    Return the value of the expression `expression` after `code`, and the interpreter's output.
     """
-    tell = f"finally:\n import json, sys\n print(json.dumps({told}))"
+    printing = f"finally:\n import json, sys\n print(json.dumps({expression}))"
     done = subprocess.run(
-        [sys.executable, "-c", f"try:\n {code or 'pass'}\n{tell}"],
+        [sys.executable, "-c", f"try:\n {code or 'pass'}\n{printing}"],
         cwd=folder,
         env={"PYTHONPATH": str(python_path), "PATH": "", "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,

@@ -45,10 +45,10 @@ def raw_rows(raw_table):
 def make_candidate(tmp_path, make_parts, raw_table, raw_rows):
     """Makes a stored model with its RawDataset and Verdict.
 
-    The scores are reference scores, not the graph's.
+    The verdict's scores are computed by the reference formula and not by the graph.
 
-    `parts` are the model's workflow and its toy network. By default, new ones are made. `quality`
-    is the quality that the gate measured.
+    `parts` are the model's workflow and its toy network, which are made by default. `quality` is
+    the quality that the gate measured.
     """
 
     def make(store, seed, *, n=60, accepted=True, parts=None, quality=None):

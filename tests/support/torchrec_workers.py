@@ -15,7 +15,7 @@ _FOLLOW = "from components.training.torchrec.engine import follow; follow()"
 
 
 class Workers:
-    """The current group. There is only one group at a time."""
+    """The test's TorchRec workers. Only one group of workers exists at a time."""
 
     def __init__(self):
         self._size, self._others, self._variables = 1, [], None
@@ -53,13 +53,13 @@ class Workers:
 
         from components.training.torchrec.tables import begin_group
 
-        # TorchRec checks a new group only once in each process. Workers that are started later
-        # check it again, but this process does not.
+        # TorchRec checks a new group only once in each process. New worker processes wait for the
+        # check of all members, so the test process must check again.
         collective_utils._INITIALIZED = False
         begin_group()
 
     def end(self):
-        """Stop all workers except this process."""
+        """Stop all workers except the test process."""
         if self._size == 1:
             return
         from components.training.torchrec.engine import end_group

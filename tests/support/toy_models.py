@@ -1,8 +1,8 @@
 """Stored models without torch: a workflow, a table, and a network written as ONNX node by node.
 
-The product does not know this network: one hidden layer on concat(vectors, dense values). Tests
-with this network therefore depend only on the exported graph. `scores` computes reference scores
-from raw values, in float64 NumPy, row by row, by the docstrings of `evergreen.contracts.workflow`.
+The product does not know the toy network: one hidden layer on concat(vectors, dense values). Tests
+with the toy network depend only on the exported graph. `scores` computes reference scores from raw
+values, in float64 NumPy, row by row, by the docstrings of `evergreen.contracts.workflow`.
 """
 
 import math

@@ -26,7 +26,7 @@ def make_plan(sequence=1, *, canary=CANARY, share=0.5, shadow=0.0):
 
 
 def follow(server, objects, conversation, *, interval=3600.0, max_shadows=4, **settings):
-    """Run the conversation.
+    """Call the coroutine `conversation` with a client that follows the plan, and return its result.
 
     The client reads the plan at the start, and then every `interval` seconds.
     """
@@ -45,5 +45,5 @@ def follow(server, objects, conversation, *, interval=3600.0, max_shadows=4, **s
 async def until(condition):
     end = time.monotonic() + 120
     while not condition():
-        assert time.monotonic() < end, "waited 120 s in vain"
+        assert time.monotonic() < end, "the condition was not met within 120 s"
         await asyncio.sleep(0.005)

@@ -1,8 +1,8 @@
 """The part of a Kubernetes API server that the training step uses: TrainJobs, their pods and logs.
 
 The double follows the real server's rules over real HTTP. Names of objects are unique. A deleted
-object with dependents has a deletion time until its dependents are gone. A custom resource accepts
-a JSON or merge patch but no strategic one. Each log line starts with its time. The parameter
+object remains until its dependents are gone, and has a deletion time. A custom resource accepts a
+JSON or merge patch but no strategic one. Each log line starts with its time. The parameter
 `sinceSeconds` counts back from the current time. Error responses are `Status` objects. The double
 does not run a controller for TrainJobs. Tests change a job with `start_pod`, `write`, `end` and
 `remove`.
@@ -50,7 +50,7 @@ class TrainJobApi(HttpDouble):
         self.jobs: dict[str, dict] = {}
         self.pods: dict[str, dict] = {}
         self.logs: dict[str, list[tuple[datetime, str]]] = {}
-        self.asked: set[tuple[str, str]] = set()
+        self.permissions: set[tuple[str, str]] = set()
         """Verbs and resources of the requests, in the terms of RBAC rules."""
         self.failures: list[int] = []
         """Statuses of the next answers. Later responses are normal."""
@@ -102,7 +102,7 @@ class TrainJobApi(HttpDouble):
         query = {name: values[0] for name, values in parse_qs(url.query).items()}
         if url.path.startswith(JOBS):
             verb = {"POST": "create", "GET": "get", "PATCH": "patch", "DELETE": "delete"}[method]
-            self.asked.add((verb, "trainjobs"))
+            self.permissions.add((verb, "trainjobs"))
             if verb == "patch" and kind not in (
                 "application/merge-patch+json",
                 "application/json-patch+json",
@@ -112,7 +112,7 @@ class TrainJobApi(HttpDouble):
             return as_json(job, 201 if verb == "create" else 200)
         assert (method, url.path[: len(PODS)]) == ("GET", PODS)
         name = url.path.removeprefix(PODS).removesuffix("/log").lstrip("/")
-        self.asked.add(("get", "pods/log") if name else ("list", "pods"))
+        self.permissions.add(("get", "pods/log") if name else ("list", "pods"))
         if not name:
             job = query["labelSelector"].removeprefix(f"{JOB_OF}=")
             mine = [pod for pod in self.pods.values() if pod["metadata"]["labels"][JOB_OF] == job]

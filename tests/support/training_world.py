@@ -59,7 +59,7 @@ class World:
 
 
 def write_folder(folder: Path, labels, dense, ids, num_files=2) -> Path:
-    """Write rows in HugeCTR's Parquet form."""
+    """Write rows as Parquet files that HugeCTR can read."""
     folder.mkdir(parents=True)
     table = pa.table(
         {LABEL: pa.array(labels, pa.float32())}
@@ -78,7 +78,7 @@ def write_folder(folder: Path, labels, dense, ids, num_files=2) -> Path:
 
 
 def write_workflow(folder: Path, slot_sizes, start=0) -> Path:
-    """Write a feature workflow whose vocabularies have these sizes.
+    """Write a feature workflow with vocabularies of the sizes `slot_sizes`.
 
     A larger vocabulary contains the keys of a smaller vocabulary.
     """
@@ -107,9 +107,9 @@ def training_set_of(folder: Path, num_rows: int, *, workflow: Path, **changes) -
 
 
 def training_sets(root: Path):
-    """Return `make`, which writes rows, workflow and manifest below `root`.
+    """Return a function that writes rows, workflow and manifest below `root`.
 
-    `make` returns a TrainingSet.
+    The function returns the TrainingSet.
     """
 
     def make(labels, dense, ids, slot_sizes=SLOT_SIZES, name="set", workflow_start=0, num_files=2):

@@ -39,5 +39,5 @@ def write_model(repository: Path, name: str = MODEL_NAME, work: str = "pass", **
         triton_config(name, options, [version], features=CRITEO)
     )
     # The tritonserver on laptops requires a file `model.onnx` beside the code when it starts. The
-    # code of the test's model does not read this file.
+    # code of the test's model does not read `model.onnx`.
     (folder / "model.onnx").touch()

@@ -45,8 +45,8 @@ class TritonDouble:
     rows exist. If one version fails to load, no version is loaded. A server answers from its own
     copy of a loaded version, even if the repository changes. The highest version answers requests
     without a version. A starting server loads what is configured, and its counters are zero. The
-    server scores with ONNX Runtime. Its loaded models are the files
-    `<state>/<url>/<model>/<version>/model.onnx`, so they outlive the process.
+    server scores with ONNX Runtime. The loaded models are stored as
+    `<state>/<url>/<model>/<version>/model.onnx`, so they survive the end of the process.
     """
 
     def __init__(self, url, *, repository, state):
@@ -139,7 +139,7 @@ class TritonDouble:
         return "\n".join(lines) + "\n"
 
     def serves(self):
-        """Return the calls of Triton's protocol that this server answers, by method."""
+        """Return the calls of Triton's protocol that a TritonDouble answers, by method."""
         return {
             "ServerLive": self._server_live,
             "ModelReady": self._model_ready,
@@ -193,7 +193,7 @@ class Altered:
 def known_scores(dense: np.ndarray, categorical: np.ndarray) -> np.ndarray:
     """Return [n] probabilities that depend on every feature.
 
-    Only this double computes these probabilities.
+    Product code does not use the formula.
     """
     logit = np.nansum(np.log1p(np.maximum(dense.astype(np.float64), 0)), axis=1) / 40
     logit += np.cos(categorical.astype(np.float64)).sum(axis=1) / 5 - 1
@@ -201,9 +201,10 @@ def known_scores(dense: np.ndarray, categorical: np.ndarray) -> np.ndarray:
 
 
 class ScoringDouble:
-    """Models of known scores, and the failures and delays of a test.
+    """Server double whose models return known scores. Tests inject failures and delays.
 
-    The double parses the tensors like Triton. `failures` are raised first, one per request.
+    The double parses the tensors like Triton. A request fails with the next error in `failures`.
+    Requests succeed while `failures` is empty.
     """
 
     def __init__(self, features: Features = SHOP.features) -> None:
@@ -217,7 +218,7 @@ class ScoringDouble:
         contain an invalid version."""
         self.canary_failure: tuple[grpc.StatusCode, str] | None = None
         self.canary_wait: asyncio.Event | None = None
-        self.asked: list[str] = []
+        self.model_names: list[str] = []
         """Model name of every request."""
         self.reply_scores = None
         """Function that changes the scores [n] before they are sent. The function may return any
@@ -234,7 +235,7 @@ class ScoringDouble:
         """Features that a version accepts, if they differ from `features`."""
 
     def serves(self):
-        """Return the calls of Triton's protocol that this double answers, by method."""
+        """Return the calls of Triton's protocol that a ScoringDouble answers, by method."""
         return {"ModelConfig": self._model_config, "ModelInfer": self._model_infer}
 
     async def _model_config(self, request, context):
@@ -267,7 +268,7 @@ class ScoringDouble:
             self.in_flight -= 1
 
     async def _answer(self, request, context):
-        self.asked.append(request.model_name)
+        self.model_names.append(request.model_name)
         is_canary = request.model_name == CANARY_NAME and self.canary_version is not None
         if request.model_name != MODEL_NAME and not is_canary:
             text = f"Request for unknown model: '{request.model_name}' is not found"
@@ -315,7 +316,7 @@ class ScoringDouble:
 class GrpcTriton:
     """A gRPC server with Triton's protocol over `served`, in its own thread and event loop.
 
-    Other processes can also call this server.
+    Other processes can call the server too.
     """
 
     def __init__(self, served=None, credentials: grpc.ServerCredentials | None = None) -> None:
@@ -324,7 +325,7 @@ class GrpcTriton:
         self.token: str | None = None
         """Required token of a call. None = no token is required."""
         self.odd: dict = {}
-        """Maps a method to a faulty reply: a gRPC status, or a function that changes the right
+        """Maps a method to a malformed reply: a gRPC status, or a function that changes the reply's
         bytes."""
         self.called: list[str] = []
         """Names of the gRPC methods that clients called."""
@@ -386,7 +387,7 @@ class GrpcTriton:
         self.loop.call_soon_threadsafe(event.set)
 
     def kill(self) -> None:
-        """Stop at once and close the port and open calls."""
+        """Close the port at once, and end all running calls."""
         if self._server is not None:
             self._call(self._server.stop(None))
             self._server = None

@@ -44,7 +44,7 @@ def make_dataset(
 def release_validated(
     store: Path, model_id: str, report: ValidationReport, *, raw_digest: str = "d" * 64
 ) -> Path:
-    """Make a model the champion. Its statistics, schema and windows are those of `report`.
+    """Make a model the champion, with the statistics, schema and windows of `report`.
 
     Returns: The folder of the model.
     """

@@ -59,13 +59,13 @@ def _count_rows(table: pa.Table) -> ProfileCounter:
 
 
 NUMBERS = ShownValues()
-"""Report settings that show no string category by name and hide no column."""
+"""Settings of the report. The report names no string category and hides no column."""
 
 
 def _measure_rows(now: pa.Table, champion: Champion | None, shown: ShownValues) -> Measured:
-    """Measure the rows `now` and the champion's rows, like validation does.
+    """Measure the rows `now` and the champion's rows with the functions of the validation step.
 
-    Skew and quarantined rows are invented.
+    The measurements of skew and of quarantined rows are constants.
     """
     counter = _count_rows(now)
     window = counter.profile()
@@ -125,7 +125,7 @@ def document_of(
 
 
 def document_with_drift(checked: Any, **options: Any) -> dict[str, Any]:
-    """Return the document of 3,000 rows next to 3,000 earlier rows.
+    """Return the document of a report that compares 3,000 rows with 3,000 earlier rows.
 
     I2 is lost, and C5 is replaced by one category.
     """

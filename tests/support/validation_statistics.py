@@ -1,4 +1,7 @@
-"""TFDV's statistics of a table. The step's code computes them batch by batch from a file."""
+"""TFDV's statistics of a table in memory.
+
+The validation step computes statistics of a file, batch by batch.
+"""
 
 import tempfile
 from pathlib import Path

@@ -72,16 +72,16 @@ class Warm:
         folder: Path,
         seconds: float = 240,
     ) -> tuple[int, str]:
-        """Run `python -c program arguments` with these variables in `folder`.
+        """Run `python -c program arguments` in `folder`, with `variables` in the environment.
 
         Returns:
             The exit code of the program and its output. If a signal ended the program, the code is
             the negative signal number.
         """
         with tempfile.NamedTemporaryFile("r", suffix=".log") as output:
-            asked = {"program": program, "arguments": list(arguments), "output": output.name}
+            order = {"program": program, "arguments": list(arguments), "output": output.name}
             self._process.stdin.write(
-                json.dumps({**asked, "variables": variables, "folder": str(folder)}) + "\n"
+                json.dumps({**order, "variables": variables, "folder": str(folder)}) + "\n"
             )
             self._process.stdin.flush()
             if not select.select([self._process.stdout], [], [], seconds)[0]:
@@ -89,5 +89,5 @@ class Warm:
                     f"not done within {seconds} s: {arguments}\n{output.read()[-4000:]}"
                 )
             code = self._process.stdout.readline()
-            assert code, f"the process that forks ended: {arguments}"
+            assert code, f"the forking process ended: {arguments}"
             return int(code), output.read()

@@ -13,15 +13,15 @@ class WebhookServer(HttpDouble):
         self.messages: list[dict] = []
         self.answers: list[
             tuple[int, dict]
-        ] = []  # (status, headers) of the next responses, which otherwise have status 200
-        self.asked = 0
+        ] = []  # (status, headers) of the next responses, followed by status 200
+        self.num_requests = 0
         self.hang = threading.Event()
         self.release = threading.Event()
         super().__init__()
         self.url += SECRET
 
     def answer(self, method, path, body, headers) -> Reply | None:
-        self.asked += 1
+        self.num_requests += 1
         if self.hang.is_set():
             self.release.wait(30)
             return None

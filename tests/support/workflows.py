@@ -1,4 +1,4 @@
-"""A feature workflow with given vocabularies. By default its numeric columns stay unchanged."""
+"""A feature workflow with given vocabularies. By default the workflow does not scale numbers."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from evergreen.contracts.workflow import FeatureWorkflow
 
 
 def workflow_of(vocabularies, features=CRITEO, **more) -> FeatureWorkflow:
-    """Return a copy of the workflow with these categories by column, and the fields in `more`."""
+    """Return a workflow with the categories `vocabularies` by column, and the fields in `more`."""
     numbers = len(features.numeric)
     values = {
         "means": np.zeros(numbers, np.float32),

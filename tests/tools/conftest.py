@@ -1,4 +1,4 @@
-"""Fixtures for the tests in this folder."""
+"""Fixtures for the tests in tests/tools."""
 
 import pytest
 
@@ -13,5 +13,5 @@ from tests.support.served_clients import (  # noqa: F401  fixtures
 
 @pytest.fixture(scope="session")
 def recommender():
-    """Recommender of the programs on this page."""
+    """Recommender of the programs in docs/guides/log-from-your-service.md."""
     return CRITEO_RECOMMENDER

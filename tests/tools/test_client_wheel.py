@@ -1,4 +1,4 @@
-"""Tests of `make client-wheel`: a service with only the wheel scores and logs."""
+"""Tests of `make client-wheel`: a service with only this wheel can score and log requests."""
 
 import ast
 import importlib.metadata
@@ -32,10 +32,7 @@ def distribution(name: str) -> importlib.metadata.Distribution:
 
 
 def needed(texts, extras=frozenset({""})):
-    """Return the distributions that these requirements need, recursively.
-
-    The keys are their names.
-    """
+    """Return the distributions by name that the requirements `texts` need, recursively."""
     found = {}
     for requirement in map(Requirement, texts):
         if requirement.marker is None or any(
@@ -72,7 +69,7 @@ def python(wheel, tmp_path_factory):
     (site,) = folder.glob("lib/python*/site-packages")
     (installed,) = importlib.metadata.distributions(name=client_wheel.NAME, path=[str(site)])
     for each in needed(installed.requires).values():
-        # `google` belongs to several distributions.
+        # Several distributions install files below the package `google`.
         tops = {
             Path(*file.parts[: 1 + (file.parts[0] == "google")])
             for file in each.files
@@ -85,7 +82,7 @@ def python(wheel, tmp_path_factory):
 
 
 def run(python, text, *arguments, given="", **environment):
-    """Return what a program prints in this environment.
+    """Return what the interpreter `python` prints for the program `text`.
 
     The interpreter's path does not include the repository.
     """
@@ -151,7 +148,7 @@ for ask in (lambda: open_publisher("kafka://host:9092/topic"), lambda: open_publ
 """
 
 
-def test_its_docstring_runs_without_heavy_libraries_or_names_extra(python):
+def test_docstring_of_module_runs_without_heavy_libraries_or_names_extra(python):
     loaded, *printed = run(python, PROGRAM).splitlines()
     assert loaded == "{'inference_client'}"
     assert [line.rpartition(" ")[2] for line in printed] == [
@@ -160,9 +157,7 @@ def test_its_docstring_runs_without_heavy_libraries_or_names_extra(python):
     assert "expected confluent_kafka to be installed" in printed[0]
 
 
-def test_programs_of_page_run_as_they_stand_there(
-    python, server, store, score_rows, read_log, tmp_path
-):
+def test_programs_of_page_run_unchanged(python, server, store, score_rows, read_log, tmp_path):
     page = (REPOSITORY / "docs" / "guides" / "log-from-your-service.md").read_text()
     impression, outcome, shutdown, outage, threads = re.findall(
         r"^```python\n(.*?)^```$", page, flags=re.M | re.S
@@ -189,6 +184,10 @@ def test_programs_of_page_run_as_they_stand_there(
         np.testing.assert_array_equal(record.scores, score_rows(record.dense, record.categorical))
     assert (np.diff(ranked.scores) <= 0).all()
     assert json.loads(shown) == ranked.categorical[:, CATEGORICAL.index("C3")].tolist()
-    for told, event in ((click, "click"), (conversion, "conversion")):
-        assert (told.request_ids, told.rows.tolist(), told.event) == ((request_id,), [0], event)
+    for program, event in ((click, "click"), (conversion, "conversion")):
+        assert (program.request_ids, program.rows.tolist(), program.event) == (
+            (request_id,),
+            [0],
+            event,
+        )
     assert len({record.categorical[0, 0] for record in others}) == 4

@@ -41,7 +41,7 @@ def test_version_is_newest_of_changelog():
         ("preprocessing", "preprocessing"),
     ],
 )
-def test_locks_have_versions_that_wheel_asks_for(extra, environment):
+def test_locks_have_versions_that_wheel_requires(extra, environment):
     texts = PROJECT["optional-dependencies"][extra] if extra else PROJECT["dependencies"]
     versions = locked(environment)
     for requirement in map(Requirement, texts):

@@ -55,8 +55,8 @@ def _describe(outcome: SimulatedRun, *, objective_ms: float) -> str:
             f"{num_late / max(1, outcome.num_arrived):.3%} later than {objective_ms:g} ms or "
             "dropped",
             f"replicas {mean:.2f} on average, {max(wanted)} at most, changed {num_changes} times",
-            f"{outcome.pod_hours:.1f} pod hours (if pods have a GPU or a slice, as many hours of "
-            "it)",
+            f"{outcome.pod_hours:.1f} pod hours (and as many hours of GPUs or "
+            "slices, if the pods have them)",
         ]
     )
 
@@ -93,8 +93,8 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command's flags."""
     parser = CommandParser(
         prog="evergreen simulate autoscaler",
-        description="Run the shipped autoscaler over a trace of requests, without a cluster. It "
-        "takes about 4 seconds per million of requests.",
+        description="Run the shipped autoscaler over a trace of requests, without a cluster. The "
+        "simulation takes about 4 seconds per million of requests.",
     )
     trace = parser.add_argument_group("requests")
     trace.add_argument(

@@ -12,8 +12,8 @@ from tools.autoscaling import hpa
 from tools.autoscaling.queueing import PodQueue
 
 _READINESS_SECONDS = 5.0
-"""Seconds from the time when a pod has loaded its model until its first request. They cover the
-probe's period, and the time until clients see the endpoint."""
+"""Seconds from the time when a pod has loaded its model until its first request. These seconds
+cover the probe's period, and the time until clients see the endpoint."""
 STOP_SECONDS = 40.0
 """Seconds from a pod's removal from the Service to its stop. The preStop hook waits this long, so
 that clients notice the removal."""
@@ -28,8 +28,8 @@ SCRAPE_SECONDS = 15.0
 class StartTimes:
     """Times until nodes and pods are ready, in seconds.
 
-    The default times are assumptions, and were not measured on a cluster. Replace them by measured
-    times of your cluster.
+    The default times are assumptions, and were not measured on a cluster. Use times that you
+    measured on your cluster instead.
     """
 
     node: float = 330.0

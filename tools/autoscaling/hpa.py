@@ -55,8 +55,8 @@ class Metric:
     name: str
     target: float
     is_average: bool = False
-    """Whether the target applies to the value per pod (`AverageValue`). If False, it applies to the
-    total value (`Value`)."""
+    """Whether the target applies to the value per pod (`AverageValue`). If False, the target
+    applies to the total value (`Value`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +180,7 @@ class Controller:
                 limits.append(start + sign * policy.value)
             else:
                 # Round up when scaling up, because one replica could otherwise never become two.
-                # Truncate when scaling down.
+                # Round down when scaling down.
                 share = start * (1 + sign * policy.value / 100)
                 limits.append(math.ceil(share) if sign > 0 else int(share))
         widest = max if (rules.select == "Max") == (sign > 0) else min

@@ -55,7 +55,7 @@ class ServiceTimes:
         return float(np.interp(rows, self.rows, self.medians))
 
     def multiples(self, chances: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the multiples of the median at probabilities in [0, 1)."""
+        """Return service times as multiples of the median, at the given probabilities in [0, 1)."""
         at, values = zip(*self.quantiles)
         return np.asarray(np.interp(chances, at, values), np.float64)
 
@@ -67,7 +67,10 @@ class ServiceTimes:
 
 
 def shipped_or_file(text: str) -> Path:
-    """Return the file of the shipped network with this name, or else `text` as a path."""
+    """Return the file of the shipped network named `text`.
+
+    If there is none, return `text` as a path.
+    """
     shipped = SHIPPED / f"{text}-cpu.json"
     return shipped if shipped.is_file() else Path(text)
 
@@ -76,8 +79,8 @@ def read_service_times(path: Path) -> ServiceTimes:
     """Return the times of a file of `benchmarks/service_times.py`.
 
     The multiple for each probability is the median over all measured numbers of rows. Other work on
-    the machine may have disturbed the measurement at one number of rows, but rarely at most of
-    them.
+    the machine may disturb the measurement at one number of rows, but rarely at most of these
+    numbers.
 
     Raises:
         ContractError: the file cannot be read, or is not in the format of `ServiceTimes`.
@@ -142,7 +145,7 @@ class _Batch(NamedTuple):
 
 @dataclass
 class PodQueue:
-    """Queue and instances of one simulated pod. `advance` moves its time forward.
+    """Queue and instances of one simulated pod. `advance` simulates the pod up to a later time.
 
     `seconds_of` returns the median seconds of a batch with the given number of rows.
     """

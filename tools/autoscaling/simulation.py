@@ -60,11 +60,11 @@ def fleet_metrics(samples: Mapping[str, Iterable[Sample]], now: float) -> dict[s
     ]
     queue, answered = (
         sum(
-            _counter_rate([(each[0], each[place]) for each in of_pod], first, last)
+            _counter_rate([(each[0], each[column]) for each in of_pod], first, last)
             for of_pod in within
             if of_pod[1:]
         )
-        for place in (1, 2)
+        for column in (1, 2)
     )
     pending = [sum(each.pending for each in of_pod) / len(of_pod) for of_pod in within if of_pod]
     return {
@@ -91,8 +91,8 @@ def _counter_rate(samples: Sequence[tuple[int, float]], first: int, last: int) -
     2.0
     """
     (start, start_value), (end, end_value) = samples[0], samples[-1]
-    # If a counter fell, it was reset. A reset counter grew to its value before the reset, and then
-    # again from 0.
+    # If a counter fell, it was reset. A counter that was reset grew to its last value before the
+    # reset, and then grew again from 0.
     growth = end_value - start_value + sum(a for (_, a), (_, b) in pairwise(samples) if b < a)
     covered = sampled = (end - start) / 1000
     spacing = sampled / (len(samples) - 1)
@@ -192,14 +192,16 @@ class Simulation:
                 self._trace.requests(step, self._settings.seed),
                 float(self._trace.starts[step + 1]),
             )
-            taken = 0
+            num_dispatched = 0
             outcome.num_arrived += len(requests.arrivals)
             while now < end:
                 ready_times = [pod.ready_at for pod in cluster.pods if pod.ready_at > now]
                 upcoming = min(
                     [end, sync_at, *ready_times, *(pod.scrape_at for pod in cluster.pods)]
                 )
-                taken = self._dispatch_requests(requests, taken, now=now, until=upcoming)
+                num_dispatched = self._dispatch_requests(
+                    requests, num_dispatched, now=now, until=upcoming
+                )
                 now = upcoming
                 self._scrape_pods(now)
                 if now >= sync_at:
@@ -213,18 +215,18 @@ class Simulation:
         return outcome
 
     def _dispatch_requests(
-        self, requests: TraceRequests, taken: int, *, now: float, until: float
+        self, requests: TraceRequests, num_dispatched: int, *, now: float, until: float
     ) -> int:
         """Send the requests that arrive before `until` to the ready pods.
 
         Returns the number of requests of this step that were sent until now.
         """
         last = int(np.searchsorted(requests.arrivals, until))
-        if last == taken:
-            return taken
-        at, ready = slice(taken, last), self._cluster.ready(now)
+        if last == num_dispatched:
+            return num_dispatched
+        at, ready = slice(num_dispatched, last), self._cluster.ready(now)
         if not ready:
-            self.outcome.num_without_pod += last - taken
+            self.outcome.num_without_pod += last - num_dispatched
             return last
         arrivals = requests.arrivals[at]
         multiples = self._settings.service_times.multiples(requests.service[at])

@@ -104,7 +104,7 @@ def read_trace(path: Path) -> Trace:
         raise ContractError(f"trace {path} is not text, expected CSV") from error
     except ContractError:
         raise
-    except ValueError as error:  # NumPy counts lines from the line after the header
+    except ValueError as error:  # NumPy's line numbers start after the header
         raise ContractError(f"trace {path}: {error}") from error
     seconds, rates, rows = (*lines.T, np.full(len(lines), DEFAULT_ROWS))[:3]
     if not np.all((rates >= 0) & (rates < 1e6) & (rows >= 1) & (rows <= MAX_BATCH_ROWS)):

@@ -68,7 +68,8 @@ class KafkaDeadLetters:
         for name, payload, reason in letters:
             if len(name.encode()) + len(payload) > MAX_SENT_BYTES - 2 * _MAX_REASON_BYTES:
                 reason = (
-                    f"{reason} (kept are the first {MAX_MESSAGE_BYTES} of {len(payload)} bytes)"
+                    f"{reason} (only the first {MAX_MESSAGE_BYTES} of {len(payload)} bytes are "
+                    "stored)"
                 )
                 name, payload = (
                     name.encode()[:_MAX_KEY_BYTES].decode(errors="ignore"),
@@ -80,11 +81,11 @@ class KafkaDeadLetters:
         for start in range(0, len(kept), _BATCH):
             self._sender.send(kept[start : start + _BATCH])
 
-    def kept(self) -> list[DeadLetter]:
+    def stored(self) -> list[DeadLetter]:
         """Return the stored dead letters, oldest first, without a commit.
 
         Raises:
-            TemporaryError: all brokers are silent.
+            TemporaryError: no broker answers.
             PermanentError: the brokers refuse the request.
         """
         with self._open_consumer() as consumer:
@@ -94,8 +95,8 @@ class KafkaDeadLetters:
     def replay(self) -> int:
         """Publish all dead letters again, remove them from the list, and return their number.
 
-        If the process is killed between publishing and removing, a later replay publishes them
-        again. Raises the same errors as `kept` and `KafkaSender.send`.
+        If the process is killed between publishing and removing, the next call publishes the dead
+        letters again. Raises the errors of `stored` and `KafkaSender.send`.
         """
         with self._open_consumer() as consumer:
             letters, ends = self._read_letters(consumer)

@@ -60,8 +60,8 @@ class _KafkaOptions:
     lease_seconds: float = _DEFAULT_LEASE_SECONDS
     """See `KafkaLocation`."""
     config: Path | None = None
-    """File with settings of librdkafka, one `name=value` per line. Credentials belong into this
-    file."""
+    """File with settings of librdkafka, one `name=value` per line. Credentials belong in this file,
+    not in the URL."""
 
     def __post_init__(self) -> None:
         expect(self, "a name", bool, "group")
@@ -77,8 +77,8 @@ class KafkaLocation:
     topic: str
     group: str = _DEFAULT_GROUP
     lease_seconds: float = _DEFAULT_LEASE_SECONDS
-    """Seconds that a killed reader retains its partitions, and that a running reader retains an
-    unacknowledged message."""
+    """Seconds until the partitions of a killed reader go to other readers, and until an
+    unacknowledged message of a running reader is delivered again."""
     delivery_seconds: float = 10.0
     """Seconds of retries after which publishing a message fails with a TemporaryError."""
     properties: dict[str, str] = field(default_factory=dict)
@@ -128,8 +128,7 @@ class KafkaLocation:
         ours = {name.replace("_", "."): value for name, value in settings.items()}
         return {
             "client.id": "evergreen",
-            # Topics that are created after their reader are found within this time. librdkafka's
-            # default is 5 minutes.
+            # Readers find new topics within 10 s. librdkafka's default is 5 minutes.
             "topic.metadata.refresh.interval.ms": 10_000,
             "logger": _CLIENT_LOGGER,
             **self.properties,

@@ -27,7 +27,7 @@ _SETTLE_SECONDS = 0.02
 """Seconds without a callback after which a rebalance counts as ended. Only other threads of this
 client can delay the next callback."""
 _END, _BEGIN = -1, -2
-"""Special times in a request that maps times to offsets. `_END` requests the newest offset, and
+"""Special values in a request for the offset of a time. `_END` requests the newest offset, and
 `_BEGIN` requests the oldest one."""
 
 logger = logging.getLogger(__name__)
@@ -38,13 +38,13 @@ M = TypeVar("M")
 def close_consumer(consumer: Consumer) -> None:
     """Leave the group and close the client, within `_CLOSE_SECONDS`.
 
-    The close function of librdkafka has two faults. First, it searches for the group's coordinator
-    again and again if a commit is pending and no broker answers (librdkafka issue 3740). In this
-    case the function stops waiting. The client ends when a broker answers or when the process ends,
-    and other readers get its partitions when its session times out. Second, a rebalance may still
-    be waiting for its callback when closing begins. The callback's answer can then go to a group
-    that has ended, and the callback blocks forever while it holds Python's interpreter lock. For
-    this reason the function ends rebalances before it closes the client.
+    The close function of librdkafka has two faults. The first fault: if a commit is pending and no
+    broker answers, closing searches for the group's coordinator again and again (librdkafka issue
+    3740). The function then stops waiting after `_CLOSE_SECONDS`. The client ends when a broker
+    answers or when the process ends, and other readers get its partitions when its session times
+    out. The second fault: a rebalance may still wait for its callback when closing begins. If the
+    group has already ended, the callback blocks forever while it holds Python's interpreter lock.
+    For this reason the function ends rebalances before it closes the client.
     """
     deadline = time.monotonic() + _CLOSE_SECONDS
     _end_rebalances(consumer, deadline)
@@ -53,7 +53,7 @@ def close_consumer(consumer: Consumer) -> None:
     closing.join(max(0.0, deadline - time.monotonic()))
     if closing.is_alive():
         logger.warning(
-            "a Kafka client did not close within %.0f s and is given up: no broker answers",
+            "a Kafka client did not close within %.0f s and was abandoned: no broker answers",
             _CLOSE_SECONDS,
         )
 
@@ -97,7 +97,8 @@ class PartitionProgress(Generic[M]):
     """
 
     generation: int
-    """Number of the assignment. Tokens from an earlier assignment of the partition are invalid."""
+    """Number of the partition's assignment to this reader. Tokens from an earlier assignment of the
+    partition are invalid."""
     next_offset: int | None = None
     """Offset that follows the newest delivered message. None before the first delivery."""
     held: dict[int, Held[M]] = field(default_factory=dict)
@@ -118,7 +119,8 @@ class PartitionProgress(Generic[M]):
         """Renew at most `count` expired leases of messages, and return the messages' offsets.
 
         The oldest messages come first. If a lease ends later than a new lease would end, it was
-        acquired before the clock was set back. Such a lease counts as expired.
+        acquired before the clock was set back. Therefore a lease with an implausibly late end
+        counts as expired.
         """
         expired = [offset for offset, held in self.held.items() if not now < held.until <= until][
             :count
@@ -134,14 +136,14 @@ class PartitionProgress(Generic[M]):
         return held.message if held is not None and held.attempt == attempt else None
 
     def end(self, offset: int, attempt: int) -> M | None:
-        """End a delivery and return its message, or None if it had already ended."""
+        """End a delivery and return its message, or None if the delivery had already ended."""
         message = self.find(offset, attempt)
         if message is not None:
             del self.held[offset]
         return message
 
     def offset_to_commit(self) -> int | None:
-        """Return the offset below which all messages are done, or None if it was sent before."""
+        """Return the offset below which all messages are done, or None if it is unchanged."""
         done = next(iter(self.held), self.next_offset)
         return done if done != self.sent_offset else None
 
@@ -157,10 +159,10 @@ class PartitionProgress(Generic[M]):
 class BacklogCounter:
     """Counter of the messages that the group has not finished, in all partitions of the topic.
 
-    The counter has its own client. A broker answers all requests of one connection in order. A
-    request on the reader's connection would therefore wait until the reader's fetch ends, for up to
-    `fetch.wait.max.ms`. Measured wait: 0.5 s on the reader's connection, and 0.2 ms on a separate
-    one.
+    The counter uses its own connections. A broker answers all requests of one connection in order.
+    A request on the reader's connection would therefore wait until the reader's fetch ends, for up
+    to `fetch.wait.max.ms`. Measured wait: 0.5 s on the reader's connection, and 0.2 ms on a
+    separate one.
     """
 
     def __init__(self, location: KafkaLocation) -> None:
@@ -179,8 +181,8 @@ class BacklogCounter:
     def unfinished(self, progress: Mapping[int, PartitionProgress[Any]]) -> int | None:
         """Return the number of messages that are neither acknowledged nor dead-lettered.
 
-        Returns None if all brokers are silent. In a partition of this reader (a key of `progress`),
-        held messages and future messages count. In any other partition, the messages after the
+        Returns None if no broker answers. In a partition of this reader (a key of `progress`), held
+        messages and future messages count. In a partition of another reader, all messages after the
         group's committed offset count.
         """
         if time.monotonic() < self._silent_until:

@@ -27,8 +27,8 @@ _MAX_HELD_BYTES = 256 * 2**20
 reader bounded while it cannot store messages."""
 
 _CONSUMED_AT_ONCE = 50
-"""Messages per request to librdkafka. A pull may therefore exceed its byte limit by this many
-messages."""
+"""Messages per request to librdkafka. A pull may therefore exceed its byte limit by up to this
+number of messages."""
 
 
 class KafkaSubscriber:
@@ -167,7 +167,7 @@ class KafkaSubscriber:
 
     def list_dead_letters(self) -> list[DeadLetter]:
         """See `event_log.Subscriber`."""
-        return self._dead_letters.kept()
+        return self._dead_letters.stored()
 
     def replay_dead_letters(self) -> int:
         """See `event_log.Subscriber`."""
@@ -183,13 +183,13 @@ class KafkaSubscriber:
         answers, the watermark does not move.
         """
         with self._lock:
-            asked_at = self._clock()
+            requested_at = self._clock()
             if self._backlog.unfinished(self._progress) == 0:
-                self._read_up_to = asked_at
+                self._read_up_to = requested_at
             return self._read_up_to
 
     def backlog(self) -> int | None:
-        """See `event_log.Subscriber`. Returns None while all brokers are silent."""
+        """See `event_log.Subscriber`. Returns None while no broker answers."""
         with self._lock:
             return self._backlog.unfinished(self._progress)
 
@@ -294,7 +294,7 @@ class KafkaSubscriber:
         try:
             self._consumer.commit(offsets=offsets, asynchronous=True)
         except KafkaException:
-            return  # between two assignments. The next pull commits these offsets
+            return  # between two assignments. The next pull commits these offsets.
         for each in offsets:
             self._progress[each.partition].sent_offset = each.offset
 

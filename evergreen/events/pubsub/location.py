@@ -47,8 +47,8 @@ class _PubsubOptions:
 def open_publisher(url: LogUrl) -> PubsubPublisher:
     """Open the log for writing.
 
-    An account that may only publish cannot check the topic. A missing topic is then reported by the
-    first `publish`.
+    An account that may only publish cannot check the topic. If the topic does not exist, the first
+    `publish` reports this.
 
     Raises:
         ContractError: the URL names no topic, or there are no credentials.
@@ -91,8 +91,8 @@ def _parse_url(url: LogUrl) -> tuple[Names, PubsubSettings]:
     for name in (names.topic, names.subscription, names.dead_letters.topic):
         if not RESOURCE_NAME.fullmatch(name):
             raise url.refuse(
-                f"{expected}; {name!r} is no name of Pub/Sub's (3 to 255 characters, a letter "
-                "first)"
+                f"{expected}; {name!r} is not a valid name in Pub/Sub (3 to 255 characters, a "
+                "letter first)"
             )
     return names, PubsubSettings(
         lease_seconds=options.lease_seconds, settle_seconds=options.settle_seconds

@@ -200,7 +200,7 @@ def check(names: Names, subscriber: Any) -> None:
             ) from error
         except exceptions.PermissionDenied:
             logger.warning(
-                "%s: no right to look at it, so it is not checked", log.subscription_path
+                "%s is not checked: permission to read it is missing", log.subscription_path
             )
             continue
         except Exception as error:
@@ -226,7 +226,7 @@ class PubsubPublisher:
     def __init__(self, names: Names, client: Any) -> None:
         """Store a client from `resources.publisher_client`.
 
-        It is closed together with this publisher.
+        Closing this publisher closes the client.
         """
         self._names = names
         self._client = client
@@ -271,8 +271,8 @@ def publish_all(
     """Publish (data, attributes) messages, and wait until Pub/Sub has confirmed all of them.
 
     Raises:
-        TemporaryError: at least one message was not confirmed within `seconds`. Other messages may
-            be stored.
+        TemporaryError: at least one message was not confirmed within `seconds`. Messages other than
+            the unconfirmed ones are stored.
         PermanentError: Pub/Sub refuses at least one message permanently.
     """
     deadline = time.monotonic() + seconds

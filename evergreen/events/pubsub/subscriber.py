@@ -1,15 +1,15 @@
 """The reading side of a Pub/Sub log: a thread fills a bounded queue that `pull` empties.
 
 The thread sends one pull request after the other. Each pull waits at Pub/Sub until there is a
-message, and leases the message for `lease_seconds`. A message that is not acknowledged within that
-time is dropped from the queue, and Pub/Sub delivers it again. The caller stores a message before it
-acknowledges it. `ReadMark` estimates the watermark of the log.
+message, and leases the message for `lease_seconds`. A message that is not acknowledged before its
+lease ends is dropped from the queue, and Pub/Sub delivers it again. The caller stores a message
+before it acknowledges it. `ReadMark` estimates the watermark of the log.
 
 Dead letters have their own topic. A dead letter is the original payload with id, reason and time as
 attributes. If Pub/Sub itself moved a message to this topic, the message has no reason. Pub/Sub
-cannot list messages without pulling them. While one call lists or replays dead letters, a second
-such call sees fewer messages. If a list or replay is killed, the next calls see fewer messages for
-`lease_seconds`.
+cannot list messages without pulling them. While one call lists or replays dead letters, another
+call of this kind sees fewer messages. If a process is killed while it lists or replays dead
+letters, the next calls see fewer messages for `lease_seconds`.
 """
 
 import logging
@@ -90,7 +90,7 @@ class PubsubDeadLetters:
     def __init__(
         self, names: Names, *, publisher: Any, subscriber: Any, wait_seconds: float
     ) -> None:
-        """Store the two clients.
+        """Store the clients for publishing and for reading.
 
         After `wait_seconds` without a message, all dead letters are assumed to have arrived.
         """
@@ -147,7 +147,8 @@ class PubsubDeadLetters:
             if received.keys() - taken.keys():
                 empty_since = time.monotonic()
             # If a message is held longer than its lease, it arrives again under a new
-            # acknowledgement id. The extension could repeat forever.
+            # acknowledgement id. A message that arrives again does not restart the wait, because
+            # the loop might never end.
             taken.update(received)
         return dict(taken.values())
 
@@ -186,10 +187,10 @@ def _read_dead_letter(message: Any) -> DeadLetter:
         )
     published = message.publish_time.timestamp()
     try:
-        kept_at = float(attributes.get(_DEAD_LETTERED_AT, published))
+        dead_lettered_at = float(attributes.get(_DEAD_LETTERED_AT, published))
     except ValueError:
-        kept_at = published
-    return DeadLetter(_message_id(message), bytes(message.data), reason, kept_at)
+        dead_lettered_at = published
+    return DeadLetter(_message_id(message), bytes(message.data), reason, dead_lettered_at)
 
 
 logger = logging.getLogger(__name__)
@@ -197,8 +198,8 @@ logger = logging.getLogger(__name__)
 _PULL_SECONDS = 30.0
 """Longest wait of one pull for a message."""
 _STEADY_SECONDS = 1.0
-"""Seconds after which a waiting pull has certainly reached Pub/Sub. A refusal would arrive far
-sooner."""
+"""Seconds after which a waiting pull has certainly reached Pub/Sub. If Pub/Sub refuses a pull, it
+does so far sooner."""
 _GRACE_SECONDS = 3.0
 """Longest outage in seconds that is not reported as a problem, because servers restart."""
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.5, 30.0
@@ -206,7 +207,7 @@ _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.5, 30.0
 pause."""
 _MAX_QUEUED_BYTES = 100_000_000
 _FULL_SECONDS = 0.02
-"""While the queue is full, seconds between two checks for free space."""
+"""Seconds between two checks for free space while the queue is full."""
 _CLOSE_SECONDS = 5.0
 
 
@@ -242,17 +243,17 @@ class ReadMark:
     publish times of arrived messages, and on the time since the last arrival:
 
     - While messages arrive, the watermark is the publish time of the oldest message that is queued
-      or not acknowledged. If there is no such message, the watermark is the newest publish time
-      until now.
+      or not acknowledged. If all messages are acknowledged, the watermark is the newest publish
+      time so far.
     - After `settle_seconds` without a message, the watermark is the current time.
-    - In the cases above, `settle_seconds` are subtracted to allow for a message that arrives later
-      than others of its age. A message with a larger delay counts as late.
+    - In both cases, `settle_seconds` are subtracted from the watermark, to allow for messages that
+      arrive later than messages of the same age. A message with a larger delay counts as late.
     - For `lease_seconds` after connecting, the watermark is unknown, because a killed predecessor
       or an interrupted call may hold messages.
 
-    Publish times come from the broker's clock, and `now` comes from the reader's clock. The
-    estimate is wrong by any difference between these clocks. Arguments with the name `at` are times
-    of a monotonic clock. `published` and `now` are in seconds since the epoch.
+    Publish times come from the broker's clock, and `now` comes from the reader's clock. A
+    difference between the two clocks makes the estimate wrong by that amount. Arguments with the
+    name `at` are times of a monotonic clock. `published` and `now` are in seconds since the epoch.
     """
 
     def __init__(self, *, settle_seconds: float, lease_seconds: float) -> None:
@@ -277,7 +278,7 @@ class ReadMark:
             connected_at: Start of the current period of successful pulls. None while pulls fail.
                 While pulls fail, the watermark does not move.
             oldest_in_hand: Earliest publish time of the messages that are not acknowledged. None if
-                all are acknowledged.
+                all messages are acknowledged.
         """
         if connected_at is not None and at - connected_at >= self._lease_seconds:
             reached = now if oldest_in_hand is None else min(now, oldest_in_hand)
@@ -306,7 +307,7 @@ class PubsubSubscriber:
 
         Before the first `pull`, no messages are taken from other readers. `publisher` and
         `subscriber` are clients from the module `resources`. `publisher` is used for dead letters.
-        Both clients are closed together with this subscriber.
+        Closing this subscriber closes both clients.
         """
         self._names, self._settings = names, settings
         self._clock, self._monotonic = clock, monotonic
@@ -320,12 +321,13 @@ class PubsubSubscriber:
         self._lock = threading.Lock()
         self._queue: deque[_InHand] = deque()
         self._pulled: dict[str, _InHand] = {}
-        """Pulled messages by acknowledgement id. This id is the token of a delivery."""
+        """Pulled messages by acknowledgement id. The acknowledgement id is the token of a
+        delivery."""
         self._pulling_client: Any = None
         """Client of the thread that receives messages. Closing this client ends a waiting pull."""
         self._receiver = threading.Thread(target=self._receive, name="Pub/Sub reader", daemon=True)
         self._closing = threading.Event()
-        self._asked_at: float | None = None
+        self._requested_at: float | None = None
         """Start of the current pull. None while no pull is running."""
         self._connected_at: float | None = None
         self._failure: TemporaryError | PermanentError | None = None
@@ -359,7 +361,7 @@ class PubsubSubscriber:
     def acknowledge(self, tokens: Iterable[str]) -> None:
         """See `event_log.Subscriber`.
 
-        Pub/Sub delivers a message again if it has not confirmed the acknowledgement.
+        Pub/Sub may deliver a message again as long as it has not confirmed the acknowledgement.
         """
         with self._lock:
             self._forget_expired()
@@ -441,7 +443,7 @@ class PubsubSubscriber:
             self._set_lease(in_hand, 0)
         except (TemporaryError, PermanentError) as error:
             logger.warning(
-                "messages in hand are delivered again only when their leases run out: %s", error
+                "held messages are delivered again only after their leases expire: %s", error
             )
         self._publisher.stop()
         self._publisher.transport.close()
@@ -458,7 +460,7 @@ class PubsubSubscriber:
             if not (room := self._room()):
                 self._closing.wait(_FULL_SECONDS)
                 continue
-            self._asked_at = self._monotonic()
+            self._requested_at = self._monotonic()
             try:
                 self._take_in(
                     pull_messages(self._pulling_client, subscription, room, seconds=_PULL_SECONDS)
@@ -500,7 +502,7 @@ class PubsubSubscriber:
         )
 
     def _forget_expired(self) -> None:
-        """Drop the held messages whose lease has expired. Pub/Sub delivers these messages again."""
+        """Drop held messages with an expired lease. Pub/Sub delivers them again."""
         now = self._monotonic()
         self._queue = deque(held for held in self._queue if held.lease_ends > now)
         self._pulled = {
@@ -509,21 +511,24 @@ class PubsubSubscriber:
 
     def _note_success(self) -> None:
         if self._connected_at is None:
-            self._connected_at = self._asked_at
-        self._failure, self._asked_at = None, None
+            self._connected_at = self._requested_at
+        self._failure, self._requested_at = None, None
 
     def _note_steady_pull(self) -> None:
-        if self._asked_at is not None and self._monotonic() - self._asked_at >= _STEADY_SECONDS:
+        if (
+            self._requested_at is not None
+            and self._monotonic() - self._requested_at >= _STEADY_SECONDS
+        ):
             self._note_success()
 
     def _note_failure(self, error: TemporaryError | PermanentError) -> None:
         with self._lock:
-            self._asked_at = self._connected_at = None
+            self._requested_at = self._connected_at = None
             if self._closing.is_set():
                 return
             if self._failure is None:
                 self._failing_since = self._monotonic()
-                logger.warning("pulling fails and is tried again: %s", error)
+                logger.warning("pulling failed and is retried: %s", error)
             self._failure = error
 
 

@@ -10,7 +10,7 @@ One hash table serves all columns. The key of a category is its value plus the f
 slot's range. The value stored for a key is the distance from the slot's out-of-vocabulary row to
 the category's row. The value 0 of an absent key therefore selects the out-of-vocabulary row in
 every slot. The slot of an excluded column has no entries, and its distances count from its row for
-missing values. All values of an excluded column then count as missing.
+missing values. As a result, all values of an excluded column count as missing.
 
 The table uses cuckoo hashing with `CHOICES` cells per key (Pagh & Rodler, ESA 2001; Fotakis et al.,
 STACS 2003). Choice d of a key is the cell `starts[d] + key mod primes[d]`, and each choice has its
@@ -36,8 +36,8 @@ from evergreen.runtime.errors import ContractError
 from evergreen.serving.graph.parts import Parts
 
 PREFIX = "network/"
-"""Prefix of the names of the network's tensors and nodes. The encoding is connected to the network
-by these names."""
+"""Prefix of the names of the network's tensors and nodes. The encoding finds the network's tensors
+by this prefix."""
 DENSE = f"{PREFIX}dense"
 """Name of the network's dense input [n, d]."""
 BUCKETS = "buckets"
@@ -47,7 +47,7 @@ CHOICES = 3
 """Number of possible cells of a key in the hash table."""
 LOAD = 0.8
 """Share of cells that contain a key. With three choices of a cell per key, up to 92 % of the cells
-can be filled. With the smaller share chosen here, the table is built quickly."""
+can be filled. With this smaller share, the table is built quickly."""
 EMPTY = -1
 """Key of an empty cell in `HashTable.keys`. Real keys are not negative."""
 MAX_KEYS = 2**30
@@ -62,10 +62,10 @@ class KeyRange(NamedTuple):
     Raw values are clipped to `lowest` and `highest`, and no vocabulary contains a category beyond
     these bounds. ONNX Runtime 1.31 clips int64 wrongly if a value and the bound agree in their
     upper 32 bits, because it compares the lower 32 bits as signed numbers. For example, it does not
-    clip 2^33 - 1 to the bound 2^32. This bug does no harm here, because the lower 32 bits of these
-    bounds are the smallest signed number. The clipping error matters only if it moves a value into
-    another slot's range. An unclipped value is at most 2^32 beyond a bound, and the ranges of two
-    slots are further apart.
+    clip 2^33 - 1 to the bound 2^32. This bug does no harm with the bounds used here, because their
+    lower 32 bits are the smallest signed number. The clipping error matters only if it moves a
+    value into another slot's range. An unclipped value is at most 2^32 beyond a bound, and the
+    ranges of two slots are further apart.
     """
 
     highest: int
@@ -245,7 +245,7 @@ def encode_categorical(parts: Parts, workflow: FeatureWorkflow, tables: Sequence
 def _no_columns(parts: Parts, source: str) -> str:
     """Add an empty tensor [n, 0] with as many rows as `source`.
 
-    It replaces a kind of feature without columns.
+    The empty tensor stands for a kind of feature without columns.
     """
     first, last, axis = (
         parts.constant(f"no_columns_{n}", np.array([v]))
@@ -257,7 +257,7 @@ def _no_columns(parts: Parts, source: str) -> str:
 def _entries(
     workflow: FeatureWorkflow, keys_of: KeyRange
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Return the keys, and the distance of each key's row from its slot's out-of-vocabulary row."""
+    """Return the keys, and for each key its row minus the out-of-vocabulary row of its slot."""
     keys, distances = (
         [np.zeros(0, np.int64)],
         [np.zeros(0, np.int64)],
@@ -266,7 +266,7 @@ def _entries(
         if name in workflow.excluded:
             continue
         # A tombstone marks an id without a category, which gets no entry. A request that sends the
-        # tombstone as a raw value gets the out-of-vocabulary row.
+        # tombstone as a raw value therefore gets the out-of-vocabulary row.
         real = np.flatnonzero(vocabulary != TOMBSTONE)
         keys.append(
             np.concatenate([[MISSING_CATEGORY], vocabulary[real]])
@@ -317,9 +317,9 @@ class HashTable(NamedTuple):
     values: NDArray[np.int32]
     """[cells], 0 in a cell without a key."""
     primes: tuple[int, ...]
-    """Number of cells of each choice."""
+    """Number of cells for each of a key's choices."""
     starts: tuple[int, ...]
-    """First cell of each choice."""
+    """First cell of each choice, see `CHOICES`."""
 
 
 def build_table(keys: NDArray[np.int64], values: NDArray[np.int32]) -> HashTable:
@@ -353,9 +353,9 @@ def _place(
 ) -> NDArray[np.int64] | None:
     """Assign keys to cells, and return each cell's key position or -1.
 
-    Returns None if some key found no cell. In each round every key without a cell takes the cell of
-    its current choice. If several keys want the same cell, the last of these keys gets it. In the
-    next round, keys without a cell and keys that lost their cell try their next choice.
+    Returns None if a key found no free cell. In each round every key without a cell takes the cell
+    of its current choice. If several keys want the same cell, the last of these keys gets it. In
+    the next round, keys without a cell and keys that lost their cell try their next choice.
     """
     owners = np.full(1 + int(primes.sum()), -1, np.int64)
     choices = np.zeros(len(keys), np.int8)

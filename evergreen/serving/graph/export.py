@@ -8,9 +8,9 @@ comes from the exported graph beside the weights of every registered model
 `evergreen.serving.graph.parts` writes the files, `evergreen.serving.parity` checks the scores, and
 `evergreen.serving.repository` publishes the graph.
 
-The tables are stored in `model.data`, whose size is limited only by the disk. The next limits are
-the memory of this process, which maps the table while it writes it, then the server's memory, then
-`evergreen.serving.graph.encoding.MAX_KEYS` vocabulary entries.
+The tables are stored in `model.data`, whose size is limited only by the disk. The tables are
+further limited by the memory of this process, which maps them, then by the server's memory, and
+then by `evergreen.serving.graph.encoding.MAX_KEYS` vocabulary entries.
 """
 
 from collections.abc import Sequence
@@ -133,7 +133,7 @@ def _add_vectors(
 def _add_weights(parts: Parts, workflow: FeatureWorkflow) -> str:
     """Add the weight [n, positions] of each list position.
 
-    The weight of a position without an element is 0.
+    The weight is 0 if the position has no element.
     """
     missing = parts.constant("no_element", np.array(MISSING_CATEGORY))
     absent = parts.node("Equal", [CATEGORICAL_INPUT, missing], "is_absent")
@@ -168,7 +168,9 @@ def _look_up(
         suffix: Ending that makes the names of inner tensors unique per table.
     """
     to = f"place_vectors{suffix}" if table.places.lists else output
-    vectors = _gather(parts, value, rows, num_places=len(table.columns), output=to, suffix=suffix)
+    vectors = _gather(
+        parts, value, rows, num_positions=len(table.columns), output=to, suffix=suffix
+    )
     if not table.places.lists:
         return vectors
     axis = parts.constant(f"places_axis{suffix}", np.array([1]))
@@ -198,9 +200,9 @@ def _look_up(
 
 
 def _gather(
-    parts: Parts, table: RoundedTable, rows: str, *, num_places: int, output: str, suffix: str
+    parts: Parts, table: RoundedTable, rows: str, *, num_positions: int, output: str, suffix: str
 ) -> str:
-    """Look up each of the `rows` [n, num_places], and add the vectors [n, num_places, E].
+    """Look up each of the `rows` [n, num_positions], and add the vectors [n, num_positions, E].
 
     The result equals `RoundedTable.vectors`.
     """
@@ -224,7 +226,7 @@ def _gather(
         [add(f"scales{suffix}", table.scales.ravel()), flat],
         f"scales_flat{suffix}",
     )
-    shape = parts.constant(f"scales_shape{suffix}", np.array([-1, num_places, 1]))
+    shape = parts.constant(f"scales_shape{suffix}", np.array([-1, num_positions, 1]))
     return parts.node(
         "Mul", [steps, parts.node("Reshape", [found, shape], f"row_scales{suffix}")], output
     )
@@ -234,8 +236,8 @@ def export(model: Model, folder: Path) -> None:
     """Write the graph of a stored model (`evergreen.registry.models`) into `folder`.
 
     Raises:
-        ContractError: the model's files are absent, corrupt or different from its manifest.
-            `write_graph` raises it too.
+        ContractError: the model's files are absent, corrupt or different from its manifest. The
+            error is also raised by `write_graph`.
     """
     stored = local_path(model.uri)
     for part in (Model.WEIGHTS, Model.WORKFLOW):

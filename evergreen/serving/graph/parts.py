@@ -23,7 +23,7 @@ from evergreen.runtime.errors import ContractError
 
 OPSET = 17
 IR_VERSION = 8
-"""Version that can be read both by the ONNX Runtime here and by that of Triton's images."""
+"""ONNX IR version that this package's ONNX Runtime and the one in Triton's images can both read."""
 MAX_MESSAGE_BYTES = 2**31 - 1
 """Protobuf's limit for the size of one message in bytes."""
 ALIGNMENT = 4096

@@ -16,13 +16,13 @@ write of the configuration succeeds only if its generation has not changed since
 first read it. A holder whose lease has expired unnoticed therefore cannot write. Another module
 notifies the servers (`controller.moves`).
 
-The object `<name>.fence.json` contains a number, which is increased by one each time the lock is
-taken. The lock holder compares its number with this object before each change, and writes the
-number into the configuration as a comment and into the traffic plan. If the previous holder did not
-release the lock, the new holder first writes the configuration and the plan again. The next
-conditional write of the previous holder therefore fails, even if that holder is still running. If
-there is no configuration yet, the new holder writes only the comment, which counts as no
-configuration. If there is no plan yet, a late first plan of the previous holder is replaced,
+The object `<name>.fence.json` contains the number of the lock, which grows by one each time a
+controller takes the lock. The lock holder compares its number with this object before each change,
+and writes the number into the configuration as a comment and into the traffic plan. If the previous
+holder did not release the lock, the new holder first writes the configuration and the plan again.
+The next conditional write of the previous holder therefore fails, even if that holder is still
+running. If there is no configuration yet, the new holder writes only the comment, which counts as
+no configuration. If there is no plan yet, a late first plan of the previous holder is replaced,
 because its lease number is lower.
 
 `version.json` lists every file of its version with size and SHA-256. If a folder lacks this file,
@@ -275,7 +275,7 @@ class ModelRepository:
     Args:
         objects: Folder or bucket.
         names: Names of the recommender's models.
-        holder: Description of this deployment for the error messages of others. The default
+        holder: Description of this deployment, for error messages of other deployments. The default
             describes this process.
         min_lease: Largest lease number in the journal. The number in the repository may be lower,
             because the repository may have been emptied.
@@ -299,7 +299,7 @@ class ModelRepository:
         self.names = names
         self.uri = objects.uri
         self.published = VersionFolders(objects, names.model)
-        """Versions of the served model, whether the configuration names them or not."""
+        """Versions of the served model, including versions that the configuration does not name."""
         self.staged = VersionFolders(objects, names.candidate)
         self.canary = VersionFolders(objects, names.canary)
         """Versions under the canary's name, at most one."""
@@ -388,8 +388,8 @@ class ModelRepository:
             return int(document["number"]), bool(document["released"])
         except (ValueError, TypeError, KeyError) as error:
             raise PermanentError(
-                f"{self.uri}/{self._fence} is no lease number ({error!r}), expected one; remove it "
-                "if no controller is at work"
+                f"{self.uri}/{self._fence} is not a lease number ({error!r}), expected one; remove "
+                "it if no controller is at work"
             ) from error
 
     @contextmanager
@@ -408,7 +408,7 @@ class ModelRepository:
             raise TemporaryError(
                 f"another controller is at work in model repository {self.published.uri}: {error}"
             ) from error
-        with lease.kept():
+        with lease.renewed():
             yield lease.check
 
     @contextmanager
@@ -472,7 +472,7 @@ class ModelRepository:
         return self.published.whole()
 
     def taken_numbers(self) -> list[int]:
-        """Return every version number with any file, in ascending order.
+        """Return the number of each version that has at least one file, in ascending order.
 
         Interrupted copies are included.
         """
@@ -530,7 +530,7 @@ class ModelRepository:
         record = self.staged.record(version)
         prefix = f"{self.names.candidate}/{version}/"
         for each in self.objects.list(prefix):
-            # Python leaves cache files after a rehearsal.
+            # Triton's Python backend leaves cache files in the folder after a rehearsal.
             if each.name.removeprefix(prefix) not in {
                 RECORD_FILE,
                 *(file.name for file in record.files),
@@ -665,8 +665,8 @@ class ModelRepository:
         """Write the traffic plan with the number of this lease, atomically.
 
         Raises:
-            ContractError: its sequence number does not follow that of the replaced plan. The first
-                plan has the number 1.
+            ContractError: the plan's sequence number does not follow the number of the replaced
+                plan. The first plan has the number 1.
             Changed: another controller has written a plan since this lock was taken.
         """
         self.check_held()

@@ -3,9 +3,9 @@
 The model can run in one of two backends. `python` is used by a laptop's tritonserver, whose python
 backend runs `served_model.py` with ONNX Runtime. `onnxruntime` is used by Triton's images, whose
 ONNX Runtime backend reads `model.onnx` and `model.data` itself. The server wheel for laptops lacks
-the second backend, so on a laptop the text for `onnxruntime` is checked only against the format.
-The configuration does not enable TensorRT or another execution accelerator. The graph's lookups are
-integer operations, which TensorRT would pass back to the default provider.
+the backend `onnxruntime`, so on a laptop the configuration of this backend is checked only against
+the format. The configuration does not enable TensorRT or another execution accelerator. The graph's
+lookups are integer operations, which TensorRT would pass back to the default provider.
 
 Clients get long deadlines, because a cancelled gRPC call can kill Triton 2.51. A server in a
 container image limits its queue instead. A request that finds the queue full, or waits longer than
@@ -16,8 +16,8 @@ a timeout, its batcher sends a batch only if an instance is idle. An instance th
 not wake the batcher. The next request wakes the batcher, or a timer after 500 ms. If every client
 waits for its response, no next request arrives. More instances make the stall rarer. Without queue
 limits, the batcher sends batches to busy instances in advance, and wakes whenever an instance takes
-one of these batches. Triton 26.08 fixed another loss of idle instances, if batches are also delayed
-(triton-inference-server/server#8870).
+one of these batches. Triton 26.08 fixed a related error, which left instances idle if batches were
+also delayed (triton-inference-server/server#8870).
 """
 
 import json
@@ -44,8 +44,8 @@ CPU = "cpu"
 GPU = "gpu"
 DEVICES = (CPU, GPU)
 WARMUP_BATCH = 64
-"""Number of rows of the multi-row warm-up request. This request allocates the buffers for batches
-before the first client."""
+"""Number of rows of the multi-row warm-up request. The multi-row request allocates the buffers for
+batches before the first client connects."""
 
 _KINDS = {CPU: "KIND_CPU", GPU: "KIND_GPU"}
 
@@ -61,7 +61,8 @@ class ServingOptions(ServingSettings):
     server: str = PYTHON
     """Backend, `python` or `onnxruntime`."""
     device: str = CPU
-    """`cpu` or `gpu`. A MIG slice is a GPU. The python backend runs the model on the CPU only."""
+    """`cpu` or `gpu`. A MIG slice counts as a GPU. The python backend runs the model on the CPU
+    only."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -84,9 +85,19 @@ class ServingOptions(ServingSettings):
         )
 
 
-_BUCKETS_MS = [round(0.25 * 2 ** (step / 2), 4) for step in range(25)]
-"""Upper bounds of the latency histogram's buckets in milliseconds, 0.25 to 1,024. The default
-buckets of Triton begin at 100 ms."""
+_BUCKETS_MS = [
+    0.5,
+    *range(1, 16),
+    *range(16, 32, 2),
+    *range(32, 64, 4),
+    *range(64, 129, 16),
+    *(192, 256, 384, 512, 1024),
+]
+"""Upper bounds of the latency histogram's buckets in milliseconds.
+
+Triton counts whole milliseconds, so finer bounds would count nothing. The default buckets of Triton
+begin at 100 ms.
+"""
 _METRICS = {
     "metric_control": [
         {
@@ -98,8 +109,8 @@ _METRICS = {
 _QUEUE_LIMITS = {PYTHON: (0, 0), ONNXRUNTIME: (QUEUED_REQUESTS, QUEUE_MICROSECONDS)}
 
 WarmupRow: TypeAlias = Mapping[str, str]
-"""Map from input name to a file with one row in the model's folder `warmup`. Triton reads it as raw
-little-endian values."""
+"""Map from input name to a file with one row in the model's folder `warmup`. Triton reads each file
+as raw little-endian values."""
 
 
 def triton_config(

@@ -15,7 +15,10 @@ from tests.support.validation_models import make_dataset
 
 
 def write(store, *lines):
-    """Write a journal of (action, version). Version N has model mN, whose graph exists."""
+    """Write a journal from pairs of action and version.
+
+    Version N has the model mN, whose graph exists.
+    """
     for name in ("m1", "m2"):
         (graph := graph_folder(store, int(name[1]))).mkdir(parents=True)
         (graph / GRAPH_FILE).write_bytes(b"")
@@ -37,8 +40,13 @@ def write(store, *lines):
         ("model_uri", "release_uri", "reason"), ""
     )
     for action, number in lines:
-        told = {"action": action, "version": number, "model_id": f"m{number}", "time": "2026-01-03"}
-        append_promotion(store, Promotion(**line, **told))
+        fields = {
+            "action": action,
+            "version": number,
+            "model_id": f"m{number}",
+            "time": "2026-01-03",
+        }
+        append_promotion(store, Promotion(**line, **fields))
 
 
 @pytest.mark.parametrize(
@@ -53,17 +61,18 @@ def write(store, *lines):
     ],
     ids=["evaluated alone", "canary", "canary ended", "promoted", "rolled back", "never answered"],
 )
-def test_aliases_and_versions_are_journals(lines, versions, aliases, tmp_path):
+def test_aliases_and_versions_match_journal(lines, versions, aliases, tmp_path):
     write(tmp_path, *lines)
     found = read_store(tmp_path)
     assert [card.model_id for card in found.rounds] == ["m1", "m2"]
     assert [each.version for each, _ in found.versions] == versions
     assert (found.aliases["champion"], found.aliases["candidate"]) == aliases
-    shutil.rmtree(graph_folder(tmp_path, 1))  # `evergreen admin collect` also removes this folder
+    # `evergreen admin collect` removes graphs of old versions.
+    shutil.rmtree(graph_folder(tmp_path, 1))
     assert [each.version for each, _ in read_store(tmp_path).versions] == versions[1:]
 
 
-def test_registry_that_is_away_stops_no_other(tmp_path, monkeypatch, caplog):
+def test_absent_registry_does_not_stop_others(tmp_path, monkeypatch, caplog):
     calls, away = [], [TemporaryError("MLflow: no answer"), OSError("no route")]
 
     def failing(_):

@@ -1,4 +1,4 @@
-"""Fixtures for the tests in this folder."""
+"""Fixtures for the tests in tests/components/deployment."""
 
 from tests.support.served_models import (  # noqa: F401  fixtures
     client,

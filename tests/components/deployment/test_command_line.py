@@ -23,11 +23,11 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_store_that_is_not_there_is_misuse_and_named(command, tmp_path, monkeypatch, capsys):
+def test_absent_registry_is_invalid_input_and_named(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     main, words = COMMANDS[command]
     assert main([*words, "--store", "stoer"]) == 2
-    assert f"--store is 'stoer', but {tmp_path}/stoer is no folder" in capsys.readouterr().err
+    assert f"--store is 'stoer', but {tmp_path}/stoer is not a folder" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [], "nothing is made of a slip of the hand"
 
 
@@ -48,10 +48,10 @@ def test_relative_paths_count_from_working_folder(main, words, tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("words", [["runs"], ["models", "list"]], ids=" ".join)
-def test_listing_without_store_is_of_demo(words, tmp_path, monkeypatch, capsys):
+def test_listing_without_registry_is_of_demo(words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert evergreen(words) == 2
-    assert f"{tmp_path}/build/demo/store is no folder" in capsys.readouterr().err
+    assert f"{tmp_path}/build/demo/store is not a folder" in capsys.readouterr().err
     (tmp_path / "build" / "demo" / "store").mkdir(parents=True)
     assert evergreen(words) == 0
 
@@ -67,7 +67,7 @@ def test_controller_is_author_of_its_changes_unless_flag_names_another(tmp_path)
     [(rollback.main, []), (canary_command.main, ["abort"]), (canary_command.main, ["advance"])],
     ids=["rollback", "abort", "advance"],
 )
-def test_empty_reason_is_misuse(main, words, tmp_path, capsys):
+def test_empty_reason_is_invalid_input(main, words, tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         main([*words, "--store", str(tmp_path), "--reason", " "])
     assert ended.value.code == 2

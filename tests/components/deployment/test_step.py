@@ -106,7 +106,7 @@ def test_model_not_to_be_released_is_stored_and_can_be_promoted_by_hand(step, tm
     assert "model-1 is stored and not released, because rollout is none" in note.reason
     assert not (tmp_path / "release.json").exists()
     assert current(tmp_path / "store") is None
-    assert step(True, "run-2") == 0, "the same model, by a run that releases"
+    assert step(True, "run-2") == 0, "a second run must be able to release the same model"
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_rollout_follows_verdict_where_it_is_auto(
     assert (is_live, canary_at_work(store) is not None) == (done == "full", done != "full")
 
 
-def test_full_needs_pass_and_nothing_takes_refused_model(step, tmp_path, capsys):
+def test_full_rollout_needs_pass_and_none_accepts_refused_model(step, tmp_path, capsys):
     path = step.paths[True]
     dataclasses.replace(Verdict.read(path), decision="inconclusive").write(path)
     assert step(True, "run-1", release={"rollout": "full"}) == 1
@@ -154,22 +154,25 @@ def test_first_version_of_step_killed_before_its_note_is_released_at_once(step, 
     assert (note.facts["rollout"], note.facts["version"]) == ("full", 1)
 
 
-def test_misuse_is_2_and_server_that_does_not_answer_is_3(step, capsys):
+def test_invalid_input_exits_with_2_and_unresponsive_server_with_3(step, capsys):
     assert step(True, "run-4", urls=("127.0.0.1:9",)) == 3
     assert "triton 127.0.0.1:9: liveness failed" in capsys.readouterr().err
     assert step(True, "run-5", release={"instances": 0}) == 2
     assert "instances is 0" in capsys.readouterr().err
 
 
-def test_disk_that_refuses_is_3_and_not_refused_model(step, tmp_path, capsys):
-    """Python exits with 1 after a traceback. For this step 1 means that the gate refused."""
+def test_full_disk_exits_with_3_and_not_as_refused_model(step, tmp_path, capsys):
+    """Exit code 1 of the deployment step means that the gate refused the model.
+
+    Python also exits with 1 after a traceback, so the step must catch the error.
+    """
     (tmp_path / "store" / "graphs").write_text("no folder")
     assert step(True, "run-7") == 3
     assert "error: " in capsys.readouterr().err
     assert current(tmp_path / "store") is None
 
 
-def test_request_that_cannot_be_appended_is_3_and_keeps_no_prepared_version(
+def test_request_that_cannot_be_appended_exits_with_3_and_keeps_no_prepared_version(
     step, tmp_path, capsys, monkeypatch
 ):
     def full(store, request):
@@ -209,9 +212,7 @@ def arguments(make_candidate, tmp_path):
     ("name", "path"),
     [("raw_dataset", "verdicts/model-1/raw_dataset.json"), ("model", "models/model-1/model.json")],
 )
-def test_what_verdict_names_is_released_only_as_it_was_evaluated(
-    step, tmp_path, capsys, name, path
-):
+def test_verdict_is_released_only_with_evaluated_files(step, tmp_path, capsys, name, path):
     file = tmp_path / "store" / path
     assert getattr(Verdict.read(step.paths[True]), name).uri == file.as_uri()
     line = ["--run=r", f"--store={tmp_path / 'store'}"]
@@ -225,7 +226,7 @@ def test_what_verdict_names_is_released_only_as_it_was_evaluated(
     assert current(tmp_path / "store") is None
 
 
-def test_component_leaves_release_and_its_numbers(arguments):
+def test_component_writes_release_manifest_with_parity_difference(arguments):
     deployment.python_func(**arguments)
     with open(arguments["release"].path) as file:
         written = json.load(file)
@@ -247,7 +248,7 @@ def test_component_with_stale_verdict_ends_without_release_or_retry(arguments, t
     assert (note.state, "compared with model-0" in note.reason) == ("refused", True)
 
 
-def test_request_that_no_controller_accepts_is_withdrawn_and_never_done(
+def test_request_that_no_controller_accepts_is_withdrawn_and_never_carried_out(
     make_candidate, tmp_path, capsys
 ):
     store, verdict = tmp_path / "store", tmp_path / "verdict.json"

@@ -60,7 +60,7 @@ def test_difference_and_its_interval_are_those_of_formulas_scores(two, capsys):
     assert [lead["auc"], lead["low"], lead["high"]] == pytest.approx(
         [expected.auc, expected.low, expected.high], abs=1e-5
     )
-    assert lead["low"] > 0, "the planted model is better than a noisy one"
+    assert lead["low"] > 0, "the planted model must be better than the noisy model"
     assert found["quality"]["champion"]["log_loss"] == pytest.approx(
         log_loss(made.labels, a), abs=1e-5
     )

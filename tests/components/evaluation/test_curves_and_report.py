@@ -138,7 +138,7 @@ def test_new_and_unknown_items_are_slices_where_recommender_names_item():
         cut_slices(made, is_first_round=is_first, shown=ShownValues()) for is_first in (False, True)
     )
     assert [np.flatnonzero(later[name]).tolist() for name in names] == [[1, 4], [2]]
-    assert names[0] not in first, "in the first round every item is new"
+    assert names[0] not in first, "the first run has no earlier items to compare with"
     assert not set(names) & set(cut_slices(scored(6), is_first_round=False, shown=ShownValues()))
 
 
@@ -244,7 +244,7 @@ def test_quality_within_users_is_told_where_recommender_names_them(make_round):
     made.change("raw", recommender=named)
     assert main(flags) == ExitCode.DONE
     verdict = Verdict.read(made.path("verdict"))
-    assert not values_shown(), "values of a column of users"
+    assert not values_shown(), "the report shows values of a user column"
     known, scores = users != MISSING_CATEGORY, np.load(local_path(verdict.scores_uri))["candidate"]
     expected = user_quality(made.labels[known], scores[known], users=users[known])
     assert verdict.candidate.gauc == pytest.approx(expected.gauc)
@@ -260,7 +260,7 @@ def test_report_is_one_closed_page_that_fetches_nothing(make_round):
     assert_needs_nothing(page)
     assert "<b>champion</b>" not in page
     (kept,) = made.store.glob("runs/*/evaluation_report.html")
-    assert kept.read_text() == page, "the work folder may be emptied"
+    assert kept.read_text() == page, "the registry's copy must survive an empty work folder"
     assert "&lt;b&gt;champion&lt;/b&gt;" in page
-    for expected in ("The gate accepted it", "speak most against", "<polyline"):
+    for expected in ("The gate accepted it", "strongest evidence against", "<polyline"):
         assert expected in page

@@ -17,7 +17,7 @@ from evergreen.contracts.manifests import ReorderingGain, Verdict
 class Log(NamedTuple):
     rows: ShownRows
     gains: np.ndarray
-    """Sum of the true gains of disputed pairs, per list."""
+    """Sum of the true gains of disputed pairs for each list."""
     disputed: np.ndarray
 
 
@@ -70,9 +70,9 @@ WORLDS = {
 @pytest.mark.parametrize("logs", [60, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("world", WORLDS)
 def test_interval_holds_truth_at_all_looks_and_estimate_has_no_bias(world, logs):
-    """Looks at each log 12 times while it grows.
+    """Evaluate each log 12 times while the log grows.
 
-    A log fails if its interval ever misses the true gain.
+    A log counts as a miss if one of its intervals does not contain the true gain.
     """
     random, setting = np.random.default_rng(7), WORLDS[world]
     misses, errors, looks = 0, [], 0
@@ -89,7 +89,9 @@ def test_interval_holds_truth_at_all_looks_and_estimate_has_no_bias(world, logs)
         errors.append(found.gain - truth)
     assert looks > 3 * logs
     assert misses <= 0.05 * logs
-    assert abs(np.mean(errors)) < 4 * np.std(errors) / math.sqrt(logs), "unbiased"
+    assert abs(np.mean(errors)) < 4 * np.std(errors) / math.sqrt(logs), (
+        "the estimate must be unbiased"
+    )
 
 
 @pytest.mark.parametrize("odds", [0.5, 0.01])
@@ -109,8 +111,8 @@ def test_clear_gain_is_found_and_its_opposite_too():
     found = reordering_gain(log.rows)
     assert 0 < found.low < log.gains.sum() / log.disputed.sum() < found.high
     assert found.num_lists == 20_000
-    # With reversed scores, the candidate disputes exactly the other pairs, and loses clicks on
-    # them.
+    # A candidate with reversed scores disputes exactly the pairs that the candidate agreed with.
+    # The gain is negative.
     flipped = reordering_gain(log.rows._replace(candidate=-log.rows.candidate))
     assert flipped.high < 0
     assert found.disputed_share + flipped.disputed_share == pytest.approx(1)
@@ -167,7 +169,7 @@ def explore_some(made, *, lists: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lists", "told"), [(300, "Each such swap gains"), (20, "too few to tell")]
+    ("lists", "told"), [(300, "Each such swap gains"), (20, "too few to estimate")]
 )
 def test_step_tells_it_in_verdict_and_report(make_round, lists, told):
     made = make_round(9_000)

@@ -36,7 +36,8 @@ def result_of(answer, name):
 def rows(n, *, candidate=1.0, champion=1.0, seed=0, click_rate=0.3):
     """Return labels, and the scores of two models.
 
-    On average, a model scores a click higher than another row, by `candidate` or `champion`.
+    `candidate` and `champion` are the mean differences between a model's scores of clicks and its
+    scores of other rows.
     """
     random = np.random.default_rng(seed)
     labels = (random.random(n) < click_rate).astype(np.int8)
@@ -232,7 +233,7 @@ def test_model_that_knows_nothing_is_not_advised_to_lower_floor():
     labels, scores, _ = rows(4000, candidate=0.0, seed=5)
     answer = decided(labels, scores, settings=SETTINGS)
     assert answer.decision == "fail"
-    assert advice_of(answer) == ["bring features or rows that tell more of the clicks"]
+    assert advice_of(answer) == ["bring features or rows that predict the clicks better"]
 
 
 def test_passed_checks_advise_nothing():

@@ -13,7 +13,10 @@ SETTINGS = GateSettings(min_auc=0.6, max_auc_loss=0.01)
 
 
 def scored(n, *, candidate=1.0, champion=1.0, shift=0.0, worse_slice=False):
-    """Return labels, both models' scores, and a slice on which the candidate may score randomly."""
+    """Return labels, the scores of both models, and a slice of rows.
+
+    If `worse_slice` is true, the candidate's scores are wrong in the slice.
+    """
     random = np.random.default_rng(3)
     labels = (random.random(n) < 0.3).astype(np.int8)
     is_slice = np.arange(n) % 4 == 0

@@ -1,4 +1,4 @@
-"""Tests of the warning about columns that reveal the label.
+"""Tests of the warning that a column reveals the label.
 
 The warning does not change the gate's decision.
 """

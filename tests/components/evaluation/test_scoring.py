@@ -76,7 +76,7 @@ def test_rows_of_user_are_one_group_and_unknown_users_group_by_request(made):
 
 
 def test_row_is_new_if_it_holds_id_of_this_round(made):
-    """The new ids are appended ids, the last ids of a vocabulary, and reused ids."""
+    """The new ids include appended ids, the last ids of a vocabulary, and reused ids."""
     vocabularies = made.workflow.vocabularies
     new = [
         [len(v) + 2 - i % 3, 3 + (len(v) * i) // 40][: i % 3] for i, v in enumerate(vocabularies)

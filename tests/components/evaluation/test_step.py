@@ -289,7 +289,7 @@ def test_champion_that_extraction_did_not_know_is_no_opponent(make_round, capsys
     reason = f"champion is {found}, expected {extracted or 'none'} as when"
     assert reason in capsys.readouterr().err
     assert reason in made.path("report.html").read_text(), (
-        "Kubeflow shows an error for a report that is not there"
+        "Kubeflow shows an error if the report is missing"
     )
 
 
@@ -427,11 +427,11 @@ def test_candidate_and_champion_are_measured_on_old_rows_too(forgetful):
             sklearn_log_loss(labels, scores(model)), abs=1e-4
         )
     assert old.difference.auc == pytest.approx(old.candidate.auc - old.champion.auc, abs=1e-9)
-    assert old.difference.high < -0.01, "the candidate has forgotten"
+    assert old.difference.high < -0.01, "the candidate must be worse on old rows"
     assert (old.num_rows, old.num_clicks) == (1500, labels.sum())
     verdict = verdict_of(made)
     assert (verdict.decision, verdict.num_rows) == ("pass", 2000), (
-        "what is forgotten does not change it"
+        "old rows must not change the decision"
     )
 
 
@@ -459,7 +459,7 @@ def test_old_numbers_reach_report_and_note(forgetful):
     assert old.num_rows == 1500
     page = made.path("report.html").read_text()
     assert ">Old rows</h2>" in page
-    assert "a fault only where the old world may return" in page
+    assert "fault only if the old behaviour may return" in page
     assert f"{old.candidate.auc:.4f}" in page
     (note,) = runs.read_notes(made.store, made.run)
     assert (note.facts["old_auc"], note.facts["old_champion_auc"]) == (

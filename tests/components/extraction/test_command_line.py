@@ -110,11 +110,11 @@ REFUSED = {
     ),
     "no setting": (
         {"settings": "extraction.holdout=1"},
-        "extraction.holdout is no setting, expected holdout_fraction",
+        "extraction.holdout is not a setting, expected holdout_fraction",
     ),
     "no section": (
         {"settings": "extractoin.late_days=1"},
-        "extractoin is no section, expected extraction",
+        "extractoin is not a section, expected extraction",
     ),
     "no recommender": (
         {"recommender": "7"},

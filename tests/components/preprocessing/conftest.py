@@ -63,7 +63,7 @@ def write_raw(tmp_path):
 
 
 def with_settings(raw_path, **settings):
-    """Change these preprocessing settings of a raw dataset's recommender."""
+    """Change preprocessing settings in the manifest of a raw dataset."""
     described = RawDataset.read(raw_path).recommender
     asked = {"preprocessing": {"frequency_threshold": 2, **settings}}
     change_dataset(raw_path, recommender=replace(described, settings=asked))
@@ -93,7 +93,7 @@ def write_old_rows():
 
 @pytest.fixture
 def run_step(tmp_path):
-    """Runs the step's command line with each engine. Both engines must write equal bytes.
+    """Runs the step's command line with each engine, and asserts that the bytes are equal.
 
     The registry and the work folder have a space in their names.
     """
@@ -209,7 +209,7 @@ def replace_column(table, name, values, **options):
 def reading():
     """Return functions that read and change encoded rows.
 
-    The functions are returned by a fixture, because an import would need packages below tests/.
+    Test modules cannot import these functions, because tests/components has no packages.
     """
     return SimpleNamespace(
         workflow=load_workflow,

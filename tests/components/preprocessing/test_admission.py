@@ -1,4 +1,4 @@
-"""Tests that category statistics are stored exactly, and that values out of range are refused."""
+"""Tests of category statistics: they are stored exactly, and values out of range are refused."""
 
 import numpy as np
 import pytest

@@ -39,7 +39,7 @@ def window(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def encoded(window, tmp_path_factory):
-    """The project's encoding of the same window, in five partitions by two processes."""
+    """The project's preprocessing of `window`, in five partitions by two processes."""
     folder = tmp_path_factory.mktemp("ours")
     flags = [f"--raw-dataset={window[0]}", f"--output={folder / 'out.json'}"]
     flags += [f"--store={folder / 'store'}", f"--work={folder}", "--run=r"]
@@ -70,8 +70,8 @@ def swap(one, other):
     ("part", "name", "make", "message"),
     [
         ("holdout", "I4", lambda v: v + np.float32(3e-6), "holdout, I4: values differ"),
-        ("holdout", "C3", swap(3, 4), "C3: no renaming"),
-        ("holdout", "C9", lambda ids: np.where(ids == 5, 2, ids), "C9: no renaming"),
+        ("holdout", "C3", swap(3, 4), "C3: the ids of the two"),
+        ("holdout", "C9", lambda ids: np.where(ids == 5, 2, ids), "C9: the ids of the two"),
     ],
 )
 def test_comparison_finds_what_differs(window, encoded, tmp_path, part, name, make, message):

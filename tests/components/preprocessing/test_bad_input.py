@@ -58,7 +58,7 @@ def test_corrupt_parent_workflow(write_raw, keep_as_model, refuses, raw_table, t
 
 
 def with_column(name, values):
-    """Return a function that replaces the column of a table by these values."""
+    """Return a function that replaces the column `name` of a table by `values`."""
     return lambda table: table.set_column(table.column_names.index(name), name, values)
 
 

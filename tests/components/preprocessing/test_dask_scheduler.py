@@ -55,9 +55,8 @@ def test_scheduler_that_does_not_answer_is_told_by_its_address(
 def test_address_that_is_none_is_refused(arguments, capsys, address):
     assert main([*arguments, "--dask-scheduler", address]) == 2
     assert f"dask_scheduler is {address!r}" in capsys.readouterr().err
-    with raises(
-        ValueError, "No clients found"
-    ):  # a remaining worker would take tasks of the next step
+    # A worker that was not closed would take tasks of later steps.
+    with raises(ValueError, "No clients found"):
         distributed.default_client()
 
 
@@ -110,7 +109,7 @@ def test_two_workers_killed_at_count_and_write_leave_bytes_of_one_process(
 
     first = run_step(write_raw(raw_table(900, seed=1), name="first"), run="first")
     keep_as_model(local_path(first.workflow_uri), first.slot_sizes, "parent")
-    monkeypatch.setattr(preprocess, "_THINNED_ROWS", 700)
+    monkeypatch.setattr(preprocess, "_DOWNSAMPLED_ROWS", 700)
     raw = write_raw(
         {f"part-{i}.parquet": raw_table(700, seed=2 + i) for i in range(3)}, row_group_size=100
     )

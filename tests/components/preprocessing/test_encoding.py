@@ -57,7 +57,7 @@ def test_columns_without_values(write_raw, run_step, raw_table, reading):
     first_half, everything, nothing = np.arange(600) < 300, np.full(600, True), np.full(600, False)
     missing = {  # numbers of missing values in the training rows and in the holdout rows
         ("C4", "I4"): (everything, everything),
-        ("C5", "I5"): (first_half, ~first_half),  # the values of one complete partition
+        ("C5", "I5"): (first_half, ~first_half),  # no value in one of two partitions
         ("C6", "I6"): (everything, nothing),
         ("C7", "I7"): (nothing, everything),
     }

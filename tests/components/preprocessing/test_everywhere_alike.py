@@ -20,7 +20,7 @@ from evergreen.storage.uris import local_path
 from tests.support.paths import REPOSITORY
 
 CARRIED = ("workflow.json", "vocabularies.npz", "admission.npz")
-"""Files that the next run, training and serving read. The files must be equal in both runs.
+"""Files that the next run, training and serving read. Each engine must write the same files.
 NVTabular also writes a file with the time of its save."""
 DASK = REPOSITORY / "k8s" / "components" / "dask" / "base"
 CLUSTER = "address of a cluster"
@@ -101,7 +101,7 @@ def cluster():
             assert (
                 client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.transition_counter)
                 > 0
-            ), "it worked"
+            ), "the scheduler got no tasks"
     finally:
         for process in running:
             process.kill()

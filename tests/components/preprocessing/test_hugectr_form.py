@@ -1,4 +1,4 @@
-"""Reads the written folder by the rules of HugeCTR's own Parquet reader, restated here."""
+"""Tests of the written folder by the rules of HugeCTR's own Parquet reader."""
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +14,7 @@ from tests.support.errors import raises
 
 @pytest.fixture
 def encoded_folder(tmp_path):
-    """Two files in HugeCTR's form with 5 rows each. All ids have the value 4."""
+    """Two Parquet files for HugeCTR with 5 rows each. All categorical ids are 4."""
     columns = {name: np.ones(5, np.float32) for name in (LABEL, *DENSE)}
     columns |= {name: np.full(5, 4) for name in CATEGORICAL}
     for name in ("part-00000.parquet", "part-00001.parquet"):

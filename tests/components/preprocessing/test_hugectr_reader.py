@@ -1,8 +1,8 @@
-"""A second reader of the written folder. The reader knows only HugeCTR's rules.
+"""Reads the written folder by HugeCTR's rules alone, and tests that both readers agree.
 
-This reader refuses what HugeCTR misreads. The reader uses neither the step's own check
-(`encode.verify_file`) nor the contract's column names. HugeCTR reads columns by position, never by
-name.
+The test's reader refuses what HugeCTR misreads. The test's reader uses neither the step's own
+check (`encode.verify_file`) nor the contract's column names. HugeCTR reads columns by position,
+never by name.
 """
 
 import json
@@ -35,11 +35,11 @@ class Reader:
         self.slot_sizes = slot_sizes
         count, *self.paths = source.read_text().split("\n")[:-1]
         if not count.isdigit() or int(count) != len(self.paths) or not self.paths:
-            raise Refused(f"announces {count} files, lists {len(self.paths)}")
+            raise Refused(f"the file list states {count} files and lists {len(self.paths)}")
         if not self.paths[0].endswith(".parquet"):
-            raise Refused(f"{self.paths[0]} is taken for another format")
+            raise Refused(f"HugeCTR would read {self.paths[0]} as another format")
         if not all(os.path.isabs(path) and os.path.isfile(path) for path in self.paths):
-            raise Refused("a listed path is not a file wherever the reader is started")
+            raise Refused("a listed path must be absolute and name a file")
         folder = Path(self.paths[0]).parent
         self.metadata = json.loads((folder / "_metadata.json").read_text())
         self.rows = {
@@ -56,7 +56,7 @@ class Reader:
         ]:
             raise Refused(f"columns are {self.order}")
         if sorted(sum(self.order.values(), [])) != list(range(LABEL_DIM + DENSE_DIM + SLOTS)):
-            raise Refused(f"positions overlap or leave columns out: {self.order}")
+            raise Refused(f"positions overlap or lack columns: {self.order}")
 
     def read(self) -> tuple[np.ndarray, np.ndarray]:
         """Return labels with dense values, and keys to which each slot's offset is added."""
@@ -68,23 +68,22 @@ class Reader:
         offsets = np.concatenate([[0], np.cumsum(self.slot_sizes)])
         fused = keys + offsets[:-1]
         if (fused < offsets[:-1]).any() or (fused >= offsets[1:]).any():
-            raise Refused("a key lands in another slot")
+            raise Refused("a key has the offset of another slot")
         return values, fused
 
     def _table(self, path: str) -> pa.Table:
         file, name = pq.ParquetFile(path), os.path.basename(path)
         if self.rows.get(name) != file.metadata.num_rows:
             raise Refused(
-                f"{name} has {file.metadata.num_rows} rows, _metadata.json says "
-                f"{self.rows.get(name)}"
+                f"{name} has {file.metadata.num_rows} rows, and {self.rows.get(name)} in "
+                "_metadata.json"
             )
         for position in range(file.metadata.num_columns):
             column = file.schema.column(position)
             wanted = "INT64" if position in self.order["cats"] else "FLOAT"
             if column.physical_type != wanted or column.max_repetition_level:
                 raise Refused(
-                    f"column {position} of {name} is {column.physical_type}, its bits are read as "
-                    f"{wanted}"
+                    f"column {position} of {name} is {column.physical_type}, expected {wanted}"
                 )
         groups = [file.metadata.row_group(g).num_rows for g in range(file.metadata.num_row_groups)]
         if not groups or min(groups) == 0 or max(groups) > PARTITION_ROWS:
@@ -94,13 +93,13 @@ class Reader:
     @staticmethod
     def _stacked(table: pa.Table, positions: list[int]) -> np.ndarray:
         if nulls := sum(table.column(p).null_count for p in positions):
-            raise Refused(f"{nulls} nulls, whose values are whatever the buffer holds")
+            raise Refused(f"{nulls} nulls, whose values are undefined")
         return np.stack([table.column(p).to_numpy() for p in positions], axis=1)
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """A window of rows, and the output of the step for it."""
+    """A window of raw rows, and the step's output for the window."""
     from benchmarks.raw_windows import write_window
 
     folder = tmp_path_factory.mktemp("written")

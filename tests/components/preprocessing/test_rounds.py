@@ -19,7 +19,7 @@ def test_ids_survive_rounds_in_which_categories_vanish_and_return(
     parent, ids, before, sightings = None, {}, None, Counter()
     for number, values in enumerate(windows):
         column = np.random.default_rng(number).choice(values, 400)
-        # 777 occurs once per run, so it reaches its count threshold of two after two runs.
+        # Category 777 occurs once per run, and its count reaches the threshold after two runs.
         column[0] = 777
         table = reading.replace(raw_table(400, seed=number), "C2", column)
         encoded_set = run_step(
@@ -50,12 +50,15 @@ def test_ids_survive_rounds_in_which_categories_vanish_and_return(
 
 DAYS = ("2025-10-10T00:00:00+00:00", "2025-10-12T00:00:00+00:00", "2025-10-12T06:00:00+00:00")
 IN_C2 = ([10, 20, 30, 10, 20, 30, 7], [20, 20, 7], [30, 30, 30, 40, 40, 50])
-"""Values of C2 per run. The rest of the column is missing."""
+"""Values of column C2 in the first rows of each run. C2 is missing in all later rows."""
 
 
 @pytest.fixture
 def play(write_raw, run_step, keep_as_model, raw_table, reading):
-    """Runs one of three rounds from `parent`, and stores the workflow as that of model `keep`."""
+    """Runs one of three rounds from the model `parent`.
+
+    The workflow is stored as that of model `keep`.
+    """
 
     def play(number, parent, *, run=None, keep=None):
         values = np.zeros(300)
@@ -78,7 +81,7 @@ def test_nvtabular_encodes_as_contract_while_category_ids_are_reused(play, run_s
     workflows = [reading.workflow(encoded_set) for encoded_set, _ in rounds]
     assert [w.vocabularies[1].tolist() for w in workflows] == [
         [10, 20, 30],
-        [TOMBSTONE, 20, TOMBSTONE, 7],  # 7 occurs once in each of the first two rounds
+        [TOMBSTONE, 20, TOMBSTONE, 7],  # category 7 occurs once in each of the first two rounds
         [30, 20, 40, 7],
     ]
     for (encoded_set, categorical), workflow in zip(rounds, workflows):
@@ -108,7 +111,7 @@ def test_nvtabular_encodes_as_contract_while_category_ids_are_reused(play, run_s
 
 
 def carried(encoded_set):
-    """Return the workflow's files that the next run reads. The keys are the names of the files."""
+    """Return the workflow's files that the next run reads, by file name."""
     folder = local_path(encoded_set.workflow_uri)
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow.csv import write_csv
 
-from demo.simulation.world import Drift, World
+from demo.simulation.simulator import Drift, Simulator
 from evergreen.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER
 from evergreen.contracts.records import PredictionBatch
 from evergreen.runtime.errors import PermanentError
@@ -32,16 +32,13 @@ def run(*arguments, module="demo.simulation", **options):
 @pytest.fixture(scope="module")
 def worlds():
     """A simulator and a drifted one."""
-    world = World.create(7)
-    return {"world.json": world, "drifted.json": world.drifted(Drift(seed=8))}
+    world = Simulator.create(7)
+    return {"simulator.json": world, "drifted.json": world.drifted(Drift(seed=8))}
 
 
 @pytest.fixture
 def folder(tmp_path, worlds):
-    """A folder whose name contains a space.
-
-    The folder contains a simulator and its drifted form.
-    """
+    """A folder with a space in its name, and with the files of both simulators."""
     folder = tmp_path / "some place"
     folder.mkdir()
     for name, world in worlds.items():
@@ -54,7 +51,9 @@ def replay(server, folder):
     """Starts a replay process. A test can write commands to the process's standard input."""
     started = []
 
-    def start(*extra, source=("--world", "world.json", "--drifted-world", "drifted.json")):
+    def start(
+        *extra, source=("--simulator", "simulator.json", "--drifted-simulator", "drifted.json")
+    ):
         arguments = [
             "--server",
             server.url,
@@ -184,7 +183,7 @@ def test_log_that_is_lost_for_good_ends_replay_with_its_summary_written(
     server, folder, monkeypatch
 ):
     from demo.simulation.replay import ReplayProcess, ReplaySettings, run_replay
-    from demo.simulation.traffic import WorldTraffic
+    from demo.simulation.traffic import SimulatedTraffic
     from inference_client import recommender
     from inference_client.scoring import ClientSettings
 
@@ -207,7 +206,9 @@ def test_log_that_is_lost_for_good_ends_replay_with_its_summary_written(
         run="lost",
         stdin=stdin,
     )
-    traffic = WorldTraffic(World.load(folder / "world.json"), None, np.random.default_rng(1))
+    traffic = SimulatedTraffic(
+        Simulator.load(folder / "simulator.json"), None, np.random.default_rng(1)
+    )
     with raises(PermanentError, "lost", "log.db"):
         asyncio.run(
             run_replay(
@@ -243,20 +244,23 @@ def test_file_is_replayed_to_its_end(server, replay, folder, raw_table, store):
 @pytest.mark.parametrize(
     ("source", "text"),
     [
-        (("--world", "absent.json"), "simulator absent.json cannot be read"),
+        (("--simulator", "absent.json"), "simulator absent.json cannot be read"),
         (
-            ("--world", "world.json", "--drift-columns", "C1"),
-            "--drift-columns is given with --world",
+            ("--simulator", "simulator.json", "--drift-columns", "C1"),
+            "--drift-columns is given with --simulator",
         ),
         (
             ("--data", "data.parquet"),
             "--recommender is absent, expected the recommender of the rows in --data",
         ),
-        (("--world", "world.json", "--rows-per-request", "4096"), "rows_per_request is 4096"),
+        (
+            ("--simulator", "simulator.json", "--rows-per-request", "4096"),
+            "rows_per_request is 4096",
+        ),
     ],
     ids=["world", "mixed", "whose", "range"],
 )
-def test_replay_misuse_is_one_line_and_exit_2(replay, source, text):
+def test_invalid_replay_arguments_give_one_line_and_exit_2(replay, source, text):
     process = replay(source=source)
     assert process.wait(timeout=120) == 2
     errors = process.stderr.read()
@@ -266,7 +270,7 @@ def test_replay_misuse_is_one_line_and_exit_2(replay, source, text):
 
 
 @pytest.mark.parametrize("form", ["parquet", "csv"])
-def test_score_prints_line_per_row_of_every_form_and_names_malformed_ones(
+def test_score_prints_line_per_row_of_every_form_and_names_malformed_rows(
     server, folder, store, raw_table, form
 ):
     table = raw_table(20).drop_columns(["label", "event_time"])
@@ -287,16 +291,16 @@ def test_score_prints_line_per_row_of_every_form_and_names_malformed_ones(
         text[3] = "many" + text[3][text[3].index(",") :]
         path.write_text("\n".join(text) + "\n")
         broken = run(*flags, module="cli")
-        told = [json.loads(line) for line in broken.stdout.splitlines()]
-        assert (broken.returncode, len(told)) == (2, 20)
-        assert [line["line"] for line in told if "error" in line] == [4]
-        assert [line for line in told[:7] if "score" in line] == [
+        printed = [json.loads(line) for line in broken.stdout.splitlines()]
+        assert (broken.returncode, len(printed)) == (2, 20)
+        assert [line["line"] for line in printed if "error" in line] == [4]
+        assert [line for line in printed[:7] if "score" in line] == [
             line for line in lines if line["line"] != 4
         ]
         assert broken.stderr == "1 rows are malformed and have no score\n"
 
 
-def test_whoever_reads_first_line_only_meets_no_traceback(server, folder, store, raw_table):
+def test_reader_of_first_line_only_sees_no_traceback(server, folder, store, raw_table):
     pq.write_table(raw_table(20_000), folder / "rows.parquet")
     flags = [
         "--server",
@@ -316,9 +320,9 @@ def test_whoever_reads_first_line_only_meets_no_traceback(server, folder, store,
         assert process.stderr.read() == ""
 
 
-def test_simulate_and_drift_write_what_they_say(folder):
+def test_simulate_and_drift_write_what_they_report(folder):
     arguments = ["--rows", 2000, "--days", 2, "--last-day", "2026-03-02", "--seed", 7]
-    done = run("lake", "--lake", folder / "lake", "--world", folder / "w.json", *arguments)
+    done = run("lake", "--lake", folder / "lake", "--simulator", folder / "w.json", *arguments)
     report = json.loads(done.stdout)
     assert done.returncode == 0
     assert (report["rows"], report["days"]) == (2000, ["2026-03-01", "2026-03-02"])
@@ -326,10 +330,12 @@ def test_simulate_and_drift_write_what_they_say(folder):
         "day=2026-03-01",
         "day=2026-03-02",
     ]
-    drifted = run("drift", "--world", folder / "w.json", "--output", folder / "d.json", "--seed", 8)
+    drifted = run(
+        "drift", "--simulator", folder / "w.json", "--output", folder / "d.json", "--seed", 8
+    )
     assert json.loads(drifted.stdout)["columns"] == ["C2", "C14", "C17", "C23"]
-    assert World.load(folder / "d.json") == World.create(7).drifted(Drift(seed=8))
-    again = run("lake", "--lake", folder / "lake", "--world", folder / "w.json", *arguments)
+    assert Simulator.load(folder / "d.json") == Simulator.create(7).drifted(Drift(seed=8))
+    again = run("lake", "--lake", folder / "lake", "--simulator", folder / "w.json", *arguments)
     assert again.returncode == 2
     assert "already" in again.stderr
 

@@ -21,14 +21,14 @@ class Scorer:
 
     def __init__(self, time: VirtualTime, score_rows) -> None:
         self.time, self.score_rows, self.seconds = time, score_rows, 0.001
-        self.asked: list[tuple[float, int]] = []
+        self.requests: list[tuple[float, int]] = []
         self.fails = lambda number: False
         self.version_of = lambda number: 1
         self.after_request = lambda number: None
 
     async def score(self, dense, categorical, *, request_id=None, key=None):
-        number = len(self.asked)
-        self.asked.append((self.time.now, len(dense)))
+        number = len(self.requests)
+        self.requests.append((self.time.now, len(dense)))
         self.after_request(number)
         await self.time.sleep(self.seconds)
         if self.fails(number):
@@ -105,16 +105,16 @@ def play(time, scorer, make_rows, tmp_path):
 
 def test_requests_go_out_at_stated_rate(play, scorer):
     replay, _, _ = play(max_rows=1000, rate=2000.0)
-    times = [t for t, _ in scorer.asked]
-    assert [n for _, n in scorer.asked] == [10] * 100
+    times = [t for t, _ in scorer.requests]
+    assert [n for _, n in scorer.requests] == [10] * 100
     np.testing.assert_allclose(np.diff(times), 0.005, atol=1e-9)
     assert (replay.statistics.rows, replay.statistics.sent, replay.exhausted) == (1000, 100, False)
 
 
-def test_beyond_bound_replay_falls_behind_and_says_so(play, scorer):
+def test_replay_reports_if_bound_delays_it(play, scorer):
     scorer.seconds = 1.0
     replay, _, _ = play(max_rows=100, max_in_flight=2)
-    times = np.array([t for t, _ in scorer.asked])
+    times = np.array([t for t, _ in scorer.requests])
     assert max(((times <= t) & (times > t - 1.0)).sum() for t in times) <= 2
     assert replay.skipped_seconds > 1.0
     assert replay.statistics.rows == 100
@@ -129,7 +129,7 @@ def test_after_stall_replay_does_not_burst(play, scorer):
 
     scorer.after_request = quick
     play(max_rows=500, max_in_flight=1)
-    gaps = np.diff([t for t, _ in scorer.asked])
+    gaps = np.diff([t for t, _ in scorer.requests])
     assert (gaps[3:] > 0.009).all()
 
 
@@ -185,7 +185,7 @@ def test_drift_changes_rows_counts_and_best_auc(play, scorer, make_rows):
     assert summary["bayes_auc"]["after"] == pytest.approx(auc(after), abs=1e-4)
 
 
-def test_unknown_commands_are_said_and_ignored(play, caplog):
+def test_unknown_commands_are_reported_and_ignored(play, caplog):
     replay, _, _ = play(None, lambda replay: replay.command("drift now"), max_rows=20)
     assert replay.statistics.rows == 20
     assert "command ignored" in caplog.text
@@ -201,7 +201,7 @@ def test_failed_request_is_counted_reported_and_not_published(play, scorer):
     assert replay.failure is None
 
 
-def test_lines_report_second_and_start_anew(play):
+def test_lines_report_one_second_each(play):
     replay, _, _ = play(max_rows=100)
     assert replay.statistics.take_second(1.0) == {
         "time": 1.0,

@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from sklearn.metrics import roc_auc_score
 
+from demo.simulation.simulator import Drift, Simulator, write_lake
 from demo.simulation.tables import CATEGORY_COLUMNS, DENSE_COLUMNS
-from demo.simulation.world import Drift, World, write_lake
 from evergreen.config.features import MAX_CATEGORY, MISSING_CATEGORY
 from evergreen.contracts import criteo, raw_rows
 from evergreen.rows.archived_rows import arrow_schema
@@ -24,7 +24,7 @@ ROWS = 100_000
 
 @pytest.fixture(scope="module")
 def world():
-    return World.create(7)
+    return Simulator.create(7)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def within(observed: float, share: float, n: int, sigmas: float = 5.0) -> bool:
     return abs(observed - share) <= sigmas * np.sqrt(share * (1 - share) / n) + 1e-12
 
 
-def test_rows_have_contracts_shapes(rows):
+def test_rows_have_shapes_of_contract(rows):
     assert (rows.dense.dtype, rows.dense.shape) == (np.float32, (ROWS, 13))
     assert (rows.categorical.dtype, rows.categorical.shape) == (np.int64, (ROWS, 26))
     assert rows.categorical.min() == MISSING_CATEGORY
@@ -77,12 +77,12 @@ def test_categories_have_stated_missing_share_and_head(rows, name):
     present = keys[keys != -1]
     counts = np.unique(present, return_counts=True)[1]
     assert within(counts.max() / len(present), column.head, len(present)), (
-        "the largest of several near heads may be luck"
+        "several categories have nearly the largest share"
     )
     assert len(counts) <= column.cardinality
 
 
-def test_long_tails_are_mostly_seen_once_and_small_columns_never(rows):
+def test_long_tails_occur_mostly_once_and_small_columns_never(rows):
     head = rows.categorical[:6400]
     for name, distinct_low, once_low in (("C3", 3600, 0.7), ("C16", 3000, 0.7), ("C9", 2, 0.0)):
         counts = np.unique(head[:, criteo.CATEGORICAL.index(name)], return_counts=True)[1]
@@ -92,7 +92,7 @@ def test_long_tails_are_mostly_seen_once_and_small_columns_never(rows):
 
 @pytest.mark.parametrize("click_rate", [0.25, 0.032])
 def test_click_rate_and_best_auc_are_as_asked(click_rate):
-    rows = World.create(11, click_rate=click_rate, bayes_auc=0.8).draw(
+    rows = Simulator.create(11, click_rate=click_rate, bayes_auc=0.8).draw(
         ROWS, np.random.default_rng(3)
     )
     assert within(rows.label.mean(), click_rate, ROWS, sigmas=6)
@@ -124,24 +124,24 @@ def test_new_categories_take_stated_share_of_stated_columns(world, rows, drifted
 
 
 def test_world_travels_as_json(world, drifted, tmp_path):
-    path = tmp_path / "a folder" / "world.json"
+    path = tmp_path / "a folder" / "simulator.json"
     twice = drifted.drifted(Drift(seed=9, columns=("C1",)))
     twice.save(path)
-    assert World.load(path) == twice
+    assert Simulator.load(path) == twice
     assert path.stat().st_size < 2_000
 
 
 def test_same_parameters_give_same_rows_in_another_process(drifted, tmp_path):
-    drifted.save(tmp_path / "world.json")
+    drifted.save(tmp_path / "simulator.json")
     code = (
         "import sys, numpy as np, hashlib; from pathlib import Path\n"
-        "from demo.simulation.world import World\n"
-        "rows = World.load(Path(sys.argv[1])).draw(500, np.random.default_rng(4))\n"
+        "from demo.simulation.simulator import Simulator\n"
+        "rows = Simulator.load(Path(sys.argv[1])).draw(500, np.random.default_rng(4))\n"
         "print(hashlib.sha256(b''.join(a.tobytes() for a in rows)).hexdigest())"
     )
     outputs = {
         subprocess.run(
-            [sys.executable, "-c", code, str(tmp_path / "world.json")],
+            [sys.executable, "-c", code, str(tmp_path / "simulator.json")],
             capture_output=True,
             text=True,
             check=True,
@@ -162,22 +162,22 @@ def test_same_parameters_give_same_rows_in_another_process(drifted, tmp_path):
     ids=["missing", "unknown", "column"],
 )
 def test_corrupt_world_is_refused(drifted, tmp_path, change, text):
-    path = tmp_path / "world.json"
+    path = tmp_path / "simulator.json"
     drifted.save(path)
     document = json.loads(path.read_text())
     change(document)
     path.write_text(json.dumps(document))
     with pytest.raises(ContractError, match=text):
-        World.load(path)
+        Simulator.load(path)
 
 
 @pytest.mark.parametrize("settings", [{"click_rate": 1.0}, {"bayes_auc": 0.5}])
-def test_worlds_that_cannot_be_are_refused(settings):
+def test_impossible_simulators_are_refused(settings):
     with pytest.raises(ContractError, match=str(next(iter(settings.values())))):
-        World.create(1, **settings)
+        Simulator.create(1, **settings)
 
 
-def test_lake_holds_raw_schema_day_by_day(world, tmp_path):
+def test_lake_contains_raw_schema_day_by_day(world, tmp_path):
     report = write_lake(
         world, str(tmp_path / "lake"), rows=3001, days=3, last_day=date(2026, 3, 1), seed=7
     )
@@ -199,12 +199,12 @@ def test_lake_holds_raw_schema_day_by_day(world, tmp_path):
     assert clicks == report.clicks
 
 
-def test_lake_in_bucket_is_that_in_folder_and_no_day_is_written_over(
+def test_lake_in_bucket_equals_lake_in_folder_and_no_day_is_overwritten(
     world, tmp_path, cloud_storage
 ):
-    asked = {"rows": 900, "days": 3, "last_day": date(2026, 1, 4), "seed": 7}
-    expected = write_lake(world, str(tmp_path / "lake"), **asked)
-    assert write_lake(world, "gs://models/lake", **asked) == expected
+    arguments = {"rows": 900, "days": 3, "last_day": date(2026, 1, 4), "seed": 7}
+    expected = write_lake(world, str(tmp_path / "lake"), **arguments)
+    assert write_lake(world, "gs://models/lake", **arguments) == expected
     objects = open_objects("gs://models/lake")
     stored = {each.name: objects.read(each.name).content for each in objects.list()}
     written = {
@@ -214,4 +214,4 @@ def test_lake_in_bucket_is_that_in_folder_and_no_day_is_written_over(
     assert stored == {name: path.read_bytes() for name, path in written.items()}
     assert len(stored) == 3
     with raises(ContractError, "gs://models/lake", "2026-01-02", "already"):
-        write_lake(world, "gs://models/lake", **asked)
+        write_lake(world, "gs://models/lake", **arguments)

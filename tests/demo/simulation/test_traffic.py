@@ -5,8 +5,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from demo.simulation.traffic import FileTraffic, WorldTraffic
-from demo.simulation.world import Drift, World
+from demo.simulation.simulator import Drift, Simulator
+from demo.simulation.traffic import FileTraffic, SimulatedTraffic
 from evergreen.contracts import criteo
 from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from evergreen.runtime.errors import ContractError
@@ -28,9 +28,9 @@ def take_all(traffic, rows):
 
 
 def test_world_traffic_is_worlds_and_switches_at_once():
-    world = World.create(3)
+    world = Simulator.create(3)
     drifted = world.drifted(Drift(seed=4))
-    traffic = WorldTraffic(world, drifted, np.random.default_rng(0))
+    traffic = SimulatedTraffic(world, drifted, np.random.default_rng(0))
     old = world.tables.categories[1].keys
     assert np.isin(traffic.take(64).features.categorical[:, 1], old).all()
     traffic.drift()
@@ -40,8 +40,8 @@ def test_world_traffic_is_worlds_and_switches_at_once():
 
 
 def test_world_traffic_without_drifted_world_refuses_to_drift():
-    traffic = WorldTraffic(World.create(3), None, np.random.default_rng(0))
-    with raises(ContractError, "--drifted-world", "absent"):
+    traffic = SimulatedTraffic(Simulator.create(3), None, np.random.default_rng(0))
+    with raises(ContractError, "--drifted-simulator", "absent"):
         traffic.drift()
 
 
@@ -73,7 +73,7 @@ def test_drift_permutes_values_of_stated_columns_and_nothing_else(data):
         assert np.array_equal(before, after) == (name not in ("C2", "C20")), name
         np.testing.assert_array_equal(before == -1, after == -1)
         assert len(set(zip(before.tolist(), after.tolist()))) == len(set(before.tolist())), (
-            "one image per value"
+            "each value must map to one other value"
         )
         assert set(before.tolist()) == set(after.tolist())
     assert traffic.drift_note["seed"] == 5
@@ -90,7 +90,7 @@ def test_drift_mirrors_numeric_column_and_keeps_its_distribution(data):
     np.testing.assert_array_equal(np.isnan(plain[:, 1]), np.isnan(drifted[:, 1]))
     before, after = (column[~np.isnan(column)] for column in (plain[:, 1], drifted[:, 1]))
     order = np.argsort(before, kind="stable")
-    assert (np.diff(after[order]) <= 0).all(), "the higher it was, the lower it is"
+    assert (np.diff(after[order]) <= 0).all(), "the mirrored values must have the reverse order"
     assert abs(np.median(after) - np.median(before)) <= np.median(before)
     low, high = before <= np.quantile(before, 0.1), before >= np.quantile(before, 0.9)
     assert after[low].min() >= np.quantile(before, 0.7)
@@ -108,7 +108,7 @@ def test_drift_of_no_columns_or_of_none_that_is_feature_is_refused(data):
 def test_rows_of_one_request_id_are_one_request_and_no_others_are(tmp_path, raw_table, most):
     """Groups of rows with equal ids have 1 to 9 rows.
 
-    Some of these groups cross a boundary between the batches of the file.
+    Some groups cross a boundary between two batches of the file.
     """
     table, lengths = raw_table(9000), [1 + i % 9 for i in range(1800)]
     ids = [f"q{at}" for at, length in enumerate(lengths) for _ in range(length)]

@@ -19,7 +19,7 @@ BEFORE = Features(numeric=("price", "age"), categorical=("item", "shop"))
 
 
 @pytest.mark.parametrize("name", ["", " ", "item ", "a/b", "a\nb", "\0", "\ud800", 7, None])
-def test_what_is_no_name_is_refused_by_its_value(name):
+def test_invalid_name_is_refused_by_its_value(name):
     with pytest.raises(ContractError) as refused:
         Features(numeric=("price",), categorical=("item", name))
     assert repr([name]) in str(refused.value)
@@ -28,11 +28,11 @@ def test_what_is_no_name_is_refused_by_its_value(name):
 @pytest.mark.parametrize(
     "name", ["Größe in €", "a.b", "file", "order", "0", "商品", "a b", "'", "%s", "{x}", "-"]
 )
-def test_any_other_name_is_taken(name):
+def test_any_other_name_is_accepted(name):
     assert Features(numeric=(), categorical=(name,)).names == (name,)
 
 
-def test_names_there_twice_and_no_names_are_refused():
+def test_duplicate_names_and_missing_names_are_refused():
     with raises(ContractError, ["item"], "twice"):
         Features(numeric=("item",), categorical=("item",))
     with raises(ContractError, "no features"):
@@ -40,7 +40,7 @@ def test_names_there_twice_and_no_names_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("now", "said"),
+    ("now", "message"),
     [
         (
             Features(numeric=("price",), categorical=("item", "shop", "age")),
@@ -63,12 +63,12 @@ def test_names_there_twice_and_no_names_are_refused():
         ),
     ],
 )
-def test_columns_of_another_meaning_than_parents_are_refused_by_name(now, said):
-    with pytest.raises(ContractError, match=said):
+def test_columns_with_another_meaning_than_in_parent_are_refused_by_name(now, message):
+    with pytest.raises(ContractError, match=message):
         now.expect_continues(BEFORE, parent="m1")
 
 
-def test_columns_may_come_and_go_and_move():
+def test_columns_may_be_added_removed_and_moved():
     Features(numeric=("size", "age"), categorical=("shop", "city", "item")).expect_continues(
         BEFORE, parent="m1"
     )

@@ -61,7 +61,7 @@ def test_settings_out_of_range_are_refused_with_their_value(kind, name, value):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"windows_rows": 5}, "monitor.windows_rows is no setting, expected window_rows"),
+        ({"windows_rows": 5}, "monitor.windows_rows is not a setting, expected window_rows"),
         ({"window_rows": "many"}, "monitor.window_rows is 'many', expected int"),
         (
             {"policies": "sequential,threshold"},

@@ -28,7 +28,7 @@ class Shelf:
     boards: int = 3
     """Number of boards."""
     folder: Path | None = None
-    """Path of the shelf's folder."""
+    """Folder with the list of books."""
 
     def __post_init__(self) -> None:
         expect(self, "at least 1", lambda value: value >= 1, "boards")
@@ -39,7 +39,7 @@ class Room:
     """A section that contains another section."""
 
     name: str
-    """Its name."""
+    """Name of the room."""
     height: float = 2.5
     """Height in metres."""
     heated: bool = False
@@ -106,15 +106,15 @@ def test_truth_value_that_is_not_true_or_false_is_refused(text):
     ("values", "message"),
     [
         ({"name": "hall", "height": "tall"}, "room.height is 'tall', expected float"),
-        ({"name": "hall", "hight": 3}, "room.hight is no setting, expected height"),
+        ({"name": "hall", "hight": 3}, "room.hight is not a setting, expected height"),
         ({"name": "hall", "shelf": {"boards": 0}}, "room.shelf.boards is 0, expected at least 1"),
         (
             {"name": "hall", "shelf": {"board": 1}},
-            "room.shelf.board is no setting, expected boards",
+            "room.shelf.board is not a setting, expected boards",
         ),
     ],
 )
-def test_wrong_value_of_file_is_refused_with_its_whole_path(values, message):
+def test_wrong_value_of_file_is_refused_with_its_full_path(values, message):
     with pytest.raises(ContractError, match=f"^{re.escape(message)}$"):
         read_mapping(Room, values, path="room")
 
@@ -126,7 +126,7 @@ def test_wrong_value_of_file_is_refused_with_its_whole_path(values, message):
             from_environment,
             "environment variable ROOM_BOARD names no setting, expected ROOM_BOARDS",
         ),
-        (from_query, "url: board is no setting, expected boards"),
+        (from_query, "url: board is not a setting, expected boards"),
     ],
 )
 def test_unknown_name_is_refused_with_nearest_one(read, message):
@@ -158,7 +158,7 @@ def test_optional_path_is_read_from_text():
 
 def test_flat_values_make_equal_settings():
     assert make_settings(Room, **flat_values(EXPECTED)) == EXPECTED
-    with pytest.raises(ContractError, match="^board is no setting, expected boards$"):
+    with pytest.raises(ContractError, match="^board is not a setting, expected boards$"):
         make_settings(Room, name="hall", board=5)
 
 

@@ -21,11 +21,14 @@ WRONG = {
     "model": ("model.kind=dcm", "model.kind is 'dcm', expected one of dcn"),
     "training": (
         "'training.solver={\"stage_row\": 5}'",
-        "training.solver.stage_row is no setting, expected stage_rows",
+        "training.solver.stage_row is not a setting, expected stage_rows",
     ),
     "gate": ("gate.min_auc=high", "gate.min_auc is 'high', expected float"),
     "release": ("release.rollout=all", "rollout is 'all', expected one of auto"),
-    "monitor": ("monitor.window_row=100", "monitor.window_row is no setting, expected window_rows"),
+    "monitor": (
+        "monitor.window_row=100",
+        "monitor.window_row is not a setting, expected window_rows",
+    ),
 }
 
 
@@ -55,7 +58,7 @@ def test_settings_of_every_section_are_read():
     ("path", "message"),
     [
         ("model.num_dense=3", "the features decide it"),
-        ("model.projection_dim=3", "model.projection_dim is no setting"),
+        ("model.projection_dim=3", "model.projection_dim is not a setting"),
     ],
 )
 def test_setting_that_network_does_not_have_is_refused(path, message):

@@ -29,7 +29,7 @@ def test_user_or_item_that_is_no_categorical_feature_is_refused(role):
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("trainin.seed", "trainin is no section, expected training"),
+        ("trainin.seed", "trainin is not a section, expected training"),
         ("training", "expected section.name"),
     ],
 )
@@ -53,7 +53,7 @@ def test_changed_settings_leave_others_and_original_alone():
     assert before.settings == {"training": {"seed": 7, "passes": 2}}
 
 
-def test_digest_is_of_what_is_said_and_not_of_its_order():
+def test_digest_depends_on_content_and_not_on_order():
     one, other = shop(training={"seed": 7, "passes": 2}), shop(training={"passes": 2, "seed": 7})
     assert one.digest == other.digest
     assert len({one.digest, shop().digest, shop(training={"seed": 8, "passes": 2}).digest}) == 3
@@ -93,6 +93,6 @@ def test_description_survives_manifest():
 @pytest.mark.parametrize(
     "names", [{"label": ""}, {"label": "ts", "event_time": "ts"}, {"row": "request_id"}]
 )
-def test_names_that_cannot_be_told_apart_are_refused(names):
+def test_indistinguishable_names_are_refused(names):
     with raises(ContractError, "expected a name for each"):
         ColumnNames(**names)

@@ -18,7 +18,7 @@ def test_every_threshold_belongs_to_rule_and_every_rule_names_real_ones():
     assert named == {field.name for field in dataclasses.fields(ValidationSettings)} - {"actions"}
 
 
-def test_actions_and_thresholds_of_recommender_stand_over_defaults():
+def test_actions_and_thresholds_of_recommender_override_defaults():
     rules = rules_of(actions={"drift": "block", "domain": "quarantine"}, click_rate_factor=3)
     assert (rules.action_of("drift"), rules.action_of("domain")) == ("block", "quarantine")
     assert rules.action_of("click_rate") == "warn"
@@ -41,7 +41,7 @@ def test_actions_and_thresholds_of_recommender_stand_over_defaults():
             {"actions": {"drift": "quarantine"}},
             "rule drift has action quarantine, which only rule domain supports",
         ),
-        ({"skew_size": 3}, "validation.skew_size is no setting, expected skew_share"),
+        ({"skew_size": 3}, "validation.skew_size is not a setting, expected skew_share"),
         ({"click_rate_factor": 0.5}, "factor is 0.5, expected a finite number of at least 1"),
         ({"click_rate_factor": float("nan")}, "factor is nan"),
         ({"click_rate_factor": True}, "factor is True"),
@@ -50,6 +50,6 @@ def test_actions_and_thresholds_of_recommender_stand_over_defaults():
     ],
     ids=str,
 )
-def test_rules_that_mean_nothing_are_refused_by_name(settings, message):
+def test_meaningless_rules_are_refused_by_name(settings, message):
     with pytest.raises(ContractError, match=message):
         rules_of(**settings)

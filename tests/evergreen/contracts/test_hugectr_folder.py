@@ -15,7 +15,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_files_come_in_order_of_list_wherever_folder_lies(folder, tmp_path):
+def test_files_come_in_order_of_list_wherever_folder_is(folder, tmp_path):
     write_file_list(folder, NAMES, final=tmp_path / "else where")
     assert listed_files(folder) == [folder / name for name in NAMES]
     assert (folder / FILE_LIST).read_text().splitlines() == [
@@ -25,7 +25,7 @@ def test_files_come_in_order_of_list_wherever_folder_lies(folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (None, "cannot be read"),
         ("", "cannot be read"),
@@ -35,8 +35,8 @@ def test_files_come_in_order_of_list_wherever_folder_lies(folder, tmp_path):
     ],
     ids=["no list", "empty", "wrong count", "no count", "absent file"],
 )
-def test_list_that_cannot_be_right_is_refused(folder, text, said):
+def test_list_that_cannot_be_right_is_refused(folder, text, message):
     if text is not None:
         (folder / FILE_LIST).write_text(text)
-    with pytest.raises(ContractError, match=said):
+    with pytest.raises(ContractError, match=message):
         listed_files(folder)

@@ -1,4 +1,4 @@
-"""Tests that manifests can be written and read back, and that a reader refuses unknown ones."""
+"""Tests that manifests can be written and read back, and that readers refuse unknown manifests."""
 
 import contextlib
 import dataclasses
@@ -92,7 +92,7 @@ def test_no_flipped_bit_of_manifest_is_read_as_other_values(kind, path):
             assert kind.loads(bytes(flipped), source="flipped") == manifest
 
 
-def test_manifest_that_differs_from_its_checksum_says_so(path):
+def test_manifest_that_differs_from_its_checksum_is_reported(path):
     content = example(RetrainRequest).dumps().replace(b"text with", b"next with", 1)
     with pytest.raises(
         ContractError, match=r"crc32 \w{8}, expected '\w{8}': .* removing its key crc32"
@@ -121,14 +121,14 @@ def test_unknown_or_missing_field_is_refused_by_name(path, changes):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [(b"", ""), (b"\xff\xfe", ""), (b"[]", ""), (None, " cannot be read: No such file")],
 )
-def test_what_is_no_json_object_is_refused_by_name(path, content, said):
+def test_value_that_is_no_json_object_is_refused_by_name(path, content, message):
     path.parent.mkdir()
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(ContractError, match=rf"manifest\.json{said}"):
+    with pytest.raises(ContractError, match=rf"manifest\.json{message}"):
         manifests.Verdict.read(path)
 
 
@@ -147,7 +147,7 @@ def test_nan_is_never_written(path):
         (3, "expected an object"),
     ],
 )
-def test_nested_object_is_held_to_its_fields(path, candidate, message):
+def test_nested_object_with_wrong_fields_is_refused(path, candidate, message):
     with pytest.raises(ContractError, match=message):
         manifests.Verdict.read(changed(example(manifests.Verdict), path, candidate=candidate))
 

@@ -23,7 +23,7 @@ def test_nulls_become_stated_value_and_all_others_stay(raw_table, names, dtype, 
     np.testing.assert_array_equal(found, np.array(expected, dtype=dtype).T)
 
 
-def test_values_of_another_type_are_refused_and_not_cut_to_fit():
+def test_values_of_another_type_are_refused_and_not_converted():
     batch = pa.record_batch({"C1": pa.array([1.5])})
     with pytest.raises(pa.ArrowInvalid):
         raw_rows.feature_matrix(batch, ["C1"], "int64", missing=MISSING_CATEGORY)

@@ -52,7 +52,7 @@ def assert_same(left, right):
         other = vars(right)[name]
         if isinstance(value, np.ndarray):
             assert value.dtype == other.dtype
-            np.testing.assert_array_equal(value, other)  # equal NaN
+            np.testing.assert_array_equal(value, other)  # NaN equals NaN here
         else:
             assert value == other
 
@@ -193,7 +193,7 @@ def test_truncation_at_every_byte_is_refused():
 
 @given(st.binary(max_size=40), st.integers(0, 600), st.integers(0, 40))
 @settings(max_examples=300, deadline=None)
-def test_damage_is_refused_or_makes_another_record_and_nothing_else(inserted, at, removed):
+def test_corruption_is_refused_or_makes_another_record(inserted, at, removed):
     for record in (predictions(1), outcomes()):
         message = encode(record)
         with suppress(ContractError):
@@ -201,7 +201,7 @@ def test_damage_is_refused_or_makes_another_record_and_nothing_else(inserted, at
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         (
             {"dense": np.zeros((3, 12), np.float32)},
@@ -211,13 +211,13 @@ def test_damage_is_refused_or_makes_another_record_and_nothing_else(inserted, at
     ],
     ids=["numeric", "categorical"],
 )
-def test_rows_with_other_numbers_of_columns_are_not_written(changes, said):
-    with pytest.raises(ContractError, match=said):
+def test_rows_with_other_numbers_of_columns_are_not_written(changes, message):
+    with pytest.raises(ContractError, match=message):
         encode(predictions(**changes))
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("spoil", "error"),
     [
         (lambda sent: sent.features.price.append(1.0), "price has 4 values, expected 3"),
         (lambda sent: sent.scores.append(0.5), "item has 3 values, expected 4"),
@@ -228,10 +228,10 @@ def test_rows_with_other_numbers_of_columns_are_not_written(changes, said):
     ],
     ids=["feature", "scores", "shadow scores", "shadow version", "version", "no name"],
 )
-def test_consistent_but_wrong_messages_are_refused(spoil, said):
+def test_consistent_but_wrong_messages_are_refused(spoil, error):
     message = reader_of(FORM.proto()).FromString(encode(predictions()))
     spoil(message.predictions)
-    with pytest.raises(ContractError, match=said):
+    with pytest.raises(ContractError, match=error):
         decode(message.SerializeToString())
 
 
@@ -241,9 +241,9 @@ def test_message_of_both_kinds_is_refused():
 
 
 @pytest.mark.parametrize("message", [b"", b"EVGR", b"\x00" * 64, b'{"request_id": 1}', b"\xff" * 9])
-def test_foreign_bytes_are_refused(message):
+def test_unexpected_bytes_are_refused(message):
     with pytest.raises(
-        ContractError, match=f"{len(message)} bytes is (no|a) log record|has the fields"
+        ContractError, match=f"{len(message)} bytes is (not )?a log record|has the fields"
     ):
         decode(message)
 

@@ -9,13 +9,13 @@ from evergreen.contracts.values import MISSING_WORDS, NoCategory, is_missing_wor
 from tests.support.errors import raises
 
 TRUE, FALSE = 1, 0
-"""Spellings of booleans in programs without a boolean type. All these spellings mean the same
-category."""
+"""Categories of booleans. Programs without a boolean type have many spellings of the same
+boolean."""
 
 
 @pytest.mark.parametrize("holds_words", [True, False])
 @pytest.mark.parametrize("spelled", [True, "True", "true", "TRUE", "tRuE", " True ", 1, "1", 1.0])
-def test_truth_value_is_one_category_however_it_is_spelled(spelled, holds_words):
+def test_boolean_is_one_category_in_any_spelling(spelled, holds_words):
     assert category_of(word_of(spelled, holds_words=holds_words)) == TRUE
 
 
@@ -27,7 +27,7 @@ def test_false_is_another_category_than_true(spelled):
 
 
 @pytest.mark.parametrize("text", ["truth", "t", "yes", "falsetto", "true false", "10"])
-def test_other_words_are_no_truth_values(text):
+def test_other_words_are_no_booleans(text):
     assert word_of(text, holds_words=True) == text
     assert category_of(text) not in (TRUE, FALSE)
 
@@ -35,13 +35,13 @@ def test_other_words_are_no_truth_values(text):
 @pytest.mark.parametrize(
     ("word", "spaces"), [*itertools.product(sorted(MISSING_WORDS), ["", " ", "\t ", "\n"])]
 )
-def test_missing_words_are_missing_in_columns_of_words_and_of_numbers(word, spaces):
+def test_missing_values_are_missing_in_string_and_number_columns(word, spaces):
     for holds_words in (True, False):
         assert word_of(f"{spaces}{word}{spaces}", holds_words=holds_words) is None
     assert is_missing_word(f"{spaces}{word}{spaces}")
 
 
-def test_missing_words_are_these():
+def test_list_of_missing_words_is_exact():
     expected = ["", "NULL", "null", "None", "none", "\\N", "NA", "N/A", "n/a", "#N/A", "<NA>"]
     expected += ["NaN", "nan", "NaT", "-", "?"]
     assert sorted(MISSING_WORDS) == sorted(expected)
@@ -51,7 +51,7 @@ def test_missing_words_are_these():
 @pytest.mark.parametrize(
     "number", [0, 7, -5, 2**53 - 1, 2**53 + 1, 2**63 - 1, 2**63, 2**63 + 9, 2**64 - 1, -(2**63)]
 )
-def test_whole_number_of_64_bits_is_its_own_exact_word_as_int_and_as_text(number):
+def test_integer_of_64_bits_is_exact_category_as_int_and_as_text(number):
     assert (
         word_of(number, holds_words=False) == word_of(str(number), holds_words=False) == str(number)
     )
@@ -66,7 +66,7 @@ def test_neighbours_beyond_2_to_53_are_different_categories():
 
 
 @pytest.mark.parametrize("value", [7.0, -5.0, 0.0, -0.0, 2.0**53 - 1, float(MAX_CATEGORY)])
-def test_whole_float_below_2_to_53_is_whole_number(value):
+def test_integral_float_below_2_to_53_is_integer(value):
     assert word_of(value, holds_words=True) == word_of(int(value), holds_words=False)
 
 
@@ -87,7 +87,7 @@ def test_float_of_32_bits_is_exact_below_2_to_24():
 
 
 @pytest.mark.parametrize("value", [1.5, float("inf"), -(2**63) - 1, 2**64, b"7", [7], object()])
-def test_value_that_is_no_category_is_refused_by_value(value):
+def test_invalid_category_is_refused_by_value(value):
     for holds_words in (True, False):
         with raises(NoCategory, "expected a") as refused:
             word_of(value, holds_words=holds_words)
@@ -97,7 +97,7 @@ def test_value_that_is_no_category_is_refused_by_value(value):
 @pytest.mark.parametrize(
     "text", ["red", "0x1f", "1_0", " 1", "1.5", "1e3", "\u0661", str(2**64), "9" * 20, "1" * 21]
 )
-def test_text_that_is_no_whole_number_is_refused_where_numbers_are_held(text):
+def test_non_integer_text_is_refused_where_numbers_are_stored(text):
     assert word_of(text, holds_words=True) == text
     with raises(NoCategory, "64 bits", "true or false"):
         word_of(text, holds_words=False)
@@ -106,6 +106,6 @@ def test_text_that_is_no_whole_number_is_refused_where_numbers_are_held(text):
 @pytest.mark.parametrize(
     ("text", "word"), [("+5", "5"), ("007", "7"), ("7.0", "7"), ("-3.", "-3"), ("-0", "0")]
 )
-def test_text_of_whole_number_is_that_number_where_numbers_are_held(text, word):
+def test_text_of_integer_is_that_number_in_number_columns(text, word):
     assert word_of(text, holds_words=False) == word
     assert word_of(text, holds_words=True) == text

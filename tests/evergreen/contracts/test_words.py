@@ -11,7 +11,7 @@ from evergreen.runtime.errors import ContractError
 from tests.support.errors import raises
 
 
-def test_most_frequent_words_are_listed_by_their_categories(tmp_path):
+def test_most_frequent_strings_are_listed_by_their_categories(tmp_path):
     counts = WordCounts()
     counts.add("item", pa.array(["red shoe", "Boot", "red shoe", None, "", "7", "Ünïcode"]))
     counts.add("item", pa.array(["Boot", "Boot"]))
@@ -27,7 +27,7 @@ def test_most_frequent_words_are_listed_by_their_categories(tmp_path):
 @pytest.mark.parametrize(
     "columns", [[], ["user"], ["item"]], ids=["no column", "users alone", "no word"]
 )
-def test_without_words_there_is_no_file(tmp_path, columns):
+def test_without_strings_there_is_no_file(tmp_path, columns):
     counts = WordCounts()
     for column in columns:
         counts.add(column, pa.array(["Ada"] if column == "user" else [None], pa.string()))
@@ -35,7 +35,7 @@ def test_without_words_there_is_no_file(tmp_path, columns):
     assert not (tmp_path / "words.json").exists()
 
 
-def test_frequent_words_stay_listed_however_many_rare_ones_come(tmp_path):
+def test_frequent_strings_stay_listed_however_many_rare_ones_come(tmp_path):
     counts, often = WordCounts(), [f"often {i}" for i in range(50)]
     for part in range(10):
         counts.add("item", pa.array([*often * 20, *(f"rare {part} {i}" for i in range(9000))]))

@@ -43,10 +43,10 @@ def raw_rows(encoder, n=300, seed=1):
     return dense, categorical
 
 
-def test_categories_encode_as_dict_would():
+def test_categories_are_encoded_as_by_dict():
     encoder = fitted()
     _, categorical = raw_rows(encoder)
-    tables = [{int(key): 3 + place for place, key in enumerate(v)} for v in encoder.vocabularies]
+    tables = [{int(key): 3 + index for index, key in enumerate(v)} for v in encoder.vocabularies]
     expected = [
         [1 if key == -1 else table.get(int(key), 2) for key, table in zip(row, tables)]
         for row in categorical
@@ -104,8 +104,10 @@ EXCLUDED = ("I3", "I13", "C1", "C4")
 
 def without_columns(encoder, names=EXCLUDED):
     nothing = np.zeros(0, np.int64)
-    kept = [nothing if f"C{i + 1}" in names else v for i, v in enumerate(encoder.vocabularies)]
-    return replace(encoder, vocabularies=tuple(kept), excluded=names)
+    vocabularies = [
+        nothing if f"C{i + 1}" in names else v for i, v in enumerate(encoder.vocabularies)
+    ]
+    return replace(encoder, vocabularies=tuple(vocabularies), excluded=names)
 
 
 def test_excluded_column_is_missing_for_all_rows_and_others_are_unchanged():
@@ -127,12 +129,12 @@ def test_excluded_column_is_missing_for_all_rows_and_others_are_unchanged():
 
 
 @pytest.mark.parametrize(
-    ("names", "said"),
+    ("names", "message"),
     [(("I14",), "expected features"), (("I1", "I1"), "each once"), (("C4",), "have vocabularies")],
     ids=["unknown", "twice", "with a vocabulary"],
 )
-def test_columns_that_cannot_be_left_out_are_refused(names, said):
-    with pytest.raises(ContractError, match=said):
+def test_columns_that_cannot_be_left_out_are_refused(names, message):
+    with pytest.raises(ContractError, match=message):
         fitted(excluded=names)
 
 
@@ -197,7 +199,7 @@ def damage(folder):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("spoil", "message"),
     [
         (shutil.rmtree, "No such file"),
         (damage, "cannot be read"),
@@ -208,16 +210,16 @@ def damage(folder):
     ],
     ids=["no folder", "corrupt vocabularies", "torn settings", "version 5", "no means", "one mean"],
 )
-def test_corrupt_workflow_is_refused(tmp_path, spoil, said):
+def test_corrupt_workflow_is_refused(tmp_path, spoil, message):
     folder = tmp_path / "workflow"
     fitted().save(folder)
     spoil(folder)
-    with pytest.raises(ContractError, match=said):
+    with pytest.raises(ContractError, match=message):
         FeatureWorkflow.load(folder)
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"vocabularies": (np.arange(3),) * 25}, "25 vocabularies, expected 26"),
         (
@@ -237,6 +239,6 @@ def test_corrupt_workflow_is_refused(tmp_path, spoil, said):
     ],
     ids=["25 columns", "twice", "mark of missing", "beyond 52 bits", "mean NaN", "std below 0"],
 )
-def test_what_nobody_fitted_is_refused(changes, said):
-    with pytest.raises(ContractError, match=said):
+def test_unfitted_columns_are_refused(changes, message):
+    with pytest.raises(ContractError, match=message):
         fitted(**changes)

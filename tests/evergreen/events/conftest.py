@@ -36,7 +36,7 @@ def kafka_server() -> Iterator[KafkaCluster]:
 
 @pytest.fixture(scope="session")
 def sqlite_server() -> None:
-    """No server is needed."""
+    """The SQLite log needs no server."""
 
 
 @pytest.fixture(params=BENCHES, ids=str)

@@ -114,27 +114,27 @@ def test_partitions_move_to_second_reader_and_old_tokens_of_them_are_void(wide):
     one = wide.reader()
     first = pull(one, count=40)
     two = wide.reader()
-    taken, again = set(), set()
+    read, again = set(), set()
 
     def are_shared():
         again.update(one.pull(100))
-        taken.update(two.pull(100))
-        return taken and two.backlog() == 40
+        read.update(two.pull(100))
+        return read and two.backlog() == 40
 
     def only_what_moved_is_open():
-        # On a busy machine, Kafka may reassign partitions once more, even to the first reader. In
-        # that case the first reader gets their messages again.
+        # On a busy machine, Kafka may reassign partitions once more, even to the first reader. The
+        # first reader then gets the messages of the reassigned partitions again.
         again.update(one.pull(100))
-        taken.update(two.pull(100))
-        return one.backlog() == len({d.message_id for d in taken | again})
+        read.update(two.pull(100))
+        return one.backlog() == len({d.message_id for d in read | again})
 
     until(are_shared)
-    assert len({d.message_id for d in taken}) < 40
-    # The first reader also acknowledges messages of partitions that were reassigned to the other
+    assert len({d.message_id for d in read}) < 40
+    # Some of the acknowledged messages belong to partitions that are now assigned to the second
     # reader.
     one.acknowledge([d.token for d in first])
     until(only_what_moved_is_open)
-    two.acknowledge([d.token for d in taken])
+    two.acknowledge([d.token for d in read])
 
     def all_ended():
         for reader in (one, two):
@@ -194,7 +194,7 @@ with KafkaCluster() as cluster:
 """
 
 
-def test_reader_closes_whatever_stage_of_joining_its_group_it_has_reached():
+def test_reader_closes_at_any_stage_of_joining_its_group():
     """The reader runs in its own process, because a deadlock would block the interpreter's lock."""
     subprocess.run(
         [sys.executable, "-c", CLOSE_WHILE_JOINING], cwd=REPOSITORY, check=True, timeout=120
@@ -204,7 +204,7 @@ def test_reader_closes_whatever_stage_of_joining_its_group_it_has_reached():
 # -- brokers that stop and return
 
 
-def test_broker_away_is_problem_that_ends_with_it_and_loses_nothing(ends, caplog):
+def test_absent_broker_is_temporary_problem_and_loses_nothing(ends, caplog):
     publisher, reader = ends.publisher(delivery_seconds=2.0), ends.reader()
     until(lambda: _published(publisher, batch(3)))
     held = pull(reader, count=3)
@@ -224,8 +224,8 @@ def test_broker_away_is_problem_that_ends_with_it_and_loses_nothing(ends, caplog
     until(lambda: reader.backlog() is not None)
     assert reader.problem() is None
     until(lambda: _published(publisher, [("late", b"late")]))
-    # The broker may have been stopped for longer than the lease. In this case, unacknowledged
-    # messages are delivered again.
+    # If the broker was stopped for longer than the lease, unacknowledged messages are delivered
+    # again.
     got = {}
     until(lambda: got.update({d.message_id: d for d in reader.pull(10)}) or "late" in got)
     reader.acknowledge([d.token for d in (*held, *got.values())])
@@ -242,7 +242,7 @@ def _published(publisher, messages):
     return True
 
 
-def test_topic_that_does_not_exist_is_problem_until_it_does(cluster):
+def test_absent_topic_is_problem_until_it_exists(cluster):
     topic = f"clicks-{next(names)}"
     cluster.refuse_topic(topic, KafkaError.UNKNOWN_TOPIC_OR_PART)
     reader = KafkaSubscriber(KafkaLocation(brokers=cluster.brokers, topic=topic))
@@ -286,9 +286,12 @@ def frozen_cluster(tmp_path):
         process.wait(120)
 
 
-def test_broker_that_hangs_is_problem_too_and_holds_no_caller_up_for_long(frozen_cluster):
-    process, place = frozen_cluster
-    with closing(KafkaPublisher(place)) as publisher, closing(KafkaSubscriber(place)) as reader:
+def test_hanging_broker_is_problem_too_and_blocks_no_caller_for_long(frozen_cluster):
+    process, location = frozen_cluster
+    with (
+        closing(KafkaPublisher(location)) as publisher,
+        closing(KafkaSubscriber(location)) as reader,
+    ):
         publisher.publish(batch(1))
         reader.acknowledge([d.token for d in pull(reader, count=1)])
         until(lambda: reader.backlog() == 0)
@@ -302,15 +305,15 @@ def test_broker_that_hangs_is_problem_too_and_holds_no_caller_up_for_long(frozen
 
 
 @pytest.mark.slow
-def test_reader_beside_broker_that_hangs_closes_within_its_bound(frozen_cluster, monkeypatch):
+def test_reader_beside_hanging_broker_closes_within_its_bound(frozen_cluster, monkeypatch):
     """The close of librdkafka waits forever while a commit has no answer.
 
     The test is marked slow because the abandoned client stays in the process until its end.
     """
-    process, place = frozen_cluster
+    process, location = frozen_cluster
     monkeypatch.setattr(offsets, "_CLOSE_SECONDS", 2.0)
-    reader = KafkaSubscriber(place)
-    with closing(KafkaPublisher(place)) as publisher:
+    reader = KafkaSubscriber(location)
+    with closing(KafkaPublisher(location)) as publisher:
         publisher.publish(batch(1))
         held = pull(reader, count=1)
         freeze_group(process.pid)
@@ -334,8 +337,8 @@ def test_message_dead_lettered_twice_by_crash_is_listed_once(ends):
     ends.publisher().publish([("a", b"1"), ("a", b"another of this key")])
     reader = ends.reader()
     delivery, other = pull(reader, count=2)
-    # The crash happened between storing and acknowledging the message. The next reader therefore
-    # stores the message a second time.
+    # Simulate a crash after a dead letter was stored and before its message was acknowledged. The
+    # reader after the crash stores the dead letter a second time.
     reader._dead_letters.keep([(delivery.message_id, delivery.payload, "before the crash")])
     reader.dead_letter([(delivery.token, "after it")])
     reader.dead_letter([(other.token, "bad too")])
@@ -363,7 +366,7 @@ def test_message_stays_unacknowledged_where_it_cannot_be_dead_lettered(ends):
 # -- names and settings
 
 
-def test_message_of_foreign_client_without_key_is_named_by_its_place(ends):
+def test_message_without_key_is_named_by_its_position(ends):
     from confluent_kafka import Producer
 
     producer = Producer({"bootstrap.servers": ends.location.brokers})
@@ -382,9 +385,9 @@ def test_largest_message_with_long_name_and_reason_can_be_dead_lettered(ends):
     reader = ends.reader()
     (delivery,) = pull(reader, count=1)
     reader.dead_letter([(delivery.token, "é" * 100_000)])
-    (kept,) = reader.list_dead_letters()
-    assert len(kept.payload) == MAX_MESSAGE_BYTES
-    assert kept.reason.startswith("éé")
+    (letter,) = reader.list_dead_letters()
+    assert len(letter.payload) == MAX_MESSAGE_BYTES
+    assert letter.reason.startswith("éé")
 
 
 def test_messages_too_large_for_broker_are_dead_lettered_by_their_start(ends):
@@ -398,10 +401,13 @@ def test_messages_too_large_for_broker_are_dead_lettered_by_their_start(ends):
     reader = ends.reader()
     (delivery,) = pull(reader, count=1)
     reader.dead_letter([(delivery.token, "request_id is too long")])
-    (kept,) = reader.list_dead_letters()
-    assert kept.payload == (bytes(range(256)) * 12_000)[:MAX_MESSAGE_BYTES]
-    assert kept.message_id == "k" * 1024
-    assert kept.reason == "request_id is too long (kept are the first 1000000 of 3072000 bytes)"
+    (letter,) = reader.list_dead_letters()
+    assert letter.payload == (bytes(range(256)) * 12_000)[:MAX_MESSAGE_BYTES]
+    assert letter.message_id == "k" * 1024
+    assert (
+        letter.reason
+        == "request_id is too long (only the first 1000000 of 3072000 bytes are stored)"
+    )
     assert reader.backlog() == 0
 
 
@@ -410,15 +416,15 @@ def test_kafka_url_is_read_with_its_options_and_settings_file(tmp_path):
         "# mine\nsecurity.protocol = SASL_SSL\nsasl.password=a=b\n\n"
     )
     url = f"kafka://a:9092,b:9093/clicks.v1?group=g&lease_seconds=6&config={tmp_path}/kafka.conf"
-    place = KafkaLocation.parse(LogUrl.parse(url))
-    assert (place.brokers, place.topic, place.dead_letter_topic, place.group) == (
+    location = KafkaLocation.parse(LogUrl.parse(url))
+    assert (location.brokers, location.topic, location.dead_letter_topic, location.group) == (
         "a:9092,b:9093",
         "clicks.v1",
         "clicks.v1.dead-letters",
         "g",
     )
-    assert place.lease_seconds == 6.0
-    settings = place.client(acks="all", enable_idempotence=True)
+    assert location.lease_seconds == 6.0
+    settings = location.client(acks="all", enable_idempotence=True)
     assert settings["security.protocol"] == "SASL_SSL"
     assert settings["sasl.password"] == "a=b"
     assert settings["acks"] == "all"

@@ -69,7 +69,7 @@ def test_empty_log_gives_nothing_and_does_not_wait(bench, subscriber):
     assert subscriber.list_dead_letters() == []
 
 
-def test_pull_ends_with_message_by_which_it_has_so_many_bytes(
+def test_pull_ends_with_message_that_reaches_limit_of_bytes(
     bench, publisher, subscriber, monkeypatch
 ):
     monkeypatch.setattr(event_log, "MAX_PULL_BYTES", 100_000)
@@ -160,22 +160,24 @@ def test_other_content_under_known_id_is_delivered_too(bench, publisher, subscri
     assert {letter.payload for letter in subscriber.list_dead_letters()} == {b"fourth", b"fifth"}
 
 
-def test_poison_message_becomes_dead_letter_with_reason_and_is_gone(bench, publisher, subscriber):
+def test_poison_message_becomes_dead_letter_with_reason_and_is_removed(
+    bench, publisher, subscriber
+):
     publisher.publish([("bad", b"\x00garbage"), ("worse", b"")])
     deliveries = {d.message_id: d for d in pull(subscriber, count=2)}
     began = time.time()
     subscriber.dead_letter([(deliveries["bad"].token, "no log record")])
     subscriber.dead_letter([(deliveries["worse"].token, "empty: é" + "\n" + "x" * 3000)])
-    for _ in range(2):  # listing removes nothing
-        kept = subscriber.list_dead_letters()
-        assert [(s.message_id, s.payload) for s in kept] == [
+    for _ in range(2):  # a listing must not remove dead letters
+        letters = subscriber.list_dead_letters()
+        assert [(s.message_id, s.payload) for s in letters] == [
             ("bad", b"\x00garbage"),
             ("worse", b""),
         ]
-        assert kept[0].reason == "no log record"
-        assert kept[1].reason.startswith("empty: é\nxxx")
+        assert letters[0].reason == "no log record"
+        assert letters[1].reason.startswith("empty: é\nxxx")
         assert [
-            began - 1 <= s.time - getattr(bench, "passed", 0.0) <= time.time() + 1 for s in kept
+            began - 1 <= s.time - getattr(bench, "passed", 0.0) <= time.time() + 1 for s in letters
         ] == [True, True]
     bench.expire_leases()
     assert bench.rest(subscriber) == []
@@ -228,22 +230,23 @@ def test_messages_survive_readers_closing_and_reopening(bench, publisher, subscr
     assert names(reopened.list_dead_letters()) == ["b"]
 
 
-def test_what_killed_publisher_was_told_is_stored_is_delivered(bench, subscriber):
+def test_message_acknowledged_to_killed_publisher_is_delivered(bench, subscriber):
     process = start(PUBLISH_FOR_EVER, bench)
     try:
-        told = [name for _ in range(20) for name in process.stdout.readline().split()]
+        acknowledged = [name for _ in range(20) for name in process.stdout.readline().split()]
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait(120)
-        # Also add the messages that the process named between the last read line and the kill.
-        told += [
+        # Add the acknowledged messages that the process printed between the last read line and the
+        # kill.
+        acknowledged += [
             name
             for line in process.stdout.read().splitlines(keepends=True)
             if line[-1] == "\n"
             for name in line.split()
         ]
         process.stdout.close()
-    missing = {name: name.encode() for name in told}
+    missing = {name: name.encode() for name in acknowledged}
     assert len(missing) >= 100
 
     def all_came():
@@ -253,10 +256,10 @@ def test_what_killed_publisher_was_told_is_stored_is_delivered(bench, subscriber
             assert missing.pop(delivery.message_id, delivery.payload) == delivery.payload
         return not missing
 
-    wait_for(all_came, "every message that was told to be stored")
+    wait_for(all_came, "every message whose publication was confirmed")
 
 
-def test_what_killed_reader_had_not_acknowledged_goes_to_next(bench, publisher):
+def test_unacknowledged_messages_of_killed_reader_go_to_next_reader(bench, publisher):
     publisher.publish([("a", b"1"), ("b", b"2"), ("c", b"3"), ("done", b"4")])
     process = start(PULL_AND_HOLD, bench)
     try:
@@ -278,7 +281,7 @@ def test_backlog_counts_what_is_neither_acknowledged_nor_dead_lettered(
     bench, publisher, subscriber
 ):
     if not bench.knows_backlog:
-        pytest.skip("the backend cannot tell")
+        pytest.skip("the backend does not report its backlog")
     publisher.publish([(str(i), b"x") for i in range(4)])
     assert subscriber.backlog() == 4
     a, b, _, _ = pull(subscriber, count=4)
@@ -301,7 +304,7 @@ def test_oversize_message_is_refused_before_anything_of_its_batch_is_sent(
 def test_connected_log_has_no_problem_and_is_current_once_it_is_empty(bench, publisher, subscriber):
     publisher.publish([("a", b"1")])
     subscriber.acknowledge(d.token for d in pull(subscriber, count=1))
-    bench.expire_leases()  # an earlier subscriber has leases
+    bench.expire_leases()  # leases of an earlier subscriber end
     before = time.time()
 
     def is_read():
@@ -313,7 +316,9 @@ def test_connected_log_has_no_problem_and_is_current_once_it_is_empty(bench, pub
     wait_for(lambda: subscriber.problem() is None, "the connection")
 
 
-def test_mark_rests_while_pulled_message_is_not_acknowledged(bench, publisher, subscriber):
+def test_watermark_does_not_move_while_pulled_message_is_unacknowledged(
+    bench, publisher, subscriber
+):
     bench.rest(subscriber)
     bench.expire_leases()
     published_after = time.time() + getattr(bench, "passed", 0.0)

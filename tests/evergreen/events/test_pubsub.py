@@ -65,13 +65,13 @@ def test_server_that_dies_is_reported_and_ends_reconnect_when_it_is_back(mortal_
         assert subscriber.pull(10) == []
         mark = subscriber.read_up_to()
         bench.expire_leases()
-        assert subscriber.read_up_to() == mark  # The watermark stays while no message can arrive.
+        # The watermark does not move while no message can arrive.
+        assert subscriber.read_up_to() == mark
         mortal_server.start()
 
         def back() -> bool:
-            with suppress(
-                TemporaryError, PermanentError
-            ):  # The server has not restarted, or its subscription has not been created again.
+            # The server is still down, or the subscription is still absent.
+            with suppress(TemporaryError, PermanentError):
                 bench.create()  # the server lost all messages in the restart
                 assert subscriber.pull(10) == []
             return subscriber.problem() is None
@@ -92,7 +92,7 @@ def test_ack_unconfirmed_by_frozen_server_is_error_and_reading_goes_on(
 ):
     """The server may process the call after it resumes, or drop it.
 
-    In either case, the message is delivered again or acknowledged.
+    The message is acknowledged if the server processes the call, and delivered again if not.
     """
     monkeypatch.setattr(subscriber_module, "CALL_SECONDS", 0.5)
     bench = BENCHES["pubsub"](tmp_path, mortal_server)
@@ -157,7 +157,7 @@ def test_subscription_that_is_deleted_while_it_is_read_is_permanent_error(bench)
     assert bench.names.subscription in subscriber.problem()
 
 
-def test_url_opens_both_ends_and_makes_what_is_missing_on_emulator(bench):
+def test_url_opens_both_ends_and_creates_missing_resources_on_emulator(bench):
     name, options = uuid.uuid4().hex[:6], "lease_seconds=12.5&settle_seconds=0.5"
     both = open_log(f"pubsub://evergreen-test/fresh-{name}?subscription=mine-{name}&{options}")
     both.publisher.publish([("a", b"1")])
@@ -174,13 +174,13 @@ def test_dead_letters_and_foreign_messages_are_listed_as_such(bench, subscriber)
     )
     publish_all(client, bench.names.dead_letters.topic_path, [(b"2", {})])
     client.transport.close()
-    kept = {k.payload: k for k in subscriber.list_dead_letters()}
-    assert (kept[b"1"].message_id, kept[b"1"].reason) == (
+    letters = {k.payload: k for k in subscriber.list_dead_letters()}
+    assert (letters[b"1"].message_id, letters[b"1"].reason) == (
         "m",
         "dead letter of Pub/Sub after 100 deliveries",
     )
-    assert kept[b"2"].message_id.startswith("pubsub-")
-    assert abs(kept[b"2"].time - time.time()) < 60
+    assert letters[b"2"].message_id.startswith("pubsub-")
+    assert abs(letters[b"2"].time - time.time()) < 60
 
 
 def test_id_that_no_attribute_can_hold_is_refused(bench, publisher):
@@ -201,7 +201,7 @@ class Slow:
 
     def pull(self, **_):
         self.pulls += 1
-        assert self.pulls < 1_000_000, "the listing never ends"
+        assert self.pulls < 1_000_000, "the listing does not end"
         received = [
             ReceivedMessage(ack_id=f"{m.message_id}/{self.pulls}", message=m) for m in self.messages
         ]
@@ -211,7 +211,7 @@ class Slow:
         self.freed += request["ack_ids"]
 
 
-def test_listing_ends_although_what_it_took_comes_again_meanwhile():
+def test_listing_of_dead_letters_ends_although_they_are_redelivered_meanwhile():
     now = datetime.now(timezone.utc)
     messages = [
         PubsubMessage(data=b"x", message_id=name, attributes={"id": name}, publish_time=now)
@@ -219,8 +219,8 @@ def test_listing_ends_although_what_it_took_comes_again_meanwhile():
     ]
     client = Slow(messages)
     names = Names("p", "t", "s")
-    kept = subscriber_module.PubsubDeadLetters(
+    letters = subscriber_module.PubsubDeadLetters(
         names, publisher=None, subscriber=client, wait_seconds=0.1
     )
-    assert {letter.message_id for letter in kept.read()} == {"a", "b"}
+    assert {letter.message_id for letter in letters.read()} == {"a", "b"}
     assert client.freed == [f"a/{client.pulls}", f"b/{client.pulls}"]

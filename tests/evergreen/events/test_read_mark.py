@@ -9,7 +9,7 @@ START = 1_700_000_000.0
 def mark_at(
     mark: ReadMark, seconds: float, *, connected_at: float | None = 0.0, oldest: float | None = None
 ):
-    """Return the watermark `seconds` after START, with both clocks at this time."""
+    """Return the watermark if both clocks are `seconds` after their start."""
     oldest = None if oldest is None else START + oldest
     value = mark.value(
         now=START + seconds, at=seconds, connected_at=connected_at, oldest_in_hand=oldest
@@ -17,14 +17,14 @@ def mark_at(
     return None if value is None else value - START
 
 
-def test_nothing_is_known_before_killed_predecessors_leases_have_run_out():
+def test_nothing_is_read_before_leases_of_killed_predecessor_end():
     mark = ReadMark(settle_seconds=SETTLE, lease_seconds=LEASE)
     mark.arrived(START + 1.0, at=1.0)
     assert mark_at(mark, 29.9) is None
     assert mark_at(mark, 30.0) == 25.0
 
 
-def test_still_log_is_read_up_to_now_but_for_what_may_be_on_its_way():
+def test_idle_log_is_read_up_to_now_except_for_messages_in_transit():
     mark = ReadMark(settle_seconds=SETTLE, lease_seconds=LEASE)
     assert [mark_at(mark, at) for at in (30.0, 31.0, 100.0)] == [25.0, 26.0, 95.0]
 
@@ -34,13 +34,13 @@ def test_busy_log_is_current_up_to_newest_message_as_backlog_may_follow():
     mark.arrived(START - 1000.0, at=99.0)
     assert mark_at(mark, 100.0) == -1005.0
     mark.arrived(START - 900.0, at=100.0)
-    mark.arrived(START - 950.0, at=100.5)  # out of order
+    mark.arrived(START - 950.0, at=100.5)  # an older message arrives later
     assert mark_at(mark, 101.0) == -905.0
     assert mark_at(mark, 105.4) == -905.0
     assert mark_at(mark, 105.5) == 100.5
 
 
-def test_mark_does_not_pass_oldest_message_in_hand():
+def test_watermark_does_not_pass_oldest_pulled_message():
     mark = ReadMark(settle_seconds=SETTLE, lease_seconds=LEASE)
     mark.arrived(START + 40.0, at=40.0)
     mark.arrived(START + 50.0, at=50.0)
@@ -49,7 +49,7 @@ def test_mark_does_not_pass_oldest_message_in_hand():
     assert mark_at(mark, 500.0) == 495.0
 
 
-def test_mark_rests_while_stream_is_down_and_until_its_leases_end():
+def test_watermark_does_not_move_while_stream_is_down_and_leases_last():
     mark = ReadMark(settle_seconds=SETTLE, lease_seconds=LEASE)
     assert mark_at(mark, 60.0) == 55.0
     assert mark_at(mark, 200.0, connected_at=None) == 55.0
@@ -57,7 +57,7 @@ def test_mark_rests_while_stream_is_down_and_until_its_leases_end():
     assert mark_at(mark, 230.0, connected_at=200.0) == 225.0
 
 
-def test_publish_time_ahead_of_our_clock_does_not_move_mark_past_now():
+def test_future_publish_time_does_not_move_watermark_past_now():
     mark = ReadMark(settle_seconds=SETTLE, lease_seconds=LEASE)
     mark.arrived(START + 900.0, at=60.0)
     assert mark_at(mark, 61.0) == 56.0

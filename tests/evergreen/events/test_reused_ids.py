@@ -40,9 +40,7 @@ def test_monitor_counts_and_keeps_requests_that_it_cannot_join(
         wait_for(arrived, f"{number} of {counter}")
 
     publish(publisher, clicks("o", [("session 7", 2, START + 5)]))
-    tick_until(
-        "outcome", 1
-    )  # The click arrives first. By the log's clock, the window of its rows is over.
+    tick_until("outcome", 1)  # The click arrives before its prediction.
     publish(publisher, *PAGES[:3])
     tick_until("predicted", 10)
     publish(publisher, *PAGES[3:], PAGES[0], prediction("other", 1))
@@ -60,11 +58,11 @@ def test_monitor_counts_and_keeps_requests_that_it_cannot_join(
             "request id 'session 7' names another request with other content, expected a new id "
             "for each" in letter.reason
         )
-    said = [
+    texts = [
         event["text"] for event in read_events(settings.state) if event["kind"] == "dead_letter"
     ]
-    assert "clicks under it count for the first" in said[0]
-    subscriber.replay_dead_letters()  # dead-lettered again, but counted only once
+    assert "clicks under it count for the first" in texts[0]
+    subscriber.replay_dead_letters()  # replayed messages with a reused id become dead letters again
     wait_for(
         lambda: monitor.tick() or len(subscriber.list_dead_letters()) == 4, "the dead letters again"
     )
@@ -81,5 +79,5 @@ def test_monitor_counts_and_keeps_requests_that_it_cannot_join(
     assert [(row["row"], row["label"]) for row in rows] == [
         (row, int(row == 2)) for row in range(10)
     ]
-    kept = PAGES[0].scores.tolist() if bench.deduplicates else None
-    assert kept in (None, [row["score"] for row in rows])
+    scores = PAGES[0].scores.tolist() if bench.deduplicates else None
+    assert scores in (None, [row["score"] for row in rows])

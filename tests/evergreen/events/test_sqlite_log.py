@@ -70,7 +70,7 @@ def test_file_of_older_version_is_permanent_error(path):
             " state TEXT, leased_until REAL)"
         )
     older.close()
-    with raises(PermanentError, "log.sqlite", "older version"):
+    with raises(PermanentError, "log.sqlite", "older format version"):
         SqliteLog(path)
 
 
@@ -100,7 +100,7 @@ def test_ids_of_acknowledged_messages_are_forgotten_in_time_and_no_others(path):
         True,
     ]
     assert [message.payload for message in log.list_dead_letters()] == [b"2"]
-    now += 1e8  # The clock is set right again before the next call.
+    now += 1e8  # The clock is wrong for one call.
     log.acknowledge([delivery.token for delivery in log.pull(3)])
     now -= 1e8
     log.acknowledge([])
@@ -108,13 +108,13 @@ def test_ids_of_acknowledged_messages_are_forgotten_in_time_and_no_others(path):
     log.close()
 
 
-def test_mark_waits_for_what_killed_predecessor_had_leased(path):
+def test_watermark_waits_for_leases_of_killed_predecessor(path):
     now = 1000.0
     killed = SqliteLog(path, lease_seconds=30.0, clock=lambda: now)
     killed.publish([("leased", b"1")])
     killed.pull(1)
     now = 1010.0
-    log = SqliteLog(path, lease_seconds=5.0, clock=lambda: now)  # This reader has shorter leases.
+    log = SqliteLog(path, lease_seconds=5.0, clock=lambda: now)  # the new reader has shorter leases
     assert log.read_up_to() is None
     marks = []
     for moment in (1010.0, 1029.0, 1030.0):
@@ -127,7 +127,7 @@ def test_mark_waits_for_what_killed_predecessor_had_leased(path):
     log.close()
 
 
-def test_mark_moves_only_when_all_that_waits_was_pulled_and_acknowledged(path):
+def test_watermark_moves_only_after_all_messages_were_pulled_and_acknowledged(path):
     now = 1000.0
     log = SqliteLog(path, lease_seconds=30.0, clock=lambda: now)
     log.publish([(str(i), b"x") for i in range(5)])
@@ -150,7 +150,7 @@ def test_mark_moves_only_when_all_that_waits_was_pulled_and_acknowledged(path):
     log.close()
 
 
-def test_file_that_was_moved_away_is_problem_although_it_still_answers(path):
+def test_moved_file_is_problem_although_it_still_answers(path):
     log = SqliteLog(path)
     assert log.problem() is None
     path.rename(path.with_name("moved"))
@@ -162,7 +162,7 @@ def test_file_that_was_moved_away_is_problem_although_it_still_answers(path):
     log.close()
 
 
-def test_threads_may_share_one_end(path):
+def test_threads_may_share_one_log_handle(path):
     log = SqliteLog(path)
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda i: log.publish([(f"{i}-{j}", b"x") for j in range(5)]), range(40)))
@@ -173,7 +173,7 @@ def test_threads_may_share_one_end(path):
 
 
 def test_openers_of_new_file_do_not_fail_each_other(tmp_path):
-    # Before opening was retried, 1 round in 50 failed with "database is locked".
+    # A former version failed in 1 of 50 attempts with "database is locked". Opening is retried now.
     start = threading.Barrier(4)
 
     def open_and_publish(path):
@@ -195,14 +195,14 @@ def test_sigkill_loses_no_published_message_and_leaves_no_half_batch(path):
     log.close()
 
 
-def test_clock_that_was_set_back_holds_up_neither_messages_nor_mark(path):
+def test_clock_that_was_set_back_delays_neither_messages_nor_watermark(path):
     now = [86_400.0 + 1000.0]
     dead = SqliteLog(path, clock=lambda: now[0])
     dead.publish([("a", b"1"), ("b", b"2")])
     dead.pull(1)
     dead.close()
     log = SqliteLog(path, clock=lambda: now[0])
-    log.pull(10)  # The lease of "b" was also taken while the clock was wrong.
+    log.pull(10)  # message "b" is leased too while the clock is wrong
     now[0] -= 86_400.0
     again = log.pull(10)
     assert [delivery.message_id for delivery in again] == ["a", "b"]

@@ -28,7 +28,7 @@ def filled(folder, *, step=7, with_moments=True, seed=0):
     """Write a model of random numbers.
 
     Returns:
-        For each part, its numbers by name.
+        For each part of the model, its arrays by name.
     """
     random = np.random.default_rng(seed)
     expected = []
@@ -66,7 +66,7 @@ def test_model_that_library_wrote_is_read(tmp_path):
 
 
 @pytest.mark.parametrize("with_moments", [True, False])
-def test_what_was_written_is_read_and_writing_to_it_changes_no_file(tmp_path, with_moments):
+def test_opened_model_equals_written_one_and_changes_of_it_reach_no_file(tmp_path, with_moments):
     expected = filled(tmp_path, with_moments=with_moments)
     stored = open_model(tmp_path, SIZES)
     assert stored.step == (7 if with_moments else 0)
@@ -128,7 +128,7 @@ def test_optimizer_file_without_its_step_is_refused(tmp_path):
         open_model(tmp_path, SIZES)
 
 
-def test_bias_moves_and_comes_back_to_within_two_roundings(tmp_path):
+def test_bias_moves_and_returns_within_rounding_errors(tmp_path):
     weights, *_ = filled(tmp_path)
     for rate in (0.1, 0.37, 1e-6):
         add_to_bias(tmp_path, np.log(rate))
@@ -139,7 +139,7 @@ def test_bias_moves_and_comes_back_to_within_two_roundings(tmp_path):
     np.testing.assert_array_equal(open_model(tmp_path, SIZES).weights.table, weights[TABLE])
 
 
-def test_disk_without_room_is_error_and_no_bus_error(tmp_path, monkeypatch):
+def test_full_disk_is_error_and_no_bus_error(tmp_path, monkeypatch):
     def full(descriptor, offset, length):
         raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -82,7 +82,7 @@ def bagged(slots, ids):
 
     EmbeddingBag skips id 0 and averages over the other ids.
     """
-    parts = [embedding(ids[:, place], slots[SLOTS[place]]) for place in (0, 1, 10)]
+    parts = [embedding(ids[:, column], slots[SLOTS[column]]) for column in (0, 1, 10)]
     bucket = parts.pop()
     for start, stop, mode in LISTS:
         parts.append(
@@ -108,7 +108,7 @@ def initial(request, tmp_path):
     return config, network, [torch.tensor(each) for each in of_slots(weights, config.widths, sizes)]
 
 
-def test_ids_are_those_of_places_slots_and_padding_where_nothing_is():
+def test_ids_are_those_of_position_slots_and_padding_elsewhere():
     _, found = encoded(
         workflow_without(),
         np.array([[0.5, 0]]),
@@ -151,11 +151,11 @@ def test_step_and_scores_are_those_of_embedding_bags(tmp_path, initial):
         np.testing.assert_allclose(moments / scale, gradient, atol=1e-7)
     for (name, _), gradient in zip(network.named_parameters(), expected[len(slots) :]):
         np.testing.assert_allclose(first.dense[name] / scale, gradient, atol=1e-6)
-    for kept, moved in zip(
+    for stored, moved in zip(
         *(of_slots(each.weights, config.widths, sizes) for each in (before, after))
     ):
-        np.testing.assert_array_equal(moved[0], kept[0])  # the vector of padding
-        assert (moved != kept).any()
+        np.testing.assert_array_equal(moved[0], stored[0])  # row 0 is the vector of padding
+        assert (moved != stored).any()
 
 
 @pytest.mark.parametrize(
@@ -201,12 +201,12 @@ def test_graph_and_scorer_score_as_embedding_bags_do(initial, excluded, numbers)
 
 
 def test_tables_of_other_sizes_are_refused(tmp_path):
-    asked = {"settings": SETTINGS, "scratch": tmp_path, "features": FEATURES}
+    options = {"settings": SETTINGS, "scratch": tmp_path, "features": FEATURES}
     with raises(ContractError, "slot sizes", "expected 5 of at least 1"):
-        make_engine("pytorch", CONFIG, [5] * 4, **asked)
+        make_engine("pytorch", CONFIG, [5] * 4, **options)
 
 
-def test_lists_without_room_or_with_table_that_is_none_are_refused():
+def test_lists_without_elements_or_with_unknown_table_are_refused():
     with raises(ContractError, "max", 0, "at least 1"):
         ListOptions(max=0)
     with raises(ContractError, "last", "'tags'", "categorical"):

@@ -75,7 +75,7 @@ def sigmoid(values):
 
 
 @every_network
-def test_logits_are_papers(config):
+def test_logits_equal_formulas_of_papers(config):
     network = network_of(config)
     with torch.no_grad():
         network.bias.fill_(0.7)
@@ -140,7 +140,7 @@ def test_served_graph_scores_raw_rows_as_formula_scores_encoded_ones(served):
 
 
 @pytest.mark.parametrize("rows_each", [1, 2, 7, 999], ids="{} rows each".format)
-def test_how_batch_is_cut_changes_no_bit_of_any_score(served, rows_each):
+def test_split_of_batch_changes_no_bit_of_any_score(served, rows_each):
     _, _, workflow, _, session = served
     dense, categorical = nasty_rows(workflow, 4096, 1)
     whole = answers(session, dense, categorical)
@@ -165,16 +165,16 @@ def test_parameters_of_another_network_are_refused():
     ("network", "settings", "message"),
     [
         ("gbdt", {}, "model.kind is 'gbdt', expected one of dcn, deepfm, dlrm"),
-        ("deepfm", {"num_cross_layers": 5}, "model.num_cross_layers is no setting"),
+        ("deepfm", {"num_cross_layers": 5}, "model.num_cross_layers is not a setting"),
         ("deepfm", {"embedding_dim": 1}, "embedding_dim is 1, expected at least 2"),
         ("dcn", {"projection_dim": -1}, "projection_dim is -1, expected at least 0"),
         ("dcn", {"num_cross_layers": 0}, "num_cross_layers is 0, expected at least 1"),
         ("dlrm", {"tower": ()}, r"tower is \(\), expected one or more widths"),
         ("dlrm", {"dropout": 1.0}, r"dropout is 1.0, expected a share in \[0, 1\)"),
-        ("dcn", {"widths": [8] * 26}, "model.widths is no setting: the features decide it"),
+        ("dcn", {"widths": [8] * 26}, "model.widths is not a setting: the features decide it"),
     ],
 )
-def test_what_no_network_has_is_refused_by_name(network, settings, message):
+def test_unknown_network_option_is_refused_by_name(network, settings, message):
     with pytest.raises(ContractError, match=message):
         network_config(criteo_with(model={"kind": network, **settings}))
 
@@ -195,7 +195,7 @@ def test_network_that_multiplies_vectors_refuses_other_widths_by_name(network):
     )
 
 
-def test_one_width_of_all_columns_is_models_and_list_has_its_tables():
+def test_single_width_of_all_columns_is_model_width_and_lists_have_tables():
     lists = {"last": ListOptions(table="item"), "tags": ListOptions(embed=4)}
     for embeds, expected in (
         ({"user": 8, "item": 32}, (16, (8, 32, 32, 4))),
@@ -212,7 +212,7 @@ def test_one_width_of_all_columns_is_models_and_list_has_its_tables():
 
 
 @pytest.mark.parametrize(("num_dense", "num_categorical"), [(3, 0), (0, 1)])
-def test_dlrm_without_pair_of_vectors_is_refused_and_told_what_it_needs(num_dense, num_categorical):
+def test_dlrm_without_pair_of_vectors_is_refused_and_requirement_named(num_dense, num_categorical):
     with raises(ContractError, "two categorical columns"):
         shaped("dlrm", SHAPE, num_dense=num_dense, num_categorical=num_categorical)
 

@@ -33,7 +33,7 @@ def test_each_number_becomes_nearest_and_each_vector_is_rounded_by_itself(number
     )
 
 
-def test_table_takes_as_many_bytes_as_settings_say():
+def test_size_of_table_follows_settings():
     found = {numbers: round_table(TABLE, numbers) for numbers in TABLE_TYPES}
     assert [each.values.nbytes / TABLE.nbytes for each in found.values()] == [1, 1 / 2, 1 / 4]
     assert found["int8"].scales.nbytes == 4 * len(TABLE)
@@ -42,7 +42,7 @@ def test_table_takes_as_many_bytes_as_settings_say():
 
 @pytest.mark.parametrize("numbers", ["float16", "int8"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_number_that_is_not_finite_stays_finding_of_its_own_vector(numbers, bad):
+def test_infinite_number_is_reported_for_its_own_vector(numbers, bad):
     table = np.ones((3, 2), np.float32)
     table[1, 0] = bad
     assert np.isfinite(round_table(table, numbers).vectors()).all(axis=1).tolist() == [
@@ -52,7 +52,7 @@ def test_number_that_is_not_finite_stays_finding_of_its_own_vector(numbers, bad)
     ]
 
 
-def test_other_numbers_are_refused_by_gate_and_by_release():
+def test_unknown_number_format_of_tables_is_refused_by_gate_and_by_release():
     recommender = criteo_with(release={"tables": "int4"})
     for read in (served_tables, lambda each: each.section("release", RolloutSettings)):
         with raises(ContractError, "tables", "'int4'", "float32, float16, int8"):

@@ -21,11 +21,11 @@ def test_impossible_address_is_refused_at_once_and_not_retried(listening, path):
 
 
 @pytest.mark.parametrize("host", ["a" * 70 + ".example", "a..b"])
-def test_host_that_no_name_can_be_is_refused_without_error_that_tells_it(host):
+def test_invalid_host_is_refused_without_repeating_it_in_error(host):
     assert post(f"http://{host}/hook", b"{}", timeout_seconds=1.0) == ("refused", NO_ADDRESS, None)
 
 
-def test_program_that_lives_long_tries_wrong_file_again(tmp_path, listening):
+def test_long_running_program_reads_corrected_file_again(tmp_path, listening):
     (tmp_path / "webhook").write_text(f"http://{listening}/hook é")
     answer = post_to_file(tmp_path / "webhook", b"{}", timeout_seconds=1.0)
     assert answer.state == "retry"

@@ -58,7 +58,7 @@ def test_click_log_becomes_accepted_file(run, tmp_path):
 def test_schema_of_records_is_that_of_file_and_published_one_is_current(run, file, capsys):
     assert main(["records", "examples/shop/recommender.yaml"]) == 0
     assert capsys.readouterr().out == Path("docs/reference/records.proto").read_text(), (
-        "make golden writes it"
+        "the published schema is not current; `make golden` writes it"
     )
     run("accept", file, "--why", "x")
     printed = run("records", "1")[1]
@@ -73,7 +73,7 @@ def test_draft_does_not_replace_file(run, tmp_path, file):
     assert (code, "exists already" in printed, file.read_text()) == (2, True, SHOP)
 
 
-def test_wrong_file_is_neither_sound_nor_accepted(run, file):
+def test_wrong_file_is_neither_valid_nor_accepted(run, file):
     file.write_text(SHOP.replace("price", "score"))
     for line in (("check", file), ("accept", file, "--why", "x")):
         code, printed = run(*line)
@@ -84,7 +84,7 @@ def test_wrong_file_is_neither_sound_nor_accepted(run, file):
     assert run("history") == (0, "no recommender was accepted yet\n")
 
 
-def test_accepting_says_what_changes_and_same_again_is_refused(run, file):
+def test_accepting_shows_changes_and_same_recommender_again_is_refused(run, file):
     assert run("accept", file, "--why", "first")[0] == 0
     assert run("accept", file, "--why", "again")[0] == 2
     file.write_text(SHOP.replace("[price]", "[price, age]") + "training: {seed: 7}\n")
@@ -109,22 +109,22 @@ def test_other_recommender_is_accepted_by_flag_that_refusal_names(run, file):
     assert (code, "version 2 is used from the next run on" in printed) == (0, True)
 
 
-def test_accepting_says_when_live_model_cannot_be_continued(run, file, tmp_path):
+def test_accepting_warns_if_live_model_cannot_be_continued(run, file, tmp_path):
     run("accept", file, "--why", "first")
     keep_model(tmp_path / "store", "m1", recommender=read_recommender(file))
     make_live(tmp_path / "store", release(tmp_path / "store", 1, "m1"))
-    for text, told in (
+    for text, warning in (
         (SHOP.replace("[price]", "[price, age]"), False),
         (SHOP.replace("[price]", "[age]").replace("[C1..C3]", "[C1..C3, price]"), True),
     ):
         file.write_text(text)
         code, printed = run("accept", file, "--why", "other columns")
         assert code == 0
-        assert ("cannot continue the live model" in printed) == told
-        assert ("run it again with `--from-scratch`" in printed) == told
+        assert ("cannot continue the live model" in printed) == warning
+        assert ("run it again with `--from-scratch`" in printed) == warning
 
 
-def test_difference_of_any_key_is_told(run, file, tmp_path):
+def test_difference_of_any_key_is_reported(run, file, tmp_path):
     assert run("accept", file, "--why", "first")[0] == 0
     other = tmp_path / "other.yaml"
     other.write_text(
@@ -141,7 +141,7 @@ def test_difference_of_any_key_is_told(run, file, tmp_path):
     ]
 
 
-def test_no_reason_and_no_such_version_are_refused(run, file):
+def test_missing_reason_and_unknown_version_are_refused(run, file):
     assert "evergreen data accept" in run("show")[1]
     assert run("accept", file, "--why", " ")[0] == 2
     assert run("accept", file, "--why", "first")[0] == 0

@@ -150,7 +150,7 @@ def test_several_zero_one_columns_are_resolved_by_name_or_question(tmp_path):
     )
 
 
-def test_log_without_label_asks_for_it_and_file_is_invalid_until_answered(tmp_path):
+def test_log_without_label_leads_to_question_and_invalid_file(tmp_path):
     path = write(tmp_path / "a.csv", "price,clicks\n0.5,3\n1.5,9\n")
     text = draft(read_sample(path), name="shop")
     assert "label: FILL IN  # no column holds only 0 and 1" in text
@@ -165,7 +165,7 @@ def test_log_without_features_of_one_kind_is_drafted_without_them(tmp_path):
     assert recommender.features.names == ("price",)
 
 
-def test_column_whose_name_no_feature_can_have_is_left_out(tmp_path):
+def test_column_with_invalid_feature_name_is_left_out(tmp_path):
     comments, recommender = drafted(
         write(tmp_path / "a.csv", "clicked,price,item_id,a/b\n0,0.5,1,2\n1,1.5,2,3\n")
     )
@@ -186,11 +186,11 @@ def test_lines_that_are_no_rows_are_counted_and_named_in_draft(tmp_path):
     ("name", "content", "message"),
     [
         ("a.csv", "", "is empty"),
-        ("a.csv", "clicked,price\n", "holds no rows"),
-        ("a.csv", "clicked,price", "holds no rows"),
+        ("a.csv", "clicked,price\n", "contains no rows"),
+        ("a.csv", "clicked,price", "contains no rows"),
         ("a.csv", "clicked,price,price\n0,1,2\n", r"names the columns \['price'\] twice"),
         ("a.tsv", "0\t17\tab\n1\t3\tab\n", "has no header: its first line begins with '0'"),
-        ("a.csv", b"clicked,price\n0,\xff\n", "holds no rows.* byte 0xff is not UTF-8"),
+        ("a.csv", b"clicked,price\n0,\xff\n", "contains no rows.* byte 0xff is not UTF-8"),
         ("a.csv.gz", gzip.compress(b"clicked,price\n" + b"0,1\n" * 999)[:50], "is truncated"),
         ("a.parquet", b"PAR1", "is not a readable Parquet file"),
         (
@@ -198,7 +198,7 @@ def test_lines_that_are_no_rows_are_counted_and_named_in_draft(tmp_path):
             "clicked,ts,other\n0,2026-11-01,2026-11-01\n1,2026-11-02,2026-11-02\n",
             "has no column that can be a feature: other: times",
         ),
-        ("absent.csv", None, "is no file, expected one of rows"),
+        ("absent.csv", None, "is not a file, expected a file of rows"),
     ],
 )
 def test_file_of_which_nothing_can_be_drafted_is_refused_with_reason(
@@ -226,7 +226,7 @@ CELLS = (
     ),
     st.lists(st.integers(0, 1), min_size=4, max_size=4),
 )
-def test_whatever_log_holds_its_draft_is_sound_file(tmp_path, columns, clicks):
+def test_draft_of_any_log_is_valid_file(tmp_path, columns, clicks):
     table = {"price_of_it": [0.5, 1.5, 2.5, 3.5], "item_id": [1, 2, 3, 4], "clicked": clicks}
     for name, values in columns.items():
         kinds = {type(value) for value in values if value is not None}
@@ -239,7 +239,7 @@ def test_whatever_log_holds_its_draft_is_sound_file(tmp_path, columns, clicks):
     assert "price_of_it" in parse_recommender(answered, source="draft").features.numeric
 
 
-def test_column_of_very_many_categories_is_said_to_cost_memory(tmp_path):
+def test_column_with_very_many_categories_is_reported_to_cost_memory(tmp_path):
     users, items = [f"u{n}" for n in range(MANY)], [f"i{n}" for n in range(MANY - 1)]
     columns = {
         "label": [0, 1] * (MANY // 2),

@@ -47,7 +47,7 @@ training:
 """
 
 
-def test_file_says_name_columns_and_settings():
+def test_file_contains_name_columns_and_settings():
     assert parse_recommender(SHOP, source="shop.yaml") == Recommender(
         name="shop",
         data=ColumnNames(label="clicked", event_time="ts"),
@@ -83,7 +83,7 @@ def test_mistake_in_options_of_column_is_named_with_column(column, options, mess
         (b"", "is empty, expected a recommender"),
         (b"# nothing yet\n", "is empty, expected a recommender"),
         (b"just words", ":1: the file is 'just words', expected keys with values"),
-        (b"\xff\xfe", "is no text in UTF-8"),
+        (b"\xff\xfe", "is not text in UTF-8"),
         (b"[" * 5000, ":1: is nested more than 20 deep"),
         (b"? " * 5000, ":1: is nested more than 20 deep"),
         (b"{a: " * 5000, ":1: is nested more than 20 deep"),
@@ -96,7 +96,7 @@ def test_mistake_in_options_of_column_is_named_with_column(column, options, mess
         (None, "cannot be read: No such file or directory"),
     ],
 )
-def test_what_is_no_such_file_at_all_is_named_with_its_path(content, message, tmp_path):
+def test_path_that_is_no_such_file_is_named(content, message, tmp_path):
     path = tmp_path / "shop.yaml"
     if content is not None:
         path.write_bytes(content)
@@ -120,13 +120,13 @@ BOMBS = {
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS)
-def test_no_small_file_takes_long_and_each_gets_one_line(bomb):
+def test_hostile_small_files_take_little_time_and_each_gives_one_line(bomb):
     with pytest.raises(ContractError, match=r"^shop.yaml:\d+: ") as caught:
         parse_recommender(HEAD + bomb, source="shop.yaml")
     assert len(str(caught.value)) < 2100
 
 
-def test_as_many_columns_as_may_be_are_read_in_time():
+def test_maximum_number_of_columns_is_read_in_time():
     text = (
         HEAD + "{numeric: [a1..a1365], categorical: [b1..b1365], lists: {c1..c136: {table: b1365}}}"
     )
@@ -135,13 +135,13 @@ def test_as_many_columns_as_may_be_are_read_in_time():
 
 
 BOUNDLESS = {"seed": (1 << 63) - 1, "served_as": (1 << 63) - 1}
-"""Settings without an upper bound. They allocate no memory."""
+"""Maximum values of settings without an upper bound, which do not influence memory."""
 
 
 @pytest.mark.parametrize(
     "kind", [*OPTIONS.values(), *chain(*map(section_classes, SECTIONS))], ids=lambda k: k.__name__
 )
-def test_no_whole_number_of_setting_is_without_bound(kind):
+def test_every_integer_setting_has_upper_bound(kind):
     """10^17 rows, columns, steps or processes are refused before anything is allocated."""
     hints = get_type_hints(kind)
     given = {"num_dense": 1, "num_categorical": 2} if issubclass(kind, NetworkConfig) else {}
@@ -192,7 +192,7 @@ def test_criteos_columns_are_written_as_two_ranges():
     )
 
 
-def test_columns_may_have_options_and_range_of_them_same():
+def test_columns_may_have_options_and_range_of_columns_same_options():
     options = (
         "  numeric: {price: {indicator: true, transform: [clip(-1.5..3e2), minmax]}, n1..n2: "
         "{fill: 2}, age: }\n"
@@ -212,11 +212,12 @@ def test_columns_may_have_options_and_range_of_them_same():
 
 
 def test_equal_options_are_one_recommender_however_they_are_written():
-    said = "[price]", "{price: {fill: -0.0, transform: [clip(-0.0..+3e2), minmax]}}"
+    written = "[price]", "{price: {fill: -0.0, transform: [clip(-0.0..+3e2), minmax]}}"
     other = "[price]", "{price: {transform: ['clip(0..300)', minmax]}}"
     usual = "[price]", "{price: {fill: 0, transform: [clip(0e1), log1p, standardize]}}"
     digests = [
-        parse_recommender(SHOP.replace(*each), source="it").digest for each in (said, other, usual)
+        parse_recommender(SHOP.replace(*each), source="it").digest
+        for each in (written, other, usual)
     ]
     assert digests[0] == digests[1]
     assert digests[2] == parse_recommender(SHOP, source="it").digest
@@ -305,7 +306,7 @@ def recommenders(draw):
 
 @settings(deadline=None)
 @given(recommenders())
-def test_what_is_written_is_read_back(recommender):
+def test_written_data_is_read_back(recommender):
     read = parse_recommender(format_recommender(recommender), source="it")
     assert read == recommender
     assert read.digest == recommender.digest

@@ -103,7 +103,7 @@ def question_of(path, key):
         (None, lambda time: f"{time:%Y-%m-%d}"),
     ],
 )
-def test_times_are_recognized_and_days_that_result_are_said(form, written, write):
+def test_times_are_recognized_and_resulting_days_are_shown(form, written, write):
     path = write(clicks(**USERS, timestamp=lambda row: written(row["time"])))
     text, recommender = drafted(path)
     assert (recommender.data.event_time, recommender.data.time_format) == ("timestamp", form)
@@ -111,7 +111,7 @@ def test_times_are_recognized_and_days_that_result_are_said(form, written, write
     assert "2026-05-03 to 2026-05-06, 60 rows a day" in line_of(text, "event_time")
 
 
-def test_times_before_2000_are_said_loudly(write):
+def test_times_before_2000_are_reported_clearly(write):
     text, recommender = drafted(
         write(clicks(**USERS, ts=lambda row: 860_000_000 + 86_400 * row["n"]))
     )
@@ -122,7 +122,7 @@ def test_times_before_2000_are_said_loudly(write):
 
 
 @pytest.mark.parametrize(
-    ("name", "written", "said"),
+    ("name", "written", "question"),
     [
         (
             "timestamp",
@@ -131,18 +131,18 @@ def test_times_before_2000_are_said_loudly(write):
         ),
         ("event_time", lambda row: 60 * row["n"], "Or rename the column and delete this line"),
         ("ts", lambda row: 2_050_000_000 + row["n"], "as seconds since 1970: 2034-12-17"),
-        ("date", lambda row: f"{row['time']:%d.%m.%Y}", "its values are no times in a known form"),
+        ("date", lambda row: f"{row['time']:%d.%m.%Y}", "its values are not times in a known form"),
     ],
 )
-def test_column_named_like_times_that_holds_none_is_asked_about(name, written, said, write):
-    assert said in question_of(write(clicks(**USERS, **{name: written})), "event_time")
+def test_column_named_like_times_without_times_leads_to_question(name, written, question, write):
+    assert question in question_of(write(clicks(**USERS, **{name: written})), "event_time")
 
 
 @pytest.mark.parametrize(
     "form",
     ["%d.%m.%Y %H:%M:%S", "%d.%m.%y", "%m/%d/%Y %H:%M", "%d %b %Y", "%a, %d %b %Y %H:%M:%S GMT"],
 )
-def test_dates_in_unsupported_form_are_named_and_asked_about(form, write):
+def test_dates_in_unsupported_format_are_named_and_lead_to_question(form, write):
     path = write(
         clicks(**USERS, gesehen=lambda row: f"{row['time']:{form}}"), delimiter="\t", name="c.tsv"
     )
@@ -160,16 +160,17 @@ def test_birthdays_in_unsupported_form_do_not_replace_event_time(write):
     assert drafted(write(columns))[1].data.event_time == "ts"
 
 
-def test_times_of_two_forms_are_asked_about_with_days_of_each(write):
-    asked = question_of(write(clicks(**USERS, time=lambda row: 1_405_030_600)), "time_format")
-    assert "one of YYMMDDhhmm, seconds" in asked  # 06:00 on a day in May, or a moment in July
+def test_times_of_two_formats_lead_to_question_with_days_of_each(write):
+    question = question_of(write(clicks(**USERS, time=lambda row: 1_405_030_600)), "time_format")
+    # The number means 06:00 on a day in May, or a second in July.
+    assert "one of YYMMDDhhmm, seconds" in question
     assert (
         "YYMMDDhhmm (2014-05-03, 240 rows a day) or as seconds (2014-07-10, 240 rows a day)"
-        in asked
+        in question
     )
 
 
-def test_birthdays_are_no_times_of_rows_and_are_left_out_with_their_days(tmp_path):
+def test_birthdays_are_not_event_times_and_are_left_out(tmp_path):
     columns = clicks(**USERS, born=lambda row: datetime.date(1950 + row["user"] % 30, 5, 7))
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
     text, recommender = drafted(tmp_path / "a.parquet")
@@ -183,7 +184,7 @@ def test_hours_of_day_are_no_times(write):
     assert "hour" in recommender.features.categorical
 
 
-def test_only_one_column_is_time_and_two_likely_ones_are_asked_about(write):
+def test_single_time_column_is_drafted_and_two_lead_to_question(write):
     times = {
         name: lambda row: f"{row['time']:%Y-%m-%dT%H:%M:%SZ}"
         for name in ("begin", "end", "updated_at")
@@ -220,7 +221,7 @@ def test_rows_without_times_are_each_request_and_ingest_needs_days(write):
         ("search_id", lambda row: row["n"] % 2, ("search_id", "row")),
     ],
 )
-def test_key_is_proposed_only_where_it_is_another_in_each_row(name, place, expected, write):
+def test_key_is_proposed_only_if_it_differs_in_each_row(name, place, expected, write):
     path = write(clicks(**{name: lambda row: f"s{row['n'] // 4}", "slot": place}, **USERS))
     _, recommender = drafted(path)
     assert (recommender.data.request_id, recommender.data.row) == expected
@@ -238,9 +239,11 @@ def test_rows_written_again_with_their_click_keep_their_key(write):
 
 
 @pytest.mark.parametrize(("num_other", "is_key"), [(2, True), (3, False)])
-def test_few_rows_of_other_content_keep_key_and_over_one_percent_drop_it(num_other, is_key, write):
+def test_few_rows_with_other_content_keep_key_and_over_one_percent_drop_it(
+    num_other, is_key, write
+):
     columns = clicks(search_id=lambda row: f"q{row['n']}", slot=lambda row: 0, **USERS)
-    for n in range(num_other):  # of 240 rows
+    for n in range(num_other):  # the file has 240 rows
         columns["search_id"][n], columns["item_id"][n], columns["item_id"][n + 100] = (
             f"q{n + 100}",
             1,
@@ -249,7 +252,7 @@ def test_few_rows_of_other_content_keep_key_and_over_one_percent_drop_it(num_oth
     assert drafted(write(columns))[1].data.row == ("slot" if is_key else "row")
 
 
-def test_columns_with_names_of_key_that_are_none_are_asked_about(write):
+def test_columns_named_like_keys_without_keys_lead_to_question(write):
     columns = clicks(
         request_id=lambda row: f"q{row['n'] // 8}", row=lambda row: row["n"] % 4, **USERS
     )
@@ -258,7 +261,7 @@ def test_columns_with_names_of_key_that_are_none_are_asked_about(write):
     )
 
 
-def test_own_request_ids_are_kept_without_rows(write):
+def test_own_request_ids_are_preserved_without_rows(write):
     text, recommender = drafted(
         write(clicks(impression_id=lambda row: f"r{row['n'] // 3:03}", **USERS))
     )
@@ -283,7 +286,7 @@ def test_users_and_items_are_found_whatever_their_spelling(user, item, write):
     assert recommender.features.categorical == (user, item)
 
 
-def test_few_users_and_word_for_unknown_one_are_no_users(write):
+def test_column_with_few_users_or_mostly_unknown_user_is_no_user_column(write):
     few = clicks(
         user=lambda row: row["user"] % 3,
         item_id=lambda row: row["item"],
@@ -298,8 +301,8 @@ def test_few_users_and_word_for_unknown_one_are_no_users(write):
 def test_column_that_numbers_rows_is_left_out_with_sentence(name, write):
     text, recommender = drafted(write({name: range(N), **clicks(**USERS)}))
     assert recommender.features.names == ("user_id", "item_id")
-    said = "it has no name" if not name else "It identifies the rows: it differs in each"
-    assert said in line_of(text, name or "column 1")
+    reason = "it has no name" if not name else "It identifies the rows: it differs in each"
+    assert reason in line_of(text, name or "column 1")
 
 
 # -- the label
@@ -315,27 +318,27 @@ def test_names_of_clicks_and_conversions_are_known(name, write):
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "question"),
     [
         ({0: "yes", 1: "no"}, "has the values .*(yes|no).*: write 0 and 1"),
         ({0: "-1", 1: "1"}, "has the values -?1, -?1: write 0 and 1"),
         ({0: "", 1: "1"}, "holds 1 or nothing: write 0 in the rows without a click"),
     ],
 )
-def test_column_named_like_label_that_holds_others_is_asked_about(values, said, write):
+def test_column_named_like_label_with_other_values_leads_to_question(values, question, write):
     path = write(clicks(**{**USERS, "click": lambda row: values[row["click"]]}))
-    assert re.search(said, question_of(path, "label"))
+    assert re.search(question, question_of(path, "label"))
 
 
-def test_two_words_of_unnamed_label_are_asked_about(write):
+def test_two_values_of_unnamed_label_lead_to_question(write):
     columns = clicks(**USERS)
     columns["geklickt"] = ["ja" if click else "nein" for click in columns.pop("click")]
-    asked = question_of(write(columns), "label")
-    assert re.search(r"'geklickt' \((ja and nein|nein and ja)\) says whether", asked)
-    assert "write 0 and 1" in asked
+    question = question_of(write(columns), "label")
+    assert re.search(r"'geklickt' \((ja and nein|nein and ja)\) says whether", question)
+    assert "write 0 and 1" in question
 
 
-def test_click_comes_before_what_may_follow_it(write):
+def test_click_precedes_events_that_may_follow_it(write):
     columns = clicks(booking_bool=lambda row: row["click"] * (row["n"] % 2), **USERS)
     columns["click_bool"] = columns.pop("click")
     text, recommender = drafted(write(columns))
@@ -343,7 +346,7 @@ def test_click_comes_before_what_may_follow_it(write):
     assert "Another outcome beside 'click_bool'" in line_of(text, "booking_bool")
 
 
-def test_label_with_gap_or_odd_value_is_one_and_rows_are_counted(write):
+def test_label_with_missing_or_unexpected_value_is_drafted_and_rows_are_counted(write):
     columns = clicks(**USERS)
     columns["click"][7], columns["click"][N - 1] = "", "Total"
     text, recommender = drafted(write(columns))
@@ -357,7 +360,7 @@ def test_label_with_gap_or_odd_value_is_one_and_rows_are_counted(write):
     )
 
 
-def test_two_likely_labels_are_asked_about_and_equal_ones_are_not(write):
+def test_two_likely_labels_lead_to_question_and_equal_labels_do_not(write):
     columns = clicks(**USERS, target=lambda row: row["n"] % 2)
     assert "which of 'click', 'target' is to be predicted" in question_of(write(columns), "label")
     columns["target"] = columns["click"]
@@ -406,14 +409,14 @@ def test_other_outcomes_of_label_are_left_out(write):
     ],
     ids=["rating", "below zero", "words", "there or not", "in the middle"],
 )
-def test_column_that_decides_label_alone_is_left_out_and_its_auc_named(leak, write):
+def test_column_that_determines_label_is_left_out_and_its_auc_is_named(leak, write):
     text, recommender = drafted(write(clicks(**USERS, rating=leak)))
     assert recommender.features.names == ("user_id", "item_id")
     line = line_of(text, "rating")
     assert "It alone determines the label (AUC 1.000)" in line or "(AUC 0.99" in line
 
 
-def test_another_id_in_each_row_does_not_decide_label(write):
+def test_id_that_differs_in_each_row_does_not_determine_label(write):
     path = write(
         clicks(
             **USERS,
@@ -445,7 +448,7 @@ def test_ids_of_64_bits_and_with_zeros_before_them_are_exact_categories(write, t
     assert drafted(tmp_path / "a.parquet")[1].features.categorical == ("user",)
 
 
-def test_ids_of_more_than_64_bits_are_kept_as_texts(write):
+def test_ids_of_more_than_64_bits_are_stored_as_texts(write):
     path = write(clicks(**USERS, owner=lambda row: 10**24 + row["user"]))
     _, recommender = drafted(path)
     assert recommender.features.categorical == ("user_id", "item_id", "owner")
@@ -478,7 +481,7 @@ def test_word_for_missing_value_changes_no_type_and_is_named(word, write):
     assert "12.5% missing" + (f" ({word})" if word else "") in text
 
 
-def test_up_to_one_percent_odd_values_are_malformed_and_more_stop_guess(write):
+def test_up_to_one_percent_unexpected_values_are_malformed_and_more_prevent_guess(write):
     path = write(clicks(**USERS, price=lambda row: "n.v." if row["n"] in (3, 99) else row["price"]))
     text, recommender = drafted(path)
     assert recommender.features.numeric == ("price",)
@@ -490,7 +493,7 @@ def test_up_to_one_percent_odd_values_are_malformed_and_more_stop_guess(write):
     assert "Numbers, but 'n.v.' in 40 rows" in line_of(text, "price")
 
 
-def test_truth_values_are_words_whatever_spells_them(write, tmp_path):
+def test_booleans_are_words_in_any_spelling(write, tmp_path):
     path = write(
         clicks(
             click=lambda row: str(bool(row["click"])),
@@ -503,7 +506,7 @@ def test_truth_values_are_words_whatever_spells_them(write, tmp_path):
     assert recommender.features.categorical_options == {"is_new": WORDS}
 
 
-def test_recboles_suffixes_say_type(write):
+def test_recbole_suffixes_give_type(write):
     columns = {
         "user_id:token": lambda row: row["user"],
         "code:token": lambda row: f"{row['item']}.5",
@@ -628,7 +631,7 @@ def test_parquet_nanosecond_times_are_read_and_sentinels_are_malformed(tmp_path)
     )
 
 
-def test_parquet_times_of_another_unit_than_meant_are_asked_about(tmp_path):
+def test_parquet_times_of_unexpected_unit_lead_to_question(tmp_path):
     columns = clicks(**USERS)
     seconds = [int(row.timestamp()) for row in clicks(t=lambda row: row["time"])["t"]]
     columns["ts"] = pa.array(seconds, pa.int64()).cast(pa.timestamp("ms"))
@@ -674,7 +677,7 @@ def test_columns_named_by_numbers_are_read_if_name_is_word(write):
     assert recommender.features.categorical == ("101", "7")
 
 
-def test_bounded_number_of_rows_is_read_and_said(write):
+def test_bounded_number_of_rows_is_read_and_reported(write):
     path = write(clicks(**USERS, shop=lambda row: 1 if row["n"] < 200 else 2))
     text = draft(read_sample(path, rows=150), name="shop", now=NOW)
     assert "from the first 150 rows of" in text
@@ -686,7 +689,7 @@ def test_bounded_number_of_rows_is_read_and_said(write):
     assert not few.is_whole or few.num_rows == N
 
 
-def test_roles_are_given_for_every_column(write):
+def test_every_column_has_role(write):
     sample = read_sample(write(clicks(**USERS, id=lambda row: row["n"])))
     roles = {column.name: guess.role for column, guess in guess_roles(sample, now=NOW)}
     assert roles == {

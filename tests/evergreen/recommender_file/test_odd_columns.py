@@ -25,7 +25,7 @@ def rows(n):
     ]
 
 
-def test_bytes_that_are_no_text_are_left_out_with_sentence(tmp_path):
+def test_binary_columns_are_left_out_with_message(tmp_path):
     found = [
         {**row, "device": uuid.UUID(int=(7919 * i + 255 << 64) + i).bytes}
         for i, row in enumerate(rows(300))
@@ -33,10 +33,10 @@ def test_bytes_that_are_no_text_are_left_out_with_sentence(tmp_path):
     pq.write_table(pa.Table.from_pylist(found), tmp_path / "rows.parquet")
     text = draft(read_sample(tmp_path / "rows.parquet"), name="shop")
     (line,) = [line for line in text.splitlines() if "device" in line]
-    assert line.startswith("#   device: bytes that are no text in UTF-8")
+    assert line.startswith("#   device: bytes that are not UTF-8 text")
 
 
-def test_request_ids_with_gaps_are_kept_as_requests_of_their_own(tmp_path):
+def test_rows_without_request_id_become_separate_requests(tmp_path):
     found = [
         {"request_id": "" if i % 7 == 0 else f"q{i // 3}", "row": i % 3, **row}
         for i, row in enumerate(rows(300))
@@ -53,7 +53,7 @@ def test_request_ids_with_gaps_are_kept_as_requests_of_their_own(tmp_path):
     assert (trial.rows, trial.refusals, trial.copies.num_conflicting) == (300, [], 0)
 
 
-def test_rows_that_are_written_again_with_their_click_are_told(tmp_path):
+def test_rows_written_again_with_their_click_are_reported(tmp_path):
     found = [{**row, "click": 0, "user_id": i} for i, row in enumerate(rows(200))]
     path = tmp_path / "rows.jsonl"
     path.write_text(

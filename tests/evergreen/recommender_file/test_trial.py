@@ -45,7 +45,7 @@ def row(n, **others):
 
 
 def rows(**others):
-    """Return 200 rows. Rows whose numbers are given are replaced."""
+    """Return 200 CSV rows. The keyword `n7` replaces the row of number 7."""
     return [others.get(f"n{n}", row(n)) for n in range(200)]
 
 
@@ -59,11 +59,11 @@ def write(tmp_path):
     return write
 
 
-def said(trial):
+def text_of(trial):
     return "\n".join(sentences(trial))
 
 
-def test_all_lines_are_accounted_for_and_what_rows_hold_is_said(write):
+def test_all_lines_are_counted_and_content_of_rows_is_reported(write):
     lines = [*rows(n3=row(3, price="oops")), "", HEADER, "1,2"]
     trial = try_rows(write(lines), SHOP, now=NOW)
     assert (trial.rows, trial.malformed, trial.clicks) == (199, 2, 40)
@@ -73,7 +73,7 @@ def test_all_lines_are_accounted_for_and_what_rows_hold_is_said(write):
     )
     assert [trial.days[20_574 + n] for n in range(4)] == [49, 50, 50, 50]
     assert (trial.users, trial.items) == (20, 8)
-    text = said(trial)
+    text = text_of(trial)
     assert "204 lines = 199 rows + 2 rejected + 1 blank + 2 header" in text
     assert "clicks.csv, line 5: price is 'oops', expected a finite number" in text
     assert "clicks.csv, line 204: 2 columns, expected 6" in text
@@ -106,14 +106,14 @@ def test_all_lines_are_accounted_for_and_what_rows_hold_is_said(write):
         ),
     ],
 )
-def test_what_ingest_would_refuse_is_refused(lines, header, refusal, write):
+def test_data_that_ingest_would_refuse_is_refused(lines, header, refusal, write):
     trial = try_rows(write(lines, header), SHOP, now=NOW)
     assert trial.is_refused
     with pytest.raises(ContractError, match=refusal):
-        raise ContractError(said(trial).partition("ingest would refuse: ")[2])
+        raise ContractError(text_of(trial).partition("ingest would refuse: ")[2])
 
 
-def test_column_that_decides_label_is_leak_and_others_are_none(write):
+def test_column_that_determines_label_is_leak_and_other_columns_are_not(write):
     trial = try_rows(
         write(rows(**{f"n{n}": row(n, price=(n % 5 == 0) * 3 + n % 2) for n in range(200)})),
         SHOP,
@@ -124,12 +124,12 @@ def test_column_that_decides_label_is_leak_and_others_are_none(write):
     )
     assert (
         "WARNING: alone determines the label, so was it known before the click? price (AUC 1.000)"
-        in said(trial)
+        in text_of(trial)
     )
 
 
 def test_categories_of_newest_rows_that_no_earlier_row_has_are_counted(write):
-    # A missing value is not a category, even if no earlier row has a missing value.
+    # A missing value among the newest rows does not count as a new category.
     newest = {f"n{n}": row(n, item=f"new{n}" if n % 2 else "NULL") for n in range(180, 200)}
     (item,) = (
         each
@@ -155,7 +155,7 @@ def test_rows_that_repeat_key_are_counted_and_many_differing_are_refused(
     assert trial.is_refused == is_refused
     assert (
         f"{20 + num_other} rows with the key of another one, {num_other} of them with other "
-        "features" in said(trial)
+        "features" in text_of(trial)
     )
 
 
@@ -163,7 +163,7 @@ def test_equal_rows_are_counted(write):
     assert try_rows(write([*rows(), *rows()[:7]]), SHOP, now=NOW).equal_rows == 7
 
 
-def test_rows_without_times_say_what_ingest_needs(write):
+def test_rows_without_times_name_what_ingest_needs(write):
     recommender = Recommender(
         name="a",
         data=ColumnNames(label="click"),
@@ -171,7 +171,7 @@ def test_rows_without_times_say_what_ingest_needs(write):
     )
     trial = try_rows(write([f"{n % 2},{n}" for n in range(9)], "click,price"), recommender, now=NOW)
     assert (trial.is_refused, trial.span) == (False, None)
-    assert "no times: `evergreen data ingest` needs --last-day and --days" in said(trial)
+    assert "no times: `evergreen data ingest` needs --last-day and --days" in text_of(trial)
 
 
 def test_folder_is_tried_file_by_file_and_other_files_are_named(write, tmp_path):
@@ -182,13 +182,13 @@ def test_folder_is_tried_file_by_file_and_other_files_are_named(write, tmp_path)
     pq.write_table(pa.table(columns), tmp_path / "b.parquet")
     trial = try_rows(tmp_path, SHOP, now=NOW)
     assert (trial.rows, [file.counts.rows for file in trial.files]) == (200, [100, 100])
-    assert "skipped files that are not click logs: notes.pdf" in said(trial)
+    assert "skipped files that are not click logs: notes.pdf" in text_of(trial)
 
 
-def test_only_first_rows_are_looked_at_and_all_are_counted(write):
+def test_only_first_rows_are_read_and_all_are_counted(write):
     trial = try_rows(write(rows()), SHOP, now=NOW, sample_rows=30)
     assert (trial.rows, trial.num_sampled, trial.clicks) == (200, 30, 40)
-    assert "by the first 30 rows:" in said(trial)
+    assert "by the first 30 rows:" in text_of(trial)
 
 
 def test_command_ends_with_1_where_ingest_would_refuse(write, tmp_path, capsys):

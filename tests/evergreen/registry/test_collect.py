@@ -77,25 +77,25 @@ def left(installation):
     )
 
 
-def test_what_nothing_goes_back_to_goes_and_all_else_stays(installation, capsys):
+def test_unneeded_models_are_deleted_and_all_others_stay(installation, capsys):
     store, _ = installation
     before = left(installation)
     assert run(installation) == 0
-    assert left(installation) == before, "without --yes it is only named"
-    assert "folders may go; --yes removes them" in capsys.readouterr().out
+    assert left(installation) == before, "without --yes files are only listed"
+    assert "folders can be removed; --yes removes them" in capsys.readouterr().out
     assert run(installation, "--yes") == 0
     assert left(installation) == (
         ["m4", "m5", "m6"],
         ["4", "5", "6"],
         ["at-work", "new", "nobody's"],
     )
-    assert "work of run old, ended 2026-02-01" in (said := capsys.readouterr().out)
-    assert "weights of model refused" in said
-    kept = {
+    assert "work of run old, ended 2026-02-01" in (output := capsys.readouterr().out)
+    assert "weights of model refused" in output
+    remaining = {
         path.name: sorted(each.name for each in path.iterdir())
         for path in (store / "models").iterdir()
     }
-    assert kept == {
+    assert remaining == {
         name: [
             Model.MANIFEST,
             *(["statistics", "weights", "workflow"] if name in ("m4", "m5", "m6") else []),
@@ -103,10 +103,10 @@ def test_what_nothing_goes_back_to_goes_and_all_else_stays(installation, capsys)
         for name in ("m1", "m2", "m3", "m4", "m5", "m6", "refused")
     }
     assert all((model_folder(store, f"m{n}") / Model.MANIFEST).exists() for n in range(1, 7)), (
-        "what was stays told"
+        "manifests of deleted models must remain"
     )
     assert run(installation) == 0
-    assert "nothing may go" in capsys.readouterr().out
+    assert "nothing to remove" in capsys.readouterr().out
 
 
 def test_version_rolled_back_to_and_canary_stay_however_old_they_are(installation):
@@ -132,7 +132,7 @@ def test_rollback_target_stays_although_newer_versions_were_live_since(installat
     assert left(installation)[1] == ["3", "4", "6"]
 
 
-def test_what_is_younger_than_days_stays(installation):
+def test_files_newer_than_age_limit_stay(installation):
     run(installation, "--yes", "--days", "150")
     assert left(installation) == (
         ["m2", "m3", "m4", "m5", "m6"],
@@ -142,7 +142,7 @@ def test_what_is_younger_than_days_stays(installation):
 
 
 @pytest.mark.parametrize("number", range(5))
-def test_command_killed_anywhere_leaves_whole_folders_and_next_finishes(
+def test_command_killed_anywhere_leaves_complete_folders_and_next_finishes(
     installation, monkeypatch, number
 ):
     removed = []
@@ -175,30 +175,30 @@ def test_command_killed_anywhere_leaves_whole_folders_and_next_finishes(
 
 
 @pytest.mark.parametrize("flags", [["--days", "0.5"], ["--keep-versions", "1"]])
-def test_limits_that_would_leave_nothing_to_go_back_to_are_refused(installation, flags, capsys):
+def test_limits_without_rollback_target_are_refused(installation, flags, capsys):
     assert run(installation, *flags) == 2
-    assert "expected at least 1 day and 2 versions" in capsys.readouterr().err
+    assert "expected 1 to 36,500 days, and at least 2 versions" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("days", ["nan", "inf", "0.5", "-1", "1e300", "36501"])
-def test_days_that_are_no_age_are_refused(installation, capsys, days):
+def test_invalid_days_are_refused(installation, capsys, days):
     before = left(installation)
     assert run(installation, "--yes", "--days", days) == 2
-    assert "expected at least 1 day" in capsys.readouterr().err
+    assert "expected 1 to 36,500 days" in capsys.readouterr().err
     assert left(installation) == before
 
 
-def test_what_killed_writes_left_goes_and_what_may_be_under_way_stays(installation, capsys):
+def test_files_of_killed_writes_are_removed_and_newer_ones_stay(installation, capsys):
     store, work = installation
     name = f".{{}}.{'0a' * 16}"
-    places = [
+    folders = [
         store / "models" / name.format("m9"),
         store / "graphs" / name.format("7"),
         work / name.format("run"),
     ]
-    places += [store / "models" / "m6" / name.format("weights")]
-    for place in places:
-        _fill(place)
+    folders += [store / "models" / "m6" / name.format("weights")]
+    for folder in folders:
+        _fill(folder)
     files = [
         store / name.format("journal.jsonl"),
         store / "runs" / "old" / name.format("training.json"),
@@ -206,15 +206,15 @@ def test_what_killed_writes_left_goes_and_what_may_be_under_way_stays(installati
     for file in files:
         file.write_bytes(b"half")
     old, new = datetime(2026, 1, 1, tzinfo=timezone.utc).timestamp(), NOW.timestamp() - 60
-    for path in [*places, *(place / "bytes" for place in places), *files]:
+    for path in [*folders, *(folder / "bytes" for folder in folders), *files]:
         os.utime(path, (old, old))
     # The folder is old, but a file was written into it a minute ago.
-    os.utime(places[0] / "bytes", (new, new))
+    os.utime(folders[0] / "bytes", (new, new))
     os.utime(files[0], (new, new))
     (store / ".hidden").write_bytes(b"a person's")
     os.utime(store / ".hidden", (old, old))
     assert run(installation, "--yes") == 0
     assert "left by a write that was killed" in capsys.readouterr().out
-    assert [path for path in (*places, *files) if path.exists()] == [places[0], files[0]]
+    assert [path for path in (*folders, *files) if path.exists()] == [folders[0], files[0]]
     assert (store / ".hidden").exists()
     assert (model_folder(store, "m6") / "weights" / "bytes").exists()

@@ -44,7 +44,7 @@ def there(tmp_path, request):
     (graph_folder(store, 3) / GRAPH_FILE).write_bytes(b"graph")
     make_live(store, release(store, 3, graph_uri=(graph_folder(store, 3) / GRAPH_FILE).as_uri()))
     runs.keep_report(store, "r1", "training", html="<p>1</p>")
-    told = dict(
+    fields = dict(
         run="r1",
         trigger_id="",
         state="released",
@@ -53,7 +53,7 @@ def there(tmp_path, request):
         version=3,
         ended_at="2026-03-01T00:00:00+00:00",
     )
-    runs.write_outcome(store, runs.RunOutcome(**told, reports=runs.reports_of(store, "r1")))
+    runs.write_outcome(store, runs.RunOutcome(**fields, reports=runs.reports_of(store, "r1")))
     there.parent.mkdir()
     if request.param == "moved":
         store.rename(there)
@@ -64,7 +64,7 @@ def there(tmp_path, request):
     return there
 
 
-def test_every_reader_of_copied_store_reads_copy(there):
+def test_every_reader_of_copied_registry_reads_copy(there):
     live, parent = registry.champion(there, CURRENT), registry.parent(there, CURRENT)
     by_name = registry.stored_model(there, "m1"), registry.referenced_model(there, "3")
     assert live == registry.champion(there, "m1")
@@ -83,7 +83,7 @@ def test_every_reader_of_copied_store_reads_copy(there):
 
 @pytest.mark.parametrize("name", PARTS)
 @pytest.mark.parametrize("fault", ["flip", "shorter", "gone", "more"])
-def test_part_that_is_not_as_it_was_stored_is_refused_by_name(tmp_path, name, fault):
+def test_changed_part_is_refused_by_name(tmp_path, name, fault):
     model = stored(tmp_path / "store")
     path = model_folder(tmp_path / "store", "m1") / name
     content = bytearray(path.read_bytes())

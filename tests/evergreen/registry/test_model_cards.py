@@ -81,7 +81,7 @@ def test_each_share_of_canary_is_span_and_its_promotion_is_one(write):
     )
 
 
-def test_line_is_told_as_far_as_it_is_there_and_no_longer_than_page(write, tmp_path):
+def test_lineage_is_shown_as_far_as_known_and_no_longer_than_page(write, tmp_path):
     assert [each.model_id for each in write().lineage] == ["m1"]
     keep_model(tmp_path, "m1", parent_model_id="m1")
     assert len(read_card(tmp_path, "2").lineage) == MAX_ANCESTORS
@@ -109,10 +109,10 @@ def test_model_that_was_rolled_back_is_blocked_until_person_promotes_it(write, a
 
 
 @pytest.mark.parametrize(
-    ("reference", "said"),
+    ("reference", "message"),
     [("7", "version 7 is not in"), ("m9", "'m9' is not in"), ("1", "no card")],
 )
-def test_what_has_no_card_is_named(write, tmp_path, reference, said):
+def test_absent_card_is_named(write, tmp_path, reference, message):
     write()
-    with pytest.raises(ContractError, match=said):
+    with pytest.raises(ContractError, match=message):
         read_card(tmp_path, reference)

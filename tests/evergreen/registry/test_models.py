@@ -88,7 +88,7 @@ def test_step_is_running_while_it_runs_and_done_after(tmp_path):
     ],
     ids=["failed", "stopped", "preempted", "refused"],
 )
-def test_step_that_does_not_end_well_keeps_why_until_retry_succeeds(tmp_path, error, state, reason):
+def test_failed_step_keeps_its_reason_until_retry_succeeds(tmp_path, error, state, reason):
     with pytest.raises(type(error)), runs.noted(tmp_path, "run-1", "training") as note:  # noqa: PT012
         note.facts["rows"] = 5
         raise error
@@ -101,7 +101,7 @@ def test_step_that_does_not_end_well_keeps_why_until_retry_succeeds(tmp_path, er
 
 
 @pytest.mark.parametrize("run", ["", "..", "a/b", "../../elsewhere", "/etc"])
-def test_run_whose_name_would_lead_out_of_its_folder_is_refused(tmp_path, run):
+def test_run_name_that_leads_out_of_its_folder_is_refused(tmp_path, run):
     with (
         raises(ContractError, "run", "named"),
         runs.noted(tmp_path / "store", run, "training"),
@@ -126,7 +126,7 @@ def test_outcome_of_run_is_found_by_runs_name(tmp_path):
     assert runs.find_outcome(tmp_path, "b") is None
 
 
-def test_where_releases_go_is_noted_once_and_read_back(tmp_path):
+def test_settings_of_releases_are_stored_once_and_read_back(tmp_path):
     assert registry.read_serving_place(tmp_path) is None
     place = ServingPlace(
         repository_uri="gs://models/repository", triton_urls=["dns:///triton:8001"], server="python"
@@ -135,7 +135,7 @@ def test_where_releases_go_is_noted_once_and_read_back(tmp_path):
     first = (tmp_path / "serving.json").stat().st_ino
     registry.write_serving_place(tmp_path, place)
     assert (tmp_path / "serving.json").stat().st_ino == first, (
-        "an unchanged place is not written again"
+        "unchanged settings must not be written again"
     )
     registry.write_serving_place(tmp_path, replace(place, server="onnxruntime"))
     assert registry.read_serving_place(tmp_path).server == "onnxruntime"

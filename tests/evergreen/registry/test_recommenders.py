@@ -19,7 +19,7 @@ def accept(store, recommender, *, why="because", **more):
     return recommenders.accept(store, recommender, who="ann", why=why, now=NOON, **more)
 
 
-def test_current_is_newest_and_earlier_ones_have_number_and_digest(tmp_path):
+def test_current_is_newest_and_earlier_recommenders_have_number_and_digest(tmp_path):
     seeded = SHOP.with_settings({"training.seed": 7, "model.tower": [64, 32]})
     assert [accept(tmp_path, SHOP), accept(tmp_path, seeded)] == [1, 2]
     assert recommenders.accepted(tmp_path, "current") == seeded
@@ -27,20 +27,20 @@ def test_current_is_newest_and_earlier_ones_have_number_and_digest(tmp_path):
         assert recommenders.accepted(tmp_path, reference) == SHOP
 
 
-def test_store_of_its_own_may_take_recommender_of_another(tmp_path):
+def test_separate_registry_may_accept_recommender_of_another(tmp_path):
     accept(tmp_path / "shared", SHOP)
     for reference in (str(tmp_path / "shared"), (tmp_path / "shared").as_uri()):
         assert recommenders.accepted(tmp_path / "own", reference) == SHOP
 
 
-def test_journal_tells_who_when_and_why(tmp_path):
+def test_journal_records_who_when_and_why(tmp_path):
     accept(tmp_path, SHOP, why="first shop")
     (line,) = recommenders.read_accepted(tmp_path)
     assert (line.version, line.who, line.reason, line.name) == (1, "ann", "first shop", "shop")
     assert (line.time, line.digest) == ("2026-11-23T12:00:00+00:00", SHOP.digest)
 
 
-def test_store_without_one_says_how_to_accept_one(tmp_path):
+def test_registry_without_recommender_says_how_to_accept_one(tmp_path):
     with raises(ContractError, "evergreen data accept"):
         recommenders.accepted(tmp_path, "current")
 
@@ -55,22 +55,24 @@ def test_unknown_reference_is_refused(tmp_path, reference):
 @pytest.mark.parametrize(
     "change", [lambda path: path.write_bytes(b"{}"), lambda path: path.unlink()]
 )
-def test_version_changed_in_place_is_refused(tmp_path, change):
+def test_version_with_changed_files_is_refused(tmp_path, change):
     accept(tmp_path, SHOP)
     change(tmp_path / "recommender" / "1.json")
     with raises(ContractError, "changed in place"):
         recommenders.accepted(tmp_path, "current")
 
 
-@pytest.mark.parametrize(("why", "message"), [("again", "says the same"), (" ", "reason is empty")])
-def test_event_without_news_or_reason_is_refused_and_changes_nothing(tmp_path, why, message):
+@pytest.mark.parametrize(
+    ("why", "message"), [("again", "has the same content"), (" ", "reason is empty")]
+)
+def test_acceptance_without_change_or_reason_is_refused_and_changes_nothing(tmp_path, why, message):
     accept(tmp_path, SHOP)
     with pytest.raises(ContractError, match=message):
         accept(tmp_path, SHOP, why=why)
     assert len(recommenders.read_accepted(tmp_path)) == 1
 
 
-def test_killed_accept_leaves_version_before_in_force(tmp_path):
+def test_killed_accept_leaves_previous_version_in_force(tmp_path):
     accept(tmp_path, SHOP)
     (tmp_path / "recommender" / "2.json").write_bytes(b"half")
     assert recommenders.accepted(tmp_path, "current") == SHOP
@@ -89,9 +91,9 @@ OTHERS = {
 
 @pytest.mark.parametrize("kind", OTHERS)
 def test_other_recommender_is_refused_in_used_registry_unless_replaced(tmp_path, kind):
-    other, said = OTHERS[kind]
+    other, message = OTHERS[kind]
     accept(tmp_path, SHOP)
-    with pytest.raises(ContractError, match=said) as refused:
+    with pytest.raises(ContractError, match=message) as refused:
         accept(tmp_path, other)
     assert "a store of its own (--store)" in str(refused.value)
     assert "on purpose by --replace" in str(refused.value)
@@ -103,7 +105,7 @@ def test_other_recommender_is_refused_in_used_registry_unless_replaced(tmp_path,
         accept(tmp_path, SHOP)
 
 
-def test_columns_that_come_and_go_are_no_other_recommender(tmp_path):
+def test_columns_may_be_added_and_removed_within_one_recommender(tmp_path):
     accept(tmp_path, SHOP)
     assert (
         accept(

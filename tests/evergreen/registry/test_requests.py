@@ -47,51 +47,53 @@ def append(tmp_path, clock):
 
 
 @pytest.fixture
-def say(tmp_path, clock):
+def append_answer(tmp_path, clock):
     """Appends an answer and returns the state after it."""
     return lambda request, action, **more: answer(
         tmp_path, request.request, action, who="controller", now=clock.moment(), **more
     )
 
 
-def test_request_is_open_until_it_has_a_result(tmp_path, append, say):
+def test_request_is_open_until_it_has_a_result(tmp_path, append, append_answer):
     first, second = append(), append()
     assert [state.id for state in open_requests(tmp_path)] == [first.request, second.request]
-    say(first, ACCEPTED)
+    append_answer(first, ACCEPTED)
     assert [state.id for state in open_requests(tmp_path)] == [first.request, second.request]
-    assert say(first, DONE, version=3).result.version == 3
+    assert append_answer(first, DONE, version=3).result.version == 3
     assert [state.id for state in open_requests(tmp_path)] == [second.request]
-    assert read_entries(tmp_path) == [], "requests are no promotions"
+    assert read_entries(tmp_path) == [], "a request must not look like a promotion"
     assert len(read_lines(tmp_path)) == 4
 
 
-def test_first_of_acceptance_and_withdrawal_counts(append, say):
+def test_first_of_acceptance_and_withdrawal_counts(append, append_answer):
     withdrawn, accepted = append(), append()
-    say(withdrawn, CANCELLED)
-    state = say(withdrawn, ACCEPTED)
+    append_answer(withdrawn, CANCELLED)
+    state = append_answer(withdrawn, ACCEPTED)
     assert (state.accepted, state.result.action) == (None, CANCELLED)
-    say(accepted, ACCEPTED)
-    state = say(accepted, CANCELLED)
+    append_answer(accepted, ACCEPTED)
+    state = append_answer(accepted, CANCELLED)
     assert (state.result, state.accepted.action) == (None, ACCEPTED)
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations((DONE, REFUSED, CANCELLED))))
-def test_there_is_one_result_whatever_follows(append, say, order):
+def test_request_has_one_result_whatever_follows(append, append_answer, order):
     request = append()
-    say(request, ACCEPTED)
-    states = [say(request, action) for action in order]
+    append_answer(request, ACCEPTED)
+    states = [append_answer(request, action) for action in order]
     expected = next(action for action in order if action != CANCELLED)
     assert states[-1].result.action == expected
 
 
-def test_nobody_answers_and_request_is_withdrawn_at_its_deadline(tmp_path, append, clock):
+def test_request_without_answer_is_withdrawn_at_its_deadline(tmp_path, append, clock):
     request = append()
     with pytest.raises(TemporaryError, match="no controller answered until .* is withdrawn"):
         wait_for_result(tmp_path, request, clock=clock.moment, sleep=clock.advance)
     assert read_request(tmp_path, request.request).result.action == CANCELLED
 
 
-def test_controller_that_accepts_at_the_deadline_is_waited_for(tmp_path, append, say, clock):
+def test_controller_that_accepts_at_the_deadline_is_waited_for(
+    tmp_path, append, append_answer, clock
+):
     request = append()
     waited = []
 
@@ -99,25 +101,27 @@ def test_controller_that_accepts_at_the_deadline_is_waited_for(tmp_path, append,
         clock.advance(10.0)
         waited.append(seconds)
         if len(waited) == 3:
-            say(request, ACCEPTED)
+            append_answer(request, ACCEPTED)
         if len(waited) == 20:
-            say(request, DONE, version=2)
+            append_answer(request, DONE, version=2)
 
-    told = []
-    found = wait_for_result(tmp_path, request, clock=clock.moment, sleep=sleep, report=told.append)
-    assert (found.version, told) == (2, ["controller carries it out"])
+    reported = []
+    found = wait_for_result(
+        tmp_path, request, clock=clock.moment, sleep=sleep, report=reported.append
+    )
+    assert (found.version, reported) == (2, ["controller carries it out"])
 
 
 @pytest.mark.parametrize("kind", [Refused, ContractError, TemporaryError, PermanentError])
-def test_refusal_is_raised_as_the_controllers_error(tmp_path, append, say, clock, kind):
+def test_refusal_is_raised_as_the_controllers_error(tmp_path, append, append_answer, clock, kind):
     request = append()
-    say(request, ACCEPTED)
-    say(request, REFUSED, error=kind.__name__, reason="a canary is running")
+    append_answer(request, ACCEPTED)
+    append_answer(request, REFUSED, error=kind.__name__, reason="a canary is running")
     with pytest.raises(kind, match="a canary is running"):
         wait_for_result(tmp_path, request, clock=clock.moment, sleep=clock.advance)
 
 
-def test_interrupted_wait_withdraws_the_request(tmp_path, clock):
+def test_interrupted_wait_withdraws_request(tmp_path, clock):
     request = new_request(ROLLBACK, who="a", reason="r", now=clock.moment(), seconds=60.0)
 
     def interrupt(_):
@@ -166,10 +170,10 @@ def test_request_that_controller_cannot_read_is_named_with_its_line(
         open_requests(tmp_path)
 
 
-def test_lease_that_is_no_number_is_named_with_its_line(tmp_path, append, say):
+def test_lease_that_is_no_number_is_named_with_its_line(tmp_path, append, append_answer):
     request = append()
     with pytest.raises(ContractError, match="journal.jsonl line 2 has the lease 'one'"):
-        say(request, ACCEPTED, lease="one")
+        append_answer(request, ACCEPTED, lease="one")
 
 
 def test_request_that_cannot_be_appended_fails_by_its_own_error(tmp_path, clock, monkeypatch):

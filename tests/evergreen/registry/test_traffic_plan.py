@@ -43,12 +43,12 @@ def test_growing_canary_keeps_every_key_that_it_had(key, salt, shares):
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.05, 0.25, 1.0])
 @pytest.mark.parametrize("salt", ["a", "b", ""])
-def test_share_of_keys_is_met_within_binomials_error(share, salt):
+def test_share_of_keys_is_met_within_binomial_error(share, salt):
     one = plan(canary_share=share, shadow_share=share, salt=salt)
-    taken = sum(one.arm_for(f"user-{i}") == CANARY for i in range(NUM_KEYS))
+    num_canary = sum(one.arm_for(f"user-{i}") == CANARY for i in range(NUM_KEYS))
     shadowed = sum(one.shadow_for("u", f"request-{i}") is not None for i in range(NUM_KEYS))
     error = 4 * math.sqrt(NUM_KEYS * share * (1 - share))
-    assert abs(taken - NUM_KEYS * share) <= error
+    assert abs(num_canary - NUM_KEYS * share) <= error
     assert abs(shadowed - NUM_KEYS * share) <= error
 
 
@@ -67,11 +67,11 @@ def _counts(first, second):
     }
 
 
-def test_shadow_is_drawn_without_regard_to_arm():
+def test_shadow_is_drawn_independently_of_arm():
     one = plan(canary_share=0.25, shadow_share=0.2)
     keys = [f"k{i}" for i in range(NUM_KEYS)]
-    # The key and the request id are the same text here. The draw of the arm and the draw of the
-    # shadow request must be independent.
+    # Each key is also the request id. The draw of the arm and the draw of the shadow request must
+    # be independent.
     arms = [one.arm_for(key) == CANARY for key in keys]
     shadows = [one.shadow_for(key, key) is not None for key in keys]
     for found, expected in _counts(arms, shadows).values():
@@ -85,17 +85,17 @@ def test_shadow_is_always_other_arm(key, request):
 
 
 @given(key=st.text(), request=st.text())
-def test_without_canary_stable_arm_answers_and_nobody_shadows(key, request):
+def test_without_canary_stable_arm_answers_and_no_shadow_is_sent(key, request):
     one = plan(canary=None, canary_share=0.0, shadow_share=0.0)
     assert one.arm_for(key) == STABLE
     assert one.shadow_for(key, request) is None
 
 
-def test_key_that_utf8_cannot_spell_has_arm():
+def test_key_that_utf8_cannot_encode_has_arm():
     assert plan().arm_for("\ud800") in (STABLE, CANARY)
 
 
-def test_draws_are_frozen():
+def test_draws_equal_formula_that_clients_of_all_releases_share():
     """Clients of different releases must agree.
 
     The expected numbers are computed by hand from blake2b.
@@ -108,13 +108,13 @@ def test_draws_are_frozen():
 
 @given(share=SHARES, shadow=SHARES, salt=st.text(), reason=st.text(), value=st.floats(0, 1e12))
 @settings(max_examples=50)
-def test_plan_survives_its_json_exactly(share, shadow, salt, reason, value):
+def test_plan_is_unchanged_after_json(share, shadow, salt, reason, value):
     baseline = {"127.0.0.1:8002": {"stable": {"success": value}, "canary": {}}}
     one = plan(canary_share=share, shadow_share=shadow, salt=salt, reason=reason, baseline=baseline)
     assert TrafficPlan.loads(one.dumps(), source="traffic.json") == one
 
 
-def test_next_plan_counts_on_and_keeps_what_it_is_not_told():
+def test_next_plan_continues_and_keeps_unchanged_fields():
     grown = plan().next(canary_share=0.25)
     assert (grown.sequence, grown.canary_share, grown.salt) == (3, 0.25, "s")
     ended = grown.without_canary(
@@ -150,16 +150,16 @@ MALFORMED = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "said"), MALFORMED, ids=lambda value: str(value)[:50])
-def test_malformed_plan_is_refused_with_its_source_and_value(changes, said):
+@pytest.mark.parametrize(("changes", "message"), MALFORMED, ids=lambda value: str(value)[:50])
+def test_malformed_plan_is_refused_with_its_source_and_value(changes, message):
     document = {**json.loads(plan().dumps()), **changes}
     del document["crc32"]
     with raises(ContractError, "traffic.json") as refused:
         TrafficPlan.loads(json.dumps(document).encode(), source="traffic.json")
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"null", b"{", b"\xff", b"1", b"[" * 100_000])
-def test_what_is_no_json_object_is_refused(content):
+def test_text_that_is_no_json_object_is_refused(content):
     with pytest.raises(ContractError, match=r"traffic\.json (is not JSON|holds a)"):
         TrafficPlan.loads(content, source="traffic.json")

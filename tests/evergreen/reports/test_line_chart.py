@@ -42,7 +42,7 @@ def test_events_close_together_have_names_at_different_heights():
     assert len({name.get("y") for name in names}) == 3
 
 
-def test_series_of_one_event_has_one_mark_and_no_two_names_overlap():
+def test_series_of_one_event_has_one_marker_and_names_do_not_overlap():
     line = Line(label="a", color="#000", x=[0, 100], y=[0, 1])
     marks = [Mark(x=2.0 + i, text=text) for i, text in enumerate(("drift", "run", "run", "over"))]
     marks += [Mark(x=40.0, text="run")]
@@ -61,7 +61,7 @@ def test_interval_chart_names_every_number_for_those_who_cannot_see_it():
     assert "limit" not in interval_chart(found, label="AUC").__html__()
 
 
-def test_event_after_last_point_stands_at_its_own_time():
+def test_event_after_last_point_is_drawn_at_its_own_time():
     line = Line(label="a", color="#000", x=[0, 50], y=[0.5, 0.6])
     marks = [Mark(x=75, text="later"), Mark(x=100, text="last")]
     drawn = [

@@ -56,7 +56,7 @@ def page_of(text: str, *, rows: int) -> str:
         result="inconclusive",
     )
     lines = [Line(label=text, color="var(--series-1)", x=[0.0, 100.0], y=[0.5, 0.9])]
-    marks = [Mark(x=9.0 * place, text=f"{place} {text[:10]}") for place in range(12)]
+    marks = [Mark(x=9.0 * number, text=f"{number} {text[:10]}") for number in range(12)]
     tables = [
         PageTable(
             caption=f"{size} columns",
@@ -112,7 +112,7 @@ def page_of(text: str, *, rows: int) -> str:
 @needs_browser
 @pytest.mark.parametrize("rows", [0, 1, 40])
 @pytest.mark.parametrize("text", [LONG, SENTENCE, "x"], ids=["long name", "long sentence", "short"])
-def test_nothing_leaves_its_pane_and_no_text_is_cut(tmp_path, text, rows):
+def test_no_element_exceeds_its_pane_and_no_text_is_cut(tmp_path, text, rows):
     page = page_of(text, rows=rows)
     assert pixels_too_wide(tmp_path, page, *WIDTHS) == [0] * len(WIDTHS)
     assert cut_texts(tmp_path, page, *WIDTHS) == [[]] * len(WIDTHS)
@@ -120,7 +120,7 @@ def test_nothing_leaves_its_pane_and_no_text_is_cut(tmp_path, text, rows):
 
 @needs_browser
 @pytest.mark.parametrize("flags", [(), (DARK,)], ids=["light", "dark"])
-def test_every_block_hinders_nobody(tmp_path, flags):
+def test_no_block_of_page_has_accessibility_faults(tmp_path, flags):
     assert serious_findings(tmp_path, page_of("a text", rows=2), *flags) == []
 
 
@@ -133,7 +133,7 @@ def test_no_text_becomes_markup():
     assert text_of(page).count("<script>alert(1)</script>") >= 20
 
 
-def test_value_that_template_was_not_given_is_error():
+def test_missing_value_of_template_is_error():
     with pytest.raises(UndefinedError):
         render("page.html.j2", title="no sections")
 

@@ -35,9 +35,7 @@ def archive(request, tmp_path):
     for name in [*FILES, *NO_SERVED_ROWS]:
         if "/." not in name:
             objects.write(name, tmp_path / "rows.parquet")
-        elif (
-            request.param == "folder"
-        ):  # The archive ignores this object, because the project never uses such a name.
+        elif request.param == "folder":  # the archive ignores a hidden file
             (tmp_path / "archive" / name).write_bytes(b"half a file")
     return objects
 
@@ -51,7 +49,7 @@ def test_only_visible_parquet_files_of_day_folders_hold_served_rows(archive):
     ]
 
 
-def test_days_and_first_day_choose_among_them(archive):
+def test_days_and_first_day_select_rows(archive):
     assert [
         each.name
         for each in archived_files(archive, days=["2026-03-03", "2026-03-01", "2026-04-01"])
@@ -62,7 +60,7 @@ def test_days_and_first_day_choose_among_them(archive):
     assert [each.name for each in archived_files(archive, first_day="2026-03-02")] == FILES[1:]
 
 
-def test_file_gives_its_rows_and_one_that_is_corrupt_or_gone_is_named(archive):
+def test_file_yields_its_rows_and_corrupt_or_absent_file_is_named(archive):
     archive.write(FILES[1], b"PAR1 and no more")
     whole, corrupt, moved = archived_files(archive)
     with whole.opened() as file:

@@ -49,7 +49,7 @@ except ContractError as error:
 def lake(tmp_path, raw_table):
     """Writes one day of rows, in which some columns are replaced.
 
-    Returns the output of a process that reads these rows with 4 GiB of memory.
+    Returns the output of a process that reads the day's rows with 4 GiB of memory.
     """
 
     def read(n: int, changes: dict, **options) -> str:
@@ -66,12 +66,12 @@ def lake(tmp_path, raw_table):
         pq.write_table(
             table, folder / "part-0.parquet", compression="zstd", store_schema=False, **options
         )
-        return told(folder.parent)
+        return message_of(folder.parent)
 
     return read
 
 
-def told(folder: Path) -> str:
+def message_of(folder: Path) -> str:
     command = [sys.executable, "-c", READ, str(folder)]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
@@ -86,11 +86,11 @@ def test_one_long_text_of_many_rows_is_refused_and_not_spelled_out(lake):
     )
 
 
-def test_long_text_in_column_that_nobody_reads_does_no_harm(lake):
+def test_long_text_in_unused_column_does_no_harm(lake):
     assert lake(60_000, {"note": LONG_TEXT}) == "60000\n"
 
 
-def test_pages_that_compress_thousandfold_are_refused_by_footer(lake):
+def test_pages_compressed_a_thousandfold_are_refused_by_footer(lake):
     text = pa.array(["x" * 1_000_000 for _ in range(100)])
     found = lake(100, {raw_rows.REQUEST_ID: text}, use_dictionary=False)
     assert (
@@ -106,7 +106,7 @@ def test_more_rows_than_bytes_can_hold_are_refused_by_footer(tmp_path):
     pq.write_table(
         pa.table({raw_rows.EVENT_TIME: same}), folder / "part-0.parquet", compression="zstd"
     )
-    assert "states 5000000 rows in" in told(folder.parent)
+    assert "states 5000000 rows in" in message_of(folder.parent)
 
 
 @pytest.mark.parametrize("is_socket", [False, True])
@@ -154,7 +154,7 @@ def test_dictionary_encoded_strings_and_lists_give_same_rows_as_plain(
     assert found[0].num_rows == 5000
 
 
-def test_rows_of_batch_may_have_long_texts_as_long_as_they_fit(tmp_path):
+def test_batch_may_have_long_texts_up_to_size_of_message(tmp_path):
     texts = pa.array([chr(97 + i % 26) * 1000 for i in range(10_000)])
     pq.write_table(
         pa.table({"w": texts, "l": [[t] for t in texts.to_pylist()]}), tmp_path / "a.parquet"

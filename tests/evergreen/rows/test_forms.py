@@ -32,7 +32,7 @@ def test_days_are_read_in_order_of_their_numbers(tmp_path):
     assert [p.name for p in click_log_files(tmp_path)] == ["day_1.gz", "day_2", "day_10.gz"]
 
 
-def test_file_that_is_there_packed_and_unpacked_is_refused(tmp_path):
+def test_file_that_exists_compressed_and_uncompressed_is_refused(tmp_path):
     for name in ("day_0", "day_0.gz", "day_1.gz"):
         (tmp_path / name).touch()
     with says(ContractError, "packed-and-unpacked", file=tmp_path / "day_0.gz"):
@@ -51,7 +51,7 @@ REFUSED = {
         "\t".join("0" * 39) + "\n",
         "first line has 39 tab-separated",
     ),
-    "prose": ("Dear all,\nplease find attached\n", "is no Criteo file"),
+    "prose": ("Dear all,\nplease find attached\n", "is not a Criteo file"),
     "header without C26": (
         ",".join(["Label", *criteo.FEATURES[:-1]]) + "\n",
         r"not name \['C26'\] exactly once",
@@ -64,7 +64,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("text", "message"), REFUSED.values(), ids=REFUSED.keys())
-def test_text_of_no_known_form_is_refused_by_name(tmp_path, text, message):
+def test_text_of_unknown_form_is_refused_by_name(tmp_path, text, message):
     (tmp_path / "day_0").write_text(text)
     with pytest.raises(ContractError, match=message) as caught:
         find_reader(tmp_path / "day_0")
@@ -78,7 +78,7 @@ def test_parquet_is_recognised_by_its_columns(tmp_path, raw_table):
     assert isinstance(find_reader(tmp_path / "day_0"), FileReader)
 
 
-def test_raw_rows_without_identity_or_time_are_set_aside(tmp_path, raw_table, read):
+def test_raw_rows_without_identity_or_time_are_rejected(tmp_path, raw_table, read):
     table = raw_table(20)
     for name, at in ((raw_rows.REQUEST_ID, 3), (raw_rows.ROW, 5), (raw_rows.EVENT_TIME, 7)):
         values = table.column(name).to_pylist()

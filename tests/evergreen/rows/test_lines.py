@@ -103,25 +103,22 @@ LONG = st.text(st.sampled_from('ab ",\n'), max_size=12)
 @settings(
     max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_what_standard_library_writes_is_read_back(tmp_path, rows, quoting, ends):
-    """A line break in a quoted field makes the reading ambiguous.
-
-    Rows with such a field may be rejected.
-    """
+def test_output_of_standard_library_is_read_back(tmp_path, rows, quoting, ends):
+    """A row that has a line break in a quoted field may be rejected."""
     stream = io.StringIO(newline="")
     csv.writer(stream, quoting=quoting, lineterminator=ends).writerows(rows)
     content = stream.getvalue().encode()
     if not content.strip():
         return
     found, rejected, counts = read(written(tmp_path / "rows.csv", HEADER + b"\n" + content))
-    kept = [tuple(value or "" for value in row) for _, row in found]
+    rows_read = [tuple(value or "" for value in row) for _, row in found]
     if not any("\n" in field for row in rows for field in row):
-        assert (kept, rejected) == ([tuple(row) for row in rows], [])
-    assert set(kept) <= {tuple(field.replace("\r\n", "\n") for field in row) for row in rows}
+        assert (rows_read, rejected) == ([tuple(row) for row in rows], [])
+    assert set(rows_read) <= {tuple(field.replace("\r\n", "\n") for field in row) for row in rows}
     assert counts.lines == 1 + num_lines(content)
 
 
-def test_one_stray_quote_costs_at_most_its_own_line_of_sixty_thousand(tmp_path):
+def test_one_stray_quote_rejects_at_most_its_own_line_of_sixty_thousand(tmp_path):
     lines = [f"{i % 2},u{i},t{i}".encode() for i in range(60_000)]
     lines[7], lines[20_001] = b'1,u7,"The Big', b'0,u20001,"a, b'
     lines[30_000], lines[30_001] = b'1,u,"two', b'lines"'
@@ -173,7 +170,7 @@ def test_files_joined_with_another_order_of_columns_are_refused(tmp_path):
     "again",
     [b"label,user,title", b'"label","user","title"', b"LABEL,User,title", b"label, user ,title"],
 )
-def test_header_that_comes_again_is_no_row(tmp_path, again):
+def test_repeated_header_is_no_row(tmp_path, again):
     found, rejected, counts = read(
         written(tmp_path / "rows.csv", HEADER + b"\n1,a,b\n" + again + b"\n0,c,d\n")
     )
@@ -184,7 +181,7 @@ def test_header_that_comes_again_is_no_row(tmp_path, again):
     )
 
 
-def test_line_behind_hash_is_comment_only_where_it_can_be_no_torn_row(tmp_path):
+def test_line_with_hash_is_comment_only_if_it_cannot_be_part_of_row(tmp_path):
     found, rejected, counts = read(
         written(tmp_path / "rows.csv", HEADER + b"\n# end\n#sale, now,1,x\n#1,a,b\n")
     )
@@ -195,7 +192,7 @@ def test_line_behind_hash_is_comment_only_where_it_can_be_no_torn_row(tmp_path):
     )
 
 
-def test_record_that_is_longer_than_block_is_one(tmp_path):
+def test_record_longer_than_block_is_one_record(tmp_path):
     long = "\n".join("x" * 700_000 for _ in range(9))
     content = HEADER + f'\n1,a,"{long}"\n0,b,c\n'.encode()
     found, rejected, counts = read(written(tmp_path / "rows.csv", content))
@@ -203,13 +200,13 @@ def test_record_that_is_longer_than_block_is_one(tmp_path):
     assert found[0][1] == ("1", "a", long)
 
 
-def test_keys_of_json_lines_may_come_late(tmp_path):
+def test_keys_of_json_lines_may_occur_late(tmp_path):
     lines = ['{"a": 1}'] * 3_000 + ['{"a": 2, "late": 3}']
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))
     assert open_rows(tmp_path / "rows.jsonl").names == ("a", "late")
 
 
-def test_many_quotes_that_are_not_closed_take_little_time(tmp_path):
+def test_many_unclosed_quotes_take_little_time(tmp_path):
     content = HEADER + b"\n" + b'1,u,"red shoes\n' * 20_000
     _, rejected, counts = read(written(tmp_path / "rows.csv", content))
     assert (counts.rows, rejected) == (20_000, [])
@@ -247,7 +244,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize(("content", "expected"), FORMS.values(), ids=FORMS.keys())
-def test_forms_that_people_export_are_read(tmp_path, content, expected):
+def test_export_formats_are_read(tmp_path, content, expected):
     (tmp_path / "rows").write_bytes(content)
     rows = open_rows(tmp_path / "rows")
     found, rejected, _ = read(rows)
@@ -287,7 +284,7 @@ def test_files_that_are_no_rows_are_named(tmp_path, content, message):
         read(open_rows(tmp_path / "rows.csv"))
 
 
-def test_blocks_hold_whole_lines_and_number_them(tmp_path):
+def test_blocks_contain_complete_lines_with_their_numbers(tmp_path):
     (tmp_path / "rows").write_bytes(b"a\nbb\n\nccc")
     blocks = list(read_blocks(tmp_path / "rows", block_bytes=3))
     assert b"".join(block.content for block in blocks) == b"a\nbb\n\nccc\n"

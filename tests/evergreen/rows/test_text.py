@@ -100,7 +100,7 @@ BAD_FIELDS = {
 
 
 @pytest.mark.parametrize(("column", "text", "reason"), BAD_FIELDS.values(), ids=BAD_FIELDS.keys())
-def test_malformed_field_sets_its_line_aside_and_no_other(
+def test_malformed_field_rejects_only_its_line(
     tmp_path, criteo_rows, write_text, truth, read, column, text, reason
 ):
     rows = criteo_rows(30)
@@ -112,7 +112,7 @@ def test_malformed_field_sets_its_line_aside_and_no_other(
     assert malformed == [{"file": str(path), "line": 18, "reason": reason, "text": "\t".join(bad)}]
 
 
-def test_bytes_that_are_no_text_spoil_their_line_only(tmp_path, criteo_rows, truth, read):
+def test_bytes_that_are_no_text_reject_only_their_line(tmp_path, criteo_rows, truth, read):
     rows = criteo_rows(10)
     lines = ["\t".join(row).encode() for row in rows]
     lines[4] = lines[4].replace(b"\t", b"\t\xff\x00", 1)
@@ -139,7 +139,7 @@ def test_line_numbers_count_header_and_blank_lines(tmp_path, criteo_rows, read):
 @settings(
     max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_every_line_is_read_or_set_aside_wherever_blocks_end(
+def test_every_line_is_read_or_rejected_wherever_blocks_end(
     tmp_path, criteo_rows, truth, read, monkeypatch, data, block_bytes
 ):
     rows = criteo_rows(data.draw(st.integers(1, 60)), seed=data.draw(st.integers(0, 5)))

@@ -43,14 +43,14 @@ def times_of(values, form):
     return TimeRule(form=form).parse(pa.array(values)).values.to_pylist()
 
 
-def test_forms_are_those_that_recommender_may_name():
+def test_formats_are_those_that_recommender_may_name():
     assert NAMES == TIME_FORMATS
     assert {ISO, *WRITTEN} == set(NAMES)
 
 
 @pytest.mark.parametrize("form", WRITTEN)
 @pytest.mark.parametrize("kind", [int, str], ids=["numbers", "texts"])
-def test_form_is_told_from_its_values_and_gives_their_times(form, kind):
+def test_format_is_recognized_from_values_and_gives_their_times(form, kind):
     write, unit = WRITTEN[form]
     values = [kind(write(time)) for time in TIMES]
     assert form_of(values) == form
@@ -62,28 +62,28 @@ def test_form_is_told_from_its_values_and_gives_their_times(form, kind):
     [datetime(1999, 3, 1), datetime(2004, 2, 20), datetime(2012, 12, 20), datetime(2023, 6, 1)],
 )
 @pytest.mark.parametrize("form", ["seconds", "milliseconds", "YYYYMMDD", "YYMMDDhh", "YYMMDDhhmm"])
-def test_form_is_told_in_any_year_or_asked_for(first, form):
+def test_format_is_recognized_in_any_year_or_leads_to_question(first, form):
     write, _ = WRITTEN[form]
     values = [
         str(write(first.replace(tzinfo=timezone.utc) + timedelta(minutes=47 * i)))
         for i in range(3000)
     ]
     if form.startswith("YY") and form[2] != "Y" and first.year < 2000:
-        return  # The year 1999 does not fit into two digits.
+        return  # years of two digits begin with 2000
     if form.startswith("YYM"):
         width = len(form)
         values = [value.zfill(width) for value in values]
     assert form_of(values) == form
 
 
-def test_numbers_that_can_be_two_times_are_asked_for():
+def test_numbers_with_two_possible_time_formats_lead_to_question():
     with raises(ContractError, "ts", "'20101201'", "YYYYMMDD or YYMMDDhh", "data.time_format"):
         form_of(["20101201", "20101203"])
     assert form_of(["20101201", "20101231"]) == "YYYYMMDD"
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         (["0", "17", "90000"], "read as seconds since 1970: 1970-01-01 to 1970-01-02"),
         (["4000000000", "4000000060"], "read as seconds since 1970: 2096-10-02 to 2096-10-02"),
@@ -96,12 +96,12 @@ def test_numbers_that_can_be_two_times_are_asked_for():
         (["01/02/2026", "03/02/2026"], "ts is '01/02/2026', which is not a time"),
     ],
 )
-def test_values_of_no_time_are_refused_with_span_that_they_would_have(values, said):
-    with pytest.raises(ContractError, match=said):
+def test_values_outside_of_times_are_refused_with_span_that_they_would_have(values, message):
+    with pytest.raises(ContractError, match=message):
         form_of(values)
 
 
-def test_time_of_tomorrow_is_one_and_later_is_none():
+def test_future_time_within_a_day_is_accepted_and_later_one_is_not():
     tomorrow, later = (int((NOW + timedelta(days=days)).timestamp()) for days in (1, 2))
     assert form_of([tomorrow]) == "seconds"
     with pytest.raises(ContractError):
@@ -141,7 +141,7 @@ def test_iso_times_are_pythons(time, offset):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_no_number_makes_form_fail(form):
+def test_any_number_is_parsed_or_marked_as_wrong_in_every_form(form):
     values = [
         "0",
         "1",
@@ -158,7 +158,7 @@ def test_no_number_makes_form_fail(form):
     assert parsed.is_wrong.to_pylist() == [value is None for value in parsed.values.to_pylist()]
 
 
-def test_numbers_of_short_span_that_are_digits_by_chance_are_asked_for():
+def test_numbers_of_short_span_with_digits_by_chance_lead_to_question():
     values = [1610121200 + second for second in range(60)]
     with raises(ContractError, "YYMMDDhhmm or seconds"):
         form_of(values)
@@ -173,7 +173,7 @@ def test_scientific_notation_is_read_where_it_shows_every_digit():
     ]
 
 
-def test_zones_that_are_none_and_floats_that_are_not_exact_are_no_times():
+def test_invalid_zones_and_inexact_floats_are_no_times():
     assert iso_micros("2026-01-10T00:00:00+99:99") is None
     column = pa.array([1772323237.0], pa.float32())
     assert TimeRule(form="seconds").parse(column).is_wrong.to_pylist() == [True]

@@ -25,19 +25,19 @@ LISTS = {
 
 
 @pytest.mark.parametrize(("text", "expected"), LISTS.items(), ids=[text[:12] for text in LISTS])
-def test_lists_in_text_are_read_or_malformed_and_never_turned(text, expected):
+def test_lists_in_text_are_read_or_malformed_and_never_reversed(text, expected):
     parsed = ListRule(WORDS, "|").parse(pa.array([text, "z"]))
     assert parsed.values.to_pylist() == [None if expected == "wrong" else expected, ["z"]]
     assert parsed.is_wrong.to_pylist() == [expected == "wrong", False]
 
 
-def test_labels_are_none_but_those_of_two_classes():
+def test_labels_have_exactly_two_values():
     parsed = LABELS.parse(pa.array(["1", "0.0", "TRUE", "false", "true.000", "2", "", "-1"]))
     assert parsed.values.to_pylist() == [1, 0, 1, 0, None, None, None, None]
     assert parsed.is_wrong.to_pylist() == [False] * 4 + [True, True, False, True]
 
 
-def test_whole_numbers_beyond_what_floats_hold_are_numbers_in_every_type():
+def test_integers_beyond_float_precision_are_numbers_in_every_type():
     for column in (pa.array([2**53 + 1, 1]), pa.array([str(2**53 + 1), "1"])):
         assert NUMBERS.parse(column).is_wrong.to_pylist() == [False, False]
 

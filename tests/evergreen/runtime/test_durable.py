@@ -41,7 +41,7 @@ def visible(folder):
     return sorted(p.name for p in folder.iterdir() if not p.name.startswith("."))
 
 
-def test_file_is_written_whole_with_its_folders(tmp_path):
+def test_file_is_written_completely_with_its_folders(tmp_path):
     path = tmp_path / "new folder" / "deep" / "file"
     durable.write_whole(path, "täxt")
     assert path.read_bytes() == "täxt".encode()
@@ -49,7 +49,7 @@ def test_file_is_written_whole_with_its_folders(tmp_path):
     assert path.read_bytes() == b"replaced"
 
 
-def test_file_written_in_parts_appears_at_end_and_error_keeps_former_one(tmp_path):
+def test_file_written_in_parts_appears_at_end_and_error_keeps_old_file(tmp_path):
     path = tmp_path / "file"
     with durable.whole_file(path) as file:
         file.write(b"one ")
@@ -92,7 +92,7 @@ def test_writer_killed_midway_leaves_old_file(tmp_path):
     assert visible(tmp_path) == ["file"]
 
 
-def test_folder_appears_whole(tmp_path):
+def test_folder_appears_complete(tmp_path):
     final = tmp_path / "a" / "final"
     with durable.whole_directory(final) as aside:
         (aside / "sub").mkdir()
@@ -139,7 +139,7 @@ def test_published_folder_is_never_changed(tmp_path):
 LOST = "another process makes .*final too"
 
 
-def test_who_lost_folder_to_another_process_is_told_so_and_may_try_again(tmp_path):
+def test_process_that_lost_folder_to_another_gets_temporary_error(tmp_path):
     final = tmp_path / "final"
     with (  # noqa: PT012
         pytest.raises(TemporaryError, match=LOST),
@@ -156,7 +156,7 @@ def test_who_lost_folder_to_another_process_is_told_so_and_may_try_again(tmp_pat
     "whole", [b"", b"one\n", b"x" * 5000 + b"\n"], ids=["first", "short", "long"]
 )
 @pytest.mark.parametrize("torn", [b"t", b"torn" * 3000], ids=["one byte", "12 kB"])
-def test_torn_line_spoils_neither_earlier_nor_later_lines(tmp_path, whole, torn):
+def test_torn_line_damages_neither_earlier_nor_later_lines(tmp_path, whole, torn):
     path = tmp_path / "lines"
     path.write_bytes(whole + torn)
     durable.append_line(path, "two")
@@ -174,7 +174,7 @@ def test_two_processes_append_without_losing_line(tmp_path):
     )
 
 
-def test_hash_of_tree_knows_names_and_contents_but_not_its_place(tmp_path):
+def test_hash_of_tree_depends_on_names_and_contents_but_not_on_path(tmp_path):
     def tree(root: str, files: dict[str, str]) -> Path:
         for name, content in files.items():
             durable.write_whole(tmp_path / root / name, content)

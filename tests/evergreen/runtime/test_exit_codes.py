@@ -41,7 +41,7 @@ def test_expected_failure_is_one_line_and_code(error, code, line, capsys):
     assert capsys.readouterr().err == line
 
 
-def test_fault_of_program_is_no_refusal_and_shows_its_traceback(capsys):
+def test_bug_of_program_is_no_refusal_and_shows_its_traceback(capsys):
     assert main(KeyError("absent")) == 70
     assert "KeyError" in capsys.readouterr().err
 
@@ -52,7 +52,7 @@ def test_results_arguments_and_argparse_exits_pass_through():
         main(SystemExit(2))
 
 
-def test_process_ends_without_search_for_garbage_in_all_that_it_holds():
+def test_process_ends_without_garbage_collection():
     script = "import atexit, gc; atexit.register(lambda: print(gc.get_freeze_count())); "
     script += "from evergreen.runtime.exit_codes import exits_with_code; exits_with_code(int)()"
     assert int(subprocess.check_output([sys.executable, "-c", script])) > 1_000

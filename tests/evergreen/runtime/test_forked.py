@@ -31,7 +31,7 @@ def test_work_is_done_in_other_processes_and_few_items_in_this_one():
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_error_of_work_is_callers(processes):
+def test_error_of_work_reaches_caller(processes):
     def refuse(item):
         raise ContractError(f"item {item} is wrong")
 
@@ -51,7 +51,7 @@ def test_killed_process_is_temporary_error_and_leaves_no_child():
     assert children.read_text() == before  # No process is left without a parent that waits for it.
 
 
-def test_of_several_errors_first_items_is_told_however_slow_it_is(tmp_path):
+def test_of_several_errors_that_of_first_item_is_reported_however_slow(tmp_path):
     def refuse(item):
         if item:
             (tmp_path / "done").touch()
@@ -61,9 +61,8 @@ def test_of_several_errors_first_items_is_told_however_slow_it_is(tmp_path):
 
     with raises(ContractError, "item 0") as refused:
         forked.run_all(refuse, range(3), processes=2)
-    assert "in refuse" in str(
-        refused.value.__cause__
-    )  # The traceback contains the failing line of the other process.
+    # The traceback contains the failing line of the other process.
+    assert "in refuse" in str(refused.value.__cause__)
 
 
 class Unlike:
@@ -76,7 +75,7 @@ class Unlike:
         return "item 5"
 
 
-def test_error_that_cannot_be_pickled_is_told_by_its_text():
+def test_error_that_cannot_be_pickled_is_reported_by_its_text():
     def refuse(_):
         raise ContractError(Unlike())
 
@@ -119,7 +118,7 @@ def test_processes_end_with_parent_that_is_killed(at_work):
     wait_for(lambda: not any(map(runs, processes)))
 
 
-def test_parent_that_is_asked_to_end_does_not_wait_for_its_processes(at_work):
+def test_ending_parent_does_not_wait_for_its_processes(at_work):
     parent, processes = at_work
     parent.terminate()
     wait_for(lambda: parent.poll() is not None)
@@ -127,7 +126,7 @@ def test_parent_that_is_asked_to_end_does_not_wait_for_its_processes(at_work):
     assert not any(map(runs, processes))
 
 
-def test_interrupt_from_terminal_ends_all_and_is_told_once(at_work):
+def test_interrupt_from_terminal_ends_all_and_is_reported_once(at_work):
     parent, processes = at_work
     os.killpg(parent.pid, signal.SIGINT)
     wait_for(lambda: parent.poll() is not None)
@@ -139,7 +138,7 @@ def test_interrupt_from_terminal_ends_all_and_is_told_once(at_work):
     ("content", "cores"),
     [("max 100000", 4), ("150000 100000", 2), ("50000 100000", 1), ("900000 100000", 4), ("", 4)],
 )
-def test_containers_limit_bounds_cores(tmp_path, monkeypatch, content, cores):
+def test_cpu_limit_of_container_bounds_cores(tmp_path, monkeypatch, content, cores):
     limit = tmp_path / "cpu.max"
     limit.write_text(content)
     monkeypatch.setattr(forked, "_CPU_MAX", limit)

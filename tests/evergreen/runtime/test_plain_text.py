@@ -33,7 +33,7 @@ def assert_harmless(text: str, *, lines: int) -> None:
     assert "r-1\\x1b[2J\\x1b]0;title\\x07\\x9b31m\\r\\x7f\\u202e\\u2028\\n2026" in text
 
 
-def test_record_of_log_is_one_line_whatever_its_values_hold(handler):
+def test_record_of_log_is_one_line_whatever_its_values_contain(handler):
     logger = logging.Logger("a logger")
     logger.addHandler(handler)
     logger.warning("dead letter %s", HOSTILE)
@@ -96,5 +96,5 @@ def test_listings_are_escaped(tmp_path, capsys):
     assert_harmless(capsys.readouterr().out, lines=3)
 
 
-def test_letters_of_every_script_stay_as_they_are():
+def test_letters_of_every_script_are_not_escaped():
     assert printable("Größe 7, 木, 한국어, café") == "Größe 7, 木, 한국어, café"

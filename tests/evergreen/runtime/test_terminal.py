@@ -1,4 +1,4 @@
-"""Tests of tables, local times and progress bars of the commands."""
+"""Tests of how commands print tables, local times and progress bars."""
 
 import os
 import pty
@@ -50,7 +50,7 @@ def test_table_is_cut_to_terminal_and_only_in_flexible_columns(width, monkeypatc
     assert not any("a" * 10 in line for line in lines)
 
 
-def test_wide_table_and_output_that_is_no_terminal_are_whole(monkeypatch, capsys):
+def test_wide_table_and_output_without_terminal_are_complete(monkeypatch, capsys):
     whole = printed(capsys)
     assert "a" * 64 in whole[1]
     assert "木" * 40 in whole[2]
@@ -64,7 +64,7 @@ def test_table_that_fits_has_all_columns(monkeypatch, capsys):
     assert "b" * 64 in printed(capsys)[2]
 
 
-def test_table_without_rows_has_head(capsys):
+def test_table_without_rows_has_header(capsys):
     print_table(COLUMNS, [])
     assert capsys.readouterr().out.split() == ["version", "run", "state", "reason", "hash"]
 
@@ -135,7 +135,7 @@ def test_terminal_gets_styles_and_no_color_is_honoured():
         assert not [code for code in codes.split(";") if len(code) > 1 and code[0] in colors]
 
 
-def test_progress_is_shown_on_terminal_alone():
+def test_progress_is_shown_only_on_terminal():
     shown = on_terminal(PROGRESS)
     assert "copying" in shown
     assert "3 of 3" in shown

@@ -2,7 +2,7 @@
 
 No request fails.
 
-With `EVERGREEN_CAMPAIGN_SHARE=0.02`, only 2 % of the kills run.
+`EVERGREEN_CAMPAIGN_SHARE=0.02` runs only 2 % of the kills.
 """
 
 import asyncio
@@ -38,8 +38,8 @@ TURNS = [
 ]
 """Pairs: the target of a fault, and the deployment command that runs when the fault happens."""
 LONGEST = {"rollback": 2.0, "promote": 4.0}
-"""Maximum time in seconds between a deployment's start and the fault. A deployment that ends before
-the fault does not count."""
+"""Maximum time in seconds between a deployment's start and the fault. The fault is not counted if
+the deployment ends first."""
 
 
 class Load(BackgroundTraffic):
@@ -107,11 +107,11 @@ class Site:
         return self.start("rollback", "--to", str(max(others)), "--reason", "a campaign")
 
     def finish(self):
-        """Repeat a rollback until it succeeds. A person would do the same."""
+        """Repeat a rollback until it succeeds, as a person would do."""
 
         def is_done():
             code = self.begin("rollback").wait(120)
-            assert code in (ExitCode.DONE, ExitCode.FAILED)
+            assert code in (ExitCode.DONE, ExitCode.FAILED), code
             return code == ExitCode.DONE
 
         wait_for(is_done, "a rollback")
@@ -139,7 +139,7 @@ def test_deployments_struck_at_random_moments_fail_no_request(
         for victim, command in cycle(TURNS):
             if not blows:
                 break
-            controller.keep_up()
+            controller.restart_if_ended()
             deployment = site.begin(command)
             time.sleep(chance.uniform(0.0, LONGEST[command]))
             if deployment.poll() is None:

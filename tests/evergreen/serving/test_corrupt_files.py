@@ -144,7 +144,7 @@ def test_inspection_mends_every_version_of_repository(world, inspection, version
     assert inspection.healed == []
     flip(served(world, version, file))
     inspection.step()
-    assert inspection.healed == [], "it is not due"
+    assert inspection.healed == [], "the next inspection is not due"
     inspection.site.patience.clock.now += DAY_SECONDS
     inspection.step()
     assert served(world, version, file).as_uri() in inspection.healed
@@ -169,9 +169,8 @@ def test_servers_load_mended_graph_of_live_version_again(world, inspection, raw_
     right = world.servers[0].infer(MODEL_NAME, *raw_rows(5))[0]
     flip(served(world, 1, "model.onnx"), at=served(world, 1, "model.onnx").stat().st_size // 2)
     for server in world.servers:
-        (server.graph(1)).write_bytes(
-            served(world, 1, "model.onnx").read_bytes()
-        )  # a restart would have the same effect
+        # The server has read the corrupt graph, as after a restart.
+        (server.graph(1)).write_bytes(served(world, 1, "model.onnx").read_bytes())
     inspection.step()
     for server in world.servers:
         assert server.graph(1).read_bytes() == kept(world, 1, "model.onnx").read_bytes()
@@ -186,7 +185,7 @@ def test_what_cannot_be_mended_is_said_at_each_round_and_looked_for_again(world,
     for _ in range(2):
         with raises(ContractError, "copy", "corrupt"):
             inspection.step()
-    kept(world, 1, "golden.npz").write_bytes(before)  # from a backup
+    kept(world, 1, "golden.npz").write_bytes(before)  # a person restores the file from a backup
     with raises(ContractError, "copy", "corrupt"):
         inspection.step()
     clock.now += RETRY_SECONDS
@@ -250,7 +249,7 @@ def test_corrupt_manifest_of_live_version_keeps_nobody_from_leaving_it(world):
     world.release(1), world.release(2), world.release(3)
     flip(release_path(world.settings.store, 3))
     assert world.rollback().version == 2
-    assert world.rollback().version == 1, "further back, not to and fro"
+    assert world.rollback().version == 1, "a second rollback must restore an older version"
     world.check_all_is_well(1)
 
 
@@ -309,7 +308,7 @@ def test_golden_rows_that_disk_cannot_read_are_read_from_other_copy(world, monke
 def test_real_server_refuses_to_load_flipped_weights(
     deploy, settings, client, raw_rows, repository, triton
 ):
-    """Golden rows would detect few of these flipped bits."""
+    """A comparison of golden rows would detect few flipped bits in weights."""
     if not triton.alive():
         triton.start()
     deploy(1)

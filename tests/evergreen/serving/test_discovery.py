@@ -18,7 +18,7 @@ NAME = "dns:///triton-headless:8001"
 
 
 class Cluster:
-    """Pods behind one name, whose state is in files. The test sets the list of pods."""
+    """Pods behind one DNS name, with their state in files. The test sets the list of pods."""
 
     def __init__(self, root):
         now = iter(range(1_000_000))
@@ -46,11 +46,10 @@ class Cluster:
         return [f"{host}:8001" for host in self.listed]
 
     def release(self, candidate, **altered):
-        """Release to pods.
+        """Release the candidate to all pods.
 
-        The clients of these pods have the methods in `altered` instead of their own.
-
-        Each replacement method gets the pod as its first argument.
+        The clients of the pods have the methods in `altered` instead of their own. Each replacement
+        method gets the pod as its first argument.
         """
         settings = dataclasses.replace(
             self.settings,

@@ -299,5 +299,5 @@ def test_table_beyond_two_gigabytes_is_written_and_scored(tmp_path, make_parts, 
     dense, categorical = raw_rows(20, 1)
     categorical[::2] = np.random.default_rng(0).integers(0, 11_000, categorical[::2].shape)
     found = run_graph(open_graph(tmp_path / GRAPH_FILE), dense, categorical)[0].ravel()
-    # Fifty thousand values are summed here, so float32's rounding error is that much larger.
+    # Fifty thousand values are summed, so float32's rounding error is larger than for a short list.
     np.testing.assert_allclose(found, toy.scores(workflow, dense, categorical), atol=1e-3)

@@ -84,7 +84,9 @@ def test_line_rolled_back_right_after_it_was_written_never_was(tmp_path):
 
 
 def test_times_never_run_backwards(store):
-    assert append_promotion(store, line("intent", 5, at(5))).time == at(6), "the clock was set back"
+    assert append_promotion(store, line("intent", 5, at(5))).time == at(6), (
+        "times must not decrease if the clock is set back"
+    )
     assert append_promotion(store, line("release", 5, at(7))).time == at(7)
 
 

@@ -1,6 +1,6 @@
 """Tests of malformed replies that a correct Triton never sends.
 
-Each malformed reply must be reported as a fault with a name.
+The controller must report each malformed reply as a fault that names the server.
 """
 
 import dataclasses
@@ -165,9 +165,8 @@ def test_replies_of_flipped_bytes_are_read_as_scores_or_refused(world):
         def flipped(reply):
             changed = bytearray(reply)
             for _ in range(random_.randint(1, 3)):
-                changed[random_.randrange(90)] ^= 1 << random_.randrange(
-                    8
-                )  # The flip changes the head of the message but not its scores.
+                # The flip changes the head of the message but not its scores.
+                changed[random_.randrange(90)] ^= 1 << random_.randrange(8)
             return bytes(changed)
 
         odd.odd = {"ModelInfer": flipped}

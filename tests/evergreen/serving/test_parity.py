@@ -74,7 +74,7 @@ def test_open_graph_looks_nothing_up_and_leaves_nothing_in_home_folder(
     command += "[print(each.name) for each in o(Path(sys.argv[1])).get_inputs()]"
     (tmp_path / "home").mkdir()
     variables = {**os.environ, "HOME": str(tmp_path / "home"), "PYTHONPATH": str(REPOSITORY)}
-    variables.pop("ORT_DISABLE_TELEMETRY", None)  # set by `make`
+    variables.pop("ORT_DISABLE_TELEMETRY", None)  # the Makefile sets ORT_DISABLE_TELEMETRY
     tracing = ["strace", "-f", "-e", "trace=%network", "-o", trace]
     done = subprocess.run(
         [*tracing, sys.executable, "-c", command, graph],

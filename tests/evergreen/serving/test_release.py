@@ -64,7 +64,7 @@ def test_journal_names_who_why_and_every_hash_before_server_is_notified(world):
             connect=lambda url: Watched(url, repository=settings.repository, state=world.state),
         ),
     )
-    assert told == [["intent"], ["intent"]], "the rehearsal and the switch"
+    assert told == [["intent"], ["intent"]], "both loads must follow the intent in the journal"
     intent, line = world.entries()
     assert intent.sha256 == line.sha256 == done.sha256
     assert sorted(done.sha256) == ["data", "golden", "graph", "weights", "workflow"]
@@ -100,11 +100,11 @@ def test_second_release_under_load_fails_no_request_and_never_goes_back(
     assert traffic.failures == []
     for answers in traffic.answers:
         assert set(answers) == {1, 2}
-        assert answers == sorted(answers), "no request went back to the old version"
+        assert answers == sorted(answers), "a request got the old version after the new one"
     assert (done.version, done.previous_version) == (2, 1)
     loads = triton.log_path.read_text()[len(log) :]
     assert f'"loading: {MODEL_NAME}:2"' in loads
-    assert f'"loading: {MODEL_NAME}:1"' not in loads, "the previous version was loaded anew"
+    assert f'"loading: {MODEL_NAME}:1"' not in loads, "the previous version was loaded again"
 
 
 def test_old_versions_leave_repository_and_as_many_as_asked_for_stay(world, make_candidate):
@@ -113,7 +113,7 @@ def test_old_versions_leave_repository_and_as_many_as_asked_for_stay(world, make
         release(*make_candidate(settings.store, seed), settings=settings)
     assert world.repository.versions() == [2, 3, 4]
     assert [server.loaded() for server in world.servers] == [[4], [4]], (
-        "servers hold only the live version"
+        "servers must load only the live version"
     )
     assert [p.version for p in read_journal(settings.store)] == [1, 2, 3, 4]
 

@@ -53,8 +53,8 @@ def test_deployment_that_lost_its_lease_writes_nothing_more(
 ):
     """The process was suspended until its lease had expired.
 
-    Meanwhile, the new holder undid the change and made it again under the next number. The new
-    holder then released another model, whose version must stay live.
+    Meanwhile, the new holder of the lease undid the unfinished release and repeated it under the
+    next number. The new holder then released another model, whose version must stay live.
     """
     release(*make_candidate(settings.store, 1), settings=settings)
     seen = []
@@ -69,7 +69,7 @@ def test_deployment_that_lost_its_lease_writes_nothing_more(
         *make_candidate(settings.store, 2),
         settings=dataclasses.replace(settings, checkpoint=overtaken),
     )
-    assert done.version == seen[1] - 1, "the new holder released it"
+    assert done.version == seen[1] - 1, "the new holder must have released this version"
     version = seen[1]
     last = read_entries(settings.store)[-1]
     assert (last.action, last.version, last.model_id) == ("release", version, "model-3")
@@ -126,9 +126,7 @@ def test_deployment_without_lease_leaves_configuration_to_new_holder(
     server = Overtaken("triton:8001", settings.store, take_over)
     served = dataclasses.replace(settings, triton_urls=("triton:8001",), connect=lambda url: server)
     assert release(*make_candidate(settings.store, 2), settings=served).version == 3
-    assert server.calls[-1] == "taken over", (
-        "what the new holder told this server stays its last word"
-    )
+    assert server.calls[-1] == "taken over", "the old holder must send no call after the new holder"
     assert versions_of(repository.read_config()) == [3]
     assert [(entry.action, entry.version) for entry in read_entries(settings.store)][-4:] == [
         ("intent", 2),

@@ -1,9 +1,9 @@
 """Tests of deployments killed at every checkpoint: the next deployment repairs the state.
 
-The following invariants hold after each kill. The configuration names at least one version, and
+After each kill, the tests check three invariants. The configuration names at least one version, and
 only complete versions. Every running or starting server answers with a version whose graph hash is
 in the journal. After the next deployment, every server answers from the live version of the
-journal, and nothing of the killed deployment remains.
+journal, and no file of the killed deployment is left.
 """
 
 import json
@@ -95,7 +95,7 @@ def test_retry_after_killed_release_releases_model(world, kill, place):
     assert withdrawn == ([3] if announced and not recorded else [])
     assert world.release(4).version == done.version + 1
     assert world.repository.taken_numbers() == [done.version, done.version + 1], (
-        "nothing else is left over"
+        "the killed release left other versions"
     )
 
 
@@ -125,7 +125,10 @@ def test_killed_rollback_is_finished_by_next(world, kill, place):
 
 @pytest.fixture
 def baking_world(world):
-    """Versions 1 and 2 are released, and version 2 bakes. `restore()` restores this state."""
+    """Versions 1 and 2 are released, and version 2 bakes.
+
+    `restore(state)` restores all files, and then writes findings with the state `state`.
+    """
     world.release(1), world.release(2)
     accept_into(world.settings.store, criteo_with(release={"bake_seconds": 0.0, "bake_rows": 1000}))
     root = world.settings.store.parent
@@ -190,9 +193,9 @@ def test_recovery_that_server_prevents_is_tried_again_by_next(world, kill):
     with pytest.raises(Exception, match="triton-b:8001: connection refused"):
         world.rollback()
     assert versions_of(world.repository.read_config()) == [2], (
-        "a server that starts meanwhile serves what is live"
+        "a starting server must load the live version"
     )
-    assert world.servers[0].loaded() == [2], "the server that responds is restored at once"
+    assert world.servers[0].loaded() == [2], "the other server must be restored at once"
     world.servers[1].start()
     world.rollback()
     world.check_all_is_well(2)

@@ -46,9 +46,7 @@ def test_wrong_answer_leaves_old_version_live_and_new_one_gone(world, name):
     # If a version may have answered clients, its files are stored so that the answers can be
     # verified.
     assert kept(world) == ([False, False] if name == CANDIDATE_NAME else [True, True])
-    assert world.release(3).version == 3, (
-        "the way is free, and the number that the journal named is not given again"
-    )
+    assert world.release(3).version == 3, "the next release must succeed under a new number"
 
 
 def test_failed_first_release_leaves_nothing_served(
@@ -96,7 +94,7 @@ def test_journal_that_cannot_be_written_undoes_switch(world, monkeypatch):
     monkeypatch.undo()
     world.check_all_is_well(1)
     assert world.repository.versions() == [1]
-    assert world.release(3).version == 3, "a number that the journal named is not given again"
+    assert world.release(3).version == 3, "a number from the journal must not be reused"
 
 
 def test_line_whose_writing_failed_after_it_was_there_is_rolled_back(world, monkeypatch):
@@ -124,7 +122,9 @@ def test_callers_who_name_no_version_must_be_answered_by_new_one(world):
     with pytest.raises(PermanentError, match="answered click_model from version 1, expected 2"):
         world.release(2, infer=stuck)
     world.check_all_is_well(1)
-    assert kept(world) == [True, True], "clients may have met it"
+    assert kept(world) == [True, True], (
+        "the version may have answered clients, so its files must remain"
+    )
 
 
 def test_failed_parity_publishes_nothing_and_keeps_nothing(
@@ -145,7 +145,7 @@ def test_dead_python_stub_that_still_says_ready_stops_retried_step(
     candidate = make_candidate(settings.store, 1)
     release(*candidate, settings=settings)
     kill_stubs(triton)
-    assert client.is_ready(MODEL_NAME, 1), "the server's word alone would have been believed"
+    assert client.is_ready(MODEL_NAME, 1), "the server must report the dead stub as ready"
     with pytest.raises(PermanentError, match="not healthy"):
         release(*candidate, settings=settings)
     client.unload(MODEL_NAME)
@@ -190,7 +190,7 @@ def test_second_deployment_at_same_time_is_refused(make_candidate, unserved, loc
     assert 25 <= len(waits) <= 30
     lock_taken()
     assert release(*candidate, settings=settings).version == 1, (
-        "without servers it is published and recorded"
+        "a release without servers must be published and recorded"
     )
 
 
@@ -212,7 +212,7 @@ def test_server_that_could_not_be_restored_is_named_in_error_and_journal(world):
     world.release(1)
 
     def deaf(server, name):
-        """Fail to load the previous version again."""
+        """Load version 2, but fail when the server must return to version 1."""
         if name == MODEL_NAME and server.loaded() == [2]:
             raise TemporaryError("triton has gone deaf")
         server.load(name)

@@ -45,8 +45,8 @@ def test_truncated_file_makes_version_none(repository, put_live):
         repository.objects.write("click_model/1/model.onnx", graph[:-100])
         assert repository.versions() == []
         repository.prune(set(), num_kept=2)
-    # The configuration names this version. The missing file must be reported, because servers use
-    # it.
+    # The configuration names version 1, so servers load version 1. The file that version 1 lacks
+    # must be reported.
     assert repository.taken_numbers() == [1]
 
 
@@ -192,7 +192,7 @@ def test_release_killed_at_any_change_of_folder_leaves_whole_versions(tmp_path, 
 
 
 def break_off(server, make_version, step):
-    """Return whether a release completed although the bucket fails after `step` requests."""
+    """Return whether a release succeeds if the bucket fails after `step` requests."""
     from evergreen.storage.bucket import BucketObjects
 
     server.reset()
@@ -215,7 +215,7 @@ def break_off(server, make_version, step):
         is_done = False
     server.front.faults.remove(fault)
     check_what_is_published(repository(NOW), ([1], [2]))
-    # The lease of the interrupted release may still exist. It expires.
+    # The lease of the interrupted release may still exist, but it has expired after 61 s.
     check_the_next_release(repository(NOW + 61.0), make_version)
     return is_done
 

@@ -1,8 +1,8 @@
 """Tests of the real tritonserver over the model repository, folder and bucket.
 
-The bucket is the emulator from PyPI behind `tests/support/cloud_storage.py`. Triton's Cloud Storage
-client finds the emulator by an environment variable. Other tests cover the release protocol. These
-tests call the repository's methods and the server's `load` directly.
+The emulator from PyPI serves the bucket, behind `tests/support/cloud_storage.py`. Triton's Cloud
+Storage client finds the emulator by an environment variable. The module calls the repository's
+methods and the server's `load` directly, without the release protocol.
 """
 
 import dataclasses
@@ -30,10 +30,7 @@ OPTIONS = ServingOptions(instances=1, warmup_rows=2)
 
 
 class BucketServer(TritonServer):
-    """A server whose repository is `gs://models/triton`.
-
-    The local repository of this server is empty.
-    """
+    """A server whose repository is `gs://models/triton`, with an empty local repository."""
 
     def _flags(self, *arguments):
         flags = [
@@ -44,7 +41,7 @@ class BucketServer(TritonServer):
         return [*flags, "--model-repository=gs://models/triton", f"--load-model={MODEL_NAME}"]
 
 
-# Every other test with a real server uses a folder.
+# All other tests with a real server use a folder, so the folder is tested only in slow runs here.
 @pytest.fixture(params=[pytest.param("folder", marks=pytest.mark.slow), "bucket"])
 def site(request, tmp_path):
     """The repository, and a function that starts another server over it."""

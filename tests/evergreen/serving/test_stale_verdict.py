@@ -38,7 +38,9 @@ def test_verdict_against_none_or_another_than_live_model_is_refused(candidate_of
     ):
         release(*candidate_of(unserved.store, 3, "model-1"), settings=unserved)
     assert [entry.version for entry in read_journal(unserved.store)] == [1, 2]
-    assert read_entries(unserved.store)[-1].action == "release", "nothing was even announced"
+    assert read_entries(unserved.store)[-1].action == "release", (
+        "the journal must have no intent of the stale release"
+    )
 
 
 @pytest.mark.parametrize(("champion", "reference"), [(None, "none"), ("model-1", "model-1")])

@@ -76,7 +76,7 @@ def pki(tmp_path_factory):
 def secured(world, pki):
     """Starts a server that requires TLS, and optionally a client certificate or token.
 
-    Returns its address and the received metadata.
+    `secured()` returns the server's address.
     """
     world.release(1)
     with ExitStack() as started:

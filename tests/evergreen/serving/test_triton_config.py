@@ -69,7 +69,7 @@ def test_queue_has_limits_in_images_and_none_on_laptop_whose_triton_stalls():
         text = triton_config("click_model", ServingOptions(server=server), [1], features=CRITEO)
         policy = parsed(text).dynamic_batching.default_queue_policy
         limits[server] = (policy.max_queue_size, policy.default_timeout_microseconds)
-        assert not policy.allow_timeout_override, "it would count as a limit"
+        assert not policy.allow_timeout_override, "the override counts as a limit"
     assert limits == {"python": (0, 0), "onnxruntime": (512, 5_000_000)}
 
 
@@ -83,7 +83,8 @@ def test_images_count_latencies_in_buckets_far_below_tritons_own():
     assert control.metric_identifier.family == HISTOGRAM
     bounds = list(control.histogram_options.buckets)
     assert bounds == sorted(bounds)
-    assert (bounds[0], bounds[-1]) == (0.25, 1024)
+    assert (bounds[0], bounds[-1]) == (0.5, 1024)
+    assert bounds[1:] == [int(bound) for bound in bounds[1:]], "Triton counts whole milliseconds"
 
 
 def test_recommender_without_numeric_features_asks_only_for_categories():

@@ -36,7 +36,8 @@ class Place:
     def candidate(self, seed, *, recommender=None):
         """Return a stored model, its verdict, and the rows of the verdict.
 
-        The model belongs to `recommender`, by default to this recommender.
+        The model belongs to the recommender `recommender`, or to `self.name` if `recommender` is
+        None.
         """
         model, verdict, raw = self._make(self.settings.store, seed)
         named = dataclasses.replace(CRITEO_RECOMMENDER, name=recommender or self.name)
@@ -48,7 +49,7 @@ class Place:
         return release(*self.candidate(seed, **how), settings=self.settings)
 
     def kept(self):
-        """Return the content of each file that this recommender has in repository or registry."""
+        """Return the content of each file of one recommender in repository and registry."""
         root, names = local_path(self.settings.repository), ServedNames(self.name)
         tops = {
             names.model,

@@ -8,8 +8,7 @@ from evergreen.statistics.two_sample import MIN_EXPECTED, adjusted, homogeneity,
 def scipys(now, before):
     """Return the smallest p-value of SciPy's tests, with Bonferroni's correction.
 
-    One test is Pearson's test of all cells. The other tests are the corrected likelihood ratio test
-    of each cell.
+    The tests are Pearson's test of all cells, and the corrected likelihood ratio test of each cell.
     """
     pearson = stats.chi2_contingency([now, before], correction=False).pvalue
     tables = [[[a, sum(now) - a], [b, sum(before) - b]] for a, b in zip(now, before)]
@@ -29,7 +28,7 @@ def test_homogeneity_test_equals_scipys_where_no_cell_is_rare():
         assert homogeneity(now, before, 1.0) == pytest.approx(scipys(now, before), rel=1e-9)
 
 
-def test_one_cell_of_many_is_seen_where_chi_square_alone_does_not():
+def test_change_of_one_cell_is_found_where_chi_square_alone_fails():
     before = np.full(400, 2000)
     noise = np.random.default_rng(3).poisson(20, 400)
     now = noise.copy()
@@ -39,7 +38,7 @@ def test_one_cell_of_many_is_seen_where_chi_square_alone_does_not():
     assert homogeneity(noise, before, 1.0) > 0.05
 
 
-def test_proportion_test_equals_scipys_and_takes_shares_of_none():
+def test_proportion_test_equals_scipy_and_accepts_empty_shares():
     for a, n, b, m in ((3, 100, 20, 900), (50, 60, 10, 400), (0, 100, 5, 300)):
         table = [[a, n - a], [b, m - b]]
         expected = stats.chi2_contingency(table, correction=True, lambda_="log-likelihood").pvalue
@@ -50,7 +49,7 @@ def test_proportion_test_equals_scipys_and_takes_shares_of_none():
 
 
 @pytest.mark.parametrize("ratio", [1, 4])
-def test_tail_of_few_rows_is_not_thinner_than_exact_one(ratio):
+def test_p_value_of_few_rows_is_not_smaller_than_exact_one(ratio):
     """The p-value may be a third smaller than Fisher's exact one.
 
     `now` is the number of rows with the rare value.
@@ -85,12 +84,12 @@ def test_rare_cells_are_taken_together_until_each_expects_enough():
     assert homogeneity(now, before, 1.0) == pytest.approx(scipys(*table))
 
 
-def test_sample_that_is_empty_or_has_one_value_only_is_no_test():
+def test_sample_that_is_empty_or_has_one_value_is_not_tested():
     assert homogeneity(np.array([0, 0]), np.array([5, 5]), 1.0) is None
     assert homogeneity(np.array([50, 0]), np.array([70, 0]), 1.0) == 1.0
 
 
-def test_adjusted_p_values_equal_scipys():
+def test_adjusted_p_values_equal_scipy():
     random = np.random.default_rng(1)
     for size in (1, 2, 39, 92):
         for power in (1, 4):

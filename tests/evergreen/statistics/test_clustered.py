@@ -1,4 +1,4 @@
-"""Tests of comparisons if rows of a request are alike."""
+"""Tests of comparisons of samples whose requests consist of similar rows."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from evergreen.statistics.two_sample import (
 
 
 def sample(values, requests, cells):
-    """Count rows [n] by cell, for requests of these rows.
+    """Count the rows of each cell, with the sums that a clustered test needs.
 
     `values` contains each row's cell, from 0 to cells-1. `requests` contains each row's request.
     """
@@ -48,11 +48,11 @@ FIVE = np.array([0.5, 0.25, 0.15, 0.07, 0.03])
 
 
 @pytest.mark.parametrize("share_alike", [0.0, 0.5, 1.0])
-def test_correlation_is_that_of_rows_that_were_drawn(share_alike):
+def test_correlation_equals_that_of_drawn_rows(share_alike):
     values, requests = drawn(np.random.default_rng(0), 4000, 16, share_alike, FIVE)
     each, overall = correlations((sample(values, requests, 5),))
-    # Two rows both have the value of their request with probability share_alike squared. If not,
-    # the two rows are independent.
+    # With probability share_alike squared, both rows of a pair have the value of their request.
+    # Otherwise the two values are independent.
     assert overall == pytest.approx(share_alike**2, abs=0.02)
     np.testing.assert_allclose(each, share_alike**2, atol=0.04)
     assert (each >= overall).all()
@@ -70,7 +70,7 @@ def test_design_effect_is_variance_over_that_of_independent_rows():
     np.testing.assert_allclose(np.mean(effects, axis=0), true, rtol=0.2)
 
 
-def test_requests_of_two_sizes_have_each_sample_s_own_design():
+def test_samples_with_requests_of_two_sizes_have_own_design_effects():
     random = np.random.default_rng(2)
     now = sample(*drawn(random, 500, 64, 1.0, FIVE), 5)
     before = sample(*drawn(random, 16_000, 2, 1.0, FIVE), 5)
@@ -78,14 +78,14 @@ def test_requests_of_two_sizes_have_each_sample_s_own_design():
     np.testing.assert_allclose(comparison_design(correlation, now, before), (64 + 2) / 2, rtol=1e-9)
 
 
-def test_difference_of_samples_is_no_likeness_within_them():
+def test_difference_between_samples_is_no_similarity_within_them():
     random = np.random.default_rng(3)
     now = sample(*drawn(random, 500, 32, 0.0, FIVE[::-1]), 5)
     before = sample(*drawn(random, 500, 32, 0.0, FIVE), 5)
     assert correlations((now, before))[1] == pytest.approx(0.0, abs=0.005)
 
 
-def test_sample_whose_rows_are_more_alike_counts_by_its_own_correlation():
+def test_sample_with_more_similar_rows_counts_by_its_own_correlation():
     random = np.random.default_rng(5)
     now = sample(*drawn(random, 100, 32, 1.0, FIVE), 5)
     before = sample(*drawn(random, 10_000, 32, 0.0, FIVE), 5)
@@ -96,7 +96,7 @@ def test_sample_whose_rows_are_more_alike_counts_by_its_own_correlation():
     np.testing.assert_allclose(own[1], 1 + overall * 31, rtol=0.5)
 
 
-def test_sample_whose_requests_are_not_known_takes_other_s_likeness():
+def test_sample_with_unknown_requests_uses_correlation_of_other_sample():
     random = np.random.default_rng(4)
     now = sample(*drawn(random, 300, 32, 1.0, FIVE), 5)
     before = Clustered(
@@ -111,7 +111,7 @@ def test_sample_whose_requests_are_not_known_takes_other_s_likeness():
     np.testing.assert_allclose(comparison_design(correlation, now, before), 32)
 
 
-def test_single_rows_have_no_design_effect_and_unknown_cell_overall_one():
+def test_single_rows_have_no_design_effect_and_unknown_cell_has_overall_one():
     values = np.array([0, 0, 1, 1, 2, 2] * 50)
     single = sample(values, np.arange(300), 3)
     np.testing.assert_allclose(
@@ -122,10 +122,10 @@ def test_single_rows_have_no_design_effect_and_unknown_cell_overall_one():
     assert correlations((hidden,))[0][0] == correlations((hidden,))[1] == pytest.approx(1.0)
 
 
-def test_cells_of_different_likeness_are_corrected_together():
+def test_cells_of_different_similarity_are_corrected_together():
     """Half of the cells contain whole requests, and half contain single rows.
 
-    The second-order correction preserves the test's level.
+    The second-order correction keeps the rate of false alarms at 5 %.
     """
     random = np.random.default_rng(6)
     runs, alarms = 300, 0

@@ -9,7 +9,7 @@ from evergreen.statistics import two_sample
 from evergreen.statistics.two_sample import proportion
 
 
-def test_divergence_is_scipys_where_chance_adds_next_to_nothing():
+def test_divergence_equals_scipy_if_sampling_error_is_negligible():
     random = np.random.default_rng(0)
     for _ in range(10):
         a, b = random.integers(1, 50, (2, 12)) * 1_000_000
@@ -18,7 +18,7 @@ def test_divergence_is_scipys_where_chance_adds_next_to_nothing():
         assert found.low <= found.value <= found.high
 
 
-def test_what_chance_adds_is_taken_off_and_interval_holds_truth():
+def test_chance_is_subtracted_and_interval_contains_true_value():
     random = np.random.default_rng(1)
     p = stats.norm.pdf(np.arange(-2, 2, 0.25))
     q = stats.norm.pdf(np.arange(-2, 2, 0.25) - 0.3)
@@ -36,7 +36,7 @@ def test_what_chance_adds_is_taken_off_and_interval_holds_truth():
         assert np.mean([each.value for each in found]) == pytest.approx(truth, abs=0.0005)
 
 
-def test_interval_of_share_s_change_holds_truth():
+def test_interval_of_change_of_share_contains_true_change():
     random = np.random.default_rng(2)
     for p, q in ((0.3, 0.3), (0.02, 0.05), (0.0, 0.004)):
         found = [

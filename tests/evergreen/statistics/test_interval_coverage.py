@@ -1,7 +1,6 @@
 """Tests of the coverage of 95 % intervals for rows in requests, simulated with known AUC.
 
-The interval by row treats every row as independent. Simulations show that the coverage of this
-interval is too low.
+An interval that treats every row as independent covers the true AUC too rarely.
 """
 
 import numpy as np
@@ -33,8 +32,8 @@ def coverage(
     }
 
 
-# In 99.8 % of all cases, Binomial(500, 0.95) is between 92 and 98 % of 500. The slow tests have
-# more windows, for which these bounds are 93 and 97 %.
+# In 99.8 % of all cases, Binomial(500, 0.95) is between 92 and 98 % of 500. The slow tests draw
+# more windows, so their bounds are 93 and 97 %.
 @pytest.mark.parametrize(
     ("windows", "rows", "size", "rate", "off", "exist"),
     [
@@ -46,18 +45,18 @@ def coverage(
         ),
     ],
 )
-def test_95_of_100_intervals_hold(windows, rows, size, rate, off, exist):
+def test_95_of_100_intervals_contain_true_value(windows, rows, size, rate, off, exist):
     found = coverage(windows=windows, rows=rows, size=size, rate=rate)
     assert found["exists"] >= exist
     assert found["auc"] == pytest.approx(0.95, abs=off)
     assert found["difference"] == pytest.approx(0.95, abs=off)
 
 
-def test_rows_taken_one_by_one_would_promise_too_much():
+def test_intervals_of_rows_counted_one_by_one_are_too_narrow():
     assert coverage(windows=200, rows=4000, size=64, rate=0.25, by_row=True)["auc"] < 0.88
 
 
-def test_users_who_come_back_need_to_be_counted_as_alike():
+def test_returning_users_must_count_as_clusters():
     """Each user has 16 requests of 4 rows.
 
     Intervals by request are too narrow, but intervals by user have the right coverage.

@@ -32,7 +32,7 @@ def delong(labels, *models):
 
 
 def auc_by_row(labels, scores):
-    """Return the AUC estimate if each row is a request of its own."""
+    """Return the AUC estimate for requests of one row each."""
     return metrics.auc_estimate(labels, scores, groups=np.arange(len(np.asarray(labels))))
 
 
@@ -72,7 +72,7 @@ def test_auc_of_one_click_exists_but_its_uncertainty_does_not():
 
 
 @pytest.mark.parametrize(
-    ("labels", "scores", "said"),
+    ("labels", "scores", "message"),
     [
         ([0, 1], [0.1], r"\(2,\) and \(1,\)"),
         ([[0, 1]], [[0.1, 0.2]], "expected one length"),
@@ -85,14 +85,14 @@ def test_auc_of_one_click_exists_but_its_uncertainty_does_not():
 @pytest.mark.parametrize(
     "metric", [metrics.roc_auc, auc_by_row, metrics.log_loss, metrics.calibration]
 )
-def test_bad_input_is_refused(metric, labels, scores, said):
-    with pytest.raises(ContractError, match=said):
+def test_bad_input_is_refused(metric, labels, scores, message):
+    with pytest.raises(ContractError, match=message):
         metric(labels, scores)
 
 
 @given(scored())
 @settings(max_examples=60, deadline=None)
-def test_standard_error_equals_delong_written_out(sample):
+def test_standard_error_equals_direct_formula_of_delong(sample):
     labels, scores = sample
     (auc,), covariance = delong(labels, scores)
     estimate = auc_by_row(labels, scores)
@@ -109,7 +109,7 @@ def test_standard_error_equals_delong_written_out(sample):
 
 @given(scored(models=2))
 @settings(max_examples=60, deadline=None)
-def test_paired_difference_equals_delong_written_out(sample):
+def test_paired_difference_equals_direct_formula_of_delong(sample):
     labels, scores, reference = sample
     aucs, covariance = delong(labels, scores, reference)
     variance = covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1]
@@ -118,15 +118,15 @@ def test_paired_difference_equals_delong_written_out(sample):
         assert min(labels.sum(), (1 - labels).sum()) < 10 or variance < 1e-12
         return
     assert difference.auc == pytest.approx(aucs[0] - aucs[1], abs=1e-12)
-    # The definition subtracts nearly equal terms. The variance is exact up to rounding errors, and
-    # the standard error up to the root of these errors.
+    # The definition subtracts nearly equal numbers, so rounding errors of the variance remain. An
+    # error of 1e-14 in the variance is an error of 1e-7 in its square root.
     assert difference.standard_error == pytest.approx(math.sqrt(max(variance, 0.0)), abs=1e-7)
     if difference.standard_error:
         half = stats.t.ppf(0.975, difference.degrees) * difference.standard_error
         assert difference.high - difference.auc == pytest.approx(half)
 
 
-def test_rows_told_twice_are_no_further_evidence():
+def test_rows_reported_twice_are_no_further_evidence():
     labels, scores = np.tile([1, 0, 0, 1, 0], 8), np.random.default_rng(0).random(40)
     once = metrics.auc_estimate(labels, scores, groups=np.arange(40))
     twice = metrics.auc_estimate(
@@ -175,7 +175,7 @@ def test_intervals_and_p_values_are_those_of_students_t(degrees, exact):
     assert metrics.student_p_value(-exact, degrees) == metrics.student_p_value(exact, degrees)
 
 
-def test_log_loss_equals_scikit_learn_and_survives_certainty():
+def test_log_loss_equals_scikit_learn_and_is_finite_for_certain_scores():
     random = np.random.default_rng(1)
     labels, scores = random.integers(0, 2, 500), random.random(500)
     assert metrics.log_loss(labels, scores) == pytest.approx(
@@ -222,7 +222,7 @@ def test_rows_with_weights_count_as_so_many_copies_of_same_group():
 def test_user_quality_is_mean_over_users_who_have_both_labels():
     random = np.random.default_rng(5)
     users, labels = random.integers(0, 40, 300), random.integers(0, 2, 300)
-    scores = random.integers(0, 6, 300) / 8  # many ties
+    scores = random.integers(0, 6, 300) / 8  # scores with many ties
     aucs, weights, gains = [], [], []
     for user in range(40):
         mine = users == user
@@ -235,7 +235,7 @@ def test_user_quality_is_mean_over_users_who_have_both_labels():
         weights.append(len(click))
         # Compute the mean over random orders of the rows with equal scores.
         orders = [np.lexsort((random.random(len(click)), -score)) for _ in range(1000)]
-        ideal = sum(1 / np.log2(place + 2) for place in range(click.sum()))
+        ideal = sum(1 / np.log2(position + 2) for position in range(click.sum()))
         gains.append(
             np.mean([(click[order] / np.log2(np.arange(len(click)) + 2)).sum() for order in orders])
             / ideal

@@ -44,7 +44,7 @@ def reference(*, excluded=("age",)):
     return counter.reference()
 
 
-def test_what_is_written_is_read_back_and_bytes_depend_on_numbers_alone(tmp_path):
+def test_written_data_is_read_back_and_bytes_depend_on_numbers_alone(tmp_path):
     written, scores = reference(), ScoreHistogram.of(np.linspace(0, 1, 777))
     written.write(tmp_path / "a.npz")
     reference().write(tmp_path / "b.npz")
@@ -73,14 +73,14 @@ def test_feature_that_model_does_not_use_has_no_profile_but_is_in_rows():
     )
 
 
-def test_model_without_kept_scores_has_profile_all_same(tmp_path):
+def test_model_without_stored_scores_has_same_profile(tmp_path):
     reference().write(tmp_path / "a.npz")
     assert read_reference(tmp_path / "a.npz").scores is None
     assert read_reference(tmp_path / "a.npz", scores=tmp_path / "absent.json").scores is None
 
 
 def rewritten(path, change):
-    """Write the file again after `change` changed its header or its arrays."""
+    """Apply `change` to the file's header and arrays, and write the file again."""
     with np.load(path) as file:
         arrays = {name: file[name] for name in file.files}
     head = json.loads(arrays["head"].tobytes())
@@ -97,7 +97,7 @@ def rewritten(path, change):
         ),
         (lambda head, _: head.update(kind="TrainingWindows"), "is TrainingWindows version 1"),
         (lambda head, _: head["bounds"].pop("price"), "price has no bounds"),
-        (lambda head, _: head.update(numeric=[]), "price is no feature"),
+        (lambda head, _: head.update(numeric=[]), "price is not a feature"),
         (
             lambda head, _: head["windows"][0].update(rows=4999),
             "price has 2048 rows, expected 4999",
@@ -109,7 +109,7 @@ def rewritten(path, change):
         (lambda head, _: head["windows"].append(head["windows"][0]), "holds no TrainingReference"),
     ],
 )
-def test_file_whose_parts_do_not_fit_is_refused_by_name(tmp_path, change, message):
+def test_file_with_inconsistent_parts_is_refused_by_name(tmp_path, change, message):
     path = tmp_path / "reference.npz"
     reference().write(path)
     rewritten(path, change)
@@ -118,7 +118,7 @@ def test_file_whose_parts_do_not_fit_is_refused_by_name(tmp_path, change, messag
     assert str(path) in str(caught.value)
 
 
-def test_absent_file_cut_one_and_flipped_bit_are_refused(tmp_path):
+def test_absent_truncated_and_corrupt_files_are_refused(tmp_path):
     path = tmp_path / "reference.npz"
     with raises(ContractError, "cannot be read"):
         read_reference(path)
@@ -148,7 +148,7 @@ def test_outliers_are_at_most_thousandth_of_values_at_either_end():
     most = OUTLIER_SHARE * len(values)
     assert counts[:first].sum() <= most
     assert counts[end:].sum() <= most
-    # If either side had one more bucket, it would exceed the limit.
+    # The outer part of each side would exceed the limit if it had one more bucket.
     assert counts[: first + 1].sum() > most
     assert counts[end - 1 :].sum() > most
     assert DENSE_EDGES[end] > np.quantile(values, 0.99)
@@ -158,7 +158,7 @@ def test_column_without_values_has_empty_inner_range():
     assert inner_buckets(np.zeros(len(DENSE_EDGES) - 1, np.int64)) == (0, 0)
 
 
-def test_buckets_are_those_of_numpys_histogram():
+def test_buckets_equal_numpy_histogram():
     random = np.random.default_rng(2)
     values = np.concatenate([np.floor(random.lognormal(3, 3, 10_000)), DENSE_EDGES[1:-1], [-5.0]])
     np.testing.assert_array_equal(

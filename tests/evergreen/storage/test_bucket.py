@@ -12,8 +12,7 @@ from tests.support.errors import raises
 from tests.support.full_disk import files_of_at_most
 
 BIG = random.Random(2).randbytes(9_000_003)
-"""Content that is too large for one upload request. `open_bucket` uploads this content in five
-parts."""
+"""Content that is too large for one upload request. `open_bucket` uploads `BIG` in five parts."""
 NUM_PARTS = 5
 
 
@@ -36,7 +35,7 @@ def is_chunk(request):
 def is_nth_part(n, seen):
     """Return a predicate that selects the request for part `n` of a large object.
 
-    The predicate adds each part to `seen`.
+    The predicate adds the request of each part to `seen`.
     """
     return lambda request: request.method == "PUT" and (seen.append(request) or len(seen) == n)
 
@@ -45,7 +44,7 @@ def as_it_passes(cloud_storage, number, do):
     """Call `do` just before the `number`th request from now.
 
     Returns:
-        A list, to which each request until then is added.
+        A list that receives the requests up to the `number`th request.
     """
     passed = []
 
@@ -64,7 +63,7 @@ def is_rewrite(request):
 
 
 @pytest.mark.parametrize("do", ["status", "cut"])
-def test_every_call_survives_what_passes(cloud_storage, open_bucket, tmp_path, do):
+def test_every_call_survives_temporary_errors(cloud_storage, open_bucket, tmp_path, do):
     objects = open_bucket()
     for call in (
         lambda: objects.write("a/small", b"1", if_generation=ABSENT),
@@ -83,7 +82,7 @@ def test_every_call_survives_what_passes(cloud_storage, open_bucket, tmp_path, d
     assert (tmp_path / "copy").read_bytes() == objects.read("c/big").content == BIG
 
 
-def test_what_does_not_pass_in_time_is_temporary_and_names_object(cloud_storage, open_bucket):
+def test_lasting_service_error_is_temporary_and_names_object(cloud_storage, open_bucket):
     objects = open_bucket(retry_seconds=0.05)
     cloud_storage.fail(is_any, "status", status=503, message="backend is tired", times=10**6)
     with raises(TemporaryError, "gs://models/a prefix/config", "503 backend is tired"):
@@ -92,7 +91,7 @@ def test_what_does_not_pass_in_time_is_temporary_and_names_object(cloud_storage,
         objects.read("config")
 
 
-def test_service_that_falls_silent_is_asked_again(cloud_storage, open_bucket):
+def test_call_without_answer_is_repeated(cloud_storage, open_bucket):
     objects = open_bucket(call_seconds=0.3)
     faults = [cloud_storage.fail(on, "hang") for on in (is_upload, is_download)]
     generation = objects.write("config", b"1", if_generation=ABSENT)
@@ -105,7 +104,7 @@ def test_service_that_falls_silent_is_asked_again(cloud_storage, open_bucket):
 
 @pytest.mark.parametrize("content", [b"small", BIG], ids=["one request", "in parts"])
 @pytest.mark.parametrize("is_new", [True, False], ids=["create", "replace"])
-def test_conditional_write_whose_answer_was_lost_is_known_as_done(
+def test_conditional_write_whose_answer_was_lost_counts_as_done(
     cloud_storage, open_bucket, content, is_new
 ):
     objects = open_bucket()
@@ -124,7 +123,7 @@ def test_conditional_write_whose_answer_was_lost_is_known_as_done(
     objects.write("config", b"next", if_generation=generation)
 
 
-def test_lost_answer_does_not_make_another_writers_equal_bytes_ours(cloud_storage, open_bucket):
+def test_lost_answer_is_not_confused_with_equal_bytes_of_another_writer(cloud_storage, open_bucket):
     mine, other = open_bucket(), open_bucket()
     seen = mine.write("config", b"before")
     cloud_storage.fail(is_upload, "cut")
@@ -133,7 +132,7 @@ def test_lost_answer_does_not_make_another_writers_equal_bytes_ours(cloud_storag
         mine.write("config", b"same bytes", if_generation=seen)
 
 
-def test_lost_answer_after_which_another_wrote_is_change(cloud_storage, open_bucket):
+def test_write_of_another_after_lost_answer_is_reported_as_change(cloud_storage, open_bucket):
     mine, other = open_bucket(), open_bucket()
     seen = mine.write("config", b"before")
     cloud_storage.fail(is_upload, "lose")
@@ -147,7 +146,7 @@ def test_lost_answer_after_which_another_wrote_is_change(cloud_storage, open_buc
     assert other.read("config").content == b"theirs"
 
 
-def test_copy_whose_answer_was_lost_is_done(cloud_storage, open_bucket):
+def test_copy_whose_answer_was_lost_counts_as_done(cloud_storage, open_bucket):
     objects = open_bucket()
     objects.write("a", b"1")
     fault = cloud_storage.fail(is_rewrite, "lose")
@@ -156,7 +155,7 @@ def test_copy_whose_answer_was_lost_is_done(cloud_storage, open_bucket):
     assert objects.read("b") == (b"1", generation)
 
 
-def test_upload_refused_midway_leaves_what_was_there(cloud_storage, open_bucket, tmp_path):
+def test_upload_refused_midway_leaves_old_object(cloud_storage, open_bucket, tmp_path):
     objects, message = open_bucket(), "quota exceeded"
     (tmp_path / "big").write_bytes(BIG)
     generation = objects.write("old", b"before")
@@ -171,7 +170,9 @@ def test_upload_refused_midway_leaves_what_was_there(cloud_storage, open_bucket,
     assert [each.name for each in objects.list()] == ["old"]
 
 
-def test_content_corrupted_on_way_up_is_refused_by_service(cloud_storage, open_bucket, tmp_path):
+def test_content_corrupted_during_upload_is_refused_by_service(
+    cloud_storage, open_bucket, tmp_path
+):
     # The file changes between the checksum and the last part, as on a faulty disk.
     (tmp_path / "big").write_bytes(BIG)
 
@@ -185,7 +186,7 @@ def test_content_corrupted_on_way_up_is_refused_by_service(cloud_storage, open_b
     assert open_bucket().read("big") is None
 
 
-def test_read_cut_midway_is_finished(cloud_storage, open_bucket):
+def test_interrupted_read_is_completed(cloud_storage, open_bucket):
     objects = open_bucket()
     generation = objects.write("object", b"x" * 1000)
     fault = cloud_storage.fail(is_download, "half", times=2)
@@ -228,7 +229,7 @@ def first_bytes(requests):
     ]
 
 
-def test_fetch_cut_midway_goes_on_at_byte_reached(cloud_storage, open_bucket, tmp_path):
+def test_interrupted_fetch_continues_at_byte_that_it_reached(cloud_storage, open_bucket, tmp_path):
     objects = open_bucket()
     wanted = put(objects, "big", BIG)
     fault = cloud_storage.fail(is_download, "half", times=2)
@@ -236,20 +237,20 @@ def test_fetch_cut_midway_goes_on_at_byte_reached(cloud_storage, open_bucket, tm
     half = len(BIG) // 2
     assert fault.met == 2
     assert first_bytes(cloud_storage.seen) == [half, half + (len(BIG) - half) // 2]
-    asked = [r.query["generation"] for r in cloud_storage.seen if r.is_download]
-    assert asked == [[str(wanted.generation)]] * 3
+    generations = [r.query["generation"] for r in cloud_storage.seen if r.is_download]
+    assert generations == [[str(wanted.generation)]] * 3
     assert (tmp_path / "part").read_bytes() == BIG
 
 
 @pytest.mark.parametrize("here", [b"x" * 1000, BIG + b"and more"], ids=["other bytes", "too many"])
-def test_bytes_that_are_not_objects_are_discarded_and_fetched_anew(open_bucket, tmp_path, here):
+def test_bytes_that_are_not_objects_are_discarded_and_fetched_again(open_bucket, tmp_path, here):
     objects = open_bucket()
     (tmp_path / "part").write_bytes(here)
     objects.fetch(put(objects, "big", BIG), tmp_path / "part")
     assert (tmp_path / "part").read_bytes() == BIG
 
 
-def test_patience_with_large_object_counts_from_its_last_byte(cloud_storage, open_bucket, tmp_path):
+def test_timeout_of_large_object_counts_from_its_last_byte(cloud_storage, open_bucket, tmp_path):
     # Without retries, each cut ends a call, and each further call downloads half of the remaining
     # bytes.
     objects = open_bucket(retry_seconds=0.0)
@@ -260,7 +261,7 @@ def test_patience_with_large_object_counts_from_its_last_byte(cloud_storage, ope
     assert (tmp_path / "part").read_bytes() == BIG
 
 
-def test_fetch_that_is_given_up_keeps_its_bytes_and_next_asks_for_rest(
+def test_abandoned_download_keeps_its_bytes_and_next_one_continues(
     cloud_storage, open_bucket, tmp_path
 ):
     objects = open_bucket(retry_seconds=0.05)
@@ -278,7 +279,7 @@ def test_fetch_that_is_given_up_keeps_its_bytes_and_next_asks_for_rest(
     assert (tmp_path / "part").read_bytes() == BIG
 
 
-def test_corrupt_fetch_starts_over_and_is_never_returned_if_it_stays_so(
+def test_corrupt_fetch_starts_over_and_corrupt_content_is_never_returned(
     cloud_storage, open_bucket, tmp_path
 ):
     objects = open_bucket()
@@ -294,9 +295,7 @@ def test_corrupt_fetch_starts_over_and_is_never_returned_if_it_stays_so(
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("size", [1, 0])
-def test_answers_without_byte_are_not_asked_for_without_end(
-    cloud_storage, open_bucket, tmp_path, size
-):
+def test_empty_answers_are_not_requested_forever(cloud_storage, open_bucket, tmp_path, size):
     objects = open_bucket()
     wanted = put(objects, "object", b"content")
     (tmp_path / "part").write_bytes(b"content"[:size])
@@ -317,7 +316,7 @@ def test_object_replaced_during_fetch_is_not_mixed_with_its_successor(
         objects.fetch(wanted, tmp_path / "part")
 
 
-def test_disk_without_room_ends_fetch_for_good_and_says_why(cloud_storage, open_bucket, tmp_path):
+def test_full_disk_ends_fetch_permanently_with_reason(cloud_storage, open_bucket, tmp_path):
     objects = open_bucket()
     wanted = put(objects, "big", BIG)
     cloud_storage.seen.clear()
@@ -328,7 +327,7 @@ def test_disk_without_room_ends_fetch_for_good_and_says_why(cloud_storage, open_
         objects.fetch(wanted, tmp_path / "part")
     assert isinstance(refused.value.__cause__, OSError)
     assert sum(request.is_download for request in cloud_storage.seen) == 1, (
-        "no disk grows by asking again"
+        "a full disk must not be retried"
     )
     here = (tmp_path / "part").read_bytes()
     assert here == BIG[: len(here)]
@@ -339,9 +338,13 @@ def test_disk_without_room_ends_fetch_for_good_and_says_why(cloud_storage, open_
 @pytest.mark.parametrize("status", [401, 403])
 def test_refusal_names_bucket_and_what_is_needed(cloud_storage, open_bucket, tmp_path, status):
     objects = open_bucket()
-    asked = []
+    requested = []
     cloud_storage.fail(
-        lambda r: asked.append(r) or True, "status", status=status, message="no access", times=10**6
+        lambda r: requested.append(r) or True,
+        "status",
+        status=status,
+        message="no access",
+        times=10**6,
     )
     for call in (
         lambda: objects.read("x"),
@@ -352,15 +355,15 @@ def test_refusal_names_bucket_and_what_is_needed(cloud_storage, open_bucket, tmp
         lambda: objects.copy("x", "y"),
         lambda: objects.move("x", "y"),
     ):
-        asked.clear()
+        requested.clear()
         with raises(
             PermanentError, status, "no access", "roles/storage.objectUser", "bucket models"
         ):
             call()
-        assert len(asked) == 1
+        assert len(requested) == 1
 
 
-def test_bucket_that_is_not_there_is_no_absent_object(open_bucket, tmp_path):
+def test_absent_bucket_is_no_absent_object(open_bucket, tmp_path):
     objects = open_bucket("gs://elsewhere/x")
     for call in (
         lambda: objects.read("x"),
@@ -373,14 +376,14 @@ def test_bucket_that_is_not_there_is_no_absent_object(open_bucket, tmp_path):
             call()
 
 
-def test_machine_without_credentials_says_so(monkeypatch, tmp_path):
+def test_missing_credentials_are_named(monkeypatch, tmp_path):
     monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "no such file"))
     with raises(PermanentError, "gs://models", "no credentials", "bucket models", "no such file"):
         open_objects("gs://models")
 
 
-def test_proxy_in_environment_is_not_asked_for_emulator(cloud_storage, open_bucket, monkeypatch):
+def test_proxy_in_environment_is_not_used_for_emulator(cloud_storage, open_bucket, monkeypatch):
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "ALL_PROXY"):

@@ -1,4 +1,4 @@
-"""Tests that concern only a folder: times, leftovers, full disks and plain files."""
+"""Tests of object storage in a folder only: times, leftovers, full disks and plain files."""
 
 import errno
 import os
@@ -26,7 +26,7 @@ def test_generations_differ_though_clock_stands_still_or_steps_back(tmp_path, mo
     assert len(generations) == 20
 
 
-def test_object_written_by_anybody_else_has_generation_too(tmp_path):
+def test_object_written_by_other_program_has_generation_too(tmp_path):
     (tmp_path / "config").write_text("by hand")
     objects = FolderObjects(tmp_path)
     stored = objects.read("config")
@@ -36,7 +36,7 @@ def test_object_written_by_anybody_else_has_generation_too(tmp_path):
     objects.write("config", b"new", if_generation=stored.generation)
 
 
-def test_what_killed_writer_left_is_no_object_and_goes_at_next_change(tmp_path):
+def test_file_of_killed_writer_is_no_object_and_is_removed_at_next_change(tmp_path):
     left = tmp_path / "click_model_candidate" / "4"
     with whole_file(left / "model.onnx") as file:
         # Leave a copy of the unfinished file, like a kill at this point.
@@ -58,7 +58,7 @@ def test_what_killed_writer_left_is_no_object_and_goes_at_next_change(tmp_path):
     ]
 
 
-def test_folders_that_removal_empties_go_with_it(tmp_path):
+def test_folders_that_removal_empties_are_removed_too(tmp_path):
     objects = FolderObjects(tmp_path / "root")
     objects.write("a/b/c/1", b"1")
     objects.write("a/2", b"2")
@@ -89,9 +89,7 @@ def refuse_links(monkeypatch, code):
 @pytest.mark.parametrize(
     ("code", "kind"), [(errno.ENOSPC, PermanentError), (errno.ESTALE, TemporaryError)]
 )
-def test_what_system_refuses_is_error_that_says_whether_to_try_again(
-    tmp_path, monkeypatch, code, kind
-):
+def test_system_error_is_temporary_or_permanent(tmp_path, monkeypatch, code, kind):
     objects = FolderObjects(tmp_path)
     objects.write("a", b"content")
     refuse_links(monkeypatch, code)
@@ -106,19 +104,19 @@ def test_root_that_cannot_be_made_is_named(tmp_path):
         FolderObjects(tmp_path / "file" / "root").write("a", b"1")
 
 
-def test_fetch_that_disk_refuses_or_falsifies_is_error(tmp_path, monkeypatch):
+def test_fetch_that_disk_refuses_or_corrupts_is_error(tmp_path, monkeypatch):
     objects = FolderObjects(tmp_path / "root")
     objects.write("a", b"content")
     (listed,) = objects.list()
     with files_of_at_most(3), raises(PermanentError, "File too large"):
         objects.fetch(listed, tmp_path / "part")
     monkeypatch.setattr(module, "_are_equal", lambda one, other: False)
-    with raises(TemporaryError, "part", "reads back otherwise"):
+    with raises(TemporaryError, "part", "does not match"):
         objects.fetch(listed, tmp_path / "part")
 
 
 @pytest.mark.parametrize("code", [None, errno.EPERM, errno.EMLINK])
-def test_copy_costs_no_room_but_where_file_system_has_no_links(tmp_path, monkeypatch, code):
+def test_copy_needs_no_space_if_file_system_has_links(tmp_path, monkeypatch, code):
     if code is not None:
         refuse_links(monkeypatch, code)
     objects = FolderObjects(tmp_path)
@@ -130,7 +128,7 @@ def test_copy_costs_no_room_but_where_file_system_has_no_links(tmp_path, monkeyp
     )
 
 
-def test_disk_that_is_full_is_said_and_leaves_what_was_there(tmp_path):
+def test_full_disk_is_reported_and_leaves_existing_files(tmp_path):
     objects = FolderObjects(tmp_path / "root")
     generation = objects.write("model.onnx", b"before")
     for name in ("model.onnx", "new"):
@@ -144,7 +142,7 @@ def test_disk_that_is_full_is_said_and_leaves_what_was_there(tmp_path):
     assert sorted(p.name for p in (tmp_path / "root").iterdir()) == [".objects.lock", "model.onnx"]
 
 
-def test_folder_where_object_should_be_is_told(tmp_path):
+def test_folder_in_place_of_object_is_reported(tmp_path):
     objects = FolderObjects(tmp_path)
     objects.write("a/b", b"1")
     with pytest.raises(PermanentError, match=str(tmp_path)):
@@ -154,7 +152,7 @@ def test_folder_where_object_should_be_is_told(tmp_path):
     assert [each.name for each in objects.list()] == ["a/b"]
 
 
-def test_file_that_cannot_be_looked_at_is_error_and_not_absent(tmp_path):
+def test_unreadable_file_is_error_and_not_absent(tmp_path):
     objects = FolderObjects(tmp_path / "root")
     objects.write("a/b", b"1")
     os.symlink("turns", tmp_path / "root" / "a" / "turns")

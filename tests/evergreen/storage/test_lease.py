@@ -50,14 +50,14 @@ def taken(lease):
     return lease
 
 
-def test_second_taker_is_told_who_holds_it_and_until_when(make_lease, clocks):
+def test_second_process_learns_who_holds_lease_and_until_when(make_lease, clocks):
     make_lease("pod a", clocks).acquire()
     clocks.pass_(59.9)
     with raises(TemporaryError, "pod a", "2025-10-09T08:54:20+00:00"):
         make_lease("pod b", clocks).acquire()
 
 
-def test_lease_that_was_given_back_can_be_taken_at_once(make_lease, clocks, objects):
+def test_returned_lease_can_be_acquired_at_once(make_lease, clocks, objects):
     lease = taken(make_lease("pod a", clocks))
     lease.release()
     assert objects.list() == []
@@ -84,14 +84,14 @@ def test_renewed_lease_lasts(make_lease, clocks):
             make_lease("pod b", clocks).acquire()
 
 
-def test_holder_that_slept_past_end_notices_though_nobody_took_over(make_lease, clocks):
+def test_holder_suspended_past_end_notices_without_another_holder(make_lease, clocks):
     lease = taken(make_lease("pod a", clocks))
     clocks.pass_(60.0)
     with raises(TemporaryError, "no longer"):
         lease.check()
 
 
-def test_giving_back_what_another_took_over_leaves_it_to_other(make_lease, clocks):
+def test_returning_lease_that_another_took_over_does_not_end_it(make_lease, clocks):
     late, heir = make_lease("pod a", clocks), make_lease("pod b", clocks)
     late.acquire()
     clocks.pass_(61.0)
@@ -101,7 +101,7 @@ def test_giving_back_what_another_took_over_leaves_it_to_other(make_lease, clock
 
 
 @pytest.mark.parametrize("step", [-7200.0, 7200.0], ids=["back", "forth"])
-def test_holders_clock_that_steps_neither_shortens_nor_lengthens_lease(make_lease, step):
+def test_clock_steps_of_holder_neither_shorten_nor_lengthen_lease(make_lease, step):
     mine, others = Clocks(), Clocks()
     lease = taken(make_lease("pod a", mine))
     mine.wall += step
@@ -118,7 +118,7 @@ def test_holders_clock_that_steps_neither_shortens_nor_lengthens_lease(make_leas
 
 
 @pytest.mark.parametrize("is_ended", [False, True], ids=["free", "ended"])
-def test_of_many_takers_at_once_one_holds_it(make_lease, clocks, is_ended):
+def test_of_many_concurrent_takers_one_gets_lease(make_lease, clocks, is_ended):
     if is_ended:
         make_lease("killed", clocks).acquire()
         clocks.pass_(61.0)
@@ -137,10 +137,10 @@ def test_of_many_takers_at_once_one_holds_it(make_lease, clocks, is_ended):
     won[0].check()
 
 
-def test_kept_lease_is_renewed_while_work_lasts_and_then_given_back(objects):
+def test_held_lease_is_renewed_during_work_and_then_returned(objects):
     lease = Lease(objects, "deployment.lease", holder="pod a", seconds=0.3)
     lease.acquire()
-    with lease.kept():
+    with lease.renewed():
         first, deadline = objects.read("deployment.lease").generation, time.monotonic() + 120
         seen = {first}
         while len(seen) < 4:
@@ -149,9 +149,9 @@ def test_kept_lease_is_renewed_while_work_lasts_and_then_given_back(objects):
     assert objects.read("deployment.lease") is None
 
 
-def test_object_that_is_no_lease_is_named(make_lease, objects):
+def test_invalid_lease_object_is_named(make_lease, objects):
     objects.write("deployment.lease", b"{}")
-    with raises(PermanentError, "deployment.lease", "no lease", "remove it"):
+    with raises(PermanentError, "deployment.lease", "not a lease", "remove it"):
         make_lease("pod a", Clocks()).acquire()
 
 

@@ -42,7 +42,7 @@ def test_name_of_folder_is_no_object(open_again):
     assert objects.read("a/b/c").content == b"1"
 
 
-def test_empty_object_is_there(open_again, tmp_path):
+def test_empty_object_exists(open_again, tmp_path):
     objects = open_again()
     generation = objects.write("empty", b"")
     assert objects.read("empty") == (b"", generation)
@@ -98,7 +98,7 @@ def test_removal_of_seen_generation_is_refused_once_it_changed(open_again):
 
 
 @pytest.mark.parametrize("is_new", [True, False], ids=["create", "replace"])
-def test_of_many_writers_that_saw_same_one_wins(open_again, is_new):
+def test_of_many_writers_that_saw_same_state_one_wins(open_again, is_new):
     num_writers, handle = 4, open_again()
     for turn in range(5):
         name = f"turn {turn}"
@@ -114,7 +114,7 @@ def test_of_many_writers_that_saw_same_one_wins(open_again, is_new):
         assert handle.read(name).content == b"writer %d" % won[0]
 
 
-def test_readers_see_whole_object_before_write_or_after_it(open_again):
+def test_readers_see_complete_object_before_write_or_after_it(open_again):
     contents = {bytes([65 + at]) * (100_000 + 31 * at) for at in range(2)}
     hashes = {hashlib.sha256(content).hexdigest() for content in contents}
     first, second = contents
@@ -166,7 +166,7 @@ def test_uploaded_file_is_stored_byte_for_byte_and_second_upload_succeeds(
     (stored,) = open_again().list()
     assert (stored.name, stored.size) == ("day=2026-01-01/part", len(content))
     assert not open_again().upload("day=2026-01-01/part", tmp_path / "part")
-    assert open_again().list() == [stored], "the second upload wrote nothing"
+    assert open_again().list() == [stored], "the second upload must not change the object"
     assert open_again().read("day=2026-01-01/part").content == content
 
 
@@ -179,13 +179,13 @@ def test_upload_over_other_bytes_is_refused_and_leaves_them(open_again, tmp_path
     assert open_again().read("part") == (other, generation)
 
 
-def test_of_many_uploaders_of_one_file_one_writes_it_and_all_are_done(open_again, tmp_path):
+def test_of_many_uploaders_of_one_file_one_writes_it_and_all_succeed(open_again, tmp_path):
     (tmp_path / "part").write_bytes(b"rows" * 10_000)
     for turn in range(5):
-        places, answers = [open_again() for _ in range(4)], []
+        handles, answers = [open_again() for _ in range(4)], []
         at_once(
             4,
-            lambda me, at=places, to=answers, n=f"turn {turn}": to.append(
+            lambda me, at=handles, to=answers, n=f"turn {turn}": to.append(
                 at[me].upload(n, tmp_path / "part")
             ),
         )
@@ -213,7 +213,7 @@ def test_listing_is_by_prefix_and_in_name_order(open_again):
     assert {each.size for each in objects.list("z")} == {5}
 
 
-def test_copy_has_content_and_neither_follows_other(open_again):
+def test_copy_has_content_and_is_independent_of_original(open_again):
     objects = open_again()
     objects.write("a/1", b"one")
     generation = objects.copy("a/1", "b/1")
@@ -224,7 +224,7 @@ def test_copy_has_content_and_neither_follows_other(open_again):
     assert objects.read("b/1").content == b"one"
 
 
-def test_copy_over_something_or_of_nothing_is_refused(open_again):
+def test_copy_of_absent_or_onto_existing_object_is_refused(open_again):
     objects = open_again()
     objects.write("a", b"a")
     objects.write("b", b"b")
@@ -238,7 +238,7 @@ def test_copy_over_something_or_of_nothing_is_refused(open_again):
     ]
 
 
-def test_move_takes_every_object_and_leaves_nothing(open_again):
+def test_move_takes_every_object_and_leaves_none_behind(open_again):
     objects = open_again()
     for name in ("candidate/3/model.onnx", "candidate/3/sub/deep", "candidate/30/model.onnx"):
         objects.write(name, name.encode())
@@ -251,7 +251,7 @@ def test_move_takes_every_object_and_leaves_nothing(open_again):
     assert objects.read("click_model/3/sub/deep").content == b"candidate/3/sub/deep"
 
 
-def test_move_of_nothing_or_over_something_is_refused_and_changes_nothing(open_again):
+def test_move_of_absent_or_onto_existing_objects_is_refused_and_changes_nothing(open_again):
     objects = open_again()
     objects.write("a/x", b"a")
     objects.write("b/y", b"b")
@@ -262,7 +262,7 @@ def test_move_of_nothing_or_over_something_is_refused_and_changes_nothing(open_a
     assert [each.name for each in objects.list()] == ["a/x", "b/y"]
 
 
-def test_place_that_was_emptied_can_be_moved_to(open_again):
+def test_emptied_folder_can_be_moved_to(open_again):
     objects = open_again()
     objects.write("a/x", b"new")
     objects.write("b/x", b"old")
@@ -286,7 +286,7 @@ def test_place_that_was_emptied_can_be_moved_to(open_again):
         "\udcff",
     ],
 )
-def test_names_that_leave_root_or_cannot_be_are_refused_everywhere(open_again, tmp_path, name):
+def test_names_outside_of_root_or_invalid_names_are_refused_everywhere(open_again, tmp_path, name):
     objects = open_again()
     objects.write("a", b"a")
     for call in (
@@ -307,7 +307,7 @@ def test_names_that_leave_root_or_cannot_be_are_refused_everywhere(open_again, t
 
 
 @pytest.mark.parametrize("name", ["é ü 漢字 🙂", "a#b?c%2Fd+e&f=g", "'\"`$(x)*", "x" * 200])
-def test_odd_names_are_names(open_again, tmp_path, name):
+def test_unusual_names_are_valid(open_again, tmp_path, name):
     objects = open_again()
     generation = objects.write(f"{name}/{name}", b"odd")
     assert objects.read(f"{name}/{name}") == (b"odd", generation)

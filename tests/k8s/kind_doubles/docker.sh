@@ -1,4 +1,4 @@
-# Notes which containers and networks were made.
+# Double of docker that records the created containers and networks.
 case "$*" in
   "inspect "*) test -e made-registry && echo true ;;
   "run "*) touch made-registry ;;

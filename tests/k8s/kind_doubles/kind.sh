@@ -1,4 +1,4 @@
-# Knows whether its cluster was made.
+# Double of kind that records whether its cluster was created.
 case "$*" in
   "get clusters") test ! -e made-cluster || echo evergreen ;;
   "create cluster "*) touch made-cluster ;;

@@ -1,4 +1,4 @@
-# Renders by the real one, keeps what is applied, and knows whether the lake was made.
+# Double of kubectl that renders with the real kubectl, stores applied objects, and records the lake's Job.
 case "$*" in
   "kustomize "*) cd "$REPOSITORY" && exec "$REAL_KUBECTL" "$@" ;;
   *" apply -f -") cat > applied.yaml ;;

@@ -134,7 +134,7 @@ def backtested(settings, features=SHOP.features) -> list[str]:
 def ran(tmp_path_factory):
     """A run of the monitor over the stream, with a turn every three seconds.
 
-    Tests share this run, so do not change it.
+    Tests share the run's files, and must not change the files.
     """
     bench = Bench(tmp_path_factory.mktemp("ran"), **SETTINGS)
     made = run_over(bench, stream(), SECONDS, every=3)

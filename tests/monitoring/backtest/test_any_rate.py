@@ -1,8 +1,8 @@
 """Tests that the monitor and a replay make the same decisions, for any rate, gaps and turns.
 
 The rates are between one request a day and thousands a second, with gaps of hours. The monitor runs
-a turn after each request, after several requests, or once at the end, as after a long stop. A pull
-returns any number of messages, and the monitor is sometimes killed.
+a turn after each request, after several requests, or once at the end, as after a long stop. The
+number of messages in a pull is random. Some turns begin with a restart of the monitor.
 """
 
 import tempfile
@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from demo.simulation.world import World
+from demo.simulation.simulator import Simulator
 from evergreen.contracts.criteo import CRITEO, CRITEO_RECOMMENDER
 from tests.monitoring.backtest.conftest import backtested, know_references
 from tests.monitoring.drift.conftest import reference_of, requests_of
@@ -36,12 +36,12 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def reference():
-    return reference_of(World.create(11).draw(20_000, np.random.default_rng(1)))
+    return reference_of(Simulator.create(11).draw(20_000, np.random.default_rng(1)))
 
 
 @pytest.fixture(scope="module")
 def requests():
-    drawn = World.create(11).draw(REQUESTS * ROWS, np.random.default_rng(2))
+    drawn = Simulator.create(11).draw(REQUESTS * ROWS, np.random.default_rng(2))
     return list(zip(requests_of(drawn, size=ROWS), drawn.label.reshape(REQUESTS, ROWS)))
 
 
@@ -108,7 +108,7 @@ def arrivals(draw):
 
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data(), times=arrivals(), pull_messages=st.sampled_from([1, 7, 500]))
-def test_any_rate_gap_turn_and_kill_replays_to_recorded_decisions(
+def test_replay_equals_recorded_decisions_at_any_rate_and_with_gaps_and_kills(
     requests, reference, data, times, pull_messages
 ):
     numbers = st.sets(st.integers(0, len(times) - 1), max_size=len(times))

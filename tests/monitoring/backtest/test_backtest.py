@@ -1,4 +1,4 @@
-"""Tests of a backtest's summary, for decisions with known answers and for a real archive."""
+"""Tests of a backtest's summary, for given decisions and for a real archive."""
 
 import json
 
@@ -57,10 +57,11 @@ def evaluated(actions: str) -> list[DecisionPoint]:
     return made
 
 
-def test_fires_are_what_live_restraint_lets_through():
+def test_requested_runs_respect_live_cooldown_and_budget():
     """The policy requests a run at 60 s, which ends at 90 s.
 
-    The cooldown ends at 190 s, and the next request is at 210 s. These two runs use up the budget.
+    The cooldown lasts until 190 s, and the second run starts at 210 s. Two runs exhaust the daily
+    budget.
     """
     found = backtest(evaluated(".!!!!!!!!!"), SETTINGS_10, run_seconds=30.0)
     assert [fire.time for fire in found.fires] == [60.0, 210.0]
@@ -83,31 +84,31 @@ FLAGS = [
 def test_command_compares_policies_on_one_archive(ran, capsys):
     command = [str(ran.archive), *FLAGS, "--policy", "threshold", f"--drift-at={CHANGED_AT}"]
     assert main([*command, "--json"]) == 0
-    (told,) = json.loads(capsys.readouterr().out)
-    assert told["policies"] == "threshold"
-    assert told["false_alarms"] == 0
+    (report,) = json.loads(capsys.readouterr().out)
+    assert report["policies"] == "threshold"
+    assert report["false_alarms"] == 0
     lines = [json.loads(line) for line in ran.lines]
     first = next(line["time"] for line in lines if line["action"] == "retrain")
-    assert told["delay_seconds"] == pytest.approx(first + WINDOW - CHANGED_AT)
-    assert told["decision_points"] == len(lines)
+    assert report["delay_seconds"] == pytest.approx(first + WINDOW - CHANGED_AT)
+    assert report["decision_points"] == len(lines)
     assert main(command) == 0
     assert "threshold" in capsys.readouterr().out
 
 
-def test_it_uses_monitors_own_settings_and_warns_of_few_decision_points(ran, tmp_path, capsys):
+def test_backtest_uses_settings_of_monitor_and_warns_of_few_decision_points(ran, tmp_path, capsys):
     write_rules(tmp_path, ran.settings)
-    told = []
+    outputs = []
     defaults = ["--policies=threshold", "--auc-threshold=0.7", "--decide-seconds=30"]
     for flags in (FLAGS, [f"--state={tmp_path}"], defaults):
         assert main([str(ran.archive), "--json", *flags]) == 0
-        told.append(capsys.readouterr())
-    assert json.loads(told[0].out)[0]["decision_points"] >= 20
-    assert (told[1].out, told[1].err) == (told[0].out, "")
+        outputs.append(capsys.readouterr())
+    assert json.loads(outputs[0].out)[0]["decision_points"] >= 20
+    assert (outputs[1].out, outputs[1].err) == (outputs[0].out, "")
     assert (
         "decision points, expected 20 or more to compare policies: labels wait 1800 s"
-        in told[2].err
+        in outputs[2].err
     )
-    assert "--state uses the settings" in told[2].err
+    assert "--state uses the settings" in outputs[2].err
 
 
 @pytest.mark.parametrize(
@@ -118,13 +119,13 @@ def test_it_uses_monitors_own_settings_and_warns_of_few_decision_points(ran, tmp
         (["--run-seconds=-1"], "run_seconds is -1.0, expected at least 0"),
     ],
 )
-def test_misuse_is_told_by_name(ran, capsys, arguments, expected):
+def test_invalid_input_is_reported_by_name(ran, capsys, arguments, expected):
     main([str(ran.archive), *arguments])
-    told = capsys.readouterr()
-    assert expected in told.err + told.out
+    output = capsys.readouterr()
+    assert expected in output.err + output.out
 
 
-def test_archive_in_bucket_is_read_alike(ran, cloud_storage):
+def test_archive_in_bucket_is_read_like_folder(ran, cloud_storage):
     bucket = open_objects("gs://models/archive")
     for path in ran.archive.glob("day=*/*.parquet"):
         bucket.write(path.relative_to(ran.archive).as_posix(), path)
@@ -141,7 +142,7 @@ def test_folder_without_records_is_refused(tmp_path, capsys):
 @pytest.mark.parametrize(
     "content", [b"no rows", pa.table({"event_time": ["noon"]}), "text for times"], ids=str
 )
-def test_file_that_is_no_archives_is_named_and_no_stack_is_shown(ran, tmp_path, capsys, content):
+def test_file_that_is_no_archive_is_named_and_no_stack_is_shown(ran, tmp_path, capsys, content):
     path = tmp_path / "day=2025-11-13" / "part-1.parquet"
     path.parent.mkdir()
     if isinstance(content, bytes):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from demo.simulation.world import World
+from demo.simulation.simulator import Simulator
 from evergreen.contracts import criteo
 from evergreen.contracts.criteo import CRITEO, CRITEO_RECOMMENDER
 from monitoring.backtest.incident import STATISTICS, main, replay
@@ -37,7 +37,7 @@ def stream():
 
     After the drift, a third of the rows have the same value of C14.
     """
-    world, random = World.create(11), np.random.default_rng(3)
+    world, random = Simulator.create(11), np.random.default_rng(3)
     drawn = world.draw(SECONDS * 4 * ROWS, np.random.default_rng(2))
     times = np.sort(START + SECONDS * random.random(SECONDS * 4))
     changed = np.repeat(times >= CHANGED_AT, ROWS) & (np.arange(len(drawn.label)) % 3 == 0)
@@ -61,7 +61,8 @@ def stream():
 def run_monitor(folder, stream, *, every: int) -> Ran:
     bench = Bench(folder, recommender=CRITEO_RECOMMENDER, **SETTINGS)
     know_references(
-        bench.settings.store, reference_of(World.create(11).draw(40_000, np.random.default_rng(1)))
+        bench.settings.store,
+        reference_of(Simulator.create(11).draw(40_000, np.random.default_rng(1))),
     )
     accept_into(bench.settings.store)
     ran = run_over(bench, enumerate(stream), SECONDS, every=every)
@@ -74,7 +75,7 @@ def ran(tmp_path_factory, stream):
     return run_monitor(tmp_path_factory.mktemp("drifted"), stream, every=3)
 
 
-def test_monitors_lines_are_backtests_and_say_that_column_drifted(ran):
+def test_lines_of_monitor_equal_backtest_and_name_drifted_column(ran):
     lines = [json.loads(line) for line in ran.lines]
     drifts = [
         each for line in lines for each in line["decisions"] if each["policy"] == "data_drift"
@@ -95,7 +96,7 @@ def test_monitors_lines_are_backtests_and_say_that_column_drifted(ran):
     assert backtested(ran.bench.settings, CRITEO) == ran.lines
 
 
-def test_predictions_that_arrive_within_grace_count_in_their_bucket(ran, tmp_path, stream):
+def test_predictions_within_grace_period_count_in_their_bucket(ran, tmp_path, stream):
     late = run_monitor(tmp_path, [[], [], [], *stream], every=1)
     assert late.lines == ran.lines
     assert backtested(late.bench.settings, CRITEO) == ran.lines

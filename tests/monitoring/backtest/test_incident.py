@@ -43,7 +43,7 @@ def incident(ran, tmp_path):
     return tmp_path / "incident"
 
 
-def test_incident_from_middle_replays_to_monitors_own_lines(ran, incident):
+def test_incident_from_middle_replays_to_lines_of_monitor(ran, incident):
     times = [json.loads(line)["time"] for line in ran.lines]
     expected = [line for time, line in zip(times, ran.lines) if SPAN[0] < time <= SPAN[1]]
     replayed = replay(incident)
@@ -59,8 +59,8 @@ def test_incident_without_start_and_end_holds_every_decision_written(ran, tmp_pa
     assert replayed.first_difference is None
 
 
-def test_incident_begins_with_what_is_left_if_first_decisions_are_gone(ran, tmp_path):
-    """The journal still has two full files.
+def test_incident_begins_with_remaining_lines_if_first_decisions_are_gone(ran, tmp_path):
+    """Only the last two files of the decision log remain.
 
     The first remaining line provides the state, and later lines are replayed.
     """
@@ -77,14 +77,14 @@ def test_incident_begins_with_what_is_left_if_first_decisions_are_gone(ran, tmp_
     ]
 
 
-def test_two_replays_in_two_places_give_one_digest(incident, tmp_path, capsys):
+def test_two_replays_in_two_folders_give_one_digest(incident, tmp_path, capsys):
     shutil.copytree(incident, tmp_path / "elsewhere" / "copy")
     digests = []
     for folder in (incident, tmp_path / "elsewhere" / "copy"):
         assert main(["replay", str(folder), "--json"]) == 0
-        told = json.loads(capsys.readouterr().out)
-        assert told["digest"] == told["recorded_digest"]
-        digests.append(told["digest"])
+        report = json.loads(capsys.readouterr().out)
+        assert report["digest"] == report["recorded_digest"]
+        digests.append(report["digest"])
     assert digests[0] == digests[1]
 
 
@@ -97,7 +97,7 @@ def test_other_settings_decide_otherwise_and_first_difference_is_shown(incident,
 
 
 @pytest.mark.parametrize("harm", ["changed", "gone"])
-def test_file_that_is_not_recorded_one_is_named(incident, capsys, harm):
+def test_another_file_than_recorded_file_is_named(incident, capsys, harm):
     (records,) = incident.glob("records/day=*/part.parquet")
     if harm == "gone":
         records.unlink()
@@ -120,15 +120,14 @@ def test_incident_is_never_written_over_and_never_empty(ran, incident, tmp_path,
 
 @pytest.fixture(scope="module")
 def rolled_back(tmp_path_factory):
-    """Version 1 served.
+    """A monitor's state after version 2 was released, rolled back and restored within one window.
 
-    Version 2 was released, rolled back and restored within one window. Both versions have
-    baselines.
+    Version 1 served before version 2. The registry has baselines of versions 1 and 2.
     """
     changes = {"policies": "sequential", "drift_grace_seconds": 5.0}
     bench = Bench(tmp_path_factory.mktemp("rolled_back"), **{**SETTINGS, **changes})
-    learned = {1: START - 900.0, 2: START - 30.0}
-    for version, until in learned.items():
+    trained = {1: START - 900.0, 2: START - 30.0}
+    for version, until in trained.items():
         model_id = f"m{version}"
         trained_until = datetime.fromtimestamp(until, timezone.utc).isoformat()
         keep_model(bench.settings.store, model_id, last_learned_time=trained_until)
@@ -183,37 +182,37 @@ def archive_up_to(ran, folder, until):
     """Create the monitor's archive as it was before the rows after `until` had matured."""
     for file in ran.archive.glob("day=*/*.parquet"):
         table = pq.read_table(file)
-        kept = table.filter(
+        early_rows = table.filter(
             pc.less_equal(pc.cast(table["event_time"], "int64"), round(until * 1e6))
         )
         target = folder / file.relative_to(ran.archive)
         target.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(kept, target)
+        pq.write_table(early_rows, target)
     return folder
 
 
-def test_incident_not_yet_complete_names_decisions_that_are_open(rolled_back, tmp_path, capsys):
-    """Predictions show that version 1 serves again, but no row from this time has matured."""
+def test_incomplete_incident_names_open_decisions(rolled_back, tmp_path, capsys):
+    """The incident ends after a rollback, and before a row after the rollback has matured."""
     end = START + ROLLED_BACK_AT - 20.0
     early = replace(rolled_back, archived=archive_up_to(rolled_back, tmp_path / "early", end))
     assert record(early, tmp_path / "incident", None, end) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     ahead = serving_ahead(rolled_back.settings.evaluation)
     found = replay(tmp_path / "incident")
     assert found.complete_until == pytest.approx(end - ahead, abs=2.0)
     open_points = len(found.recorded) - found.num_complete
     assert 0 < open_points < len(found.recorded)
-    assert f"the last {open_points} of them, after" in said
-    assert "record it again once the archive has rows from after" in said
+    assert f"the last {open_points} of them, after" in output
+    assert "record it again once the archive has rows from after" in output
     assert found.first_difference is not None
     assert found.first_difference >= found.num_complete > 0
     assert main(["replay", str(tmp_path / "incident")]) == 0
-    said = capsys.readouterr().out
-    assert f"each of the first {found.first_difference} decisions is the recorded one" in said
-    assert "the rows that show which version served then had not matured" in said
+    output = capsys.readouterr().out
+    assert f"each of the first {found.first_difference} decisions is the recorded one" in output
+    assert "the rows that show which version served then had not matured" in output
     assert main(["replay", str(tmp_path / "incident"), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["first_difference"], told["open_points"]) == (None, open_points)
+    report = json.loads(capsys.readouterr().out)
+    assert (report["first_difference"], report["open_points"]) == (None, open_points)
 
 
 def test_difference_before_open_decisions_is_still_one(rolled_back, tmp_path, capsys):

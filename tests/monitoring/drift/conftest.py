@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from demo.simulation.world import World, raw_table
+from demo.simulation.simulator import Simulator, raw_table
 from evergreen.contracts.criteo import CRITEO
 from evergreen.contracts.records import PredictionBatch
 from evergreen.statistics.profile_counter import ProfileCounter
@@ -13,9 +13,11 @@ from evergreen.statistics.reference import ScoreHistogram, TrainingReference
 
 
 def reference_of(rows, *, size=50) -> TrainingReference:
-    """Return the reference that validation writes for these rows. Each request has `size` rows.
+    """Return the reference that validation writes for the rows `rows`.
 
-    The reference contains scores.
+    Each request has `size` rows.
+
+    The reference includes the distribution of scores.
     """
     n = len(rows.label)
     ids = [f"t{i // size}" for i in range(n)]
@@ -45,7 +47,7 @@ def requests_of(
 
 @pytest.fixture(scope="session")
 def world():
-    return World.create(11)
+    return Simulator.create(11)
 
 
 @pytest.fixture(scope="session")

@@ -54,7 +54,7 @@ def drift_events(bench):
     return [event for event in bench.events if event["kind"] == "drift"]
 
 
-def test_drifted_bucket_is_told_shown_counted_and_evaluated(watched, world):
+def test_drifted_bucket_is_reported_shown_counted_and_evaluated(watched, world):
     watched.tick(*predictions(world, seed=1, prefix="a", drifted=True))
     assert drift_events(watched) == []
     pass_bucket(watched)
@@ -122,7 +122,7 @@ def test_reports_of_another_revision_are_not_shown_and_watching_goes_on(watched,
     assert watched.monitor._snapshot().drift["rows"] == 3000
 
 
-def test_version_without_statistics_is_archived_as_ever_and_counted(watched, world):
+def test_version_without_statistics_is_archived_and_counted(watched, world):
     records = [
         replace(record, model_version=9) for record in predictions(world, seed=4, prefix="a")
     ]

@@ -25,7 +25,7 @@ def layout(training_rows):
     return Layout(reference_of(training_rows))
 
 
-def test_every_row_is_counted_in_cell_that_numpy_says(layout, world):
+def test_every_row_is_counted_in_same_cell_as_by_numpy(layout, world):
     rows = world.draw(9000, np.random.default_rng(2))
     cells = sketch_of(layout, requests_of(rows)).cells
     reference = layout.reference
@@ -63,7 +63,7 @@ def test_extreme_values_fall_into_outer_buckets_and_nan_is_missing(layout):
     assert (scores[0], scores[-1]) == (1, 1)
 
 
-def test_sums_over_requests_are_those_of_table_of_requests(layout, world):
+def test_sums_over_requests_equal_those_of_table_of_requests(layout, world):
     """The requests have unequal sizes.
 
     In each request, half of the rows repeat the values of the first row.
@@ -101,7 +101,7 @@ def test_sums_over_requests_are_those_of_table_of_requests(layout, world):
         np.testing.assert_array_equal(found.sums, np.transpose(expected))
 
 
-def test_parts_merged_and_restored_are_profile_of_all(layout, world):
+def test_merged_and_restored_parts_equal_profile_of_all_rows(layout, world):
     requests = requests_of(world.draw(5000, np.random.default_rng(9)), size=23)
     whole, first, second = (
         sketch_of(layout, each) for each in (requests, requests[:90], requests[90:])

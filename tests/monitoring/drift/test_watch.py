@@ -31,10 +31,7 @@ ANY_SIZE = dict.fromkeys(
 
 
 def watching(reference, requests=(), *, settings=SETTINGS, memory=None):
-    """Return a watch that continues from another watch's state.
-
-    The other watch has seen these requests.
-    """
+    """Return a watch that restores the state `memory` and observes `requests`."""
     watch = DriftWatch(lambda version: reference, settings)
     if memory is not None:
         watch.restore(memory)
@@ -59,7 +56,7 @@ def names(columns):
 
 @pytest.fixture
 def rows(world):
-    """Another bucket of rows, drawn from the same distribution as the reference."""
+    """A bucket of rows that are drawn from the distribution of the reference."""
     drawn = world.draw(8000, np.random.default_rng(21))
     return replace_arrays(drawn)
 
@@ -70,7 +67,7 @@ def replace_arrays(drawn, **arrays):
     )
 
 
-def test_unchanged_world_has_no_drift_and_every_column_is_evaluated(reference, rows):
+def test_unchanged_simulator_has_no_drift_and_every_column_is_evaluated(reference, rows):
     report = report_on(reference, rows)
     assert (report.drifted, report.outlying) == ((), ())
     assert [each.feature for each in report.columns] == [*criteo.FEATURES, "score"]
@@ -84,9 +81,9 @@ def test_unchanged_world_has_no_drift_and_every_column_is_evaluated(reference, r
     assert "no drift" in report.text()
 
 
-def test_category_that_doubles_is_found(reference, rows):
-    place = criteo.CATEGORICAL.index("C14")
-    values = rows.categorical[:, place]
+def test_category_whose_share_doubles_is_found(reference, rows):
+    index = criteo.CATEGORICAL.index("C14")
+    values = rows.categorical[:, index]
     ranked = reference.profile.columns["C14"].values
     value = int(ranked[2])
     now = int((values == value).sum())
@@ -99,7 +96,7 @@ def test_category_that_doubles_is_found(reference, rows):
     assert moved.share_before == before.counts[2] / before.present
     assert moved.share_now == 2 * now / (values != MISSING_CATEGORY).sum()
     assert moved.value is None, (
-        "no category is named: the monitor does not know which columns say who a user is"
+        "the report must contain no category, because categories may identify users"
     )
     assert column(report, "C14").effect == pytest.approx(moved.share_now - moved.share_before)
 
@@ -114,7 +111,7 @@ def test_ten_points_more_missing_values_are_found_in_both_column_kinds(reference
     assert column(report, "I2").missing_before == 0.0
 
 
-def test_unit_change_is_alarm_of_outliers(reference, rows):
+def test_change_of_unit_raises_outlier_alarm(reference, rows):
     rows.dense[:, criteo.DENSE.index("I5")] *= 1000
     report = report_on(reference, rows)
     assert names(report.outlying) == {"I5"}
@@ -123,7 +120,7 @@ def test_unit_change_is_alarm_of_outliers(reference, rows):
     assert "outliers: I5" in report.text()
 
 
-def test_outliers_are_set_apart_before_drift_is_evaluated(reference, rows):
+def test_outliers_are_removed_before_drift_is_evaluated(reference, rows):
     """One value in fifty becomes an outlier.
 
     Outliers raise a separate alarm, but do not count as drift of the other values.
@@ -157,7 +154,7 @@ def test_other_scores_are_drift_of_score_alone(reference, rows):
     assert "score" not in names(without.columns)
 
 
-def test_change_too_small_to_matter_is_none_however_many_rows_show_it(reference, rows):
+def test_irrelevant_change_is_no_drift_however_many_rows_show_it(reference, rows):
     """With minimum effect sizes of 0 every difference counts, and with 1 no difference counts."""
     rows.dense[:, criteo.DENSE.index("I5")] *= 2
     assert names(report_on(reference, rows).drifted) == {"I5"}
@@ -166,9 +163,9 @@ def test_change_too_small_to_matter_is_none_however_many_rows_show_it(reference,
 
 
 def alike_in_requests(world, n, random, size=40):
-    """Return rows in which every second column is constant in a request.
+    """Return rows of requests, in which all rows of a request agree in every second column.
 
-    In a ranked list, the features of the user are constant in each request.
+    The features of the user agree in all rows of a ranked list.
     """
     drawn = replace_arrays(world.draw(n, random))
     users = world.draw(n // size, random)
@@ -207,7 +204,7 @@ def test_stationary_buckets_raise_alarms_at_most_at_stated_rate(world, alike, pa
 def test_rows_alike_within_requests_would_be_alarms_without_design_effect(reference, world):
     rows = alike_in_requests(world, 8000, np.random.default_rng(8))
     assert report_on(reference, rows, size=40).drifted == (), (
-        "also where training rows are not alike"
+        "independent training rows must not cause an alarm"
     )
     alike = reference_of(alike_in_requests(world, 40_000, np.random.default_rng(7)), size=40)
     report = report_on(alike, rows, size=40)
@@ -247,7 +244,7 @@ def test_same_records_in_any_order_give_same_report(reference, world):
         assert reports(random.permutation(len(requests)), (100, 300), at_once) == expected
 
 
-def test_bucket_too_small_joins_next_of_its_version(reference, world):
+def test_too_small_bucket_is_merged_with_next_of_its_version(reference, world):
     random = np.random.default_rng(10)
     watch = watching(reference, requests_of(world.draw(600, random), time=1050.0))
     assert watch.close(1100.0) == []
@@ -259,36 +256,36 @@ def test_bucket_too_small_joins_next_of_its_version(reference, world):
     assert watch.close(1400.0) == []
 
 
-def test_record_of_closed_bucket_is_passed_over_and_counted(reference, rows):
+def test_record_of_closed_bucket_is_skipped_and_counted(reference, rows):
     *requests, last = requests_of(rows)
     watch = watching(reference, requests)
     (report,) = watch.close(1100.0)
     watch.observe(Predictions.of([last]))
     assert watch.close(2000.0) == []
     assert (report.rows, dict(watch.passed_over)) == (7950, {"late": 50})
-    watch.close(100_000.0)  # The clock is corrected afterwards.
+    watch.close(100_000.0)  # the clock is wrong for one call
     watch.close(2000.0)
     watch.observe(Predictions.of([replace(each, time=2050.0) for each in requests]))
     assert [each.rows for each in watch.close(2100.0)] == [7950]
 
 
-def test_versions_without_statistics_are_counted_and_asked_for_again(reference, rows):
-    asked = []
+def test_versions_without_statistics_are_counted_and_requested_again(reference, rows):
+    requested = []
 
     def reference_of_version(version):
-        asked.append(version)
-        return reference if len(asked) > 1 else None
+        requested.append(version)
+        return reference if len(requested) > 1 else None
 
     watch = DriftWatch(reference_of_version, SETTINGS)
     for time in (1050.0, 1150.0):
         for request in requests_of(rows, time=time, version=7):
             watch.observe(Predictions.of([request]))
     (report,) = watch.close(1200.0)
-    assert (report.bucket_end, report.version, asked) == (1200.0, 7, [7, 7])
+    assert (report.bucket_end, report.version, requested) == (1200.0, 7, [7, 7])
     assert dict(watch.passed_over) == {"no_reference": 8000}
 
 
-def test_memory_is_bounded_whatever_times_and_versions_come(reference, rows):
+def test_memory_is_bounded_for_any_times_and_versions(reference, rows):
     watch = watching(reference)
     (request, *_) = requests_of(rows)
     for number in range(200):
@@ -303,15 +300,18 @@ def test_memory_is_bounded_whatever_times_and_versions_come(reference, rows):
     assert dict(watch.passed_over) == {"too_many_versions": 50 * 18}
 
 
-def test_clocks_ahead_do_not_crowd_out_present(reference, rows):
+def test_fast_clocks_do_not_displace_present_requests(reference, rows):
     first, *requests = requests_of(rows)
     ahead = [replace(first, time=1000.0 + 100 * number) for number in range(1, 60)]
     (report,) = watching(reference, [*ahead, *requests]).close(1100.0)
     assert report.rows == 7950
 
 
-def test_record_lies_in_bucket_of_its_time_in_whole_microseconds(reference, rows):
-    """The archive has times in whole microseconds. A backtest of it must use the same bucket."""
+def test_record_is_in_bucket_of_its_time_rounded_to_microseconds(reference, rows):
+    """The monitor rounds times to microseconds, as the archive does.
+
+    A backtest of the archive must assign each row to the same bucket.
+    """
     watch = watching(reference, requests_of(rows, time=1100.0 - 1e-7))
     assert watch.close(1100.0) == []
     (report,) = watch.close(1200.0)

@@ -29,7 +29,7 @@ def rows(random, n, rate=0.2):
 
 @given(st.integers(0, 2**32 - 1), st.integers(15, 200), st.sampled_from([1, 4, 1000]))
 @settings(max_examples=60, deadline=None)
-def test_calibration_error_is_that_of_bins_of_equal_mass_written_out(seed, n, levels):
+def test_calibration_error_equals_direct_formula_over_bins_of_equal_mass(seed, n, levels):
     random = np.random.default_rng(seed)
     scores, labels = random.integers(0, levels, n) / levels, random.integers(0, 2, n)
     # Rows with equal scores share their click rate, so their order among the bins does not matter.
@@ -69,13 +69,13 @@ def test_hit_rate_is_over_all_lists_and_ndcg_over_those_with_click():
         windows.update(
             matured("list", 0.0, 1, labels, np.full(n, 0.1), positions=np.arange(1, n + 1))
         )
-    windows.update(matured("none", 0.0, 1, np.ones(5), np.full(5, 0.1)))  # no ranked list
+    windows.update(matured("none", 0.0, 1, np.ones(5), np.full(5, 0.1)))  # rows without positions
     kpis = measure_version(1, windows)
     assert (kpis.ranked_lists, kpis.hit_rate, kpis.rows) == (4, 0.5, 4 * n + 5)
     assert kpis.ndcg == pytest.approx((1.0 + 0.0 + 1 / math.log2(4)) / 3)
 
 
-def test_without_lists_there_are_no_such_numbers():
+def test_without_lists_ranking_kpis_are_absent():
     windows = VersionWindows(10)
     windows.update(matured("none", 0.0, 1, np.zeros(3), np.zeros(3)))
     kpis = measure_version(1, windows)
@@ -101,7 +101,8 @@ def test_auc_equals_scikit_learn_on_tail_after_every_update(batch_rows):
     windows, labels, scores = VersionWindows(100), [], []
     for _ in range(40):
         new_labels = (random.random(batch_rows) < 0.3).astype(np.uint8)
-        new_scores = np.round(random.random(batch_rows), 2).astype(np.float32)  # many ties
+        # Rounded scores have many ties.
+        new_scores = np.round(random.random(batch_rows), 2).astype(np.float32)
         labels += new_labels.tolist()
         scores += new_scores.tolist()
         windows.update(matured("r", 0.0, 1, new_labels, new_scores))
@@ -116,7 +117,7 @@ def test_auc_equals_scikit_learn_on_tail_after_every_update(batch_rows):
             assert kpis.auc is None
 
 
-def test_interval_holds_for_returning_users_and_not_by_requests_alone():
+def test_interval_covers_returning_users_and_is_too_narrow_by_requests():
     """Each of 100 populations has 50 users with 20 requests each.
 
     The true value is the AUC over users with one request each.
@@ -155,7 +156,7 @@ def test_one_class_window_has_no_auc(label):
     assert kpis.ctr == label
 
 
-def test_empty_window_has_no_number():
+def test_empty_window_has_no_kpi():
     kpis = measure(1, RowWindow(10))
     assert (kpis.rows, kpis.auc, kpis.log_loss, kpis.calibration, kpis.ctr) == (
         0,
@@ -167,7 +168,7 @@ def test_empty_window_has_no_number():
 
 
 @pytest.mark.parametrize("size", [1, 7, 64])
-def test_interval_treats_rows_of_request_as_alike_even_in_split_window(size):
+def test_interval_treats_rows_of_request_as_cluster_even_in_split_window(size):
     random, window = np.random.default_rng(size), RowWindow(1000)
     labels, scores = rows(random, size * (2500 // size), rate=0.3)
     for begin in range(0, len(labels), size):

@@ -117,7 +117,7 @@ def test_at_every_moment_bounds_contain_matured_value(name, is_changed):
 @pytest.mark.parametrize(
     "name", ["exponential", "uniform over the window", "heavy tail", "two humps"]
 )
-def test_bounds_close_and_error_of_estimate_shrinks_to_nothing(name, is_changed):
+def test_bounds_and_error_of_estimate_shrink_until_labels_are_final(name, is_changed):
     moments = [300.0, 400.0, 600.0, 899.0]
     errors, widths = np.zeros(len(moments)), np.zeros(len(moments))
     for seed in range(8):
@@ -133,12 +133,12 @@ def test_bounds_close_and_error_of_estimate_shrinks_to_nothing(name, is_changed)
     assert (np.diff(widths) <= 0).all()
     assert widths[-1] < widths[0] / 10
     assert errors[-1] < errors[0] / 2
-    # At the first time, a third of the rows has open labels. Even at that time, the error of the
-    # estimate is far smaller than the distance of the bounds.
+    # At the first time, a third of the rows has open labels. The estimate's error is already small,
+    # compared with the distance of the bounds.
     assert errors[0] < 0.08
 
 
-def test_world_that_changed_shows_before_its_labels_are_final():
+def test_change_of_simulator_shows_before_labels_are_final():
     world = World(DELAYS["exponential"], seed=5, span=300.0, is_changed=True)
     found = world.at(350.0, np.ones(len(world.times), bool))
     assert roc_auc_score(world.labels, world.scores) == pytest.approx(0.5, abs=0.05)
@@ -154,7 +154,7 @@ def test_no_estimate_from_too_few_delays_but_bounds():
     assert found.final_at == 100.0 + WINDOW - 1.0
 
 
-def test_without_rows_there_is_no_number():
+def test_without_rows_nothing_is_estimated():
     nothing = np.zeros(0), np.zeros(0), np.zeros(0, bool)
     found = estimate_open(*nothing, version=2, delays=ClickDelays(), window_seconds=WINDOW, now=1.0)
     assert found == OpenEstimate(version=2, open_rows=0, open_clicks=0, final_at=None)
@@ -169,15 +169,15 @@ def test_order_of_rows_does_not_matter_even_with_ties():
 
 
 @pytest.mark.parametrize(
-    ("scores", "ages", "said"),
+    ("scores", "ages", "message"),
     [
         ([0.1, 0.2], [1.0], "shapes"),
         ([0.1, 1.2], [1.0, 1.0], "outside"),
         ([0.1, np.nan], [1.0, 1.0], "outside"),
     ],
 )
-def test_rows_that_make_no_sense_are_refused(scores, ages, said):
-    with pytest.raises(ContractError, match=said):
+def test_invalid_rows_are_refused(scores, ages, message):
+    with pytest.raises(ContractError, match=message):
         estimate_open(
             np.array(scores),
             np.array(ages),

@@ -41,9 +41,7 @@ LIMITS = BakingSettings()
 
 
 def rolled_back(rows, *, settings=LIMITS, gate=GATE, before=BEFORE):
-    """Return the number of rows until the rollback, and the last decision.
-
-    The number of rows is None if no rollback followed.
+    """Return the number of rows until the rollback (or None), and the last decision.
 
     Traffic has 64 rows a second.
     """
@@ -118,7 +116,7 @@ def _share_rolled_back(planted, runs, *, rows=20_000):
     ids=str,
 )
 def test_version_at_exact_limit_is_rolled_back_with_at_most_alpha(planted):
-    """One of the five tests has its metric exactly at the limit.
+    """One metric of the version is exactly at its limit.
 
     At an alpha of 0.25, each of the five tests may roll back 5 % of the runs.
     """
@@ -130,9 +128,10 @@ def test_version_at_exact_limit_is_rolled_back_with_at_most_alpha(planted):
 def test_of_thousand_equal_versions_at_most_alpha_are_rolled_back():
     """The test uses the default settings and all rows.
 
-    The metrics of the gate and of the predecessor are each measured on 20,000 other rows.
+    The gate's metrics come from 20,000 rows, and the predecessor's metrics come from 20,000 other
+    rows.
     """
-    taken = 0
+    num_rolled_back = 0
     for seed in range(1_000):
         rows = traffic((19, seed), rows=140_000)
         gate, before, live = (
@@ -146,8 +145,8 @@ def test_of_thousand_equal_versions_at_most_alpha_are_rolled_back():
         )
         promised = Baseline(auc=auc.auc, low=auc.low, high=auc.high, previous_version=1)
         reached = Predecessor(auc_low=live_auc.low, click_rate=float(before.labels.mean()))
-        taken += rolled_back(live, gate=promised, before=reached)[0] is not None
-    assert taken <= LIMITS.bake_alpha * 1_000
+        num_rolled_back += rolled_back(live, gate=promised, before=reached)[0] is not None
+    assert num_rolled_back <= LIMITS.bake_alpha * 1_000
 
 
 def test_version_as_good_as_promised_is_baked_after_its_rows_and_its_time():
@@ -159,7 +158,7 @@ def test_version_as_good_as_promised_is_baked_after_its_rows_and_its_time():
 
 
 @pytest.mark.parametrize("seed", [7, 10])
-def test_version_under_suspicion_goes_on_baking_until_evidence_is_enough(seed):
+def test_suspected_version_goes_on_baking_until_evidence_is_enough(seed):
     early = BakingSettings(bake_seconds=0.0, bake_rows=1_280)
     states = [
         state_of(rolled_back(traffic(seed, rows=n, calibration=2.0), settings=early)[1])
@@ -168,8 +167,11 @@ def test_version_under_suspicion_goes_on_baking_until_evidence_is_enough(seed):
     assert states == [BAKES, BAD]
 
 
-def test_after_change_version_is_held_to_what_its_predecessor_reaches():
-    """The AUC of both versions is below the gate's measurement, so a rollback would not help."""
+def test_after_change_version_is_compared_with_what_predecessor_reaches():
+    """A drift can lower the AUC of both versions below the AUC that the gate measured.
+
+    A rollback to the previous version would then not help.
+    """
     rows = traffic(5, rows=40_000, noise=1.2)
     assert (
         rolled_back(
@@ -219,7 +221,7 @@ def test_version_with_one_score_for_every_row_is_rolled_back_untested():
     [(BakingSettings(), None), (BakingSettings(bake_rows=0), BEFORE)],
     ids=["first", "off"],
 )
-def test_version_without_anything_to_go_back_to_is_not_evaluated(settings, before):
+def test_version_without_rollback_target_is_not_evaluated(settings, before):
     first = replace(GATE, previous_version=None)
     back, decision = rolled_back(
         traffic(1, rows=6_400, calibration=5.0), settings=settings, before=before, gate=first
@@ -230,7 +232,7 @@ def test_version_without_anything_to_go_back_to_is_not_evaluated(settings, befor
 def test_evidence_has_mean_of_one_under_terms_without_mean():
     """The expected evidence is computed by numeric integration.
 
-    The e-value is 1 without data, and grows only with the sum.
+    The e-value of an empty sample is 1. A larger sum gives a larger e-value.
     """
     from scipy import integrate, stats
 
@@ -241,7 +243,7 @@ def test_evidence_has_mean_of_one_under_terms_without_mean():
         assert mixture_evidence(total, squares) == pytest.approx(by_hand, rel=1e-3)
 
 
-def test_few_users_who_come_back_take_no_good_version_back():
+def test_few_returning_users_roll_no_good_version_back():
     """50 users with 100 requests each.
 
     The gate evaluated 200 requests of 50 other users. docs/guides/canary.md reports 200 streams.

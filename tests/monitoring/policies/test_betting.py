@@ -34,18 +34,15 @@ def test_pairs_of_different_requests_of_one_round_are_counted(sizes, per_round, 
     random = np.random.default_rng(seed)
     groups = np.repeat(np.arange(len(sizes)), sizes)
     labels = (random.random(len(groups)) < 0.4).astype(np.uint8)
-    scores = random.integers(0, 5, len(groups)).astype(np.float32)  # many ties
+    scores = random.integers(0, 5, len(groups)).astype(np.float32)  # scores with many ties
     rounds, num_rounds = groups // per_round, len(sizes) // per_round + 1
     found = cross_wins(labels, scores, groups, rounds=rounds, num_rounds=num_rounds)
     for ours, expected in zip(found, by_brute_force(labels, scores, groups, rounds, num_rounds)):
         np.testing.assert_array_equal(ours, expected)
 
 
-def test_bets_that_neither_win_nor_lose_keep_capital_whole():
-    """Every pair is a tie and theta is 0.5.
-
-    Then the capital is the sum of all shares, and stays 1.
-    """
+def test_bets_that_neither_win_nor_lose_keep_capital_at_one():
+    """The capital stays 1 if every pair is a tie and the null hypothesis is an AUC of 0.5."""
     process = EProcess(0.5, {})
     for _ in range(50):
         process.update(rows_of([1, 0, 0, 0] * 10, [0.5] * 40), NEVER)
@@ -53,7 +50,7 @@ def test_bets_that_neither_win_nor_lose_keep_capital_whole():
     assert process.rounds > 100
 
 
-def test_no_round_loses_whole_capital_even_where_every_click_is_on_top():
+def test_no_round_loses_all_capital_even_where_every_click_is_on_top():
     process = EProcess(0.9, {})
     for _ in range(20):
         process.update(rows_of([1, 0, 0, 0] * 10, [0.9, 0.1, 0.2, 0.3] * 10), NEVER)
@@ -61,7 +58,7 @@ def test_no_round_loses_whole_capital_even_where_every_click_is_on_top():
     assert all(0.0 < fraction < 1.0 for fraction in FRACTIONS)
 
 
-def test_memory_kept_as_json_goes_on_as_if_nothing_had_happened():
+def test_state_stored_as_json_continues_unchanged():
     random = np.random.default_rng(1)
     traffic = ClickTraffic(0.1, 100, rows_per_request=3)
     stream = draw(random, traffic, rows=3_000, auc=0.7)
@@ -76,11 +73,10 @@ def test_memory_kept_as_json_goes_on_as_if_nothing_had_happened():
     assert whole.rounds > 50
 
 
-def test_requests_that_fill_no_round_yet_are_kept_apart_for_next():
+def test_requests_of_incomplete_round_wait_for_next_update():
     process = EProcess(0.75, {})
-    process.update(
-        rows_of([1, 0, 0, 0] * 10, [0.5] * 40), NEVER
-    )  # From here on, rounds of 8 requests are only counted.
+    # From the next update on, a round consists of 8 requests.
+    process.update(rows_of([1, 0, 0, 0] * 10, [0.5] * 40), NEVER)
     sizes = [1, 2, 1, 1, 3, 1, 1, 1, 2, 1, 3]
     labels = [0] * sum(sizes)
     process.update(
@@ -88,13 +84,13 @@ def test_requests_that_fill_no_round_yet_are_kept_apart_for_next():
     )
     left = process.memory()["rows"]
     assert (left["sizes"], left["clicks"]) == ([2, 1, 3], [])
-    kept = EProcess(0.75, process.memory())
-    for each in (process, kept):
+    restored = EProcess(0.75, process.memory())
+    for each in (process, restored):
         each.update(rows_of([0, 0], [0.1, 0.2], [0, 0]), NEVER)
         assert each.memory()["rows"]["sizes"] == [2, 1, 3, 2]
 
 
-def test_evidence_against_another_claim_is_not_carried_over():
+def test_evidence_against_another_hypothesis_is_not_carried_over():
     process = EProcess(0.75, {})
     process.update(rows_of([1, 0, 0, 0] * 10, [0.0, 0.1, 0.2, 0.3] * 10), NEVER)
     assert EProcess(0.7, process.memory()).rounds == 0

@@ -78,7 +78,7 @@ def note(evaluator, request, *, is_canary=False):
 
 
 def note_all(evaluator, made):
-    """Record the predictions of all these requests in one call."""
+    """Record the predictions of all requests in `made` in one call."""
     if made:
         together = MaturedRequests.joined([request for request, _ in made])
         canary = np.array([is_canary for _, is_canary in made])
@@ -138,7 +138,9 @@ def evaluate_in_bites(made, seed: int, *, bites: int, restarts: bool) -> list[st
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10_000), st.integers(0, 10_000), st.integers(1, 30), st.booleans())
-def test_bites_orders_and_restarts_give_same_lines(world_seed, seed, bites, restarts):
+def test_decision_lines_do_not_depend_on_batches_order_or_restarts(
+    world_seed, seed, bites, restarts
+):
     made = world(world_seed)
     expected = evaluate_in_bites(made, 0, bites=0, restarts=False)
     assert len(expected) > 5
@@ -160,13 +162,13 @@ def fed(evaluator, *groups, canary=()):
     return evaluator
 
 
-def test_points_are_multiples_of_span_at_which_rows_matured():
+def test_decision_points_are_multiples_of_span_at_which_rows_matured():
     evaluator = fed(make_evaluator(), requests(0.0, 0.1, 4.0, 30.0))
     points = [
         (each.time - START, each.decision.numbers["rows"])
         for each in evaluator.decide_up_to(START + 31.9)
     ]
-    assert points == [(0.0, 4), (4.0, 12)], "30.0 belongs to the point at 32"
+    assert points == [(0.0, 4), (4.0, 12)], "rows of second 30 belong to the point at 32"
     assert evaluator.decided_until == START + 28.0
     assert [each.time - START for each in evaluator.decide_up_to(START + 32.0)] == [32.0]
 
@@ -175,12 +177,12 @@ def test_version_one_attribution_window_minus_grace_ahead_is_evaluated():
     evaluator = fed(make_evaluator(), requests(0.0, 2.0, 8.5), requests(9.0, 20.0, version=2))
     evaluated = [(each.time - START, each.version) for each in evaluator.decide_up_to(START + 40.0)]
     assert evaluated == [(0.0, 1), (4.0, 2), (12.0, 2), (20.0, 2)], (
-        "at 4 version 2 serves, and version 1's rows mature"
+        "version 2 is evaluated at second 4, while version 1's rows mature"
     )
     evaluator = fed(make_evaluator(), requests(0.0, 2.0, 8.5), requests(9.5, 20.0, version=2))
     evaluated = [(each.time - START, each.version) for each in evaluator.decide_up_to(START + 40.0)]
     assert evaluated == [(0.0, 1), (4.0, 1), (12.0, 2), (20.0, 2)], (
-        "predictions of the last two seconds may be under way"
+        "predictions of the last two seconds may not have arrived"
     )
 
 
@@ -196,7 +198,7 @@ def test_rollback_is_evaluated_on_older_version_again():
     assert evaluator.decided_until == START + 60.0
     (schedule,) = [each for each in points[1].decisions if each.policy == "schedule"]
     assert schedule.numbers["serving_seconds"] == points[1].time + AHEAD - (START + 20.0), (
-        "as of what was seen"
+        "the age counts up to the newest prediction"
     )
 
 
@@ -226,8 +228,7 @@ def reasons(points, policy):
 def test_ages_are_never_negative_after_rollback_and_return_in_one_window():
     """Version 2 serves from second 23 on.
 
-    Formerly, rows of version 2 from second 20 on counted, and the reason said "14720 matured rows
-    ..., -1254 s".
+    A former error counted rows of version 2 from second 20 on, and reported the age "-1254 s".
     """
     policies = make_policies(POLICY, BakingSettings(bake_rows=1_000, bake_seconds=60.0))
     evaluator = Evaluator(
@@ -264,7 +265,7 @@ def test_age_of_version_is_not_negative_after_clock_was_ahead_for_while():
     evaluator.decide_up_to(START + 4.0)
     (point,) = fed(evaluator, requests(8.0, version=2)).decide_up_to(START + 8.0)
     assert reasons([point], "schedule")[8.0].numbers["serving_seconds"] == 4.0, (
-        "since it was set right"
+        "the age counts from the correction of the clock"
     )
 
 
@@ -305,7 +306,7 @@ def test_rows_of_earlier_versions_are_evidence_and_of_later_ones_are_not():
     ]
 
 
-def test_version_that_served_between_two_decision_points_is_in_line():
+def test_version_that_served_between_two_decision_points_is_in_lineage():
     evaluator = fed(
         make_evaluator(), requests(0.0), requests(9.0, version=2), requests(10.0, version=3)
     )
@@ -315,10 +316,7 @@ def test_version_that_served_between_two_decision_points_is_in_line():
 
 
 def test_predecessor_is_measured_once_first_own_row_matures():
-    """The last rows of the old version may have been served after a drift.
-
-    Such rows are not evidence for either version.
-    """
+    """The predecessor's metrics include its last rows, which may have been served after a drift."""
     seen = {}
 
     def look(evidence):
@@ -336,7 +334,7 @@ def test_predecessor_is_measured_once_first_own_row_matures():
     assert seen[12.0].click_rate == pytest.approx(8 / 12)
 
 
-def test_many_versions_in_log_make_memory_of_evaluate_no_larger_than_so_many():
+def test_state_of_evaluation_is_bounded_for_many_versions_in_log():
     evaluator = make_evaluator()
     for version in range(1, 1_001):
         note(evaluator, *requests(0.04 * version, version=version))
@@ -351,7 +349,7 @@ def test_canary_is_not_evaluated_and_its_rows_are_in_no_others_window():
     assert [(each.version, each.decision.numbers["rows"]) for each in evaluated] == [(1, 4), (1, 8)]
 
 
-def test_request_that_comes_after_its_point_is_skipped_also_after_restart():
+def test_request_after_its_decision_point_is_skipped_also_after_restart():
     evaluator = fed(make_evaluator(), requests(0.0, 8.0))
     evaluator.decide_up_to(START + 12.0)
     (late,) = requests(3.0)
@@ -395,24 +393,24 @@ def test_prediction_newer_than_all_counts_at_next_point_after_its_own():
     assert evaluator.serving_version == 2
 
 
-def test_baseline_is_read_once_per_version_and_remembered_over_restart():
-    asked = []
+def test_baseline_is_read_once_per_version_and_survives_restart():
+    requested = []
 
-    def ask(version):
-        asked.append(version)
+    def read_baseline(version):
+        requested.append(version)
         return Baseline(auc=0.8, low=0.7, high=0.9)
 
     policies = make_policies(PolicySettings())
-    evaluator = Evaluator(SETTINGS, policies, baseline=ask)
+    evaluator = Evaluator(SETTINGS, policies, baseline=read_baseline)
     fed(evaluator, requests(0.0, 5.0)).decide_up_to(START + 8.0)
     evaluator = Evaluator(
         SETTINGS,
         policies,
-        baseline=ask,
+        baseline=read_baseline,
         memory=json.loads(json.dumps(evaluator.memory())),
     )
     fed(evaluator, requests(9.0)).decide_up_to(START + 12.0)
-    assert asked == [1]
+    assert requested == [1]
 
 
 def test_returning_version_finds_its_window_and_baseline_among_few():
@@ -425,12 +423,12 @@ def test_returning_version_finds_its_window_and_baseline_among_few():
     for number, version in enumerate([*versions, 1, 99]):
         fed(evaluator, requests(20.0 * number, version=version))
     points = evaluator.decide_up_to(START + 20.0 * len(versions) + 30.0)
-    assert read == [*versions, 99], "once each"
+    assert read == [*versions, 99], "each baseline must be read once"
     assert (points[-2].version, points[-2].kpis.rows) == (1, 8)
     assert len(points[-1].memory["baselines"]) == MAX_VERSIONS
 
 
-def test_buckets_that_closed_by_one_window_after_point_count_at_it():
+def test_buckets_closed_up_to_one_window_after_decision_point_count_at_it():
     evaluator = fed(make_evaluator(), requests(3.0))
     evaluator.record_drift(replace(DRIFTS[0], bucket_end=START + 4.0 + WINDOW - GRACE))
     (point,) = evaluator.decide_up_to(START + 4.0)

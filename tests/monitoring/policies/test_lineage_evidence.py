@@ -23,7 +23,7 @@ SPAN = 10.0
 class Line:
     """A policy that gets successive decision points.
 
-    Between the points, the policy's state passes through sorted JSON.
+    The policy's state is written as JSON and read back between two decision points.
     """
 
     def __init__(self, learned: dict[int, float | None]) -> None:
@@ -31,7 +31,7 @@ class Line:
         self.learned, self.random, self.total = learned, np.random.default_rng(5), 0
 
     def see(self, line, aucs, *, points=1):
-        """Decide on the last version of `line`.
+        """Return the decision on the last version of the lineage `line`.
 
         At each decision point, version `v` has 400 new rows with an AUC of `aucs[v]`.
         """
@@ -71,7 +71,10 @@ def test_rows_of_earlier_versions_raise_alarm_for_one_without_matured_row():
 
 
 def test_bets_continue_over_release():
-    """The rows of one version do not suffice for an alarm, but the rows of both versions do."""
+    """The rows of one version alone do not suffice for an alarm.
+
+    The rows of two consecutive versions together suffice.
+    """
     apart = [Line({1: -50.0, 2: -40.0}), Line({1: -50.0, 2: -40.0})]
     halves = [each.see([1, 2], {version: 0.76}, points=3) for version, each in zip((1, 2), apart)]
     assert [each.action for each in halves] == [Action.OK, Action.OK]
@@ -88,11 +91,13 @@ def test_rows_of_rolled_back_version_are_no_evidence_about_live_one():
     assert seen.see([1, 2], {2: FALLEN}, points=10).action is Action.RETRAIN
     back = seen.see([1], {1: AUC})
     assert (back.action, back.numbers["evidence"] < 2.0) == (Action.OK, True)
-    assert seen.see([1, 3], {1: AUC}).action is Action.OK, "nor about a later version"
-    assert seen.see([1, 2], {1: AUC}).action is Action.RETRAIN, "its own evidence stays its own"
+    assert seen.see([1, 3], {1: AUC}).action is Action.OK, (
+        "rows of version 1 are no evidence about version 3"
+    )
+    assert seen.see([1, 2], {1: AUC}).action is Action.RETRAIN, "the alarm of version 1 must remain"
 
 
-def test_way_back_counts_rows_of_both_versions():
+def test_rollback_decision_counts_rows_of_both_versions():
     seen = Line({4: -50.0, 5: -40.0})
     seen.see([4], {4: AUC}, points=3)
     seen.see([4, 5], {5: AUC}, points=3)
@@ -105,26 +110,26 @@ def test_way_back_counts_rows_of_both_versions():
 
 
 @pytest.mark.parametrize(
-    ("learned", "action"), [(95.0, Action.RETRAIN), (300.0, Action.UNDECIDABLE)]
+    ("trained", "action"), [(95.0, Action.RETRAIN), (300.0, Action.UNDECIDABLE)]
 )
-def test_release_ends_alarm_only_if_its_model_learned_rows_showing_change(learned, action):
-    seen = Line({1: -50.0, 2: learned})
+def test_release_ends_alarm_only_if_its_model_was_trained_on_changed_rows(trained, action):
+    seen = Line({1: -50.0, 2: trained})
     seen.see([1], {1: AUC}, points=10)
     assert seen.see([1], {1: FALLEN}, points=15).action is Action.RETRAIN
     decision = seen.see([1, 2], {1: FALLEN})
     assert decision.action is action
     if action is Action.UNDECIDABLE:
         assert decision.reason.startswith(
-            "no row of model version 2 has matured yet; it has learned rows from after"
+            "no row of model version 2 has matured yet; it was trained on rows from after"
         )
         decision = seen.see([1, 2], {1: FALLEN, 2: AUC}, points=20)
         assert decision.action is Action.OK
         assert decision.reason.endswith("model version 2"), "the other version's rows do not count"
     else:
-        assert seen.see([1, 2], {2: AUC}).action is Action.RETRAIN, "it stays under the alarm"
+        assert seen.see([1, 2], {2: AUC}).action is Action.RETRAIN, "the alarm must remain"
 
 
-def test_alarm_stays_as_it_was_raised_until_version_has_learned_change():
+def test_alarm_stays_as_raised_until_version_was_trained_on_change():
     seen = Line({1: -50.0, 2: -40.0})
     raised = seen.see([1], {1: FALLEN}, points=15)
     for line, rows in (([1], {1: AUC}), ([1, 2], {2: AUC})):
@@ -150,15 +155,15 @@ def test_version_with_unknown_training_rows_is_evaluated_on_its_own_only():
     assert seen.see([1], {1: FALLEN}, points=15).action is Action.RETRAIN
     waiting = seen.see([1, 2], {1: FALLEN})
     assert waiting.action is Action.UNDECIDABLE
-    assert "what it has learned is not known" in waiting.reason
+    assert "its training rows are unknown" in waiting.reason
     assert waiting.numbers["evidence"] is None
     own = seen.see([1, 2], {1: FALLEN, 2: AUC}, points=3)
     assert (own.action, own.numbers["evidence"] < 2.0) == (Action.OK, True)
 
 
-def test_as_many_versions_as_fit_one_window_of_releases_suffice():
-    learned = {version: 30.0 * version - 1000.0 for version in range(1, 31)}
-    seen = Line(learned)
+def test_maximum_number_of_versions_suffices_for_releases_of_one_window():
+    trained = {version: 30.0 * version - 1000.0 for version in range(1, 31)}
+    seen = Line(trained)
     for version in range(1, 20):
         decision = seen.see(list(range(1, version + 10)), {version: AUC})
     assert decision.numbers["evaluated_clicks"] > 1_000
@@ -166,11 +171,11 @@ def test_as_many_versions_as_fit_one_window_of_releases_suffice():
     assert seen.see(list(range(1, 31)), {19: FALLEN}, points=12).action is Action.RETRAIN
 
 
-def test_what_is_dropped_of_versions_does_not_depend_on_order_of_keys():
+def test_dropped_state_of_versions_does_not_depend_on_order_of_keys():
     known = {str(version): version for version in (10, 9, 2, 1, 30, 4, 5, 6, 7, 8)}
-    kept = without_oldest(known, needed=[2])
-    assert sorted(kept.values()) == [2, 5, 6, 7, 8, 9, 10, 30]
-    assert without_oldest(dict(sorted(known.items())), needed=[2]) == kept
+    remaining = without_oldest(known, needed=[2])
+    assert sorted(remaining.values()) == [2, 5, 6, 7, 8, 9, 10, 30]
+    assert without_oldest(dict(sorted(known.items())), needed=[2]) == remaining
 
 
 def test_decision_point_without_round_changes_no_evidence():
@@ -208,20 +213,20 @@ def test_trail_starts_again_where_its_product_falls_to_one():
     )
 
 
-def test_factors_are_products_that_capital_is_multiplied_by():
+def test_factors_are_products_by_which_capital_is_multiplied():
     lambdas = [fraction / 0.2 for fraction in FRACTIONS]
     payoffs = [0.2, -0.8, 0.1, 0.05]
     by_hand = [np.prod([1.0 - each * payoff for payoff in payoffs]) for each in lambdas]
     assert factors(payoffs, lambdas) == pytest.approx(by_hand, rel=1e-12)
-    # All bets that start in the first round share one part of the capital. The expected e-value is
-    # the cash, plus the invested share times the mean of the factors.
+    # All bets of the first round share the part `start` of the capital. The expected e-value is
+    # `start` times the mean of the factors, plus the rest of the capital.
     capital = EValue({})
     capital.bet(payoffs[1:2], [1.0], lambdas, enough=1e9)
     start, cash = 1.0 - 1.0 / np.log2(3), 1.0 / np.log2(3)
     assert capital.value == pytest.approx(cash + start * np.mean(factors(payoffs[1:2], lambdas)))
 
 
-def test_estimated_time_of_change_lies_near_it():
+def test_estimated_time_of_change_is_near_change():
     for seed in range(3):
         seen = Line({1: -50.0})
         seen.random = np.random.default_rng(seed)

@@ -148,14 +148,14 @@ def test_column_that_drifted_without_distance_is_named():
     assert "1 of 0 columns drifted over 1000 rows (C9), model" in drifts((lost,))[1].reason
 
 
-def test_bucket_counts_from_so_many_columns_on():
+def test_bucket_counts_only_with_configured_number_of_drifted_columns():
     assert drifts((bucket("C1"),), (bucket("C1", "C2"),), drift_buckets=1, drift_columns=2)[0] == [
         "ok",
         "retrain",
     ]
 
 
-def test_another_versions_drift_is_forgotten():
+def test_drift_of_other_version_is_removed():
     policy = DataDriftPolicy(PolicySettings(drift_buckets=2))
     _, memory = policy.decide(evidence_of(drift=(bucket("C1"),)), {})
     other = replace(KPIS, version=2)
@@ -163,7 +163,7 @@ def test_another_versions_drift_is_forgotten():
     assert decision.action is Action.BREACH
 
 
-def test_drift_continues_over_release_that_learned_nothing_since():
+def test_drift_continues_over_release_that_was_not_trained_on_newer_rows():
     policy = DataDriftPolicy(PolicySettings(drift_buckets=2))
     _, memory = policy.decide(evidence_of(drift=(bucket("C1", end=100.0),)), {})
     for trained_until, action in (
@@ -180,7 +180,7 @@ def test_drift_continues_over_release_that_learned_nothing_since():
         assert policy.decide(successor, memory)[0].action is action
 
 
-def test_breaches_continue_over_release_that_learned_nothing_after_first():
+def test_breaches_continue_over_release_that_was_not_trained_on_newer_rows():
     settings = replace(SETTINGS, consecutive_breaches=2)
     _, memory = ThresholdPolicy(settings).decide(evidence_of(LOW, time=100.0), {})
     for trained_until, action in ((99.0, "retrain"), (100.0, "breach"), (None, "breach")):
@@ -193,17 +193,17 @@ def test_breaches_continue_over_release_that_learned_nothing_after_first():
         assert ThresholdPolicy(settings).decide(successor, memory)[0].action.value == action
 
 
-def test_window_of_earlier_version_counts_for_one_that_did_not_learn_it():
+def test_window_of_earlier_version_counts_if_version_was_not_trained_on_it():
     _, memory = ThresholdPolicy(SETTINGS).decide(evidence_of(LOW, time=100.0), {})
-    for trained_until, action, said in (
+    for trained_until, action, reason in (
         (
             99.0,
             "retrain",
-            "no row of model version 2 has matured yet; it has learned rows up to 1970-01-01 "
+            "no row of model version 2 has matured yet; it was trained on rows up to 1970-01-01 "
             "00:01:39",
         ),
-        (100.0, "undecidable", "it has learned rows from after the first breach"),
-        (None, "undecidable", "what it has learned is not known"),
+        (100.0, "undecidable", "it was trained on rows from after the first breach"),
+        (None, "undecidable", "its training rows are unknown"),
     ):
         waiting = evidence_of(
             LOW,
@@ -213,14 +213,14 @@ def test_window_of_earlier_version_counts_for_one_that_did_not_learn_it():
             baseline=Baseline(trained_until=trained_until),
         )
         decision, _ = ThresholdPolicy(SETTINGS).decide(waiting, memory)
-        assert (decision.action.value, said in decision.reason) == (action, True), decision.reason
+        assert (decision.action.value, reason in decision.reason) == (action, True), decision.reason
         assert (decision.numbers["version"], decision.numbers["window_version"]) == (2, 1)
 
 
 # -- schedule
 
 
-def test_schedule_asks_once_version_has_served_for_long_enough():
+def test_schedule_requests_run_once_version_has_served_for_long_enough():
     policy = SchedulePolicy(PolicySettings(max_serving_seconds=3600.0))
     for time, action in ((4599.0, Action.OK), (4600.0, Action.RETRAIN), (9999.0, Action.RETRAIN)):
         decision, _ = policy.decide(evidence_of(time=time, serving_since=1000.0), {})
@@ -232,7 +232,7 @@ def test_schedule_asks_once_version_has_served_for_long_enough():
 # -- several policies together
 
 
-def said(policy, action):
+def reason_of(policy, action):
     return Decision(policy=policy, action=action, reason=policy, numbers={"version": 1})
 
 
@@ -247,7 +247,7 @@ def said(policy, action):
     ],
 )
 def test_any_retrain_wins_and_first_gives_reason(actions, first):
-    decisions = tuple(said(f"p{i}", action) for i, action in enumerate(actions))
+    decisions = tuple(reason_of(f"p{i}", action) for i, action in enumerate(actions))
     assert combine(decisions) is decisions[first]
 
 

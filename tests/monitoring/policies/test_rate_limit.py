@@ -25,7 +25,7 @@ def test_only_confirmed_drift_can_be_held(action):
     assert apply_limits(decision, memory, SETTINGS, now=1.0) == decision
 
 
-def test_release_rests_cool_down():
+def test_release_starts_cooldown():
     memory = ended(requested(RunMemory(), now=0.0), "released", SETTINGS, now=100.0)
     decision = evaluator(memory, now=100.0)
     assert decision.action is Action.HELD
@@ -62,7 +62,7 @@ def test_daily_budget_holds_over_any_24_hours():
     assert len(requested(memory, now=2 * DAY_SECONDS).requested_at) == 1
 
 
-def test_clock_set_back_does_not_hold_for_longer_than_longest_rest():
+def test_clock_set_back_does_not_delay_longer_than_longest_cooldown():
     """The clock was a year fast when a run was requested and ended."""
     year = 365 * DAY_SECONDS
     memory = requested(RunMemory(), now=year)
@@ -73,7 +73,7 @@ def test_clock_set_back_does_not_hold_for_longer_than_longest_rest():
     assert evaluator(memory, now=100.0).action is Action.RETRAIN
 
 
-def test_canary_counts_as_release_and_is_named_as_what_it_is():
+def test_canary_counts_as_release_and_is_reported_as_canary():
     memory = RunMemory(failures=2, failed=1, refusals=1, releases_since_full=3)
     begun, released = (
         ended(memory, outcome, SETTINGS, now=100.0) for outcome in ("canary", "released")

@@ -30,12 +30,12 @@ def runs(points):
 
 
 @pytest.mark.parametrize("minutes", [60, 30, 20])
-def test_fall_is_found_however_often_models_are_released(minutes):
+def test_drop_is_found_however_often_models_are_released(minutes):
     """Formerly, releases every 30 minutes led to 72 decision points without an alarm."""
     releases = replace(FALL, every=60.0 * minutes, learns=False)
     points = list(decisions(np.random.default_rng(1), releases))
     assert len(points) == (releases.seconds - WINDOW) // releases.decide + 1, (
-        "rows mature all the time"
+        "rows mature at every decision point"
     )
     first = runs(points)[0]
     assert 0 < first.time - START - CHANGED_AT <= 600.0
@@ -44,7 +44,7 @@ def test_fall_is_found_however_often_models_are_released(minutes):
     )
 
 
-def test_decision_to_retrain_names_versions_whose_rows_are_evidence():
+def test_retrain_decision_names_versions_whose_rows_are_evidence():
     releases = replace(FALL, every=1200.0, learns=False)
     (first, *_) = runs(decisions(np.random.default_rng(1), releases))
     scored_by = releases.version_at(CHANGED_AT)
@@ -53,13 +53,13 @@ def test_decision_to_retrain_names_versions_whose_rows_are_evidence():
         f"shown by rows of model version {scored_by} from 2026-01-01 01:1" in first.decision.reason
     )
     assert releases.trained_until(first.version) == 68 * 60.0
-    learned = "which has learned rows up to 2026-01-01 01:08:00 UTC"
+    learned = "which was trained on rows up to 2026-01-01 01:08:00 UTC"
     assert f"model version {first.version} serves, {learned}" in first.decision.reason
     assert first.decision.numbers["version"] == first.version
 
 
-def test_only_version_that_learned_rows_after_change_ends_evidence():
-    """After that version, bad rows of older versions are not evidence."""
+def test_only_version_trained_on_rows_after_change_ends_evidence():
+    """Bad rows of older versions stop counting after a release that was trained on changed rows."""
     releases = replace(FALL, every=360.0)
     points = list(decisions(np.random.default_rng(2), releases))
     alarmed = {point.version for point in runs(points)}
@@ -67,13 +67,13 @@ def test_only_version_that_learned_rows_after_change_ends_evidence():
     assert not [version for version in alarmed if releases.knows_the_change(version)]
     after = [point for point in points if releases.knows_the_change(point.version)]
     waiting = [point for point in after if point.decision.action is Action.UNDECIDABLE]
-    assert "it has learned rows from after the change" in waiting[0].decision.reason
+    assert "it was trained on rows from after the change" in waiting[0].decision.reason
     assert after[-1].decision.action is Action.OK, (
-        "its own rows and its successors' are evaluated again"
+        "rows of versions trained after the change must count again"
     )
 
 
-def test_second_change_is_found_on_rows_of_versions_that_know_first():
+def test_second_change_is_found_on_rows_of_versions_trained_after_first():
     releases = replace(FALL, every=600.0, seconds=8 * 3600.0, changed_again_at=4.5 * 3600.0)
     found = runs(decisions(np.random.default_rng(3), releases))
     times = [point.time - START for point in found]
@@ -97,7 +97,7 @@ def test_other_policies_decide_too_without_matured_row_of_serving_version(polici
         assert (min(ages) >= 0.0, max(ages) <= 1200.0) == (True, True)
 
 
-def test_threshold_requests_no_run_once_version_learned_after_breach():
+def test_threshold_requests_no_run_once_version_was_trained_after_breach():
     settings = PolicySettings(policies="threshold", auc_threshold=0.7, min_clicks=50)
     releases = replace(FALL, every=600.0)
     points = list(decisions(np.random.default_rng(1), releases, settings, window_rows=2_000))
@@ -120,7 +120,7 @@ def test_no_text_of_decision_has_negative_age_or_exceeds_page_width():
 
 
 def alarm_share(releases: Releases, *, streams: int, seed: int) -> int:
-    """Return in how many streams the policy requested a run. The settings are `EDGE`."""
+    """Return in how many streams a policy with the settings `EDGE` requests a run."""
     return sum(
         bool(runs(decisions(np.random.default_rng((seed, number)), releases, EDGE)))
         for number in range(streams)
@@ -137,7 +137,7 @@ def test_at_most_alpha_of_unchanged_streams_alarm_whatever_is_released(windows):
     All versions of a stream share one alpha, also in `make benchmark-policies`.
     """
     assert alarm_share(replace(NULL, every=windows * WINDOW), streams=20, seed=7) <= 3, (
-        "P(more of 20 at 5 %) = 0.016"
+        "P(more than 3 of 20 at 5 %) = 0.016"
     )
 
 

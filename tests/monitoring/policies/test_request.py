@@ -31,7 +31,7 @@ def test_rule_names_parent_and_why(rules, memory, parent, reason):
     assert (found, reason in why) == (parent, True), why
 
 
-def test_memory_counts_what_rules_need():
+def test_state_contains_counts_that_rules_need():
     def counts(memory, *runs):
         for outcome, parent in runs:
             memory = ended(memory, outcome, RateLimitSettings(), now=10.0, parent=parent)

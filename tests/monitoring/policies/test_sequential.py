@@ -40,7 +40,7 @@ def test_of_stationary_streams_at_most_alpha_alarm():
 def test_few_returning_users_raise_no_more_alarms_if_gate_grouped_by_user():
     """At the bound, the gate evaluates 100 requests of 50 users.
 
-    The monitor then evaluates 5,000 requests of 50 other users.
+    The monitor evaluates 5,000 requests of 50 other users.
     """
     alarms = {"users": 0, "requests": 0}
     for number in range(60):
@@ -57,8 +57,8 @@ def test_few_returning_users_raise_no_more_alarms_if_gate_grouped_by_user():
     assert alarms["requests"] > alarms["users"]
 
 
-def test_requests_of_one_partition_in_four_alarm_as_rarely_and_show_fall():
-    """`make benchmark-policies` simulates 1,000 such streams."""
+def test_requests_of_one_partition_in_four_alarm_as_rarely_and_show_drop():
+    """The test simulates 20 streams, and `make benchmark-policies` simulates 1,000 streams."""
     alarms, falls = 0, 0
     for number in range(20):
         random, name = np.random.default_rng((6, number)), f"stream {number}"
@@ -76,7 +76,7 @@ def test_requests_of_one_partition_in_four_alarm_as_rarely_and_show_fall():
     assert falls == 20
 
 
-def test_every_fall_is_detected():
+def test_every_drop_is_detected():
     for number in range(3):
         random = np.random.default_rng((4, number))
         before = draw(random, TRAFFIC, rows=10_000, auc=GOOD)
@@ -87,9 +87,10 @@ def test_every_fall_is_detected():
         )
 
 
-def test_long_service_before_fall_costs_little():
-    """An e-process that only starts at the beginning would have a tiny e-value by then and never
-    detect the drop.
+def test_long_service_before_drop_costs_little():
+    """A long time before the drop must not delay the alarm.
+
+    If all bets started at the beginning, the e-value would be tiny when the drop comes.
     """
     traffic, settings = ClickTraffic(0.25, 1_000), PolicySettings()
     delays = []
@@ -122,7 +123,7 @@ def test_alarm_lasts_until_other_version_serves_and_waits_for_rows():
     )
     assert other.action in (Action.OK, Action.UNDECIDABLE)
     back, _ = policy.decide(evidence_of(rows=BAD, matured_total=999, baseline=GATE), memory)
-    assert back.action is Action.RETRAIN, "versions that alternate keep their evidence"
+    assert back.action is Action.RETRAIN, "the evidence must remain if versions alternate"
 
 
 def test_good_stream_is_ok_once_rounds_were_evaluated_and_undecidable_before():
@@ -141,20 +142,20 @@ def test_good_stream_is_ok_once_rounds_were_evaluated_and_undecidable_before():
     assert "clicks, model version 1" in decision.reason
 
 
-def test_claim_is_gates_lower_end_less_tolerance():
+def test_claim_equals_lower_end_of_gate_less_tolerance():
     policy = SequentialPolicy(PolicySettings(sequential_tolerance=0.03))
     assert policy.decide(evidence_of(baseline=GATE), {})[0].numbers["threshold"] == pytest.approx(
         0.77
     )
 
 
-def test_version_without_verdict_is_undecidable_and_keeps_others_evidence():
+def test_version_without_verdict_is_undecidable_and_keeps_other_evidence():
     policy = SequentialPolicy(EDGE)
     _, memory = policy.decide(evidence_of(rows=BAD, baseline=GATE), {})
-    decision, kept = policy.decide(
+    decision, state = policy.decide(
         evidence_of(replace(evidence_of().kpis, version=2), rows=BAD), memory
     )
     assert decision.action is Action.UNDECIDABLE
-    assert decision.reason == "the gate's auc of model version 2 is not known"
+    assert decision.reason == "the gate's auc of model version 2 is unknown"
     assert decision.numbers["threshold"] is None
-    assert kept == memory
+    assert state == memory

@@ -22,7 +22,7 @@ def test_policy_that_only_notifies_requests_no_run_and_pauses_as_usual(bench, ha
     assert monitor.actions.retraining.memory.requested_at == ()
 
 
-def test_start_without_trigger_leaves_request_under_way_for_later_start(started):
+def test_start_without_trigger_leaves_running_request_for_later_start(started):
     b = started(**DRIFT)
     b.evaluate("bad", auc="bad")
     trigger, b.trigger = b.trigger, None
@@ -41,7 +41,7 @@ def confirmed(policy, reason):
     return Decision(policy=policy, action=Action.RETRAIN, reason=reason, numbers=numbers)
 
 
-def test_of_several_policies_those_that_only_notify_start_no_run(started):
+def test_of_several_policies_those_that_only_notify_request_no_run(started):
     b = started(**DRIFT, notify_only="data_drift")
     columns, auc = confirmed("data_drift", "30 columns drifted"), confirmed("threshold", "auc fell")
     fine = dataclasses.replace(auc, action=Action.OK, reason="auc is fine")

@@ -11,12 +11,12 @@ CYCLE = {"PENDING": "RUNNING", "RUNNING": "SUCCEEDED"}
 @pytest.fixture
 def start(kubeflow, tmp_path):
     """`start(name)` returns a bench whose monitor requests runs from Kubeflow."""
-    asked = {"trigger": "kubeflow", "kubeflow_host": kubeflow.url, "pipeline_name": "ours"}
+    options = {"trigger": "kubeflow", "kubeflow_host": kubeflow.url, "pipeline_name": "ours"}
     made = []
 
     def make(name="one") -> Bench:
         (tmp_path / name).mkdir()
-        b = Bench(tmp_path / name, **DRIFT, **asked, pipeline_arguments='{"recommender": "3"}')
+        b = Bench(tmp_path / name, **DRIFT, **options, pipeline_arguments='{"recommender": "3"}')
         made.append(b)
         b.trigger = KubeflowTrigger(
             b.settings.actions.kubeflow, store=b.settings.store, timeout_seconds=(5.0, 5.0)
@@ -29,7 +29,7 @@ def start(kubeflow, tmp_path):
         each.close()
 
 
-def test_server_in_trouble_for_half_hour_costs_no_run_and_no_second_one(kubeflow, start):
+def test_server_failure_for_half_hour_costs_no_run_and_no_second_one(kubeflow, start):
     b = start()
     traffic(b, "bad", auc="bad")
     kubeflow.failure = 503
@@ -45,7 +45,9 @@ def test_server_in_trouble_for_half_hour_costs_no_run_and_no_second_one(kubeflow
 
 
 @pytest.mark.parametrize(
-    "created_at", ["", "2025-12-31T23:59:59Z"], ids=["ordered as begun", "ordered as asked for"]
+    "created_at",
+    ["", "2025-12-31T23:59:59Z"],
+    ids=["late run is newest", "late run is oldest"],
 )
 @pytest.mark.parametrize("is_before_retry", [True, False])
 def test_run_created_after_request_timed_out_is_one_run_and_counts_once(
@@ -79,7 +81,7 @@ def test_run_created_after_request_timed_out_is_one_run_and_counts_once(
 
 
 def test_two_monitors_with_same_rows_request_one_run_and_follow_it_to_end(kubeflow, start):
-    """For example, a second monitor is started before the first has ended."""
+    """Two monitors run if an operator starts the second before the first has ended."""
     benches = start("a"), start("b")
     for b, ahead in zip(benches, (0.25, 3.5)):  # the clocks of the two monitors differ
         traffic(b, "bad", auc="bad")

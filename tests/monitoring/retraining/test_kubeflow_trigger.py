@@ -31,20 +31,20 @@ def test_request_becomes_run_of_its_name_with_its_parameters(kubeflow, connect):
     assert [each["display_name"] for each in kubeflow.experiments] == ["evergreen-retraining"]
 
 
-def test_run_has_readable_name_and_says_why_it_was_asked_for(kubeflow, connect):
+def test_run_has_readable_name_and_reason(kubeflow, connect):
     trigger = connect(pipeline_arguments='{"recommender": "3"}')
     for name, title in (
         ("drift-20261129T072200Z-v5", "drift 2026-11-29 07:22:00 v5"),
         ("drift-20261129T072200000001Z-v5-full", "drift 2026-11-29 07:22:00.000001 v5-full"),
     ):
-        asked = request(name)
-        assert trigger.submit(asked) == "started"
+        run_request = request(name)
+        assert trigger.submit(run_request) == "started"
         assert kubeflow.runs[-1]["display_name"] == title
         assert (
             kubeflow.runs[-1]["description"]
-            == f"{asked.reason}; asked by the monitor as {name}; recommender 3"
+            == f"{run_request.reason}; requested by the monitor as {name}; recommender 3"
         )
-        assert trigger.submit(asked) == "already"
+        assert trigger.submit(run_request) == "already"
         assert trigger.state(name).state == "running"
         kubeflow.runs[-1]["state"] = "SUCCEEDED"
         assert trigger.state(name).state == "released"
@@ -80,7 +80,7 @@ def test_of_versions_of_one_second_uploaded_one_runs_and_is_named(kubeflow, conn
     assert "of pipeline version 3f2a9c1" in caplog.text
 
 
-def test_pipeline_that_is_not_there_or_twice_is_permanent_error(kubeflow, connect):
+def test_absent_or_duplicate_pipeline_is_permanent_error(kubeflow, connect):
     trigger = connect()
     kubeflow.pipelines.clear()
     with raises(PermanentError, "pipeline ours", "not on the server"):
@@ -105,7 +105,7 @@ def test_run_acts_under_service_account_of_settings(kubeflow, connect, account):
         *((state, "a", "started") for state in ("FAILED", "CANCELED")),
     ],
 )
-def test_active_run_is_only_one_and_name_is_used_again_only_for_dead_run(
+def test_only_one_run_is_active_and_name_is_reused_only_for_dead_run(
     kubeflow, connect, state, name, answer
 ):
     trigger = connect()
@@ -140,8 +140,8 @@ def test_run_states_are_translated(kubeflow, connect, state, expected):
     trigger.submit(request("a"))
     kubeflow.runs[0]["state"] = state
     found = trigger.state("a")
-    said = f"it is {state}" if state in ("PAUSED", "CANCELING") else ""
-    assert (found.state, found.reason) == (expected, said or found.reason)
+    text = f"it is {state}" if state in ("PAUSED", "CANCELING") else ""
+    assert (found.state, found.reason) == (expected, text or found.reason)
 
 
 def test_successful_run_whose_gate_refused_is_reported_from_release(kubeflow, connect, tmp_path):
@@ -161,46 +161,46 @@ def test_successful_run_whose_gate_refused_is_reported_from_release(kubeflow, co
     assert trigger.state("a") == ("refused", "evaluation: auc fell", None)
 
 
-def test_run_of_name_that_was_used_before_is_told_by_its_own_outcome(kubeflow, connect, tmp_path):
+def test_run_of_earlier_name_has_its_own_outcome(kubeflow, connect, tmp_path):
     trigger = connect()
     for state, kfp_state in (("failed", "FAILED"), ("refused", "SUCCEEDED")):
         trigger.submit(request("a"))
         run = store_name("a", "", kubeflow.runs[-1]["run_id"])
-        told = {
+        fields = {
             "run": run,
             "trigger_id": "a",
             "step": "evaluation",
             "reason": state,
             "version": None,
         }
-        write_outcome(tmp_path / "store", RunOutcome(**told, state=state, ended_at="2026-01-01"))
+        write_outcome(tmp_path / "store", RunOutcome(**fields, state=state, ended_at="2026-01-01"))
         kubeflow.runs[-1]["state"] = kfp_state
         assert trigger.state("a") == (state, f"evaluation: {state}", None)
 
 
-def test_release_stands_although_kubeflow_calls_its_run_failed(kubeflow, connect, tmp_path):
+def test_release_stands_although_kubeflow_reports_its_run_as_failed(kubeflow, connect, tmp_path):
     trigger = connect()
     trigger.submit(request("a"))
     run = store_name("a", "", kubeflow.runs[0]["run_id"])
-    told = {
+    fields = {
         "run": run,
         "trigger_id": "a",
         "step": "deployment",
         "reason": "version 3 is live",
         "version": 3,
     }
-    write_outcome(tmp_path / "store", RunOutcome(**told, state="released", ended_at="2026-01-01"))
+    write_outcome(tmp_path / "store", RunOutcome(**fields, state="released", ended_at="2026-01-01"))
     kubeflow.runs[0]["state"] = "FAILED"
     assert trigger.state("a") == ("released", "deployment: version 3 is live", 3)
 
 
-def test_run_that_person_terminated_is_called_that(kubeflow, connect, tmp_path):
+def test_run_that_person_terminated_is_reported_as_terminated(kubeflow, connect, tmp_path):
     trigger = connect()
     trigger.submit(request("a"))
     run_id = kubeflow.runs[0]["run_id"]
     kubeflow.runs[0]["state"] = "CANCELED"
     assert trigger.state("a") == ("failed", f"run {run_id} was terminated by a person", None)
-    told = {
+    fields = {
         "trigger_id": "a",
         "state": "failed",
         "step": "training",
@@ -208,12 +208,12 @@ def test_run_that_person_terminated_is_called_that(kubeflow, connect, tmp_path):
         "version": None,
     }
     run = store_name("a", "", run_id)
-    write_outcome(tmp_path / "store", RunOutcome(run=run, ended_at="2026-01-01", **told))
+    write_outcome(tmp_path / "store", RunOutcome(run=run, ended_at="2026-01-01", **fields))
     expected = f"run {run_id} was terminated by a person; training: saved at epoch 2"
     assert trigger.state("a") == ("failed", expected, None)
 
 
-def test_run_whose_first_pod_could_not_be_created_says_that_no_step_ran(kubeflow, connect):
+def test_run_without_first_pod_reports_that_no_step_ran(kubeflow, connect):
     trigger = connect()
     trigger.submit(request("a"))
     kubeflow.end(kubeflow.runs[0], "FAILED", root_driver="FAILED", root="FAILED")
@@ -239,7 +239,7 @@ def test_refusal_that_server_calls_internal_error_is_not_repeated(kubeflow, conn
         connect().submit(request("a"))
 
 
-def test_outcome_that_cannot_be_read_is_error_of_ours(kubeflow, connect, tmp_path):
+def test_unreadable_outcome_is_permanent_error(kubeflow, connect, tmp_path):
     trigger = connect()
     trigger.submit(request("a"))
     kubeflow.runs[0]["state"] = "SUCCEEDED"

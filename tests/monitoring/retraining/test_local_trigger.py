@@ -42,10 +42,10 @@ def ended(trigger, name):
     return wait_for(lambda: (s := trigger.state(name)).state not in ("running",) and s, "the end")
 
 
-def test_second_request_is_busy_and_same_one_already_there(make):
+def test_second_request_is_busy_and_same_request_already_exists(make):
     first = make()
     assert first.submit(request("a")) == "started"
-    for trigger in (first, make()):  # the second trigger is that of a restarted monitor
+    for trigger in (first, make()):  # the second trigger belongs to a restarted monitor
         assert trigger.submit(request("a")) == "already"
         assert trigger.submit(request("b")) == "busy"
         assert trigger.state("a").state == "running"
@@ -60,7 +60,7 @@ def test_second_request_is_busy_and_same_one_already_there(make):
 @pytest.mark.parametrize(
     ("code", "state"), [(0, "released"), (1, "refused"), (2, "failed"), (9, "failed")]
 )
-def test_exit_codes_say_how_run_ended(make, code, state):
+def test_exit_code_determines_outcome_of_run(make, code, state):
     trigger = make(code)
     trigger.submit(request("a"))
     make.go.touch()
@@ -80,7 +80,7 @@ def test_runs_own_outcome_comes_before_its_exit_code(make):
     assert ended(trigger, "a") == ("refused", "evaluation: auc fell", None)
 
 
-def test_run_gets_request_file_and_its_output_is_kept(make):
+def test_run_gets_request_file_and_its_output_is_stored(make):
     echo = shlex.join(
         [sys.executable, "-c", "import sys; print(sys.argv[1:]); print('loud', file=sys.stderr)"]
     )

@@ -33,7 +33,7 @@ def webhook_file(server, tmp_path):
 
 
 def texts(server):
-    """Return the first line of each message, without the recommender's name at its start."""
+    """Return the first line of each message, without the recommender's name before the colon."""
     lines = [message["text"].split("\n")[0].partition(": ") for message in server.messages]
     assert {recommender for recommender, _, _ in lines} == {SHOP.name}
     return [text for _, _, text in lines]
@@ -50,15 +50,15 @@ def turn(monitor, until, *, what="the messages"):
 
 
 @pytest.fixture
-def told(bench, server, webhook_file):
+def notified(bench, server, webhook_file):
     def make(**changes):
         return bench(**{**DRIFT, "webhook_file": str(webhook_file), **changes})
 
     return make
 
 
-def test_drift_is_reported_once_with_size_start_action_and_link(told, server):
-    b = told(status_url="https://monitor.example/page")
+def test_drift_is_reported_once_with_size_start_action_and_link(notified, server):
+    b = notified(status_url="https://monitor.example/page")
     monitor = b.start()
     for i in range(5):
         b.evaluate(f"bad{i}", auc="bad")
@@ -84,10 +84,10 @@ def test_drift_is_reported_once_with_size_start_action_and_link(told, server):
 
 
 def test_run_that_ends_after_drift_is_reported_and_opens_no_incident():
-    clock, kept = Clock(START), KeptDocuments()
+    clock, documents = Clock(START), KeptDocuments()
     notifier = Notifier(
-        kept,
-        Outbox(kept, lambda body: Answer("delivered")),
+        documents,
+        Outbox(documents, lambda body: Answer("delivered")),
         NotificationSettings(),
         recommender="shop",
         clock=clock,
@@ -105,9 +105,9 @@ def test_run_that_ends_after_drift_is_reported_and_opens_no_incident():
     assert notifier.open == {}  # otherwise "Still: run r released" would be repeated forever
 
 
-def test_incident_that_nothing_would_end_is_not_recalled_forever(told):
+def test_incident_without_end_is_not_remembered_forever(notified):
     """The monitor was killed after it sent the event, and before it stored the open incident."""
-    b = told(cooldown_seconds=1e6)
+    b = notified(cooldown_seconds=1e6)
     monitor = b.start()
     b.evaluate("bad", auc="bad")
     b.trigger.end("released", version=2)
@@ -117,15 +117,15 @@ def test_incident_that_nothing_would_end_is_not_recalled_forever(told):
     assert b.start().actions.notifier.open == {}
 
 
-def test_restart_neither_forgets_nor_repeats(told, server):
-    b = told()
+def test_restart_neither_forgets_nor_repeats(notified, server):
+    b = notified()
     server.answers = [(503, {})] * 3
     monitor = b.start()
     b.evaluate("bad", auc="bad")
     waiting = len(monitor.actions.notifier.outbox)
     assert waiting == 2
-    wait_for(lambda: server.asked, "the first try")
-    for number in range(3):  # this is the state after a kill while the server was unreachable
+    wait_for(lambda: server.num_requests, "the first try")
+    for number in range(3):  # the monitor restarts while the webhook is unreachable
         monitor = b.start()
         b.evaluate(f"bad{number}", auc="bad")
 
@@ -139,8 +139,8 @@ def test_restart_neither_forgets_nor_repeats(told, server):
     assert list(dict.fromkeys(titles)) == ["Drift confirmed", "Retraining requested"]
 
 
-def test_dead_log_is_reported_after_minute_and_so_is_its_return(told, server):
-    b = told()
+def test_dead_log_is_reported_after_minute_and_so_is_its_return(notified, server):
+    b = notified()
     monitor = b.start()
     for _ in range(10):
         monitor.actions.step(b.clock.now, log_problem="broker 127.0.0.1:9092 does not answer")
@@ -156,16 +156,16 @@ def test_dead_log_is_reported_after_minute_and_so_is_its_return(told, server):
     assert len(texts(server)) == 2
 
 
-def test_dead_log_is_reported_although_clock_was_set_back(told):
-    b = told()
+def test_dead_log_is_reported_although_clock_was_set_back(notified):
+    b = notified()
     acting = b.start().actions
     acting.step(b.clock.now, log_problem="away")
     acting.step(b.clock.now - 3600.0, log_problem="away")
     assert list(acting.notifier.open) == ["log"]
 
 
-def test_growing_number_of_dead_letters_is_reported_once_and_remembered(told, server):
-    b = told(remind_seconds=1000.0)
+def test_growing_number_of_dead_letters_is_reported_once_and_remembered(notified, server):
+    b = notified(remind_seconds=1000.0)
     monitor = b.start()
     for number in range(3):
         b.log.publish([(f"poison-{number}", b"no record")])
@@ -173,7 +173,7 @@ def test_growing_number_of_dead_letters_is_reported_once_and_remembered(told, se
         b.clock.now += 300.0
     b.tick(at=b.clock.now + 1000.0)
     b.clock.now += 1000.0
-    monitor.tick()  # There was no event since, so the incident ends silently.
+    monitor.tick()  # No event follows, so the incident ends without a message.
     turn(monitor, lambda: not len(monitor.actions.notifier.outbox))
     assert [text.split(":")[0] for text in texts(server)] == ["Messages could not be used", "Still"]
     assert "messages 3" in server.messages[1]["text"]
@@ -194,20 +194,20 @@ def deliver(outbox, clock, server, *, until, seconds=1.0):
 
 @pytest.fixture
 def outbox(server, webhook_file):
-    return lambda kept: Outbox(
-        kept, lambda body: post_to_file(webhook_file, body, timeout_seconds=60.0)
+    return lambda documents: Outbox(
+        documents, lambda body: post_to_file(webhook_file, body, timeout_seconds=60.0)
     )
 
 
-def test_failures_are_retried_in_order_and_retry_after_is_kept_to(server, outbox):
-    clock, kept = Clock(START), KeptDocuments()
+def test_failures_are_retried_in_order_and_respect_retry_after(server, outbox):
+    clock, documents = Clock(START), KeptDocuments()
     server.answers = [(500, {}), (429, {"Retry-After": "120"}), (503, {"Retry-After": "soon"})]
-    box, tries = outbox(kept), []
+    box, tries = outbox(documents), []
     for number in range(3):
         box.put({"text": str(number)}, now=clock.now)
 
     def until():
-        if len(tries) < server.asked:
+        if len(tries) < server.num_requests:
             tries.append(clock.now)
         return not len(box)
 
@@ -216,48 +216,48 @@ def test_failures_are_retried_in_order_and_retry_after_is_kept_to(server, outbox
     pauses = [later - earlier for earlier, later in zip(tries, tries[1:])]
     assert pauses[1] >= 120.0
     assert pauses[0] >= 2.0
-    assert kept.counts == {"notification_delivered": 3}
+    assert documents.counts == {"notification_delivered": 3}
 
 
 def test_message_that_server_refuses_is_dropped_and_next_goes_out(server, outbox):
-    clock, kept = Clock(START), KeptDocuments()
+    clock, documents = Clock(START), KeptDocuments()
     server.answers = [(404, {}), (302, {"Location": "http://127.0.0.1:1/"})]
-    box = outbox(kept)
+    box = outbox(documents)
     for number in range(3):
         box.put({"text": str(number)}, now=clock.now)
     deliver(box, clock, server, until=lambda: not len(box))
     assert [message["text"] for message in server.messages] == ["2"]
-    assert kept.counts == {"notification_delivered": 1, "notification_dropped": 2}
+    assert documents.counts == {"notification_delivered": 1, "notification_dropped": 2}
 
 
-def test_room_is_bounded_newest_stay_and_drop_is_counted(server, outbox, monkeypatch):
+def test_outbox_is_bounded_newest_stay_and_drop_is_counted(server, outbox, monkeypatch):
     monkeypatch.setattr(notifications, "_MAX_WAITING", 3)
-    clock, kept = Clock(START), KeptDocuments()
+    clock, documents = Clock(START), KeptDocuments()
     server.answers = [(503, {})] * 1000
-    box = outbox(kept)
+    box = outbox(documents)
     for number in range(10):
         box.put({"text": str(number)}, now=clock.now)
     assert len(box) == 3
-    assert kept.counts["notification_dropped"] == 7
+    assert documents.counts["notification_dropped"] == 7
     server.answers = []
-    deliver(outbox(kept), clock, server, until=lambda: len(server.messages) == 3)
+    deliver(outbox(documents), clock, server, until=lambda: len(server.messages) == 3)
     assert [message["text"] for message in server.messages] == ["7", "8", "9"]
 
 
-def test_message_older_than_day_is_given_up(server, outbox):
-    clock, kept = Clock(START), KeptDocuments()
+def test_message_older_than_day_is_dropped(server, outbox):
+    clock, documents = Clock(START), KeptDocuments()
     server.answers = [(503, {})] * 1000
-    box = outbox(kept)
+    box = outbox(documents)
     box.put({"text": "old"}, now=clock.now)
     deliver(box, clock, server, until=lambda: not len(box), seconds=3600.0)
-    assert kept.counts == {"notification_dropped": 1}
+    assert documents.counts == {"notification_dropped": 1}
 
 
 def test_address_never_reaches_log_store_or_error(server, outbox, webhook_file, caplog):
     caplog.set_level(logging.DEBUG)
-    clock, kept = Clock(START), KeptDocuments()
+    clock, documents = Clock(START), KeptDocuments()
     server.answers = [(503, {}), (302, {"Location": server.url})]
-    box = outbox(kept)
+    box = outbox(documents)
     box.put({"text": "a"}, now=clock.now)
     deliver(box, clock, server, until=lambda: not len(box))
     server.close()
@@ -267,7 +267,7 @@ def test_address_never_reaches_log_store_or_error(server, outbox, webhook_file, 
     webhook_file.unlink()
     reasons.append(post_to_file(webhook_file, b"{}").reason)
     assert all(reasons)
-    assert "a-secret" not in "".join([caplog.text, *kept.texts.values(), *reasons])
+    assert "a-secret" not in "".join([caplog.text, *documents.texts.values(), *reasons])
     assert "a notification was not delivered: answered 503" in caplog.text
 
 

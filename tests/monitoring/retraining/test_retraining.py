@@ -37,7 +37,7 @@ def test_drift_requests_one_run_and_new_version_is_evaluated_afresh(started):
     assert request.request_id.endswith("-v1")
     assert request.window_start == ""
     assert request.window_end < request.requested_at, (
-        "the decision point, up to which labels are final"
+        "the window ends at the decision point, up to which labels are final"
     )
     assert request.observed["auc"] < request.observed["threshold"] == 0.74
     assert "< 0.740 over" in request.reason
@@ -56,7 +56,7 @@ def test_drift_requests_one_run_and_new_version_is_evaluated_afresh(started):
 
 
 @pytest.mark.parametrize("restart", [False, True], ids=["", "after a restart"])
-def test_rows_of_old_version_that_mature_after_release_never_retrigger(drifted, restart):
+def test_old_version_rows_that_mature_after_release_never_retrigger(drifted, restart):
     b = drifted(cooldown_seconds=0.0, drift_grace_seconds=WINDOW / 2)
     scores = np.linspace(0.0, 1.0, 400)
     publish(b.log, prediction("v1, label to come", 400, time=b.clock.now, scores=scores))
@@ -75,11 +75,11 @@ def test_rows_of_old_version_that_mature_after_release_never_retrigger(drifted, 
     assert len(b.trigger.requests) == 1
 
 
-def test_files_sealed_after_flush_do_not_hold_run_up(drifted):
+def test_files_sealed_after_flush_do_not_delay_run(drifted):
     b = drifted(upload_wait_seconds=1000.0, archive_roll_rows=1)
     Uploader(b.settings.archive, b.folder / "lake").run_once()
     b.evaluate("next", auc="bad")
-    assert len(b.archived) == 400  # The file was sealed in this turn and is not uploaded yet.
+    assert len(b.archived) == 400  # the last 400 rows are sealed but not uploaded
     assert len(b.trigger.requests) == 1
 
 
@@ -94,7 +94,7 @@ def test_archive_is_flushed_and_uploaded_before_run_is_requested(drifted):
     assert len(b.trigger.requests) == 1
 
 
-def test_uploader_that_never_comes_ends_request_and_backs_off(drifted):
+def test_absent_uploader_ends_request_and_backs_off(drifted):
     b = drifted(upload_wait_seconds=100.0)
     b.tick(at=b.clock.now + 100.0)
     assert b.trigger.requests == []
@@ -178,7 +178,7 @@ def test_crash_at_any_step_leads_to_exactly_one_run(bench, point):
     assert b.kinds().count("run_ended") == 1
 
 
-def test_run_that_its_trigger_never_heard_of_counts_as_failed_after_while(drifted):
+def test_run_unknown_to_its_trigger_counts_as_failed_after_while(drifted):
     b = drifted()
     b.trigger.runs.clear()
     b.monitor.tick()
@@ -187,7 +187,7 @@ def test_run_that_its_trigger_never_heard_of_counts_as_failed_after_while(drifte
     assert b.events[-1]["outcome"] == "failed"
 
 
-def test_trigger_that_cannot_tell_runs_state_ends_request_and_not_monitor(drifted):
+def test_trigger_without_state_of_run_ends_request_and_not_monitor(drifted):
     b = drifted()
 
     def state(request_id):
@@ -205,12 +205,12 @@ def test_trigger_that_cannot_tell_runs_state_ends_request_and_not_monitor(drifte
 def test_remote_trigger_is_not_queried_at_every_turn(bench):
     b = bench(**DRIFT)
     b.trigger.poll_seconds = 15.0
-    state, asked = b.trigger.state, []
-    b.trigger.state = lambda request_id: asked.append(b.clock.now) or state(request_id)
+    state, requested = b.trigger.state, []
+    b.trigger.state = lambda request_id: requested.append(b.clock.now) or state(request_id)
     b.start()
     traffic(b, "bad", auc="bad")
     b.turn(31, 1.0)
-    assert [time - asked[0] for time in asked] == [0.0, 15.0]
+    assert [time - requested[0] for time in requested] == [0.0, 15.0]
 
 
 @pytest.mark.parametrize("offset", [0.0, 7.25], ids=["at a decision point", "between two"])
@@ -228,7 +228,7 @@ def test_every_row_that_was_evaluated_belongs_to_run(started, offset):
     assert max(row["event_time"] for row in b.archived) < datetime.fromisoformat(window)
 
 
-def test_run_that_takes_long_is_reported_once_and_followed_to_its_end(drifted):
+def test_long_run_is_reported_once_and_followed_to_its_end(drifted):
     b = drifted()
     for _ in range(20):
         b.tick(at=b.clock.now + 3600.0)
@@ -239,15 +239,15 @@ def test_run_that_takes_long_is_reported_once_and_followed_to_its_end(drifted):
     assert b.monitor.actions.retraining.progress.phase == "idle"
 
 
-def test_full_timeline_makes_room_and_keeps_its_predecessor(tmp_path):
+def test_full_timeline_is_cut_and_keeps_its_predecessor(tmp_path):
     journal = Journal(tmp_path, clock=lambda: 1.0, max_file_bytes=1000)
     for number in range(100):
         journal.append_point({"number": number})
-    kept = [
+    remaining = [
         (tmp_path / name).read_text().splitlines()
         for name in ("timeline.jsonl.1", "timeline.jsonl")
     ]
-    numbers = [json.loads(line)["number"] for lines in kept for line in lines]
+    numbers = [json.loads(line)["number"] for lines in remaining for line in lines]
     assert numbers == list(range(numbers[0], 100))
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 2100
     journal.emit("stopped", "in time")

@@ -50,14 +50,11 @@ def test_rows_are_archived_in_raw_schema_with_their_values(started):
             assert categorical == batch.categorical[i].tolist()
 
 
-def test_file_is_durable_before_its_name_and_name_before_row_release(started, monkeypatch):
-    """A wrong order would only show after a crash of the machine.
-
-    Therefore the test checks the order of calls.
-    """
+def test_file_is_durable_before_its_name_and_name_before_rows_are_deleted(started, monkeypatch):
+    """The test checks the order of calls, because only a power cut would show a wrong order."""
     calls = []
 
-    def told(module, name, describe):
+    def record_call(module, name, describe):
         real = getattr(module, name)
         monkeypatch.setattr(
             module,
@@ -65,15 +62,15 @@ def test_file_is_durable_before_its_name_and_name_before_row_release(started, mo
             lambda *args, **more: (calls.append(describe(*args)), real(*args, **more))[1],
         )
 
-    told(
+    record_call(
         archive,
         "fsync_path",
         lambda path: "fsync file" if path.suffix == ".aside" else f"fsync {path.name}",
     )
-    told(archive.os, "rename", lambda *_: "rename")
-    told(StateStore, "seal_file", lambda *_: "seal")
+    record_call(archive.os, "rename", lambda *_: "rename")
+    record_call(StateStore, "seal_file", lambda *_: "seal")
     b = started()
-    assert b.store._connection.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
+    assert b.store._connection.execute("PRAGMA synchronous").fetchone() == (2,)  # 2 means FULL
     publish(b.log, prediction("a", 3))
     b.clock.now = START + WINDOW
     b.monitor.stop()
@@ -103,7 +100,7 @@ def test_archive_that_cannot_be_written_is_clear_error_and_loses_nothing(
         for _ in range(2):
             with raises(TemporaryError, "archive", error.strerror):
                 b.monitor.tick()
-    assert b.monitor.windows[1].labels.shape == (9,)  # measured although not archived
+    assert b.monitor.windows[1].labels.shape == (9,)  # metrics do not wait for the archive
     assert b.archived == []
     assert list(b.settings.archive.glob("day=*/.*")) == []  # no partial file remains
     b.monitor.tick()
@@ -112,7 +109,7 @@ def test_archive_that_cannot_be_written_is_clear_error_and_loses_nothing(
     assert b.store.counters["archived"] == 9
 
 
-def test_rows_that_no_file_takes_are_set_apart_and_others_are_archived(started, monkeypatch):
+def test_rows_that_fit_no_file_are_abandoned_and_others_are_archived(started, monkeypatch):
     b = started(archive_roll_rows=64)
     build = archive.build_row_table
 
@@ -136,8 +133,7 @@ def test_rows_that_no_file_takes_are_set_apart_and_others_are_archived(started, 
     assert "cannot be archived" in event["text"]
     assert "2147483646 bytes" in event["text"]
     assert sum(each["rows"] for each in b.events if each["kind"] == "archived") == 184
-    # The cause of the error may be gone at the next start. The monitor then archives the remaining
-    # rows.
+    # After a restart without the cause of the error, the monitor archives the remaining rows.
     monkeypatch.setattr(archive, "build_row_table", build)
     b.start().tick()
     assert sorted(row["request_id"] for row in b.archived if row["row"] == 0) == names
@@ -165,7 +161,7 @@ def test_folders_that_cannot_be_written_are_named(tmp_path):
 def mature_and_seal(
     store: StateStore, number: int, rows_of: dict[int, int], keep_after: float
 ) -> set[str]:
-    """Make one request of each version mature, and seal these requests in their own file.
+    """Make one request of each version mature, and seal the matured requests in one file.
 
     Returns:
         Ids of the requests that are still stored.
@@ -182,31 +178,33 @@ def mature_and_seal(
     return set(store.newest_rows().ids)
 
 
-def test_rows_are_held_for_each_version_and_for_evaluate(tmp_path):
+def test_rows_are_kept_for_each_version_and_for_evaluation(tmp_path):
     store = StateStore(tmp_path / "monitor.db")
     mature_and_seal(store, 0, {7: 2}, START - 1)
     for number in range(9):
         held = mature_and_seal(store, number, {1: 2}, START - 1)
     assert held == {"7-0", *(f"1-{number}" for number in range(9))}, (
-        "nothing is evaluated: all is held"
+        "without decisions, all rows must remain"
     )
     assert mature_and_seal(store, 9, {1: 2}, START + 5) == {"7-0", "1-6", "1-7", "1-8", "1-9"}
     assert mature_and_seal(store, 10, {1: 2}, START + 10) == {"7-0", "1-9", "1-10"}
     for version in range(11, 19):
         held = mature_and_seal(store, 11, {version: 2}, START + 11)
-    assert held == {f"{version}-11" for version in range(11, 19)}, "the newest eight versions"
+    assert held == {f"{version}-11" for version in range(11, 19)}, (
+        "rows of the newest eight versions must remain"
+    )
     for number in range(12, 16):  # One row in twenty is of version 20.
         held = mature_and_seal(store, number, {1: 19, 20: 1}, START + number)
     assert held == {"1-14", "20-14", "1-15", "20-15"}, (
-        "of all versions eight times four rows, by files of twenty"
+        "in total eight times four rows must remain, rounded up to files of twenty"
     )
     store.close()
 
 
 def test_optional_columns_are_in_files_whose_rows_need_them(tmp_path):
     plain, ranked, canary = prediction("plain", 2), prediction("ranked", 3), prediction("canary", 1)
-    places, odds = np.array([3, 1, 2], np.int32), np.array([0.9, 0.8, 0.9])
-    ranked = dataclasses.replace(ranked, positions=places, propensities=odds)
+    positions, odds = np.array([3, 1, 2], np.int32), np.array([0.9, 0.8, 0.9])
+    ranked = dataclasses.replace(ranked, positions=positions, propensities=odds)
     canary = dataclasses.replace(canary, canary=True)
 
     def table(*batches):
@@ -251,7 +249,7 @@ def test_files_roll_by_rows_and_by_seconds(started):
     assert len(b.archived) == 28
     b.tick(prediction("r7", 4, time=b.clock.now), at=b.clock.now + 86_400.0)
     b.tick(at=b.clock.now - 86_000.0)
-    assert len(b.archived) == 32, "also where the clock was ahead and is set back"
+    assert len(b.archived) == 32, "the files must also be sealed after the clock is set back"
 
 
 def test_windows_are_rebuilt_after_restart_from_archived_and_waiting_rows(started):

@@ -24,7 +24,7 @@ from tests.support.monitors import START, WINDOW, add_in_pulls, prediction
     bounds=st.lists(st.integers(0, 9), max_size=3),
 )
 @example(times=[0] * 7, pull=1, block_bytes=1, limit=2, max_rows=2, part_rows=1, bounds=[])
-def test_requests_mature_by_time_and_id_and_lie_so_in_their_file(
+def test_requests_mature_by_time_and_id_and_are_in_this_order_in_their_file(
     tmp_path_factory, times, pull, block_bytes, limit, max_rows, part_rows, bounds
 ):
     store = StateStore(tmp_path_factory.mktemp("blocks") / "monitor.db")
@@ -71,7 +71,7 @@ def test_requests_mature_by_time_and_id_and_lie_so_in_their_file(
     store.close()
 
 
-def test_rows_of_pull_are_let_go_once_all_of_them_are_archived(started):
+def test_rows_of_pull_are_freed_once_all_of_them_are_archived(started):
     b = started(archive_roll_rows=2, window_rows=2, min_clicks=1)
 
     def left() -> tuple[set[str], int, int]:
@@ -86,14 +86,14 @@ def test_rows_of_pull_are_let_go_once_all_of_them_are_archived(started):
     assert left() == ({"r0", "r1"}, 1, 1)
     b.start()
     b.tick(at=FIRST + 30.0 + WINDOW)
-    assert left() == ({"r0", "r1", "r2"}, 0, 1), "the window holds the newest"
+    assert left() == ({"r0", "r1", "r2"}, 0, 1), "the window must contain the newest rows"
     both = [
         prediction(name, 2, time=b.clock.now + ahead)
         for name, ahead in (("later", 0.0), ("ahead", 50_000.0))
     ]
     b.tick(*both, at=b.clock.now + 1000.0)
     assert left() == ({"r0", "r1", "r2", "later"}, 1, 2), (
-        "a clock that is ahead keeps its own rows alone"
+        "rows with a future time must not keep other rows"
     )
 
 

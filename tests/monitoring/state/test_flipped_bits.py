@@ -1,6 +1,6 @@
 """Tests of a flipped bit in a stored block: it is reported, counted, and never read as another row.
 
-Other rows are not affected.
+Rows outside of the block are not affected.
 """
 
 import random
@@ -53,7 +53,7 @@ def test_every_flipped_bit_of_block_is_found():
 
 @pytest.mark.parametrize("table", COLUMNS)
 @pytest.mark.parametrize("seed", range(8))
-def test_rows_are_archived_as_they_were_or_are_named(bench, table, seed):
+def test_rows_are_archived_unchanged_or_are_named(bench, table, seed):
     """When the bit flips, four requests wait for labels, and two wait for their file."""
     b = bench(archive_roll_rows=10_000, archive_roll_seconds=1e6)
     b.start()
@@ -83,7 +83,7 @@ def test_rows_are_archived_as_they_were_or_are_named(bench, table, seed):
     lost = 5 * sum(not rows for rows in found.values())
     counters = b.store.counters
     assert lost == counters.get("set_apart", 0) + counters.get("given_up", 0)
-    assert lost <= 5, "of one block"
+    assert lost <= 5, "only the rows of one block may be lost"
     assert counters["predicted"] == sum(map(len, found.values())) + lost
     assert b.store.num_pending_rows == 0
     named = [event["text"] for event in b.events if event["kind"] == "set_apart"]
@@ -91,7 +91,7 @@ def test_rows_are_archived_as_they_were_or_are_named(bench, table, seed):
     assert all("does not match its checksum" in text for text in named)
 
 
-def test_what_maturing_reads_of_block_is_made_again_of_its_rows(bench):
+def test_statistics_of_maturing_block_are_recomputed_from_its_rows(bench):
     b = bench()
     b.start()
     b.tick(prediction("r", 5), clicks("o", [("r", 2, START + 1)]))
@@ -102,7 +102,7 @@ def test_what_maturing_reads_of_block_is_made_again_of_its_rows(bench):
     assert [row["label"] for row in b.archived] == [0, 0, 1, 0, 0]
 
 
-def test_block_of_which_nothing_is_left_is_given_up_and_others_mature(bench):
+def test_unreadable_block_is_abandoned_and_others_mature(bench):
     b = bench()
     b.start()
     b.tick(prediction("lost", 5))

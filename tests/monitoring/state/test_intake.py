@@ -24,7 +24,7 @@ from tests.support.releases import make_live, release
 ROWS = 8
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 """Protobuf's wire types."""
-SPOILT = {
+FIELD_VALUES = {
     "0": (VARINT, b"\x00"),
     "7": (VARINT, b"\x07"),
     "2^32": (VARINT, b"\x80\x80\x80\x80\x10"),
@@ -41,7 +41,7 @@ SPOILT = {
     "half a surrogate pair": (BYTES, b"\x03\xed\xa0\x80"),
     "bytes of 3 numbers": (BYTES, b"\x0c" + b"\x00" * 12),
 }
-TAKEN = {
+VALID_CASES = {
     "request_id": ("text", "bytes of 3 numbers"),
     "batch_id": ("text", "bytes of 3 numbers"),
     "rows": ("text",),
@@ -57,8 +57,8 @@ TAKEN = {
     "user": ("empty",),
     "genres": ("empty",),
 }
-"""Cases of `SPOILT` that are valid. The value has the type of its field, and agrees with the rest
-of the message."""
+"""Valid values by field. A valid value has the type of its field, and agrees with the rest of the
+message."""
 
 
 def full_prediction(name: str) -> PredictionBatch:
@@ -76,7 +76,7 @@ def full_prediction(name: str) -> PredictionBatch:
 
 
 def with_field(message: bytes, path: list[int], kind: int, value: bytes) -> bytes:
-    """Append a field to the message. Readers then ignore earlier fields of the same number."""
+    """Append a field to the message. For a repeated field number, readers use the last value."""
     content = _varint(path[-1] << 3 | kind) + value
     for number in reversed(path[:-1]):
         content = _varint(number << 3 | BYTES) + _varint(len(content)) + content
@@ -115,28 +115,28 @@ def test_every_field_with_every_type_of_wire_passes_running_monitor(bench, kind)
         columns = {name: number for *_, name, number in described["Features"]}
         paths |= {name: [*paths["features"], columns[name]] for name in ("price", "user", "genres")}
     b = bench(pull_messages=7)
-    cases, taken = [], []
+    cases, accepted = [], []
     for field, path in paths.items():
-        for name, (wire, value) in SPOILT.items():
+        for name, (wire, value) in FIELD_VALUES.items():
             case = f"{field} {name}"
             b.log.publish([(case, with_field(encode(record(case)), path, wire, value))])
             cases.append(case)
-            if name in TAKEN.get(field, ()):
-                taken.append(case)
+            if name in VALID_CASES.get(field, ()):
+                accepted.append(case)
     publish(b.log, prediction("good", ROWS))
     run_to_the_end(b)
     dead = {letter.message_id: letter.reason for letter in b.log.list_dead_letters()}
-    assert sorted(dead) == sorted({*cases} - {*taken})
+    assert sorted(dead) == sorted({*cases} - {*accepted})
     assert max(map(len, dead.values())) < 300
     requests = {row["request_id"] for row in b.archived}
     renamed = {"request_id text": "text", "request_id bytes of 3 numbers": "\0" * 12}
     assert requests == (
-        {"good", *(renamed.get(c, c) for c in taken)} if kind == "predictions" else {"good"}
+        {"good", *(renamed.get(c, c) for c in accepted)} if kind == "predictions" else {"good"}
     )
     assert b.log.backlog() == 0
 
 
-def spoilt(record: Record, **values) -> Record:
+def with_values(record: Record, **values) -> Record:
     """Set values without the record's own checks, and return the record."""
     for name, value in values.items():
         object.__setattr__(record, name, value)
@@ -144,28 +144,30 @@ def spoilt(record: Record, **values) -> Record:
 
 
 @pytest.mark.parametrize(
-    ("record", "said"),
+    ("record", "message"),
     [
-        (spoilt(clicks("o", [("good", 1, START)]), rows=np.array([-1], np.int32)), "rows"),
-        (spoilt(clicks("o", [("good", 0, START)]), times=np.array([np.nan])), "time"),
-        (spoilt(clicks("o", [("good", 0, START)]), times=np.array([np.inf])), "time"),
-        (spoilt(clicks("o", [("good", 0, START)]), times=np.array([-1.0])), "time"),
-        (spoilt(clicks("o", [("good", 0, START)]), times=np.array([1e300])), "time"),
+        (with_values(clicks("o", [("good", 1, START)]), rows=np.array([-1], np.int32)), "rows"),
+        (with_values(clicks("o", [("good", 0, START)]), times=np.array([np.nan])), "time"),
+        (with_values(clicks("o", [("good", 0, START)]), times=np.array([np.inf])), "time"),
+        (with_values(clicks("o", [("good", 0, START)]), times=np.array([-1.0])), "time"),
+        (with_values(clicks("o", [("good", 0, START)]), times=np.array([1e300])), "time"),
         (clicks("o", [("good", 0, START + 100_000)]), "a day from now"),
-        (spoilt(clicks("o", [("good", 0, START)]), request_ids=("",)), "request_id"),
+        (with_values(clicks("o", [("good", 0, START)]), request_ids=("",)), "request_id"),
         (
-            spoilt(prediction("places from 0", ROWS), positions=np.arange(ROWS, dtype=np.int32)),
+            with_values(
+                prediction("places from 0", ROWS), positions=np.arange(ROWS, dtype=np.int32)
+            ),
             "position 0",
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_arrays_that_no_row_can_carry_are_set_aside(bench, record, said):
+def test_record_with_impossible_arrays_becomes_dead_letter(bench, record, message):
     b = bench()
     publish(b.log, record, prediction("good", ROWS))
     run_to_the_end(b)
     (letter,) = b.log.list_dead_letters()
-    assert said in letter.reason
+    assert message in letter.reason
     assert {row["request_id"] for row in b.archived} == {"good"}
 
 
@@ -191,7 +193,7 @@ def refuse_by_the_driver(b: Bench, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("refuse", [refuse_by_the_database, refuse_by_the_driver])
-def test_message_that_cannot_be_stored_is_dead_lettered_and_rest_are_kept(
+def test_message_that_cannot_be_stored_is_dead_lettered_and_others_stay(
     started, monkeypatch, refuse
 ):
     b = started()
@@ -235,19 +237,22 @@ def test_rows_that_lack_columns_are_decoded_by_parts_of_so_many_bytes(started, m
 
 
 @pytest.mark.parametrize(
-    ("record", "said"),
+    ("record", "message"),
     [
-        (spoilt(prediction("long", 400), request_id="a" * 850_000), "850000 characters"),
-        (spoilt(prediction("long", ROWS), request_id="é" * 129), "129 characters"),
+        (with_values(prediction("long", 400), request_id="a" * 850_000), "850000 characters"),
+        (with_values(prediction("long", ROWS), request_id="é" * 129), "129 characters"),
         (prediction("many", MAX_ROWS_PER_RECORD + 1), "2049 rows, expected at most 2048"),
-        (spoilt(prediction("named", ROWS), recommender_digest="d" * 500_000), "recommender_digest"),
-        (spoilt(clicks("o", [("good", 1, START)]), batch_id="b" * 400_000), "batch_id"),
         (
-            spoilt(clicks("o", [("good", 1, START)] * 2), request_ids=("good", "r" * 900_000)),
+            with_values(prediction("named", ROWS), recommender_digest="d" * 500_000),
+            "recommender_digest",
+        ),
+        (with_values(clicks("o", [("good", 1, START)]), batch_id="b" * 400_000), "batch_id"),
+        (
+            with_values(clicks("o", [("good", 1, START)] * 2), request_ids=("good", "r" * 900_000)),
             "request_id",
         ),
         (
-            spoilt(prediction("hot", ROWS), dense=np.full((ROWS, 2), np.inf, np.float32)),
+            with_values(prediction("hot", ROWS), dense=np.full((ROWS, 2), np.inf, np.float32)),
             "a finite number",
         ),
         (
@@ -258,19 +263,19 @@ def test_rows_that_lack_columns_are_decoded_by_parts_of_so_many_bytes(started, m
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_record_beyond_bound_is_dead_letter_and_others_go_on(bench, record, said):
+def test_record_beyond_bound_becomes_dead_letter_and_others_are_counted(bench, record, message):
     b = bench()
     publish(b.log, record, prediction("good", ROWS))
     run_to_the_end(b)
     (letter,) = b.log.list_dead_letters()
-    assert said in letter.reason
+    assert message in letter.reason
     assert letter.payload == encode(record)
     assert len(letter.reason) <= 400
     assert {row["request_id"] for row in b.archived} == {"good"}
     assert b.store.counters["dead_letter"] == 1
 
 
-def test_longest_id_and_most_rows_are_taken(bench):
+def test_longest_id_and_maximum_number_of_rows_are_accepted(bench):
     b = bench()
     longest = "é" * 128
     publish(b.log, prediction(longest, MAX_ROWS_PER_RECORD))
@@ -292,8 +297,8 @@ def test_unknown_versions_are_bounded_and_released_one_is_always_accepted(bench)
     make_live(b.settings.store, release(b.settings.store, 7))
     b.tick(prediction("released", 1, version=7, time=START + 1), at=START + 1)
     assert b.monitor.serving_version == 7
-    # The limit also holds after a restart. After a day without predictions, a version loses its
-    # slot.
+    # The limit of unknown versions also holds after a restart. After a day without predictions, a
+    # version no longer counts.
     b.start().tick()
     b.tick(prediction("one more", 1, version=5), at=START + 2)
     assert len(b.log.list_dead_letters()) == 2 * MAX_OTHERS + 1
@@ -322,7 +327,7 @@ def test_ids_of_dead_letters_are_few_short_and_forgotten_in_time(started, monkey
     assert kept() == []
 
 
-def test_full_disk_sets_nothing_aside(started, monkeypatch):
+def test_full_disk_makes_no_dead_letters(started, monkeypatch):
     b = started()
     b.store._connection.execute("PRAGMA max_page_count = 1")
     publish(b.log, *(prediction(f"r{number}", 500) for number in range(5)))

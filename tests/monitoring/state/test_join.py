@@ -18,10 +18,7 @@ def micros(time: float) -> int:
 
 
 def test_window_ends_in_one_microsecond_wherever_floats_round():
-    """At 1.7e9 s, floats are 0.24 microseconds apart.
-
-    Rounding may therefore move a time across the limit.
-    """
+    """At 1.7e9 s, floats are 0.24 microseconds apart. Rounding can move a time across the limit."""
     for predicted_at in np.random.default_rng(0).uniform(1.7e9, 1.8e9, 200).tolist():
         last = (micros(predicted_at) + micros(1800.3)) / 1e6
         for time, label in ((last, 1), (last + 1e-6, 0)):
@@ -77,7 +74,7 @@ def test_any_order_with_any_repetition_gives_labels_of_oracle(tmp_path_factory, 
 
 
 def test_windows_stay_open_while_their_clicks_wait_in_log(bench, monkeypatch):
-    """The monitor was stopped for long, so by the clock all windows have ended.
+    """The monitor starts after a long stop, when all attribution windows have ended.
 
     Clicks that wait in the log must still count.
     """

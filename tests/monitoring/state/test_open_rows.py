@@ -1,4 +1,4 @@
-"""Tests that open rows equal those of a brute-force reference, in bounded memory."""
+"""Tests that rows with open labels equal those of a brute-force reference, in bounded memory."""
 
 import dataclasses
 import tracemalloc
@@ -59,7 +59,7 @@ def test_open_rows_are_those_of_records_whose_window_is_open(tmp_path_factory, d
     store.close()
 
 
-def test_beyond_limit_newest_requests_are_handed_out_whole(tmp_path):
+def test_beyond_limit_newest_requests_are_returned_complete(tmp_path):
     store = StateStore(tmp_path / "monitor.db")
     store.add(
         Predictions.of([prediction(f"r{i}", 4, time=100.0 + i) for i in range(10)]), [], [], now=0.0
@@ -88,7 +88,7 @@ def test_estimates_of_open_labels_are_shown_and_follow_records(started):
 
 
 @pytest.mark.slow
-def test_memory_does_not_grow_with_what_is_open(started):
+def test_memory_does_not_grow_with_open_requests(started):
     """Python uses no more memory for 100,000 open requests than for a tenth of them."""
     b = started(archive_roll_rows=5000, window_rows=5000)
     held, template = {}, prediction("x", 1)

@@ -47,8 +47,8 @@ def test_outcome_file_has_contracts_schema_and_values(started):
     (path,) = b.settings.archive.glob("outcomes/day=2025-11-13/part-*.parquet")
     table = pq.ParquetFile(path).read()
     assert table.schema.equals(SCHEMA)
-    told = [(field.name, str(field.type).replace("double", "float64")) for field in table.schema]
-    assert told == list(raw_rows.OUTCOME_TYPES.items())
+    types = [(field.name, str(field.type).replace("double", "float64")) for field in table.schema]
+    assert types == list(raw_rows.OUTCOME_TYPES.items())
     (row,) = table.to_pylist()
     assert (row["request_id"], row["row"], row["event"]) == ("a", 1, CLICK)
     assert row["outcome_time"].timestamp() == START + 3.5
@@ -69,7 +69,7 @@ def test_each_kind_of_outcome_names_its_own_window(started):
 
 
 @pytest.mark.parametrize("archived_between", [False, True])
-def test_click_in_time_is_kept_even_if_later_one_was_stored_before_it(started, archived_between):
+def test_click_in_time_counts_even_if_later_click_was_stored_before_it(started, archived_between):
     """The earliest late click of a row determines if the row was clicked within the window."""
     b = started()
     b.tick(prediction("a", 2), at=START + 5 * WINDOW)
@@ -88,7 +88,7 @@ def test_click_in_time_is_kept_even_if_later_one_was_stored_before_it(started, a
     assert b.store.counters["archived_outcome"] == len(times)
 
 
-def test_day_is_predictions_and_where_it_is_unknown_outcomes(started):
+def test_late_outcome_is_in_day_of_prediction_or_in_own_day_if_prediction_is_unknown(started):
     b = started()
     b.tick(
         prediction("before", 1, time=MIDNIGHT - 1),
@@ -104,7 +104,7 @@ def test_day_is_predictions_and_where_it_is_unknown_outcomes(started):
     assert b.store.counters["unmatched_outcome"] == 1
 
 
-def test_conversions_that_nobody_awaits_are_all_archived_and_in_no_number(started):
+def test_unexpected_conversions_are_all_archived_and_in_no_metric(started):
     b = started()
     b.tick(
         prediction("a", 2),
@@ -142,9 +142,8 @@ def test_outcomes_in_uploaded_files_are_not_rewritten_and_expire_in_time(started
         stream(b)
     assert kill.is_dead
     (path,) = b.settings.archive.glob("outcomes/day=*/part-*.parquet")
-    marker = marker_path(
-        b.settings.archive, path.name
-    )  # the uploader has moved the file and reports it
+    # The uploader writes a marker for each moved file.
+    marker = marker_path(b.settings.archive, path.name)
     marker.parent.mkdir()
     marker.write_text("{}")
     path.unlink()
@@ -153,9 +152,10 @@ def test_outcomes_in_uploaded_files_are_not_rewritten_and_expire_in_time(started
     b.tick(at=b.clock.now + FORGET_SECONDS + 1)
     count = "SELECT count(*) FROM late_outcomes"
     assert b.store._connection.execute(count).fetchone() == (7,), (
-        "the windows hold the rows that they are of"
+        "the rows of these outcomes are still in the windows"
     )
-    b.store.seal_file(*b.store.files("sealed"), keep_rows=0)  # simulates newer rows
+    # Newer rows replace the rows in the window.
+    b.store.seal_file(*b.store.files("sealed"), keep_rows=0)
     b.tick(at=b.clock.now + FORGET_SECONDS + 1)
     assert b.store._connection.execute(count).fetchone() == (0,)
     assert outcomes(b) == []
@@ -176,7 +176,7 @@ def test_conversion_rate_follows_its_window_and_survives_restart(started):
     b.monitor.stop()
     assert [kpis.conversion_rate for kpis in b.monitor._measurements.shown] == [2 / 4]
     assert outcomes(b) == [("a", row, CONVERSION) for row in (0, 1, 3, 9)]
-    assert b.monitor.windows[1].labels.sum() == 1, "a conversion is no click"
+    assert b.monitor.windows[1].labels.sum() == 1, "a conversion must not count as a click"
 
 
 EVENTS = st.lists(

@@ -1,6 +1,7 @@
-"""Tests of redelivered requests, which are ignored.
+"""Tests of requests that the log delivers again: the monitor ignores them.
 
-A different request with the same id is dead-lettered. No click on a redelivered request is lost.
+A new request with the id of an earlier request becomes a dead letter. No click on a redelivered
+request is lost.
 """
 
 from dataclasses import replace
@@ -86,9 +87,8 @@ def test_equal_request_is_duplicate_before_and_after_it_is_archived(started, res
         b.start()
     redeliver(b, FIRST)
     assert counts(b) == (9, 5, 0, 0)
-    redeliver(
-        b, replace(FIRST, time=START + 1)
-    )  # the time distinguishes it from the first request, which is archived
+    # A new request has the id of the archived request.
+    redeliver(b, replace(FIRST, time=START + 1))
     assert counts(b) == (9, 5, 1, 1)
 
 
@@ -98,7 +98,7 @@ def redeliver(b, *records):
     b.tick(*records)
 
 
-def test_of_many_requests_in_many_blocks_those_that_differ_are_told_apart(started):
+def test_changed_requests_in_many_blocks_are_distinguished(started):
     b = started(pull_messages=3)
     made = [prediction(f"r{i}", 1 + i % 3, time=START - i) for i in range(20)]
     b.tick(*made)
@@ -107,7 +107,7 @@ def test_of_many_requests_in_many_blocks_those_that_differ_are_told_apart(starte
     assert counts(b) == (sum(map(len, made)), 20, 5, 5)
 
 
-def test_outcomes_of_publisher_that_counts_its_batches_anew_all_count(started):
+def test_outcomes_of_publisher_that_reuses_message_ids_all_count(started):
     b = started()
     b.tick(prediction("r", ROWS), clicks("batch 1", [("r", 0, START + 1)]))
     b.tick(

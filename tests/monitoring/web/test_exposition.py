@@ -1,4 +1,4 @@
-"""Tests of health and readiness: when missing activity counts as a fault."""
+"""Tests of health and readiness: a monitor without progress is reported."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def test_stalled_or_ended_loop_is_unhealthy(exposition, clock):
     assert exposition.unhealthy() == "the loop has ended: OSError: disk full"
 
 
-def test_it_is_ready_from_its_first_whole_turn_on(exposition):
+def test_monitor_is_ready_after_its_first_complete_turn(exposition):
     assert exposition.unready() == "no iteration of the loop has ended yet"
     exposition.show(Snapshot(time=1.0))
     assert exposition.unready() is None
@@ -41,10 +41,10 @@ def test_idle_log_is_ready_and_dead_subscriber_is_not(exposition):
         Snapshot(time=1e9, last_record_time=1.0, log_problem="the stream ended: NotFound")
     )
     assert exposition.unready() == "the log cannot deliver: the stream ended: NotFound"
-    assert exposition.unhealthy() is None, "a restart brings no broker back"
+    assert exposition.unhealthy() is None, "a restart of the monitor would not help"
 
 
-def test_turn_cut_short_is_alive_and_not_ready_until_whole_one(exposition, clock):
+def test_interrupted_turn_is_alive_and_not_ready_until_complete_turn(exposition, clock):
     exposition.show(Snapshot(time=1.0))
     clock.now += 9
     exposition.record_failed_iteration("log is busy")

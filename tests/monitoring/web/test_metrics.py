@@ -22,11 +22,11 @@ disk_free_bytes disk_size_bytes
 """  # noqa: E501
 
 
-def test_metric_names_are_frozen():
+def test_metric_names_do_not_change():
     assert {name for name, *_ in samples(FULL)} == {f"ctr_monitor_{name}" for name in NAMES.split()}
 
 
-def test_outcomes_are_frozen():
+def test_names_of_outcomes_do_not_change():
     outcomes: dict[str, list[str]] = {}
     for name, *labels in sorted(samples(FULL)):
         if name.endswith("_total"):
@@ -78,7 +78,7 @@ def test_undefined_auc_is_absent_and_defined_one_labelled():
     assert found["ctr_monitor_window_rows", ("version", "4")] == 9
 
 
-def test_what_log_cannot_tell_is_absent():
+def test_unknown_log_state_is_absent():
     found = samples(Snapshot(time=1.0))
     assert not {("ctr_monitor_log_backlog",), ("ctr_monitor_last_record_timestamp_seconds",)} & set(
         found
@@ -101,7 +101,7 @@ oldest_unuploaded_timestamp_seconds unuploaded_files retrain_budget_left notific
 """  # noqa: E501
 
 
-def test_what_is_not_known_of_runs_and_store_is_absent():
+def test_unknown_facts_of_runs_and_registry_are_absent():
     found = {name for name, *_ in samples(Snapshot(time=1.0, store_status=StoreStatus()))}
     assert "ctr_monitor_model_registry_readable" in found
     assert not found & {f"ctr_monitor_{name}" for name in UNKNOWN.split()}
@@ -110,7 +110,7 @@ def test_what_is_not_known_of_runs_and_store_is_absent():
     assert not any(name == "ctr_monitor_promotions_total" for name, *_ in unreadable)
 
 
-def test_request_is_under_way_from_decision_to_end_of_its_run():
+def test_request_is_running_from_decision_to_end_of_its_run():
     for phase in ("idle", "decided", "uploading", "submitting"):
         found = samples(replace(FULL, actions=ActionStatus(phase=phase)))
         assert ("ctr_monitor_run_started_timestamp_seconds",) not in found

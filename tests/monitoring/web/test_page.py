@@ -39,7 +39,7 @@ def page(snapshot: Snapshot, history: History | None = None) -> Text:
     return Text(status_page(exposition, history or History([], []), now=NOW))
 
 
-def test_everything_that_on_call_asks_is_on_it():
+def test_page_has_everything_that_on_call_needs():
     shown = page(
         replace(FULL, last_record_time=NOW - 3, counters={"dead_letter": 4}),
         History(POINTS, EVENTS),
@@ -59,7 +59,7 @@ def test_everything_that_on_call_asks_is_on_it():
         assert expected in shown.text, expected
 
 
-def test_page_is_whole_in_itself():
+def test_page_is_self_contained():
     shown = page(FULL, History(POINTS, EVENTS))
     shown_versions = {
         FULL.store_status.promotions.live_version,
@@ -112,9 +112,9 @@ def test_idle_log_and_dead_one_are_reported_apart(changes, expected):
     ],
     ids=["well", "bad release", "drift", "suspicion", "failed run"],
 )
-def test_banner_says_worst_first_since_when_and_what_is_being_done(changes, expected):
+def test_banner_states_worst_first_since_when_and_what_is_being_done(changes, expected):
     names = ("one", "two", "three")
-    said = [
+    banners = [
         replace(DECISION, policy=name, action=Action(action), reason=f"why {name}")
         for name, action in zip(names, changes.get("actions", ["ok"]))
     ]
@@ -122,7 +122,11 @@ def test_banner_says_worst_first_since_when_and_what_is_being_done(changes, expe
     last = replace(LAST_RUN, state=changes.get("run", "released"), ended_at=NOW - 180)
     status = replace(FULL.store_status, runs=replace(FULL.store_status.runs, last_run=last))
     snapshot = replace(
-        FULL, last_record_time=NOW - 3, decisions=tuple(said), actions=acting, store_status=status
+        FULL,
+        last_record_time=NOW - 3,
+        decisions=tuple(banners),
+        actions=acting,
+        store_status=status,
     )
     assert expected in page(snapshot).text
 
@@ -225,7 +229,7 @@ def test_history_joins_monitor_files_and_registry_promotions_by_time(tmp_path):
     ]
 
 
-def test_long_timeline_is_thinned_and_keeps_its_newest_point(tmp_path):
+def test_long_timeline_is_downsampled_and_keeps_its_newest_point(tmp_path):
     lines = [json.dumps({"time": float(i), "version": i % 2, "auc": None}) for i in range(5000)]
     (tmp_path / "timeline.jsonl").write_text("\n".join(lines) + "\n")
     points = read_history(tmp_path, tmp_path).points
@@ -236,7 +240,7 @@ def test_long_timeline_is_thinned_and_keeps_its_newest_point(tmp_path):
     assert len(points) <= 2 * MAX_POINTS
 
 
-def test_only_end_of_large_file_is_read_from_whole_line_on(tmp_path):
+def test_only_end_of_large_file_is_read_from_complete_line_on(tmp_path):
     path = tmp_path / "events.jsonl"
     path.write_text("".join(json.dumps({"n": i}) + "\n" for i in range(100)))
     found = tail(path, num_bytes=25)
@@ -244,14 +248,14 @@ def test_only_end_of_large_file_is_read_from_whole_line_on(tmp_path):
     assert tail(tmp_path / "absent.jsonl") == []
 
 
-def test_series_of_one_kind_is_one_line_and_one_mark():
+def test_series_of_one_kind_is_one_line_and_one_marker():
     drifts = [
         {"time": NOW - 100 + 2 * i, "kind": "drift", "text": f"bucket {i}"} for i in range(20)
     ]
     shown = page(FULL, History(POINTS, drifts))
     assert "20 × drift 02:45:38 62 s ago drift, 20 in a row bucket 19" in shown.text
     assert shown.text.count("1 feature drift") == 2, (
-        "beside its line, and below the chart for a narrow pane"
+        "the text must be beside its line, and below the chart for narrow panes"
     )
     assert "2 feature drift" not in shown.text
 
@@ -269,7 +273,7 @@ def test_different_events_of_one_kind_are_lines_of_their_own():
     assert all(text in shown for text in (texts[0], *texts[2:]))
 
 
-def test_what_is_not_known_of_acting_is_left_out():
+def test_unknown_facts_about_acting_are_left_out():
     shown = page(Snapshot(actions=ActionStatus(budget_left=3, daily_budget=4)))
     assert "budget left today 3 of 4 requests" in shown.text
     assert "drifted since" not in shown.text

@@ -53,13 +53,13 @@ def address():
 
 
 @pytest.mark.parametrize(("name", "width", "height"), [("desk", 1100, 1700), ("phone", 412, 2600)])
-def test_page_is_drawn_and_screenshot_kept(address, tmp_path, name, width, height):
+def test_page_is_drawn_and_screenshot_stored(address, tmp_path, name, width, height):
     picture = REPOSITORY / "build" / "screenshots" / f"status_page_{name}.png"
     picture.parent.mkdir(parents=True, exist_ok=True)
     picture.unlink(missing_ok=True)
     browse(tmp_path, f"--window-size={width},{height}", f"--screenshot={picture}", address)
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert picture.stat().st_size > 20_000, "an empty page is a few kilobytes"
+    assert picture.stat().st_size > 20_000, "a screenshot of an empty page has a few kilobytes"
 
 
 LONG = (

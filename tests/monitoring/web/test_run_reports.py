@@ -11,7 +11,7 @@ from monitoring.web.page import History, status_page
 from monitoring.web.server import HttpSettings, MonitorServer, read_report
 from monitoring.web.store_status import RunCounter, StoreStatus
 from tests.support.kept_documents import KeptDocuments
-from tests.support.processes import ask
+from tests.support.processes import http_get
 from tests.support.snapshots import NOW
 
 RUN = "hourly 7&8"
@@ -36,18 +36,18 @@ def get(store):
     server = MonitorServer(
         Exposition(), HttpSettings(http_port=0), report=lambda path: read_report(store, path)
     )
-    yield lambda path: ask(f"http://{server.host}:{server.port}{path}")
+    yield lambda path: http_get(f"http://{server.host}:{server.port}{path}")
     server.close()
 
 
-def test_report_of_earlier_try_is_forgotten(store):
+def test_report_of_earlier_try_is_removed(store):
     assert reports_of(store, RUN) == {"validation": report_path(store, RUN, "validation").as_uri()}
     forget_report(store, RUN, "validation")
     assert reports_of(store, RUN) == {}
     assert not report_path(store, RUN, "validation", kind="json").exists()
 
 
-def test_page_leads_to_report_and_server_answers_it(store, get):
+def test_page_links_to_report_and_server_returns_it(store, get):
     found = RunCounter(store, KeptDocuments()).count(NOW)
     exposition = Exposition()
     exposition.show(Snapshot(time=NOW, store_status=StoreStatus(runs=found)))
@@ -59,7 +59,7 @@ def test_page_leads_to_report_and_server_answers_it(store, get):
     status, body, headers = get(link)
     assert (status, body) == (200, "<p>ä report</p>")
     assert headers["Content-Security-Policy"].startswith("default-src 'none'"), (
-        "a report runs no script either"
+        "reports must not run scripts"
     )
 
 

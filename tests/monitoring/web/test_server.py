@@ -8,7 +8,7 @@ from evergreen.runtime.errors import PermanentError
 from monitoring.web.exposition import Exposition, Snapshot
 from monitoring.web.server import HttpSettings, MonitorServer
 from tests.support.errors import raises
-from tests.support.processes import ask
+from tests.support.processes import http_get
 from tests.support.snapshots import EMPTY
 
 
@@ -22,7 +22,7 @@ def served(tmp_path):
     address = json.loads((tmp_path / "http.json").read_text())
 
     def get(path: str) -> tuple[int, str]:
-        status, text, get.headers = ask(f"http://{address['host']}:{address['port']}{path}")
+        status, text, get.headers = http_get(f"http://{address['host']}:{address['port']}{path}")
         return status, text
 
     get.exposition, get.port = exposition, address["port"]
@@ -30,7 +30,7 @@ def served(tmp_path):
     server.close()
 
 
-def test_pages_answer(served):
+def test_every_page_is_served(served):
     assert served("/readyz") == (503, "no iteration of the loop has ended yet\n")
     served.exposition.show(Snapshot(time=1.0, windows=(EMPTY,), pending_rows=5))
     assert served("/healthz") == served("/readyz") == (200, "ok\n")
@@ -46,7 +46,7 @@ def test_pages_answer(served):
     )
 
 
-def test_status_page_may_load_nothing(served):
+def test_status_page_forbids_loading_of_resources(served):
     assert served("/") == (200, "<p>a page</p>")
     assert served.headers["Content-Security-Policy"].startswith("default-src 'none'")
 

@@ -27,7 +27,7 @@ def run_pipeline(
 ) -> None:
     """Write the files that a run's steps and its exit handler write.
 
-    `states` contains the states of the first steps.
+    `states` contains the state of each step that ran, in the order of the steps.
     """
     for step, state in zip(STEPS, states):
         try:
@@ -95,12 +95,10 @@ def test_runs_are_counted_by_verdict_once_and_over_restart(bench):
         assert verdicts(shown.after()) == expected
     shutil.rmtree(b.settings.store / "runs" / "worse")
     run_pipeline(b.settings.store, "at work", *RELEASED)
-    assert verdicts(shown.after()) == {**expected, "released": 2}, (
-        "what is cleaned away stays counted"
-    )
+    assert verdicts(shown.after()) == {**expected, "released": 2}, "deleted runs must still count"
 
 
-def test_run_that_is_repeated_under_its_name_counts_again(bench):
+def test_repeated_run_under_its_name_counts_again(bench):
     b = bench()
     run_pipeline(b.settings.store, "r", *DIED)
     shown = Shown(b)
@@ -113,16 +111,16 @@ def test_run_that_is_repeated_under_its_name_counts_again(bench):
 def test_gate_refusals_in_row_end_with_release_not_with_run_before_gate(bench):
     b, row = bench(), "ctr_monitor_gate_refusals_in_a_row"
     shown = Shown(b)
-    assert (row,) not in shown.after(), "no run has reached the gate"
-    told = []
+    assert (row,) not in shown.after(), "the row must be absent before a run reaches the gate"
+    shown_rows = []
     for number, states in enumerate((GATE, DIED, GATE, BLOCKED, RELEASED, GATE)):
         run_pipeline(
             b.settings.store, f"r{number}", *states, decision="inconclusive" if number else "fail"
         )
-        told.append(shown.after().get((row,)))
+        shown_rows.append(shown.after().get((row,)))
         if number == 3:
             shown = Shown(b)
-    assert told == [1, 1, 2, 2, 0, 1]
+    assert shown_rows == [1, 1, 2, 2, 0, 1]
 
 
 def promotion(store, action: str, version: int, time: str):
@@ -177,13 +175,13 @@ def test_store_that_cannot_be_read_is_reported_and_stops_nothing(bench, broken):
     journal = b.settings.store / "journal.jsonl"
     path = journal if broken == "journal" else b.settings.store / "runs" / "new" / "outcome.json"
     path.parent.mkdir(exist_ok=True)
-    kept = path.read_bytes() if path.exists() else None
+    content = path.read_bytes() if path.exists() else None
     path.write_text("nonsense\n")
     found = shown.after()
     assert found["ctr_monitor_model_registry_readable",] == 0
     assert ("ctr_monitor_live_version",) not in found
     assert found["ctr_monitor_last_turn_timestamp_seconds",] == b.clock.now
-    path.unlink() if kept is None else path.write_bytes(kept)
+    path.unlink() if content is None else path.write_bytes(content)
     found = shown.after()
     assert found["ctr_monitor_model_registry_readable",] == 1
     assert found["ctr_monitor_live_version",] == 1
@@ -209,7 +207,7 @@ def test_files_that_wait_for_uploader_are_reported_with_age_of_oldest(bench, tmp
     assert ("ctr_monitor_oldest_unuploaded_timestamp_seconds",) not in found
 
 
-def test_disks_of_folders_that_are_there_are_asked_each_minute(bench, monkeypatch):
+def test_disks_of_existing_folders_are_checked_each_minute(bench, monkeypatch):
     b, free = bench(), [700]
     real, usage = shutil.disk_usage, shutil._ntuple_diskusage
     monkeypatch.setattr(
@@ -220,7 +218,9 @@ def test_disks_of_folders_that_are_there_are_asked_each_minute(bench, monkeypatc
     shown, key = Shown(b), "ctr_monitor_disk_free_bytes"
     found = shown.after()
     folders = {labels[1] for name, *pairs in found for labels in pairs if name == key}
-    assert folders == {"state", "archive", "store", "lake"}, "work and repository do not exist"
+    assert folders == {"state", "archive", "store", "lake"}, (
+        "folders that do not exist have no disk usage"
+    )
     assert (
         found[key, ("folder", "lake")],
         found["ctr_monitor_disk_size_bytes", ("folder", "lake")],
@@ -230,7 +230,7 @@ def test_disks_of_folders_that_are_there_are_asked_each_minute(bench, monkeypatc
     assert shown.after(1)[key, ("folder", "lake")] == 600
 
 
-def test_budget_rows_of_failures_and_run_at_work_outlive_restart(bench):
+def test_budget_failures_in_row_and_active_run_survive_restart(bench):
     b = bench(
         **{**DRIFT, "failure_backoff_seconds": 1.0, "cooldown_seconds": 0.0, "daily_budget": 3}
     )

@@ -30,7 +30,7 @@ def spec(
 def once(
     current: int, *, ready: int | None = None, of: Autoscaler | None = None, **values: float | None
 ) -> int:
-    """Return the number of replicas after one sync with these metric values.
+    """Return the number of replicas after one sync with the metric values in `values`.
 
     None as a value means that the metric is unavailable.
     """
@@ -41,12 +41,8 @@ def once(
 @pytest.mark.parametrize(
     ("current", "ready", "value", "wanted"),
     [
-        (
-            2,
-            2,
-            200,
-            4,
-        ),  # example of the documentation: a value of twice the target doubles the replicas
+        # Example of the documentation: a value of twice the target doubles the replicas.
+        (2, 2, 200, 4),
         (4, 4, 50, 2),  # a value of half the target halves the replicas
         (2, 2, 109, 2),  # a ratio within the tolerance of 0.1 changes nothing
         (2, 2, 110, 2),  # a ratio exactly at the tolerance changes nothing
@@ -60,7 +56,7 @@ def once(
         (2, 2, None, 2),  # without a value, the number of replicas does not change
     ],
 )
-def test_value_gives_what_controllers_source_gives(current, ready, value, wanted):
+def test_value_equals_that_of_controller_source(current, ready, value, wanted):
     assert once(current, ready=ready, queue=value) == wanted
 
 
@@ -78,7 +74,7 @@ def test_sum_is_divided_by_pods_that_exist_whether_ready_or_not(current, value, 
     assert once(current, ready=0, of=average, pending=value) == wanted
 
 
-def test_values_are_compared_in_whole_thousandths_as_in_metrics_api():
+def test_values_are_compared_in_thousandths_as_in_metrics_api():
     # The value 0.1109 is sent as 110m, which is within the tolerance of the target 100m. Without
     # rounding, 0.1109 would be outside the tolerance.
     assert once(2, of=spec(Metric(name="queue", target=0.1)), queue=0.1109) == 2
@@ -93,7 +89,7 @@ def test_values_are_compared_in_whole_thousandths_as_in_metrics_api():
         ({}, 2),
     ],
 )
-def test_largest_wish_of_several_metrics_wins_and_none_drops_unseen(readings, wanted):
+def test_largest_recommendation_of_several_metrics_wins_and_none_drops_unseen(readings, wanted):
     two = spec(Metric(name="queue", target=100), Metric(name="pending", target=10, is_average=True))
     assert once(2, of=two, **readings) == wanted
 
@@ -117,8 +113,7 @@ def test_scale_down_waits_until_no_recommendation_in_window_was_higher():
         pods = PodCounts(existing=current, ready=current)
         current = controller.sync(now, current, pods=pods, readings={"queue": value})
         seen[now] = current
-    # The last recommendation of 8 replicas was made at 45 s. After 300 s, this recommendation no
-    # longer counts.
+    # The last recommendation of 8 replicas was made at 45 s. Recommendations count for 300 s.
     assert seen[330.0] == 8
     assert seen[345.0] == 4
 
@@ -144,7 +139,9 @@ rules = st.builds(
     values=st.lists(st.floats(0, 1000), min_size=1, max_size=60),
     first=st.integers(2, 30),
 )
-def test_no_run_leaves_bounds_policies_tolerance_or_stabilisation(up, down, values, first):
+def test_controller_never_violates_bounds_policies_tolerance_or_stabilisation(
+    up, down, values, first
+):
     controller = Controller(spec(least=2, most=30, up=up, down=down))
     current, raw, numbers = first, [first], [first]
     for turn, value in enumerate(values):
@@ -156,7 +153,9 @@ def test_no_run_leaves_bounds_policies_tolerance_or_stabilisation(up, down, valu
         assert 2 <= current <= 30
         if current != before:
             direction = up if current > before else down
-            assert (current > before) == (raw[-1] > before), "it moved against what the metric said"
+            assert (current > before) == (raw[-1] > before), (
+                "the number of replicas changed against the metric"
+            )
             seen = int(direction.stabilization_seconds // 15) or 1
             window = raw[-seen:]
             if current > before:
@@ -175,8 +174,8 @@ def _most(direction: Rules, numbers: list[int], is_up: bool) -> int:
     allowed = []
     for policy in direction.policies:
         syncs = int(policy.period_seconds // 15)
-        # A change exactly one period ago no longer counts. The period therefore starts with the
-        # number of replicas after this change.
+        # A change exactly one period ago no longer counts. The period starts with the number of
+        # replicas after such a change.
         start = numbers[-syncs] if len(numbers) >= syncs else numbers[0]
         end = start + policy.value if is_up else start - policy.value
         if policy.type == "Percent":

@@ -22,7 +22,7 @@ SERIES = {
 
 
 def random_samples(seed: int) -> dict[str, list[Sample]]:
-    """Return counters of four pods, with restarts, idle minutes and failed scrapes.
+    """Return the counters of four pods over time, with restarts, idle minutes and failed scrapes.
 
     Some of the pods start late or end early.
     """
@@ -78,7 +78,7 @@ def prometheus(tmp_path_factory):
 
 
 @pytest.mark.parametrize("metric", [QUEUE_METRIC, PENDING_METRIC])
-def test_metrics_are_what_real_prometheus_answers_to_shipped_queries(prometheus, metric):
+def test_metrics_equal_answers_of_real_prometheus_to_shipped_queries(prometheus, metric):
     query = read_queries(KEDA)[metric]
     num_values = 0
     for seed in SEEDS:
@@ -87,11 +87,11 @@ def test_metrics_are_what_real_prometheus_answers_to_shipped_queries(prometheus,
         # Include times at which a sample is exactly on the window's edge.
         moments += [samples[PODS[0]][9].milliseconds + offset for offset in (0, 60_000)]
         for at in moments:
-            theirs = list(prometheus.ask(query, time=f"{at / 1000:.3f}").values())
+            theirs = list(prometheus.query(query, time=f"{at / 1000:.3f}").values())
             ours = fleet_metrics(samples, at / 1000)[metric]
             assert ([] if ours is None else [ours]) == pytest.approx(theirs, rel=1e-9, abs=1e-12)
             num_values += len(theirs)
-    assert num_values >= 200, "the moments found too little to say anything"
+    assert num_values >= 200, "too few values to compare"
 
 
 def test_too_few_samples_give_no_value_and_no_requests_give_zero():

@@ -26,7 +26,7 @@ def erlang_c(servers: int, load: float) -> float:
 
 
 def mean_wait(instances: int, utilisation: float, seed: int) -> float:
-    """Return the mean of the simulated waits. Its unit is the mean service time."""
+    """Return the mean of the simulated waits, as a multiple of the mean service time."""
     random = np.random.default_rng(seed)
     count = 80_000
     arrivals = np.cumsum(random.exponential(1 / (utilisation * instances), count))
@@ -42,7 +42,7 @@ def mean_wait(instances: int, utilisation: float, seed: int) -> float:
 
 
 @pytest.mark.parametrize(("instances", "utilisation"), [(1, 0.5), (2, 0.7), (4, 0.8)])
-def test_mean_wait_of_random_service_is_erlangs(instances, utilisation):
+def test_mean_wait_of_random_service_equals_erlang(instances, utilisation):
     load = instances * utilisation
     expected = erlang_c(instances, load) / (instances - load)
     found = [mean_wait(instances, utilisation, seed) for seed in range(5)]
@@ -55,7 +55,7 @@ def queue(**settings) -> PodQueue:
     return PodQueue(PodSettings(**settings), lambda rows: 1.0 + rows)
 
 
-def test_free_instance_batches_all_that_waits_up_to_largest_size():
+def test_free_instance_batches_waiting_requests_up_to_maximum_size():
     pod = queue(instances=1, max_batch_rows=4, timeout_seconds=60.0)
     pod.offer([0.0, 0.1, 0.2, 0.3], 2, [1.0] * 4)
     pod.advance(100.0)
@@ -112,12 +112,10 @@ def test_every_request_is_answered_refused_timed_out_or_inside_at_any_cut(
     assert outcomes[0] == pytest.approx(outcomes[1])
 
 
-def test_defaults_are_what_generated_configuration_says():
-    asked = ServingOptions(server="onnxruntime")
-    options = read_options(triton_config("m", asked, [1], features=CRITEO))
+def test_defaults_equal_generated_configuration():
+    options_of_server = ServingOptions(server="onnxruntime")
+    options = read_options(triton_config("m", options_of_server, [1], features=CRITEO))
     settings = PodSettings()
     assert settings.instances == options.instances
     assert (settings.max_queued, settings.timeout_seconds * 1e6) == options.queue_limits
-    assert options.max_queue_delay_microseconds == 0, (
-        "a batch that waits for company is not simulated"
-    )
+    assert options.max_queue_delay_microseconds == 0, "the simulator does not delay batches"

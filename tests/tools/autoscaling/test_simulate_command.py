@@ -23,7 +23,7 @@ def refused(capsys, *flags: object) -> str:
     """Return the command's output for flags or files that it refuses."""
     try:
         code = main([*map(str, flags)])
-    except SystemExit as ended:  # argparse's message
+    except SystemExit as ended:  # argparse prints a message and exits
         code = ended.code
     assert code == 2
     return capsys.readouterr().err
@@ -37,7 +37,7 @@ def changed(tmp_path, change) -> Path:
     return tmp_path / "changed.yaml"
 
 
-def test_what_is_printed_of_run_is_same_again(tmp_path, capsys):
+def test_printed_commands_reproduce_run(tmp_path, capsys):
     (tmp_path / "trace.csv").write_text(
         "\ufeffseconds,requests_per_second,rows_per_request\n0,10,64\n600,40,64\n1200,0,64\n",
         encoding="utf-8",
@@ -110,7 +110,7 @@ def test_file_that_is_no_trace_is_refused_with_reason(tmp_path, capsys, content,
         (["--trace", "spike", "--peak-rate", "few"], "--peak-rate"),
     ],
 )
-def test_flags_that_cannot_be_are_refused_by_name(capsys, flags, named):
+def test_impossible_flags_are_refused_by_name(capsys, flags, named):
     assert named in refused(capsys, *flags)
 
 

@@ -59,7 +59,7 @@ def test_requests_are_all_accounted_for_and_same_seed_gives_same_run():
     assert first.counters != other.counters
 
 
-def test_hpas_metrics_are_simulated_pods_own_truth():
+def test_metrics_of_hpa_equal_those_of_simulated_pods():
     outcome = simulated(steps(60, seconds=900), target=10_000_000, initial_replicas=2)
     means = [moment.metrics[QUEUE] for moment in outcome.moments[10:]]
     truth = np.concatenate(outcome.waits[10:]).mean() * 1e6
@@ -67,7 +67,7 @@ def test_hpas_metrics_are_simulated_pods_own_truth():
     assert np.mean(means) == pytest.approx(truth, rel=0.1)
 
 
-def test_pod_on_new_node_answers_after_all_that_has_to_start():
+def test_pod_on_new_node_answers_after_complete_startup():
     cluster = Cluster(
         QUICK, lambda now: PodQueue(PodSettings(), TIMES.of_rows, now), lambda number: 0.0
     )
@@ -95,7 +95,7 @@ def test_pod_on_new_node_answers_after_all_that_has_to_start():
 
 
 @pytest.mark.parametrize("name", ["sample-cpu.json", "demo-cpu.json"])
-def test_shipped_service_times_say_what_was_measured_and_grow_with_rows(name):
+def test_shipped_service_times_name_measurement_and_grow_with_rows(name):
     times = read_service_times(SHIPPED / name)
     assert "tritonserver" in times.what
     assert times.medians == tuple(sorted(times.medians))

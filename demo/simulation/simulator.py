@@ -49,7 +49,7 @@ _ROWS_PER_REQUEST = 64
 _CALIBRATION_ROWS = 40_000
 
 
-class WorldRows(NamedTuple):
+class SimulatedRows(NamedTuple):
     """Drawn rows with their true probabilities."""
 
     dense: NDArray[np.float32]
@@ -85,8 +85,8 @@ class Drift:
 
 
 @dataclass(frozen=True, kw_only=True)
-class World:
-    """Parameters of a simulator, see `World.create`."""
+class Simulator:
+    """Parameters of a simulator, see `Simulator.create`."""
 
     seed: int
     click_rate: float
@@ -96,7 +96,7 @@ class World:
     drifts: tuple[Drift, ...] = ()
 
     @classmethod
-    def create(cls, seed: int, *, click_rate: float = 0.25, bayes_auc: float = 0.80) -> "World":
+    def create(cls, seed: int, *, click_rate: float = 0.25, bayes_auc: float = 0.80) -> "Simulator":
         """Create a simulator with a Bayes-optimal AUC of about `bayes_auc` at `click_rate`.
 
         Kaggle's click rate is 0.25.
@@ -118,7 +118,7 @@ class World:
         bias = bias_for(strength * effects, click_rate)
         return cls(seed=seed, click_rate=click_rate, strength=strength, bias=bias)
 
-    def drifted(self, drift: Drift) -> "World":
+    def drifted(self, drift: Drift) -> "Simulator":
         """Return the simulator after one more drift.
 
         The bias is adjusted, so that the click rate stays the same.
@@ -128,7 +128,7 @@ class World:
             changed, bias=bias_for(self.strength * changed._sample_effects(), self.click_rate)
         )
 
-    def draw(self, n: int, random: Generator) -> WorldRows:
+    def draw(self, n: int, random: Generator) -> SimulatedRows:
         """Draw `n` independent rows."""
         return drawn_rows(self.tables, n, random, strength=self.strength, bias=self.bias)
 
@@ -137,7 +137,7 @@ class World:
         write_whole(path, json.dumps(asdict(self), indent=2) + "\n")
 
     @classmethod
-    def load(cls, path: Path) -> "World":
+    def load(cls, path: Path) -> "Simulator":
         """Read the simulator in `path`.
 
         Raises:
@@ -207,12 +207,12 @@ class World:
 
 def drawn_rows(
     tables: Tables, n: int, random: Generator, *, strength: float, bias: float
-) -> WorldRows:
+) -> SimulatedRows:
     """Draw `n` independent rows of `tables` with the logit bias + strength * effects."""
     drawn = tables.draw(n, random)
     probability = sigmoid(strength * drawn.effects + bias)
     label = (random.random(n) < probability).astype(np.int32)
-    return WorldRows(drawn.dense, drawn.categorical, probability, label)
+    return SimulatedRows(drawn.dense, drawn.categorical, probability, label)
 
 
 def sigmoid(logit: NDArray[Any]) -> NDArray[np.float64]:
@@ -261,7 +261,7 @@ class LakeReport:
 
 
 def write_lake(
-    world: World, uri: str, *, rows: int, days: int, last_day: date, seed: int
+    simulator: Simulator, uri: str, *, rows: int, days: int, last_day: date, seed: int
 ) -> LakeReport:
     """Write simulated rows to a folder or a bucket.
 
@@ -275,7 +275,7 @@ def write_lake(
     """
     if days < 1 or rows < days:
         raise ContractError(
-            f"asked for {rows} rows over {days} days, expected at least one row a day"
+            f"{rows} rows over {days} days were requested, expected at least one row a day"
         )
     lake, random = open_objects(uri), np.random.default_rng([seed, 6])
     names = [str(last_day - timedelta(days=back)) for back in reversed(range(days))]
@@ -285,17 +285,21 @@ def write_lake(
         raise ContractError(
             f"lake {uri} holds day {existing[0]} already, expected no day of {names}"
         )
-    written: list[WorldRows] = []
+    written: list[SimulatedRows] = []
     for number, name in enumerate(names):
         count = rows * (number + 1) // days - rows * number // days
-        written += _write_day(world, lake, day=name, count=count, random=random)
+        written += _write_day(simulator, lake, day=name, count=count, random=random)
     label = np.concatenate([drawn.label for drawn in written])
     bayes_auc = roc_auc(label, np.concatenate([drawn.probability for drawn in written]))
     return LakeReport(rows=rows, clicks=int(label.sum()), days=names, bayes_auc=bayes_auc)
 
 
 def raw_table(
-    rows: WorldRows, *, request_ids: list[str], row: NDArray[np.int32], times: NDArray[np.float64]
+    rows: SimulatedRows,
+    *,
+    request_ids: list[str],
+    row: NDArray[np.int32],
+    times: NDArray[np.float64],
 ) -> Any:
     """Return the rows as an Arrow table in the raw schema, without scores.
 
@@ -316,17 +320,17 @@ def raw_table(
 
 
 def _write_day(
-    world: World, lake: Objects, *, day: str, count: int, random: Generator
-) -> list[WorldRows]:
+    simulator: Simulator, lake: Objects, *, day: str, count: int, random: Generator
+) -> list[SimulatedRows]:
     midnight = datetime.combine(date.fromisoformat(day), time(tzinfo=timezone.utc)).timestamp()
     written = []
     for part, start in enumerate(range(0, count, _ROWS_PER_FILE)):
         number = np.arange(start, min(start + _ROWS_PER_FILE, count))
-        drawn = world.draw(len(number), random)
+        drawn = simulator.draw(len(number), random)
         request = number // _ROWS_PER_REQUEST
         table = raw_table(
             drawn,
-            request_ids=[f"simulated-{world.seed}-{day}-{i}" for i in request.tolist()],
+            request_ids=[f"simulated-{simulator.seed}-{day}-{i}" for i in request.tolist()],
             row=(number % _ROWS_PER_REQUEST).astype(np.int32),
             times=midnight
             + (request.astype(np.float64) * _ROWS_PER_REQUEST + 0.5) * (86_400.0 / count),

@@ -9,13 +9,13 @@ from demo.simulation.tables import INTERACTION_BUCKETS, Tables
 def effects_of(
     tables: Tables, dense: NDArray[np.float32], categorical: NDArray[np.int64]
 ) -> NDArray[np.float32]:
-    """Return for each row [n] the sum of its effects by `tables`.
+    """Return the sum of the planted effects of each row, as [n].
 
-    Another set of tables may have drawn the rows. A category that is not in `tables` has the effect
-    0. Integers must be among those that `tables` can draw.
+    The rows may have been drawn from other tables. A category that is not in `tables` has no
+    effect. Integers must be among those that `tables` can draw.
 
-    >>> from demo.simulation.world import World
-    >>> tables = World.create(7).tables
+    >>> from demo.simulation.simulator import Simulator
+    >>> tables = Simulator.create(7).tables
     >>> rows = tables.draw(10_000, np.random.default_rng(0))
     >>> bool(np.allclose(effects_of(tables, rows.dense, rows.categorical), rows.effects, atol=1e-5))
     True

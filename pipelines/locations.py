@@ -1,19 +1,20 @@
 """Read and replace the folders and the server that a compiled pipeline names.
 
 Before a machine runs a pipeline that was compiled for another machine, it replaces the folders and
-the server. Folders and server are not parameters of a run. The placement decides them, and each
-step has them as constants. `package` reads and writes the files.
+the server. Folders and server are not parameters of a run. The placement sets folders and servers,
+and each step has them as constants. `package` reads and writes the files.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-PLACES = ("lake", "store", "work", "server", "device", "served")
-"""Names of places, which are arguments of steps and fields of `placement.Placement`."""
+LOCATIONS = ("lake", "store", "work", "server", "device", "served")
+"""Names of the folders and servers that a compiled pipeline contains. They are arguments of steps
+and fields of `placement.Placement`."""
 
 
-def places_of(document: Any) -> dict[str, str]:
-    """Return the places that a compiled pipeline names.
+def locations_of(document: Any) -> dict[str, str]:
+    """Return the locations that a compiled pipeline names.
 
     Args:
         document: The pipeline's IR, parsed.
@@ -23,27 +24,27 @@ def places_of(document: Any) -> dict[str, str]:
             and servers as parameters.
     """
     found = {name: given["runtimeValue"]["constant"] for name, given in _given(document)}
-    return {name: str(found[name]) for name in PLACES}
+    return {name: str(found[name]) for name in LOCATIONS}
 
 
-def describe_places(places: Mapping[str, str]) -> str:
+def describe_locations(locations: Mapping[str, str]) -> str:
     """Return a line of text that describes the folders and servers.
 
     >>> folders = {name: f"/evergreen/{name}" for name in ("lake", "store", "work")}
-    >>> places = {**folders, "server": "onnxruntime", "device": "cpu", "served": ""}
-    >>> describe_places(places).partition(", work ")[2]
+    >>> locations = {**folders, "server": "onnxruntime", "device": "cpu", "served": ""}
+    >>> describe_locations(locations).partition(", work ")[2]
     '/evergreen/work, served by onnxruntime on cpu'
     """
-    served = f", served rows {places['served']}" if places["served"] else ""
-    folders = ", ".join(f"{name} {places[name]}" for name in PLACES[:3])
-    return f"{folders}, served by {places['server']} on {places['device']}{served}"
+    served = f", served rows {locations['served']}" if locations["served"] else ""
+    folders = ", ".join(f"{name} {locations[name]}" for name in LOCATIONS[:3])
+    return f"{folders}, served by {locations['server']} on {locations['device']}{served}"
 
 
-def replace_places(document: Any, places: Mapping[str, str]) -> None:
+def replace_locations(document: Any, locations: Mapping[str, str]) -> None:
     """Replace the folders and servers in a compiled pipeline."""
     for name, given in _given(document):
-        if name in places:
-            given["runtimeValue"]["constant"] = places[name]
+        if name in locations:
+            given["runtimeValue"]["constant"] = locations[name]
 
 
 def _given(document: Any) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -54,5 +55,5 @@ def _given(document: Any) -> Iterator[tuple[str, dict[str, Any]]]:
             yield from (
                 (name, given)
                 for name, given in parameters.items()
-                if name in PLACES and "runtimeValue" in given
+                if name in LOCATIONS and "runtimeValue" in given
             )

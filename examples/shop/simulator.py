@@ -1,10 +1,10 @@
 """Simulate a shop: write its click log, and compute the best possible AUC.
 
-The log is one Parquet file with the shop's own column names. It has 64-bit user ids, item ids that
-are strings, prices with gaps, and lists of genres and of recently viewed items. A click depends on
-the country's taste in genres, the item's quality and price, its likeness to the viewed items, the
-device, and the position. `recommender.yaml` in this folder describes the log, and `make demo
-WORLD=shop` trains on it.
+The log is one Parquet file with the shop's own column names. The columns are 64-bit user ids, item
+ids that are strings, prices with gaps, and lists of genres and of recently viewed items. A click
+depends on the country's taste in genres, the item's quality and price, its similarity to the viewed
+items, the device, and the position. `recommender.yaml` in this folder describes the log, and `make
+demo EXAMPLE=shop` trains on it.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from demo.simulation.world import bias_for, sigmoid
+from demo.simulation.simulator import bias_for, sigmoid
 from evergreen.statistics.metrics import roc_auc
 
 COUNTRIES = ("at", "ch", "de", "fr", "it", "nl")
@@ -111,11 +111,11 @@ def draw(rows: int, seed: int) -> tuple[Any, NDArray[np.float64]]:
     page = np.repeat(np.arange(requests), SLOTS)
     item = random.choice(NUM_ITEMS, len(page), p=shop.popularity)
     slot = np.tile(np.arange(SLOTS), requests)
-    likeness = _likeness(shop, looked_at)[page, item]
+    similarity = _similarity(shop, looked_at)[page, item]
     effects = (
         0.9 * shop.taste[country[page], item]
         + 0.7 * shop.quality[item]
-        + 1.2 * likeness
+        + 1.2 * similarity
         - 0.4 * np.log(shop.price[item] / 20.0)
         + np.array([0.2, -0.1, 0.0])[device[page]]
         - 0.1 * slot
@@ -154,15 +154,15 @@ def _zipf(count: int, random: Generator) -> NDArray[np.float64]:
 
 
 def _looked_at(random: Generator) -> NDArray[np.int64]:
-    """Draw the items that a user viewed, the newest last. One user in ten viewed none."""
+    """Draw the items that a user viewed, the newest last. One user in ten viewed no item."""
     count = 0 if random.random() < 0.1 else int(random.integers(1, MAX_LOOKED_AT + 1))
     return random.integers(0, NUM_ITEMS, count)
 
 
-def _likeness(shop: Shop, looked_at: list[NDArray[np.int64]]) -> NDArray[np.float64]:
-    """Return the likeness of each item to the viewed items, as [pages, items].
+def _similarity(shop: Shop, looked_at: list[NDArray[np.int64]]) -> NDArray[np.float64]:
+    """Return the similarity of each item to the viewed items, as [pages, items].
 
-    The likeness is the mean share of the item's genres in the viewed items, or 0 without viewed
+    The similarity is the mean share of the item's genres in the viewed items, or 0 without viewed
     items.
     """
     seen = np.stack(
