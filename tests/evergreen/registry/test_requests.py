@@ -202,9 +202,11 @@ def test_request_that_was_appended_before_an_error_is_withdrawn(tmp_path, clock,
     assert read_request(tmp_path, request.request).result.action == CANCELLED
 
 
-def test_journal_that_cannot_be_read_for_a_while_is_read_again(tmp_path, append, say, clock):
+def test_journal_that_cannot_be_read_for_a_while_is_read_again(
+    tmp_path, append, append_answer, clock
+):
     request, journal = append(), tmp_path / JOURNAL_FILE
-    say(request, ACCEPTED)
+    append_answer(request, ACCEPTED)
     hidden = journal.rename(tmp_path / "hidden")
     journal.mkdir()  # reading a folder is an error of the operating system
 
@@ -213,7 +215,7 @@ def test_journal_that_cannot_be_read_for_a_while_is_read_again(tmp_path, append,
         if len(clock.slept) == 3:
             journal.rmdir()
             hidden.rename(journal)
-            say(request, DONE, version=2)
+            append_answer(request, DONE, version=2)
         clock.slept.append(seconds)
 
     assert wait_for_result(tmp_path, request, clock=clock.moment, sleep=sleep).version == 2
@@ -229,16 +231,16 @@ def test_journal_that_stays_unreadable_is_a_temporary_error(tmp_path, append, cl
         )
 
 
-def test_order_of_lines_decides_whatever_their_times_are(tmp_path, append, say, clock):
+def test_order_of_lines_decides_whatever_their_times_are(tmp_path, append, append_answer, clock):
     """Two machines write, and the clock of one of them is an hour ahead."""
     first, second = append(), append()
     clock.advance(3600)
-    say(first, ACCEPTED)
+    append_answer(first, ACCEPTED)
     clock.advance(-3600)
-    say(first, CANCELLED), say(first, DONE, version=1)
-    say(second, CANCELLED)
+    append_answer(first, CANCELLED), append_answer(first, DONE, version=1)
+    append_answer(second, CANCELLED)
     clock.advance(3600)
-    say(second, ACCEPTED), say(second, DONE, version=2)
+    append_answer(second, ACCEPTED), append_answer(second, DONE, version=2)
     lines = (tmp_path / JOURNAL_FILE).read_text()
     results = [
         state.result.action
@@ -264,14 +266,16 @@ def of_run(clock, run, model, kind=RELEASE):
     return replace(request, run=run, model_id=model)
 
 
-def test_final_answer_is_that_of_the_runs_first_request_for_the_model(tmp_path, clock, say):
+def test_final_answer_is_that_of_the_runs_first_request_for_the_model(
+    tmp_path, clock, append_answer
+):
     first, again, other = (
         append_request(tmp_path, of_run(clock, "run-1", model)) for model in ("m", "m", "n")
     )
     assert requests.final_answer(tmp_path, "run-1", "m") is None
-    say(first, REFUSED, error="TemporaryError", reason="no server")
+    append_answer(first, REFUSED, error="TemporaryError", reason="no server")
     assert requests.final_answer(tmp_path, "run-1", "m") is None, "a retry asks again"
-    say(again, DONE, version=2)
+    append_answer(again, DONE, version=2)
     assert requests.final_answer(tmp_path, "run-1", "m").id == again.request
     assert requests.final_answer(tmp_path, "run-1", "n") is None
     third = append_request(tmp_path, of_run(clock, "run-1", "m", CANARY))
