@@ -293,3 +293,9 @@ def test_retry_of_a_step_that_was_rolled_back_before_its_release_is_refused(step
     assert step(True, "run-2") == 1
     assert "a later request to go back supersedes it" in capsys.readouterr().err
     assert current(store).version == 1
+
+
+def test_journal_that_cannot_be_read_now_is_3_and_not_bad_input(step, tmp_path, capsys):
+    (tmp_path / "store" / "journal.jsonl").mkdir()
+    assert step(True, "run-1") == 3
+    assert "journal.jsonl cannot be read: Is a directory" in capsys.readouterr().err
