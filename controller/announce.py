@@ -166,7 +166,7 @@ def _announce_release(site: Site, state: RequestState) -> None:
         site,
         state,
         promotion_journal.PROMOTE if request.is_override else promotion_journal.RELEASE,
-        release,
+        release=release,
         reason=f"{request.reason}; the verdict was: {verdict.reason}"
         if request.is_override
         else verdict.reason,
@@ -216,7 +216,7 @@ def _announce_canary(site: Site, state: RequestState) -> None:
         site,
         state,
         promotion_journal.CANARY,
-        release,
+        release=release,
         reason=verdict.reason,
         decision=verdict.decision,
     )
@@ -234,7 +234,7 @@ def _announce_promotion(site: Site, state: RequestState) -> None:
         site,
         state,
         promotion_journal.PROMOTE,
-        target,
+        release=target,
         reason=request.reason,
         decision=at_work.decision,
     )
@@ -258,7 +258,7 @@ def _announce_rollback(site: Site, state: RequestState) -> None:
         wanted = _wanted_then(state)
         version = wanted if wanted is not None else _replaced_by(site.store, live)
     target = _target_release(site, live, version)
-    line = _entry(site, state, promotion_journal.ROLLBACK, target, reason=request.reason)
+    line = _entry(site, state, promotion_journal.ROLLBACK, release=target, reason=request.reason)
     line = replace(line, blocked_model_id=live.model_id if request.replaces else None)
     site.announce(Attempt(line=line, options=site.repository.options_for(target.version)))
 
@@ -267,8 +267,8 @@ def _entry(
     site: Site,
     state: RequestState,
     action: str,
-    release: Release,
     *,
+    release: Release,
     reason: str,
     decision: str | None = None,
 ) -> Promotion:

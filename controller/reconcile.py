@@ -67,7 +67,7 @@ from evergreen.registry.promotion_journal import Promotion, canary_at_work
 from evergreen.registry.requests import RequestState
 from evergreen.runtime.errors import ContractError, PermanentError, Refused, TemporaryError
 from evergreen.serving.prepare import remove_prepared
-from evergreen.serving.repository.model_repository import ModelRepository
+from evergreen.serving.repository.model_repository import ModelRepository, NotWritable
 
 logger = logging.getLogger(__name__)
 
@@ -512,8 +512,8 @@ def carry_out(
     with ExitStack() as stack:
         if repository is not None:
             try:
-                _lock_or_result(settings, request, repository, stack, report)
-            except (ContractError, PermanentError) as error:
+                _lock_or_result(settings, request, repository, stack=stack, report=report)
+            except (NotWritable, PermanentError) as error:
                 problem = error
             else:
                 if repository.is_locked:
@@ -530,15 +530,16 @@ def _lock_or_result(
     settings: SiteSettings,
     request: ServingRequest,
     repository: ModelRepository,
+    *,
     stack: ExitStack,
     report: Callable[[str], None],
 ) -> None:
     """Wait until this process has the lock, or until a running controller has done the request.
 
     Raises:
-        ContractError, PermanentError: this process may not write the repository, or the controller
-            refused the request.
-        Refused, TemporaryError: as in `carry_out`.
+        NotWritable, PermanentError: this process has no rights to write the repository. The request
+            stays open.
+        ContractError, TemporaryError: as in `carry_out`. The request is withdrawn.
     """
     store, patience, told = settings.store, settings.patience, False
 
@@ -555,7 +556,7 @@ def _lock_or_result(
 
     try:
         patience.until_done(lock_or_result, patience.lock_seconds)
-    except (ContractError, PermanentError):
+    except (NotWritable, PermanentError):
         raise
     except BaseException as error:
         state = _withdraw_own(settings, request, error)

@@ -138,7 +138,7 @@ def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
     if (earlier := final_answer(store, arguments.run, model.model_id)) is not None:
         # A retry after the answer. A person may have rolled the version back since.
         logger.info("request %s of this run was answered already", earlier.id)
-        _report_release(arguments, note, earlier.request, expect_done(earlier))
+        _report_release(arguments, note, request=earlier.request, result=expect_done(earlier))
         return
     options = ServingOptions(
         server=arguments.server,
@@ -171,12 +171,13 @@ def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
         with suppress(ContractError, TemporaryError):
             if not any(state.id == request.request for state in open_requests(store)):
                 remove_prepared(store, request.request)
-    _report_release(arguments, note, request, result)
+    _report_release(arguments, note, request=request, result=result)
 
 
 def _report_release(
     arguments: argparse.Namespace,
     note: runs.StepNote,
+    *,
     request: "ServingRequest",
     result: "ServingAnswer",
 ) -> None:

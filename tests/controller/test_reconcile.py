@@ -42,7 +42,7 @@ from evergreen.registry.requests import (
 from evergreen.registry.traffic_plan import Arm
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
 from evergreen.serving.prepare import prepare_request
-from evergreen.serving.repository.model_repository import ModelRepository
+from evergreen.serving.repository.model_repository import ModelRepository, NotWritable
 from evergreen.storage.folder import FolderObjects
 from evergreen.storage.uris import open_objects
 from tests.support.clocks import Clock
@@ -323,7 +323,7 @@ class Unwritable(ModelRepository):
 
     @contextmanager
     def locked(self):
-        raise ContractError("the model repository is not writable")
+        raise NotWritable("the model repository is not writable")
         yield
 
 

@@ -81,6 +81,10 @@ _LEASE_COMMENT = "# lease "
 _SERVED_MODEL = Path(__file__).resolve().parents[1] / "served_model.py"
 
 
+class NotWritable(ContractError):
+    """This process has no rights to write the folder of the model repository."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class FileRecord:
     """Name, size and hash of one file of a version."""
@@ -327,7 +331,8 @@ class ModelRepository:
         Inside another `locked` of this object, the call does nothing.
 
         Raises:
-            ContractError: the folder is not writable. The message names the path.
+            NotWritable: this process has no rights to write the folder. The message names the path.
+            ContractError: the path cannot be a folder. The message names the path.
             TemporaryError: another controller holds the lock. The message names the holder.
         """
         if self.is_locked:
@@ -422,9 +427,9 @@ class ModelRepository:
                 folder / f".{self.names.model}.lock", os.O_RDWR | os.O_CREAT, 0o644
             )
         except OSError as error:
-            raise ContractError(
-                f"model repository {folder} is not writable: {error.strerror}"
-            ) from error
+            has_rights = error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS)
+            kind = ContractError if has_rights else NotWritable
+            raise kind(f"model repository {folder} is not writable: {error.strerror}") from error
         finally:
             own_umask(before)
         try:
