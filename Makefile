@@ -67,6 +67,9 @@ digest-%:
 	  echo "error: environment $* could not be built, see .venvs/$*.log" >&2; exit 1; }
 	@$(MAKE) -s --no-print-directory digest-$* > $@
 
+# WORLD is the first name of EXAMPLE.
+EXAMPLE ?= $(WORLD)
+
 # DATA=<file or folder> replaces the simulated rows by your own rows. RECOMMENDER=<file> describes their columns.
 # Without RECOMMENDER, Criteo's columns are recognized, and a file for other columns is drafted. EXAMPLE=shop uses the
 # rows of a simulated shop (examples/shop). LOG=pubsub stores the records in Google's Pub/Sub emulator (if the Cloud SDK

@@ -1,13 +1,14 @@
 """Run all measurements that need a GPU, in one call of at most nine minutes, unattended.
 
-Use `make gpu` or `python -m benchmarks.gpu`. A machine with CUDA's torch 2.11, numpy 2.5 and Python
-3.12 lacks only msgspec (`pip install msgspec`). The benchmark downloads nothing. Each step is a
-process that writes build/benchmarks/gpu/STEP.json. A step with a document of the current commit is
-skipped, so that a second call resumes the first. The program exits with code 3 before a step that
-may exceed `--minutes`. Packages that are absent, and measurements that lack a GPU, are skipped and
-reported. The complete documents become gpu.json, which `make performance` puts on the page.
-gpu.tar.gz has all documents and logs. If the folder of the steps is absent, it is restored from
-gpu.tar.gz, so that another machine can resume. `gpu_steps` defines the steps.
+Use `make gpu` or `python -m benchmarks.gpu`. It ran on Python 3.12 with CUDA's torch 2.11 and numpy
+2.5. It needs msgspec, pyarrow and safetensors too, and names those that are not installed. The
+benchmark downloads nothing. Each step is a process that writes build/benchmarks/gpu/STEP.json. A
+step with a document of the current commit is skipped, so that a second call resumes the first. The
+program exits with code 3 before a step that may exceed `--minutes`. Packages that are absent, and
+measurements that lack a GPU, are skipped and reported. The complete documents become gpu.json,
+which `make performance` puts on the page. gpu.tar.gz has all documents and logs. If the folder of
+the steps is absent, it is restored from gpu.tar.gz, so that another machine can resume. `gpu_steps`
+defines the steps.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,8 @@ from evergreen.runtime.durable import write_whole
 
 CALL_MINUTES, STEP_MINUTES = 9.0, 3.0
 UNFINISHED = 3
+NEEDED = ("msgspec", "numpy", "pyarrow", "safetensors", "torch")
+"""Packages without which no step runs."""
 DEFAULT_RATES = "rates-dcn-1.2M"
 """Rates of the network and table size of NVIDIA's DCN sample."""
 NETWORKS, TABLES = ("dcn", "deepfm", "dlrm"), ("1.2M", "10M", "100M")
@@ -40,7 +44,7 @@ STEPS = (
     "memory",
     *(name for name in RATES if name != DEFAULT_RATES),
     "serving",
-    "graphs",
+    *(f"graphs-{network}" for network in NETWORKS),
 )
 """All steps, in order of importance, because the time may run out. Graphs come last, because a CUDA
 graph that fails may leave the GPU unusable."""
@@ -145,7 +149,8 @@ def run_steps(flags: argparse.Namespace) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the missing steps.
 
-    Returns 0 if all documents exist, 1 if a step failed, or 3 if the time ran out.
+    Returns 0 if all documents exist, 1 if a step failed, or 3 if the time ran out. Exits with 2 if
+    a package of `NEEDED` is not installed.
     """
     parser = benchmark_parser(
         "gpu", __doc__, quick="tiny tables and few steps, to test that it runs, also without a GPU"
@@ -164,6 +169,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="folder of the steps (default: %(default)s)",
     )
     flags = parser.parse_args(argv)
+    if absent := [name for name in NEEDED if find_spec(name) is None]:
+        parser.error(f"{sys.executable} lacks {', '.join(absent)}: pip install {' '.join(absent)}")
     if flags.step:
         measure(flags)
         return 0

@@ -14,10 +14,14 @@ PyTorch with sparse gradients is the same, but its tables are created with `spar
 by `torch.optim.SparseAdam`. The gradients of these tables then have only the rows of the batch.
 
 TorchRec follows `test_installation.py --cpu_only` of its repository: `DistributedModelParallel`
-with an `EmbeddingBagCollection`, in a group of one process. On a CPU, TorchRec's planner keeps each
-table in the process with dense gradients (`data_parallel`), and `torch.optim.Adam` trains all
-parameters. The network is ours, so only the embeddings differ. TorchRec gets its rows from
-`ArrayRows`. TorchRec is left out if it is not installed, and for networks with lists.
+with an `EmbeddingBagCollection`, in a group of one process. The network is ours, so only the
+embeddings differ. TorchRec gets its rows from `ArrayRows`. The example does not choose the
+optimizer of the tables: a large table gets SGD, and a small table gets Adam. Therefore there are
+two variants. `TorchRec` keeps each table with dense gradients, and trains all parameters with
+`torch.optim.Adam`. `TorchRec, fused Adagrad` trains the tables within the backward pass with
+FBGEMM's kernels, which have no Adam for CPUs. Row-wise Adagrad has one state per row, and Adam has
+two per weight. This variant does less work, so our ratio to it has no target. TorchRec is left out
+for networks with lists.
 
 DeepCTR-Torch trains its DCN or DeepFM with its own `fit`, unchanged. DeepCTR-Torch has no DLRM.
 Parts that our network lacks are disabled, because they would slow DeepCTR-Torch down: the linear
@@ -48,6 +52,10 @@ from evergreen.networks.files import Tensors, open_model
 from evergreen.networks.network import build_network, load_dense
 
 _SCORED_ROWS = 8192
+TORCHREC, FUSED_TORCHREC = "TorchRec", "TorchRec, fused Adagrad"
+OTHER_OPTIMIZERS = (FUSED_TORCHREC,)
+"""Peers that train the tables with an optimizer other than Adam."""
+_ADAGRAD_RATE = 0.01
 
 
 class Trainer(Protocol):
@@ -289,17 +297,28 @@ class TorchrecExample:
     The model starts from its own initial weights.
     """
 
-    name = "TorchRec"
-
-    def __init__(self, config: NetworkConfig, slot_sizes: list[int], *, batch_size: int) -> None:
+    def __init__(
+        self,
+        config: NetworkConfig,
+        slot_sizes: list[int],
+        *,
+        batch_size: int,
+        is_fused: bool = False,
+    ) -> None:
         """Create the model, and a group of one process if there is no group yet."""
         import torch.distributed as dist
         from torchrec import EmbeddingBagCollection
-        from torchrec.distributed.model_parallel import DistributedModelParallel
+        from torchrec.distributed.model_parallel import (
+            DistributedModelParallel,
+            get_default_sharders,
+        )
         from torchrec.modules.embedding_configs import EmbeddingBagConfig
+        from torchrec.optim import RowWiseAdagrad
+        from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
         from torchrec.optim.keyed import KeyedOptimizerWrapper
         from torchrec.optim.optimizers import in_backward_optimizer_filter
 
+        self.name = FUSED_TORCHREC if is_fused else TORCHREC
         if not dist.is_initialized():
             dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         names = list(CRITEO.slots)
@@ -313,8 +332,19 @@ class TorchrecExample:
             for name, size in zip(names, slot_sizes)
         ]
         collection = EmbeddingBagCollection(tables, device=torch.device("meta"))
+        if is_fused:
+            apply_optimizer_in_backward(
+                RowWiseAdagrad, collection.parameters(), {"lr": _ADAGRAD_RATE}
+            )
+        model, sharders = (
+            _TorchrecModel(collection, build_network(config), names),
+            get_default_sharders(),
+        )
+        plan = _planner(names, is_fused=is_fused).collective_plan(
+            model, sharders, dist.distributed_c10d._get_default_group()
+        )
         self.model: Any = DistributedModelParallel(
-            _TorchrecModel(collection, build_network(config), names), device=torch.device("cpu")
+            model, device=torch.device("cpu"), plan=plan, sharders=sharders
         )
         self._optimizer = KeyedOptimizerWrapper(
             dict(in_backward_optimizer_filter(self.model.named_parameters())),
@@ -338,6 +368,23 @@ class TorchrecExample:
     def score(self, rows: Rows) -> NDArray[np.float32]:
         """Score as `Trainer` describes."""
         return _score_by(self.model, rows)
+
+
+def _planner(names: list[str], *, is_fused: bool) -> Any:
+    """Return TorchRec's planner for one process, which uses one kind of kernel for all tables."""
+    from torchrec.distributed.planner import (
+        EmbeddingShardingPlanner,
+        ParameterConstraints,
+        Topology,
+    )
+
+    chosen = ParameterConstraints(
+        ["table_wise" if is_fused else "data_parallel"],
+        compute_kernels=["fused" if is_fused else "dense"],
+    )
+    return EmbeddingShardingPlanner(
+        topology=Topology(1, "cpu", local_world_size=1), constraints=dict.fromkeys(names, chosen)
+    )
 
 
 class _TorchrecModel(nn.Module):

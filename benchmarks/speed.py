@@ -17,7 +17,15 @@ import numpy as np
 import torch
 
 from benchmarks.encoded_rows import PlantedLogit, slot_sizes_for
-from benchmarks.peers import DeepCtr, Evergreen, PlainPytorch, TorchrecExample, Trainer
+from benchmarks.peers import (
+    OTHER_OPTIMIZERS,
+    TORCHREC,
+    DeepCtr,
+    Evergreen,
+    PlainPytorch,
+    TorchrecExample,
+    Trainer,
+)
 from benchmarks.spread import spread
 from components.training.rows import Rows
 from components.training.start import write_initial
@@ -54,7 +62,9 @@ class Case:
 
 
 def measure(case: Case, batch_size: int, scratch: Path) -> dict[str, Any]:
-    """Return the figures of the case: rows/s, ratio to the faster peer and AUC.
+    """Return the figures of the case: rows/s, ratio to the fastest peer and AUC.
+
+    The fastest peer is one of those that train with Adam, as our engine does.
 
     Raises:
         NetworksDiffer: our engine and plain PyTorch give different scores with the same weights.
@@ -84,6 +94,7 @@ def measure(case: Case, batch_size: int, scratch: Path) -> dict[str, Any]:
         figures["product_share"] = (
             figures["rows_per_second"].median * products_of_row(case.config) / bound
         )
+    result["left_out"] = left_out(case.config, case.features)
     result["best_possible_auc"] = roc_auc(held_out.labels, true_logits)
     result["rows"] = case.rounds * case.steps * batch_size
     result["rounds"], result["steps"] = case.rounds - 1, case.steps
@@ -137,11 +148,29 @@ def _trainers(
         PlainPytorch(config, slot_sizes, weights, is_sparse=is_sparse, **own)
         for is_sparse in (False, True)
     ]
-    if isinstance(config, (DcnConfig, DeepFmConfig)) and find_spec("deepctr_torch"):
+    absent = left_out(config, features)
+    if isinstance(config, (DcnConfig, DeepFmConfig)) and DeepCtr.name not in absent:
         peers.append(DeepCtr(config, slot_sizes, batch_size, features=features))
-    if features == CRITEO and find_spec("torchrec"):
-        peers.append(TorchrecExample(config, slot_sizes, batch_size=batch_size))
+    if TORCHREC not in absent:
+        peers += [
+            TorchrecExample(config, slot_sizes, batch_size=batch_size, is_fused=is_fused)
+            for is_fused in (False, True)
+        ]
     return ours, peers
+
+
+def left_out(config: NetworkConfig, features: Features) -> dict[str, str]:
+    """Return the peers that do not train this case, each with the reason."""
+    reasons = {}
+    if find_spec("deepctr_torch") is None:
+        reasons[DeepCtr.name] = "deepctr-torch is not installed"
+    elif not isinstance(config, (DcnConfig, DeepFmConfig)):
+        reasons[DeepCtr.name] = f"it has no {config.network}"
+    if find_spec("torchrec") is None:
+        reasons[TORCHREC] = "torchrec is not installed"
+    elif features != CRITEO:
+        reasons[TORCHREC] = "its example has no lists"
+    return reasons
 
 
 def _check_same_network(ours: Trainer, peer: Trainer, rows: Rows) -> None:
@@ -169,8 +198,9 @@ def _figures(
     speeds: dict[str, list[float]],
     aucs: dict[str, float | None],
 ) -> dict[str, Any]:
-    faster = max(peers, key=lambda name: spread(speeds[name]).median)
-    better = max(aucs[name] or 0.0 for name in peers)
+    same_task = [name for name in peers if name not in OTHER_OPTIMIZERS]
+    faster = max(same_task, key=lambda name: spread(speeds[name]).median)
+    better = max(aucs[name] or 0.0 for name in same_task)
     trainers = {
         name: {
             "rows_per_second": spread(speeds[name]),
@@ -180,4 +210,18 @@ def _figures(
         }
         for name in [*ours, *peers]
     }
-    return {"case": case.name, "faster_peer": faster, "ours": ours, "trainers": trainers}
+    others = {
+        name: {
+            other: spread([a / b for a, b in zip(speeds[name], speeds[other])])
+            for other in peers
+            if other in OTHER_OPTIMIZERS
+        }
+        for name in ours
+    }
+    return {
+        "case": case.name,
+        "faster_peer": faster,
+        "ours": ours,
+        "trainers": trainers,
+        "ratios_to_other_optimizers": others,
+    }

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
-from scipy import stats
-
 
 class Spread(NamedTuple):
     """Median, minimum and maximum of a figure over rounds."""
@@ -44,6 +42,9 @@ def share_interval(hits: int, count: int) -> tuple[float, float]:
     >>> round(low, 3), round(high, 3)
     (0.469, 0.531)
     """
+    # scipy is imported late, because `benchmarks.gpu` also runs where it is not installed.
+    from scipy import stats
+
     found = stats.binomtest(hits, count).proportion_ci(method="wilson")
     return found.low, found.high
 

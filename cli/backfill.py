@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 
 from cli.ingest import STORE_HELP, ReadCounts, read_rows, recommender_of
 from components.extraction.copies import Copies
-from components.extraction.lake import sorted_day
 from components.extraction.lake_files import FileMark, VersionMarker, is_own_file, version_of_folder
+from components.extraction.reader import sorted_day
 from components.extraction.spool import Spool
 from evergreen.config.extraction import ExtractionSettings
 from evergreen.config.spec import Recommender

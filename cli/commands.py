@@ -65,9 +65,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         "show, compare and accept schemas of the rows",
         environment="validation",
     ),
-    ("data", "quarantine"): Command(
-        "components.validation.quarantine_store", "list quarantined rows"
-    ),
+    ("data", "quarantine"): Command("cli.quarantine", "list quarantined rows"),
     ("data", "lineage"): Command(
         "components.extraction.lineage", "show which model was trained on which day's version"
     ),

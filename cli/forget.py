@@ -45,7 +45,7 @@ from components.extraction.lake_files import base_name, replace_file
 from components.extraction.lineage import find_lineages
 from components.extraction.window import watermark
 from components.preprocessing.parent import load_columns
-from components.validation.quarantine_store import quarantine_folder
+from components.validation.quarantine import quarantine_folder
 from evergreen.config.features import category_of
 from evergreen.config.spec import Recommender
 from evergreen.contracts.manifests import CURRENT, Model, Release

@@ -335,7 +335,7 @@ class RecordPublisher:
     async def flush(self) -> None:
         """Publish the queued predictions, and then the outcomes that are due, in one commit.
 
-        If the last flush failed, its messages are repeated first, without other messages. A flush
+        If the last flush failed, this flush publishes only the messages of the last flush. A flush
         contains at most `_MAX_ROWS_PER_FLUSH` rows and `_MAX_BYTES_PER_FLUSH` bytes from the start
         of the queue.
 

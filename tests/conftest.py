@@ -6,7 +6,7 @@ Each step is tested in the environment of its image. Another environment's pytes
 import importlib.util
 import os
 import sys
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -72,11 +72,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def raw_table():
     """Draws a table of `n` raw rows with a planted signal and a fixed seed.
 
-    `contracts.raw_rows` describes the rows. The rows belong to Criteo's recommender. If
-    `with_lists` is true, the rows belong to the default recommender.
+    `contracts.raw_rows` describes the rows. The columns are those of the default recommender.
     """
     pytest.importorskip("pyarrow")
     return _make_raw_table
+
+
+@pytest.fixture(scope="session")
+def criteo_table():
+    """Draws a table like `raw_table`, with the columns of Criteo's click log."""
+    pytest.importorskip("pyarrow")
+    return partial(_make_raw_table, criteo=True)
 
 
 @lru_cache(maxsize=16)  # Drawing a table takes longer than most tests that use the table.
@@ -87,22 +93,19 @@ def _make_raw_table(
     start: float = 1_760_000_000.0,
     seconds: float = 86_400.0,
     request_rows: int = 10,
-    with_lists: bool = False,
+    criteo: bool = False,
 ):
     import pyarrow
 
     from evergreen.contracts import raw_rows
     from evergreen.contracts.criteo import CRITEO
+    from tests.support.recommenders import SHOP
 
-    random, features = np.random.default_rng(seed), CRITEO
-    if with_lists:
-        from tests.support.recommenders import SHOP
-
-        features = SHOP.features
+    random, features = np.random.default_rng(seed), CRITEO if criteo else SHOP.features
     types = {
         name: _arrow_type(pyarrow, text) for name, text in raw_rows.raw_types(features).items()
     }
-    columns = {}
+    columns, drawn = {}, {}
     logit = np.full(n, -1.2)
     for i, name in enumerate(features.numeric):
         values = np.floor(random.lognormal(1.0 + 0.2 * i, 1.2, n)).astype(np.float32)
@@ -112,12 +115,14 @@ def _make_raw_table(
         cardinality = 3 + 7 * i
         ranks = np.minimum(random.zipf(1.5, n) - 1, cardinality - 1)
         keys = np.random.default_rng(1000 + i).integers(0, 2**32 - 1, cardinality)
+        drawn[name] = keys
         weights = np.random.default_rng(2000 + i).normal(0, 0.5, cardinality)
         logit += weights[ranks]
         columns[name] = pyarrow.array(keys[ranks], mask=random.random(n) < 0.02 * (i % 4))
     for name, (first, end, _) in zip(features.lists, features.places.lists):
-        lengths = random.integers(0, end - first + 1, n)
-        columns[name] = [random.integers(0, 9, each).tolist() or None for each in lengths.tolist()]
+        lengths = random.integers(0, end - first + 1, n).tolist()
+        elements = drawn.get(features.list_options_of(name).table or "", np.arange(9))
+        columns[name] = [random.choice(elements, each).tolist() or None for each in lengths]
     columns[raw_rows.LABEL] = (random.random(n) < 1 / (1 + np.exp(-logit))).astype(np.int32)
     columns[raw_rows.REQUEST_ID] = [f"request-{seed}-{i // request_rows}" for i in range(n)]
     columns[raw_rows.ROW] = (np.arange(n) % request_rows).astype(np.int32)

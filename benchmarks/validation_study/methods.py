@@ -40,22 +40,23 @@ def alarms_by_ours(before: Path, now: Path) -> dict[str, list[str]]:
 
 
 def _validate_window(rows: Path, folder: Path, model: Path | None) -> Any:
-    from components.validation.round import Round, read_champion
-    from components.validation.validate import validate
+    from components.validation.measure import read_champion
+    from components.validation.quarantine import rows_folder
+    from components.validation.validate import Inputs, validate
     from evergreen.config.validation import ValidationSettings
     from evergreen.contracts.manifests import Model
     from tests.support.validation_models import make_dataset
 
-    round_ = Round(
+    inputs = Inputs(
         run="study",
         raw=make_dataset(rows, 1, digest=str(rows)),
         folder=folder,
-        store=folder.parent / "store",
+        quarantine=rows_folder(folder.parent / "store", "study"),
         rules=ValidationSettings(),
         champion=read_champion(model) if model else None,
         schema_path=model / Model.SCHEMA if model else None,
     )
-    return validate(round_).report
+    return validate(inputs).report
 
 
 @lru_cache(maxsize=1)

@@ -20,9 +20,9 @@ clicks to expected clicks in the earlier lists. The expected clicks do not depen
 the pair. The expectation of X is therefore s / (k - 1) times the sum of the gains of the list's
 disputed pairs. The sum of X is divided by the expected number of swaps of disputed pairs, which is
 the sum of s (disputed pairs) / (k - 1). The result is unbiased. The method is inverse propensity
-weighting of both orders, with each list weighted by its s. Subtracting the expected clicks removes
-the variance of the number of swaps, as self-normalized weights do (Swaminathan and Joachims 2015,
-NeurIPS), and adds no bias.
+weighting. It weights both orders of a pair, and the weight of a list is its probability s.
+Subtracting the expected clicks removes the variance of the number of swaps, as self-normalized
+weights do (Swaminathan and Joachims 2015, NeurIPS), and adds no bias.
 
 The interval uses |X| <= 2 and psi(lambda) = -log(1 - lambda) - lambda. For each lambda in (0, 1),
 exp((lambda / 2) sum(X - E X) - psi(lambda) sum (X / 2)^2) is a nonnegative supermartingale of mean

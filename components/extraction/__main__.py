@@ -74,7 +74,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--window-start",
         default="",
-        help="ISO 8601 UTC, inclusive; empty: after what the parent learned",
+        help="ISO 8601 UTC, inclusive; empty: after the parent's newest training row",
     )
     parser.add_argument(
         "--window-end", default="", help="ISO 8601 UTC, exclusive; empty: to the last row"
@@ -118,12 +118,12 @@ def _extract_window(arguments: argparse.Namespace, clock: Callable[[], float]) -
     from components.extraction.extract import extract
     from components.extraction.lake import Lake
     from components.extraction.lake_files import opened_lake
-    from components.extraction.window import expect_past, find_baselines, resolve_window, seen_files
+    from components.extraction.seen_files import seen_files
+    from components.extraction.window import expect_past, find_baselines, resolve_window
     from evergreen.config.extraction import ExtractionSettings
     from evergreen.contracts.raw_rows import CLOCK_AHEAD_SECONDS, microseconds
     from evergreen.registry.recommenders import accepted
     from evergreen.registry.runs import noted
-    from evergreen.rows.raw_schema import excluded_columns, unread_columns
     from evergreen.rows.times import parse_time
     from evergreen.storage.uris import local_path
 
@@ -138,7 +138,6 @@ def _extract_window(arguments: argparse.Namespace, clock: Callable[[], float]) -
             champion=arguments.champion,
             features=recommender.features,
         )
-        excluded = excluded_columns(settings.columns, recommender.features)
         seen = seen_files(baselines.parent, settings.late_days, start=arguments.window_start)
         work = local_path(arguments.work)
         until = (
@@ -150,16 +149,7 @@ def _extract_window(arguments: argparse.Namespace, clock: Callable[[], float]) -
         with opened_lake(
             arguments.lake, work=work, until=until, pass_over=settings.pass_over
         ) as files:
-            unread = unread_columns(excluded, baselines.champion)
-            weighted = recommender.data.has_weights
-            lake = Lake(
-                files=files,
-                features=recommender.features,
-                weighted=weighted,
-                unread=unread,
-                seen=seen,
-                ahead_from=ahead_from,
-            )
+            lake = Lake(files=files, seen=seen, ahead_from=ahead_from)
             window = resolve_window(
                 start=arguments.window_start,
                 end=arguments.window_end,

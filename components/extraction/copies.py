@@ -128,6 +128,26 @@ def newest_copies(table: Any, features: Features) -> tuple[Any, Copies]:
     return table.filter(pa.array(kept)), copies
 
 
+def corrected_copies(corrected: Any, appended: Any, features: Features) -> tuple[Any, Copies]:
+    """Sort the rows of a day that was back-filled, and keep one copy of each (request id, row).
+
+    Args:
+        corrected: Rows of the back-filled version. One copy of each row is kept, even if a
+            copy among the appended rows is newer.
+        appended: Rows that were added to the day later.
+        features: Features of the rows.
+
+    Returns:
+        The sorted rows, and the counts of the rows that were left out.
+    """
+    corrected, copies = newest_copies(corrected, features)
+    appended, among_appended = newest_copies(appended, features)
+    appended, known = without_known(appended, corrected, features)
+    copies.add(among_appended)
+    copies.add(known)
+    return newest_copies(pa.concat_tables([corrected, appended]), features)[0], copies
+
+
 def without_known(table: Any, known: Any, features: Features) -> tuple[Any, Copies]:
     """Leave out the rows that have a copy among the `known` rows.
 

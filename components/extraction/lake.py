@@ -1,25 +1,21 @@
-"""The lake: `day=YYYY-MM-DD/*.parquet` in the raw schema, read in pieces of bounded size.
+"""Plan of what a run reads of a lake: which parts of which files, in which order.
 
-Days do not overlap in time, so reading days in order gives rows in order. A day with more rows than
-fit in memory is divided into intervals, which are sorted separately. `_PIECE_ROWS` limits the rows
-of an interval as far as the statistics of the row groups allow. Rows with the same time cannot be
-divided, even if there are many.
+A lake consists of files `day=YYYY-MM-DD/*.parquet` in the raw schema. Days do not overlap in time,
+so reading days in order gives rows in order. A day with more rows than fit in memory is divided
+into chunks, which are sorted separately. `CHUNK_ROWS` limits the rows of a chunk as far as the
+statistics of the row groups allow. Rows with the same time cannot be divided, even if there are
+many.
 
-Clicks that arrived after their rows were archived are in `outcomes/day=*/`
-(`evergreen.contracts.raw_rows.OUTCOME_TYPES`). Late clicks are joined to the rows when the rows are
-read. A row with such a click gets label 1 if the click happened within the attribution window that
-the file states. The time at which the click was reported does not matter. Labels therefore mean the
-same as in the monitor. A click after the window, other events, outcomes of other rows, and
-repetitions change nothing.
+`Lake.plan` lists the chunks of a window, and all files that the run leaves out. It reads footers
+and event times. `components.extraction.reader` reads the rows of the chunks.
 """
 
 import hashlib
 import logging
-import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
-from datetime import date, timedelta
-from functools import cached_property, partial
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,177 +23,81 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from components.extraction.copies import KEY, Copies, newest_copies, without_known
-from components.extraction.lake_files import LakeFiles, base_name, version_of_folder
-from components.extraction.window import SeenFiles
-from evergreen.config.features import Features
-from evergreen.contracts.raw_rows import (
-    EVENT,
-    EVENT_TIME,
-    LABEL,
-    OUTCOME_TIME,
-    OUTCOME_TYPES,
-    REQUEST_ID,
-    WINDOW_SECONDS,
-)
-from evergreen.contracts.records import CLICK
-from evergreen.contracts.words import WordCounts
-from evergreen.rows.archived_rows import arrow_schema, bounded_batches, reading_parquet
-from evergreen.rows.parquet import GroupTimes, RawParquet, group_times, within
-from evergreen.rows.raw_schema import (
-    BATCH_ROWS,
-    TIME_TYPE,
-    MalformedRows,
-    lake_schema,
-    open_parquet,
-    raw_schema,
-)
+from components.extraction.lake_files import DayFiles, LakeFiles
+from components.extraction.late_clicks import LateClicks
+from components.extraction.seen_files import NOTHING_SEEN, LeftOutFile, LineageRecord, SeenFiles
+from evergreen.contracts.raw_rows import EVENT_TIME
+from evergreen.rows.archived_rows import reading_parquet
+from evergreen.rows.parquet import GroupTimes, group_times, within
+from evergreen.rows.raw_schema import TIME_TYPE, open_parquet
 from evergreen.rows.times import TimeSpan, day_span, to_iso
-from evergreen.rows.unfit import UnfitFiles, read_each
+from evergreen.rows.unfit import UnfitFiles, expect_few, read_each
 from evergreen.runtime.durable import sha256_file
 from evergreen.runtime.errors import ContractError
 from evergreen.storage.objects import ObjectInfo
 
 logger = logging.getLogger(__name__)
 
-_PIECE_ROWS = 250_000
-_SCHEMA = arrow_schema(OUTCOME_TYPES)
-_COUNTS_FROM = "counts_from"
-"""Name of a column. A click counts for a row if the row's event time is at least this value. The
-value is the click's time minus the attribution window, in microseconds since the epoch as float64,
-which is exact to the year 2255."""
-_MICROS = pa.timestamp("us", tz="UTC")
-_CLOCKS = timedelta(days=1)
-"""Tolerance for clock skew. With skewed clocks, a click can be stored under the day before its
-prediction's day."""
+CHUNK_ROWS = 250_000
+"""Approximate number of rows that are sorted at a time."""
 
 
-@dataclass
-class LateClicks:
-    """The late clicks of one lake.
+class RowGroup(NamedTuple):
+    """A row group, from the footer of its file."""
 
-    Clicks are read from the day of the oldest row on.
-    """
-
-    files: LakeFiles
-    num_joined: int = 0
-    """Number of rows so far whose label a late click changed from 0 to 1."""
-    _hashes: dict[str, str] = field(default_factory=dict)
-    _clicks: dict[date, Any] = field(default_factory=dict)
-    """Clicks by partition. Each clicked (request, row) occurs once, with the smallest
-    `_COUNTS_FROM` of its clicks."""
-
-    def join(self, table: Any, day: date) -> Any:
-        """Set the label to 1 in rows that have a late click. All rows are of the UTC day `day`.
-
-        Raises:
-            UnfitFiles: files of outcomes are corrupt, or lack a column.
-        """
-        # If the monitor no longer had the prediction, the click is stored under the click's own
-        # day. The click's day can be any number of days after the day of the prediction.
-        late = [
-            clicks for of_day, clicks in self.read_since(day).items() if of_day >= day - _CLOCKS
-        ]
-        if not late or not table.num_rows:
-            return table
-        requests = table.column(REQUEST_ID)
-        clicks = pa.concat_tables(late)
-        clicks = clicks.filter(
-            pc.is_in(clicks.column(REQUEST_ID), value_set=requests.combine_chunks())
-        )
-        if not clicks.num_rows:
-            return table
-        keys = table.select(KEY).append_column("position", pa.array(np.arange(table.num_rows)))
-        keys = keys.filter(pc.is_in(requests, value_set=clicks.column(REQUEST_ID).combine_chunks()))
-        found = keys.join(clicks, KEY, join_type="inner")
-        clicked = found.column("position").to_numpy()
-        times = table.column(EVENT_TIME).cast(_MICROS).cast(pa.int64()).to_numpy()
-        labels = table.column(LABEL).to_numpy().copy()
-        counts = (times[clicked] >= found.column(_COUNTS_FROM).to_numpy()) & (labels[clicked] == 0)
-        positions = np.unique(clicked[counts])  # a row may have clicks in several partitions
-        self.num_joined += len(positions)
-        labels[positions] = 1
-        at = table.schema.get_field_index(LABEL)
-        return table.set_column(at, table.schema.field(LABEL), pa.array(labels))
-
-    @property
-    def num_files(self) -> int:
-        """Number of files that were read so far."""
-        return len(self._hashes)
-
-    def add_files_of(self, other: "LateClicks") -> None:
-        """Add the files that another instance has read."""
-        self._hashes.update(other._hashes)
-
-    def digest(self) -> str | None:
-        """Hash the names and bytes of all files that were read. Return None if no file was read."""
-        if not self._hashes:
-            return None
-        lines = "".join(f"{name}\0{content}\n" for name, content in sorted(self._hashes.items()))
-        return hashlib.sha256(lines.encode()).hexdigest()
-
-    def read_since(self, first: date) -> dict[date, Any]:
-        """Read the clicks on rows of `first` and later days, and return all clicks by partition."""
-        wanted = [
-            day for day in self.files.outcomes if day >= first - _CLOCKS and day not in self._clicks
-        ]
-        self.files.paths(
-            file for day in wanted for file in self.files.outcomes[day]
-        )  # fetch all at once
-        for day in wanted:
-            files = self.files.outcomes[day]
-            read = read_each(self.files.paths(files), self._read_clicks)
-            clicks = _with_first_time(pa.concat_tables([_SCHEMA.empty_table(), *read]))
-            self._hashes.update(
-                {file.name: sha256_file(path) for file, path in zip(files, self.files.paths(files))}
-            )
-            earliest = (
-                clicks.group_by(KEY)
-                .aggregate([(_COUNTS_FROM, "min")])
-                .select([*KEY, f"{_COUNTS_FROM}_min"])
-            )
-            self._clicks[day] = earliest.rename_columns([*KEY, _COUNTS_FROM])
-            logger.info(
-                "late clicks on rows of %s: %d in %d files",
-                day,
-                self._clicks[day].num_rows,
-                len(files),
-            )
-        return self._clicks
-
-    def _read_clicks(self, path: Path) -> Any:
-        file = open_parquet(path)
-        if missing := [name for name in _SCHEMA.names if name not in file.schema_arrow.names]:
-            raise ContractError(f"{path} lacks the columns {missing}, expected late outcomes")
-        tables = [_SCHEMA.empty_table()]
-        with reading_parquet(path):
-            for group in range(file.num_row_groups):
-                for batch in bounded_batches(
-                    path, _SCHEMA.names, group=group, batch_rows=BATCH_ROWS
-                ):
-                    tables.append(
-                        pa.Table.from_batches([batch]).select(_SCHEMA.names).cast(_SCHEMA)
-                    )
-        table = pa.concat_tables(tables)
-        return table.filter(pc.equal(table.column(EVENT), CLICK)).drop_null()
+    times: GroupTimes | None
+    """Range of the event times. None if it is unknown."""
+    num_rows: int
 
 
-def _with_first_time(clicks: Any) -> Any:
-    windows = np.round(clicks.column(WINDOW_SECONDS).to_numpy() * 1e6)
-    times = clicks.column(OUTCOME_TIME).cast(pa.int64()).to_numpy()
-    return clicks.select(KEY).append_column(_COUNTS_FROM, pa.array(times - windows))
-
-
-class Piece(NamedTuple):
+class LakeChunk(NamedTuple):
     """A part of one day, which is read as a unit."""
 
     day: date
     files: list[Path]
     """Files of the day in which the statistics of the row groups allow rows of the interval. The
-    first piece of a day has all files, so that rows without a time or of another day are found."""
+    first chunk of a day has all files, so that rows without a time or of another day are found."""
+    corrected: frozenset[Path]
+    """Files among `files` that a back-fill wrote. Their rows replace copies in the other files."""
     span: TimeSpan
     num_rows: float
     """Approximate number of rows in the interval, from the statistics of the row groups."""
+    reports_strays: bool
+    """Whether rows without a time, or of another day, are reported (`RawParquet.with_strays`)."""
+    trained_files: tuple[Path, ...] = ()
+    """Files of the day whose rows earlier runs of the lineage used for training. Copies of these
+    rows in `files` are left out. Only chunks of late rows have such files."""
+
+
+class PlannedFile(NamedTuple):
+    """A file that has late rows, or may have rows of the window."""
+
+    path: Path
+    size: int
+    """Size in bytes."""
+    sha256: str | None
+    """SHA-256 of the content. None if it is not known before the file is read."""
+
+
+class PlannedDay(NamedTuple):
+    """Files and chunks that a run reads of one day."""
+
+    day: date
+    version: int
+    """Back-filled version, or 0 if the day was never back-filled."""
+    files: list[PlannedFile]
+    """Files that have late rows, or may have rows of the window."""
+    chunks: list[LakeChunk]
+    """Chunks with the window's rows, in the order of time."""
+    late_chunks: list[LakeChunk]
+    """Chunks with late rows."""
+
+    def digest(self) -> str:
+        """Return the SHA-256 of the names, sizes and contents of `files`."""
+        digest = hashlib.sha256()
+        for path, size, sha256 in self.files:
+            digest.update(f"{path.name}\0{size}\0{sha256 or sha256_file(path)}\n".encode())
+        return digest.hexdigest()
 
 
 class AheadFile(NamedTuple):
@@ -210,26 +110,35 @@ class AheadFile(NamedTuple):
     reason: str
 
 
-class LeftFile(NamedTuple):
-    """An unseen file whose rows this run leaves out, entirely or partly."""
+@dataclass(frozen=True, kw_only=True)
+class WindowPlan:
+    """Everything that a run reads of the lake for one window, and everything that it leaves out."""
 
-    day: date
-    name: str
-    """Path relative to the lake."""
-    num_rows: int | None
-    """Number of rows that are left out. None if the file is not on this machine or cannot be
-    read."""
-    counts_as_seen: bool
-    """Whether the file counts as seen by the lineage after this run. The file counts as seen if the
-    run reads other rows of the file, or starts a new record."""
+    source_uri: str
+    """URI of the lake."""
+    window: TimeSpan
+    days: list[PlannedDay]
+    """Days with rows of the window or with late rows, in order."""
+    late_clicks: LateClicks
+    """Late clicks on rows of these days."""
+    ahead_files: list[AheadFile]
+    """Files with rows that are ahead of the clock, by day and name."""
+    left_out_files: list[LeftOutFile]
+    """Unseen files whose rows the run leaves out, by day and name. A file is unseen if no run of
+    the lineage has seen it."""
+    record: LineageRecord
+    """Files that the lineage has seen after this run. Files that are found unfit while old rows are
+    sampled still count as seen."""
 
+    @property
+    def chunks(self) -> list[LakeChunk]:
+        """Return the chunks with the window's rows, in the order of time."""
+        return [chunk for day in self.days for chunk in day.chunks]
 
-class WindowPiece(NamedTuple):
-    """A piece of a window."""
-
-    piece: Piece
-    with_strays: bool
-    """Whether the piece is the first of its day, see `RawParquet`."""
+    @property
+    def late_chunks(self) -> list[LakeChunk]:
+        """Return the chunks with late rows, by day."""
+        return [chunk for day in self.days for chunk in day.late_chunks]
 
 
 def _newest_time(path: Path, span: TimeSpan) -> int | None:
@@ -274,41 +183,57 @@ def _times_within(path: Path, span: TimeSpan) -> Any:
     return pa.chunked_array(found, TIME_TYPE)
 
 
-def _may_hold_rows(path: Path, span: TimeSpan) -> bool:
-    """Return whether the statistics of a raw file's row groups allow a row within `span`.
-
-    Returns True if there are no statistics.
+def read_footers(paths: Sequence[Path]) -> dict[Path, list[RowGroup]]:
+    """Return the row groups of each file.
 
     Raises:
-        ContractError: the file is not complete Parquet.
+        UnfitFiles: files are not complete Parquet.
     """
-    metadata = open_parquet(path).metadata
-    times = [group_times(metadata.row_group(group)) for group in range(metadata.num_row_groups)]
-    return any(time is None or span.overlaps(time.first, time.last) for time in times)
+    return dict(zip(paths, read_each(paths, _row_groups)))
 
 
-def _cut_evenly(day: date, files: list[Path], span: TimeSpan, *, piece_rows: int) -> list[Piece]:
-    """Divide `span` into consecutive pieces of about `piece_rows` rows each.
+def _row_groups(path: Path) -> list[RowGroup]:
+    file = open_parquet(path)
+    is_time = (
+        EVENT_TIME in file.schema_arrow.names
+        and str(file.schema_arrow.field(EVENT_TIME).type)[:4] == "time"
+    )
+    groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
+    return [RowGroup(group_times(each) if is_time else None, each.num_rows) for each in groups]
 
-    There is at least one piece.
 
-    A piece has at most 50 % more rows than `piece_rows`, as estimated from the statistics. The
+def _may_hold_rows(groups: Iterable[RowGroup], span: TimeSpan) -> bool:
+    """Return whether the statistics of a file's row groups allow a row within `span`."""
+    return any(times is None or span.overlaps(times.first, times.last) for times, _ in groups)
+
+
+def split_into_chunks(
+    day: date,
+    footers: Mapping[Path, Sequence[RowGroup]],
+    span: TimeSpan,
+    *,
+    chunk_rows: int,
+    corrected: frozenset[Path] = frozenset(),
+) -> list[LakeChunk]:
+    """Divide `span` into consecutive chunks of about `chunk_rows` rows each.
+
+    There is at least one chunk, unless `span` is empty.
+
+    A chunk has at most 50 % more rows than `chunk_rows`, as estimated from the statistics. The
     estimate assumes that rows are spread evenly over their row group, or over `span` if a group has
     no statistics. Bursts of traffic are therefore divided by rows, and not by time.
 
     Args:
         day: Day of the files.
-        files: Raw files of the day.
+        footers: Row groups of each file of the day.
         span: Interval with a start and an end.
-        piece_rows: Rows of a piece.
-
-    Raises:
-        UnfitFiles: files are not complete Parquet.
+        chunk_rows: Rows of a chunk.
+        corrected: See `LakeChunk.corrected`.
     """
     assert span.start is not None
     assert span.end is not None
     paths, firsts, lasts, counts = [], [], [], []
-    for path, groups in zip(files, read_each(files, _groups)):
+    for path, groups in footers.items():
         for times, num_rows in groups:
             paths.append(path)
             firsts.append(times.first if times else span.start)
@@ -319,215 +244,203 @@ def _cut_evenly(day: date, files: list[Path], span: TimeSpan, *, piece_rows: int
     before = np.zeros(len(edges))
     for first, last, count in zip(firsts, lasts, counts):
         before += count * np.clip((edges - first) / max(last - first, 1), 0, 1)
-    num_pieces = max(1, int(-(-(before[-1] - before[0]) // piece_rows)))
-    wanted = before[0] + (before[-1] - before[0]) * np.arange(1, num_pieces) / num_pieces
+    num_chunks = max(1, int(-(-(before[-1] - before[0]) // chunk_rows)))
+    wanted = before[0] + (before[-1] - before[0]) * np.arange(1, num_chunks) / num_chunks
     after = np.searchsorted(before, wanted)
     nearest = after - (wanted - before[after - 1] < before[after] - wanted)
-    # Prefer a cut between two row groups, because a group is decoded twice if two pieces share it.
-    is_near = np.abs(before[nearest] - wanted) <= piece_rows / 4
+    # Prefer a split between two row groups. A group that two chunks share is decoded twice.
+    is_near = np.abs(before[nearest] - wanted) <= chunk_rows / 4
     inner = np.where(
         is_near, edges[nearest], np.interp(wanted, before, edges).astype(np.int64)
     ).tolist()
     bounds = sorted({span.start, *inner, span.end})
     sizes = np.diff(np.interp(bounds, edges, before)).tolist()
-    pieces: list[Piece] = []
+    chunks: list[LakeChunk] = []
     for part, size in zip(map(TimeSpan, bounds, bounds[1:]), sizes):
         holding = {
             path
             for path, first, last in zip(paths, firsts, lasts)
             if part.overlaps(first, last - 1)
         }
-        own = [path for path in files if path in holding] if pieces else files
-        pieces.append(Piece(day, own, part, size))
-    return pieces
-
-
-def _groups(path: Path) -> list[tuple[GroupTimes | None, int]]:
-    """Return the event times and the number of rows of each row group.
-
-    Unknown event times are None.
-    """
-    file = open_parquet(path)
-    is_time = (
-        EVENT_TIME in file.schema_arrow.names
-        and str(file.schema_arrow.field(EVENT_TIME).type)[:4] == "time"
-    )
-    groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
-    return [(group_times(each) if is_time else None, each.num_rows) for each in groups]
+        is_first = not chunks
+        own = [path for path in footers if is_first or path in holding]
+        chunks.append(
+            LakeChunk(day, own, corrected & frozenset(own), part, size, reports_strays=is_first)
+        )
+    return chunks
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lake:
-    """A lake whose rows are read in the order of time."""
+    """A lake from which one run reads."""
 
     files: LakeFiles
-    features: Features
-    """Features of the rows."""
-    weighted: bool = False
-    """Whether the rows have weights."""
-    piece_rows: int = _PIECE_ROWS
-    """Approximate number of rows that are sorted at a time."""
-    unread: frozenset[str] = frozenset()
-    """See `RawParquet.unread`."""
-    seen: SeenFiles | None = None
-    """Files that the parent's lineage has seen. If None, no row is late."""
+    seen: SeenFiles = NOTHING_SEEN
+    """Files that the parent's lineage has seen."""
     ahead_from: int | None = None
     """Time in microseconds since the epoch. Rows at or after this time are ahead of the clock and
-    are not read. None reads all rows."""
-    late: LateClicks = field(init=False, repr=False)
-    """Clicks that arrived after their rows were written. Late clicks are joined to the rows when
-    the rows are read."""
+    are not read. If None, all rows are read."""
+    chunk_rows: int = CHUNK_ROWS
+    """Approximate number of rows that are sorted at a time."""
 
-    words: WordCounts = field(init=False, repr=False, default_factory=WordCounts)
-    """Counts of the string categories of the rows that were read."""
+    def plan(self, window: TimeSpan, *, max_unfit_fraction: float = 1.0) -> WindowPlan:
+        """List what is read for a window, and what is left out.
 
-    def __post_init__(self) -> None:
-        """Prepare the late clicks of the same lake."""
-        object.__setattr__(self, "late", LateClicks(self.files))
+        The files are fetched, and the late clicks on their rows are read.
 
-    def of_part(self) -> "Lake":
-        """Return a copy that reads a part of the rows and has its own counters.
-
-        `add_part` adds these counters to those of the whole lake.
-        """
-        part = replace(self)
-        part.late._clicks.update(self.late._clicks)
-        return part
-
-    def add_part(self, part: "Lake") -> None:
-        """Add the string categories and the files of late outcomes that a part has read."""
-        self.words.merge(part.words)
-        self.late.add_files_of(part.late)
-
-    def without(self, error: UnfitFiles) -> "Lake":
-        """Return the same lake without unfit files and with new counters."""
-        self.files.leave_out(error)
-        return replace(self)
-
-    def version_of(self, day: date) -> int:
-        """Return the back-filled version of a day, or 0 if it was never back-filled."""
-        return self.files.of_day(day).version
-
-    def digest_of(self, day: date, window: TimeSpan) -> str:
-        """Return the SHA-256 of the day's files that may have rows of the window or late rows.
-
-        The digest covers names, sizes and contents of the files.
+        Args:
+            window: The window. Rows in it that are ahead of the clock are not read.
+            max_unfit_fraction: Maximum share of unfit files, in [0, 1], among the files with rows
+                of the window or late rows, and among the files of late clicks. Files that an
+                earlier run of the lineage left out do not count.
 
         Raises:
-            ContractError: a file of the day is corrupt.
+            UnfitFiles: files are corrupt.
+            ContractError: the share of files that were left out before is too large.
         """
-        hashes, digest = self.files.of_day(day).sha256, hashlib.sha256()
-        for file, path in self._read_files(day, window):
-            content = hashes.get(file.name) or sha256_file(path)
-            digest.update(f"{path.name}\0{file.size}\0{content}\n".encode())
-        return digest.hexdigest()
-
-    def num_read_files(self, window: TimeSpan) -> int:
-        """Return the number of files that have late rows or may have rows of the window.
-
-        Raises:
-            UnfitFiles: the footer of one of these files is corrupt.
-        """
-        days = [
-            day
-            for day in self.files.days
-            if day in self._late_files or not self._due(window).clipped(day_span(day)).is_empty
-        ]
-        return sum(len(self._read_files(day, window)) for day in days)
-
-    def _read_files(self, day: date, window: TimeSpan) -> list[tuple[ObjectInfo, Path]]:
-        late, span = self._late_files.get(day, []), self._due(day_span(day)).clipped(window)
-        files = self.files.of_day(day).files if late or not span.is_empty else []
-        paths = self.files.paths(files)
-        holds = (
-            read_each(paths, partial(_may_hold_rows, span=span))
-            if not span.is_empty
-            else [False] * len(files)
-        )
-        return [
-            (file, path) for file, path, held in zip(files, paths, holds) if held or file in late
-        ]
-
-    def files_of(self, day: date) -> dict[str, int]:
-        """Return the version 0 files of the day that the lineage will have seen after this run.
-
-        The result maps names to sizes in bytes.
-        """
-        here = {name: file.size for name, file in self.files.own_files(day).items()}
-        before = {} if self.seen is None or self.seen.begins_anew else self.seen.record.get(day, {})
-        unread = {base_name(each) for each in self._unread(day)}
-        return {
-            name: size for name, size in sorted({**before, **here}.items()) if name not in unread
+        ahead_files, left_out = self._ahead_files(), self._left_out_files()
+        for day, searched in self._searched_files().items():
+            self.seen.warn_of_changed(day, searched)
+        due = window.clipped(TimeSpan(None, self.ahead_from))
+        spans = {day: day_span(day).clipped(due) for day in self.files.days}
+        late = self._late_files()
+        days = {
+            day: self.files.of_day(day)
+            for day, span in spans.items()
+            if day in late or not span.is_empty
         }
+        listed = [file for each in days.values() for file in each.files]
+        paths = dict(zip(listed, self.files.paths(listed)))  # all files are fetched at once
+        planned = [
+            self._plan_day(day, files, paths, span=spans[day], late=late.get(day, {}))
+            for day, files in days.items()
+        ]
+        clicks = LateClicks(self.files)
+        if planned:  # workers cannot fetch files
+            clicks.read_for_rows(planned[0].day)
+        record = self.seen.record_after(
+            {day: self.files.own_files(day) for day in self.files.days},
+            left_out=[each.name for each in left_out if not each.counts_as_seen],
+            unfit=self.files.unfit,
+            window=window,
+        )
+        unfit = [each for each in self.files.unfit_rows if not self.seen.was_quarantined(each.file)]
+        num_files = sum(len(each.files) for each in planned)
+        what = f"with rows of window {window}"
+        expect_few(unfit, num_files, what=what, max_fraction=max_unfit_fraction)
+        unfit, what = self.files.unfit_outcomes, "of late outcomes"
+        expect_few(unfit, clicks.num_files, what=what, max_fraction=max_unfit_fraction)
+        return WindowPlan(
+            source_uri=self.files.uri,
+            window=window,
+            days=planned,
+            late_clicks=clicks,
+            ahead_files=ahead_files,
+            left_out_files=left_out,
+            record=record,
+        )
 
-    def unread_files_of(self, day: date, window: TimeSpan) -> dict[str, str]:
-        """Return the day's version 0 files that this run or an earlier one left out as unfit.
+    def _plan_day(
+        self,
+        day: date,
+        files: DayFiles,
+        paths: Mapping[ObjectInfo, Path],
+        *,
+        span: TimeSpan,
+        late: Mapping[TimeSpan, Sequence[ObjectInfo]],
+    ) -> PlannedDay:
+        """Plan the reading of one day.
 
         Args:
             day: The day.
-            window: Window of the run.
+            files: Files of the day.
+            paths: Local copy of each file.
+            span: Part of the window on this day. It may be empty.
+            late: Files with late rows, by the span of these rows.
 
-        Returns:
-            For each file name, the ISO 8601 time up to which the lineage was trained on rows of the
-            file. The time is an empty string if no row of the file was used for training.
+        Raises:
+            UnfitFiles: files are corrupt.
         """
-        continues = self.seen is not None and not self.seen.begins_anew
-        learned = self.seen.learned.get(day, {}) if self.seen is not None and continues else {}
-        record = self.seen.record.get(day, {}) if self.seen is not None and continues else {}
-        settled = window.start - 1 if window.start is not None and not continues else None
-        found = {}
-        for file in self._unread(day):
-            name = base_name(file)
-            if name in learned or file.name in self.files.unfit:
-                seen_until = (
-                    self.seen.watermark if self.seen is not None and name in record else settled
-                )
-                until = learned.get(name, seen_until)
-                found[name] = to_iso(until) if until is not None else ""
-        return found
-
-    def _unread(self, day: date) -> list[ObjectInfo]:
-        """Return the day's version 0 files that are unfit or deferred to a later run."""
-        names = {each.name for each in self.left_files if not each.counts_as_seen} | set(
-            self.files.unfit
+        late_files = {file for own in late.values() for file in own}
+        footers = read_footers([paths[file] for file in files.files])
+        split = partial(split_into_chunks, day, chunk_rows=self.chunk_rows)
+        trained_files = tuple(paths[file] for file in files.files if file not in late_files)
+        late_chunks = [
+            # Strays are reported once. On a day of the window, its first chunk reports them.
+            chunk._replace(
+                reports_strays=chunk.reports_strays and span.is_empty, trained_files=trained_files
+            )
+            for late_span, own in late.items()
+            for chunk in split({paths[file]: footers[paths[file]] for file in own}, late_span)
+        ]
+        corrected = frozenset(paths[file] for file in files.corrected)
+        chunks = [] if span.is_empty else split(footers, span, corrected=corrected)
+        logger.info(
+            "day %s: version %d, %d files, %d with late rows",
+            day,
+            files.version,
+            len(files.files),
+            len(late_files),
         )
-        return [file for file in self.files.own_files(day).values() if file.name in names]
+        return PlannedDay(
+            day=day,
+            version=files.version,
+            files=[
+                PlannedFile(paths[file], file.size, files.sha256.get(file.name))
+                for file in files.files
+                if file in late_files
+                or (not span.is_empty and _may_hold_rows(footers[paths[file]], span))
+            ],
+            chunks=chunks,
+            late_chunks=late_chunks,
+        )
 
-    @cached_property
-    def _late_files(self) -> dict[date, list[ObjectInfo]]:
-        """Files with late rows by day. Days without late rows are absent."""
-        if self.seen is None:
-            return {}
-        days = [day for day in self.files.days if day in self.seen.by_day]
-        late = {day: self.seen.late(day, self.files.of_day(day).appended) for day in days}
-        return {day: files for day, files in late.items() if files}
+    def _late_files(self) -> dict[date, dict[TimeSpan, list[ObjectInfo]]]:
+        """Return the files with late rows, by day and by the span of these rows.
 
-    @cached_property
-    def left_files(self) -> list[LeftFile]:
+        Days without late rows are absent.
+        """
+        late = {
+            day: self.seen.late_files(day, files) for day, files in self._searched_files().items()
+        }
+        return {day: groups for day, groups in late.items() if groups}
+
+    def _searched_files(self) -> dict[date, list[ObjectInfo]]:
+        """Return the files that are searched for late rows, by day."""
+        return {
+            day: self.files.of_day(day).appended
+            for day in self.files.days
+            if day in self.seen.searched
+        }
+
+    def _left_out_files(self) -> list[LeftOutFile]:
         """Return the unseen files whose rows this run leaves out, by day and name.
 
-        A file is unseen if no run of the lineage has seen it. If the run does not read the day, a
-        bucket's file is not downloaded just to count its rows.
+        If the run does not read the day, a bucket's file is not downloaded just to count its rows.
         """
-        if self.seen is None:
-            return []
         found = []
         for day in self.files.days:
-            if not (unseen := self.seen.left(day, self.files.own_files(day).values())):
-                continue
-            is_read = day_span(day).end > self.seen.left_before  # type: ignore[operator]
-            for file in [each for each in self.files.of_day(day).appended if each in unseen]:
-                span = self.seen.not_learned(day, file).clipped(
-                    TimeSpan(None, self.seen.left_before)
-                )
-                num_rows = self._count(file, span) if is_read or self.files.is_folder else None
-                if num_rows != 0:
-                    found.append(
-                        LeftFile(day, file.name, num_rows, is_read or self.seen.begins_anew)
-                    )
+            spans = self.seen.left_out_files(day, self.files.own_files(day).values())
+            is_read = self.seen.reads_part_of(day)
+            for file in self.files.of_day(day).appended if spans else ():
+                if file.name in spans:
+                    span = spans[file.name]
+                    num_rows = self._count(file, span) if is_read or self.files.is_folder else None
+                    if num_rows != 0:
+                        counts_as_seen = is_read or self.seen.starts_new_record
+                        found.append(LeftOutFile(day, file.name, num_rows, counts_as_seen))
+        self.seen.warn_of_left_out(found)
         return found
 
-    def ahead_files(self) -> list[AheadFile]:
+    def _count(self, file: ObjectInfo, span: TimeSpan) -> int | None:
+        """Return the number of rows of a file within `span`, or None if it is not readable."""
+        try:
+            return _count_rows(self.files.paths([file])[0], span)
+        except ContractError as error:
+            logger.warning("rows that are left out cannot be counted: %s", error)
+            return None
+
+    def _ahead_files(self) -> list[AheadFile]:
         """Return the files with rows that are ahead of the clock, by day and name.
 
         Raises:
@@ -552,125 +465,50 @@ class Lake:
                 for file, num_rows in zip(files, counts)
                 if num_rows
             ]
+        if found:
+            logger.warning(
+                "%d rows in %d files are not read yet, because their times are ahead of the "
+                "clock; the first: %s: %s",
+                sum(each.num_rows for each in found),
+                len(found),
+                found[0].file,
+                found[0].reason,
+            )
         return found
 
-    def _count(self, file: ObjectInfo, span: TimeSpan) -> int | None:
-        """Return the number of rows of a file within `span`, or None if it is not readable."""
-        try:
-            return _count_rows(self.files.paths([file])[0], span)
-        except ContractError as error:
-            logger.warning("rows that were not learned cannot be counted: %s", error)
-            return None
+    def chunks_before(self, end: int, *, num_days: int, chunk_rows: int) -> list[LakeChunk]:
+        """Return the rows before `end` as chunks in time order, without late rows.
 
-    def describe(self) -> str:
-        """Return a phrase for messages: the lake's name and its first and last day."""
-        days = self.files.days
-        return f"lake {self.files.name} holds " + (
-            f"days {days[0]} to {days[-1]}" if days else "no rows"
-        )
-
-    def tables(self, window: TimeSpan, malformed: MalformedRows) -> Iterator[tuple[Any, Copies]]:
-        """Yield the window's rows as tables in the raw schema, with the counts of left-out copies.
-
-        Rows are sorted by event time, within a table and across tables.
-
-        Raises:
-            ContractError: a file is corrupt or too malformed.
-        """
-        yield from self.tables_of(self.pieces(window), malformed)
-
-    def tables_of(
-        self, pieces: Iterable[WindowPiece], malformed: MalformedRows
-    ) -> Iterator[tuple[Any, Copies]]:
-        """Yield the rows of some of the window's pieces, see `tables`."""
-        for piece, with_strays in pieces:
-            table, copies = self.read(piece, malformed, with_strays=with_strays)
-            if table.num_rows:
-                yield table, copies
-
-    def pieces(self, window: TimeSpan) -> list[WindowPiece]:
-        """Return the pieces with the window's rows in order.
-
-        The files of the pieces are fetched, and the late clicks are read into memory.
-
-        Raises:
-            ContractError: a file is corrupt.
-        """
-        window = self._due(window)
-        days = [day for day in self.files.days if not window.clipped(day_span(day)).is_empty]
-        self.files.paths(
-            file for day in days for file in self.files.of_day(day).files
-        )  # fetch all at once
-        if days:
-            self.late.read_since(days[0])
-        found = []
-        for day in days:
-            files, span = self.files.of_day(day).files, day_span(day).clipped(window)
-            logger.info("day %s: version %d, %d files", day, self.version_of(day), len(files))
-            cut = _cut_evenly(day, self.files.paths(files), span, piece_rows=self.piece_rows)
-            found += [WindowPiece(piece, i == 0) for i, piece in enumerate(cut)]
-        return found
-
-    def late_tables(
-        self, window: TimeSpan, malformed: MalformedRows
-    ) -> Iterator[tuple[Any, Copies]]:
-        """Yield the late rows (see `seen_files`) in the same form as `tables` does.
-
-        If a file of the day that is not late contains the same row, the late row is left out,
-        because the lineage was already trained on it. A warning reports how many of these rows
-        differ in content.
+        Only the footers of the files are read.
 
         Args:
-            window: Window of `tables`. Malformed rows without a time are recorded only once.
-            malformed: Record of malformed rows.
-
-        Raises:
-            ContractError: a file is corrupt or too malformed.
+            end: Time in microseconds since the epoch.
+            num_days: Number of the newest days to read. If `end` is within a day, the hours before
+                it count as a day.
+            chunk_rows: Approximate rows of a chunk.
         """
-        if self.seen is None:
-            return
-        self.seen.warn(
-            {
-                day: self.files.of_day(day).appended
-                for day in self.files.days
-                if day in self.seen.by_day
-            }
-        )
-        for day, files in self._late_files.items():
-            logger.info("reading late rows of day %s: %d files", day, len(files))
-            others = self._paths_without_late(day)
-            in_window = not window.clipped(day_span(day)).is_empty
-            for piece, is_first in self._late_pieces(day, files):
-                found, copies = self._sorted(
-                    piece, malformed, with_strays=is_first and not in_window
+        late = self._late_files()
+        found: list[list[LakeChunk]] = []
+        for day in reversed(self.files.days):
+            span = day_span(day).clipped(TimeSpan(None, end))
+            if len(found) == num_days:
+                break
+            if not span.is_empty:
+                late_files = {file for own in late.get(day, {}).values() for file in own}
+                of_day = self.files.of_day(day)
+                files = [file for file in of_day.files if file not in late_files]
+                split = split_into_chunks(
+                    day,
+                    read_footers(self.files.paths(files)),
+                    span,
+                    chunk_rows=chunk_rows,
+                    corrected=frozenset(self.files.paths(of_day.corrected)),
                 )
-                if not found.num_rows:
-                    continue
-                table, known = self._without_known(found, piece._replace(files=others), malformed)
-                if num_changed := known.num_updated + known.num_conflicting:
-                    logger.warning(
-                        "%d late rows of day %s came with another label or other features after "
-                        "they had been "
-                        "learned: what was learned stays",
-                        num_changed,
-                        day,
-                    )
-                copies.add(known)
-                yield self.late.join(table, day), copies
-
-    def _late_pieces(self, day: date, files: list[ObjectInfo]) -> Iterator[tuple[Piece, bool]]:
-        """Yield the pieces of a day's late rows.
-
-        The flag is True for the first piece of a group of files.
-        """
-        assert self.seen is not None
-        for span in dict.fromkeys(self.seen.not_learned(day, file) for file in files):
-            own = self.files.paths(
-                file for file in files if self.seen.not_learned(day, file) == span
-            )
-            clipped = span.clipped(self.seen.read)
-            for i, piece in enumerate(_cut_evenly(day, own, clipped, piece_rows=self.piece_rows)):
-                yield piece, i == 0
+                chunks = [
+                    chunk._replace(reports_strays=False) for chunk in split if chunk.num_rows > 0
+                ]
+                found += [chunks] if chunks else []
+        return [chunk for chunks in reversed(found) for chunk in chunks]
 
     def newest(self) -> int | None:
         """Return the time of the newest row that is not ahead of the clock, or None.
@@ -686,7 +524,8 @@ class Lake:
 
     def _newest(self) -> int | None:
         for day in reversed(self.files.days):
-            if (span := self._due(day_span(day))).is_empty:
+            span = day_span(day).clipped(TimeSpan(None, self.ahead_from))
+            if span.is_empty:
                 continue
             files = self.files.paths(self.files.of_day(day).files)
             found = read_each(files, partial(_newest_time, span=span))
@@ -695,139 +534,16 @@ class Lake:
                 return max(times)
         return None
 
-    def pieces_before(self, end: int, *, num_days: int, piece_rows: int) -> list[Piece]:
-        """Return the rows before `end` as pieces in time order, without late rows.
-
-        Only the footers of the files are read.
-
-        Args:
-            end: Time in microseconds since the epoch.
-            num_days: Number of the newest days to read. If `end` is within a day, the hours before
-                it count as a day.
-            piece_rows: Approximate rows of a piece.
-        """
-        found: list[list[Piece]] = []
-        for day in reversed(self.files.days):
-            span = day_span(day).clipped(TimeSpan(None, end))
-            if len(found) == num_days:
-                break
-            if not span.is_empty:
-                cut = _cut_evenly(day, self._paths_without_late(day), span, piece_rows=piece_rows)
-                pieces = [piece for piece in cut if piece.num_rows > 0]
-                found += [pieces] if pieces else []
-        return [piece for pieces in reversed(found) for piece in pieces]
-
-    def read(
-        self, piece: Piece, malformed: MalformedRows, *, with_strays: bool = False
-    ) -> tuple[Any, Copies]:
-        """Return the rows of a piece without duplicates, and the counts of dropped duplicates.
-
-        The labels include late clicks. See `RawParquet` for `with_strays`.
-        """
-        table, copies = self._sorted(piece, malformed, with_strays=with_strays)
-        return self.late.join(table, piece.day), copies
-
-    def _due(self, span: TimeSpan) -> TimeSpan:
-        """Return the part of `span` that is not ahead of the clock."""
-        return span.clipped(TimeSpan(None, self.ahead_from))
-
-    def _paths_without_late(self, day: date) -> list[Path]:
-        late = self._late_files.get(day, [])
-        return self.files.paths(file for file in self.files.of_day(day).files if file not in late)
-
-    def _sorted(
-        self, piece: Piece, malformed: MalformedRows, *, with_strays: bool
-    ) -> tuple[Any, Copies]:
-        corrected = [path for path in piece.files if version_of_folder(path.parent.name)]
-        if not corrected or corrected == piece.files:
-            batches = self._batches(piece, malformed, with_strays=with_strays)
-            return newest_copies(self._table(batches), self.features)
-        others = [path for path in piece.files if path not in corrected]
-        of_version, copies = self._sorted(
-            piece._replace(files=corrected), malformed, with_strays=with_strays
-        )
-        appended, of_appended = self._sorted(
-            piece._replace(files=others), malformed, with_strays=with_strays
-        )
-        appended, known = without_known(appended, of_version, self.features)
-        copies.add(of_appended)
-        copies.add(known)
-        return newest_copies(pa.concat_tables([of_version, appended]), self.features)[0], copies
-
-    def _table(self, batches: Iterable[Any]) -> Any:
-        return pa.Table.from_batches(batches, raw_schema(self.features, weighted=self.weighted))
-
-    def _batches(
-        self, piece: Piece, malformed: MalformedRows, *, with_strays: bool
-    ) -> Iterator[Any]:
-        day = day_span(piece.day)
-        for path in piece.files:
-            reader = RawParquet(
-                path=path,
-                features=self.features,
-                weighted=self.weighted,
-                span=piece.span,
-                day=day,
-                with_strays=with_strays,
-                unread=self.unread,
-                words=self.words,
-            )
-            try:
-                yield from reader.batches(malformed)
-            except ContractError as error:
-                malformed.add_unfit(path, error)
-
-    def _without_known(
-        self, table: Any, piece: Piece, malformed: MalformedRows
-    ) -> tuple[Any, Copies]:
-        """Leave out the rows whose key also occurs in a valid row of `piece`.
-
-        The rows of `piece` are read one batch at a time.
-        """
-        requests = table.column(REQUEST_ID).combine_chunks()
-        # The malformed rows of these files were checked by the runs that trained on the files.
-        with MalformedRows(
-            Path(os.devnull), max_fraction=1.0, collects_unfit=malformed.collects_unfit
-        ) as ignored:
-            batches = self._batches(piece, ignored, with_strays=False)
-            known = [
-                batch.filter(pc.is_in(batch.column(REQUEST_ID), value_set=requests))
-                for batch in batches
-            ]
-        malformed.add_unfit_of(ignored)
-        return without_known(table, self._table(known), self.features)
-
-
-def sorted_day(
-    files: list[Path],
-    day: date,
-    *,
-    features: Features,
-    malformed: MalformedRows,
-    weighted: bool = False,
-) -> Iterator[tuple[Any, Copies]]:
-    """Yield the rows of one day's raw files as `Lake.tables` does, but with string categories.
-
-    Rows of other days are malformed.
-
-    Raises:
-        ContractError: a file is corrupt or too malformed.
-    """
-    span = day_span(day)
-    for i, piece in enumerate(_cut_evenly(day, files, span, piece_rows=_PIECE_ROWS)):
-        readers = [
-            RawParquet(
-                path=path,
-                features=features,
-                weighted=weighted,
-                span=piece.span,
-                day=span,
-                with_strays=i == 0,
-                with_words=True,
-            )
-            for path in piece.files
+    def quarantined_files(self) -> list[dict[str, Any]]:
+        """Return `RawDataset.quarantined_files`: the files that were found unfit until now."""
+        return [
+            {**each._asdict(), "known": self.seen.was_quarantined(each.file)}
+            for _, each in sorted(self.files.unfit.items())
         ]
-        batches = [batch for reader in readers for batch in reader.batches(malformed)]
-        yield newest_copies(
-            pa.Table.from_batches(batches, lake_schema(features, weighted=weighted)), features
+
+    def describe(self) -> str:
+        """Return a phrase for messages: the lake's name and its first and last day."""
+        days = self.files.days
+        return f"lake {self.files.name} holds " + (
+            f"days {days[0]} to {days[-1]}" if days else "no rows"
         )

@@ -134,6 +134,11 @@ class DayFiles:
     """Incomplete versions, which are ignored."""
 
     @property
+    def corrected(self) -> list[ObjectInfo]:
+        """Files to read that a back-fill wrote."""
+        return [each for each in self.files if each.name in self.sha256]
+
+    @property
     def appended(self) -> list[ObjectInfo]:
         """Files to read that the uploader added to version 0 later."""
         return [each for each in self.files if each.name not in self.sha256]
@@ -529,7 +534,7 @@ class LakeFiles:
         self.of_day: Callable[[date], DayFiles] = functools.cache(self._files_of_day)
         """Function that returns which files of a day are read, see `files_of_day`."""
         self.unfit: dict[str, QuarantinedFile] = {}
-        """Files that are left out, by name."""
+        """Unfit files, which are left out, by name."""
         self._names: dict[Path, str] = {}
         """Object names of the local files that were requested."""
 
@@ -559,6 +564,16 @@ class LakeFiles:
             for day, files in self.outcomes.items()
         }
         self.of_day = functools.cache(self._files_of_day)
+
+    @property
+    def unfit_outcomes(self) -> list[QuarantinedFile]:
+        """Unfit files of late outcomes."""
+        return [each for each in self.unfit.values() if each.file.startswith(f"{_OUTCOMES}/")]
+
+    @property
+    def unfit_rows(self) -> list[QuarantinedFile]:
+        """Unfit files of rows."""
+        return [each for each in self.unfit.values() if not each.file.startswith(f"{_OUTCOMES}/")]
 
     def own_files(self, day: date) -> dict[str, ObjectInfo]:
         """Return the listed files of a day's version 0. The keys are names."""

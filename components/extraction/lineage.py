@@ -223,7 +223,8 @@ def _sentences(document: dict[str, Any]) -> Iterator[str]:
         f"{document['last_learned_time']}, evaluated on rows up to {document['last_event_time']}"
     )
     if document["learned_later"]:
-        yield f"  its evaluation rows were learned later by {', '.join(document['learned_later'])}"
+        later = ", ".join(document["learned_later"])
+        yield f"  its evaluation rows were later used to train {later}"
     for unknown in document["unknown"]:
         yield f"  the days of {unknown} are unknown"
 

@@ -6,8 +6,8 @@ measures how much a model has forgotten.
 Rows are sampled by a hash of their identity and the window. A repeated task therefore draws the
 same rows, and a run with another window draws other rows. Every request belongs to the same side in
 every run, so no run replays a held-out request. (An older model may have been trained on the
-request before it was held out.) Reading is bounded in two ways. Only one piece is in memory at a
-time. From long days only as many rows are read as the sample needs. The rows come from pieces that
+request before it was held out.) Reading is bounded in two ways. Only one chunk is in memory at a
+time. From long days only as many rows are read as the sample needs. The rows come from chunks that
 are spread evenly over the rows before the window.
 """
 
@@ -24,7 +24,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from components.extraction.lake import Lake, Piece
+from components.extraction.holdout import RowSplit
+from components.extraction.lake import Lake, LakeChunk
+from components.extraction.reader import RowReader
 from evergreen.config.extraction import ExtractionSettings
 from evergreen.contracts.raw_rows import REQUEST_ID, ROW
 from evergreen.contracts.row_hash import mix, row_identities
@@ -46,16 +48,16 @@ of 0.005, and a paired difference with a smaller one. Sixteen rows are read for 
 Without this limit, a run with a long window would read more old rows than new rows."""
 _READ_PER_DRAWN = 2
 """Oversampling factor, to make up for malformed rows."""
-_MIN_PIECES = 32
-"""Minimum number of pieces that are read, if so many pieces exist. 32 pieces are more than four
-pieces a day over a week, so that the sample of a day does not come from a single hour."""
-_FEW_PIECES = 8
-"""Minimum number of pieces for small samples, for which 32 pieces would give fewer than
-`_ROWS_OF_PIECE` rows each. Reading a piece takes 0.1 s of a core, even for a few rows. In a run of
-1,000 rows, reading 32 pieces took a fifth of the run's time."""
-_ROWS_OF_PIECE = 25
-_STRETCH_ROWS = BATCH_ROWS // 4
-"""Minimum number of consecutive rows that are read from a piece. This number of rows covers several
+_MIN_CHUNKS = 32
+"""Minimum number of chunks that are read, if so many chunks exist. 32 chunks are more than four
+chunks a day over a week, so that the sample of a day does not come from a single hour."""
+_FEW_CHUNKS = 8
+"""Minimum number of chunks for small samples, for which 32 chunks would give fewer than
+`_ROWS_OF_CHUNK` rows each. Reading a chunk takes 0.1 s of a core, even for a few rows. In a run of
+1,000 rows, reading 32 chunks took a fifth of the run's time."""
+_ROWS_OF_CHUNK = 25
+_INTERVAL_ROWS = BATCH_ROWS // 4
+"""Minimum number of consecutive rows that are read from a chunk. This number of rows covers several
 requests, even if a request has hundreds of rows."""
 
 
@@ -71,10 +73,10 @@ class DrawnReplay:
 
 def draw_replay(
     lake: Lake,
+    reader: RowReader,
     before: int,
     *,
-    num_rows: int,
-    num_holdout_rows: int,
+    split: RowSplit,
     settings: ExtractionSettings,
     folder: Path,
 ) -> DrawnReplay:
@@ -87,22 +89,29 @@ def draw_replay(
 
     Args:
         lake: Lake with the rows.
+        reader: Reader of the rows. Its counts are updated.
         before: Time of the window's first row in microseconds. Older rows of the newest
             `replay_days` days are sampled.
-        num_rows: Number of training rows. If fewer rows exist, all of them are taken.
-        num_holdout_rows: Number of holdout rows, at most `_MAX_HELD_OUT_ROWS`.
+        split: Numbers of the window's rows. The training sample is `replay_share` of all training
+            rows. The holdout sample has as many rows as the window's holdout, but at most
+            `_MAX_HELD_OUT_ROWS`. If fewer rows exist, all of them are sampled.
         settings: Settings of the extraction.
         folder: Existing folder for the output.
 
     Raises:
-        ContractError: Too many files are unfit, and `num_rows` is positive.
+        ContractError: too many files are unfit, and training rows are wanted.
     """
-    wanted = {REPLAYED: num_rows, HELD_OUT: min(num_holdout_rows, _MAX_HELD_OUT_ROWS)}
+    wanted = {
+        REPLAYED: settings.num_replayed(split.num_train),
+        HELD_OUT: min(split.num_newer, _MAX_HELD_OUT_ROWS),
+    }
     unfit: list[QuarantinedFile] = []
     while True:
-        part = lake.of_part()
+        part = reader.copy()
         try:
-            drawn = _draw(part, before, wanted, settings=settings, unfit=unfit, folder=folder)
+            drawn = _draw(
+                lake, part, before, wanted=wanted, settings=settings, unfit=unfit, folder=folder
+            )
         except ContractError as error:
             for side in (REPLAYED, HELD_OUT):
                 shutil.rmtree(folder / side, ignore_errors=True)
@@ -112,29 +121,42 @@ def draw_replay(
                 lake.files.leave_out(error)
                 unfit += [each for name, each in lake.files.unfit.items() if name not in before_it]
                 continue
-            if num_rows:
+            if wanted[REPLAYED]:
                 raise
             logger.warning("no old rows are held out: %s", error)
             return DrawnReplay(num_rows=0, num_holdout_rows=0, days=[])
-        lake.add_part(part)
+        reader.add(part)
         return drawn
 
 
 def _draw(
     lake: Lake,
+    reader: RowReader,
     before: int,
-    wanted: dict[str, int],
     *,
+    wanted: dict[str, int],
     settings: ExtractionSettings,
     unfit: list[QuarantinedFile],
     folder: Path,
 ) -> DrawnReplay:
-    pieces = lake.pieces_before(before, num_days=settings.replay_days, piece_rows=BATCH_ROWS)
-    num_fit = len({path for piece in pieces for path in piece.files})
+    chunks = lake.chunks_before(before, num_days=settings.replay_days, chunk_rows=BATCH_ROWS)
+    num_fit = len({path for chunk in chunks for path in chunk.files})
     expect_few(
         unfit, num_fit, what="of replayed days", max_fraction=settings.max_quarantined_file_fraction
     )
-    days = _copy_drawn(lake, pieces, wanted, salt=np.uint64(before % 2**64), folder=folder)
+    collector = MalformedRows(
+        folder / _MALFORMED_FILE, max_fraction=1.0, named=lake.files.named, collects_unfit=True
+    )
+    with collector as malformed:
+        days = _copy_drawn(
+            reader,
+            chunks,
+            wanted,
+            malformed=malformed,
+            salt=np.uint64(before % 2**64),
+            folder=folder,
+        )
+    malformed.report_unfit()
     taken = {side: sum(counts[side] for counts in days.values()) for side in wanted}
     for side, num_taken in taken.items():
         if not num_taken:
@@ -142,7 +164,7 @@ def _draw(
     drawn = [
         {
             "day": day,
-            "version": lake.version_of(date.fromisoformat(day)),
+            "version": lake.files.of_day(date.fromisoformat(day)).version,
             "num_rows": counts[REPLAYED],
             "num_holdout_rows": counts[HELD_OUT],
         }
@@ -156,71 +178,73 @@ def _draw(
 
 
 def _copy_drawn(
-    lake: Lake, pieces: list[Piece], wanted: dict[str, int], *, salt: np.uint64, folder: Path
+    reader: RowReader,
+    chunks: list[LakeChunk],
+    wanted: dict[str, int],
+    *,
+    malformed: MalformedRows,
+    salt: np.uint64,
+    folder: Path,
 ) -> dict[str, dict[str, int]]:
     """Write the sampled rows, and return the number of rows of each day on each side."""
     days: dict[str, dict[str, int]] = {}
     taken = dict.fromkeys(wanted, 0)
-    kept_aside = MalformedRows(
-        folder / _MALFORMED_FILE, max_fraction=1.0, named=lake.files.named, collects_unfit=True
-    )
-    with kept_aside as malformed, ExitStack() as stack:
+    with ExitStack() as stack:
         writers = {side: stack.enter_context(PartWriter(folder / side)) for side in wanted}
-        for piece, share_read in _spread(pieces, wanted, salt):
-            table, _ = lake.read(piece, malformed)
+        for chunk, share_read in _spread(chunks, wanted, salt):
+            table = reader.read(chunk, malformed).table
             identities = row_identities(
                 table.column(REQUEST_ID).combine_chunks(), table.column(ROW).to_numpy()
             )
             held_out = mix(identities >> np.uint64(32)) < np.uint64(_HELD_OUT_SHARE * 2**64)
-            day = days.setdefault(piece.day.isoformat(), dict.fromkeys(wanted, 0))
+            day = days.setdefault(chunk.day.isoformat(), dict.fromkeys(wanted, 0))
             for side, is_ours in ((REPLAYED, ~held_out), (HELD_OUT, held_out)):
                 due = int(wanted[side] * share_read) - taken[side]
                 rows = _smallest(mix(identities ^ mix(salt)), np.flatnonzero(is_ours), due)
                 writers[side].write(table.take(pa.array(rows)))
                 taken[side] += len(rows)
                 day[side] += len(rows)
-    malformed.report_unfit()
     return days
 
 
 def _spread(
-    pieces: list[Piece], wanted: dict[str, int], salt: np.uint64
-) -> list[tuple[Piece, float]]:
-    """Return the pieces to read, in order, each with a cumulative share of the rows.
+    chunks: list[LakeChunk], wanted: dict[str, int], salt: np.uint64
+) -> list[tuple[LakeChunk, float]]:
+    """Return the chunks to read, in order, each with a cumulative share of the rows.
 
-    The pieces are divided into groups of neighbours. The salt selects one piece of each group, and
-    one chunk of that piece. A fixed step would select the same hour of every day. The cumulative
-    share counts all rows up to the end of the piece's group.
+    The chunks are divided into groups of neighbours. The salt selects one chunk of each group, and
+    one interval of that chunk. A fixed step would select the same hour of every day. The cumulative
+    share counts all rows up to the end of the chunk's group.
     """
-    if not pieces or not any(wanted.values()):
+    if not chunks or not any(wanted.values()):
         return []
     to_read = _READ_PER_DRAWN * max(
         wanted[REPLAYED] / (1 - _HELD_OUT_SHARE), wanted[HELD_OUT] / _HELD_OUT_SHARE
     )
-    at_least = min(_MIN_PIECES, max(_FEW_PIECES, sum(wanted.values()) // _ROWS_OF_PIECE))
-    num_read = min(len(pieces), max(at_least, -int(-to_read // BATCH_ROWS)))
-    edges = np.arange(num_read + 1) * len(pieces) // num_read
+    at_least = min(_MIN_CHUNKS, max(_FEW_CHUNKS, sum(wanted.values()) // _ROWS_OF_CHUNK))
+    num_read = min(len(chunks), max(at_least, -int(-to_read // BATCH_ROWS)))
+    edges = np.arange(num_read + 1) * len(chunks) // num_read
     hashes = mix(np.arange(num_read, dtype=np.uint64) ^ salt)
-    places = edges[:-1] + (hashes % np.diff(edges).astype(np.uint64)).astype(int)
-    ends = np.cumsum([piece.num_rows for piece in pieces])[edges[1:] - 1]
-    stretches = [
-        _stretch(pieces[place], max(to_read / num_read, _STRETCH_ROWS), at=at)
-        for place, at in zip(places, (mix(hashes) / 2**64).tolist())
+    positions = edges[:-1] + (hashes % np.diff(edges).astype(np.uint64)).astype(int)
+    ends = np.cumsum([chunk.num_rows for chunk in chunks])[edges[1:] - 1]
+    shortened = [
+        _shorten(chunks[position], max(to_read / num_read, _INTERVAL_ROWS), at=at)
+        for position, at in zip(positions, (mix(hashes) / 2**64).tolist())
     ]
-    return list(zip(stretches, (ends / ends[-1]).tolist()))
+    return list(zip(shortened, (ends / ends[-1]).tolist()))
 
 
-def _stretch(piece: Piece, num_rows: float, *, at: float) -> Piece:
-    """Return a copy of the piece whose span is shortened to about `num_rows` rows.
+def _shorten(chunk: LakeChunk, num_rows: float, *, at: float) -> LakeChunk:
+    """Return a copy of the chunk whose span is shortened to about `num_rows` rows.
 
     `at` in [0, 1] selects the start: 0 is the earliest possible start, and 1 the latest.
     """
-    assert piece.span.start is not None
-    assert piece.span.end is not None
-    duration = piece.span.end - piece.span.start
-    length = math.ceil(min(1.0, num_rows / piece.num_rows) * duration)
-    start = piece.span.start + int(at * (duration - length))
-    return piece._replace(span=TimeSpan(start, start + length))
+    assert chunk.span.start is not None
+    assert chunk.span.end is not None
+    duration = chunk.span.end - chunk.span.start
+    length = math.ceil(min(1.0, num_rows / chunk.num_rows) * duration)
+    start = chunk.span.start + int(at * (duration - length))
+    return chunk._replace(span=TimeSpan(start, start + length))
 
 
 def _smallest(

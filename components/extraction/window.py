@@ -1,18 +1,13 @@
-"""The rows on which a run trains: the window, the watermark, late rows, and immature rows.
+"""The rows on which a run trains: the window, the watermark, and immature rows.
 
-This module defines which rows belong to a run and reads no rows. `components.extraction.lake` reads
-the files, and `components.extraction.extract` selects the holdout.
+This module defines which rows belong to a run and reads no rows. `components.extraction.lake` lists
+the files, and `components.extraction.holdout` selects the holdout.
 
 - Watermark: without an explicit window, a run begins after its parent's newest training row. The
   parent's holdout rows are newer, so this run trains on them. If a run fails, or validation or the
   gate refuses it, its model does not become a parent. The next run then reads the same rows again.
   Without a parent, a run begins with the lake's first row, or `full_days` before its end.
-- Late rows: rows at or before the watermark in a file that the parent's lineage has not seen. The
-  parent's manifest names the files of the newest days (`Model.files`). Every row is therefore newer
-  than the watermark, in a seen file, or late. A file belongs to one day. If a file was not seen,
-  all of its rows up to the watermark are late. Back-filled versions are not late, because a later
-  window or replay reads them again. Unseen files of days older than `late_days` are counted and
-  named. Unseen files of older days stay unseen, so that a later run can train on them.
+- Late rows: see `components.extraction.seen_files`.
 - Clock: rows ahead of the clock by more than a tolerance are in no window and do not move the
   watermark. A later run reads these rows once the clock has passed their time.
 - Maturity: a row is mature if it is at least `attribution_hours` old at the requested end of the
@@ -20,164 +15,15 @@ the files, and `components.extraction.extract` selects the holdout.
   younger rows, and the next run reads them.
 """
 
-import logging
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from datetime import date, timedelta
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-from components.extraction.lake_files import base_name
 from evergreen.config.features import Features
 from evergreen.contracts.manifests import Model
-from evergreen.contracts.raw_rows import DAY_PARTITION
 from evergreen.registry import models as registry
-from evergreen.rows.times import DAY_MICROS, TimeSpan, day_span, parse_day, parse_time, to_iso
+from evergreen.rows.times import DAY_MICROS, TimeSpan, parse_time, to_iso
 from evergreen.runtime.errors import FROM_SCRATCH, ContractError, run_again
-from evergreen.storage.objects import ObjectInfo
-
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SeenFiles:
-    """The files that a lineage has seen on the days before its watermark."""
-
-    watermark: int
-    """Time of the newest training row, microseconds since the epoch."""
-    by_day: Mapping[date, Mapping[str, int]] = field(default_factory=dict)
-    """Sizes in bytes by file name, for the days that are searched for late rows and whose files are
-    known. Rows of other days are never late."""
-    unknown: tuple[date, ...] = ()
-    """Days that would be searched for late rows, but whose files were not recorded."""
-    record: Mapping[date, Mapping[str, int]] = field(default_factory=dict)
-    """Sizes in bytes by file name, for all recorded days. If a day after the first recorded day is
-    absent, the day had no files."""
-    left_before: int
-    """Time in microseconds since the epoch. Rows before this time are left out of this run."""
-    learned: Mapping[date, Mapping[str, int | None]] = field(default_factory=dict)
-    """Files that the lineage left out as unfit, by day and name. The value is the time of the
-    newest row of the file that was used for training, microseconds since the epoch. The value is
-    None if no row was used."""
-    begins_anew: bool = False
-    """Whether this run ignores the parent's record of seen files and starts a new record, for
-    example after an explicit window."""
-
-    @property
-    def read(self) -> TimeSpan:
-        """Return the span of all times up to the watermark."""
-        return TimeSpan(None, self.watermark + 1)
-
-    def not_learned(self, day: date, file: ObjectInfo) -> TimeSpan:
-        """Return the part of the day of which no row in this unseen file was used for training."""
-        learned = self.learned.get(day, {}).get(base_name(file))
-        return day_span(day).clipped(TimeSpan(None if learned is None else learned + 1, None))
-
-    def was_quarantined(self, name: str) -> bool:
-        """Return whether the lineage left out the file of this name before."""
-        folder, _, base = name.rpartition("/")
-        return any(
-            DAY_PARTITION.format(day=day) == folder and base in names
-            for day, names in self.learned.items()
-        )
-
-    def left(self, day: date, files: Iterable[ObjectInfo]) -> list[ObjectInfo]:
-        """Return a day's unseen files whose rows this run leaves out, entirely or partly."""
-        if (
-            not self.record
-            or day < min(self.record)
-            or day_span(day).clipped(TimeSpan(None, self.left_before)).is_empty
-        ):
-            return []
-        return [file for file in files if base_name(file) not in self.record.get(day, {})]
-
-    def late(self, day: date, files: Iterable[ObjectInfo]) -> list[ObjectInfo]:
-        """Return a day's unseen files.
-
-        A file that was changed after the lineage had seen it is not returned.
-        """
-        return (
-            [file for file in files if base_name(file) not in self.by_day[day]]
-            if day in self.by_day
-            else []
-        )
-
-    def warn(self, days: Mapping[date, Iterable[ObjectInfo]]) -> None:
-        """Log the days with unknown files, and the seen files of `days` that changed later."""
-        if self.unknown:
-            logger.warning(
-                "which files of %s the parent's line has seen is not known: no row of them counts "
-                "as late",
-                ", ".join(map(str, self.unknown)),
-            )
-        for day, files in days.items():
-            for file in files:
-                size = self.by_day[day].get(base_name(file), file.size)
-                if size != file.size:
-                    logger.warning(
-                        "%s has %d bytes, expected the %d that it had when rows up to %s were "
-                        "learned: what was changed is not learned, new rows belong in new files",
-                        file.name,
-                        file.size,
-                        size,
-                        to_iso(self.watermark),
-                    )
-
-
-def days_asked(newest: int, late_days: int) -> list[date]:
-    """Return the days to search for late rows: the day of `newest`, and `late_days` before it.
-
-    `newest` is in microseconds since the epoch.
-
-    >>> [str(day) for day in days_asked(3 * 86_400_000_000, 1)]
-    ['1970-01-03', '1970-01-04']
-    """
-    last = date(1970, 1, 1) + timedelta(days=newest // DAY_MICROS)
-    return [last - timedelta(days=back) for back in range(late_days, -1, -1)]
-
-
-def seen_files(parent: Model | None, late_days: int, *, start: str = "") -> SeenFiles | None:
-    """Return the files that the parent's lineage has seen, or None without a parent.
-
-    Args:
-        parent: Model that the run continues.
-        late_days: Number of days before the watermark's day that are searched for late rows. 0 =
-            none.
-        start: Requested start of the window. If the start is given, no row is late. Empty = after
-            the watermark.
-
-    Raises:
-        ContractError: the model's manifest contains an invalid time or day.
-    """
-    if parent is None:
-        return None
-    newest = watermark(parent)
-    source = f"files of model {parent.model_id}"
-    known = {parse_day(source, day): files for day, files in parent.files.items()}
-    learned = {
-        parse_day(source, day): {
-            name: parse_time(source, time) if time else None for name, time in files.items()
-        }
-        for day, files in parent.unread_files.items()
-    }
-    asked = days_asked(newest, late_days) if late_days and not start else []
-    recorded = [day for day in asked if known and day >= min(known)]
-    left_before = (
-        day_span(asked[0]).start
-        if asked
-        else parse_time("window_start", start)
-        if start
-        else newest + 1
-    )
-    assert left_before is not None
-    return SeenFiles(
-        watermark=newest,
-        by_day={day: known.get(day, {}) for day in recorded},
-        unknown=tuple(day for day in asked if day not in recorded),
-        record=known,
-        learned=learned,
-        left_before=left_before,
-        begins_anew=bool(start),
-    )
 
 
 def resolve_window(
@@ -224,7 +70,7 @@ def resolve_window(
         raise ContractError(
             f"window {window} holds no mature row: of rows up to {to_iso(requested or 0)} those of "
             f"the last {attribution / DAY_MICROS * 24:g} hours (attribution_hours) are left for "
-            "the next round"
+            "the next run"
         )
     if window.is_empty:
         raise ContractError(f"window {window} is empty, expected its start before its end")
@@ -251,7 +97,7 @@ class Baselines:
         )
 
     @property
-    def learned(self) -> int | None:
+    def watermark(self) -> int | None:
         """Return the time of the models' newest training row, in microseconds since the epoch.
 
         Returns None without models.
@@ -292,7 +138,7 @@ def find_baselines(store: Path, *, parent: str, champion: str, features: Feature
 def expect_past(baselines: Baselines, ahead_from: int) -> None:
     """Check that no model was trained on a row that is ahead of the clock.
 
-    After such a row, no later row would be newer than the watermark.
+    The watermark of such a model would be later than the rows of the following runs.
 
     Args:
         baselines: Models that the run continues and compares with.
@@ -304,7 +150,7 @@ def expect_past(baselines: Baselines, ahead_from: int) -> None:
     for model in baselines.models:
         if (newest := watermark(model)) >= ahead_from:
             raise ContractError(
-                f"model {model.model_id} learned rows up to {to_iso(newest)}, later than "
+                f"model {model.model_id} was trained on rows up to {to_iso(newest)}, later than "
                 f"{to_iso(ahead_from)}, ahead of the clock: no row would be newer until then; to "
                 f"train without it, {run_again(FROM_SCRATCH)}"
             )

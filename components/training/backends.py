@@ -1,21 +1,16 @@
 """Training backends by name: checks of what they support, and their engines."""
 
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from components.training.engine import Engine
 from evergreen.config.features import Features
 from evergreen.config.model import NetworkConfig
 from evergreen.config.training import TrainingSettings
-from evergreen.networks.files import num_rows, tables_of
-from evergreen.runtime.errors import ContractError, PermanentError, first_line
+from evergreen.runtime.errors import ContractError, PermanentError
 
 BACKENDS = ("pytorch", "hugectr", "torchrec")
 """Values of `Model.backend`."""
-_ROW_PARTS = 3
-"""Number of vectors that are stored for a table row: its vector and Adam's two moments."""
 
 
 def require_backend(
@@ -122,36 +117,3 @@ def make_engine(
         num_gpus=num_gpus,
         scratch=scratch if communicator() else None,
     )
-
-
-@contextmanager
-def device_memory_reported(
-    config: NetworkConfig, slot_sizes: list[int], *, batch_size: int, features: Features
-) -> Iterator[None]:
-    """Raise an error that names the sizes if the body needs more memory than a GPU has.
-
-    Args:
-        config: Configuration of the network.
-        slot_sizes: Number of ids of each slot.
-        batch_size: Rows of an optimizer step.
-        features: Features that a row looks up.
-
-    Raises:
-        PermanentError: torch could not allocate memory on the GPU.
-    """
-    import torch
-
-    try:
-        yield
-    except torch.cuda.OutOfMemoryError as error:
-        free, total = (each / 2**30 for each in torch.cuda.mem_get_info())
-        counts = num_rows(tables_of(features.id_places, config.widths), slot_sizes)
-        tables = list(zip(counts, config.table_widths))
-        gib = sum(_ROW_PARTS * 4 * count * width for count, width in tables) / 2**30
-        named = ", ".join(f"{count:,} x {width}" for count, width in tables)
-        raise PermanentError(
-            f"the GPU has {free:.1f} GiB free of {total:.1f} GiB, which is too little: the tables "
-            f"({named}) need {gib:.1f} GiB with Adam's moments, and each batch has up to "
-            f"{batch_size} rows; use a smaller batch_size, fewer ids (frequency_threshold), a "
-            f"larger GPU or backend torchrec on several: {first_line(error)}"
-        ) from error

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from components.training.backends import (
-    device_memory_reported,
     make_engine,
     require_backend,
 )
 from components.training.checkpoint import START, CheckpointFolder
+from components.training.device_memory import device_memory_reported
 from components.training.engine import Engine
 from components.training.fit import FitJob, FitResult, fit
 from components.training.preemption import StopRequest
@@ -250,7 +250,7 @@ def _fitted(
         request.config,
         training_set.slot_sizes,
         batch_size=request.settings.batch_size,
-        features=training_set.recommender.features,
+        places=training_set.recommender.features.id_places,
     )
     with memory_reported, _engine(request, training_set, folder) as engine:
         job = FitJob(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evergreen.config.validation import NOTIFY, UNLEARNABLE, ValidationSettings
 from evergreen.contracts.checks import FAIL, WARN, headline, metrics
@@ -28,6 +28,9 @@ from evergreen.runtime.flags import CommandParser
 from evergreen.runtime.plain_text import log_as_text
 from evergreen.storage.references import keep
 from evergreen.storage.uris import local_path
+
+if TYPE_CHECKING:
+    from components.validation.validate import Validated
 
 _STEP = "validation"
 
@@ -111,45 +114,50 @@ def _run_step(arguments: argparse.Namespace, store: Path) -> ValidationReport:
     rules = raw.recommender.section(_STEP, ValidationSettings)
     release = registry.champion(store, arguments.champion)
 
-    from components.validation.round import Round, read_champion
+    from components.validation.measure import KeptWindows, read_champion, read_windows
+    from components.validation.quarantine import rows_folder
     from components.validation.schema_versions import schema_in_force
     from components.validation.skew import open_served
-    from components.validation.validate import validate
+    from components.validation.validate import Inputs, validate
 
     model = local_path(release.model_uri) if release else None
-    for model_id in filter(None, {release.model_id if release else None, raw.parent_model_id}):
+    parent = raw.parent_model_id
+    for model_id in filter(None, {release.model_id if release else None, parent}):
         registry.verified_part(registry.stored_model(store, model_id), Model.PARTS[-1])
-    folder = local_path(arguments.work) / arguments.run / _STEP
     validated = validate(
-        Round(
+        Inputs(
             run=arguments.run,
             raw=raw,
-            folder=folder,
-            store=store,
+            folder=local_path(arguments.work) / arguments.run / _STEP,
+            quarantine=rows_folder(store, arguments.run),
             rules=rules,
             champion=read_champion(model) if model else None,
-            parent=registry.model_folder(store, raw.parent_model_id)
-            if raw.parent_model_id
-            else None,
+            parent_windows=read_windows(registry.model_folder(store, parent) / Model.WINDOWS)
+            if parent
+            else KeptWindows(()),
             schema_path=schema_in_force(store, model / Model.SCHEMA if model else None),
             served=open_served(arguments.served) if arguments.served else None,
             summarize=_choose_summarizer(arguments.beam_options),
         )
     )
+    _write_outputs(validated, arguments, store)
+    return validated.report
+
+
+def _write_outputs(validated: "Validated", arguments: argparse.Namespace, store: Path) -> None:
+    """Write the manifests for later steps, and copy the report for people."""
     report = validated.report
     report.write(arguments.output)
+    html, document = local_path(report.report_uri), local_path(report.json_uri)
     if arguments.valid_dataset:
-        reference = keep(report, folder / "validation_report.json")
+        reference = keep(report, html.with_name("validation_report.json"))
         replace(validated.dataset, validation_report=reference).write(arguments.valid_dataset)
-    html = local_path(report.report_uri)
     if arguments.html:
         arguments.html.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(html, arguments.html)
     # The registry stores a copy of the report, because the folder for big files may be emptied
     # while people still read the report.
-    document = local_path(report.json_uri).read_bytes()
-    keep_report(store, arguments.run, _STEP, html=html.read_bytes(), document=document)
-    return report
+    keep_report(store, arguments.run, _STEP, html=html.read_bytes(), document=document.read_bytes())
 
 
 def _choose_summarizer(beam_options: str) -> Callable[..., Any]:

@@ -1,8 +1,8 @@
-"""TFDV's statistics by a Beam pipeline, for windows that take too long on one machine.
+"""Compute TFDV's statistics in a Beam pipeline, if they take too long on one machine.
 
-Batches, options and row counter are the same as in `tfdv_statistics`. The batches are processed by
-the runner that the options name. The job returns its results through files in `--temp_location`. If
-that location is a bucket, the input files are copied into it, because a runner's machines cannot
+The batches, TFDV's options and the row counter come from `tfdv_statistics`. Beam's options name the
+runner that processes the batches. The job returns its results through files in `--temp_location`.
+If that location is a bucket, the input files are copied into it, because a runner's machines cannot
 read this machine's disk. If that location is a folder, the machines read the input files directly.
 """
 
@@ -17,7 +17,6 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import apache_beam as beam
 import pyarrow as pa
@@ -30,11 +29,15 @@ from apache_beam.options.pipeline_options import (
     WorkerOptions,
 )
 
-from components.validation.rows import FilePart, checked_columns, read_part, row_groups
 from components.validation.tfdv_statistics import (
+    FilePart,
+    TableStatistics,
     as_lists,
+    checked_columns,
     make_options,
     parse_statistics,
+    read_part,
+    row_groups,
     summarize_files,
 )
 from evergreen.config.features import Features
@@ -109,7 +112,7 @@ def _check_runner(options: PipelineOptions) -> None:
 
 def summarize_on_beam(
     files: Sequence[Path], counter: ProfileCounter, *, options: PipelineOptions
-) -> Any:
+) -> TableStatistics:
     """Compute the result of `summarize_files` on the runner that `options` name.
 
     Copies of `counter` count the rows, and are merged into `counter` in any order.
@@ -141,7 +144,8 @@ def summarize_on_beam(
             statistics = parse_statistics(stream.read())
         # Workers return the columns in any order.
         order = {name: place for place, name in enumerate(checked_columns(counter.features))}
-        statistics.datasets[0].features.sort(key=lambda feature: order[feature.path.step[0]])
+        features = statistics.message.datasets[0].features
+        features.sort(key=lambda feature: order[feature.path.step[0]])
         return statistics
     except Exception as error:  # runners raise any type of error
         raise TemporaryError(f"beam job failed: {first_line(error)}") from error

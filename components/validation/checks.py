@@ -13,7 +13,7 @@ from tensorflow_metadata.proto.v0 import anomalies_pb2
 from components.validation.measure import LabelShift, Measured
 from components.validation.schema import possible_shares
 from components.validation.skew import Skew, SkewEntry
-from components.validation.tfdv_statistics import by_feature, num_missing, num_rows, num_values
+from components.validation.tfdv_statistics import ColumnStatistics
 from evergreen.config.validation import (
     BLOCK,
     DATASET,
@@ -30,8 +30,8 @@ from evergreen.contracts.checks import AT_MOST, BELOW, FAIL, PASS, WARN, RuleChe
 from evergreen.statistics.comparison import ColumnDrift
 
 _CERTAIN_ROWS = 10
-"""Minimum expected number of rows. If so many expected rows are absent, chance is excluded
-(probability e^-10)."""
+"""A column without values has certainly changed if at least this number of rows with a value was
+expected. The probability that all of them are absent by chance is e^-10."""
 
 _RESULT_OF_ACTION = {BLOCK: FAIL, QUARANTINE: WARN, WARN: WARN, NOTIFY: WARN, INFO: PASS}
 _COVERED_BY_RULES = ("FEATURE_TYPE_NOT_PRESENT", "SCHEMA_MISSING_COLUMN")
@@ -70,7 +70,7 @@ class Observation:
 
     rule: str
     column: str
-    """Column, or `DATASET`."""
+    """Name of the column, or `DATASET` if the value describes the table."""
     detail: str
     """One sentence without a final full stop."""
     value: float | None = None
@@ -79,11 +79,11 @@ class Observation:
     """Lower end of the value's 95 % interval."""
     high: float | None = None
     limit: float | None = None
-    """Limit for the value, at which the rule begins to apply."""
+    """Limit that the value is compared with."""
     bound: str = AT_MOST
     """How the value is compared with the limit, such as `at most`."""
     at_most: str | None = None
-    """Action that replaces the action of the rule. `info` if nobody has to act."""
+    """Action that replaces the action of the rule, such as `info` if nobody has to act."""
     num_quarantined: int = 0
 
 
@@ -148,13 +148,13 @@ def _is_compared(rule: str, measured: Measured) -> bool:
 
 
 def _observe_rows(measured: Measured, rules: ValidationSettings) -> Observations:
-    if not num_rows(measured.statistics):
+    if not measured.statistics.num_rows:
         detail = "there are no training rows, expected at least 1"
         yield Observation(rule="no_rows", column=DATASET, detail=detail)
 
 
 def _observe_columns(measured: Measured, rules: ValidationSettings) -> Observations:
-    """Yield the columns of the lake's files that the schema lacks or lists with another type."""
+    """Yield the columns of the lake's files that the schema does not contain with the same type."""
     known = {feature.name for feature in measured.schema.feature}
     for each in measured.rows.dataset.schema_mismatches:
         column, found_type, file = each["column"], each["arrow_type"], each["file"]
@@ -221,10 +221,10 @@ def _observe_domain(measured: Measured, rules: ValidationSettings) -> Observatio
 def _observe_anomalies(measured: Measured, rules: ValidationSettings) -> Observations:
     """Yield TFDV's anomalies, each with its rule.
 
-    Anomalies are left out if another rule reports the same problem in more detail. If too few rows
-    have a value in a column, and the difference may be chance, the anomaly is only reported.
+    Anomalies are left out if another rule reports the same problem in more detail. If a low share
+    of rows with a value may be chance, the action is at most `info`.
     """
-    features = by_feature(measured.statistics)
+    columns = measured.statistics.columns
     wanted = {feature.name: feature for feature in measured.schema.feature}
     for name, anomaly in sorted(measured.anomalies.anomaly_info.items()):
         for reason in anomaly.reason:
@@ -237,16 +237,18 @@ def _observe_anomalies(measured: Measured, rules: ValidationSettings) -> Observa
             detail = f"{name}: {reason.short_description}. {reason.description}".strip()
             is_share = kind == "FEATURE_TYPE_LOW_FRACTION_PRESENT" and name != raw_rows.LABEL
             is_chance = is_share and _may_be_chance(
-                features.get(name), wanted[name].presence.min_fraction
+                columns.get(name), wanted[name].presence.min_fraction
             )
             detail += " In so few rows that may be chance." if is_chance else ""
             at_most = INFO if is_chance else None
             yield Observation(rule=rule, column=name, detail=detail.rstrip("."), at_most=at_most)
 
 
-def _may_be_chance(feature: Any, min_fraction: float) -> bool:
-    present, rows = num_values(feature), num_values(feature) + num_missing(feature)
-    return rows > 0 and possible_shares(present / rows, rows)[1] >= min_fraction
+def _may_be_chance(column: ColumnStatistics | None, min_fraction: float) -> bool:
+    if column is None or not column.num_rows:
+        return False
+    _, highest = possible_shares(column.num_values / column.num_rows, column.num_rows)
+    return highest >= min_fraction
 
 
 # -- values
@@ -254,17 +256,16 @@ def _may_be_chance(feature: Any, min_fraction: float) -> bool:
 
 def _observe_label(measured: Measured, rules: ValidationSettings) -> Observations:
     """Yield an observation if the label is missing in all rows, or equal in all rows."""
-    rows = num_rows(measured.statistics)
+    rows = measured.statistics.num_rows
     if not rows:
         return
-    label = by_feature(measured.statistics)[raw_rows.LABEL]
-    numbers = label.num_stats
-    if not num_values(label):
+    label = measured.statistics.columns[raw_rows.LABEL]
+    if not label.num_values:
         detail = f"label is missing in all {rows} rows"
         yield Observation(rule="label_invalid", column=raw_rows.LABEL, detail=detail)
-    elif numbers.min == numbers.max:
+    elif label.least == label.most:
         detail = (
-            f"label is {numbers.min:g} in all {rows} rows, expected both classes: nothing can "
+            f"label is {label.least:g} in all {rows} rows, expected both classes: nothing can "
             "be learned from them"
         )
         yield Observation(rule="label_one_class", column=raw_rows.LABEL, detail=detail)
@@ -272,12 +273,12 @@ def _observe_label(measured: Measured, rules: ValidationSettings) -> Observation
 
 def _observe_empty_columns(measured: Measured, rules: ValidationSettings) -> Observations:
     """Yield features without any value."""
-    rows, champion = num_rows(measured.statistics), measured.champion
-    dataset, now = measured.rows.dataset, by_feature(measured.statistics)
-    before = by_feature(champion.statistics) if champion is not None else {}
+    rows, champion = measured.statistics.num_rows, measured.champion
+    dataset, now = measured.rows.dataset, measured.statistics.columns
+    before = champion.statistics.columns if champion is not None else {}
     names = dataset.recommender.features.names if rows else ()
     for name in names:
-        if name in dataset.excluded_columns or num_values(now[name]):
+        if name in dataset.excluded_columns or now[name].num_values:
             continue
         if champion is None:
             detail = f"{name} has no value in any of {rows} rows"
@@ -286,17 +287,21 @@ def _observe_empty_columns(measured: Measured, rules: ValidationSettings) -> Obs
             yield _empty_column(name, before.get(name), rows=rows, schema=measured.schema)
 
 
-def _empty_column(name: str, before: Any, *, rows: int, schema: Any) -> Observation:
+def _empty_column(
+    name: str, before: ColumnStatistics | None, *, rows: int, schema: Any
+) -> Observation:
     """Return the observation of a column without a value.
 
-    Its detail compares the column with the champion's rows.
+    The observation's detail compares the column with the champion's rows.
     """
-    known, rows_before = num_values(before), num_values(before) + num_missing(before)
     rule, detail = "column_empty", f"{name} has no value in any of {rows} rows"
-    if not known:
+    if before is None or not before.num_values:
         return Observation(rule=rule, column=name, detail=f"{detail}, as before", at_most=INFO)
-    expected = known * rows / rows_before
-    detail += f", had values in {known} of {rows_before} rows before: {expected:.0f} were expected"
+    expected = before.num_values * rows / before.num_rows
+    detail += (
+        f", had values in {before.num_values} of {before.num_rows} rows before: {expected:.0f} "
+        "were expected"
+    )
     required = {f.name for f in schema.feature if f.presence.min_count or f.presence.min_fraction}
     if name not in required:
         detail += "; the schema calls it optional"
@@ -306,7 +311,7 @@ def _empty_column(name: str, before: Any, *, rows: int, schema: Any) -> Observat
 
 
 def observe_click_rate(label: LabelShift | None, rules: ValidationSettings) -> Observations:
-    """Yield a click rate that differs from the earlier windows.
+    """Yield an observation if the click rate differs from that of the earlier windows.
 
     The click rate must differ from the merged windows and from the newest window. Both differences
     must exceed the factor, and must be statistically significant.
@@ -475,4 +480,5 @@ _OBSERVERS: tuple[Callable[[Measured, ValidationSettings], Observations], ...] =
     lambda measured, rules: observe_drift(measured.drift, rules),
     lambda measured, rules: observe_skew(measured.skew, rules),
 )
-"""Functions that measure. Checks with the same result are reported in this order."""
+"""Functions that yield observations. Checks with the same result are reported in the order of these
+functions."""

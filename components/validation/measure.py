@@ -4,26 +4,130 @@ The rows are compared with all windows of the champion's lineage, merged into on
 (`evergreen.statistics.comparison`). A change is not reported if the champion was already trained on
 it. A champion counts as trained on a change if its newest window is large enough to show the change
 but does not differ from these rows.
+
+A model's folder contains the profiles of two windows (`manifests.Model.WINDOWS`): the newest
+window, and all older windows merged into one. Each profile has at most 2 MB.
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any
 
-from components.validation.quarantine import ScreenedRows, screen_rows
-from components.validation.round import Champion, Round
-from components.validation.schema import check_statistics, fitted_to, infer_schema, propose_schema
+from components.validation.quarantine import ScreenedRows
+from components.validation.schema import check_schema
 from components.validation.skew import Skew, measure_skew
-from components.validation.windows import KeptWindows
+from components.validation.tfdv_statistics import TableStatistics, read_statistics
+from evergreen.config.features import Features
 from evergreen.config.validation import ValidationSettings
+from evergreen.contracts.manifests import Model
 from evergreen.contracts.words import ShownValues
+from evergreen.runtime.errors import ContractError
 from evergreen.statistics.column_profile import TableProfile
-from evergreen.statistics.comparison import ColumnDrift, compare_tables, design_of_totals
+from evergreen.statistics.comparison import ColumnDrift, compare_tables, compare_totals
 from evergreen.statistics.profile_counter import ProfileCounter
-from evergreen.statistics.two_sample import proportion, share_change
+from evergreen.statistics.profile_files import read_profiles, write_profiles
+from evergreen.storage.objects import Objects
 
 logger = logging.getLogger(__name__)
+
+_KIND, _FORMAT_VERSION = "TrainingWindows", 1
+
+
+# -- earlier windows
+
+
+@dataclass(frozen=True)
+class KeptWindows:
+    """Windows in the order of training, the newest last. Older windows may be merged into one."""
+
+    windows: tuple[TableProfile, ...]
+
+    @cached_property
+    def merged(self) -> TableProfile:
+        """All windows of the lineage, merged into one."""
+        return reduce(TableProfile.__add__, self.windows)
+
+    @property
+    def newest(self) -> TableProfile:
+        """Window of rows that the model itself was trained on."""
+        return self.windows[-1]
+
+    def followed_by(self, window: TableProfile) -> "KeptWindows":
+        """Return the windows with `window` as the newest. Earlier windows are merged into one.
+
+        The new window replaces the newest one if both have the same rows.
+        """
+        before = self.windows
+        if before and window.digest and before[-1].digest == window.digest:
+            before = before[:-1]
+        return KeptWindows((KeptWindows(before).merged, window) if before else (window,))
+
+    def expect_kinds(self, features: Features) -> None:
+        """Refuse features that cannot be compared.
+
+        Raises:
+            ContractError: A feature is numeric now and was categorical in these windows, or the
+                other way round.
+        """
+        for name, column in self.merged.columns.items():
+            if name in (
+                features.numeric
+                if column.values is not None
+                else features.categorical + features.lists
+            ):
+                now, before = (
+                    ("numeric", "categorical")
+                    if column.values is not None
+                    else ("categorical", "numeric")
+                )
+                raise ContractError(
+                    f"feature {name} is {now}, was {before} in the champion's rows: give it a new "
+                    "name"
+                )
+
+    def write(self, path: Path) -> None:
+        """Write the windows to a file, completely or not at all."""
+        write_profiles(path, self.windows, kind=_KIND, version=_FORMAT_VERSION)
+
+
+def read_windows(path: Path) -> KeptWindows:
+    """Return the windows in a file.
+
+    Raises:
+        ContractError: The file is absent or corrupt, or has another kind, format version or bucket
+            edges.
+    """
+    return KeptWindows(read_profiles(path, kind=_KIND, version=_FORMAT_VERSION)[0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Champion:
+    """Champion with the statistics of its training rows, from its folder in the model registry."""
+
+    folder: Path
+    statistics: TableStatistics
+    """TFDV's statistics of the window that the champion itself was trained on."""
+    windows: KeptWindows
+    """Profiles of all windows in the champion's lineage."""
+
+
+def read_champion(folder: Path) -> Champion:
+    """Read the champion whose model is in `folder`.
+
+    Raises:
+        ContractError: The champion's statistics or windows are absent or corrupt.
+    """
+    return Champion(
+        folder=folder,
+        statistics=read_statistics(folder / Model.STATISTICS),
+        windows=read_windows(folder / Model.WINDOWS),
+    )
+
+
+# -- measurements
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +159,7 @@ class Measured:
 
     rows: ScreenedRows
     champion: Champion | None
-    statistics: Any
-    """TFDV's statistics."""
+    statistics: TableStatistics
     schema: Any
     """Schema in force, with additional rules for new features. If no schema is in force, this is
     the schema inferred from the rows."""
@@ -78,44 +181,51 @@ class Measured:
     """Names of the categories in reports."""
 
 
-def measure(round_: Round, folder: Path) -> Measured:
-    """Measure the rows that pass the rule about single rows.
+def measure(
+    rows: ScreenedRows,
+    *,
+    schema: Any | None,
+    champion: Champion | None,
+    settings: ValidationSettings,
+    served: Objects | None,
+    summarize: Callable[..., TableStatistics],
+    shown: ShownValues,
+) -> Measured:
+    """Measure the rows that passed the screening.
 
     Args:
-        round_: The run's inputs.
-        folder: The step's folder, which is not complete yet.
+        rows: The rows.
+        schema: The schema in force. None = the schema is inferred from the rows.
+        champion: The model to compare with, or None.
+        settings: Thresholds of the measurements.
+        served: Archive of served rows to compare with. None = no comparison.
+        summarize: Function that computes TFDV's statistics of files (`summarize_files`).
+        shown: Names of the categories in reports.
 
     Raises:
         ContractError: A file cannot be read, or a feature is of another kind than in the champion's
             rows.
     """
-    schema, proposal, shown = round_.schema, None, round_.shown
-    rows = screen_rows(round_, folder)
-    raw, settings, champion = rows.dataset, round_.rules, round_.champion
+    raw = rows.dataset
     features = raw.recommender.features
     counter = ProfileCounter(features, raw.excluded_columns)
-    statistics = round_.summarize(rows.files, counter)
+    statistics = summarize(rows.files, counter)
     window = counter.profile(
         digest=raw.digest,
         first_event_time=raw.first_event_time,
         last_event_time=raw.last_event_time,
     )
     logger.info("statistics of %d rows in %d files", window.rows, len(rows.files))
-    excluded, factor = raw.excluded_columns, settings.range_factor
-    if schema is None:
-        schema = infer_schema(statistics, features, range_factor=factor, excluded=excluded)
-    else:
-        schema = fitted_to(schema, statistics, features, range_factor=factor, excluded=excluded)
-        proposal = propose_schema(schema, statistics, raw)
+    checked = check_schema(schema, statistics, raw, range_factor=settings.range_factor)
     drift, label, skew = [], None, None
     if champion is not None and window.rows:
         champion.windows.expect_kinds(features)
         drift = measure_drift(window, champion.windows, settings, shown=shown)
         label = measure_label_shift(window, champion.windows)
-    if round_.served is not None:
+    if served is not None:
         skew = measure_skew(
             rows.files,
-            round_.served,
+            served,
             features=features,
             settings=settings,
             excluded=raw.excluded_columns,
@@ -125,9 +235,9 @@ def measure(round_: Round, folder: Path) -> Measured:
         rows=rows,
         champion=champion,
         statistics=statistics,
-        schema=schema,
-        proposal=proposal,
-        anomalies=check_statistics(statistics, schema),
+        schema=checked.schema,
+        proposal=checked.proposal,
+        anomalies=checked.anomalies,
         counter=counter,
         window=window,
         drift=drift,
@@ -170,21 +280,18 @@ def measure_label_shift(now: TableProfile, kept: KeptWindows) -> LabelShift | No
 def _compare_click_rates(
     now: TableProfile, before: TableProfile, newest: LabelShift | None = None
 ) -> LabelShift | None:
-    n, m = now.rows, before.rows
-    if not n or not m:
+    change = compare_totals(now.clicks, before.clicks, (now, before))
+    if change.effect is None:
         return None
-    design = design_of_totals(now.clicks, before.clicks, (now, before))
-    effect = share_change(now.clicks.rows, n, b=before.clicks.rows, m=m, design=design)
-    assert effect is not None
     return LabelShift(
-        rate_now=now.clicks.rows / n,
-        rate_before=before.clicks.rows / m,
-        difference=effect.value,
-        low=effect.low,
-        high=effect.high,
-        p_value=proportion(now.clicks.rows, n, b=before.clicks.rows, m=m, design=design),
-        design_effect=design,
-        num_rows_now=n,
-        num_rows_before=m,
+        rate_now=now.clicks.rows / now.rows,
+        rate_before=before.clicks.rows / before.rows,
+        difference=change.effect.value,
+        low=change.effect.low,
+        high=change.effect.high,
+        p_value=change.p_value,
+        design_effect=change.design,
+        num_rows_now=now.rows,
+        num_rows_before=before.rows,
         newest=newest,
     )

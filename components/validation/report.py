@@ -27,10 +27,8 @@ from typing import Any
 import numpy as np
 
 from components.validation.measure import Measured
-from components.validation.round import Round
-from components.validation.rows import checked_columns
 from components.validation.schema_versions import compare_schemas
-from components.validation.tfdv_statistics import by_feature, missing_share, num_rows, num_values
+from components.validation.tfdv_statistics import ColumnStatistics, checked_columns
 from evergreen.contracts import raw_rows
 from evergreen.contracts.manifests import ValidationReport
 from evergreen.contracts.words import ShownValues
@@ -49,11 +47,11 @@ _SHOWN_VALUES = 12
 sides."""
 
 
-def make_document(round_: Round, measured: Measured, report: ValidationReport) -> dict[str, Any]:
-    """Return the document as JSON values."""
-    champion = round_.champion
+def make_document(run: str, measured: Measured, report: ValidationReport) -> dict[str, Any]:
+    """Return the document of `run` as JSON values."""
+    champion = measured.champion
     before = champion.statistics if champion is not None else None
-    now, features_before = by_feature(measured.statistics), by_feature(before)
+    now, columns_before = measured.statistics.columns, before.columns if before is not None else {}
     windows = (measured.window, champion.windows.newest if champion is not None else None)
     names = [name for name in checked_columns(measured.counter.features) if name in now]
     differences = (
@@ -62,10 +60,10 @@ def make_document(round_: Round, measured: Measured, report: ValidationReport) -
     return {
         "kind": _KIND,
         "format_version": _FORMAT_VERSION,
-        "run": round_.run,
+        "run": run,
         "decision": report.decision,
         "num_rows": report.num_rows,
-        "num_rows_before": num_rows(before) if before is not None else None,
+        "num_rows_before": before.num_rows if before is not None else None,
         "champion": champion.folder.as_uri() if champion else None,
         "checks": [asdict(check) for check in report.checks],
         **{name: getattr(report, name) for name in ("drift", "label", "skew", "served")},
@@ -76,7 +74,7 @@ def make_document(round_: Round, measured: Measured, report: ValidationReport) -
         "schema": {"uri": report.schema_uri, "differences": differences},
         "columns": [
             _describe_column(
-                name, now[name], features_before.get(name), windows=windows, shown=measured.shown
+                name, now[name], columns_before.get(name), windows=windows, shown=measured.shown
             )
             for name in names
         ],
@@ -85,19 +83,19 @@ def make_document(round_: Round, measured: Measured, report: ValidationReport) -
 
 def _describe_column(
     name: str,
-    now: Any,
-    before: Any,
+    now: ColumnStatistics,
+    before: ColumnStatistics | None,
     *,
     windows: tuple[TableProfile, TableProfile | None],
     shown: ShownValues,
 ) -> dict[str, Any]:
-    is_category = now.WhichOneof("stats") == "string_stats"
+    is_category = now.distinct is not None
     column: dict[str, Any] = {
         "column": name,
         "kind": "label" if name == raw_rows.LABEL else "category" if is_category else "number",
-        "num_values": num_values(now),
-        "missing": missing_share(now),
-        "missing_before": missing_share(before),
+        "num_values": now.num_values,
+        "missing": now.missing_share,
+        "missing_before": before.missing_share if before is not None else None,
     }
     if name == raw_rows.LABEL:
         column["bars"] = _label_bars(*windows)
@@ -109,23 +107,9 @@ def _describe_column(
         if of_now is not None and name not in shown.hidden:
             column["bars"] = _feature_bars(of_now, of_before, partial(shown.text, name))
     if is_category:
-        return {**column, "distinct": int(now.string_stats.unique)}
-    stats = now.num_stats
-    numbers = {
-        "least": stats.min,
-        "most": stats.max,
-        "median": stats.median,
-        "mean": stats.mean,
-        "std": stats.std_dev,
-    }
-    is_known = num_values(now) > 0
-    return {
-        **column,
-        **{
-            key: float(value) if is_known and math.isfinite(value) else None
-            for key, value in numbers.items()
-        },
-    }
+        return {**column, "distinct": now.distinct}
+    numbers = ("least", "most", "median", "mean", "std")
+    return {**column, **{number: getattr(now, number) for number in numbers}}
 
 
 def _label_bars(now: TableProfile, before: TableProfile | None) -> list[_Bar]:

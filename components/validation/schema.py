@@ -12,16 +12,15 @@ of the step. Later runs use a schema file that changes only when people accept a
 (`schema_versions`).
 """
 
-import math
 from collections.abc import Container
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow_data_validation as tfdv
 from scipy import special
 from tensorflow_metadata.proto.v0 import schema_pb2
 
 from components.validation.schema_versions import SERVING, TRAINING
-from components.validation.tfdv_statistics import by_feature, num_missing, num_rows, num_values
+from components.validation.tfdv_statistics import ColumnStatistics, TableStatistics
 from evergreen.config.features import Features
 from evergreen.contracts import raw_rows
 from evergreen.contracts.manifests import RawDataset
@@ -46,20 +45,60 @@ _TYPES = {
     "float": "FLOAT",
     "double": "FLOAT",
 }
-"""TFDV's types by Arrow's type. All other types count as integers."""
+"""TFDV's type of a column, by the name of its Arrow type. All other Arrow types count as
+integers."""
+
+
+class CheckedSchema(NamedTuple):
+    """Schema of a run's rows, and the result of TFDV's check."""
+
+    schema: Any
+    """Schema in force, fitted to the recommender's features. If no schema is in force, this is the
+    schema inferred from the rows."""
+    proposal: Any | None
+    """Proposed schema that these rows would satisfy. None if the rows satisfy the schema in force,
+    or if no schema is in force."""
+    anomalies: Any
+    """Anomalies that TFDV found when it checked the statistics against the schema."""
+
+
+def check_schema(
+    in_force: Any | None, statistics: TableStatistics, raw: RawDataset, *, range_factor: float
+) -> CheckedSchema:
+    """Check the statistics of training rows by the schema in force, or infer their schema.
+
+    Args:
+        in_force: The schema in force. None = there is no schema yet.
+        statistics: TFDV's statistics of the rows.
+        raw: Manifest of the rows.
+        range_factor: Factor by which numeric values may exceed the extremes of the first run.
+    """
+    features, excluded, proposal = raw.recommender.features, raw.excluded_columns, None
+    if in_force is None:
+        schema = infer_schema(statistics, features, range_factor=range_factor, excluded=excluded)
+    else:
+        schema = fitted_to(
+            in_force, statistics, features, range_factor=range_factor, excluded=excluded
+        )
+        proposal = propose_schema(schema, statistics, raw)
+    return CheckedSchema(schema, proposal, check_statistics(statistics, schema))
 
 
 def infer_schema(
-    statistics: Any, features: Features, *, range_factor: float, excluded: Container[str] = ()
+    statistics: TableStatistics,
+    features: Features,
+    *,
+    range_factor: float,
+    excluded: Container[str] = (),
 ) -> Any:
-    """Infer the curated schema of the rows behind `statistics`.
+    """Infer the curated schema of the rows that `statistics` describe.
 
     `excluded` features are optional.
     """
-    schema = tfdv.infer_schema(statistics, infer_feature_shape=False)
+    schema = tfdv.infer_schema(statistics.message, infer_feature_shape=False)
     del schema.string_domain[:]
     schema.default_environment.extend([TRAINING, SERVING])
-    observed = by_feature(statistics)
+    observed = statistics.columns
     for feature in schema.feature:
         if feature.name == raw_rows.LABEL:
             feature.presence.min_fraction, feature.presence.min_count = 1.0, 1
@@ -70,19 +109,24 @@ def infer_schema(
         if feature.name in features.lists:
             feature.ClearField("value_count")
         if feature.name in features.categorical + features.lists:
-            # TFDV infers from string values that a column is an integer or has a list of allowed
-            # values. Remove both rules.
+            # Remove the rules that TFDV infers from string values: an integer type, and a list of
+            # allowed values.
             if inferred := feature.WhichOneof("domain_info"):
                 feature.ClearField(inferred)
         elif feature.name in features.numeric:
             feature.float_domain.disallow_nan = feature.float_domain.disallow_inf = True
             if feature.name not in excluded:
-                _set_bounds(feature, observed[feature.name].num_stats, range_factor)
+                _set_bounds(feature, observed[feature.name], range_factor)
     return schema
 
 
 def fitted_to(
-    schema: Any, statistics: Any, features: Features, *, range_factor: float, excluded: list[str]
+    schema: Any,
+    statistics: TableStatistics,
+    features: Features,
+    *,
+    range_factor: float,
+    excluded: list[str],
 ) -> Any:
     """Return `schema` fitted to the recommender's features, or `schema` itself if it fits already.
 
@@ -115,38 +159,36 @@ def _is_required(feature: Any) -> bool:
     return bool(feature.presence.min_fraction or feature.presence.min_count)
 
 
-def _set_presence(feature: Any, observed: Any, *, optional: bool) -> None:
+def _set_presence(feature: Any, observed: ColumnStatistics, *, optional: bool) -> None:
     feature.presence.ClearField("min_fraction")
-    present, rows = num_values(observed), num_values(observed) + num_missing(observed)
+    present, rows = observed.num_values, observed.num_rows
     if optional:
         feature.presence.min_count = 0
     elif present:
-        # Assume few rows here, because a small later window can reach such a share by chance.
-        feature.presence.min_fraction = possible_shares(present / rows, min(rows, _SMALLEST_ROWS))[
-            0
-        ]
+        # Use at most `_SMALLEST_ROWS` rows, so that the share of a small later window is rarely
+        # below the limit by chance.
+        lowest, _ = possible_shares(present / rows, min(rows, _SMALLEST_ROWS))
+        feature.presence.min_fraction = lowest
 
 
-def _set_bounds(feature: Any, numbers: Any, factor: float) -> None:
-    domain = feature.float_domain
-    if (
-        numbers.common_stats.num_non_missing
-        and math.isfinite(numbers.min)
-        and math.isfinite(numbers.max)
-    ):
-        # Use 1 instead of an extreme of zero, because a multiple of zero is zero.
-        domain.min = numbers.min - (factor - 1) * max(abs(numbers.min), 1.0)
-        domain.max = numbers.max + (factor - 1) * max(abs(numbers.max), 1.0)
-        if numbers.min >= 0 and numbers.common_stats.num_non_missing >= _SIGNED_ROWS:
-            domain.min = 0.0
+def _set_bounds(feature: Any, observed: ColumnStatistics, factor: float) -> None:
+    domain, least, most = feature.float_domain, observed.least, observed.most
+    if least is None or most is None:
+        return
+    # Use 1 instead of an extreme of zero, because a multiple of zero is zero.
+    domain.min = least - (factor - 1) * max(abs(least), 1.0)
+    domain.max = most + (factor - 1) * max(abs(most), 1.0)
+    if least >= 0 and observed.num_values >= _SIGNED_ROWS:
+        domain.min = 0.0
 
 
 def possible_shares(share: float, rows: int) -> tuple[float, float]:
     """Return the lowest and highest true share that are consistent with an observed share.
 
-    The interval is Clopper and Pearson's exact one. The confidence level equals that of a normal
-    distribution within `_STANDARD_ERRORS` standard errors. Only `rows / _ALIKE_ROWS` rows count as
-    independent. A column of the context is missing either in all rows of a request or in none.
+    The result is the exact interval of Clopper and Pearson. The confidence level equals that of a
+    normal distribution within `_STANDARD_ERRORS` standard errors. Only `rows / _ALIKE_ROWS` rows
+    count as independent. A column of the context is missing either in all rows of a request or in
+    none.
 
     >>> low, high = possible_shares(0.5, 64_000)
     >>> round(low, 3), round(high, 3)
@@ -159,35 +201,35 @@ def possible_shares(share: float, rows: int) -> tuple[float, float]:
     return low, high
 
 
-def check_statistics(statistics: Any, schema: Any) -> Any:
+def check_statistics(statistics: TableStatistics, schema: Any) -> Any:
     """Check statistics of training rows against `schema`, and return TFDV's `Anomalies`."""
-    return tfdv.validate_statistics(statistics, schema, environment=TRAINING)
+    return tfdv.validate_statistics(statistics.message, schema, environment=TRAINING)
 
 
-def propose_schema(schema: Any, statistics: Any, raw: RawDataset) -> Any | None:
+def propose_schema(schema: Any, statistics: TableStatistics, raw: RawDataset) -> Any | None:
     """Return a copy of `schema` that TFDV has adapted to the rows.
 
     Returns None if the rows satisfy `schema`. Only changes of features are proposed: wider bounds,
-    more values of a domain, fewer values present, or a new column. The label and all other rules
-    that people wrote stay, because rows that break these rules are wrong. `raw` lists columns of
-    the lake for which the schema may have no feature.
+    more values of a domain, fewer values present, or a new column. All other rules stay, as do all
+    rules of the label, because rows that break these rules are wrong. `raw` lists columns of the
+    lake for which the schema may have no feature.
     """
-    if not num_rows(statistics):
+    if not statistics.num_rows:
         return None
-    proposed = tfdv.update_schema(schema, statistics)
-    known, observed = {feature.name: feature for feature in schema.feature}, by_feature(statistics)
+    proposed = tfdv.update_schema(schema, statistics.message)
+    known, observed = {feature.name: feature for feature in schema.feature}, statistics.columns
     checked = set(raw.recommender.features.names) - set(raw.excluded_columns)
     for feature in proposed.feature:
         old, seen = known[feature.name], observed.get(feature.name)
         if (
             seen is None
-            or not num_values(seen)
+            or not seen.num_values
             or feature.name in (raw_rows.LABEL, *raw.excluded_columns)
         ):
             # TFDV would mark a column without values as deprecated and no longer check it.
             feature.CopyFrom(old)
         if seen is not None and feature.name in checked:
-            share = num_values(seen) / (num_values(seen) + num_missing(seen))
+            share = seen.num_values / seen.num_rows
             if share < old.presence.min_fraction:
                 _set_presence(feature, seen, optional=not share)
     for each in raw.schema_mismatches:

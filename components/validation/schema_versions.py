@@ -68,7 +68,7 @@ def _expect_sound(schema: Any, source: str) -> None:
     Raises:
         ContractError: A feature has no name, no type, or appears twice. A bound is NaN, or the
             lower bound is above the upper bound. A share is outside [0, 1]. A named list of values
-            is absent. The environments do not include training.
+            is absent. `default_environment` does not include training.
     """
     names = [feature.name for feature in schema.feature]
     if twins := sorted({name for name in names if names.count(name) > 1}):
@@ -147,7 +147,7 @@ class AcceptedSchema:
     base: str
     """Schema that this version was compared with: `version <n>`, `model <id>`, or `none`."""
     changed: list[str]
-    """Features that differ from `base`. The person who accepted the schema named them."""
+    """Features that differ from `base`. The person who accepted the schema named these features."""
 
 
 def _schemas_folder(store: Path) -> Path:

@@ -3,7 +3,7 @@
 The training rows are compared with archived rows that were served in the same span of time. Rows
 with the same key (request_id, row) are compared value by value. A difference is therefore certain
 and not an estimate from distributions. Values are equal if they have the same bits, except for the
-sign of zero. Two missing values are equal. If fewer than `_MIN_JOINED` rows join, nothing is
+sign of zero. Two missing values count as equal. If fewer than `_MIN_JOINED` rows join, nothing is
 compared. Labels are never compared, because served rows have no labels yet.
 
 With more than `_SAMPLED_ROWS` training rows, only some requests are compared, chosen by a hash of
@@ -13,7 +13,7 @@ the request id. Memory use is therefore independent of the window's length.
 import logging
 import math
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from functools import partial
@@ -26,7 +26,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from components.validation.rows import BATCH_ROWS
 from evergreen.config.features import MISSING_CATEGORY, Features, ListOptions
 from evergreen.config.validation import ValidationSettings
 from evergreen.contracts import raw_rows
@@ -38,6 +37,7 @@ from evergreen.rows.archived_rows import (
     parquet_file,
     reading_parquet,
 )
+from evergreen.rows.raw_schema import BATCH_ROWS
 from evergreen.runtime.errors import ContractError
 from evergreen.storage.objects import Objects
 from evergreen.storage.uris import is_bucket_uri, local_path, open_objects
@@ -50,8 +50,8 @@ _SAMPLED_ROWS = 262_144
 """Approximate number of compared training rows. Each row takes 280 bytes per side with 39
 features."""
 _EQUAL_RATIOS = 0.9
-"""The median of the ratios is reported as a factor only if at least this share of the ratios agrees
-with it."""
+"""Minimum share of the ratios that must be close to their median. Otherwise the median is not
+reported as a factor."""
 
 
 class EventSpan(NamedTuple):
@@ -83,8 +83,7 @@ class ServedRowFacts:
     last_event_time: str | None
     """Newest event time of the compared training rows. None if the comparison has no rows."""
     one_request_in: int
-    """Sampling rate: one of this number of requests was compared. 1 = all requests were
-    compared."""
+    """One of this number of requests was compared. 1 = all requests were compared."""
     num_joined: int
     num_only_training: int
     num_only_served: int
@@ -165,22 +164,20 @@ def measure_skew(
         TemporaryError, PermanentError: The archive's bucket cannot be read.
     """
     compared = [name for name in features.names if name not in excluded]
-    raw = raw_rows.raw_types(features)
-    types = {
-        name: raw[name]
-        for name in (raw_rows.REQUEST_ID, raw_rows.ROW, raw_rows.EVENT_TIME, *compared)
-    }
+    types = raw_rows.raw_types(features)
+    keys = (raw_rows.REQUEST_ID, raw_rows.ROW, raw_rows.EVENT_TIME)
+    schema = arrow_schema({name: types[name] for name in (*keys, *compared)})
     one_in = max(
         1, -(-sum(int(pq.read_metadata(path).num_rows) for path in training) // sampled_rows)
     )
-    mine = theirs = _sample_requests(_read_training(training, types), one_in)
+    mine = theirs = _sample_requests(_read_training(training, schema), one_in)
     span, unread = None, list[str]()
     if mine.num_rows:
         ends = pc.min_max(mine.column(raw_rows.EVENT_TIME)).as_py()
         span = EventSpan(ends["min"], ends["max"])
         words = [name for name in compared if name in features.words]
         theirs = _sample_requests(
-            read_served(archive, span, types, words=words, unread=unread), one_in
+            read_served(archive, span, schema, words=words, unread=unread), one_in
         )
     joined = _join_rows(mine, theirs) if mine.num_rows and theirs.num_rows else None
     num_joined = joined.training.num_rows if joined else 0
@@ -207,23 +204,23 @@ def measure_skew(
 # -- reading both sides
 
 
-def _read_training(files: Sequence[Path], types: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
+def _read_training(files: Sequence[Path], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     for path in files:
         with reading_parquet(path), parquet_file(path) as file:
-            yield from _read_columns(file, str(path), types)
+            yield from _read_columns(file, str(path), schema)
 
 
 def read_served(
     archive: Objects,
     span: EventSpan,
-    types: Mapping[str, str],
+    schema: pa.Schema,
     *,
     unread: list[str],
     words: Sequence[str] = (),
 ) -> Iterator[pa.RecordBatch]:
     """Yield batches of the archived rows in the span, oldest day first.
 
-    A batch has the columns `types`.
+    A batch has the columns of `schema`.
 
     A file is ignored if a column of `words` contains text, because such rows were ingested by
     people and not served. A file is also ignored if it is corrupt, lacks a column or has a column
@@ -237,7 +234,7 @@ def read_served(
                 worded = [field.type for field in file.schema_arrow if field.name in words]
                 if any(is_alike(found, text) for found in worded for text in texts):
                     continue
-                for batch in _read_columns(file, archived.uri, types):
+                for batch in _read_columns(file, archived.uri, schema):
                     times = batch.column(raw_rows.EVENT_TIME)
                     yield batch.filter(
                         pc.and_(
@@ -249,24 +246,22 @@ def read_served(
             unread.append(str(error))
 
 
-def _read_columns(
-    file: pq.ParquetFile, origin: str, types: Mapping[str, str]
-) -> Iterator[pa.RecordBatch]:
-    found, expected = file.schema_arrow, arrow_schema(dict(types))
-    for column in expected:
+def _read_columns(file: pq.ParquetFile, origin: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    found = file.schema_arrow
+    for column in schema:
         kind = found.field(column.name).type if column.name in found.names else None
         if kind is None or not is_alike(kind, column.type):
             fault = "is missing" if kind is None else f"is {kind}"
             raise ContractError(f"column {column.name} {fault} in {origin}, expected {column.type}")
-    for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=expected.names):
-        arrays = [batch.column(column.name).cast(column.type) for column in expected]
-        yield pa.RecordBatch.from_arrays(arrays, expected.names)
+    for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=schema.names):
+        arrays = [batch.column(column.name).cast(column.type) for column in schema]
+        yield pa.RecordBatch.from_arrays(arrays, schema.names)
 
 
 def _sample_requests(batches: Iterable[pa.RecordBatch], one_in: int) -> pa.Table:
     """Return the rows of those requests that a hash of the request id selects.
 
-    The hash selects the same requests on both sides.
+    The hash selects the same requests among training rows and served rows.
     """
     kept = []
     for batch in batches:
@@ -330,7 +325,8 @@ def compare(
 
     The number of joined rows must not be 0.
 
-    A feature with `options` is a list. Lists differ if one of the elements that count differs.
+    A feature with `options` is a list. Two lists differ if an element within the maximum length
+    differs.
     """
     mine, theirs = (_column_values(table, name, options) for table in joined)
     is_number = mine.dtype == np.float32

@@ -1,35 +1,80 @@
-"""One validation: measure the rows, check them by schema and rules, and write the step's folder.
+"""Validate the training rows of one run, from the rows to the report.
 
-The caller passes the champion and the schema in force. `__main__` handles the flags and writes the
-note of the run. Besides the manifest for later steps, the folder has `report.json` and
-`report.html` (`report`).
+`validate` calls the stages in order. Each stage returns a typed value for the next stages:
+
+1. `quarantine` screens the rows.
+2. `measure` computes statistics, and compares them with the schema, the champion and served rows.
+3. `checks` compares the measurements with the limits of the rules.
+4. `report` makes the document of the report, and `report_page` draws it.
+
+`__main__` reads the flags, finds the inputs, and writes the note of the run.
 """
 
 import json
 import logging
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from components.validation.checks import check
-from components.validation.measure import Measured, measure
-from components.validation.quarantine_store import forget_quarantined, keep_quarantined
+from components.validation.measure import Champion, KeptWindows, Measured, measure
+from components.validation.quarantine import keep_quarantined, screen_rows
 from components.validation.report import make_document
 from components.validation.report_page import draw_page
-from components.validation.round import Round
-from components.validation.schema_versions import format_schema
-from components.validation.tfdv_statistics import num_rows
-from components.validation.windows import KeptWindows, read_windows
+from components.validation.schema_versions import format_schema, read_schema
+from components.validation.tfdv_statistics import TableStatistics, summarize_files
+from evergreen.config.validation import DOMAIN, ValidationSettings
 from evergreen.contracts.checks import RuleCheck, decide, headline
 from evergreen.contracts.manifests import Model, RawDataset, ValidationReport
+from evergreen.contracts.words import ShownValues, read_words
 from evergreen.runtime.durable import whole_directory
+from evergreen.storage.objects import Objects
+from evergreen.storage.uris import local_path
 
 logger = logging.getLogger(__name__)
 
 _SCHEMA_FILE, _PROPOSAL_FILE = "schema.pbtxt", "proposed_schema.pbtxt"
 _STATISTICS_FILE, _REFERENCE_FILE, _WINDOWS_FILE = "statistics.pb", "reference.npz", "windows.npz"
 _HTML_FILE, _JSON_FILE = "report.html", "report.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """Inputs of one validation."""
+
+    run: str
+    raw: RawDataset
+    """Training rows to check."""
+    folder: Path
+    """The step's folder. Validation writes its results into this folder, and replaces the results
+    of an earlier attempt."""
+    quarantine: Path
+    """Folder of the registry for the rows that this run quarantines (`quarantine.rows_folder`)."""
+    rules: ValidationSettings
+    champion: Champion | None = None
+    """Model to compare with."""
+    parent_windows: KeptWindows = KeptWindows(())
+    """Windows of the model that the run continues. Without windows, the model is trained from
+    scratch."""
+    schema_path: Path | None = None
+    """Path of the schema in force. None = the schema is inferred from the rows."""
+    served: Objects | None = None
+    """Served rows that the training rows are compared with. None disables the comparison."""
+    summarize: Callable[..., TableStatistics] = summarize_files
+    """Function that computes the statistics of files, on this machine or on a runner of Beam."""
+
+    @cached_property
+    def schema(self) -> Any | None:
+        """Schema in force, or None."""
+        return read_schema(self.schema_path) if self.schema_path else None
+
+    @cached_property
+    def shown(self) -> ShownValues:
+        """Names of the categories in reports, and the columns that reports hide."""
+        words = read_words(local_path(self.raw.words_uri)) if self.raw.words_uri else {}
+        return ShownValues(words=words, hidden=self.raw.recommender.columns_of_users)
 
 
 class Validated(NamedTuple):
@@ -40,62 +85,61 @@ class Validated(NamedTuple):
     """Rows for later steps: the run's own manifest, or one without the quarantined rows."""
 
 
-def validate(round_: Round) -> Validated:
-    """Check the training rows of `round_.raw`, and fill `round_.folder`.
+def validate(inputs: Inputs) -> Validated:
+    """Check the training rows of `inputs.raw`, and fill `inputs.folder`.
 
     Raises:
         ContractError: A file cannot be read.
         TemporaryError, PermanentError: The bucket of the served rows cannot be read.
     """
-    forget_quarantined(round_.store, round_.run)
-    with whole_directory(round_.folder, replace=True) as folder:
-        measured = measure(round_, folder)
-        if measured.rows.quarantined:
-            num_quarantined = measured.rows.dataset.num_quarantined
+    rules = inputs.rules
+    with whole_directory(inputs.folder, replace=True) as folder:
+        rows = screen_rows(
+            inputs.raw,
+            inputs.schema,
+            action=rules.action_of(DOMAIN),
+            folder=folder,
+            final=inputs.folder,
+            quarantine=inputs.quarantine,
+        )
+        measured = measure(
+            rows,
+            schema=inputs.schema,
+            champion=inputs.champion,
+            settings=rules,
+            served=inputs.served,
+            summarize=inputs.summarize,
+            shown=inputs.shown,
+        )
+        if rows.quarantined:
+            num_quarantined = rows.dataset.num_quarantined
             keep_quarantined(
-                round_.store, round_.run, measured.rows.quarantined, num_rows=num_quarantined
+                inputs.run, rows.quarantined, inputs.quarantine, num_rows=num_quarantined
             )
-        _write_measured(round_, measured, folder)
-        report = make_report(round_, measured, check(measured, round_.rules))
-        document = make_document(round_, measured, report)
+        checks = check(measured, rules)
+        report = make_report(measured, checks, folder=inputs.folder)
+        logger.info("decision %s: %s", report.decision, headline(report.checks))
+        document = make_document(inputs.run, measured, report)
+        _write_measured(measured, inputs, folder)
         (folder / _JSON_FILE).write_text(
             json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8"
         )
         (folder / _HTML_FILE).write_text(draw_page(document), encoding="utf-8")
-    logger.info("decision %s: %s", report.decision, headline(report.checks))
-    return Validated(report, measured.rows.dataset)
+    return Validated(report, rows.dataset)
 
 
-def _write_measured(round_: Round, measured: Measured, folder: Path) -> None:
-    in_force = round_.schema_path
-    is_in_force = round_.schema == measured.schema
-    content = (
-        in_force.read_bytes()
-        if in_force and is_in_force
-        else format_schema(measured.schema).encode()
-    )
-    (folder / _SCHEMA_FILE).write_bytes(content)
-    if measured.proposal is not None:
-        (folder / _PROPOSAL_FILE).write_text(format_schema(measured.proposal), encoding="utf-8")
-    (folder / _STATISTICS_FILE).write_bytes(
-        measured.statistics.SerializeToString(deterministic=True)
-    )
-    measured.counter.reference().write(folder / _REFERENCE_FILE)
-    if measured.window.rows:
-        line = read_windows(round_.parent / Model.WINDOWS) if round_.parent else KeptWindows(())
-        line.followed_by(measured.window).write(folder / _WINDOWS_FILE)
-
-
-def make_report(round_: Round, measured: Measured, checks: Sequence[RuleCheck]) -> ValidationReport:
+def make_report(
+    measured: Measured, checks: Sequence[RuleCheck], *, folder: Path
+) -> ValidationReport:
     """Return the manifest that names the files in the step's folder.
 
     Dataclasses of the measurement become JSON values.
     """
 
     def uri(name: str) -> str:
-        return (round_.folder / name).as_uri()
+        return (folder / name).as_uri()
 
-    skew = measured.skew
+    skew, champion = measured.skew, measured.champion
     plain = {
         "drift": [asdict(entry) for entry in measured.drift],
         "label": asdict(measured.label) if measured.label else None,
@@ -105,16 +149,32 @@ def make_report(round_: Round, measured: Measured, checks: Sequence[RuleCheck]) 
     return ValidationReport(
         decision=decide(checks),
         checks=list(checks),
-        num_rows=num_rows(measured.statistics),
+        num_rows=measured.statistics.num_rows,
         statistics_uri=uri(_STATISTICS_FILE),
         schema_uri=uri(_SCHEMA_FILE),
         report_uri=uri(_HTML_FILE),
         json_uri=uri(_JSON_FILE),
-        parent_statistics_uri=(round_.champion.folder / Model.STATISTICS).as_uri()
-        if round_.champion
-        else None,
+        parent_statistics_uri=(champion.folder / Model.STATISTICS).as_uri() if champion else None,
         raw_digest=measured.rows.dataset.digest,
         reference_uri=uri(_REFERENCE_FILE),
         windows_uri=uri(_WINDOWS_FILE) if measured.window.rows else None,
         **json.loads(json.dumps(plain, allow_nan=False)),
     )
+
+
+def _write_measured(measured: Measured, inputs: Inputs, folder: Path) -> None:
+    """Write the files that become parts of the model if a model is trained on these rows."""
+    in_force = inputs.schema_path
+    content = (
+        in_force.read_bytes()
+        if in_force and inputs.schema == measured.schema
+        else format_schema(measured.schema).encode()
+    )
+    (folder / _SCHEMA_FILE).write_bytes(content)
+    if measured.proposal is not None:
+        (folder / _PROPOSAL_FILE).write_text(format_schema(measured.proposal), encoding="utf-8")
+    measured.statistics.write(folder / _STATISTICS_FILE)
+    measured.counter.reference().write(folder / _REFERENCE_FILE)
+    if measured.window.rows:
+        windows = inputs.parent_windows.followed_by(measured.window)
+        windows.write(folder / _WINDOWS_FILE)

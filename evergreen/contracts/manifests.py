@@ -480,7 +480,7 @@ class Model(Manifest):
     """Counts of the training rows for the monitor (`evergreen.statistics.reference`)."""
     WINDOWS: ClassVar[str] = "statistics/windows.npz"
     """Summaries of all windows on which the model's lineage was trained
-    (`components.validation.windows`)."""
+    (`components.validation.measure.KeptWindows`)."""
     PARTS: ClassVar[tuple[str, ...]] = (WEIGHTS, WORKFLOW, "statistics")
     """Names of the model's folders next to the manifest."""
 

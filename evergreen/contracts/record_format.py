@@ -391,7 +391,7 @@ class RecordFormat:
         Returns 0 if no valid record has these sizes.
         """
         num_rows, rest = divmod(score_bytes, _ARRAYS["float"].itemsize)
-        # Encoded features take more bytes than their numbers alone. Without this check, a corrupt
+        # The encoding adds bytes to the numbers of the features. Without this check, a corrupt
         # message could request a layout of any size.
         is_valid = (
             not rest

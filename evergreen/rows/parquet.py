@@ -1,6 +1,6 @@
 """Reader of Parquet files in the raw schema of a lake.
 
-Row groups whose statistics are outside the wanted span are skipped. The component module `lake`
+Row groups whose statistics are outside the wanted span are skipped. `components.extraction.reader`
 sorts the rows and removes duplicates.
 """
 

@@ -46,7 +46,6 @@ from evergreen.rows import archived_rows
 from evergreen.rows.archived_rows import (
     arrow_schema,
     is_list,
-    parquet_file,
     parquet_writer,
     reading_parquet,
 )
@@ -794,37 +793,3 @@ class PartWriter:
     def _finish_file(self) -> None:
         self._open_file.close()
         self._writer, self._num_written = None, 0
-
-
-def cut_newest(parts: list[PartFile], num_newest: int, *, older: Path, newest: Path) -> None:
-    """Divide the rows of `parts` between the folders `older` and `newest`.
-
-    The last `num_newest` rows are moved to `newest`. A file that has rows for both folders is split
-    into two new files. All other files are only renamed.
-    """
-    num_older = sum(part.num_rows for part in parts) - num_newest
-    assert num_older >= 0
-    older.mkdir()
-    newest.mkdir()
-    number, begin = {older: 0, newest: 0}, 0
-    for part in parts:
-        here = min(max(num_older - begin, 0), part.num_rows)
-        begin += part.num_rows
-        if 0 < here < part.num_rows:
-            _rewrite(part, here, older=older, newest=newest, number=number[older])
-            number[newest] = 1
-            continue
-        folder = older if here else newest
-        part.path.rename(folder / f"part-{number[folder]:05d}.parquet")
-        number[folder] += 1
-
-
-def _rewrite(part: PartFile, num_older: int, *, older: Path, newest: Path, number: int) -> None:
-    with PartWriter(older, first_number=number) as first, PartWriter(newest) as second:
-        row = 0
-        for batch in parquet_file(part.path).iter_batches(batch_size=BATCH_ROWS):
-            here = min(max(num_older - row, 0), batch.num_rows)
-            first.write(batch.slice(0, here))
-            second.write(batch.slice(here))
-            row += batch.num_rows
-    part.path.unlink()

@@ -425,18 +425,17 @@ class _Comparison:
             _part_with_column(self.before, self.tables[1]),
         )
         n, m = parts[0].rows, parts[1].rows
-        a, b = self.now.missing.rows, self.before.missing.rows
-        design = design_of_totals(self.now.missing, self.before.missing, parts)
-        share, least = (a + b) / max(n + m, 1), max(n, 1)
+        change = compare_totals(self.now.missing, self.before.missing, parts)
+        share = (self.now.missing.rows + self.before.missing.rows) / max(n + m, 1)
         return self._make_test(
             _MISSING,
-            proportion(a, n, b=b, m=m, design=design),
-            share_change(a, n, b=b, m=m, design=design) or _NO_EFFECT,
+            change.p_value,
+            change.effect or _NO_EFFECT,
             floor=self.thresholds.missing_drift,
             detectable=detectable_share(
-                share, n=least, m=max(m, 1), design=design, level=self.level
+                share, n=max(n, 1), m=max(m, 1), design=change.design, level=self.level
             ),
-            design=design,
+            design=change.design,
         )
 
     # -- numeric columns
@@ -568,7 +567,37 @@ def _part_with_column(column: ColumnProfile, table: TableProfile) -> TableProfil
     return replace(table, rows=column.rows, requests=requests, sizes=sizes)
 
 
-def design_of_totals(
+class ShareComparison(NamedTuple):
+    """Comparison of the shares of two samples' rows that have some property."""
+
+    effect: Effect | None
+    """Difference of the shares, with its 95 % interval. None if a sample has no rows."""
+    p_value: float | None
+    """p-value of the hypothesis of no change. None if a sample has no rows."""
+    design: float
+    """Design effect: the number of rows equivalent to one independent row."""
+
+
+def compare_totals(
+    now: RowTotal, before: RowTotal, tables: tuple[TableProfile, TableProfile]
+) -> ShareComparison:
+    """Compare the shares of two tables' rows that have some property, such as a click.
+
+    Args:
+        now: Rows of the first table with the property.
+        before: Rows of the second table with the property.
+        tables: The two tables.
+    """
+    n, m = tables[0].rows, tables[1].rows
+    design = _design_of_totals(now, before, tables)
+    return ShareComparison(
+        effect=share_change(now.rows, n, b=before.rows, m=m, design=design),
+        p_value=proportion(now.rows, n, b=before.rows, m=m, design=design),
+        design=design,
+    )
+
+
+def _design_of_totals(
     now: RowTotal, before: RowTotal, tables: tuple[TableProfile, TableProfile]
 ) -> float:
     """Return the design effect of the difference between two samples' shares of rows."""

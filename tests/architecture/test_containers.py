@@ -9,8 +9,12 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -19,14 +23,17 @@ import pyarrow.parquet as pq
 import pytest
 from onnx import numpy_helper
 
+from controller.site import SiteSettings
 from demo import runner
 from demo.environments import python_of
+from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from evergreen.contracts.manifests import RawDataset, ValidationReport
 from evergreen.registry.runs import find_outcome
 from pipelines.images import ENVIRONMENT_OF_STEP
 from pipelines.package import compile_pipeline
 from pipelines.placement import Placement
 from tests.support.containers import CONFINED, PLAIN, USER, give_to_user, in_containers
+from tests.support.controllers import answering
 from tests.support.dockerfiles import lock
 from tests.support.paths import REPOSITORY
 from tests.support.recommenders import accept_into
@@ -67,14 +74,15 @@ def test_entry_point_prints_help_in_confined_container(podman, images, image):
     assert done.stdout.startswith(("usage: python -m ", "usage: evergreen "))
 
 
-def turn(folder: Path, lake: Path) -> dict:
+def turn(folder: Path, lake: Path, controller: Callable[[runner.LocalFolders], Any]) -> dict:
     """Run the compiled pipeline on `lake`, and return the numbers of its result.
 
-    All output is below `folder`.
+    All output is below `folder`. `controller` returns a context in which the release requests of
+    the folders' registry are carried out.
     """
     folders = runner.LocalFolders(root=folder)
     places = {**folders.locations(), "lake": str(lake), "server": "onnxruntime"}
-    accept_into(folders.store)
+    accept_into(folders.store, CRITEO_RECOMMENDER)
     package = folder / "retraining.yaml"
     compile_pipeline(package, Placement())
     give_to_user(folder)
@@ -84,9 +92,10 @@ def turn(folder: Path, lake: Path) -> dict:
     pythons = {name: python_of(name, REPOSITORY) for name in set(ENVIRONMENT_OF_STEP.values())}
     paths = {"root": folders.artifacts, "logs": folders.logs, "source": REPOSITORY}
     try:
-        runner.run_pipeline(
-            package, arguments, locations=places, name="tiny", pythons=pythons, **paths
-        )
+        with controller(folders):
+            runner.run_pipeline(
+                package, arguments, locations=places, name="tiny", pythons=pythons, **paths
+            )
     except runner.PipelineFailed as error:
         logs = (
             f"{log.name}: {log.read_text()[-1500:]}" for log in sorted(folders.logs.glob("*.log"))
@@ -108,6 +117,31 @@ def turn(folder: Path, lake: Path) -> dict:
     }
 
 
+def answering_here(folders: runner.LocalFolders) -> Any:
+    """Carry out release requests in this process."""
+    return answering(SiteSettings(store=folders.store, repository=folders.repository.as_uri()))
+
+
+@contextmanager
+def answering_in_container(
+    podman, images, mount: str, folders: runner.LocalFolders
+) -> Iterator[None]:
+    """Carry out release requests in a container of the controller, as its user."""
+    name = "evergreen-tested-controller"
+    flags = [f"--store={folders.store}", f"--repository={folders.repository.as_uri()}"]
+    command = ["podman", "run", "--rm", f"--name={name}", *CONFINED, "--network=none", mount]
+    command += ["--entrypoint=python", images["deployment"], "-m", "controller", *flags]
+    with open(folders.root / "controller.log", "wb") as log:
+        process = subprocess.Popen(
+            [*command, "--interval-seconds=0.2"], env=podman("run"), stdout=log, stderr=log
+        )
+        try:
+            yield
+        finally:
+            subprocess.run(["podman", "rm", "--force", "--ignore", name], env=podman("run"))
+            process.wait(60)
+
+
 def test_compiled_pipeline_comes_to_same_in_containers(podman, images, volume, monkeypatch):
     lake, world = volume / "lake", volume / "simulator.json"
     size = ["--rows", "2000", "--days", "2", "--last-day", "2026-01-02", "--seed", "1"]
@@ -126,7 +160,7 @@ def test_compiled_pipeline_comes_to_same_in_containers(podman, images, volume, m
         *simulate,
     ]
     subprocess.run(command, env=podman("run"), check=True)
-    outside = turn(volume / "outside", lake)
+    outside = turn(volume / "outside", lake, answering_here)
     steps = []
     # The compiled pipeline sets ORT_DISABLE_TELEMETRY.
     monkeypatch.delenv("ORT_DISABLE_TELEMETRY", raising=False)
@@ -137,7 +171,9 @@ def test_compiled_pipeline_comes_to_same_in_containers(podman, images, volume, m
     # volume has write permission.
     previous = os.umask(0)
     try:
-        inside = turn(volume / "inside", lake)
+        inside = turn(
+            volume / "inside", lake, partial(answering_in_container, podman, images, mount)
+        )
     finally:
         os.umask(previous)
     assert set(steps) == set(ENVIRONMENT_OF_STEP)
@@ -164,7 +200,7 @@ from components.validation.schema_versions import read_schema
 from components.validation.tfdv_statistics import read_statistics
 statistics, schema, in_force = (Path(word) for word in sys.argv[1:])
 statistics, schema, in_force = read_statistics(statistics), read_schema(schema), read_schema(in_force)
-told = {"statistics": statistics, "schema": schema, "anomalies": check_statistics(statistics, in_force)}
+told = {"statistics": statistics.message, "schema": schema, "anomalies": check_statistics(statistics, in_force)}
 print(json.dumps({"version": tfdv.__version__, **{name: MessageToDict(each) for name, each in told.items()}}))
 """  # noqa: E501
 """Program that prints TFDV's version, and each of TFDV's messages about a run as fields."""
@@ -232,17 +268,18 @@ def validated(python, folder: Path, seen: Path, run: str) -> tuple[dict, dict, s
     return json.loads(fields.stdout), report, (folder / f"{run}.html").read_text()
 
 
-def test_newer_tfdv_of_image_decides_like_older_tfdv_of_laptop(podman, images, volume, raw_table):
+def test_newer_tfdv_of_image_decides_like_older_tfdv_of_laptop(
+    podman, images, volume, criteo_table
+):
     laptop, image = volume / "laptop", volume / "image"
     for run, rows, parent in (
-        ("r1", raw_table(3000), None),
-        ("r2", spoiled(raw_table(2000, seed=1)), "m1"),
+        ("r1", criteo_table(3000), None),
+        ("r2", spoiled(criteo_table(2000, seed=1)), "m1"),
     ):
         (laptop / run).mkdir(parents=True)
         pq.write_table(rows, laptop / run / "part-0.parquet", row_group_size=700)
-        replace(make_dataset(laptop / run, len(rows)), parent_model_id=parent).write(
-            laptop / f"{run}.json"
-        )
+        made = make_dataset(laptop / run, len(rows), recommender=CRITEO_RECOMMENDER)
+        replace(made, parent_model_id=parent).write(laptop / f"{run}.json")
     (laptop / "store").mkdir()
     variables = {"cwd": REPOSITORY, "env": {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}}
     mount = [

@@ -26,7 +26,7 @@ from evergreen.storage.folder import FolderObjects
 from tests.support import lakes
 from tests.support.crashes import Kill
 from tests.support.errors import raises
-from tests.support.lakes import URI, open_storage, put
+from tests.support.lakes import URI, folder_lake, open_storage, put
 from tests.support.recommenders import accept_into, criteo_with
 
 RAW_SCHEMA = raw_schema(CRITEO)
@@ -34,7 +34,6 @@ RAW_SCHEMA = raw_schema(CRITEO)
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 DAY = date(2026, 3, 1)
 
-folder_lake = partial(lakes.folder_lake, recommender=CRITEO_RECOMMENDER)
 extract_lake = partial(lakes.extract_lake, recommender=CRITEO_RECOMMENDER)
 
 
@@ -47,7 +46,7 @@ def table(raw_table):
 @pytest.fixture
 def store(tmp_path):
     """URI of a model registry that has accepted Criteo's recommender."""
-    accept_into(tmp_path / "store")
+    accept_into(tmp_path / "store", CRITEO_RECOMMENDER)
     return str(tmp_path / "store")
 
 
@@ -395,14 +394,17 @@ def test_back_fill_removed_while_it_is_written_gets_no_marker(
 
 def test_digest_of_day_covers_files_that_window_reads(lake, tmp_path, table):
     noon = int(datetime(2026, 3, 1, 12, tzinfo=timezone.utc).timestamp() * 1e6)
-    before = folder_lake(lake).digest_of(DAY, TimeSpan(noon, None))
+
+    def digest(start: int | None) -> str:
+        days = folder_lake(lake).plan(TimeSpan(start, None)).days
+        return {planned.day: planned.digest() for planned in days}[DAY]
+
+    before = digest(noon)
     morning = labelled(table, 0).slice(0, 10)
     pq.write_table(morning, lake / "day=2026-03-01" / "part-morning.parquet")
-    assert folder_lake(lake).digest_of(DAY, TimeSpan(noon, None)) == before
-    assert folder_lake(lake).digest_of(DAY, TimeSpan()) != folder_lake(lake).digest_of(
-        DAY, TimeSpan(noon, None)
-    )
+    assert digest(noon) == before
+    assert digest(None) != digest(noon)
     pq.write_table(
         labelled(table, 0).slice(490, 10), lake / "day=2026-03-01" / "part-evening.parquet"
     )
-    assert folder_lake(lake).digest_of(DAY, TimeSpan(noon, None)) != before
+    assert digest(noon) != before

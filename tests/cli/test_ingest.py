@@ -14,7 +14,7 @@ from cli.ingest import main
 from components.extraction.spool import Spool
 from evergreen.config.features import Features
 from evergreen.contracts import criteo, raw_rows
-from evergreen.contracts.criteo import CRITEO
+from evergreen.contracts.criteo import CRITEO, CRITEO_RECOMMENDER
 from evergreen.rows.raw_schema import lake_schema, raw_batch, raw_schema
 from evergreen.storage.bucket import BucketObjects
 from tests.support.crashes import Kill
@@ -29,7 +29,7 @@ def run_ingest(tmp_path, capsys):
     """Runs the tool and returns its exit code, summary (or None) and stderr."""
 
     def run(data: Path, **more: object) -> tuple[int, dict | None, str]:
-        accept_into(tmp_path / "store")
+        accept_into(tmp_path / "store", CRITEO_RECOMMENDER)
         flags = {
             "store": tmp_path / "store",
             "data": data,

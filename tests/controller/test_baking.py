@@ -30,13 +30,13 @@ from evergreen.runtime.errors import ContractError, PermanentError, Refused, Tem
 from tests.support.controllers import run_now
 from tests.support.deployments import release
 from tests.support.real_servers import FAULT, change_code
-from tests.support.recommenders import accept_into, criteo_with
+from tests.support.recommenders import accept_into, shop_with
 from tests.support.served_names import MODEL_NAME
 
 
 def limited(settings):
     """Accept a recommender with its own limits in the registry, and return the settings."""
-    accept_into(settings.store, criteo_with(release={"bake_seconds": 60.0, "bake_rows": 1000}))
+    accept_into(settings.store, shop_with(release={"bake_seconds": 60.0, "bake_rows": 1000}))
     return settings
 
 

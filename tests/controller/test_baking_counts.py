@@ -13,7 +13,7 @@ from evergreen.contracts.checks import decide
 from evergreen.registry.traffic_plan import Arm
 from evergreen.runtime.errors import TemporaryError
 from tests.support.clocks import Clock
-from tests.support.recommenders import accept_into, criteo_with
+from tests.support.recommenders import accept_into, shop_with
 from tests.support.served_names import MODEL_NAME
 
 ADDRESSES = ("triton-a:8002", "triton-b:8002")
@@ -95,7 +95,7 @@ class Rounds:
         self.world, self.clock, self.requests = world, Clock(), 0
         world.settings = replace(world.settings, clock=self.clock.moment)
         accept_into(
-            world.settings.store, criteo_with(release={"bake_seconds": 7200.0, "bake_rows": 0})
+            world.settings.store, shop_with(release={"bake_seconds": 7200.0, "bake_rows": 0})
         )
         self.latencies = None
         """Latencies of all requests since the release by server, if the servers have histograms."""

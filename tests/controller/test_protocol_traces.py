@@ -25,6 +25,7 @@ from hypothesis.stateful import (
 from controller import moves, protocol
 from controller import site as site_module
 from controller.protocol import (
+    ANSWER,
     CONFIGURE,
     DISCARD,
     END_BAKING,
@@ -79,10 +80,32 @@ NOT_IN_A_TRACE = {
 
 
 class TracedModel(ProtocolModel):
-    """Protocol model in which releases are not compared with the live version."""
+    """Protocol model in which releases are not compared with the live version.
+
+    Before the controller answers that a version is already live, it probes every server.
+    """
 
     def is_stale(self, journal, ask):
         return False
+
+    def is_unconfirmed(self, state):
+        """Return whether a server does not serve the live version that a release asks for."""
+        at, live = self.chosen(state.journal), state.journal.live
+        ask = None if at is None else state.journal.asks[at]
+        is_live = ask is not None and ask.kind == RELEASE and ask.recorded is None
+        return (
+            is_live
+            and self.satisfied(state, at) == live
+            and any(server.serves != live for server in state.servers)
+        )
+
+    def write(self, state, me, rule, *, seen=None):
+        if rule.move == ANSWER and self.is_unconfirmed(state):
+            return None
+        return super().write(state, me, rule, seen=seen)
+
+    def is_refusal_final(self, state):
+        return not self.is_unconfirmed(state) and super().is_refusal_final(state)
 
 
 class Faults:
@@ -536,6 +559,13 @@ SCRIPTS = {
         ("release_is_asked", {"seed": 3, "run": "run-1"}),
         ("rollback_is_asked", {}),
         ("release_is_asked", {"seed": 3, "run": "run-1"}),
+        ("controller_does_all", {}),
+    ],
+    "a release of the live model, which a server has lost": [
+        ("release_is_asked", {"seed": 2}),
+        ("controller_does_all", {}),
+        ("release_is_asked", {"seed": 2}),
+        ("server_loses_model", {"at": 0}),
         ("controller_does_all", {}),
     ],
     "requests that nobody answered in time": [

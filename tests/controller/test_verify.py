@@ -10,15 +10,17 @@ import pytest
 
 from controller import verify as module
 from controller.verify import main, verify
-from evergreen.contracts import criteo, raw_rows
+from evergreen.config.features import MISSING_CATEGORY
+from evergreen.contracts import raw_rows
 from evergreen.contracts.manifests import Model, Release
 from evergreen.contracts.workflow import FeatureWorkflow
-from evergreen.registry.models import model_folder, release_path
+from evergreen.registry.models import DATA_FILE, graph_sha256, model_folder, release_path
 from evergreen.registry.promotion_journal import read_entries
 from evergreen.serving.parity import GoldenRows
 from evergreen.storage.folder import FolderObjects
 from evergreen.storage.uris import local_path, open_objects
 from tests.support.deployments import release
+from tests.support.recommenders import SHOP, arrays_of
 
 VERSION = 1
 NUM_ROWS = 300
@@ -49,12 +51,7 @@ def truth(make_parts, store):
         model = Model.read(folder / Model.MANIFEST)
         workflow = FeatureWorkflow.load(folder / Model.WORKFLOW)
         _, toy = make_parts(model.seed)
-        dense = np.stack(
-            [table[c].to_numpy(zero_copy_only=False).astype(np.float32) for c in criteo.DENSE],
-            axis=1,
-        )
-        keys = [table[c].fill_null(-1).to_numpy() for c in criteo.CATEGORICAL]
-        return toy.scores(workflow, dense, np.stack(keys, axis=1)).astype(np.float32)
+        return toy.scores(workflow, *arrays_of(table)).astype(np.float32)
 
     return scores
 
@@ -149,8 +146,14 @@ def test_first_differing_row_is_named_with_its_values_and_both_scores(
         0,
     )
     assert first.logged - first.recomputed == pytest.approx(2e-5, abs=1e-6)
-    row = raw_table(NUM_ROWS // 2, seed=22).slice(70, 1).to_pylist()[0]
-    assert first.values == {name: row[name] for name in criteo.FEATURES}
+    dense, categorical = arrays_of(raw_table(NUM_ROWS // 2, seed=22).slice(70, 1))
+    expected = dict(zip(SHOP.features.numeric, dense[0].tolist()))
+    expected |= dict(zip(SHOP.features.place_names, categorical[0].tolist()))
+    missing = (MISSING_CATEGORY, None)
+    assert first.values == {
+        name: None if value in missing or np.isnan(value) else value
+        for name, value in expected.items()
+    }
     assert None in first.values.values()
     assert f"request-22-7 row 0: logged {first.logged}, recomputed {first.recomputed}" in said.out
 
@@ -174,7 +177,7 @@ def test_row_without_score_differs(released, lake, store, score):
 def test_rows_of_other_versions_are_neither_read_nor_evaluated(released, lake, store):
     done = released()
     folder = lake(done)
-    seen = list(module.read_logged_rows(FolderObjects(folder), done.version + 7, criteo.CRITEO))
+    seen = list(module.read_logged_rows(FolderObjects(folder), done.version + 7, SHOP.features))
     assert sum(len(rows.positions) for rows in seen) == 160
     assert {rows.file.rpartition("/")[2] for rows in seen} == {"part-b.parquet"}
     assert verify(VERSION, store, FolderObjects(folder)).num_rows == NUM_ROWS
@@ -257,9 +260,7 @@ def test_tampering_is_named_and_rows_are_still_evaluated_by_what_is_sound(
 def test_manifest_rewritten_to_match_tampered_graph_contradicts_journal(released, lake, store):
     done = released()
     folder = lake(done)
-    _spoil(_kept(done))
-    from evergreen.registry.models import graph_sha256
-
+    _spoil(_kept(done).with_name(DATA_FILE))
     forged = {**done.sha256, "graph": graph_sha256(_kept(done).parent)}
     dataclasses.replace(done, sha256=forged).write(release_path(store, VERSION))
     held = {

@@ -59,7 +59,7 @@ def _talk(url, rows, clock):
 
 
 @pytest.fixture
-def evaluated(tmp_path, raw_table, chain_of):
+def evaluated(tmp_path, criteo_table, chain_of):
     """The client's lists and clicks, the holdout rows, and the verdict."""
     bench = Bench(
         tmp_path,
@@ -67,7 +67,7 @@ def evaluated(tmp_path, raw_table, chain_of):
         attribution_window_seconds=10.0,
         archive_roll_rows=500,
     )
-    requested = _talk(bench.url, raw_table(LISTS * PLACES, seed=3), bench.clock)
+    requested = _talk(bench.url, criteo_table(LISTS * PLACES, seed=3), bench.clock)
     bench.start()
     bench.turn(12, 10.0)
     bench.monitor.stop()

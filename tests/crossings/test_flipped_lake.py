@@ -22,15 +22,15 @@ from tests.support.recommenders import accept_into
 FLIPS = [pytest.param(1000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)]), 150]
 
 
-def by_ingest(folder, raw_table):
-    pq.write_table(raw_table(400), folder / "data.parquet")
-    accept_into(folder / "store")
+def by_ingest(folder, criteo_table):
+    pq.write_table(criteo_table(400), folder / "data.parquet")
+    accept_into(folder / "store", CRITEO_RECOMMENDER)
     flags = {"store": folder / "store", "data": folder / "data.parquet", "lake": folder / "lake"}
     assert ingest([f"--{name}={value}" for name, value in flags.items()]) == 0
     return next(iter(sorted((folder / "lake").glob("day=*/*.parquet"))))
 
 
-def by_monitor_and_uploader(folder, raw_table):
+def by_monitor_and_uploader(folder, criteo_table):
     bench = Bench(
         folder,
         recommender=CRITEO_RECOMMENDER,
@@ -53,14 +53,14 @@ def by_monitor_and_uploader(folder, raw_table):
     return next(iter(sorted((folder / "lake").glob("day=*/*.parquet"))))
 
 
-def by_extraction(folder, raw_table):
+def by_extraction(folder, criteo_table):
     with PartWriter(folder) as writer:
-        writer.write(raw_table(400).cast(raw_schema(CRITEO)))
+        writer.write(criteo_table(400).cast(raw_schema(CRITEO)))
     return writer.parts[0].path
 
 
-def by_forget(folder, raw_table):
-    path = by_ingest(folder, raw_table)
+def by_forget(folder, criteo_table):
+    path = by_ingest(folder, criteo_table)
     objects = FolderObjects(folder / "lake")
     (info,) = [each for each in objects.list() if objects.local(each.name) == path]
     rewrite(objects, info, lambda batch: batch.slice(1))
@@ -69,8 +69,8 @@ def by_forget(folder, raw_table):
 
 @pytest.mark.parametrize("flips", FLIPS)
 @pytest.mark.parametrize("write", [by_ingest, by_monitor_and_uploader, by_extraction, by_forget])
-def test_no_flipped_bit_is_read_as_other_rows(tmp_path, raw_table, write, flips):
-    path = write(tmp_path, raw_table)
+def test_no_flipped_bit_is_read_as_other_rows(tmp_path, criteo_table, write, flips):
+    path = write(tmp_path, criteo_table)
     columns = [
         raw_rows.REQUEST_ID,
         raw_rows.ROW,
@@ -94,8 +94,8 @@ def test_no_flipped_bit_is_read_as_other_rows(tmp_path, raw_table, write, flips)
     assert found[QUIET] == 0, found
 
 
-def test_flipped_bit_in_page_is_named_with_its_file(tmp_path, raw_table):
-    path = by_extraction(tmp_path, raw_table)
+def test_flipped_bit_in_page_is_named_with_its_file(tmp_path, criteo_table):
+    path = by_extraction(tmp_path, criteo_table)
     content = bytearray(path.read_bytes())
     content[random.Random(1).randrange(1000, len(content) // 2)] ^= 16
     path.write_bytes(content)

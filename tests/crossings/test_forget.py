@@ -19,11 +19,9 @@ from cli.forget import LOCATIONS, main
 from cli.ingest import IngestSettings, ingest
 from cli.models import print_models
 from components.extraction.__main__ import main as extraction
-from components.extraction.lake import Lake
-from components.extraction.lake_files import LakeFiles
 from components.preprocessing.parent import save_columns
 from components.preprocessing.vocabularies import Candidates, Column
-from components.validation.quarantine_store import keep_quarantined
+from components.validation.quarantine import keep_quarantined, rows_folder
 from evergreen.config.data import ColumnNames
 from evergreen.config.features import (
     MISSING_CATEGORY,
@@ -38,7 +36,6 @@ from evergreen.contracts.record_format import RecordFormat
 from evergreen.contracts.records import CONVERSION, PredictionBatch
 from evergreen.registry.models import graph_folder, model_folder, write_serving_place
 from evergreen.rows.raw_schema import MalformedRows, lake_schema, raw_batch
-from evergreen.rows.times import TimeSpan
 from evergreen.serving.parity import GoldenRows
 from evergreen.storage.folder import FolderObjects
 from monitoring.backtest.incident import record, replay
@@ -47,7 +44,7 @@ from monitoring.state.database import unpack
 from monitoring.state.rules_file import write_rules
 from monitoring.uploader import Uploader
 from tests.support.crashes import Kill
-from tests.support.lakes import URI, open_storage, put
+from tests.support.lakes import URI, folder_lake, open_storage, put, read_window
 from tests.support.monitors import Bench, clicks, publish
 from tests.support.recommenders import accept_into
 from tests.support.releases import keep_model, make_live, release
@@ -215,7 +212,7 @@ def made(tmp_path_factory):
         rows.append_column("quarantine_reason", pa.array(["a reason"] * 9)),
         gone / "rows" / "part.parquet",
     )
-    keep_quarantined(store, "r1", gone / "rows", num_rows=9)
+    keep_quarantined("r1", gone / "rows", rows_folder(store, "r1"), num_rows=9)
     run_monitor(folder)
     keep_learnt(store, "m1", USER, day="2026-03-01")
     keep_learnt(store, "m2", "bob", parent_model_id="m1")
@@ -300,9 +297,10 @@ def others_rows(world: Path) -> tuple[list[dict], list[str]]:
         left = [each for each in row.get("friends") or [] if each != CATEGORY]
         return row | ({"friends": left or None} if "friends" in row else {})
 
-    lake = Lake(files=LakeFiles(FolderObjects(world / "lake")), features=FEATURES)
+    lake = folder_lake(world / "lake")
     with MalformedRows(Path(os.devnull), max_fraction=1.0) as malformed:
-        read = [row for table, _ in lake.tables(TimeSpan(), malformed) for row in table.to_pylist()]
+        found = read_window(lake, malformed, features=FEATURES)
+        read = [row for rows in found for row in rows.table.to_pylist()]
     paths = [
         p
         for place in ("archive", "store/quarantine", "lake/outcomes")

@@ -80,31 +80,12 @@ def test_scores_of_full_holdout_are_calibrated_only_with_correction(rounds, turn
 
 
 @pytest.mark.parametrize("turn", [0, 1])
-def test_counts_of_downsampling_and_excluded_columns_reach_model(rounds, turn):
-    this, rate = rounds.rounds[turn], RATES[turn]
-    raw, encoded = this.extraction, this.preprocessing
-    labels = read(local_path(raw.train_uri))[raw_rows.LABEL].to_numpy()
-    negatives = int((labels == 0).sum())
-    assert len(labels) == raw.num_train_rows == encoded.num_train_rows + encoded.num_sampled_out
-    assert encoded.negative_rate == this.training.negative_rate == rate
-    assert this.training.excluded_columns == list(EXCLUDED)
-    remaining = negatives - encoded.num_sampled_out
-    assert remaining == pytest.approx(
-        negatives * rate, abs=4 * np.sqrt(negatives * rate * (1 - rate))
-    )
-    if turn:
-        old = read(local_path(raw.replay_uri))[raw_rows.LABEL].to_numpy()
-        clicks = read(local_path(encoded.replay_uri))[raw_rows.LABEL].to_numpy().sum()
-        assert clicks == old.sum()
-        assert encoded.num_replay_rows - clicks == pytest.approx((old == 0).sum() * rate, rel=0.2)
-
-
-@pytest.mark.parametrize("turn", [0, 1])
 def test_served_graph_scores_left_out_columns_as_training_without_them(rounds, turn):
     import onnxruntime
 
     this = rounds.rounds[turn]
     assert this.extraction.excluded_columns == list(EXCLUDED)
+    assert this.training.excluded_columns == list(EXCLUDED)
     raw = read(local_path(this.extraction.holdout_uri))
     assert all(raw[name].null_count == raw.num_rows for name in EXCLUDED)
     whole = read(rounds.root / "lake")

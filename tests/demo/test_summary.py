@@ -191,10 +191,10 @@ def test_each_doubt_is_one_sentence_with_its_numbers(path, value, timeline, word
     assert words in sentence
 
 
-def test_served_rows_are_counted_by_identity(tmp_path, raw_table):
+def test_served_rows_are_counted_by_identity(tmp_path, criteo_table):
     day = tmp_path / "day=2026-01-01"
     day.mkdir()
-    table = raw_table(40)
+    table = criteo_table(40)
     version = table.schema.get_field_index(raw_rows.MODEL_VERSION)
     served = table.set_column(version, raw_rows.MODEL_VERSION, pa.array([1] * 40, pa.int32()))
     pq.write_table(table, day / "simulated.parquet")

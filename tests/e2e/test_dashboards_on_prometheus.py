@@ -65,7 +65,7 @@ def triton(stack: ExitStack, folder):
 
     def send(count: int) -> None:
         for name in MODELS:
-            row = np.full((1, 13), count, np.float32), np.zeros((1, 26), np.int64)
+            row = np.full((1, 2), count, np.float32), np.zeros((1, 8), np.int64)
             client.infer(name, *row)
             client.infer(name, *row)
 

@@ -24,7 +24,7 @@ def test_recorded_names_and_labels_are_those_of_server(tmp_path):
     ) as server:
         client = Triton(server.grpc_url)
         for name in models:
-            client.infer(name, np.zeros((3, 13), np.float32), np.zeros((3, 26), np.int64))
+            client.infer(name, np.zeros((3, 2), np.float32), np.zeros((3, 8), np.int64))
         client.close()
         text = urllib.request.urlopen(server.metrics_url, timeout=60).read().decode()
     found: dict[str, frozenset[str]] = {}

@@ -156,10 +156,10 @@ def answering(tmp_path_factory):
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        ({"dense": ("FP64", 13)}, "data-type is 'FP64', but model 'click_model' expects 'FP32'"),
-        ({"dense": ("FP32", 12)}, r"unexpected shape for input 'dense'"),
-        ({"categorical": ("INT32", 26)}, "INT32"),
-        ({"categorical": ("INT64", 27)}, r"unexpected shape for input 'categorical'"),
+        ({"dense": ("FP64", 2)}, "data-type is 'FP64', but model 'click_model' expects 'FP32'"),
+        ({"dense": ("FP32", 3)}, r"unexpected shape for input 'dense'"),
+        ({"categorical": ("INT32", 8)}, "INT32"),
+        ({"categorical": ("INT64", 9)}, r"unexpected shape for input 'categorical'"),
         ({"dense": None}, r"expected 2 inputs but got 1"),
         ({"extra": ("FP32", 1)}, r"expected 2 inputs but got 3"),
     ],
@@ -169,17 +169,17 @@ def test_malformed_request_is_refused_and_next_request_is_answered(answering, te
     import tritonclient.grpc as grpc_client
     from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
-    form = {"dense": ("FP32", 13), "categorical": ("INT64", 26), **tensors}
+    form = {"dense": ("FP32", 2), "categorical": ("INT64", 8), **tensors}
     inputs = []
     for name, (datatype, width) in ((name, f) for name, f in form.items() if f):
         inputs.append(grpc_client.InferInput(name, [2, width], datatype))
         inputs[-1].set_data_from_numpy(np.zeros((2, width), triton_to_np_dtype(datatype)))
-    client = grpc_client.InferenceServerClient(answering.grpc_url, channel_args=list(GRPC_OPTIONS))
-    with client, pytest.raises(InferenceServerException, match=message) as refused:
-        client.infer(MODEL_NAME, inputs)
+    raw = grpc_client.InferenceServerClient(answering.grpc_url, channel_args=list(GRPC_OPTIONS))
+    with raw, pytest.raises(InferenceServerException, match=message) as refused:
+        raw.infer(MODEL_NAME, inputs)
     assert "INVALID_ARGUMENT" in refused.value.status()
     client = Triton(answering.grpc_url)
-    good = np.zeros((2, 13), np.float32), np.zeros((2, 26), np.int64)
+    good = np.zeros((2, 2), np.float32), np.zeros((2, 8), np.int64)
     assert client.infer(MODEL_NAME, *good)[1] == 1
     client.close()
 
@@ -204,7 +204,7 @@ def test_overload_is_refused_early_and_all_accepted_requests_are_answered(tmp_pa
 
     def send(number):
         client = Triton(server.grpc_url)
-        rows = np.full((1, 13), number, np.float32), np.zeros((1, 26), np.int64)
+        rows = np.full((1, 2), number, np.float32), np.zeros((1, 8), np.int64)
         try:
             answers.append((number, client.infer(MODEL_NAME, *rows)[0][0]))
         except TemporaryError as error:

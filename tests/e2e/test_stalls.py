@@ -9,9 +9,9 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from demo.triton import TritonServer
-from evergreen.contracts.criteo import CRITEO
 from evergreen.contracts.serving import GRPC_OPTIONS, input_tensors
 from evergreen.serving.repository.triton_config import ServingOptions
+from tests.support.recommenders import SHOP
 from tests.support.served_names import MODEL_NAME
 from tests.support.triton import write_model
 
@@ -25,7 +25,7 @@ TYPES = {"FP32": np.float32, "INT64": np.int64}
 def request():
     """Return a serialized request of one row."""
     message = service_pb2.ModelInferRequest(model_name=MODEL_NAME)
-    for tensor in input_tensors(CRITEO):
+    for tensor in input_tensors(SHOP.features):
         message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=[1, tensor.width])
         message.raw_input_contents.append(np.zeros(tensor.width, TYPES[tensor.datatype]).tobytes())
     return message.SerializeToString()

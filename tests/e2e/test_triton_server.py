@@ -89,7 +89,7 @@ def test_published_model_is_served_from_paths_with_spaces(repository, tmp_path):
     ) as server:
         client = Triton(server.grpc_url)
         scores, version = client.infer(
-            "click_model", np.full((3, 13), 0.25, np.float32), np.zeros((3, 26), np.int64)
+            "click_model", np.full((3, 2), 0.25, np.float32), np.zeros((3, 8), np.int64)
         )
         client.close()
         assert b"MARK=mine" in Path(f"/proc/{server.pid}/environ").read_bytes()

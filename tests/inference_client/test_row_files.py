@@ -42,8 +42,8 @@ def texts_in_another_order(table):
 
 
 @pytest.mark.parametrize("form", [raw, texts_in_another_order])
-def test_every_form_gives_rows_that_were_written(tmp_path, raw_table, form):
-    table = raw_table(150)
+def test_every_form_gives_rows_that_were_written(tmp_path, criteo_table, form):
+    table = criteo_table(150)
     labelled = form is raw
     dense, categorical, label = read(
         write(tmp_path / "rows.parquet", form(table)), labelled=labelled
@@ -103,9 +103,9 @@ def test_column_served_as_one_value_may_be_absent_but_is_read_if_present(tmp_pat
     ],
     ids=["columns", "no label", "label", "text", "hash"],
 )
-def test_errors_are_named_by_file_row_and_column(tmp_path, raw_table, change, text):
+def test_errors_are_named_by_file_row_and_column(tmp_path, criteo_table, change, text):
     with pytest.raises(ContractError, match=text):
-        read(write(tmp_path / "rows.parquet", change(raw_table(5000))))
+        read(write(tmp_path / "rows.parquet", change(criteo_table(5000))))
 
 
 def test_corrupt_file_and_empty_folder_are_named(tmp_path):
@@ -117,10 +117,10 @@ def test_corrupt_file_and_empty_folder_are_named(tmp_path):
         row_files(tmp_path / "empty")
 
 
-def test_folder_is_read_in_order_of_its_names(tmp_path, raw_table):
+def test_folder_is_read_in_order_of_its_names(tmp_path, criteo_table):
     for day in (2, 1):
-        write(tmp_path / f"day={day}" / "part.parquet", raw_table(5, seed=day))
-    expected = np.concatenate([raw_table(5, seed=day)["I1"].to_numpy() for day in (1, 2)])
+        write(tmp_path / f"day={day}" / "part.parquet", criteo_table(5, seed=day))
+    expected = np.concatenate([criteo_table(5, seed=day)["I1"].to_numpy() for day in (1, 2)])
     np.testing.assert_array_equal(read(tmp_path)[0][:, 0], expected)
 
 

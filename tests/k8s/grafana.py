@@ -19,7 +19,7 @@ rate interval is four scrapes."""
 
 
 class PanelQuery(NamedTuple):
-    """A query of a dashboard with its position there."""
+    """A query of a dashboard, and its position on the dashboard."""
 
     dashboard: str
     title: str

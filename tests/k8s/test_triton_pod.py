@@ -236,7 +236,7 @@ removed the pod, new connections can still reach the pod."""
 QUEUE_SECONDS = QUEUE_MICROSECONDS / 1e6 + 0.5
 """Longest wait of an accepted request before it is computed. Triton checks the queue timeout every
 half second."""
-ROW = np.zeros((1, 13), np.float32), np.zeros((1, 26), np.int64)
+ROW = np.zeros((1, 2), np.float32), np.zeros((1, 8), np.int64)
 
 
 def spec_of_triton(manifests):

@@ -133,8 +133,8 @@ def test_every_decision_was_repeated_from_lake_and_equals_recorded_one(turned):
     found = summary["decisions"]
     assert found["points"] == len(written.splitlines()) > 20
     assert f"{found['points']} decisions were replayed from the lake, " in ended.output
-    # If the machine stalls for seconds, a record may arrive after its decision point. Such a row is
-    # in the lake, but the decision did not use it.
+    # If the machine stalls for seconds, a record may arrive after its decision point. Rows of
+    # the late record are in the lake, but the decision did not use them.
     if not (found["late_requests"] or found["late_rows"]):
         assert found["equal"]
         assert found["digest"] == hashlib.sha256(written).hexdigest()

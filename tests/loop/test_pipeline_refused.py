@@ -2,6 +2,7 @@
 
 import pytest
 
+from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from evergreen.registry import promotion_journal
 from evergreen.registry.runs import find_outcome
 from tests.support.file_modes import argo_umask, too_open
@@ -30,7 +31,7 @@ def small_lake(tmp_path_factory, run_to_end):
     ):
         ended = run_to_end(words, output=root / "command.log", seconds=120)
         assert ended.code == 0, ended.output
-    accept_into(root / "store")
+    accept_into(root / "store", CRITEO_RECOMMENDER)
     return root
 
 

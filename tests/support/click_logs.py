@@ -30,9 +30,9 @@ from tests.support.releases import release as write_release
 
 
 @pytest.fixture
-def raw_table(raw_table):
-    """Return rows of different times. Each row is its own request by default."""
-    return partial(raw_table, request_rows=1)
+def raw_table(criteo_table):
+    """Draws Criteo's rows of different times. Each row is its own request by default."""
+    return partial(criteo_table, request_rows=1)
 
 
 @pytest.fixture
@@ -217,7 +217,7 @@ def run_step(tmp_path, recommender):
     """Change settings of the recommender, and extract the whole lake or a window of it."""
 
     def run(lake, window=ALL, *, run="run", **settings) -> RawDataset:
-        opened = folder_lake(lake, recommender=recommender) if isinstance(lake, Path) else lake
+        opened = folder_lake(lake) if isinstance(lake, Path) else lake
         folder = tmp_path / "wo rk" / run / "extraction"
         changed = with_sections(recommender, extraction=settings)
         return extract(opened, window, folder=folder, recommender=changed)

@@ -1,6 +1,7 @@
 """Lakes in folders and in the emulated bucket `models`, and counts of fetches."""
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,22 +11,40 @@ from components.extraction.__main__ import main
 from components.extraction.extract import extract
 from components.extraction.lake import Lake
 from components.extraction.lake_files import LakeFiles, opened_lake
+from components.extraction.reader import RowReader, SortedRows
+from evergreen.config.features import Features
 from evergreen.config.spec import Recommender
 from evergreen.contracts import raw_rows
 from evergreen.contracts.manifests import RawDataset
 from evergreen.rows.archived_rows import arrow_schema
+from evergreen.rows.raw_schema import MalformedRows
+from evergreen.rows.times import TimeSpan
 from evergreen.storage.bucket import BucketObjects
 from evergreen.storage.folder import FolderObjects
 from evergreen.storage.uris import local_path
 from tests.support.recommenders import SHOP, accept_into, with_sections
 
 URI = "gs://models/a lake"
+ALL = TimeSpan()
 OUTCOMES = arrow_schema(raw_rows.OUTCOME_TYPES)
 
 
-def folder_lake(folder: Path, *, recommender: Recommender = SHOP, **settings) -> Lake:
+def folder_lake(folder: Path, **settings) -> Lake:
     """Open the lake in a folder with its current files."""
-    return Lake(files=LakeFiles(FolderObjects(folder)), features=recommender.features, **settings)
+    return Lake(files=LakeFiles(FolderObjects(folder)), **settings)
+
+
+def read_window(
+    lake: Lake,
+    malformed: MalformedRows,
+    window: TimeSpan = ALL,
+    *,
+    features: Features = SHOP.features,
+) -> Iterator[SortedRows]:
+    """Yield the rows of a window of the lake."""
+    plan = lake.plan(window)
+    reader = RowReader(features=features, clicks=plan.late_clicks)
+    yield from reader.tables(plan.chunks, malformed)
 
 
 def open_storage(uri: str, **settings) -> BucketObjects:
@@ -54,7 +73,7 @@ def extract_lake(
     more = {"open_storage": open_storage, **(opened or {})} if uri.startswith("gs://") else {}
     with opened_lake(uri, work=work, **more) as files:
         return extract(
-            Lake(files=files, features=recommender.features),
+            Lake(files=files),
             window,
             folder=work / run / "extraction",
             recommender=with_sections(recommender, extraction=settings),

@@ -1,6 +1,7 @@
 """A NumPy engine that implements the whole engine interface: logistic regression.
 
-The parameters are the table (width 1, a weight per id), a weight per dense value and the bias. The
+The parameters are the table (width 1, a weight per id), a weight per dense value and the bias. All
+weights of a list's ids are summed, and an empty position has a weight too. The
 optimizer is Adagrad. Adagrad's sums are stored in place of Adam's second moments.
 """
 
@@ -11,12 +12,12 @@ from components.training.rows import open_rows
 from evergreen.config.model import DcnConfig
 from evergreen.config.training import TrainingSettings
 from evergreen.networks.files import new_model, open_model
+from tests.support.planted_rows import PLACES, WIDTHS
 
 # The configuration matches the names and shapes of the files that `start` writes. The engine uses
 # only the tables (width 1) and the bias.
-CONFIG = DcnConfig(
-    num_dense=13, num_categorical=26, embedding_dim=1, num_cross_layers=1, tower=(1,)
-)
+CONFIG = DcnConfig(**WIDTHS, embedding_dim=1, num_cross_layers=1, tower=(1,))
+NUM_DENSE = CONFIG.num_dense
 SETTINGS = TrainingSettings(learning_rate=0.1, batch_size=256, min_steps=300, min_batch_size=32)
 
 
@@ -37,25 +38,25 @@ class LogisticEngine:
             segment,
             bad_at,
         )
-        self._offsets = np.cumsum([0, *slot_sizes[:-1]])
+        self._offsets = np.cumsum([0, *slot_sizes[:-1]])[list(PLACES.slots)]
 
     def restore(self, weights):
         self.calls.append(("restore", weights.name))
         stored = open_model(weights, self._sizes)
         self._shapes, self.num_steps = stored.shapes, stored.step
         self._dense = {name: values.copy() for name, values in stored.weights.dense.items()}
-        self._flat = np.append(self._dense["final_cross"][0, -13:], self._dense["bias"]).astype(
-            np.float32
-        )
+        self._flat = np.append(
+            self._dense["final_cross"][0, -NUM_DENSE:], self._dense["bias"]
+        ).astype(np.float32)
         self._table = stored.weights.table[:, 0].copy()
         self._flat_sum, self._table_sum = (
-            np.zeros(14, np.float32),
+            np.zeros(NUM_DENSE + 1, np.float32),
             np.zeros(len(self._table), np.float32),
         )
         if stored.moments:
             second = stored.moments[1]
             self._flat_sum = np.append(
-                second.dense["final_cross"][0, -13:], second.dense["bias"]
+                second.dense["final_cross"][0, -NUM_DENSE:], second.dense["bias"]
             ).astype(np.float32)
             self._table_sum = second.table[:, 0].copy()
 
@@ -68,9 +69,9 @@ class LogisticEngine:
                 (stored.weights, self._flat, self._table),
                 (stored.moments[1], self._flat_sum, self._table_sum),
             ):
-                tensors.dense["final_cross"][0, -13:], tensors.dense["bias"][:] = (
-                    flat[:13],
-                    flat[13:],
+                tensors.dense["final_cross"][0, -NUM_DENSE:], tensors.dense["bias"][:] = (
+                    flat[:NUM_DENSE],
+                    flat[NUM_DENSE:],
                 )
                 tensors.table[:, 0] = table
 
@@ -93,7 +94,9 @@ class LogisticEngine:
             error = (p - labels) / len(batch)
             self.rates.append(rate(self.num_steps + 1))
             self._flat, self._flat_sum = self._stepped(self._flat, self._flat_sum, error @ inputs)
-            gradient = np.bincount(keys.ravel(), np.repeat(error, 26), len(self._table))
+            gradient = np.bincount(
+                keys.ravel(), np.repeat(error, len(self._offsets)), len(self._table)
+            )
             self._table, self._table_sum = self._stepped(self._table, self._table_sum, gradient)
             self.num_steps += 1
             if self.num_steps == self._bad_at:

@@ -4,12 +4,12 @@ import re
 
 import numpy as np
 
-from evergreen.contracts.criteo import CRITEO
 from evergreen.contracts.serving import versions_of
 from evergreen.registry.models import DATA_FILE, GRAPH_FILE
 from evergreen.serving.parity import GoldenRows
 from evergreen.serving.repository.model_repository import GOLDEN_FILE
 from evergreen.serving.repository.triton_config import ServingOptions
+from tests.support.recommenders import SHOP, draw_arrays
 
 OPTIONS = ServingOptions(warmup_rows=1)
 
@@ -22,10 +22,11 @@ def small_version(folder, number, *, data=b""):
     (graph / GRAPH_FILE).write_bytes(random.bytes(3000))
     if data:
         (graph / DATA_FILE).write_bytes(data)
+    dense, categorical = draw_arrays(SHOP.features, 5, random)
     golden = GoldenRows(
-        features=CRITEO,
-        dense=random.normal(size=(5, 13)).astype(np.float32),
-        categorical=random.integers(0, 2**32, (5, 26)),
+        features=SHOP.features,
+        dense=dense,
+        categorical=categorical,
         expected=random.random(5).astype(np.float32),
     )
     golden.save(graph / GOLDEN_FILE)

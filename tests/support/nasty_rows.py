@@ -6,7 +6,7 @@ numbers, spread numbers, and the smallest and largest category.
 
 import numpy as np
 
-from evergreen.config.features import MAX_CATEGORY, MISSING_CATEGORY
+from evergreen.config.features import MAX_CATEGORY, MISSING_CATEGORY, Features, ListOptions
 from evergreen.contracts.workflow import TOMBSTONE, FeatureWorkflow
 from tests.support.workflows import workflow_of
 
@@ -55,52 +55,63 @@ STRANGE_DENSE = np.array(
 )
 
 
+STRANGE = Features(
+    numeric=("price", "age"),
+    categorical=("empty", "single", "evicted", "small", "spread", "extremes", "left", "falling"),
+    lists=("shared", "own"),
+    list_options={
+        "shared": ListOptions(max=2, table="spread"),
+        "own": ListOptions(max=3, pool="sum"),
+    },
+)
+
+
 def strange_workflow(seed=0, num_keys=200) -> FeatureWorkflow:
-    """Return a workflow of 26 columns, in which each kind of vocabulary occurs several times."""
+    """Return a workflow of the features `STRANGE`, whose names describe their vocabularies."""
     random = np.random.default_rng(seed)
     spread = random.permutation(np.unique(random.integers(0, 2**32, num_keys)))
     evicted = spread.copy()
     evicted[::3] = TOMBSTONE
-    kinds = [
-        np.zeros(0, np.int64),
-        np.array([int(random.integers(0, 2**32))]),
-        evicted,
-        np.arange(num_keys),
-        spread,
-        np.array([0, MAX_CATEGORY, 1, MAX_CATEGORY - 1]),
-        np.full(5, TOMBSTONE),
-        np.arange(num_keys)[::-1] * 2**20 // num_keys * 4096,
-    ]
     return workflow_of(
-        [kinds[i % len(kinds)] for i in range(26)],
-        means=random.normal(1.5, 0.5, 13).astype(np.float32),
-        stds=random.uniform(0.5, 2.0, 13).astype(np.float32),
+        [
+            np.zeros(0, np.int64),
+            np.array([int(random.integers(0, 2**32))]),
+            evicted,
+            np.arange(num_keys),
+            spread,
+            np.array([0, MAX_CATEGORY, 1, MAX_CATEGORY - 1]),
+            np.full(5, TOMBSTONE),
+            np.arange(num_keys)[::-1] * 2**20 // num_keys * 4096,
+            evicted[::-1],
+        ],
+        STRANGE,
+        means=random.normal(1.5, 0.5, 2).astype(np.float32),
+        stds=random.uniform(0.5, 2.0, 2).astype(np.float32),
         frequency_threshold=2,
     )
 
 
 def nasty_rows(workflow, num_rows, seed=0, *, dense_up_to=1e7, strange_dense=True):
-    """Return dense [n, 13] and categorical [n, 26] rows.
+    """Return dense [n, d] and categorical [n, positions] rows.
 
     Every column has known, unseen, unusual and missing values.
     """
-    random = np.random.default_rng(seed)
-    dense = np.floor(np.exp(random.uniform(0, np.log(dense_up_to), (num_rows, 13)))).astype(
-        np.float32
-    )
+    random, features = np.random.default_rng(seed), workflow.features
+    shape = num_rows, len(features.numeric)
+    dense = np.floor(np.exp(random.uniform(0, np.log(dense_up_to), shape))).astype(np.float32)
     strange = random.random(dense.shape) < (0.3 if strange_dense else 0)
     dense[strange] = random.choice(STRANGE_DENSE, np.count_nonzero(strange))
     dense[random.random(dense.shape) < 0.1] = np.nan
-    categorical = np.empty((num_rows, 26), np.int64)
-    for column, vocabulary in enumerate(workflow.vocabularies):
-        known = random.choice(np.append(vocabulary, 7), num_rows)
+    categorical = np.empty((num_rows, len(features.place_names)), np.int64)
+    for place, slot in enumerate(features.places.slots):
+        known = random.choice(np.append(workflow.vocabularies[slot], 7), num_rows)
         # An encoding by slot offsets would confuse a key `beside` with a key of another slot.
         beside = known + random.integers(-3, 4, num_rows) * 2 ** random.integers(31, 36, num_rows)
         unseen = random.integers(0, 2**32, num_rows)
         kinds = np.stack(
             [known, known, known, beside, unseen, random.choice(STRANGE_CATEGORIES, num_rows)]
         )
-        categorical[:, column] = kinds[
-            random.integers(0, len(kinds), num_rows), np.arange(num_rows)
-        ]
+        categorical[:, place] = kinds[random.integers(0, len(kinds), num_rows), np.arange(num_rows)]
+    for start, stop, _ in features.places.lists:
+        categorical[:, start:stop][random.random((num_rows, stop - start)) < 0.3] = MISSING_CATEGORY
     return dense, categorical

@@ -14,6 +14,29 @@ def shaped(kind: str, settings, **widths) -> NetworkConfig:
     return NETWORKS[kind](**settings, **widths)
 
 
+def vectors_of(tables, places, ids):
+    """Return the vectors of rows with ids [n, positions], in the order of a network's inputs.
+
+    Lists are summed or averaged over their filled positions. Their vectors come between those of
+    the other positions before and after the lists.
+
+    Args:
+        tables: The table of each slot.
+
+    Returns: An array [n, width] for each vector.
+    """
+    ends = {each.start: each for each in places.lists}
+    found, at = [], 0
+    while at < len(places.slots):
+        start, stop, pool = ends.get(at, (at, at + 1, None))
+        ids_here = ids[:, start:stop]
+        filled = (ids_here != 0)[:, :, None] | (pool is None)
+        total = (tables[places.slots[at]].astype(np.float64)[ids_here] * filled).sum(1)
+        found.append(total / filled.sum(1).clip(1) if pool == "mean" else total)
+        at = stop
+    return found
+
+
 def logits(config, dense_parameters, dense, embeddings):
     """Compute logits [n] from normalised values [n, D] and vectors [n, F, E]."""
     of_row = {"dcn": _dcn, "deepfm": _deepfm, "dlrm": _dlrm}[config.network]

@@ -20,11 +20,14 @@ SHOP = Recommender(
         numeric=("price", "age"),
         categorical=("item", "shop", "user"),
         lists=("genres", "seen"),
-        list_options={"genres": ListOptions(max=3), "seen": ListOptions(max=2, table="item")},
+        list_options={
+            "genres": ListOptions(max=3, pool="sum"),
+            "seen": ListOptions(max=2, table="item"),
+        },
     ),
 )
-"""Features with every kind of column: numbers, categories, a list, and a list that shares a
-column's vectors."""
+"""Features with every kind of column: numbers, categories, a summed list, and an averaged list that
+shares a column's vectors."""
 
 
 def draw_arrays(
@@ -41,6 +44,27 @@ def draw_arrays(
         order = np.argsort(elements == MISSING_CATEGORY, axis=1, kind="stable")
         categorical[:, start:stop] = np.take_along_axis(elements, order, 1)
     return dense, categorical
+
+
+def arrays_of(table: Any, features: Features = SHOP.features) -> tuple[np.ndarray, np.ndarray]:
+    """Return a table's dense values [n, d] and categories [n, positions], as rows are served.
+
+    A missing number is NaN. A missing category and an empty position of a list are -1.
+    """
+    dense = [
+        [np.nan if value is None else value for value in table[name].to_pylist()]
+        for name in features.numeric
+    ]
+    columns = [
+        [MISSING_CATEGORY if value is None else value for value in table[name].to_pylist()]
+        for name in features.categorical
+    ]
+    for name in features.lists:
+        most = features.list_options_of(name).max
+        rows = [(elements or [])[-most:] for elements in table[name].to_pylist()]
+        padded = [row + [MISSING_CATEGORY] * (most - len(row)) for row in rows]
+        columns += np.reshape(padded, (-1, most)).T.tolist()
+    return np.array(dense, np.float32).T, np.array(columns, np.int64).T
 
 
 def criteo_with(**sections: dict[str, Any]) -> Recommender:
@@ -67,7 +91,7 @@ def with_sections(recommender: Recommender, **sections: dict[str, Any]) -> Recom
     )
 
 
-def accept_into(store: Path, recommender: Recommender = CRITEO_RECOMMENDER) -> None:
+def accept_into(store: Path, recommender: Recommender = SHOP) -> None:
     """Accept the recommender in the registry, unless it is the newest accepted one."""
     lines = read_accepted(store)
     if not lines or lines[-1].digest != recommender.digest:

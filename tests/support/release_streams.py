@@ -73,7 +73,7 @@ class Releases:
         return (version - 1 - self.holdout_share) * self.every - self.window
 
     def knows_the_change(self, version: int, changed_at: float | None = None) -> bool:
-        """Return whether the version was trained on enough rows from after a drift."""
+        """Return whether the version was trained on enough rows that are newer than a drift."""
         changed_at = self.changed_at if changed_at is None else changed_at
         if changed_at is None:
             return False

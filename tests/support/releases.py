@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from evergreen.contracts.manifests import Model, ModelQuality, Release, Verdict
 from evergreen.registry.models import model_folder, release_path
 from evergreen.registry.promotion_journal import RELEASE, Promotion, append_promotion
+from tests.support.recommenders import SHOP
 
 
 def keep_model(store, model_id, **changes) -> Model:
@@ -17,7 +17,7 @@ def keep_model(store, model_id, **changes) -> Model:
         "uri": folder.as_uri(),
         "backend": "pytorch",
         "config": {},
-        "slot_sizes": [4] * 26,
+        "slot_sizes": [4] * len(SHOP.features.slots),
         "parent_model_id": None,
         "seed": 0,
         "num_train_rows": 12_345,
@@ -28,7 +28,7 @@ def keep_model(store, model_id, **changes) -> Model:
         "raw_digest": "",
         "sha256": {},
         "created_at": "",
-        "recommender": CRITEO_RECOMMENDER,
+        "recommender": SHOP,
     }
     made = Model(**{**values, **changes})
     made.write(folder / Model.MANIFEST)

@@ -1,9 +1,8 @@
-"""Triton's names of the models of Criteo's recommender."""
+"""Triton's names of the models of the default recommender."""
 
-from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from evergreen.contracts.serving import ServedNames
 from evergreen.registry.traffic_plan import traffic_file
 
-NAMES = ServedNames(CRITEO_RECOMMENDER.name)
+NAMES = ServedNames("click_model")
 MODEL_NAME, CANDIDATE_NAME, CANARY_NAME = NAMES.model, NAMES.candidate, NAMES.canary
 TRAFFIC_FILE = traffic_file(NAMES.model)

@@ -9,8 +9,8 @@ import numpy as np
 import tritonclient.grpc as grpc_client
 
 from demo.triton import TritonServer
-from evergreen.contracts.criteo import CRITEO
 from evergreen.serving.repository.triton_config import ServingOptions
+from tests.support.recommenders import SHOP
 from tests.support.served_names import MODEL_NAME
 from tests.support.triton import write_model
 
@@ -28,8 +28,8 @@ class Client:
         self.grpc = grpc_client.InferenceServerClient(url)
         self._inputs = []
         for name, kind, row in (
-            ("dense", "FP32", np.zeros((1, len(CRITEO.numeric)), np.float32)),
-            ("categorical", "INT64", np.zeros((1, len(CRITEO.categorical)), np.int64)),
+            ("dense", "FP32", np.zeros((1, len(SHOP.features.numeric)), np.float32)),
+            ("categorical", "INT64", np.zeros((1, len(SHOP.features.place_names)), np.int64)),
         ):
             self._inputs.append(grpc_client.InferInput(name, list(row.shape), kind))
             self._inputs[-1].set_data_from_numpy(row)

@@ -6,11 +6,10 @@
 import numpy as np
 import pytest
 
-from evergreen.config.features import MISSING_CATEGORY
-from evergreen.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER, DENSE
 from evergreen.contracts.manifests import Model, ModelQuality, RawDataset
 from evergreen.registry.models import model_folder
 from evergreen.runtime.durable import sha256_tree
+from tests.support.recommenders import SHOP, arrays_of
 from tests.support.releases import keep_model, passing_verdict
 from tests.support.toy_models import toy_model, toy_workflow
 
@@ -28,17 +27,8 @@ def make_parts():
 
 @pytest.fixture
 def raw_rows(raw_table):
-    """Makes `n` raw rows as served tensors: dense [n, 13] and categorical [n, 26]."""
-
-    def make(n=64, seed=0):
-        table = raw_table(n, seed=seed)
-        dense = np.stack([table[c].to_numpy().astype(np.float32) for c in DENSE], axis=1)
-        keys = np.stack(
-            [table[c].fill_null(MISSING_CATEGORY).to_numpy() for c in CATEGORICAL], axis=1
-        )
-        return dense, keys.astype(np.int64)
-
-    return make
+    """Makes `n` raw rows as served tensors: dense [n, d] and categorical [n, positions]."""
+    return lambda n=64, seed=0: arrays_of(raw_table(n, seed=seed))
 
 
 @pytest.fixture
@@ -94,7 +84,7 @@ def make_candidate(tmp_path, make_parts, raw_table, raw_rows):
             malformed_uri=None,
             num_duplicates=0,
             digest="digest",
-            recommender=CRITEO_RECOMMENDER,
+            recommender=SHOP,
         )
         scores = tmp_path / f"scores-{seed}.npz"
         np.savez(scores, candidate=toy.scores(workflow, *raw_rows(n, seed)).astype(np.float32))

@@ -2,7 +2,7 @@
 
 The product does not know the toy network: one hidden layer on concat(vectors, dense values). Tests
 with the toy network depend only on the exported graph. `scores` computes reference scores from raw
-values, in float64 NumPy, row by row, by the docstrings of `evergreen.contracts.workflow`.
+values, in float64 NumPy, by the docstrings of `evergreen.contracts.workflow`.
 """
 
 import math
@@ -12,10 +12,12 @@ from pathlib import Path
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
-from evergreen.config.features import MISSING_CATEGORY
+from evergreen.config.features import MISSING_CATEGORY, Features
 from evergreen.contracts.workflow import TOMBSTONE
 from evergreen.networks.files import NETWORK_FILE, TABLE, new_model
 from evergreen.runtime.durable import write_whole
+from tests.support.networks import vectors_of
+from tests.support.recommenders import SHOP
 from tests.support.workflows import workflow_of
 
 HIDDEN = 8
@@ -25,6 +27,7 @@ HIDDEN = 8
 class ToyModel:
     """Weights of the toy network with its table."""
 
+    features: Features
     table: np.ndarray
     dense: dict[str, np.ndarray]
 
@@ -35,8 +38,6 @@ class ToyModel:
 
     def network(self):
         """Return the exported graph."""
-        width = len(self.dense["hidden.weight"])
-        dim, num_slots = self.table.shape[1], (width - 13) // self.table.shape[1]
         nodes = [
             helper.make_node("Flatten", ["embeddings"], ["flat"]),
             helper.make_node("Concat", ["flat", "dense"], ["all"], axis=1),
@@ -48,10 +49,11 @@ class ToyModel:
         ]
         constants = [numpy_helper.from_array(values, name) for name, values in self.dense.items()]
         constants.append(numpy_helper.from_array(np.array([-1]), "all_rows"))
-        value = helper.make_tensor_value_info
+        value, features = helper.make_tensor_value_info, self.features
+        vectors = [len(features.vector_names), self.table.shape[1]]
         inputs = [
-            value("dense", TensorProto.FLOAT, ["rows", 13]),
-            value("embeddings", TensorProto.FLOAT, ["rows", num_slots, dim]),
+            value("dense", TensorProto.FLOAT, ["rows", len(features.dense_inputs)]),
+            value("embeddings", TensorProto.FLOAT, ["rows", *vectors]),
         ]
         graph = helper.make_graph(
             nodes, "toy", inputs, [value("logit", TensorProto.FLOAT, ["rows"])], constants
@@ -71,22 +73,20 @@ class ToyModel:
         write_whole(folder / NETWORK_FILE, self.network().SerializeToString(deterministic=True))
 
     def scores(self, workflow, dense, categorical):
-        """Return the probabilities [n] of raw rows."""
+        """Return the probabilities [n] of raw rows with the default options of numbers."""
         p = {name: values.astype(np.float64) for name, values in self.dense.items()}
-        known, answers = _known(workflow), []
-        for dense_row, categorical_row in zip(dense, categorical):
-            values, rows = _encode(workflow, known, dense_row, categorical_row)
-            x = np.concatenate([self.table[rows].astype(np.float64).ravel(), values])
-            hidden = np.maximum(x @ p["hidden.weight"] + p["hidden.bias"], 0)
-            logit = (hidden @ p["final.weight"])[0] + p["bias"][0]
-            answers.append(1 / (1 + np.exp(np.minimum(-logit, 700.0))))
-        return np.array(answers)
+        tables = np.split(self.table, np.cumsum(workflow.slot_sizes)[:-1])
+        vectors = vectors_of(tables, self.features.places, ids_of(workflow, categorical))
+        x = np.concatenate([*vectors, _scaled(workflow, dense)], axis=1)
+        hidden = np.maximum(x @ p["hidden.weight"] + p["hidden.bias"], 0)
+        logits = (hidden @ p["final.weight"])[:, 0] + p["bias"]
+        return 1 / (1 + np.exp(np.minimum(-logits, 700.0)))
 
 
 def toy_model(workflow, seed=0, *, embedding_dim=4, hidden=HIDDEN, scale=0.15):
     """Return random weights that fit the workflow."""
-    random = np.random.default_rng(seed)
-    width = 26 * embedding_dim + 13
+    random, features = np.random.default_rng(seed), workflow.features
+    width = len(features.vector_names) * embedding_dim + len(features.dense_inputs)
     dense = {
         "hidden.weight": random.normal(0, scale, (width, hidden)),
         "hidden.bias": random.normal(0, scale, hidden),
@@ -95,46 +95,52 @@ def toy_model(workflow, seed=0, *, embedding_dim=4, hidden=HIDDEN, scale=0.15):
     }
     table = random.normal(0, 0.3, (sum(workflow.slot_sizes), embedding_dim))
     return ToyModel(
+        features,
         table.astype(np.float32),
         {name: values.astype(np.float32) for name, values in dense.items()},
     )
 
 
 def toy_workflow(seed=0, vocabularies=None):
-    """Return a workflow with the cardinalities and keys of `raw_table`.
-
-    One vocabulary in five is empty.
-    """
-    random = np.random.default_rng(seed)
+    """Return a workflow with cardinalities and keys of `raw_table`. One vocabulary is empty."""
+    random, features = np.random.default_rng(seed), SHOP.features
     if vocabularies is None:
         vocabularies = []
-        for i in range(26):
+        for i, name in enumerate(features.slots):
             keys = np.unique(np.random.default_rng(1000 + i).integers(0, 2**32 - 1, 3 + 7 * i))
-            keep = random.permutation(keys)[: 0 if i % 5 == 4 else max(1, len(keys) - 2)]
+            keys = np.arange(9) if name in features.lists else keys
+            keep = random.permutation(keys)[: 0 if name == "shop" else max(1, len(keys) - 2)]
             vocabularies.append(keep.astype(np.int64))
     return workflow_of(
         vocabularies,
-        means=random.normal(1.5, 0.5, 13).astype(np.float32),
-        stds=random.uniform(0.5, 2.0, 13).astype(np.float32),
+        means=random.normal(1.5, 0.5, len(features.numeric)).astype(np.float32),
+        stds=random.uniform(0.5, 2.0, len(features.numeric)).astype(np.float32),
         frequency_threshold=2,
     )
 
 
-def _known(workflow):
-    """Map each key of each vocabulary to the row that the key has in the table."""
-    return [
-        {int(k): 3 + i for i, k in enumerate(vocabulary) if k != TOMBSTONE}
-        for vocabulary in workflow.vocabularies
-    ]
+def ids_of(workflow, categorical):
+    """Return the ids of raw categories [n, positions], found one by one in a dictionary."""
+    ids, features = np.empty_like(categorical), workflow.features
+    for at, (name, slot) in enumerate(zip(features.place_features, features.places.slots)):
+        absent = 0 if name in features.lists else 1
+        known = {
+            int(key): 3 + i for i, key in enumerate(workflow.vocabularies[slot]) if key != TOMBSTONE
+        } | {MISSING_CATEGORY: absent}
+        ids[:, at] = [
+            absent if name in workflow.excluded else known.get(int(key), 2)
+            for key in categorical[:, at]
+        ]
+    return ids
 
 
-def _encode(workflow, known, dense_row, categorical_row):
-    values = []
-    for value, mean, std in zip(dense_row, workflow.means, workflow.stds):
-        value = 0.0 if math.isnan(value) else float(value)
-        values.append((math.log(1.0 + max(value, 0.0)) - float(mean)) / float(std))
-    rows, offset = [], 0
-    for key, vocabulary, rows_of_keys in zip(categorical_row, workflow.vocabularies, known):
-        rows.append(offset + (1 if key == MISSING_CATEGORY else rows_of_keys.get(int(key), 2)))
-        offset += 3 + len(vocabulary)
-    return values, rows
+def _scaled(workflow, dense):
+    rows = []
+    for row in dense.astype(np.float64):
+        values = []
+        columns = zip(workflow.features.numeric, row, workflow.means, workflow.stds)
+        for name, value, mean, std in columns:
+            filled = 0.0 if math.isnan(value) or name in workflow.excluded else float(value)
+            values.append((math.log(1.0 + max(filled, 0.0)) - float(mean)) / float(std))
+        rows.append(values)
+    return np.array(rows)

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from evergreen.contracts.criteo import CRITEO
 from evergreen.serving.repository.triton_config import ServingOptions, triton_config
+from tests.support.recommenders import SHOP
 from tests.support.served_names import MODEL_NAME
 
 _CODE = """\
@@ -36,7 +36,7 @@ def write_model(repository: Path, name: str = MODEL_NAME, work: str = "pass", **
         more.get("code") or _CODE.format(work=work.replace("\n", "\n" + " " * 8))
     )
     (repository / name / "config.pbtxt").write_text(
-        triton_config(name, options, [version], features=CRITEO)
+        triton_config(name, options, [version], features=SHOP.features)
     )
     # The tritonserver on laptops requires a file `model.onnx` beside the code when it starts. The
     # code of the test's model does not read `model.onnx`.

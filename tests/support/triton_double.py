@@ -19,7 +19,6 @@ from tritonclient.grpc import service_pb2
 
 from controller.canary.evidence import COUNTERS
 from evergreen.config.features import Features
-from evergreen.contracts.criteo import CRITEO
 from evergreen.contracts.serving import (
     CATEGORICAL_INPUT,
     COLUMNS,
@@ -119,7 +118,7 @@ class TritonDouble:
             raise PermanentError(f"triton {self.url}: {name} version {version} is not loaded")
         chosen = version or max(self.loaded(name))
         rows = GoldenRows(
-            features=CRITEO, dense=dense, categorical=categorical, expected=dense[:, 0]
+            features=SHOP.features, dense=dense, categorical=categorical, expected=dense[:, 0]
         )
         scores = score(open_graph(self.graph(chosen, name)), rows)
         self.count(name, chosen, success=1, infer_us=1000)
@@ -210,7 +209,7 @@ class ScoringDouble:
     def __init__(self, features: Features = SHOP.features) -> None:
         self.features, self.version = features, 1
         self.versions: list[int] = []
-        """Versions that the next answers report. Later answers report `version`."""
+        """Version numbers in the next answers. Later answers contain `version`."""
         self.failures: list[tuple[grpc.StatusCode, str]] = []
         self.always: tuple[grpc.StatusCode, str] | None = None
         self.canary_version: int | str | None = None

@@ -3,11 +3,12 @@
 import shutil
 from pathlib import Path
 
-from evergreen.contracts.criteo import CRITEO_RECOMMENDER
+from evergreen.config.spec import Recommender
 from evergreen.contracts.manifests import Model, RawDataset, ValidationReport
 from evergreen.registry.promotion_journal import read_journal
 from evergreen.runtime.durable import sha256_tree
 from evergreen.storage.uris import local_path
+from tests.support.recommenders import SHOP
 from tests.support.releases import keep_model, make_live, release
 
 TIME = "2026-01-02T00:00:00Z"
@@ -20,6 +21,7 @@ def make_dataset(
     digest: str = "d" * 64,
     first_event_time: str = "2026-01-01T00:00:00Z",
     last_event_time: str = TIME,
+    recommender: Recommender = SHOP,
 ) -> RawDataset:
     """Return the manifest of the training rows in `folder`. The manifest names no holdout rows."""
     return RawDataset(
@@ -37,7 +39,7 @@ def make_dataset(
         malformed_uri=None,
         num_duplicates=0,
         digest=digest,
-        recommender=CRITEO_RECOMMENDER,
+        recommender=recommender,
     )
 
 

@@ -7,14 +7,18 @@ from typing import Any
 import pyarrow as pa
 
 from components.validation.checks import Observation, apply_rules, observe_drift
-from components.validation.measure import Measured, measure_drift, measure_label_shift
+from components.validation.measure import (
+    Champion,
+    KeptWindows,
+    Measured,
+    measure_drift,
+    measure_label_shift,
+)
 from components.validation.quarantine import ScreenedRows
 from components.validation.report import make_document
-from components.validation.round import Champion, Round
 from components.validation.schema import check_statistics, infer_schema
 from components.validation.skew import ServedRowFacts, Skew, SkewEntry
 from components.validation.validate import make_report
-from components.validation.windows import KeptWindows
 from evergreen.config.validation import ValidationSettings
 from evergreen.contracts import criteo
 from evergreen.contracts.manifests import RawDataset
@@ -109,17 +113,9 @@ def document_of(
         windows = KeptWindows((_count_rows(before).profile(),))
         champion = Champion(folder=folder, statistics=statistics_of(before), windows=windows)
     measured = _measure_rows(now, champion, shown)
-    round_ = Round(
-        run=run,
-        raw=measured.rows.dataset,
-        folder=folder,
-        store=folder,
-        rules=rules,
-        champion=champion,
-    )
     hostile = Observation(rule="anomaly", column=HOSTILE, detail=HOSTILE)
     checks = apply_rules([*observe_drift(measured.drift, rules), hostile], rules)
-    document = make_document(round_, measured, make_report(round_, measured, checks))
+    document = make_document(run, measured, make_report(measured, checks, folder=folder))
     document["schema"]["differences"] = {"I1": f"--- I1\n+++ I1\n-    max: 10\n+    max: {HOSTILE}"}
     return document
 

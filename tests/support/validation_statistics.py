@@ -10,16 +10,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from components.validation.rows import BATCH_ROWS
-from components.validation.tfdv_statistics import summarize_files
+from components.validation.tfdv_statistics import TableStatistics, summarize_files
 from evergreen.config.features import Features
 from evergreen.contracts.criteo import CRITEO
+from evergreen.rows.raw_schema import BATCH_ROWS
 from evergreen.statistics.profile_counter import ProfileCounter
 
 
 def statistics_of(
     table: pa.Table, *, batch_rows: int = BATCH_ROWS, features: Features = CRITEO
-) -> Any:
+) -> TableStatistics:
     """Return the statistics of the checked columns of `table`.
 
     The statistics are computed in one process, in batches of `batch_rows`.
@@ -28,6 +28,11 @@ def statistics_of(
         path = Path(folder) / "part-0.parquet"
         pq.write_table(table, path, row_group_size=batch_rows)
         return summarize_files([path], ProfileCounter(features))
+
+
+def by_feature(statistics: TableStatistics) -> dict[str, Any]:
+    """Return TFDV's message about each column, by the column's name."""
+    return {each.path.step[0]: each for each in statistics.message.datasets[0].features}
 
 
 def value_counts(feature: Any) -> dict[str, float]:

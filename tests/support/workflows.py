@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from evergreen.contracts.criteo import CRITEO
 from evergreen.contracts.workflow import FeatureWorkflow
+from tests.support.recommenders import SHOP
 
 
-def workflow_of(vocabularies, features=CRITEO, **more) -> FeatureWorkflow:
+def workflow_of(vocabularies, features=SHOP.features, **more) -> FeatureWorkflow:
     """Return a workflow with the categories `vocabularies` by column, and the fields in `more`."""
     numbers = len(features.numeric)
     values = {

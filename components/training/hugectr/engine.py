@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from components.training.device_memory import free_memory
 from components.training.engine import Rate
 from components.training.hugectr.embeddings import (
     Embedding,
@@ -43,7 +44,7 @@ from components.training.hugectr.files import (
 )
 from components.training.hugectr.guard import bounded
 from components.training.hugectr.layers import MODEL_NAME, Blueprint, padded
-from components.training.hugectr.nodes import built, communicator
+from components.training.hugectr.nodes import HUGECTR_ERRORS, built, communicator
 from components.training.hugectr.staging import Stage, full_batches, staged
 from components.training.rows import Rows, open_rows
 from evergreen.config.features import Places
@@ -51,7 +52,7 @@ from evergreen.config.model import DcnConfig, NetworkConfig
 from evergreen.config.training import TrainingSettings
 from evergreen.networks.files import StoredModel, one_each, open_model
 from evergreen.networks.scoring import load_scorer
-from evergreen.runtime.errors import ContractError, PermanentError
+from evergreen.runtime.errors import ContractError, PermanentError, first_line
 
 logger = logging.getLogger(__name__)
 
@@ -254,9 +255,10 @@ class HugectrEngine:
                         f"HugeCTR continues {stage.file_list} after {stage.num_batches} batches, "
                         "expected its end"
                     )
-        except RuntimeError as error:
+        except HUGECTR_ERRORS as error:
             raise PermanentError(
-                f"HugeCTR stopped at step {self.num_steps + 1}: {error}; its log names the reason"
+                f"HugeCTR stopped at step {self.num_steps + 1} with {self._sizes(batch_size)} "
+                f"(free memory: {free_memory()}): {first_line(error)}; its log names the reason"
             ) from error
 
     def _step(self, running: _Running, rate: Rate, *, stage: Stage, number: int) -> None:
@@ -299,16 +301,13 @@ class HugectrEngine:
         )
         if not self._current.exists():
             raise PermanentError("engine has no weights, expected a call of restore before learn")
-        workspaces = ", ".join(
-            f"{each.workspace_mb(self._num_gpus)} MiB" for each in self._embeddings
-        )
         try:
             with bounded(self._minutes):
                 model, reader = built(self._hugectr, blueprint, self._nodes)
-        except RuntimeError as error:
-            sizes = f"batches of {batch_size} rows and workspaces of {workspaces} per GPU"
+        except HUGECTR_ERRORS as error:
             raise PermanentError(
-                f"HugeCTR cannot build the network with {sizes}: {error}; its log names the reason"
+                f"HugeCTR cannot build the network with {self._sizes(batch_size)} (free memory: "
+                f"{free_memory()}): {first_line(error)}; its log names the reason"
             ) from error
         with bounded(self._minutes):
             self._load(model)
@@ -327,10 +326,13 @@ class HugectrEngine:
             )
             _require_same(current, saved)
             shutil.rmtree(copy)
-        logger.info(
-            "hugectr model: batches of %d, workspaces of %s per GPU", batch_size, workspaces
-        )
+        logger.info("hugectr model: %s", self._sizes(batch_size))
         return self._running
+
+    def _sizes(self, batch_size: int) -> str:
+        """Return a description of what takes memory on a GPU."""
+        workspaces = [f"{each.workspace_mb(self._num_gpus)} MiB" for each in self._embeddings]
+        return f"batches of {batch_size} rows and workspaces of {', '.join(workspaces)} per GPU"
 
     def _end_model(self) -> None:
         if self._running is None:
@@ -364,8 +366,10 @@ class HugectrEngine:
                 model.load_sparse_optimizer_states(
                     self._sparse_paths(folder, SPARSE_OPTIMIZER_FILE)
                 )
-        except (OSError, RuntimeError) as error:
-            raise PermanentError(f"HugeCTR cannot load {self._current}: {error}") from error
+        except (OSError, *HUGECTR_ERRORS) as error:
+            raise PermanentError(
+                f"HugeCTR cannot load {self._current}: {first_line(error)}"
+            ) from error
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -400,8 +404,8 @@ class HugectrEngine:
             )
         except ContractError as error:
             raise PermanentError(f"HugeCTR saved an invalid model: {error}") from error
-        except (OSError, RuntimeError) as error:
-            raise PermanentError(f"HugeCTR cannot save to {folder}: {error}") from error
+        except (OSError, *HUGECTR_ERRORS) as error:
+            raise PermanentError(f"HugeCTR cannot save to {folder}: {first_line(error)}") from error
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -18,10 +18,14 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from components.training.device_memory import free_memory
 from components.training.hugectr.guard import bounded
 from components.training.hugectr.layers import Blueprint, compiled_model
-from evergreen.runtime.errors import PermanentError
+from evergreen.runtime.errors import PermanentError, first_line
 from evergreen.runtime.exit_codes import ExitCode, exits_with_code
+
+HUGECTR_ERRORS = (RuntimeError, MemoryError)
+"""Errors that HugeCTR's calls raise. A failed allocation by RMM is a MemoryError in Python."""
 
 
 def communicator() -> Any | None:
@@ -97,8 +101,11 @@ def follow(nodes: Any) -> int:
     try:
         hugectr = importlib.import_module("hugectr")
         repeat_calls(hugectr, nodes)
-    except (ImportError, OSError, RuntimeError) as error:
-        raise PermanentError(f"HugeCTR stopped on node {nodes.Get_rank()}: {error}") from error
+    except (ImportError, OSError, *HUGECTR_ERRORS) as error:
+        raise PermanentError(
+            f"HugeCTR stopped on node {nodes.Get_rank()} (free memory: {free_memory()}): "
+            f"{first_line(error)}"
+        ) from error
     return ExitCode.DONE
 
 

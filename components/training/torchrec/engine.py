@@ -30,6 +30,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from components.training.device_memory import device_memory_reported
 from components.training.engine import Rate
 from components.training.rows import RowFolder, Rows, Share, open_rows
 from components.training.torch_parts import (
@@ -373,13 +374,30 @@ class _Worker:
 _CHECKED = {"restore", "open_rows"}
 """Calls in which each worker reads files and does not communicate. If a call fails in one worker,
 the error is sent to the other workers."""
+_FAILURE = "evergreen failure"
+"""Key in the group's store under which a worker writes its error before it ends."""
 _WORKERS: dict[int, _Worker] = {}
 """Worker parts of this process's engines, by the number of the engine."""
 _NUMBERS = itertools.count()
 
 
 def _execute(number: int, name: str, arguments: tuple[Any, ...]) -> Any:
-    """Execute this process's part of a call."""
+    """Execute this process's part of a call.
+
+    Raises:
+        PermanentError: the GPU has too little memory, or a file cannot be read.
+    """
+    shared: SharedEngine = arguments[0] if name == "begin" else _WORKERS[number]._shared
+    with device_memory_reported(
+        shared.config,
+        shared.slot_sizes,
+        batch_size=shared.settings.batch_size,
+        places=shared.places,
+    ):
+        return _executed(number, name, arguments)
+
+
+def _executed(number: int, name: str, arguments: tuple[Any, ...]) -> Any:
     if name == "begin":
         _WORKERS[number] = _Worker(*arguments)
         return None
@@ -407,13 +425,18 @@ def follow() -> None:
 
     Raises:
         TemporaryError: a worker was lost.
+        PermanentError: a GPU has too little memory. The leader raises the same error.
     """
     begin_group()
     # Only the leader handles SIGTERM. The leader needs this worker for the save.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with _lost_workers_reported():
         while (call := _broadcast(None)) is not None:
-            _execute(*call)
+            try:
+                _execute(*call)
+            except PermanentError as error:
+                _group_store().set(_FAILURE, str(error))
+                raise
     dist.destroy_process_group()
 
 
@@ -429,14 +452,22 @@ def _broadcast(call: Any) -> Any:
     return box[0]
 
 
+def _group_store() -> Any:
+    """Return the store through which the workers found each other. It outlives a worker."""
+    return dist.distributed_c10d._get_default_store()
+
+
 @contextmanager
 def _lost_workers_reported() -> Iterator[None]:
-    """Raise a TemporaryError if torch's process group reports a lost worker."""
+    """Raise the error of a lost worker, or a TemporaryError if the worker could not write it."""
     try:
         yield
     except RuntimeError as error:
         if "gloo" not in str(error) and not isinstance(error, dist.DistError):
             raise
+        with suppress(RuntimeError):
+            if _group_store().check([_FAILURE]):
+                raise PermanentError(_group_store().get(_FAILURE).decode()) from error
         raise TemporaryError(
             "a worker was lost; the same command continues from the last save, with any number of "
             "processes"
@@ -488,7 +519,7 @@ class TorchrecEngine:
         self._leads = begin_group()
         self._settings, self._number = settings, next(_NUMBERS)
         self._opened: Rows | None = None
-        self.num_steps = 0
+        self.num_steps, self._is_broken = 0, False
         shared = SharedEngine(
             config=config,
             slot_sizes=tuple(slot_sizes),
@@ -512,7 +543,11 @@ class TorchrecEngine:
         """
         with _lost_workers_reported():
             _broadcast((self._number, name, arguments))
-            return _execute(self._number, name, arguments if own is None else own)
+            try:
+                return _execute(self._number, name, arguments if own is None else own)
+            except Exception:
+                self._is_broken = name not in _CHECKED
+                raise
 
     def restore(self, weights: Path) -> None:
         """See `Engine`. Every worker reads the folder."""
@@ -586,7 +621,14 @@ class TorchrecEngine:
         return np.concatenate([np.empty(0, np.float32), *found])
 
     def close(self) -> None:
-        """See `Engine`. If this engine created the group, the other workers end."""
+        """See `Engine`. If this engine created the group, the other workers end.
+
+        After an error in a call, other workers may wait in that call. They would not receive
+        another call, so they only end after this process has ended.
+        """
+        if self._is_broken:
+            del _WORKERS[self._number]
+            return
         with suppress(TemporaryError):
             self._call("close")
             if self._leads:

@@ -181,9 +181,9 @@ class BacklogCounter:
     def unfinished(self, progress: Mapping[int, PartitionProgress[Any]]) -> int | None:
         """Return the number of messages that are neither acknowledged nor dead-lettered.
 
-        Returns None if no broker answers. In a partition of this reader (a key of `progress`), held
-        messages and future messages count. In a partition of another reader, all messages after the
-        group's committed offset count.
+        Returns None if no broker answers. In a partition of this reader (a key of `progress`), the
+        number includes held messages and future messages. In a partition of another reader, the
+        number includes all messages after the group's committed offset.
         """
         if time.monotonic() < self._silent_until:
             return None

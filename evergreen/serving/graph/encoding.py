@@ -62,10 +62,10 @@ class KeyRange(NamedTuple):
     Raw values are clipped to `lowest` and `highest`, and no vocabulary contains a category beyond
     these bounds. ONNX Runtime 1.31 clips int64 wrongly if a value and the bound agree in their
     upper 32 bits, because it compares the lower 32 bits as signed numbers. For example, it does not
-    clip 2^33 - 1 to the bound 2^32. This bug does no harm with the bounds used here, because their
-    lower 32 bits are the smallest signed number. The clipping error matters only if it moves a
-    value into another slot's range. An unclipped value is at most 2^32 beyond a bound, and the
-    ranges of two slots are further apart.
+    clip 2^33 - 1 to the bound 2^32. The bug of ONNX Runtime does no harm with the bounds used here,
+    because their lower 32 bits are the smallest signed number. The clipping error matters only if
+    it moves a value into another slot's range. An unclipped value is at most 2^32 beyond a bound,
+    and the ranges of two slots are further apart.
     """
 
     highest: int

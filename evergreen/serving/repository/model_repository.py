@@ -145,7 +145,7 @@ def assemble(version: int, folder: Path, options: ServingOptions) -> dict[str, P
 
 
 def warmup_files(golden: GoldenRows, num_rows: int) -> tuple[list[WarmupRow], dict[str, bytes]]:
-    """Return the first golden rows as Triton's warm-up, and the content of each warm-up file.
+    """Return Triton's warm-up from the first golden rows, and the content of each file by name.
 
     The name of a file is the hash of its content. A restored configuration therefore refers to its
     original rows.

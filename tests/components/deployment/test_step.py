@@ -23,7 +23,7 @@ from evergreen.runtime.errors import ContractError
 from evergreen.storage.uris import local_path
 from tests.support.controllers import answering
 from tests.support.file_modes import argo_umask, too_open
-from tests.support.recommenders import criteo_with
+from tests.support.recommenders import shop_with
 from tests.support.served_names import MODEL_NAME
 
 
@@ -46,7 +46,7 @@ def step(make_candidate, tmp_path):
     def run(accepted, name, *, release=None, urls=(), **other):
         verdict = Verdict.read(paths[accepted])
         raw = RawDataset.read(local_path(verdict.raw_dataset.uri))
-        raw = dataclasses.replace(raw, recommender=criteo_with(release=release or {}))
+        raw = dataclasses.replace(raw, recommender=shop_with(release=release or {}))
         keep_verdict(store, verdict, raw).write(paths[accepted])
         flags = {
             "run": name,

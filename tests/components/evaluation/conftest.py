@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from evergreen.config.model import DcnConfig
-from evergreen.contracts import criteo, raw_rows
+from evergreen.contracts import raw_rows
 from evergreen.contracts.manifests import Model, RawDataset, Release, TrainingSet
 from evergreen.contracts.workflow import FIRST_ID, FeatureWorkflow
 from evergreen.networks.files import TABLE, new_model
@@ -21,16 +21,25 @@ from evergreen.registry.models import GRAPH_FILE, graph_folder, graph_sha256
 from evergreen.runtime.durable import sha256_tree
 from evergreen.storage.references import keep
 from evergreen.storage.uris import local_path
-from tests.support.recommenders import criteo_with
+from tests.support.networks import vectors_of
+from tests.support.planted_rows import training_set_of
+from tests.support.recommenders import SHOP, arrays_of, shop_with
 from tests.support.releases import keep_model, make_live, release
-from tests.support.training_world import training_set_of
 from tests.support.validation_models import make_dataset
 from tests.support.workflows import workflow_of
 
+FEATURES = SHOP.features
+NUM_DENSE, NUM_VECTORS = len(FEATURES.dense_inputs), len(FEATURES.vector_names)
 CONFIG = DcnConfig(
-    num_dense=13, num_categorical=26, embedding_dim=1, num_cross_layers=1, tower=(2,)
+    num_dense=NUM_DENSE,
+    num_categorical=NUM_VECTORS,
+    embedding_dim=1,
+    num_cross_layers=1,
+    tower=(2,),
 )
 BIAS = -1.0
+SPREAD = 0.7
+"""Standard deviation of the planted weights of categories. It is half as large for numbers."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +50,10 @@ class Linear:
     categories: tuple[np.ndarray, ...]
 
     def noisy(self, scale: float, seed: int) -> "Linear":
-        random = np.random.default_rng(seed)
+        """Return the model with noise, whose deviation is `scale` times that of the weights."""
+        random, scale = np.random.default_rng(seed), scale * SPREAD
         return Linear(
-            (self.dense + scale * random.normal(size=13)).astype(np.float32),
+            (self.dense + scale / 2 * random.normal(size=NUM_DENSE)).astype(np.float32),
             tuple(
                 (w + scale * random.normal(size=len(w))).astype(np.float32) for w in self.categories
             ),
@@ -53,34 +63,26 @@ class Linear:
 def plant(workflow: FeatureWorkflow) -> Linear:
     random = np.random.default_rng(99)
     return Linear(
-        random.normal(0, 0.15, 13).astype(np.float32),
-        tuple(random.normal(0, 0.3, len(v)).astype(np.float32) for v in workflow.vocabularies),
+        random.normal(0, SPREAD / 2, NUM_DENSE).astype(np.float32),
+        tuple(random.normal(0, SPREAD, len(v)).astype(np.float32) for v in workflow.vocabularies),
     )
-
-
-def raw_arrays(table) -> tuple[np.ndarray, np.ndarray]:
-    """Return dense [n, 13] with NaN and categories [n, 26] with -1, as rows are served."""
-    dense = np.stack([table[name].to_numpy() for name in criteo.DENSE], axis=1).astype(np.float32)
-    columns = [table[name].to_pylist() for name in criteo.CATEGORICAL]
-    filled = [[-1 if value is None else value for value in column] for column in columns]
-    return dense, np.array(filled, dtype=np.int64).T
 
 
 def fit(dense, categorical) -> FeatureWorkflow:
     logged = np.log1p(np.nan_to_num(dense, nan=0.0))
     means, stds = logged.mean(0).astype(np.float32), logged.std(0).astype(np.float32)
+    slots = np.array(FEATURES.places.slots)
+    of_slots = [categorical[:, slots == slot] for slot in range(len(FEATURES.slots))]
     return workflow_of(
-        [np.unique(column[column >= 0]) for column in categorical.T], means=means, stds=stds
+        [np.unique(values[values >= 0]) for values in of_slots], means=means, stds=stds
     )
 
 
 def logits(linear: Linear, workflow: FeatureWorkflow, dense, categorical) -> np.ndarray:
     ids = workflow.encode_categorical(categorical)
-    total = workflow.encode_dense(dense) @ linear.dense + BIAS
-    for column, weights in enumerate(linear.categories):
-        table = np.r_[np.zeros(FIRST_ID), weights]
-        total = total + table[ids[:, column]]
-    return total
+    tables = [np.r_[np.zeros(FIRST_ID), weights][:, None] for weights in linear.categories]
+    vectors = vectors_of(tables, FEATURES.places, ids)
+    return workflow.encode_dense(dense) @ linear.dense + BIAS + np.sum(vectors, axis=0)[:, 0]
 
 
 def table_of(linear: Linear) -> np.ndarray:
@@ -93,27 +95,27 @@ def write_candidate(folder: Path, linear: Linear) -> None:
     rows = table_of(linear)
     shapes = {
         TABLE: (len(rows), 1),
-        "cross_weight": (1, 39),
-        "cross_bias": (1, 39),
-        "tower.0.weight": (2, 39),
+        "cross_weight": (1, CONFIG.input_width),
+        "cross_bias": (1, CONFIG.input_width),
+        "tower.0.weight": (2, CONFIG.input_width),
         "tower.0.bias": (2,),
         "final_tower": (1, 2),
-        "final_cross": (1, 39),
+        "final_cross": (1, CONFIG.input_width),
         "bias": (1,),
     }
     with new_model(folder, shapes, with_moments=False) as stored:
         stored.weights.table[:] = rows
-        stored.weights.dense["final_cross"][0] = np.r_[np.ones(26), linear.dense]
+        stored.weights.dense["final_cross"][0] = np.r_[np.ones(NUM_VECTORS), linear.dense]
         stored.weights.dense["bias"][:] = BIAS
 
 
 NETWORK = """
 <ir_version: 8, opset_import: ["": 17]>
-linear (float[rows, 13] dense, float[rows, 26, 1] embeddings) => (float[rows] logit) {
+linear (float[rows, 2] dense, float[rows, 5, 1] embeddings) => (float[rows] logit) {
   products = MatMul(dense, weights)
   of_dense = Squeeze(products, last)
-  of_categories = ReduceSum<keepdims = 0>(embeddings, all_but_first)
-  both = Add(of_dense, of_categories)
+  of_vectors = ReduceSum<keepdims = 0>(embeddings, all_but_first)
+  both = Add(of_dense, of_vectors)
   logit = Add(both, bias)
 }"""
 
@@ -174,7 +176,7 @@ class Round:
 
     def flags(self, *, champion: str = "current", **gate) -> list[str]:
         if gate:
-            self.change("raw", recommender=criteo_with(gate=gate))
+            self.change("raw", recommender=shop_with(gate=gate))
         flags = {
             "run": self.run,
             "store": self.store.as_uri(),
@@ -203,7 +205,7 @@ class Round:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        dense, categorical = raw_arrays(table)
+        dense, categorical = arrays_of(table)
 
         def scores(linear: Linear) -> np.ndarray:
             return 1 / (1 + np.exp(-logits(linear, self.workflow, dense, categorical)))
@@ -247,8 +249,10 @@ def write_encoded(folder: Path, labels, dense, ids) -> None:
     names = [f"part_{i}.parquet" for i in range(len(bounds) - 1)]
     for name, start, end in zip(names, bounds, bounds[1:]):
         columns = {raw_rows.LABEL: labels[start:end].astype(np.float32)}
-        columns |= {c: dense[start:end, i].astype(np.float32) for i, c in enumerate(criteo.DENSE)}
-        columns |= {c: ids[start:end, i] for i, c in enumerate(criteo.CATEGORICAL)}
+        columns |= {
+            c: dense[start:end, i].astype(np.float32) for i, c in enumerate(FEATURES.dense_inputs)
+        }
+        columns |= {c: ids[start:end, i] for i, c in enumerate(FEATURES.id_names)}
         pq.write_table(pa.table(columns), folder / name)
     (folder / "_file_list.txt").write_text(
         "\n".join([str(len(names)), *(f"/elsewhere/{name}" for name in names)])
@@ -269,7 +273,7 @@ def make_round(raw_table, tmp_path):
     ) -> Round:
         root = tmp_path / "a round"
         table = raw_table(n, seed=seed)
-        dense, categorical = raw_arrays(table)
+        dense, categorical = arrays_of(table)
         workflow = fit(dense, categorical)
         planted = plant(workflow)
         if labels is None:
@@ -285,7 +289,7 @@ def make_round(raw_table, tmp_path):
         ids = workflow.encode_categorical(categorical)
         write_encoded(encoded, labels, workflow.encode_dense(dense), ids)
 
-        new = new_categories or [0] * 26
+        new = new_categories or [0] * len(FEATURES.slots)
         workflow.save(root / "workflow")
         before = tuple(v[: len(v) - count] for v, count in zip(workflow.vocabularies, new))
         parent = local_path(keep_model(root / "store", "parent").uri)

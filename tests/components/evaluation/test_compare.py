@@ -17,7 +17,7 @@ from evergreen.runtime.durable import sha256_tree
 from evergreen.statistics.metrics import auc_difference, log_loss
 from evergreen.storage.uris import local_path
 from tests.components.evaluation.conftest import CONFIG, write_candidate
-from tests.support.recommenders import criteo_with
+from tests.support.recommenders import shop_with
 from tests.support.releases import keep_model, make_live, release
 
 LEARNED = "2025-10-09T00:00:00+00:00"
@@ -27,7 +27,7 @@ LEARNED = "2025-10-09T00:00:00+00:00"
 def two(make_round):
     """A run with the planted model as candidate, and a noisy model `older`."""
     made = make_round(3000)
-    noisy = made.planted.noisy(0.3, 8)
+    noisy = made.planted.noisy(1.0, 8)
     for model_id, linear, settings in (
         ("older", noisy, {}),
         ("candidate", made.planted, {"training": {"learning_rate": 0.5}}),
@@ -43,7 +43,7 @@ def two(make_round):
             slot_sizes=made.workflow.slot_sizes,
             sha256={"weights": sha256_tree(folder / Model.WEIGHTS)},
             last_learned_time=LEARNED if model_id == "candidate" else "2025-06-01T00:00:00+00:00",
-            recommender=criteo_with(**settings),
+            recommender=shop_with(**settings),
         )
     made.raw.write(verdict_paths(made.store, "candidate")[1])
     return made, noisy
@@ -86,7 +86,7 @@ def test_changed_setting_of_network_is_listed_once_by_its_name(two):
             recommender=recommender,
         )
         for width in (8, 16)
-        for recommender in [criteo_with(model={"tower": [width]})]
+        for recommender in [shop_with(model={"tower": [width]})]
     ]
     assert dict(_differing(*models)) == {"model.tower": ([8], [16])}
 

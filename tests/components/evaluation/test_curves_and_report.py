@@ -12,7 +12,6 @@ from components.evaluation.report import calibration_bins, roc_curve
 from components.evaluation.scoring import NEW_ITEM, UNKNOWN_ITEM, ScoredHoldout
 from evergreen.config.data import ColumnNames
 from evergreen.config.features import MISSING_CATEGORY
-from evergreen.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER
 from evergreen.contracts.manifests import AucLead, Verdict
 from evergreen.contracts.words import ShownValues
 from evergreen.registry.model_cards import card_path
@@ -20,6 +19,9 @@ from evergreen.runtime.exit_codes import ExitCode
 from evergreen.statistics.metrics import auc_difference, auc_estimate, user_quality
 from evergreen.storage.uris import local_path
 from tests.support.html_pages import assert_needs_nothing
+from tests.support.recommenders import SHOP
+
+FEATURES = SHOP.features
 
 
 def sample(n=2000, *, levels=None, seed=0):
@@ -79,23 +81,23 @@ def scored(n=3000, *, seconds=7200.0, champion=True, seed=0):
         item_newness=None,
         categories=random.choice(
             [MISSING_CATEGORY, 5, 0xFFFFFFFF, 7, 8, 9, 10],
-            (n, 26),
+            (n, len(FEATURES.place_names)),
             p=[0.3, 0.2, 0.2, 0.1, 0.1, 0.06, 0.04],
         ),
-        columns=CATEGORICAL,
+        columns=FEATURES.place_features,
     )
 
 
 def test_slices_are_measured_on_their_own_rows():
     rows = scored()
     slices = cut_slices(rows, is_first_round=False, shown=ShownValues())
-    ninth = rows.categories[:, 8]
+    users = rows.categories[:, 2]
     expected = {
         "all rows": np.ones(3000, bool),
         "position: 3": np.arange(3000) % 5 == 3,
-        "C9: missing": ninth == -1,
-        "C9: 4294967295": ninth == 0xFFFFFFFF,
-        "C9: other 2 values": np.isin(ninth, [9, 10]),
+        "user: missing": users == -1,
+        "user: 4294967295": users == 0xFFFFFFFF,
+        "user: other 2 values": np.isin(users, [9, 10]),
         "categories: one or more got an id in this round": rows.has_new_category,
         "categories: one or more have no id of their own": rows.has_unknown_category,
         "categories: all known before": ~(rows.has_new_category | rows.has_unknown_category),
@@ -121,7 +123,7 @@ def test_slices_are_measured_on_their_own_rows():
             sklearn_metrics.log_loss(labels, scores.astype(np.float64)) for scores in by_both
         )
         assert part.log_loss_change == pytest.approx(now / before - 1)
-    for column in ("hour", "C9"):
+    for column in ("hour", "user"):
         assert (
             sum(kept.sum() for name, kept in slices.items() if name.startswith(f"{column}: "))
             == 3000
@@ -162,7 +164,7 @@ def test_row_belongs_to_slice_of_each_list_element_and_counts_once_in_it():
     made = replace(
         made,
         categories=np.c_[made.categories[:, :1], places],
-        columns=("C1", "tags", "tags", "tags"),
+        columns=("item", "tags", "tags", "tags"),
     )
     slices = cut_slices(made, is_first_round=True, shown=ShownValues(words={"tags": {5: "jazz"}}))
     found = {name: kept.tolist() for name, kept in slices.items() if name.startswith("tags: ")}
@@ -177,17 +179,17 @@ def test_row_belongs_to_slice_of_each_list_element_and_counts_once_in_it():
 def test_columns_of_users_are_not_cut_by_value():
     every, shown = (
         cut_slices(scored(), is_first_round=True, shown=ShownValues(hidden=h))
-        for h in ((), ("C1", "C2"))
+        for h in ((), ("item", "shop"))
     )
-    assert {name.partition(": ")[0] for name in set(every) - set(shown)} == {"C1", "C2"}
-    assert {name.partition(": ")[0] for name in shown} >= {"C3", "C26"}
+    assert {name.partition(": ")[0] for name in set(every) - set(shown)} == {"item", "shop"}
+    assert {name.partition(": ")[0] for name in shown} >= {"user", "seen"}
 
 
 def test_people_see_slices_that_speak_most_against_candidate_first():
-    rows = scored()
+    rows = scored(seconds=86_400.0)
     slices = cut_slices(rows, is_first_round=False, shown=ShownValues())
-    shown = measure_slices(rows, slices, {"C3: missing": 0.3, "hour: 09": 0.01})
-    assert [part.name for part in shown[:2]] == ["hour: 09", "C3: missing"]
+    shown = measure_slices(rows, slices, {"user: missing": 0.3, "hour: 09": 0.01})
+    assert [part.name for part in shown[:2]] == ["hour: 09", "user: missing"]
     assert len(shown) == MAX_SHOWN < len(slices)
 
 
@@ -198,16 +200,16 @@ def test_hours_are_those_of_day_and_column_of_one_value_is_not_cut():
     assert [name for name in names if name.startswith("hour")] == [
         f"hour: {hour:02}" for hour in range(24)
     ]
-    assert not [name for name in names if name.startswith("C1: ")]
+    assert not [name for name in names if name.startswith("item: ")]
 
 
 def test_first_round_has_no_slice_of_new_categories():
     names = cut_slices(scored(), is_first_round=True, shown=ShownValues())
     words = cut_slices(
-        scored(), is_first_round=True, shown=ShownValues(words={"C1": {5: "missing"}})
+        scored(), is_first_round=True, shown=ShownValues(words={"item": {5: "missing"}})
     )
-    assert {"C1: 'missing'", "C1: missing"} <= set(words)
-    np.testing.assert_array_equal(words["C1: 'missing'"], names["C1: 5"])
+    assert {"item: 'missing'", "item: missing"} <= set(words)
+    np.testing.assert_array_equal(words["item: 'missing'"], names["item: 5"])
     assert [name.partition(": ")[2] for name in names if name.startswith("categories")] == [
         "one or more have no id of their own",
         "all known",
@@ -231,12 +233,12 @@ def test_slice_without_clicks_has_no_number():
 def test_quality_within_users_is_told_where_recommender_names_them(make_round):
     made = make_round(1000)
     made.release_champion(made.planted)
-    named = replace(CRITEO_RECOMMENDER, data=ColumnNames(user="C17"))
-    flags, users = made.flags(), made.categorical[:, 16]
+    named = replace(SHOP, data=ColumnNames(user="user"))
+    flags, users = made.flags(), made.categorical[:, 2]
 
     def values_shown():
-        told = made.path("report.html").read_text() + card_path(made.store, "candidate").read_text()
-        return [user for user in np.unique(users[users != MISSING_CATEGORY]) if str(user) in told]
+        text = made.path("report.html").read_text() + card_path(made.store, "candidate").read_text()
+        return [user for user in np.unique(users[users != MISSING_CATEGORY]) if str(user) in text]
 
     assert main(flags) == ExitCode.DONE
     assert "GAUC" not in made.path("report.html").read_text()
@@ -253,7 +255,7 @@ def test_quality_within_users_is_told_where_recommender_names_them(make_round):
 
 
 def test_report_is_one_closed_page_that_fetches_nothing(make_round):
-    made = make_round(1000, new_categories=[1] * 26)
+    made = make_round(1000, new_categories=[1] * 4)
     made.release_champion(made.planted, "<b>champion</b>")
     main(made.flags())
     page = made.path("report.html").read_text()

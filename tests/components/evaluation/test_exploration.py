@@ -169,9 +169,9 @@ def explore_some(made, *, lists: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lists", "told"), [(300, "Each such swap gains"), (20, "too few to estimate")]
+    ("lists", "sentence"), [(300, "Each such swap gains"), (20, "too few to estimate")]
 )
-def test_step_tells_it_in_verdict_and_report(make_round, lists, told):
+def test_step_tells_it_in_verdict_and_report(make_round, lists, sentence):
     made = make_round(9_000)
     explore_some(made, lists=lists)
     main(made.flags())
@@ -180,7 +180,7 @@ def test_step_tells_it_in_verdict_and_report(make_round, lists, told):
     assert found.num_swaps > 0
     page = made.path("report.html").read_text()
     assert f"{lists} held-out lists were explored" in page
-    assert told in page
+    assert sentence in page
     if found.gain is not None:
         assert f"{found.gain:+.4f} [{found.low:+.4f}, {found.high:+.4f}]" in page
 

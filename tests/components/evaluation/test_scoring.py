@@ -19,10 +19,9 @@ from components.evaluation.scoring import (
 )
 from evergreen.config.data import ColumnNames
 from evergreen.config.features import MISSING_CATEGORY, Features, ListOptions
-from evergreen.contracts.criteo import CRITEO
 from evergreen.contracts.raw_rows import EVENT_TIME, LABEL, POSITION, REQUEST_ID
 from evergreen.storage.uris import local_path
-from tests.support.recommenders import criteo_with
+from tests.support.recommenders import SHOP, shop_with
 from tests.support.rounded import rounded
 
 
@@ -38,11 +37,11 @@ def score(made, **changes):
         "score_champion": None,
         "slot_sizes": made.training_set.slot_sizes,
         "named": ColumnNames(),
-        "new_ids": [np.zeros(0, np.int64)] * 26,
+        "new_ids": [np.zeros(0, np.int64)] * 4,
         **changes,
     }
     return score_holdout(
-        made.raw.holdout_uri, made.training_set.holdout_uri, features=CRITEO, **arguments
+        made.raw.holdout_uri, made.training_set.holdout_uri, features=SHOP.features, **arguments
     )
 
 
@@ -61,8 +60,8 @@ def test_rows_keep_their_order_labels_times_and_categories(made):
 
 
 def test_rows_of_user_are_one_group_and_unknown_users_group_by_request(made):
-    rows, by_request = score(made, named=ColumnNames(user="C19")), score(made).requests
-    users = made.categorical[:, 18]
+    rows, by_request = score(made, named=ColumnNames(user="user")), score(made).requests
+    users = made.categorical[:, 2]
     assert (users == MISSING_CATEGORY).any()
     expected = [
         ("request", by_request[i]) if user == MISSING_CATEGORY else user
@@ -83,8 +82,8 @@ def test_row_is_new_if_it_holds_id_of_this_round(made):
     ]
     rows = score(made, new_ids=[np.array(ids, np.int64) for ids in new])
     expected = np.zeros(900, dtype=bool)
-    for column, ids in enumerate(new):
-        expected |= np.isin(made.categorical[:, column], [vocabularies[column][i - 3] for i in ids])
+    for values, slot in zip(made.categorical.T, SHOP.features.places.slots):
+        expected |= np.isin(values, [vocabularies[slot][i - 3] for i in new[slot]])
     np.testing.assert_array_equal(rows.has_new_category, expected)
     assert 0 < expected.sum() < 900
 
@@ -99,13 +98,15 @@ def test_row_whose_columns_got_no_id_is_not_new_even_in_empty_column(made):
 
 @pytest.mark.parametrize("batch_rows", [1, 64, 10_000])
 def test_scores_do_not_depend_on_batches(made, batch_rows):
-    champion = champion_scorer(made.release_champion(made.planted), CRITEO)
+    champion = champion_scorer(made.release_champion(made.planted), SHOP.features)
     candidate = candidate_scorer(made.model)
     raw, encoded = local_path(made.raw.holdout_uri), local_path(made.training_set.holdout_uri)
     expected = made.scores(made.planted)
-    by_graph = np.concatenate([champion(batch) for batch in raw_batches(raw, CRITEO, batch_rows)])
+    by_graph = np.concatenate(
+        [champion(batch) for batch in raw_batches(raw, SHOP.features, batch_rows)]
+    )
     by_weights = np.concatenate(
-        [candidate(batch) for batch in encoded_batches(encoded, CRITEO, batch_rows)]
+        [candidate(batch) for batch in encoded_batches(encoded, SHOP.features, batch_rows)]
     )
     np.testing.assert_allclose(by_graph, expected, atol=1e-5)
     np.testing.assert_allclose(by_weights, expected, atol=1e-5)
@@ -114,7 +115,7 @@ def test_scores_do_not_depend_on_batches(made, batch_rows):
 @pytest.mark.parametrize("numbers", ["float16", "int8"])
 def test_candidate_is_scored_with_its_table_as_it_would_be_served(make_round, numbers):
     made = make_round(900)
-    model = replace(made.model, recommender=criteo_with(release={"tables": numbers}))
+    model = replace(made.model, recommender=shop_with(release={"tables": numbers}))
     categories = tuple(rounded(each[:, None], numbers)[:, 0] for each in made.planted.categories)
     expected = made.scores(replace(made.planted, categories=categories))
     found = score(made, score_candidate=candidate_scorer(model)).candidate
@@ -122,7 +123,7 @@ def test_candidate_is_scored_with_its_table_as_it_would_be_served(make_round, nu
 
 
 def test_missing_values_reach_graph_as_contract_says(made):
-    (batch, *_) = raw_batches(local_path(made.raw.holdout_uri), CRITEO)
+    (batch, *_) = raw_batches(local_path(made.raw.holdout_uri), SHOP.features)
     n = len(batch.labels)
     np.testing.assert_array_equal(batch.dense, made.dense[:n])  # NaN for a null in the log
     np.testing.assert_array_equal(batch.categorical, made.categorical[:n])  # -1 represents a null

@@ -26,4 +26,4 @@ def recommender():
 @pytest.fixture
 def raw_table(raw_table):
     """Return rows of different times. Each row is its own request by default."""
-    return partial(raw_table, request_rows=1, with_lists=True)
+    return partial(raw_table, request_rows=1)

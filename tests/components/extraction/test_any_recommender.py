@@ -85,7 +85,7 @@ def write_lake(root, rows, features) -> None:
 
 
 def extracted(lake, features, folder, **settings):
-    opened = Lake(files=LakeFiles(FolderObjects(lake)), features=features)
+    opened = Lake(files=LakeFiles(FolderObjects(lake)))
     described = recommender(features, settings={"extraction": settings} if settings else {})
     return extract(opened, TimeSpan(), folder=folder, recommender=described)
 
@@ -392,7 +392,7 @@ def test_rows_without_weight_column_count_one_and_without_key_have_none(tmp_path
     pq.write_table(
         pa.Table.from_pylist(weighted, raw_schema(SHOP, weighted=True)), day / "weighted.parquet"
     )
-    opened = Lake(files=LakeFiles(FolderObjects(tmp_path / "lake")), features=SHOP, weighted=True)
+    opened = Lake(files=LakeFiles(FolderObjects(tmp_path / "lake")))
     described = recommender(data=ColumnNames(weight="counts"))
     dataset = extract(opened, TimeSpan(), folder=tmp_path / "out", recommender=described)
     found = rows_in(dataset.train_uri, dataset.holdout_uri)
@@ -777,7 +777,7 @@ def test_extraction_notes_words_of_windows_rows_but_no_users(tmp_path):
         replay=tmp_path / "replay",
         settings=IngestSettings(),
     )
-    opened = Lake(files=LakeFiles(FolderObjects(lake)), features=features)
+    opened = Lake(files=LakeFiles(FolderObjects(lake)))
     window = TimeSpan(None, to_micros(rows[-1]["event_time"]))
     dataset = extract(opened, window, folder=tmp_path / "out", recommender=described)
     assert read_words(local_path(dataset.words_uri)) == {

@@ -231,7 +231,7 @@ def test_newest_row_takes_newest_day_with_rows_alone(lake, folder, tmp_path):
     put(folder)
     lake.seen.clear()
     with opened_lake(URI, work=tmp_path / "work", open_storage=open_storage) as files:
-        found = Lake(files=files, features=SHOP.features).newest()
+        found = Lake(files=files).newest()
     assert found == parse_time("newest", "2026-03-05T23:52:48Z")
     assert {name.partition("/")[0] for name in fetched(lake.seen)} == {
         f"day={day(n)}" for n in (5, 6, 7)

@@ -70,8 +70,8 @@ def test_window_without_unseen_rows_is_refused_with_one_that_would_do(
     assert run_main(flags, **asked) == 2
     message = capsys.readouterr().err
     assert (
-        "holds 6 rows newer than 2026-03-02T12:00:00+00:00, up to which m1 learned, expected at "
-        "least 10" in message
+        "holds 6 rows newer than 2026-03-02T12:00:00+00:00, up to which m1 was trained, "
+        "expected at least 10" in message
     )
     (would_do,) = re.findall(r"a window_end of (\S+) or later would do", message)
     assert run_main(flags, **{**asked, "window_end": would_do}) == 0

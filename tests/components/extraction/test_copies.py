@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from components.extraction.copies import newest_copies
-from components.extraction.lake import sorted_day
+from components.extraction.reader import sorted_day
 from evergreen.config.features import CategoricalOptions, Features, ListOptions
 from evergreen.contracts import raw_rows
 from evergreen.contracts.manifests import RawDataset

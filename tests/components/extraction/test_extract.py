@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from components.extraction import copying
 from components.extraction import extract as extract_module
 from components.extraction.extract import data_digest
 from evergreen.contracts import raw_rows
@@ -135,7 +136,7 @@ def extract_lots(tmp_path, raw_table, write_lake, monkeypatch):
 
     Returns the manifest and all files by name.
     """
-    monkeypatch.setattr(extract_module, "_LOT_ROWS", 150)
+    monkeypatch.setattr(copying, "_TASK_ROWS", 150)
     table = raw_table(1000, start=START.timestamp(), seconds=2 * 86_400, request_rows=7)
     label = pa.array(
         [None if n in (5, 705) else v for n, v in enumerate(table[raw_rows.LABEL].to_pylist())],
@@ -158,7 +159,7 @@ def extract_lots(tmp_path, raw_table, write_lake, monkeypatch):
     def run(processes, scheduler="", **settings):
         monkeypatch.setattr(forked, "available_cores", lambda: processes)
         dataset = extract_module.extract(
-            folder_lake(folder, piece_rows=40),
+            folder_lake(folder, chunk_rows=40),
             TimeSpan(),
             folder=tmp_path / "work",
             recommender=shop_with(extraction={"max_malformed_fraction": 0.1, **settings}),
@@ -219,7 +220,7 @@ def test_process_killed_midway_leaves_nothing_and_next_try_is_same(
         write(self, table)
         if (
             os.getpid() != parent
-            and self._folder.name == extract_module.WINDOW
+            and self._folder.name == copying.WINDOW
             and not (tmp_path / "died").exists()
         ):
             (tmp_path / "died").touch()

@@ -19,7 +19,7 @@ from evergreen.rows.times import TimeSpan, parse_time, to_micros
 from evergreen.runtime.errors import ContractError
 from evergreen.storage.uris import local_path
 from tests.support.errors import raises
-from tests.support.lakes import OUTCOMES, folder_lake, rows_in
+from tests.support.lakes import OUTCOMES, folder_lake, read_window, rows_in
 from tests.support.recommenders import SHOP
 
 RAW_SCHEMA = raw_schema(SHOP.features)
@@ -38,12 +38,12 @@ def read_lake(tmp_path):
         path = tmp_path / "lake.jsonl"
         path.unlink(missing_ok=True)
         with MalformedRows(path, max_fraction=1.0) as malformed:
-            pieces = list(lake.tables(window, malformed))
-        rows = [row for table, _ in pieces for row in table.to_pylist()]
+            chunks = list(read_window(lake, malformed, window))
+        rows = [row for chunk in chunks for row in chunk.table.to_pylist()]
         malformed = (
             [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
         )
-        return rows, sum(copies.num_rows for _, copies in pieces), malformed
+        return rows, sum(chunk.copies.num_rows for chunk in chunks), malformed
 
     return run
 
@@ -69,13 +69,13 @@ def four_days_in_order(four_days):
 @given(
     start=st.none() | st.integers(-DAY, 5 * DAY),
     length=st.none() | st.integers(1, 3 * DAY),
-    piece_rows=st.sampled_from([50, 333, 10_000]),
+    chunk_rows=st.sampled_from([50, 333, 10_000]),
 )
 @settings(
     max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_window_holds_its_rows_in_time_order(
-    four_days_lake, four_days_in_order, read_lake, start, length, piece_rows
+    four_days_lake, four_days_in_order, read_lake, start, length, chunk_rows
 ):
     window = TimeSpan(
         None if start is None else FIRST + start,
@@ -88,21 +88,21 @@ def test_window_holds_its_rows_in_time_order(
         and (window.end is None or to_micros(r[raw_rows.EVENT_TIME]) < window.end)
     ]
     rows, num_duplicates, malformed = read_lake(
-        folder_lake(four_days_lake, piece_rows=piece_rows), window
+        folder_lake(four_days_lake, chunk_rows=chunk_rows), window
     )
     assert rows == expected
     assert (num_duplicates, malformed) == (0, [])
 
 
-def test_burst_of_traffic_is_cut_where_it_is(tmp_path, raw_table, write_lake):
+def test_burst_of_traffic_is_split_by_its_rows(tmp_path, raw_table, write_lake):
     quiet = raw_table(200, start=START.timestamp(), seconds=86_400)
     burst = raw_table(2000, seed=1, start=START.timestamp() + 30_000, seconds=60)
     lake = folder_lake(
         write_lake(tmp_path / "lake", pa.concat_tables([quiet, burst]).sort_by("event_time")),
-        piece_rows=200,
+        chunk_rows=200,
     )
     with MalformedRows(tmp_path / "s.jsonl") as malformed:
-        sizes = [table.num_rows for table, _ in lake.tables(ALL, malformed)]
+        sizes = [rows.table.num_rows for rows in read_window(lake, malformed)]
     assert sum(sizes) == 2200
     assert max(sizes) <= 400
 
@@ -141,22 +141,22 @@ def test_row_groups_outside_window_are_not_read(tmp_path, four_days, write_lake,
     assert len(read_lake(folder_lake(lake), TimeSpan(FIRST + DAY // 2, FIRST + DAY))[0]) == 250
 
 
-def test_pieces_hold_whole_row_groups_where_these_follow_each_other(
+def test_chunks_hold_whole_row_groups_where_these_follow_each_other(
     tmp_path, four_days, write_lake
 ):
-    lake = folder_lake(write_lake(tmp_path / "lake", four_days, row_group_size=50), piece_rows=130)
-    sizes = [round(piece.num_rows) for piece, _ in lake.pieces(ALL)]
+    lake = folder_lake(write_lake(tmp_path / "lake", four_days, row_group_size=50), chunk_rows=130)
+    sizes = [round(chunk.num_rows) for chunk in lake.plan(ALL).chunks]
     assert len(sizes) == 4 * 4
     assert {size % 50 for size in sizes} == {0}
     assert max(sizes) <= 1.5 * 130
 
 
-def test_piece_but_for_first_names_only_files_that_may_hold_its_rows(tmp_path, four_days):
+def test_chunk_after_first_names_only_files_that_may_hold_its_rows(tmp_path, four_days):
     (day := tmp_path / "lake" / "day=2026-03-01").mkdir(parents=True)
     for k in range(10):
         pq.write_table(four_days.slice(50 * k, 50), day / f"part-{k}.parquet")
-    pieces = folder_lake(tmp_path / "lake", piece_rows=100).pieces(ALL)
-    assert [len(piece.files) for piece, _ in pieces] == [10, 2, 2, 2, 2]
+    chunks = folder_lake(tmp_path / "lake", chunk_rows=100).plan(ALL).chunks
+    assert [len(chunk.files) for chunk in chunks] == [10, 2, 2, 2, 2]
 
 
 def test_file_that_lacks_columns_is_refused_by_name(tmp_path, four_days, write_lake, read_lake):
@@ -173,9 +173,9 @@ def test_partition_without_date_is_refused(tmp_path, four_days, write_lake):
         folder_lake(lake)
 
 
-@pytest.mark.parametrize("piece_rows", [30, 10_000])
+@pytest.mark.parametrize("chunk_rows", [30, 10_000])
 def test_rows_of_another_day_or_of_none_are_set_aside_once(
-    tmp_path, four_days, read_lake, piece_rows
+    tmp_path, four_days, read_lake, chunk_rows
 ):
     index = four_days.schema.get_field_index(raw_rows.EVENT_TIME)
     times = four_days.column(index).to_pylist()[:500]
@@ -187,7 +187,7 @@ def test_rows_of_another_day_or_of_none_are_set_aside_once(
     pq.write_table(table, tmp_path / "lake" / "day=2026-03-01" / "a.parquet", row_group_size=50)
     for window, num_rows in ((TimeSpan(), 498), (TimeSpan(FIRST, FIRST + DAY // 10), 50)):
         rows, _, malformed = read_lake(
-            folder_lake(tmp_path / "lake", piece_rows=piece_rows), window
+            folder_lake(tmp_path / "lake", chunk_rows=chunk_rows), window
         )
         assert len(rows) == num_rows
         assert [m["line"] for m in malformed] == [401, 402]

@@ -21,7 +21,7 @@ from tests.support.recommenders import SHOP
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 DAY = timedelta(days=1)
-WARNINGS = "components.extraction.window"
+WARNINGS = "components.extraction.seen_files"
 
 
 class Rounds:
@@ -121,14 +121,14 @@ def test_unseen_files_older_than_late_days_are_named_and_read_on_request(rounds,
     rounds.add(between(72, 80, step=2), "b.parquet")
     for end in (100, 104, 108):
         rounds.add(between(end - 4, end), f"c-{end}.parquet")
-        with caplog.at_level(logging.WARNING, "components.extraction.extract"):
+        with caplog.at_level(logging.WARNING, WARNINGS):
             dataset = rounds.turn()
         assert (dataset.num_left_files, dataset.num_left_rows) == (2, 200)
         assert dataset.num_late_rows == (40 if end == 100 else 0)
     sentence = (
         "2 files with about 200 rows of 2026-03-01 to 2026-03-02 were not seen by this lineage and "
         "are older than "
-        "late_days=1: their rows are not learned; a window_start of 2026-03-01 or --set "
+        "late_days=1: their rows are not read; a window_start of 2026-03-01 or --set "
         "extraction.late_days="
     )
     assert caplog.text.count(sentence) == 3
@@ -173,7 +173,7 @@ def test_file_that_was_changed_is_told_and_not_learnt(rounds, between, caplog):
         dataset = rounds.turn()
     assert dataset.num_late_rows == 0
     assert "day=2026-03-02/a.parquet has" in caplog.text
-    assert "what was changed is not learned" in caplog.text
+    assert "changed rows are not read" in caplog.text
 
 
 def test_click_in_late_copy_of_learned_row_is_counted_and_named(rounds, between, caplog):
@@ -187,12 +187,12 @@ def test_click_in_late_copy_of_learned_row_is_counted_and_named(rounds, between,
     )
     rounds.add(clicked.slice(0, 10), "b.parquet")
     rounds.add(between(30, 48), "c.parquet")
-    with caplog.at_level(logging.WARNING, "components.extraction.lake"):
+    with caplog.at_level(logging.WARNING, "components.extraction.copying"):
         dataset = rounds.turn()
     assert (dataset.num_late_rows, dataset.num_duplicates, dataset.num_updated) == (0, 6, 4)
     assert (
-        "4 late rows of day 2026-03-02 came with another label or other features after they had "
-        "been" in caplog.text
+        "4 late rows of day 2026-03-02 were left out, because the lineage was trained on copies "
+        "with another label or other features" in caplog.text
     )
 
 

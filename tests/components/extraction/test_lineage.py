@@ -196,7 +196,7 @@ def test_lines_for_people_say_same(store, lake, capsys):
     assert lines[4:] == [
         f"model m2 (live), from m1: trained on rows up to {at(1)}, evaluated on rows up to "
         f"{at(1.5)}",
-        "  its evaluation rows were learned later by m3",
+        "  its evaluation rows were later used to train m3",
     ]
 
 

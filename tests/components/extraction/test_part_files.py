@@ -6,8 +6,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from components.extraction.holdout import split_newest
 from evergreen.rows import raw_schema
-from evergreen.rows.raw_schema import PartWriter, cut_newest
+from evergreen.rows.raw_schema import PartWriter
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def test_files_hold_stream_and_cut_keeps_order(
         groups = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
         assert groups[:-1] == [16] * (len(groups) - 1)
     newest = int(sum(sizes) * share)
-    cut_newest(writer.parts, newest, older=folder / "train", newest=folder / "holdout")
+    split_newest(writer.parts, newest, older=folder / "train", newest=folder / "holdout")
     assert not list((folder / "all").iterdir())
     parts = {name: sorted((folder / name).iterdir()) for name in ("train", "holdout")}
     read = {

@@ -11,7 +11,7 @@ import pytest
 
 from components.extraction import replay
 from components.extraction.extract import data_digest
-from components.extraction.lake import Lake
+from components.extraction.reader import RowReader
 from evergreen.config.extraction import ExtractionSettings
 from evergreen.contracts import raw_rows
 from evergreen.rows.times import TimeSpan, parse_time
@@ -211,19 +211,19 @@ def test_of_long_days_places_are_read_and_of_each_what_is_needed(
 ):
     lake = write_lake(tmp_path / "lake", ten_days, row_group_size=100)
     monkeypatch.setattr(replay, "BATCH_ROWS", 100)
-    monkeypatch.setattr(replay, "_MIN_PIECES", 14)
-    monkeypatch.setattr(replay, "_ROWS_OF_PIECE", 1)
-    monkeypatch.setattr(replay, "_STRETCH_ROWS", 20)
+    monkeypatch.setattr(replay, "_MIN_CHUNKS", 14)
+    monkeypatch.setattr(replay, "_ROWS_OF_CHUNK", 1)
+    monkeypatch.setattr(replay, "_INTERVAL_ROWS", 20)
     read = []
 
-    def counted(self, piece, *others, **of_the_window):
-        table, duplicates = lake_read(self, piece, *others, **of_the_window)
-        if not of_the_window:
-            read.append(table.num_rows)
-        return table, duplicates
+    def counted(self, chunk, malformed):
+        rows = read_chunk(self, chunk, malformed)
+        if malformed.path.name.startswith("replay"):
+            read.append(rows.table.num_rows)
+        return rows
 
-    lake_read = Lake.read
-    monkeypatch.setattr(Lake, "read", counted)
+    read_chunk = RowReader.read
+    monkeypatch.setattr(RowReader, "read", counted)
     dataset = run_step(lake, holdout_fraction=0.05, replay_share=0.05)
     assert (dataset.num_replay_holdout_rows, dataset.num_replay_rows) == (60, 60)
     assert len(dataset.replay_days) == 7

@@ -61,7 +61,7 @@ def test_rows_of_clock_that_is_ahead_are_left_and_no_later_row_is_lost(
 ):
     add(rows(0, 400), "a.parquet")
     add(rows(24 * 365 * 73, 30, seed=1), "ahead.parquet")
-    with caplog.at_level(logging.WARNING, "components.extraction.extract"):
+    with caplog.at_level(logging.WARNING, "components.extraction.lake"):
         first = turn()
     assert (
         first.num_ahead,
@@ -70,7 +70,7 @@ def test_rows_of_clock_that_is_ahead_are_left_and_no_later_row_is_lost(
     ) == (30, 400, 0)
     assert first.last_event_time < "2026-03-03"
     assert (
-        "30 rows in 1 files are not learned yet, because their times are ahead of the clock"
+        "30 rows in 1 files are not read yet, because their times are ahead of the clock"
         in caplog.text
     )
     (line,) = map(json.loads, local_path(first.ahead_uri).read_text().splitlines())
@@ -141,8 +141,8 @@ def test_model_that_learned_ahead_of_clock_is_refused_with_way_out(
     turn(code=2, **asked)
     message = capsys.readouterr().err
     assert (
-        "model m1 learned rows up to 2099-12-31T00:00:00+00:00, later than 2026-03-02T17:00:00"
-        in message
+        "model m1 was trained on rows up to 2099-12-31T00:00:00+00:00, "
+        "later than 2026-03-02T17:00:00" in message
     )
     assert "run it again with `--from-scratch`" in message
     assert turn(parent="none", champion="none").last_learned_time < "2026-03-03"
@@ -150,7 +150,7 @@ def test_model_that_learned_ahead_of_clock_is_refused_with_way_out(
 
 def test_lake_of_rows_that_are_all_ahead_says_so(rows, add, turn, capsys, caplog):
     add(rows(24 * 400, 30), "a.parquet")
-    with caplog.at_level(logging.WARNING, "components.extraction.extract"):
+    with caplog.at_level(logging.WARNING, "components.extraction.lake"):
         turn(code=2)
-    assert "30 rows in 1 files are not learned yet" in caplog.text
+    assert "30 rows in 1 files are not read yet" in caplog.text
     assert "holds no rows" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """Fixtures for raw folders, in-process runs of the step, and a model registry with a parent."""
 
 import shutil
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,14 +14,17 @@ import pytest
 
 from components.preprocessing.__main__ import main
 from evergreen.config.preprocessing import PreprocessingSettings
-from evergreen.contracts import criteo, raw_rows
+from evergreen.contracts import raw_rows
 from evergreen.contracts.manifests import Model, RawDataset, TrainingSet
 from evergreen.contracts.workflow import FeatureWorkflow
 from evergreen.registry.models import model_folder
 from evergreen.runtime.durable import sha256_tree
 from evergreen.storage.uris import local_path
+from tests.support.recommenders import SHOP, arrays_of
 from tests.support.releases import keep_model
 from tests.support.validation_models import make_dataset
+
+FEATURES = SHOP.features
 
 
 @pytest.fixture
@@ -65,8 +69,8 @@ def write_raw(tmp_path):
 def with_settings(raw_path, **settings):
     """Change preprocessing settings in the manifest of a raw dataset."""
     described = RawDataset.read(raw_path).recommender
-    asked = {"preprocessing": {"frequency_threshold": 2, **settings}}
-    change_dataset(raw_path, recommender=replace(described, settings=asked))
+    changed = {"preprocessing": {"frequency_threshold": 2, **settings}}
+    change_dataset(raw_path, recommender=replace(described, settings=changed))
 
 
 def change_dataset(path, **changes):
@@ -160,23 +164,19 @@ def load_workflow(training_set) -> FeatureWorkflow:
 
 
 def read_raw_arrays(tables) -> SimpleNamespace:
-    """Return label, dense values and categories of raw tables, without pandas.
-
-    A missing value is NaN, a missing category -1.
-    """
+    """Return label, dense values and categories of raw tables."""
     table = pa.concat_tables(tables)
-    dense = [
-        table[name].combine_chunks().fill_null(np.nan).to_numpy(zero_copy_only=False)
-        for name in criteo.DENSE
-    ]
-    categorical = [
-        table[name].combine_chunks().fill_null(-1).to_numpy() for name in criteo.CATEGORICAL
-    ]
-    return SimpleNamespace(
-        label=table[raw_rows.LABEL].to_numpy(),
-        dense=np.stack(dense, 1),
-        categorical=np.stack(categorical, 1),
-    )
+    dense, categorical = arrays_of(table)
+    label = table[raw_rows.LABEL].to_numpy()
+    return SimpleNamespace(label=label, dense=dense, categorical=categorical)
+
+
+def count_by_slot(tables) -> list[Counter]:
+    """Count the categories of each vocabulary, with the elements of the lists that share it."""
+    counts = [Counter() for _ in FEATURES.slots]
+    for slot, values in zip(FEATURES.places.slots, read_raw_arrays(tables).categorical.T):
+        counts[slot].update(values[values != -1].tolist())
+    return counts
 
 
 def read_table(uri) -> pa.Table:
@@ -188,14 +188,14 @@ def read_table(uri) -> pa.Table:
 
 
 def read_encoded(uri) -> SimpleNamespace:
-    """Return Criteo's encoded rows."""
+    """Return the encoded rows as arrays."""
     table = read_table(uri)
     columns = {name: table[name].to_numpy() for name in table.column_names}
     return SimpleNamespace(
         table=table,
         label=columns[raw_rows.LABEL],
-        dense=np.stack([columns[name] for name in criteo.DENSE], 1),
-        ids=np.stack([columns[name] for name in criteo.CATEGORICAL], 1),
+        dense=np.stack([columns[name] for name in FEATURES.dense_inputs], 1),
+        ids=np.stack([columns[name] for name in FEATURES.id_names], 1),
     )
 
 
@@ -216,7 +216,8 @@ def reading():
         table=read_table,
         encoded=read_encoded,
         raw=read_raw_arrays,
+        counts=count_by_slot,
         replace=replace_column,
-        asked=with_settings,
+        with_settings=with_settings,
         change=change_dataset,
     )

@@ -15,7 +15,7 @@ from tests.support.workflows import workflow_of
 def make_columns(seed=0):
     random = np.random.default_rng(seed)
     columns = []
-    for size in range(26):
+    for size in (0, 1, 7, 25):
         values = random.choice(2**32, size=2 * size, replace=False)
         vocabulary, waiting = values[:size].copy(), np.sort(values[size:])
         vocabulary[::4] = TOMBSTONE
@@ -45,8 +45,7 @@ def test_columns_survive_disk(tmp_path):
     columns = make_columns()
     save_columns(columns, tmp_path)
     loaded = load_columns(tmp_path, workflow_of([column.vocabulary for column in columns]))
-    assert len(loaded) == 26
-    assert all(map(same, columns, loaded))
+    assert [same(*pair) for pair in zip(columns, loaded, strict=True)] == [True] * 4
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 torn"], ids=["empty", "torn"])

@@ -43,10 +43,10 @@ def encoded(window, tmp_path_factory):
     folder = tmp_path_factory.mktemp("ours")
     flags = [f"--raw-dataset={window[0]}", f"--output={folder / 'out.json'}"]
     flags += [f"--store={folder / 'store'}", f"--work={folder}", "--run=r"]
-    asked = criteo_with(
+    recommender = criteo_with(
         preprocessing={"partition_rows": 4000, "processes": 2, "frequency_threshold": 2}
     )
-    replace(RawDataset.read(window[0]), recommender=asked).write(window[0])
+    replace(RawDataset.read(window[0]), recommender=recommender).write(window[0])
     assert main(flags) == 0
     return folder / "r" / "preprocessing"
 

@@ -6,10 +6,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.preprocessing.preprocess import downsample, sampled_rows
-from evergreen.contracts.criteo import CRITEO
 from evergreen.contracts.raw_rows import LABEL
 from evergreen.runtime.errors import ContractError
 from evergreen.storage.uris import local_path
+from tests.support.recommenders import SHOP
 
 
 def sampled(table, rate):
@@ -49,7 +49,7 @@ def test_copy_has_sampled_rows_in_order(tmp_path, raw_table):
     for name, table in zip(("a", "b"), tables):
         pq.write_table(table, tmp_path / "raw" / f"{name}.parquet", row_group_size=300)
     num_rows = downsample(
-        tmp_path / "raw", tmp_path / "downsampled", 0.5, features=CRITEO, expected_rows=1_600
+        tmp_path / "raw", tmp_path / "downsampled", 0.5, features=SHOP.features, expected_rows=1_600
     )
     [path] = (tmp_path / "downsampled").glob("*.parquet")
     copied = pq.read_table(path)
@@ -97,15 +97,21 @@ def test_old_rows_none_of_which_is_kept_are_no_replay(
 
 
 def test_rows_without_identity_or_of_other_types_cannot_be_downsampled(tmp_path, raw_table):
+    rows = raw_table(50)
+    at = rows.column_names.index("row")
     for name, table in (
-        ("column request_id of", raw_table(50).drop(["request_id"])),
-        ("column row of", raw_table(50).set_column(41, "row", pa.array(np.zeros(50)))),
+        ("column request_id of", rows.drop(["request_id"])),
+        ("column row of", rows.set_column(at, "row", pa.array(np.zeros(50)))),
     ):
         folder = tmp_path / name.replace("/", "_")
         folder.mkdir()
         pq.write_table(table, folder / "part.parquet")
         with pytest.raises(ContractError) as refused:
             downsample(
-                folder, tmp_path / f"{name} downsampled", 0.5, features=CRITEO, expected_rows=50
+                folder,
+                tmp_path / f"{name} downsampled",
+                0.5,
+                features=SHOP.features,
+                expected_rows=50,
             )
         assert name in str(refused.value)

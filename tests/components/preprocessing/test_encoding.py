@@ -1,27 +1,27 @@
 """Tests that compare both engines' output with the contract, float64 NumPy and manual counts."""
 
-from collections import Counter
-
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from components.preprocessing import nvtabular_engine
 from evergreen.config.features import MISSING_CATEGORY
-from evergreen.contracts.criteo import CATEGORICAL, DENSE
 from evergreen.contracts.raw_rows import LABEL
-from evergreen.contracts.workflow import FIRST_ID, MISSING_ID, OOV_ID
+from evergreen.contracts.workflow import FIRST_ID, MISSING_ID, OOV_ID, PADDING_ID
 from evergreen.storage.uris import local_path
 from tests.support.nasty_rows import nasty_rows, strange_workflow
+from tests.support.recommenders import SHOP
+
+FEATURES = SHOP.features
 
 
 def test_nvtabular_and_contract_agree_to_last_bit(write_raw, run_step, raw_table, reading):
     train, holdout = raw_table(1500, seed=1), raw_table(900, seed=2)
     large = np.full(900, 2**32 - 1)
     large[::2] = 2**31 + 1
-    holdout = reading.replace(holdout, "C3", large, mask=np.arange(900) % 7 == 0)
+    holdout = reading.replace(holdout, "user", large, mask=np.arange(900) % 7 == 0)
     holdout = reading.replace(
-        holdout, "I2", np.linspace(-3, 2**31, 900), mask=np.arange(900) % 5 == 0
+        holdout, "age", np.linspace(-3, 2**31, 900), mask=np.arange(900) % 5 == 0
     )
     encoded_set = run_step(write_raw(train, holdout), partition_rows=900)
     workflow = reading.workflow(encoded_set)
@@ -32,7 +32,7 @@ def test_nvtabular_and_contract_agree_to_last_bit(write_raw, run_step, raw_table
             encoded.dense.view(np.int32), workflow.encode_dense(raw.dense).view(np.int32)
         )
         np.testing.assert_array_equal(encoded.label, raw.label.astype(np.float32))
-        assert (encoded.ids == MISSING_ID).any()
+        assert {MISSING_ID, PADDING_ID} <= set(np.unique(encoded.ids))
     assert (reading.encoded(encoded_set.holdout_uri).ids == OOV_ID).any()
 
 
@@ -41,50 +41,63 @@ def test_categories_below_threshold_are_out_of_vocabulary(
     write_raw, run_step, raw_table, threshold, reading
 ):
     table = raw_table(600, seed=4)
+    # The category 77 is in the vocabulary of items, although only lists have it.
+    table = reading.replace(table, "seen", [[77]] * 12 + table["seen"].to_pylist()[12:])
     encoded_set = run_step(write_raw(table), frequency_threshold=threshold, partition_rows=300)
-    raw = reading.raw([table]).categorical
-    for column, vocabulary in enumerate(reading.workflow(encoded_set).vocabularies):
-        counts = Counter(raw[:, column].tolist())
-        counts.pop(-1, None)
-        frequent = sorted((-count, value) for value, count in counts.items() if count >= threshold)
+    raw, slots = reading.raw([table]).categorical, FEATURES.places.slots
+    counts = reading.counts([table])
+    for each, vocabulary in zip(counts, reading.workflow(encoded_set).vocabularies, strict=True):
+        frequent = sorted((-count, value) for value, count in each.items() if count >= threshold)
         assert vocabulary.tolist() == [value for _, value in frequent]
-        ids = reading.encoded(encoded_set.train_uri).ids[:, column]
-        rare = [count < threshold for count in map(counts.get, raw[:, column]) if count is not None]
-        assert (ids[raw[:, column] != -1] == OOV_ID).tolist() == rare
+    for slot, values, ids in zip(slots, raw.T, reading.encoded(encoded_set.train_uri).ids.T):
+        rare = [counts[slot][value] < threshold for value in values[values != -1].tolist()]
+        assert (ids[values != -1] == OOV_ID).tolist() == rare
 
 
-def test_columns_without_values(write_raw, run_step, raw_table, reading):
-    first_half, everything, nothing = np.arange(600) < 300, np.full(600, True), np.full(600, False)
-    missing = {  # numbers of missing values in the training rows and in the holdout rows
-        ("C4", "I4"): (everything, everything),
-        ("C5", "I5"): (first_half, ~first_half),  # no value in one of two partitions
-        ("C6", "I6"): (everything, nothing),
-        ("C7", "I7"): (nothing, everything),
-    }
-    tables = [raw_table(600, seed=5), raw_table(600, seed=6)]
-    for names, masks in missing.items():
-        for name in names:
-            tables = [
-                reading.replace(t, name, t[name].combine_chunks().fill_null(9).to_numpy(), mask=m)
-                for t, m in zip(tables, masks)
-            ]
+FIRST_HALF = np.arange(600) < 300
+EVERYTHING, NOTHING = np.full(600, True), np.full(600, False)
+
+
+@pytest.mark.parametrize(
+    "masks",
+    [
+        (EVERYTHING, EVERYTHING),
+        (FIRST_HALF, ~FIRST_HALF),
+        (EVERYTHING, NOTHING),
+        (NOTHING, EVERYTHING),
+    ],
+    ids=["in all rows", "in one partition", "in training rows", "in holdout rows"],
+)
+def test_columns_without_values(write_raw, run_step, raw_table, reading, masks):
+    """The masks are of the missing values in the training rows and in the holdout rows."""
+    defaults = {"age": 9.0, "shop": 9, "genres": [9]}
+    tables = []
+    for seed, mask in zip((5, 6), masks):
+        table = raw_table(600, seed=seed)
+        for name, default in defaults.items():
+            values = [default if value is None else value for value in table[name].to_pylist()]
+            missing = [None if is_missing else v for v, is_missing in zip(values, mask)]
+            table = reading.replace(table, name, missing)
+        tables.append(table)
     encoded_set = run_step(write_raw(*tables), partition_rows=300)
     workflow = reading.workflow(encoded_set)
     for uri, table in zip((encoded_set.train_uri, encoded_set.holdout_uri), tables):
         raw, encoded = reading.raw([table]), reading.encoded(uri)
         np.testing.assert_array_equal(encoded.ids, workflow.encode_categorical(raw.categorical))
         np.testing.assert_array_equal(encoded.dense, workflow.encode_dense(raw.dense))
-    assert encoded_set.slot_sizes[3] == encoded_set.slot_sizes[5] == FIRST_ID
-    assert (reading.encoded(encoded_set.train_uri).ids[:, 3] == MISSING_ID).all()
-    assert (reading.encoded(encoded_set.holdout_uri).ids[:, 5] == OOV_ID).all()
-    assert (workflow.means[3], workflow.stds[3]) == (0.0, 1.0)
+    if masks[0].all():
+        assert [encoded_set.slot_sizes[slot] for slot in (1, 3)] == [FIRST_ID] * 2
+        assert (reading.encoded(encoded_set.train_uri).ids[:, 1] == MISSING_ID).all()
+        assert (workflow.means[1], workflow.stds[1]) == (0.0, 1.0)
+    if masks[0].all() and not masks[1].any():
+        assert (reading.encoded(encoded_set.holdout_uri).ids[:, [1, 3]] == OOV_ID).all()
 
 
 def test_rows_keep_order_of_file_names(write_raw, run_step, raw_table, reading):
     # Sorted by their numbers, part-10 would come after part-9.
     tables = {f"part-{n}.parquet": raw_table(100 + n, seed=n) for n in (9, 10, 1, 100)}
     tables = {
-        name: reading.replace(t, "I1", np.arange(t.num_rows) * 1.0) for name, t in tables.items()
+        name: reading.replace(t, "price", np.arange(t.num_rows) * 1.0) for name, t in tables.items()
     }
     encoded_set = run_step(write_raw(tables), partition_rows=64)
     raw = reading.raw([tables[name] for name in sorted(tables)])
@@ -118,15 +131,26 @@ def test_nvtabular_and_contract_agree_on_rows_that_no_client_should_send(workflo
     # NVTabular engine uses.
     sent = (categorical >= MISSING_CATEGORY) | (categorical < -(2**31))
     categorical = np.where(sent, categorical, 2**32 - 5)
-    columns = {LABEL: np.zeros(4096, np.int32), **dict(zip(DENSE, dense.T))}
+    features = workflow.features
+    columns = {LABEL: np.zeros(4096, np.int32), **dict(zip(features.numeric, dense.T))}
     columns |= {
         name: pa.array(each, mask=each == MISSING_CATEGORY)
-        for name, each in zip(CATEGORICAL, categorical.T)
+        for name, each in zip(features.categorical, categorical.T)
     }
+    for name, (start, stop, _) in zip(features.lists, features.places.lists):
+        # A list has no gaps, so its missing elements are moved to its end.
+        elements = categorical[:, start:stop]
+        order = np.argsort(elements == MISSING_CATEGORY, axis=1, kind="stable")
+        categorical[:, start:stop] = elements = np.take_along_axis(elements, order, 1)
+        lists = [[each for each in row if each != MISSING_CATEGORY] for row in elements.tolist()]
+        columns[name] = pa.array(lists, pa.list_(pa.int64()))
     encoded = nvtabular_engine.encoder(workflow, scratch=tmp_path / "categories")(
         pa.RecordBatch.from_pydict(columns)
     )
-    ids, values = (np.stack([encoded[name] for name in names], 1) for names in (CATEGORICAL, DENSE))
+    ids, values = (
+        np.stack([encoded[name] for name in names], 1)
+        for names in (features.place_names, features.numeric)
+    )
     assert {MISSING_ID, OOV_ID, FIRST_ID} <= set(np.unique(ids))
     assert np.abs(categorical[categorical < 0]).max() > 2**40 < categorical.max()
     np.testing.assert_array_equal(ids, workflow.encode_categorical(categorical))

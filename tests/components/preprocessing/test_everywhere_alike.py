@@ -120,7 +120,7 @@ def test_no_setting_of_machine_changes_byte(
     here = run_step(raw)
     for number, (variables, settings, flags) in enumerate(ELSEWHERE.values()):
         flags = [cluster if flag == CLUSTER else flag for flag in flags]
-        reading.asked(raw, **settings)
+        reading.with_settings(raw, **settings)
         there = run_elsewhere(raw, f"elsewhere-{number}", variables, flags)
         assert carried(there) == carried(here), list(ELSEWHERE)[number]
         for uri in ("train_uri", "holdout_uri"):
@@ -135,7 +135,7 @@ def test_numpys_engine_needs_neither_nvtabular_nor_dask(
         (tmp_path / f"{name}.py").write_text("raise ImportError(__name__)")
     raw = write_raw(raw_table(100))
     run_elsewhere(raw, "numpy", {"PYTHONPATH": str(tmp_path)}, ())
-    reading.asked(raw, engine="nvtabular")
+    reading.with_settings(raw, engine="nvtabular")
     with pytest.raises(subprocess.CalledProcessError):
         run_elsewhere(raw, "nvtabular", {"PYTHONPATH": str(tmp_path)}, ())
 
@@ -160,10 +160,10 @@ def test_sums_are_those_of_exact_arithmetic_in_any_order():
     pieces = np.split(random.permutation(values), np.sort(random.choice(5000, 7)))
     zero = window_statistics._moments(np.array([-0.0], np.float32))
     assert not np.signbit([zero.least, zero.largest]).any()
-    found = [({}, {"I1": window_statistics._moments(piece)}) for piece in pieces if len(piece)]
+    found = [({}, {"price": window_statistics._moments(piece)}) for piece in pieces if len(piece)]
     _, moments = window_statistics.merged(found)
     exact = [int(Fraction(float(v)) * 2**149) for v in values]
-    assert moments["I1"] == (
+    assert moments["price"] == (
         5000,
         sum(exact),
         sum(k * k for k in exact),
@@ -171,7 +171,7 @@ def test_sums_are_those_of_exact_arithmetic_in_any_order():
         values.max(),
     )
     np.testing.assert_allclose(
-        moments["I1"].mean_and_std(),
+        moments["price"].mean_and_std(),
         [values.mean(dtype=float), values.std(ddof=1, dtype=float)],
         rtol=1e-9,
     )

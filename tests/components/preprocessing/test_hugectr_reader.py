@@ -7,7 +7,6 @@ never by name.
 
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.preprocessing.__main__ import main
-from evergreen.contracts.manifests import RawDataset, TrainingSet
 from evergreen.storage.uris import local_path
-from tests.support.recommenders import criteo_with
+from tests.support.recommenders import SHOP
 
-LABEL_DIM, DENSE_DIM, SLOTS = 1, 13, 26
+PLACES = SHOP.features.places.slots
+LABEL_DIM, DENSE_DIM, NUM_KEYS = 1, 2, len(PLACES)
 PARTITION_ROWS = 300
 
 
@@ -52,23 +50,24 @@ class Reader:
         if [len(self.order[kind]) for kind in ("labels", "conts", "cats")] != [
             LABEL_DIM,
             DENSE_DIM,
-            SLOTS,
+            NUM_KEYS,
         ]:
             raise Refused(f"columns are {self.order}")
-        if sorted(sum(self.order.values(), [])) != list(range(LABEL_DIM + DENSE_DIM + SLOTS)):
+        if sorted(sum(self.order.values(), [])) != list(range(LABEL_DIM + DENSE_DIM + NUM_KEYS)):
             raise Refused(f"positions overlap or lack columns: {self.order}")
 
     def read(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return labels with dense values, and keys to which each slot's offset is added."""
+        """Return labels with dense values, and keys to which the offset of their table is added."""
         tables = [self._table(path) for path in self.paths]
         values = np.concatenate(
             [self._stacked(t, self.order["labels"] + self.order["conts"]) for t in tables]
         )
         keys = np.concatenate([self._stacked(t, self.order["cats"]) for t in tables])
-        offsets = np.concatenate([[0], np.cumsum(self.slot_sizes)])
-        fused = keys + offsets[:-1]
-        if (fused < offsets[:-1]).any() or (fused >= offsets[1:]).any():
-            raise Refused("a key has the offset of another slot")
+        ends = np.cumsum(self.slot_sizes)
+        first, last = (each[list(PLACES)] for each in (ends - self.slot_sizes, ends))
+        fused = keys + first
+        if (fused < first).any() or (fused >= last).any():
+            raise Refused("a key lands in another table")
         return values, fused
 
     def _table(self, path: str) -> pa.Table:
@@ -97,21 +96,12 @@ class Reader:
         return np.stack([table.column(p).to_numpy() for p in positions], axis=1)
 
 
-@pytest.fixture(scope="module")
-def written(tmp_path_factory):
-    """A window of raw rows, and the step's output for the window."""
-    from benchmarks.raw_windows import write_window
-
-    folder = tmp_path_factory.mktemp("written")
-    raw = write_window(folder / "raw", 1000, seed=1, group_rows=100)
-    flags = [f"--raw-dataset={raw}", f"--output={folder / 'out.json'}"]
-    flags += [f"--store={folder / 'store'}", f"--work={folder}", "--run=r"]
-    asked = criteo_with(
-        preprocessing={"partition_rows": PARTITION_ROWS, "processes": 2, "frequency_threshold": 2}
-    )
-    replace(RawDataset.read(raw), recommender=asked).write(raw)
-    assert main(flags) == 0
-    return TrainingSet.read(folder / "out.json"), raw.parent
+@pytest.fixture
+def written(write_raw, run_step, raw_table):
+    """The output of the step for rows, and the rows."""
+    rows = raw_table(1000, seed=1), raw_table(400, seed=2)
+    path = write_raw(*rows, row_group_size=100)
+    return run_step(path, partition_rows=PARTITION_ROWS, processes=2), rows
 
 
 def source(encoded_set, part="train"):
@@ -119,13 +109,13 @@ def source(encoded_set, part="train"):
 
 
 def test_it_reads_what_step_wrote_and_finds_rows_in_their_order(written, reading):
-    training_set, raw_folder = written
+    training_set, rows = written
     workflow = reading.workflow(training_set)
-    offsets = np.cumsum([0, *training_set.slot_sizes[:-1]])
-    for part in ("train", "holdout"):
+    offsets = np.cumsum([0, *training_set.slot_sizes[:-1]])[list(PLACES)]
+    for part, table in zip(("train", "holdout"), rows):
         values, keys = Reader(source(training_set, part), training_set.slot_sizes).read()
-        raw = reading.raw([pq.read_table(raw_folder / part / "part-00000.parquet")])
+        raw = reading.raw([table])
         np.testing.assert_array_equal(values[:, 0], raw.label)
         np.testing.assert_array_equal(values[:, 1:], workflow.encode_dense(raw.dense))
         np.testing.assert_array_equal(keys, workflow.encode_categorical(raw.categorical) + offsets)
-    assert len(Reader(source(training_set), training_set.slot_sizes).paths) == 3
+    assert len(Reader(source(training_set), training_set.slot_sizes).paths) == 4

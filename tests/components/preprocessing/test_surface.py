@@ -1,8 +1,5 @@
 """Tests of the step's interface: flags and KFP component, which both import few libraries."""
 
-from collections import Counter
-
-from evergreen.contracts.criteo import CATEGORICAL
 from evergreen.contracts.manifests import TrainingSet
 from evergreen.registry.runs import read_notes
 from tests.support.kfp_components import run_component
@@ -11,7 +8,7 @@ from tests.support.kfp_components import run_component
 def test_component_writes_manifest_and_notes_its_counts(write_raw, raw_table, reading, tmp_path):
     table = raw_table(200)
     raw = write_raw(table)
-    reading.asked(raw, frequency_threshold=3, category_ttl_days=30.0)
+    reading.with_settings(raw, frequency_threshold=3, category_ttl_days=30.0)
     raw.rename(tmp_path / "raw_dataset")
     parameters = {"run": "run-1", "store": str(tmp_path / "store"), "work": str(tmp_path / "work")}
     ran, output = run_component(
@@ -24,10 +21,7 @@ def test_component_writes_manifest_and_notes_its_counts(write_raw, raw_table, re
     assert ran.returncode == 0, ran.stderr
     assert "Warning" not in ran.stderr
     training_set = TrainingSet.read(tmp_path / "training_set")
-    rare = [
-        Counter(filter(None, column.to_pylist())) for column in table.select(CATEGORICAL).columns
-    ]
-    num_rare = sum(count < 3 for counts in rare for count in counts.values())
+    num_rare = sum(count < 3 for counts in reading.counts([table]) for count in counts.values())
     assert output["artifacts"].keys() == {"training_set"}
     (note,) = read_notes(tmp_path / "store", "run-1")
     assert note.facts == {

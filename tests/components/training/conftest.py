@@ -17,9 +17,9 @@ from evergreen.runtime.flags import run_flags
 from evergreen.storage.references import keep
 from tests.support.logistic_engine import SETTINGS, fitted
 from tests.support.paths import REPOSITORY
-from tests.support.recommenders import criteo_with
+from tests.support.planted_rows import STEP_MODEL, PlantedRows, training_sets
+from tests.support.recommenders import shop_with
 from tests.support.torchrec_workers import Workers
-from tests.support.training_world import STEP_MODEL, World, training_sets
 
 # The number of threads is as in the step, because tests share their cores with other work.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -39,8 +39,8 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture
-def world():
-    return World()
+def planted():
+    return PlantedRows()
 
 
 @pytest.fixture
@@ -72,10 +72,10 @@ def step_flags(tmp_path, validation_report):
     """Writes a training set's manifest and returns the step's flags for it."""
 
     def flags_of(training_set, /, *, model=STEP_MODEL, training=None, weight=None, **changed):
-        asked = criteo_with(model=model, training={"batch_size": 256, **(training or {})})
-        asked = replace(asked, data=ColumnNames(weight=weight))
+        recommender = shop_with(model=model, training={"batch_size": 256, **(training or {})})
+        recommender = replace(recommender, data=ColumnNames(weight=weight))
         report = keep(validation_report, tmp_path / "report.json")
-        handed_on = replace(training_set, recommender=asked, validation_report=report)
+        handed_on = replace(training_set, recommender=recommender, validation_report=report)
         handed_on.write(tmp_path / "training_set.json")
         values = {
             "run": "r1",
@@ -123,9 +123,13 @@ def train_run(tmp_path, validation_report):
 
     def go(training_set, *, config, settings, name="r", backend="pytorch", **keywords):
         places = {"store": tmp_path / "store", "work": tmp_path / "work"}
-        asked = TrainingRun(run=name, **places, backend=backend, config=config, settings=settings)
+        training_run = TrainingRun(
+            run=name, **places, backend=backend, config=config, settings=settings
+        )
         now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
-        return train(asked, training_set, validation_report, clock=lambda: now, **keywords)[0]
+        return train(training_run, training_set, validation_report, clock=lambda: now, **keywords)[
+            0
+        ]
 
     return go
 

@@ -12,7 +12,6 @@ from components.training.start import continue_from, log_odds_correction
 from evergreen.config.features import CategoricalOptions
 from evergreen.config.model import config_from_document
 from evergreen.config.training import TrainingSettings
-from evergreen.contracts.criteo import CATEGORICAL
 from evergreen.contracts.manifests import Model
 from evergreen.contracts.workflow import FIRST_ID, FeatureWorkflow
 from evergreen.networks.files import WEIGHTS_FILE, add_to_bias, open_model
@@ -21,11 +20,12 @@ from evergreen.runtime.errors import ContractError, Preempted
 from evergreen.storage.uris import local_path
 from tests.support.errors import raises
 from tests.support.logistic_engine import SETTINGS, StopAfter, content, fitted
-from tests.support.training_world import dcn
+from tests.support.planted_rows import FEATURES, PLACES, dcn
 
 CONFIG = dcn(embedding_dim=4, num_cross_layers=1, tower=(8,))
 NUM_ROWS = 8_192
 HELD_OUT_ROWS = 20_000
+SHOP = FEATURES.categorical.index("shop")
 
 
 def thinned(labels, dense, ids, rate, seed=3):
@@ -47,22 +47,23 @@ def bound(labels, rate):
 
 
 @pytest.fixture
-def held_out(world):
-    return world.encoded(HELD_OUT_ROWS, 99)
+def held_out(planted):
+    return planted.encoded(HELD_OUT_ROWS, 99)
 
 
 @pytest.fixture
 def run(train_run, double):
     """Runs a whole training step and returns the model in the registry."""
-    asked = {"config": CONFIG, "settings": TrainingSettings(learning_rate=0.005, batch_size=128)}
+    options = {"config": CONFIG, "settings": TrainingSettings(learning_rate=0.005, batch_size=128)}
     return lambda training_set, backend, name: train_run(
-        training_set, name=name, backend=backend, **asked
+        training_set, name=name, backend=backend, **options
     )
 
 
 def calibration(weights, model, rows):
     """Return predicted clicks per observed click, by the network that reads the stored files."""
-    scorer = load_scorer(weights, config_from_document(model.config), model.slot_sizes)
+    config = config_from_document(model.config)
+    scorer = load_scorer(weights, config, model.slot_sizes, places=PLACES)
     return scorer.probabilities(rows.dense, rows.ids).sum(dtype=np.float64) / rows.labels.sum(
         dtype=np.float64
     )
@@ -70,11 +71,11 @@ def calibration(weights, model, rows):
 
 @pytest.mark.parametrize("backend", ["pytorch", pytest.param("hugectr", marks=pytest.mark.slow)])
 def test_runs_on_downsampled_rows_are_calibrated_only_with_correction(
-    backend, run, world, held_out, make_training_set, tmp_path
+    backend, run, planted, held_out, make_training_set, tmp_path
 ):
     parent = None
-    for number, rate in enumerate([0.2, 0.2, 0.5]):
-        rows = thinned(*world.rows(NUM_ROWS, number + 1)[:3], rate, seed=number)
+    for number, rate in enumerate([0.2, 0.2, 0.35]):
+        rows = thinned(*planted.rows(NUM_ROWS, number + 1)[:3], rate, seed=number)
         training_set = make_training_set(*rows, name=f"set {number}")
         training_set = replace(training_set, negative_rate=rate, parent_model_uri=parent)
         model = run(training_set, backend, f"round {number}")
@@ -91,9 +92,9 @@ def test_runs_on_downsampled_rows_are_calibrated_only_with_correction(
 
 
 def test_ranking_does_not_change_and_log_odds_move_by_logarithm_of_rate(
-    world, make_training_set, tmp_path
+    planted, make_training_set, tmp_path
 ):
-    training_set = make_training_set(*world.rows(1_500)[:3])
+    training_set = make_training_set(*planted.rows(1_500)[:3])
     plain, engine, _ = fitted(training_set, SETTINGS, tmp_path / "plain")
     corrected, _, _ = fitted(
         replace(training_set, negative_rate=0.1), SETTINGS, tmp_path / "corrected"
@@ -113,8 +114,8 @@ def test_ranking_does_not_change_and_log_odds_move_by_logarithm_of_rate(
 
 
 @pytest.mark.parametrize("looks", [1, 14])
-def test_fit_that_was_broken_off_is_corrected_once(looks, world, make_training_set, tmp_path):
-    training_set = replace(make_training_set(*world.rows(3_000)[:3]), negative_rate=0.25)
+def test_fit_that_was_broken_off_is_corrected_once(looks, planted, make_training_set, tmp_path):
+    training_set = replace(make_training_set(*planted.rows(3_000)[:3]), negative_rate=0.25)
     whole, _, _ = fitted(training_set, SETTINGS, tmp_path / "whole")
     with pytest.raises(Preempted):
         fitted(training_set, SETTINGS, tmp_path / "broken", should_stop=StopAfter(looks))
@@ -123,13 +124,15 @@ def test_fit_that_was_broken_off_is_corrected_once(looks, world, make_training_s
 
 
 def test_run_starts_from_parents_scores_at_own_rate_for_any_parent_rate(
-    run, world, held_out, make_training_set
+    run, planted, held_out, make_training_set
 ):
-    first = make_training_set(*thinned(*world.rows(2_000, 1)[:3], 0.2), name="first")
+    first = make_training_set(*thinned(*planted.rows(2_000, 1)[:3], 0.2), name="first")
     parent = run(replace(first, negative_rate=0.2), "pytorch", "first")
-    second = make_training_set(*thinned(*world.rows(2_000, 2)[:3], 0.6), name="second")
-    asked = replace(second, negative_rate=0.6)
-    start = continue_from(parent, asked, CONFIG, into=local_path(parent.uri).parent / "start")
+    second = make_training_set(*thinned(*planted.rows(2_000, 2)[:3], 0.6), name="second")
+    training_set = replace(second, negative_rate=0.6)
+    start = continue_from(
+        parent, training_set, CONFIG, into=local_path(parent.uri).parent / "start"
+    )
     before = calibration(local_path(parent.uri) / Model.WEIGHTS, parent, held_out)
     assert calibration(start, parent, held_out) > 1.1 * before
     add_to_bias(start, log_odds_correction(0.6))
@@ -137,28 +140,27 @@ def test_run_starts_from_parents_scores_at_own_rate_for_any_parent_rate(
 
 
 def test_rows_have_logged_click_rate_when_served_and_next_run_starts_so(
-    run, world, make_training_set
+    run, planted, make_training_set
 ):
-    world.by_id[0][:] = np.where(np.arange(len(world.by_id[0])) == FIRST_ID, 2, 0)
-    training_set = make_training_set(*world.rows(NUM_ROWS)[:3])
+    weights = planted.by_id[SHOP]
+    weights[:] = np.where(np.arange(len(weights)) == FIRST_ID, 2, 0)
+    training_set = make_training_set(*planted.rows(NUM_ROWS)[:3])
     path = local_path(training_set.workflow_uri)
     workflow = FeatureWorkflow.load(path)
-    served_as = int(workflow.vocabularies[0][0])
+    served_as = int(workflow.vocabularies[SHOP][0])
     features = replace(
         workflow.features,
-        categorical_options={CATEGORICAL[0]: CategoricalOptions(served_as=served_as)},
+        categorical_options={"shop": CategoricalOptions(served_as=served_as)},
     )
     replace(workflow, features=features).save(path)
     training_set = replace(
         training_set, recommender=replace(training_set.recommender, features=features)
     )
     model = run(training_set, "pytorch", "served")
-    rows = world.encoded(HELD_OUT_ROWS, 99)
+    rows = planted.encoded(HELD_OUT_ROWS, 99)
     served = Rows(labels=rows.labels, dense=rows.dense, ids=rows.ids.copy())
-    served.ids[:, 0] = FIRST_ID
-    logits = (
-        world.rows(HELD_OUT_ROWS, 99)[3] + world.by_id[0][FIRST_ID] - world.by_id[0][rows.ids[:, 0]]
-    )
+    served.ids[:, SHOP] = FIRST_ID
+    logits = planted.logit(rows.dense, served.ids)
     truth = float((1 / (1 + np.exp(-logits))).mean() / rows.labels.mean())
     start = continue_from(model, training_set, CONFIG, into=path.parent / "start")
     assert truth > 1.4

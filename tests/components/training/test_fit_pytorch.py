@@ -22,8 +22,15 @@ from evergreen.statistics.metrics import roc_auc
 from evergreen.storage.references import keep
 from tests.support.networks import shaped
 from tests.support.paths import REPOSITORY
-from tests.support.recommenders import criteo_with
-from tests.support.training_world import World, dcn, fit_by_pytorch, training_sets
+from tests.support.planted_rows import (
+    PLACES,
+    WIDTHS,
+    PlantedRows,
+    dcn,
+    fit_by_pytorch,
+    training_sets,
+)
+from tests.support.recommenders import shop_with
 from tests.support.warm import Warm
 
 SEGMENT_ROWS = 1024
@@ -65,53 +72,56 @@ def run(tmp_path):
 def first(tmp_path_factory):
     """A fit on enough rows to approximate the planted logit. Later runs continue this fit."""
     root = tmp_path_factory.mktemp("first")
-    return fits(root)(training_sets(root)(*World().rows(40_000, seed=1)[:3]))[0]
+    return fits(root)(training_sets(root)(*PlantedRows().rows(40_000, seed=1)[:3]))[0]
 
 
 def scores(result, slot_sizes, dense, ids, config=CONFIG):
-    return load_scorer(result.weights, config, slot_sizes).probabilities(dense, ids)
+    scorer = load_scorer(result.weights, config, slot_sizes, places=PLACES)
+    return scorer.probabilities(dense, ids)
 
 
 def test_learns_planted_signal_and_next_run_regains_most_of_drift(
-    world, first, make_training_set, run
+    planted, first, make_training_set, run
 ):
-    labels, dense, ids, logit = world.rows(8_000, seed=2)
-    learned = roc_auc(labels, scores(first, world.slot_sizes, dense, ids))
+    labels, dense, ids, logit = planted.rows(8_000, seed=2)
+    learned = roc_auc(labels, scores(first, planted.slot_sizes, dense, ids))
     assert learned > roc_auc(labels, logit) - 0.02
 
     # In the newest third of the new window, the ids have other meanings than before.
-    drifted = world.drifted(range(10, 22))
+    drifted = planted.drifted([1, 2])
     window = [
         np.concatenate(p)
-        for p in zip(world.rows(16_000, seed=3)[:3], drifted.rows(8_000, seed=4)[:3])
+        for p in zip(planted.rows(16_000, seed=3)[:3], drifted.rows(8_000, seed=4)[:3])
     ]
     second, _ = run(make_training_set(*window, name="second"), start=first.weights)
     labels, dense, ids, _ = drifted.rows(8_000, seed=5)
-    lost = learned - roc_auc(labels, scores(first, world.slot_sizes, dense, ids))
-    regained = roc_auc(labels, scores(second, world.slot_sizes, dense, ids)) - (learned - lost)
+    lost = learned - roc_auc(labels, scores(first, planted.slot_sizes, dense, ids))
+    regained = roc_auc(labels, scores(second, planted.slot_sizes, dense, ids)) - (learned - lost)
     assert lost > 0.08
     assert regained > 0.6 * lost
 
 
 @pytest.mark.parametrize(("network", "least"), [("deepfm", 0.77), ("dlrm", 0.71)])
 def test_first_model_of_few_rows_is_no_noise_with_multiplied_vectors(
-    world, make_training_set, run, network, least
+    planted, make_training_set, run, network, least
 ):
-    config = shaped(network, {}, num_dense=13, num_categorical=26)
+    config = shaped(network, {}, **WIDTHS)
     result, _ = run(
-        make_training_set(*world.rows(3_000, seed=1)[:3]), TrainingSettings(), config=config
+        make_training_set(*planted.rows(3_000, seed=1)[:3]), TrainingSettings(), config=config
     )
-    labels, dense, ids, _ = world.rows(8_000, seed=9)
-    assert roc_auc(labels, scores(result, world.slot_sizes, dense, ids, config)) > least
+    labels, dense, ids, _ = planted.rows(8_000, seed=9)
+    assert roc_auc(labels, scores(result, planted.slot_sizes, dense, ids, config)) > least
 
 
-def test_round_in_unchanged_world_is_no_worse_than_its_parent(world, first, make_training_set, run):
+def test_round_in_unchanged_data_is_no_worse_than_its_parent(
+    planted, first, make_training_set, run
+):
     second, _ = run(
-        make_training_set(*world.rows(10_000, seed=3)[:3], name="second"), start=first.weights
+        make_training_set(*planted.rows(10_000, seed=3)[:3], name="second"), start=first.weights
     )
-    labels, dense, ids, _ = world.rows(8_000, seed=2)
+    labels, dense, ids, _ = planted.rows(8_000, seed=2)
     before, after = (
-        roc_auc(labels, scores(r, world.slot_sizes, dense, ids)) for r in (first, second)
+        roc_auc(labels, scores(r, planted.slot_sizes, dense, ids)) for r in (first, second)
     )
     assert after > before - 0.003
     assert second.optimizer_step >= first.optimizer_step
@@ -121,16 +131,16 @@ MODEL = {"embedding_dim": 4, "num_cross_layers": 2, "tower": [8], "dropout": 0.2
 
 
 @pytest.fixture
-def command(tmp_path, world, make_training_set, validation_report):
+def command(tmp_path, planted, make_training_set, validation_report):
     """Makes the step's command line for a run.
 
     The settings of section `training` may be changed.
     """
     report = keep(validation_report, tmp_path / "report.json")
-    training_set = replace(make_training_set(*world.rows(5_000)[:3]), validation_report=report)
+    training_set = replace(make_training_set(*planted.rows(5_000)[:3]), validation_report=report)
 
     def make(run, **training):
-        replace(training_set, recommender=criteo_with(model=MODEL, training=training)).write(
+        replace(training_set, recommender=shop_with(model=MODEL, training=training)).write(
             tmp_path / "set.json"
         )
         files = {"training_set": tmp_path / "set.json"}
@@ -185,7 +195,7 @@ durable.os.rename = counted(os.rename, lambda arguments: os.path.basename(argume
 raise SystemExit(main(sys.argv[3:]))
 """
 
-PLACES = {
+KILLED_AT = {
     "after a segment, before its save": ("learn", 2),
     "in the middle of a save": ("new_model", 3),
     "between the weights and the file that names them": ("weights-", 2),
@@ -210,7 +220,7 @@ def test_killed_again_and_again_it_ends_with_weights_of_undisturbed_run(
     code, said = run_apart(STEP, *command("undisturbed"))
     assert code == 0, said
     flags = command("killed")
-    for described, (place, times) in PLACES.items():
+    for described, (place, times) in KILLED_AT.items():
         code, said = run_apart(KILLED, place, str(times), *flags)
         assert code == -signal.SIGKILL, f"{described}: {said}"
     assert not (tmp_path / "killed" / "model.json").exists()

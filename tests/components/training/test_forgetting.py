@@ -13,11 +13,11 @@ import pytest
 from evergreen.config.training import TrainingSettings
 from evergreen.networks.scoring import load_scorer
 from evergreen.statistics.metrics import auc_difference, roc_auc
-from tests.support.training_world import dcn, fit_by_pytorch
+from tests.support.planted_rows import PLACES, dcn, fit_by_pytorch
 
 CONFIG = dcn(embedding_dim=8, num_cross_layers=2, tower=(32,))
 SETTINGS = TrainingSettings(batch_size=512)
-CHANGED = range(12, 24)
+CHANGED = [1, 2]
 
 
 class Season(NamedTuple):
@@ -26,11 +26,11 @@ class Season(NamedTuple):
     ids: np.ndarray
 
 
-def season(world, n, *, seed, mark):
+def season(planted, n, *, seed, mark):
     """Return rows whose first dense value is `mark`. This value does not affect the labels."""
-    _, dense, ids, _ = world.rows(n, seed=seed)
+    _, dense, ids, _ = planted.rows(n, seed=seed)
     dense[:, 0] = mark
-    logit = -1.2 + dense[:, 1:] @ world.by_dense[1:] + sum(w[i] for w, i in zip(world.by_id, ids.T))
+    logit = planted.logit(dense * [0, 1], ids)
     labels = (np.random.default_rng(seed).random(n) < 1 / (1 + np.exp(-logit))).astype(np.float32)
     return Season(labels, dense, ids)
 
@@ -44,15 +44,15 @@ def fitted(tmp_path):
 
 
 def test_replayed_rows_keep_old_season_known_at_little_cost_to_new(
-    world, make_training_set, fitted
+    planted, make_training_set, fitted
 ):
-    other = world.drifted(CHANGED)
+    other = planted.drifted(CHANGED)
     parent = fitted(
-        make_training_set(*season(world, 24_000, seed=1, mark=-1.0), name="parent"), "parent"
+        make_training_set(*season(planted, 24_000, seed=1, mark=-1.0), name="parent"), "parent"
     )
     start = parent.weights
     window = make_training_set(*season(other, 8_000, seed=2, mark=1.0), name="window")
-    old_rows = make_training_set(*season(world, 8_000, seed=3, mark=-1.0), name="old")
+    old_rows = make_training_set(*season(planted, 8_000, seed=3, mark=-1.0), name="old")
     with_old = replace(
         window, replay_uri=old_rows.train_uri, num_replay_rows=old_rows.num_train_rows
     )
@@ -61,11 +61,10 @@ def test_replayed_rows_keep_old_season_known_at_little_cost_to_new(
     )
 
     def scores(result, rows):
-        return load_scorer(result.weights, CONFIG, world.slot_sizes).probabilities(
-            rows.dense, rows.ids
-        )
+        scorer = load_scorer(result.weights, CONFIG, planted.slot_sizes, places=PLACES)
+        return scorer.probabilities(rows.dense, rows.ids)
 
-    old, new = season(world, 8_000, seed=4, mark=-1.0), season(other, 8_000, seed=5, mark=1.0)
+    old, new = season(planted, 8_000, seed=4, mark=-1.0), season(other, 8_000, seed=5, mark=1.0)
     known = roc_auc(old.labels, scores(parent, old))
     forgotten = known - roc_auc(old.labels, scores(alone, old))
     assert forgotten > 0.1, "there is something to forget"

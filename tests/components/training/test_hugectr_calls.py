@@ -24,10 +24,10 @@ from components.training.hugectr.staging import write_stage
 from components.training.pytorch.engine import PytorchEngine
 from components.training.start import write_initial
 from evergreen.config.training import SolverSettings, TrainingSettings
-from evergreen.networks.files import one_each, open_model
+from evergreen.networks.files import open_model
 from evergreen.runtime.errors import ContractError
 from tests.support.errors import raises
-from tests.support.training_world import dcn
+from tests.support.planted_rows import PLACES, dcn
 
 CONFIG = dcn(embedding_dim=4, num_cross_layers=2, tower=(16, 8), dropout=0.25)
 # All values differ from HugeCTR's defaults and from ours.
@@ -37,17 +37,17 @@ SETTINGS = TrainingSettings(
 
 
 @pytest.fixture
-def rows(world):
-    return world.encoded(1_280)
+def rows(planted):
+    return planted.encoded(1_280)
 
 
 @pytest.fixture
-def built(double, rows, tmp_path, world):
+def built(double, rows, tmp_path, planted):
     """Builds the double's model for a network and settings, and returns the model's arguments."""
 
     def build(config=CONFIG, settings=SETTINGS):
         folder = tmp_path / f"stage {len(list(tmp_path.iterdir()))}"
-        embeddings = embeddings_of(config, world.slot_sizes, one_each(world.slot_sizes))
+        embeddings = embeddings_of(config, planted.slot_sizes, PLACES)
         stage = write_stage(
             rows, np.arange(256), embeddings=embeddings, batch_size=64, num_files=2, folder=folder
         )
@@ -94,10 +94,12 @@ class Nodes:
 
 
 def test_two_nodes_do_same_and_learn_as_one_with_as_many_gpus(
-    double, rows, world, tmp_path, monkeypatch
+    double, rows, planted, tmp_path, monkeypatch
 ):
     config, settings = replace(CONFIG, dropout=0.0), replace(SETTINGS, precision="float32")
-    write_initial(tmp_path / "initial", config, world.slot_sizes, click_rate=0.3, seed=3)
+    write_initial(
+        tmp_path / "initial", config, planted.slot_sizes, click_rate=0.3, seed=3, places=PLACES
+    )
     seen = []
 
     class Second(double.Model):
@@ -121,18 +123,18 @@ def test_two_nodes_do_same_and_learn_as_one_with_as_many_gpus(
     other = SimpleNamespace(**{**vars(double), "Model": Second})
     with ThreadPoolExecutor(1) as pool:
         followed = pool.submit(repeat_calls, other, Nodes(1, said, barrier))
-        arguments = {"scratch": tmp_path}
+        arguments = {"scratch": tmp_path, "places": PLACES}
         many = HugectrEngine(
-            config, world.slot_sizes, settings, nodes=Nodes(0, said, barrier), **arguments
+            config, planted.slot_sizes, settings, nodes=Nodes(0, said, barrier), **arguments
         )
-        one = HugectrEngine(config, world.slot_sizes, settings, num_gpus=2, **arguments)
+        one = HugectrEngine(config, planted.slot_sizes, settings, num_gpus=2, **arguments)
         for engine, name in ((many, "many"), (one, "one")):
             with closing(engine):
                 engine.restore(tmp_path / "initial")
                 engine.learn(rows, np.arange(640), batch_size=128, seed=0)
                 engine.save(tmp_path / name)
         followed.result(timeout=60)
-    found, expected = (open_model(tmp_path / name, world.slot_sizes) for name in ("many", "one"))
+    found, expected = (open_model(tmp_path / name, planted.slot_sizes) for name in ("many", "one"))
     np.testing.assert_allclose(found.weights.table, expected.weights.table, atol=1e-6)
     assert seen[0] == ([[0], [0]], 1)
     assert len([each for each in seen if isinstance(each, float)]) == 640 // 128 + 1
@@ -141,7 +143,7 @@ def test_two_nodes_do_same_and_learn_as_one_with_as_many_gpus(
     )  # One call is the check, and one is the save.
 
 
-def test_reader_and_both_optimizers_are_told_all(built, double, world):
+def test_reader_and_both_optimizers_are_told_all(built, double, planted):
     model = built()._inner
     assert model._reader_params.slot_size_array == []
     assert model._reader_params.num_workers == 2
@@ -150,16 +152,20 @@ def test_reader_and_both_optimizers_are_told_all(built, double, world):
         assert optimizer.update_type == double.Update_t.Local
 
 
-def test_new_batch_size_continues_training_with_or_without_scoring(double, rows, world, tmp_path):
+def test_new_batch_size_continues_training_with_or_without_scoring(double, rows, planted, tmp_path):
     config, settings = (
         replace(CONFIG, dropout=0.0),
         replace(SETTINGS, precision="float32", solver=SolverSettings(stage_rows=256)),
     )
-    write_initial(tmp_path / "initial", config, world.slot_sizes, click_rate=0.3, seed=3)
-    hugectr = HugectrEngine(config, world.slot_sizes, settings, scratch=tmp_path)
+    write_initial(
+        tmp_path / "initial", config, planted.slot_sizes, click_rate=0.3, seed=3, places=PLACES
+    )
+    hugectr = HugectrEngine(config, planted.slot_sizes, settings, places=PLACES, scratch=tmp_path)
     with (
         closing(hugectr),
-        closing(PytorchEngine(config, world.slot_sizes, settings, device="cpu")) as pytorch,
+        closing(
+            PytorchEngine(config, planted.slot_sizes, settings, device="cpu", places=PLACES)
+        ) as pytorch,
     ):
         for engine in (hugectr, pytorch):
             engine.restore(tmp_path / "initial")
@@ -170,33 +176,38 @@ def test_new_batch_size_continues_training_with_or_without_scoring(double, rows,
 
 
 @pytest.mark.parametrize("rank", [0, 3], ids=["v1", "v2"])
-def test_model_exported_and_saved_for_hugectr_in_any_order_loads_again(rank, world, tmp_path):
+def test_model_exported_and_saved_for_hugectr_in_any_order_loads_again(rank, planted, tmp_path):
     config = replace(CONFIG, projection_dim=rank)
-    write_initial(tmp_path / "start", config, world.slot_sizes, click_rate=0.3, seed=3)
+    write_initial(
+        tmp_path / "start", config, planted.slot_sizes, click_rate=0.3, seed=3, places=PLACES
+    )
     with closing(
-        PytorchEngine(config, world.slot_sizes, TrainingSettings(), device="cpu")
+        PytorchEngine(config, planted.slot_sizes, TrainingSettings(), device="cpu", places=PLACES)
     ) as engine:
         engine.restore(tmp_path / "start")
-        engine.learn(world.encoded(500), np.arange(500), batch_size=100, seed=0)
+        engine.learn(planted.encoded(500), np.arange(500), batch_size=100, seed=0)
         engine.save(tmp_path / "mine")
-    mine, num_rows = open_model(tmp_path / "mine", world.slot_sizes), sum(world.slot_sizes)
-    embeddings = embeddings_of(config, world.slot_sizes, one_each(world.slot_sizes))
+    mine = open_model(tmp_path / "mine", planted.slot_sizes)
+    embeddings = embeddings_of(config, planted.slot_sizes, PLACES)
     export_model(mine, config, embeddings, num_gpus=1, folder=tmp_path / "hugectr")
     # HugeCTR's own training run saves the keys in the order of its memory, that is, of their first
     # use.
-    order = np.random.default_rng(0).permutation(num_rows)
-    sparse, state = (
-        tmp_path / "hugectr" / name.format(0) for name in (SPARSE_FOLDER, SPARSE_OPTIMIZER_FILE)
-    )
-    for path, dtype in ((sparse / "key", "<i8"), (sparse / "emb_vector", "<f4")):
-        np.fromfile(path, dtype).reshape(num_rows, -1)[order].tofile(path)
-    moments = np.fromfile(state, "<f4").reshape(2, -1, 4)
-    moments[:, :num_rows] = moments[:, order]
-    moments.tofile(state)
+    assert len(embeddings) == 2
+    for each in embeddings:
+        order = np.random.default_rng(0).permutation(each.num_keys)
+        sparse, state = (
+            tmp_path / "hugectr" / name.format(each.number)
+            for name in (SPARSE_FOLDER, SPARSE_OPTIMIZER_FILE)
+        )
+        for path, dtype in ((sparse / "key", "<i8"), (sparse / "emb_vector", "<f4")):
+            np.fromfile(path, dtype).reshape(each.num_keys, -1)[order].tofile(path)
+        moments = np.fromfile(state, "<f4").reshape(2, -1, 4)
+        moments[:, : each.num_keys] = moments[:, order]
+        moments.tofile(state)
     import_model(
         tmp_path / "hugectr", config, embeddings, num_gpus=1, into=tmp_path / "back", step=mine.step
     )
-    back = open_model(tmp_path / "back", world.slot_sizes)
+    back = open_model(tmp_path / "back", planted.slot_sizes)
     assert back.step == mine.step == 5
     for one, other in zip(back.parts, mine.parts):
         np.testing.assert_array_equal(one.table, other.table)
@@ -207,9 +218,9 @@ def test_model_exported_and_saved_for_hugectr_in_any_order_loads_again(rank, wor
 def test_dcn_v2_is_padded_to_multiple_of_16_bytes(built, double):
     """cuBLASLt needs the weights of the second cross layer at a multiple of 16 bytes."""
     v2 = replace(CONFIG, projection_dim=3)
-    assert v2.input_width % 4 == 1
+    assert v2.input_width % 4 == 2
     model = built(padded(v2))._inner
-    assert model._input.dense_dim == v2.num_dense + 3
+    assert model._input.dense_dim == v2.num_dense + 2
     with pytest.raises(RuntimeError, match="multiple of 16 bytes"):
         built(v2)
     assert padded(CONFIG) == CONFIG

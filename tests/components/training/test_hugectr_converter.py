@@ -16,18 +16,16 @@ from cli import export
 from components.training.hugectr.converter import write_for_converter
 from components.training.start import write_initial
 from evergreen.config.features import Places, PooledPlaces
+from evergreen.config.model import DcnConfig
 from evergreen.networks.files import one_each
 from evergreen.networks.scoring import load_scorer
 from evergreen.runtime.errors import ContractError
 from tests.support.errors import raises
 from tests.support.networks import shaped
-from tests.support.training_world import dcn
 
 SIZES = [9, 7, 12, 5]
 LISTS = Places((0, 2, 1, 1, 1, 3, 3), (PooledPlaces(2, 5, "sum"), PooledPlaces(5, 7, "sum")))
-BASE = replace(
-    dcn(embedding_dim=4, num_cross_layers=2, tower=(16, 8)), num_dense=3, num_categorical=4
-)
+BASE = DcnConfig(num_dense=3, num_categorical=4, embedding_dim=4, num_cross_layers=2, tower=(16, 8))
 SHAPES = {
     "two cross layers": (BASE, one_each(SIZES)),
     "one cross layer, one hidden layer": (

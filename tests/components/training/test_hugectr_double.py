@@ -15,8 +15,7 @@ from components.training.hugectr.files import (
 from components.training.hugectr.layers import MODEL_NAME, Blueprint, compiled_model
 from components.training.hugectr.staging import write_stage
 from evergreen.config.training import TrainingSettings
-from evergreen.networks.files import one_each
-from tests.support.training_world import dcn
+from tests.support.planted_rows import PLACES, dcn
 
 CONFIG = dcn(embedding_dim=4, num_cross_layers=2, tower=(8,))
 
@@ -29,14 +28,14 @@ def fate(double):
 
 
 @pytest.fixture
-def stage_of(world, tmp_path):
+def stage_of(planted, tmp_path):
     """Writes a stage of batches of 64 rows."""
 
     def write(name, num_rows=128, **how):
         return write_stage(
-            world.encoded(1_000),
+            planted.encoded(1_000),
             np.arange(num_rows),
-            embeddings=embeddings_of(CONFIG, world.slot_sizes, one_each(world.slot_sizes)),
+            embeddings=embeddings_of(CONFIG, planted.slot_sizes, PLACES),
             batch_size=64,
             num_files=1,
             folder=tmp_path / name,
@@ -47,11 +46,11 @@ def stage_of(world, tmp_path):
 
 
 @pytest.fixture
-def model(double, stage_of, world):
+def model(double, stage_of, planted):
     """A compiled model whose readers have started."""
     blueprint = Blueprint(
         config=CONFIG,
-        embeddings=embeddings_of(CONFIG, world.slot_sizes, one_each(world.slot_sizes)),
+        embeddings=embeddings_of(CONFIG, planted.slot_sizes, PLACES),
         settings=TrainingSettings(),
         num_gpus=1,
         batch_size=64,
@@ -143,6 +142,34 @@ def test_source_before_end_nulls_and_layer_after_compile_are_accepted(model, dou
     model.add(double.DenseLayer(layer_type=double.Layer_t.ReLU, **layer))
 
 
+def test_too_many_keys_are_dropped_without_error(world, double, tmp_path):
+    """A slot of lists with at most two keys reads a row of three keys as its first two."""
+    import double_reader
+
+    keys = pa.array([[1, 2, 3], [4], []] + [[5]] * 61, pa.list_(pa.int64()))
+    columns = {"label": pa.array([1.0] * 64, pa.float32()), "keys": keys}
+    pq.write_table(pa.table(columns), tmp_path / "000.parquet")
+    stats = [{"file_name": "000.parquet", "num_rows": 64}]
+    named = {"labels": [{"col_name": "label", "index": 0}], "conts": []}
+    named["cats"] = [{"col_name": "keys", "index": 1}]
+    (tmp_path / "_metadata.json").write_text(json.dumps({"file_stats": stats, **named}))
+    (tmp_path / "_file_list.txt").write_text(f"1\n{tmp_path / '000.parquet'}")
+    reader = double_reader.Reader(
+        source=str(tmp_path / "_file_list.txt"),
+        most_keys=[2],
+        label_dim=1,
+        dense_dim=0,
+        batch_size=64,
+        slot_sizes=[],
+        num_workers=1,
+        num_gpus=1,
+        i64=True,
+    )
+    reader.set_source(reader.source)
+    _, _, found = reader.next()
+    assert found[:3].tolist() == [[1, 2], [4, -1], [-1, -1]]
+
+
 def test_text_of_error_in_train_is_only_in_log(model, caplog, monkeypatch):
     def fail():
         raise RuntimeError("out of memory")
@@ -164,11 +191,12 @@ def test_key_beyond_workspace_aborts(model, fate):
 def test_short_state_files_load_other_values(model, tmp_path):
     model.train()
     model.save_params_to_files(str(tmp_path / MODEL_NAME), 0)
-    for name in (DENSE_OPTIMIZER_FILE, SPARSE_OPTIMIZER_FILE.format(0)):
+    of_tables = [SPARSE_OPTIMIZER_FILE.format(number) for number in range(2)]
+    for name in (DENSE_OPTIMIZER_FILE, *of_tables):
         path = tmp_path / name
         path.write_bytes(path.read_bytes()[:-400])
     model.load_dense_optimizer_states(str(tmp_path / DENSE_OPTIMIZER_FILE))
-    model.load_sparse_optimizer_states([str(tmp_path / SPARSE_OPTIMIZER_FILE.format(0))])
+    model.load_sparse_optimizer_states([str(tmp_path / name) for name in of_tables])
     assert (model._inner._v[-100:] == 1e9).all()
     assert (model._inner._tables[0].states[1].flatten()[-100:] == 1e9).all()
 
@@ -186,8 +214,8 @@ def test_reader_that_never_started_does_not_end(double, fate, stage_of, model):
         ),
         double.CreateOptimizer(),
     )
-    keys = double.DataReaderSparseParam("keys", 1, True, 26)
-    only.add(double.Input(1, "label", 13, "dense", [keys]))
+    keys = double.DataReaderSparseParam("keys", 1, True, 3)
+    only.add(double.Input(1, "label", 2, "dense", [keys]))
     only.get_data_reader_train().set_source(first)
     del only
     assert fate.deaths == ["a reader that never started does not end"]

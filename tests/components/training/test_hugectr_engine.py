@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from components.training.device_memory import free_memory
 from components.training.hugectr.engine import HugectrEngine
 from components.training.hugectr.files import DENSE_FILE, SPARSE_FOLDER, SPARSE_OPTIMIZER_FILE
 from components.training.start import write_initial
@@ -20,7 +21,7 @@ from evergreen.networks.scoring import load_scorer
 from evergreen.runtime.errors import ContractError, PermanentError
 from evergreen.storage.uris import local_path
 from tests.support.errors import raises
-from tests.support.training_world import dcn
+from tests.support.planted_rows import PLACES, dcn
 
 CONFIG = dcn(embedding_dim=4, num_cross_layers=2, tower=(16,))
 SETTINGS = TrainingSettings(learning_rate=0.01, batch_size=128)
@@ -38,7 +39,7 @@ class Spoilt:
 
 
 @pytest.fixture
-def make_engine(tmp_path, double, world, monkeypatch):
+def make_engine(tmp_path, double, planted, monkeypatch):
     """Makes engines over the double, optionally with replaced model methods, and closes them."""
     with ExitStack() as stack:
 
@@ -48,8 +49,9 @@ def make_engine(tmp_path, double, world, monkeypatch):
             )
             engine = HugectrEngine(
                 config,
-                world.slot_sizes,
+                planted.slot_sizes,
                 replace(settings, solver=SolverSettings(**{"stage_rows": 500} | solver)),
+                places=PLACES,
                 num_gpus=num_gpus,
                 scratch=tmp_path / "scratch",
             )
@@ -60,13 +62,15 @@ def make_engine(tmp_path, double, world, monkeypatch):
 
 
 @pytest.fixture
-def rows(world):
-    return world.encoded(1_500)
+def rows(planted):
+    return planted.encoded(1_500)
 
 
 @pytest.fixture
-def initial(tmp_path, world):
-    write_initial(tmp_path / "initial", CONFIG, world.slot_sizes, click_rate=0.3, seed=3)
+def initial(tmp_path, planted):
+    write_initial(
+        tmp_path / "initial", CONFIG, planted.slot_sizes, click_rate=0.3, seed=3, places=PLACES
+    )
     return tmp_path / "initial"
 
 
@@ -200,6 +204,63 @@ def test_scratch_is_empty_in_end(make_engine, initial, rows, tmp_path):
     assert not list((tmp_path / "scratch").iterdir())
 
 
+SMI = """#!/bin/sh
+test "$1" = --query-gpu=memory.free,memory.total || exit 1
+{}
+"""
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path, monkeypatch):
+    """Puts a program nvidia-smi that runs these shell commands first on PATH."""
+
+    def put(commands):
+        (tmp_path / "bin").mkdir()
+        (tmp_path / "bin" / "nvidia-smi").write_text(SMI.format(commands))
+        (tmp_path / "bin" / "nvidia-smi").chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+
+    return put
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, MemoryError], ids=["HugeCTR's", "RMM's"])
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [("compile", "cannot build the network"), ("train", "stopped at step 1")],
+)
+def test_full_gpu_memory_is_failure_that_names_sizes_and_free_memory(
+    make_engine, initial, rows, nvidia_smi, kind, method, words
+):
+    def fail(self, *arguments, **keywords):
+        raise kind("out of memory")
+
+    nvidia_smi("echo '1536, 81920'; echo '79872, 81920'")
+    engine = make_engine(methods={method: fail})
+    engine.restore(initial)
+    with raises(
+        PermanentError,
+        words,
+        "batches of 128 rows and workspaces of 1 MiB per GPU",
+        "(free memory: GPU 0: 1.5 GiB of 80.0 GiB, GPU 1: 78.0 GiB of 80.0 GiB): out of memory;",
+    ):
+        engine.learn(rows, np.arange(128), batch_size=128, seed=0)
+
+
+@pytest.mark.parametrize(
+    "commands",
+    ["exit 9", "echo '[N/A], [N/A]'", "echo ''", "true"],
+    ids=["failure", "MIG slice", "empty line", "no GPU"],
+)
+def test_free_memory_that_nvidia_smi_does_not_report_is_unknown(nvidia_smi, commands):
+    nvidia_smi(commands)
+    assert free_memory() == "unknown"
+
+
+def test_free_memory_without_nvidia_smi_is_unknown(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert free_memory() == "unknown"
+
+
 def test_loss_of_zero_is_failure(make_engine, initial, rows):
     engine = make_engine(methods={"get_current_loss": lambda self: 0.0})
     engine.restore(initial)
@@ -207,9 +268,9 @@ def test_loss_of_zero_is_failure(make_engine, initial, rows):
         engine.learn(rows, np.arange(128), batch_size=128, seed=0)
 
 
-def test_colon_in_path_of_temporary_files_is_refused(world, double, tmp_path):
+def test_colon_in_path_of_temporary_files_is_refused(planted, double, tmp_path):
     with pytest.raises(ContractError, match="a:b, expected a path without ':'"):
-        HugectrEngine(CONFIG, world.slot_sizes, SETTINGS, scratch=tmp_path / "a:b")
+        HugectrEngine(CONFIG, planted.slot_sizes, SETTINGS, places=PLACES, scratch=tmp_path / "a:b")
 
 
 def test_readers_have_started_when_model_ends_even_after_failed_load(
@@ -232,7 +293,7 @@ def test_readers_have_started_when_model_ends_even_after_failed_load(
 
 
 def test_one_node_keeps_temporary_files_on_own_disk(
-    double, world, train_run, make_training_set, tmp_path, monkeypatch
+    double, planted, train_run, make_training_set, tmp_path, monkeypatch
 ):
     (tmp_path / "disk").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "disk"))
@@ -245,7 +306,7 @@ def test_one_node_keeps_temporary_files_on_own_disk(
 
     spoilt = Spoilt(double, save_params_to_files=save)
     monkeypatch.setitem(sys.modules, "hugectr", spoilt)
-    training_set = make_training_set(*world.rows(600)[:3])
+    training_set = make_training_set(*planted.rows(600)[:3])
     train_run(training_set, backend="hugectr", config=CONFIG, settings=SETTINGS)
     assert used
     assert all(tmp_path / "disk" in path.parents for path in used)
@@ -255,10 +316,10 @@ def test_one_node_keeps_temporary_files_on_own_disk(
 
 def test_state_too_large_for_message_between_nodes_is_refused(double, tmp_path):
     config = dcn(embedding_dim=128)
-    sizes = [4_000_000] + [2] * 25
+    sizes = [4_000_000] + [2] * 4
     two = SimpleNamespace(Get_size=lambda: 2)
     with pytest.raises(
-        ContractError, match=r"9000050 ids of width 128 on 2 GPUs need 2\d{9} bytes"
+        ContractError, match=r"9000008 ids of width 128 on 2 GPUs need 2\d{9} bytes"
     ):
         HugectrEngine(config, [9_000_000, *sizes[1:]], SETTINGS, nodes=two, scratch=tmp_path)
     HugectrEngine(config, sizes, SETTINGS, scratch=tmp_path).close()
@@ -270,9 +331,9 @@ def run(train_run, double):
     settings = TrainingSettings(
         learning_rate=0.005, batch_size=128, min_steps=120, round_rates=(0.2, 1.0)
     )
-    asked = {"config": CONFIG, "settings": settings}
+    options = {"config": CONFIG, "settings": settings}
     return lambda training_set, backend, name: train_run(
-        training_set, name=name, backend=backend, **asked
+        training_set, name=name, backend=backend, **options
     )
 
 
@@ -280,18 +341,19 @@ def auc(model, rows):
     from sklearn.metrics import roc_auc_score
 
     folder = local_path(model.uri) / Model.WEIGHTS
-    scorer = load_scorer(folder, config_from_document(model.config), model.slot_sizes)
+    config = config_from_document(model.config)
+    scorer = load_scorer(folder, config, model.slot_sizes, places=PLACES)
     return roc_auc_score(rows.labels, scorer.probabilities(rows.dense, rows.ids))
 
 
 def test_fit_by_hugectr_publishes_model_that_either_backend_continues(
-    run, world, make_training_set
+    run, planted, make_training_set
 ):
     # All parts are whole batches of 32. No engine pads whole batches, so both engines take the same
     # steps.
-    first_set = make_training_set(*world.rows(3_840, 1)[:3], name="first")
-    second_set = make_training_set(*world.rows(3_840, 5)[:3], name="second")
-    holdout = world.encoded(4_000, 9)
+    first_set = make_training_set(*planted.rows(3_840, 1)[:3], name="first")
+    second_set = make_training_set(*planted.rows(3_840, 5)[:3], name="second")
+    holdout = planted.encoded(4_000, 9)
     first = run(first_set, "hugectr", "first")
     assert (first.backend, first.parent_model_id) == ("hugectr", None)
     twin = run(first_set, "pytorch", "twin")

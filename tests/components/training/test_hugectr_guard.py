@@ -11,8 +11,8 @@ from tests.support.hugectr_processes import LONG, ended, environment, start, wai
 
 
 @pytest.fixture
-def training_set(world, make_training_set):
-    return make_training_set(*world.rows(600)[:3])
+def training_set(planted, make_training_set):
+    return make_training_set(*planted.rows(600)[:3])
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,8 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture
-def training_set(world, make_training_set):
-    return make_training_set(*world.rows(600)[:3])
+def training_set(planted, make_training_set):
+    return make_training_set(*planted.rows(600)[:3])
 
 
 def test_two_nodes_publish_model(step_flags, training_set, tmp_path):

@@ -9,21 +9,20 @@ import pytest
 from components.training.hugectr.embeddings import embeddings_of
 from components.training.hugectr.staging import write_stage
 from components.training.rows import Rows
-from evergreen.networks.files import one_each
 from evergreen.runtime.errors import PermanentError
 from tests.support.errors import raises
-from tests.support.training_world import dcn
+from tests.support.planted_rows import PLACES, dcn
 
 
 @pytest.fixture
-def rows(world):
-    labels, dense, ids, _ = world.rows(1_500, 1)
+def rows(planted):
+    labels, dense, ids, _ = planted.rows(1_500, 1)
     return Rows(labels=labels, dense=dense, ids=ids.astype(np.int32))
 
 
 @pytest.fixture
-def embeddings(world):
-    return embeddings_of(dcn(), world.slot_sizes, one_each(world.slot_sizes))
+def embeddings(planted):
+    return embeddings_of(dcn(), planted.slot_sizes, PLACES)
 
 
 @pytest.fixture
@@ -50,12 +49,14 @@ def test_staged_files_are_in_hugectrs_form(write, tmp_path):
     first, second = read_stage(stage)
     assert [first.num_rows, second.num_rows] == [128, 128]
     types = [str(field.type) for field in first.schema]
-    assert types == ["float"] * 14 + ["int64"] * 26
+    a_list = "list<element: int64 not null>"
+    keys = ["int64", "int64", a_list, "int64", a_list]
+    assert types == ["float"] * 3 + keys, "shop, user and genres are summed, item and seen averaged"
     metadata = json.loads((stage.file_list.parent / "_metadata.json").read_text())
     assert [(c["col_name"], c["index"]) for c in metadata["labels"]] == [("label", 0)]
-    assert [c["index"] for c in metadata["conts"]] == list(range(1, 14))
+    assert [c["index"] for c in metadata["conts"]] == [1, 2]
     assert [(c["col_name"], c["index"]) for c in metadata["cats"]] == [
-        (f"keys_{i}", 14 + i) for i in range(26)
+        (f"keys_{i}", 3 + i) for i in range(5)
     ]
     assert metadata["file_stats"] == [
         {"file_name": f"00{i}.parquet", "num_rows": 128} for i in range(2)

@@ -18,7 +18,7 @@ from evergreen.runtime.errors import PermanentError, Preempted
 from evergreen.storage.uris import local_path
 from tests.support.crashes import Killed
 from tests.support.errors import raises
-from tests.support.training_world import dcn
+from tests.support.planted_rows import dcn
 
 
 @pytest.fixture
@@ -31,8 +31,8 @@ def run(train_run, training_set):
 
 
 @pytest.fixture
-def training_set(world, make_training_set):
-    return make_training_set(*world.rows(600)[:3])
+def training_set(planted, make_training_set):
+    return make_training_set(*planted.rows(600)[:3])
 
 
 @pytest.fixture

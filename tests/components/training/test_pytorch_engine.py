@@ -11,8 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from components.training import torch_parts
 from components.training.pytorch.engine import PytorchEngine, gpu_hints
+from components.training.rows import Rows
 from components.training.start import write_initial
 from components.training.torch_parts import assemble
+from evergreen.config.features import Places, PooledPlaces
 from evergreen.config.training import TrainingSettings
 from evergreen.networks.files import open_model, slot_offsets
 from evergreen.networks.network import build_network, load_dense
@@ -20,7 +22,8 @@ from evergreen.networks.scoring import load_scorer
 from evergreen.runtime.errors import ContractError
 from tests.support.errors import raises
 from tests.support.networks import shaped
-from tests.support.training_world import dcn
+from tests.support.planted_rows import PLACES, WIDTHS, dcn
+from tests.support.pretended_gpu import pretend, pretended_gpu
 
 SETTINGS = TrainingSettings(learning_rate=0.01)
 SHAPE = {"embedding_dim": 4, "tower": (16, 8)}
@@ -28,7 +31,7 @@ CONFIG, DROPPING = dcn(**SHAPE, num_cross_layers=2), dcn(**SHAPE, num_cross_laye
 CONFIGS = {
     "dcn v1": CONFIG,
     "dcn v2": dcn(**SHAPE, num_cross_layers=2, projection_dim=3),
-    **{name: shaped(name, SHAPE, num_dense=13, num_categorical=26) for name in ("deepfm", "dlrm")},
+    **{name: shaped(name, SHAPE, **WIDTHS) for name in ("deepfm", "dlrm")},
 }
 every_network = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 on_gpu = [
@@ -38,25 +41,27 @@ on_gpu = [
 
 
 @pytest.fixture
-def rows(world):
-    return world.encoded(1_000)
+def rows(planted):
+    return planted.encoded(1_000)
 
 
 @pytest.fixture
-def trained(tmp_path, world, rows):
+def trained(tmp_path, planted, rows):
     """Trains the rows from fresh weights. Returns the saved model, the seen rows and the scores."""
     count = iter(range(100))
 
     def run(config=CONFIG, settings=SETTINGS, seed=0, batch_size=64, device="cpu"):
         start, end = tmp_path / f"start {hash(config)}", tmp_path / f"end {next(count)}"
         if not start.exists():
-            write_initial(start, config, world.slot_sizes, click_rate=0.3, seed=0)
-        with closing(PytorchEngine(config, world.slot_sizes, settings, device=device)) as engine:
+            write_initial(start, config, planted.slot_sizes, click_rate=0.3, seed=0, places=PLACES)
+        with closing(
+            PytorchEngine(config, planted.slot_sizes, settings, device=device, places=PLACES)
+        ) as engine:
             engine.restore(start)
             seen = engine.learn(rows, np.arange(len(rows)), batch_size=batch_size, seed=seed)
             engine.save(end)
             scores = engine.score(rows)
-        return open_model(end, world.slot_sizes), seen, scores
+        return open_model(end, planted.slot_sizes), seen, scores
 
     return run
 
@@ -68,24 +73,35 @@ def assert_same_bits(one, other):
             np.testing.assert_array_equal(values, its.dense[name])
 
 
-def test_tables_of_other_widths_are_refused_even_if_total_width_matches(tmp_path, world):
-    write_initial(tmp_path, CONFIG, world.slot_sizes, click_rate=0.3, seed=0)
+def test_tables_of_other_widths_are_refused_even_if_total_width_matches(tmp_path, planted):
+    write_initial(tmp_path, CONFIG, planted.slot_sizes, click_rate=0.3, seed=0, places=PLACES)
     dim = CONFIG.embedding_dim
-    other = replace(CONFIG, widths=(dim - 1, dim + 1) * 13)
+    other = replace(CONFIG, widths=(dim - 1, dim + 1, dim + 1, dim, dim - 1))
     shapes = r"have shapes \[\(\d+, \d+\)\], expected \[\(\d+, \d+\), \("
     with (
-        closing(PytorchEngine(other, world.slot_sizes, SETTINGS)) as engine,
+        closing(PytorchEngine(other, planted.slot_sizes, SETTINGS, places=PLACES)) as engine,
         pytest.raises(ContractError, match=shapes),
     ):
         engine.restore(tmp_path)
-    with raises(ContractError, f"width {dim}", f"expected {dim - 1}, {dim + 1}"):
-        load_scorer(tmp_path, other, world.slot_sizes)
+    with raises(ContractError, f"width {dim}", f"expected {dim - 1}, {dim}, {dim + 1}"):
+        load_scorer(tmp_path, other, planted.slot_sizes, places=PLACES)
+
+
+def pooled(vectors, ids):
+    """Sum or average the vectors of each list over its filled positions."""
+    filled = torch.from_numpy(ids != 0)[:, :, None]
+    found = [vectors[:, : PLACES.lists[0].start]]
+    for start, stop, pool in PLACES.lists:
+        total = (vectors * filled)[:, start:stop].sum(1, keepdim=True)
+        counts = filled[:, start:stop].sum(1, keepdim=True).clip(1)
+        found.append(total / counts if pool == "mean" else total)
+    return torch.cat(found, dim=1)
 
 
 @every_network
-def test_steps_are_adams_in_float64(trained, rows, world, tmp_path, config):
+def test_steps_are_adams_in_float64(trained, rows, planted, tmp_path, config):
     model, seen, _ = trained(config)
-    start = open_model(tmp_path / f"start {hash(config)}", world.slot_sizes).weights
+    start = open_model(tmp_path / f"start {hash(config)}", planted.slot_sizes).weights
     network = build_network(config)
     load_dense(network, start.dense)
     network.double()
@@ -95,16 +111,16 @@ def test_steps_are_adams_in_float64(trained, rows, world, tmp_path, config):
     losses = []
     for t, at in enumerate(range(0, len(rows), 64), start=1):
         batch = rows[at : at + 64]
-        keys = batch.ids + slot_offsets(world.slot_sizes)
+        keys = batch.ids + slot_offsets(planted.slot_sizes)[list(PLACES.slots)]
         vectors = torch.from_numpy(moving[-1][keys]).requires_grad_()
-        logits = network(torch.from_numpy(batch.dense).double(), vectors)
+        logits = network(torch.from_numpy(batch.dense).double(), pooled(vectors, batch.ids))
         labels = torch.from_numpy(batch.labels).double()
         loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels)
         to_vectors, *to_dense = torch.autograd.grad(loss, [vectors, *network.parameters()])
         losses.append(loss.item())
         to_table = np.zeros_like(moving[-1])
         np.add.at(to_table, keys.ravel(), to_vectors.numpy().reshape(keys.size, -1))
-        touched = np.isin(np.arange(len(to_table)), keys)[:, None]
+        touched = np.isin(np.arange(len(to_table)), keys[batch.ids != 0])[:, None]
         for w, g, (m, v) in zip(moving, [*(g.numpy() for g in to_dense), to_table], moments):
             moves = touched if w is moving[-1] else np.True_
             m[:] = np.where(moves, 0.9 * m + 0.1 * g, m)
@@ -155,7 +171,7 @@ def test_torchs_own_random_numbers_stay_callers(trained):
 
 
 def test_restoring_and_saving_hold_no_second_table(tmp_path):
-    sizes = [20_000] * 26
+    sizes = [100_000] * 5
     write_initial(tmp_path / "start", CONFIG, sizes, click_rate=0.3, seed=0)
     with closing(PytorchEngine(CONFIG, sizes, SETTINGS, device="cpu")) as engine:
         tracemalloc.start()
@@ -182,12 +198,14 @@ class _CalledOperators(TorchDispatchMode):
 
 
 @every_network
-def test_step_moves_no_scalars_between_host_and_device(world, rows, config):
+def test_step_moves_no_scalars_between_host_and_device(planted, rows, config):
     """`lift_fresh` is a tensor made of a Python number, which a GPU receives by a blocking copy.
 
     The other two operators read a tensor's value or copy it to another device.
     """
-    with closing(PytorchEngine(config, world.slot_sizes, SETTINGS, device="cpu")) as engine:
+    with closing(
+        PytorchEngine(config, planted.slot_sizes, SETTINGS, device="cpu", places=PLACES)
+    ) as engine:
         batch = assemble(rows, np.arange(64), engine._places)
         with _CalledOperators() as called:
             engine._step(batch)
@@ -195,16 +213,20 @@ def test_step_moves_no_scalars_between_host_and_device(world, rows, config):
     assert not {"lift_fresh", "_local_scalar_dense", "_to_copy"} & set(called.names)
 
 
-def test_lookups_move_no_scalars_and_wait_only_for_distinct_rows(world, rows, monkeypatch):
+def test_lookups_move_no_scalars_and_wait_for_list_positions_and_distinct_rows(
+    planted, rows, monkeypatch
+):
     monkeypatch.setattr(torch_parts, "_sorted", lambda keys: keys.sort(stable=True))
     ids = torch.from_numpy(rows.ids[:64])
     with (
-        closing(PytorchEngine(CONFIG, world.slot_sizes, SETTINGS, device="cpu")) as engine,
+        closing(
+            PytorchEngine(CONFIG, planted.slot_sizes, SETTINGS, device="cpu", places=PLACES)
+        ) as engine,
         _CalledOperators() as called,
     ):
         engine._places[0].lookups(ids)
     waits = {"lift_fresh", "_local_scalar_dense", "nonzero"}
-    assert [name for name in called.names if name in waits] == ["nonzero"]
+    assert [name for name in called.names if name in waits] == ["nonzero"] * 2
 
 
 def test_gpu_hints_name_batch_size_and_tf32_only_where_setting_limits():
@@ -218,9 +240,42 @@ def test_gpu_hints_name_batch_size_and_tf32_only_where_setting_limits():
     assert gpu_hints(large, 65_536) == []
 
 
-def test_call_gets_second_or_so_of_rows_whatever_batch(world):
-    with closing(PytorchEngine(CONFIG, world.slot_sizes, SETTINGS, device="cpu")) as engine:
+def test_call_gets_second_or_so_of_rows_whatever_batch(planted):
+    with closing(
+        PytorchEngine(CONFIG, planted.slot_sizes, SETTINGS, device="cpu", places=PLACES)
+    ) as engine:
         assert [engine.segment_batches(size) for size in (32, 2048, 10**6)] == [1024, 16, 1]
+
+
+LISTS = Places((0, 1, 1, 1, 2, 2), (PooledPlaces(1, 4, "mean"), PooledPlaces(4, 6, "sum")))
+
+
+def test_lists_and_weights_train_on_gpu_as_on_cpu(monkeypatch, tmp_path):
+    """The GPU is pretended: it computes as the CPU does, and refuses the CPU's tensors."""
+    pretend(monkeypatch, torch_parts)
+    sizes, random = [9, 7, 12], np.random.default_rng(0)
+    config = replace(CONFIG, num_dense=2, num_categorical=3)
+    rows = Rows(
+        labels=(random.random(200) < 0.4).astype(np.float32),
+        dense=random.normal(size=(200, 2)).astype(np.float32),
+        ids=(random.random((200, 6)) * np.take(sizes, LISTS.slots)).astype(np.int32),
+        weights=random.random(200).astype(np.float32),
+    )
+    write_initial(tmp_path / "start", config, sizes, click_rate=0.3, seed=0, places=LISTS)
+    scores, models = {}, {}
+    for device in ("cpu", "cuda"):
+        with (
+            pretended_gpu(),
+            closing(PytorchEngine(config, sizes, SETTINGS, device=device, places=LISTS)) as engine,
+        ):
+            engine.restore(tmp_path / "start")
+            engine.learn(rows, np.arange(200), batch_size=64, seed=0)
+            engine.save(tmp_path / device)
+            scores[device] = engine.score(rows)
+        models[device] = open_model(tmp_path / device, sizes)
+    np.testing.assert_allclose(scores["cuda"], scores["cpu"], atol=1.2e-7)
+    for mine, its in zip(models["cuda"].parts, models["cpu"].parts):
+        np.testing.assert_allclose(mine.table, its.table, atol=1.2e-7)
 
 
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])

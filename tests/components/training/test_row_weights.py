@@ -12,38 +12,39 @@ from components.training.rows import RowFolder, open_rows
 from components.training.start import write_initial
 from evergreen.config.data import WEIGHT, ColumnNames
 from evergreen.config.training import TrainingSettings
-from evergreen.contracts.criteo import CRITEO
 from evergreen.networks.files import open_model
 from evergreen.runtime.errors import ContractError
 from evergreen.storage.uris import local_path
 from tests.support.errors import raises
 from tests.support.logistic_engine import content
-from tests.support.training_world import dcn, fit_by_pytorch
+from tests.support.planted_rows import FEATURES, PLACES, dcn, fit_by_pytorch
 
 CONFIG = dcn(embedding_dim=4, num_cross_layers=1, tower=(8,))
 SETTINGS = TrainingSettings(learning_rate=0.01)
 
 
 @pytest.fixture
-def stepped(tmp_path, world):
+def stepped(tmp_path, planted):
     """The engine after one step over all rows, and its saved state.
 
     After Adam's first step m is a tenth of the gradient.
     """
-    write_initial(tmp_path / "start", CONFIG, world.slot_sizes, click_rate=0.3, seed=3)
+    write_initial(
+        tmp_path / "start", CONFIG, planted.slot_sizes, click_rate=0.3, seed=3, places=PLACES
+    )
 
     def step(rows, name):
-        engine = PytorchEngine(CONFIG, world.slot_sizes, SETTINGS, device="cpu")
+        engine = PytorchEngine(CONFIG, planted.slot_sizes, SETTINGS, device="cpu", places=PLACES)
         engine.restore(tmp_path / "start")
         loss = engine.learn(rows, np.arange(len(rows)), batch_size=1_000, seed=1)
         engine.save(tmp_path / name)
-        return loss, engine.num_steps, open_model(tmp_path / name, world.slot_sizes)
+        return loss, engine.num_steps, open_model(tmp_path / name, planted.slot_sizes)
 
     return step
 
 
-def test_row_of_weight_three_counts_as_three_copies_and_zero_as_none(stepped, world):
-    rows = world.encoded(300)
+def test_row_of_weight_three_counts_as_three_copies_and_zero_as_none(stepped, planted):
+    rows = planted.encoded(300)
     weights = np.random.default_rng(0).integers(0, 4, 300)
     loss, _, by_weight = stepped(replace(rows, weights=(weights / 2).astype(np.float32)), "weights")
     loss_of_copies, _, by_copies = stepped(rows.take(np.repeat(np.arange(300), weights)), "copies")
@@ -54,12 +55,12 @@ def test_row_of_weight_three_counts_as_three_copies_and_zero_as_none(stepped, wo
             np.testing.assert_allclose(mine.dense[name], values, rtol=1e-4, atol=1e-8)
 
 
-def test_rows_without_any_weight_take_no_step(stepped, world, tmp_path):
+def test_rows_without_any_weight_take_no_step(stepped, planted, tmp_path):
     loss, num_steps, _ = stepped(
-        replace(world.encoded(50), weights=np.zeros(50, np.float32)), "after"
+        replace(planted.encoded(50), weights=np.zeros(50, np.float32)), "after"
     )
     assert (loss, num_steps) == (0.0, 0)
-    stepped(world.encoded(0), "untouched")
+    stepped(planted.encoded(0), "untouched")
     assert content(tmp_path / "after") == content(tmp_path / "untouched")
 
 
@@ -101,8 +102,8 @@ def test_equal_weights_correct_as_no_weights_do():
     assert found == pytest.approx(newest_bias_shift(labels, predicted), rel=1e-9)
 
 
-def test_weights_are_read_and_wrong_ones_refused(world, make_training_set, tmp_path):
-    training_set = make_training_set(*world.rows(200)[:3], num_files=1)
+def test_weights_are_read_and_wrong_ones_refused(planted, make_training_set, tmp_path):
+    training_set = make_training_set(*planted.rows(200)[:3], num_files=1)
     folder = local_path(training_set.train_uri)
     (path,) = folder.glob("*.parquet")
     table, weights, cache = (
@@ -110,22 +111,26 @@ def test_weights_are_read_and_wrong_ones_refused(world, make_training_set, tmp_p
         np.linspace(0, 10, 200, dtype=np.float32),
         tmp_path / "cache",
     )
-    source = RowFolder(path=folder, num_rows=200, features=CRITEO, weighted=True)
+    source = RowFolder(path=folder, num_rows=200, features=FEATURES, weighted=True)
     with raises(ContractError, "lacks", [WEIGHT]):
-        open_rows([source], world.slot_sizes, cache)
+        open_rows([source], planted.slot_sizes, cache)
     pq.write_table(table.append_column(WEIGHT, [weights]), path)
-    np.testing.assert_array_equal(open_rows([source], world.slot_sizes, cache).weights, weights)
+    np.testing.assert_array_equal(open_rows([source], planted.slot_sizes, cache).weights, weights)
     for weights[7] in (-1.0, np.nan, np.inf):
         pq.write_table(table.append_column(WEIGHT, [weights]), path)
         with raises(ContractError, WEIGHT, weights[7], "finite"):
-            open_rows([source], world.slot_sizes, cache)
+            open_rows([source], planted.slot_sizes, cache)
 
 
 @pytest.mark.parametrize("is_round", [False, True], ids=["first model", "round"])
-def test_what_rows_of_weight_zero_say_changes_no_fit(world, make_training_set, tmp_path, is_round):
+def test_what_rows_of_weight_zero_say_changes_no_fit(
+    planted, make_training_set, tmp_path, is_round
+):
     settings = TrainingSettings(batch_size=128, round_rates=(0.1, 3.0), seed=2)
-    write_initial(tmp_path / "parent", CONFIG, world.slot_sizes, click_rate=0.3, seed=3)
-    labels, dense, ids, _ = world.rows(12_000)
+    write_initial(
+        tmp_path / "parent", CONFIG, planted.slot_sizes, click_rate=0.3, seed=3, places=PLACES
+    )
+    labels, dense, ids, _ = planted.rows(12_000)
     weights = (np.random.default_rng(1).random(12_000) < 0.3).astype(np.float32)
     found = []
     for name, said in (("first", labels), ("other", np.where(weights == 0, 1 - labels, labels))):

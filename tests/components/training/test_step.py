@@ -25,17 +25,17 @@ from evergreen.runtime.flags import run_flags
 from evergreen.storage.references import keep, read_reference
 from evergreen.storage.uris import local_path
 from tests.support.errors import raises
-from tests.support.recommenders import criteo_with
-from tests.support.training_world import STEP_MODEL as MODEL
-from tests.support.training_world import dcn
+from tests.support.planted_rows import FEATURES, PLACES, dcn
+from tests.support.planted_rows import STEP_MODEL as MODEL
+from tests.support.recommenders import shop_with
 
 
 @pytest.fixture
-def training_set(world, make_training_set):
-    return make_training_set(*world.rows(2_000)[:3])
+def training_set(planted, make_training_set):
+    return make_training_set(*planted.rows(2_000)[:3])
 
 
-def test_model_folder_holds_all_that_next_steps_need(step, training_set, tmp_path, world):
+def test_model_folder_holds_all_that_next_steps_need(step, training_set, tmp_path, planted):
     code, model, metrics = step(training_set)
     assert code == 0
     folder = local_path(model.uri)
@@ -58,10 +58,9 @@ def test_model_folder_holds_all_that_next_steps_need(step, training_set, tmp_pat
     assert model.last_event_time == training_set.last_event_time
     assert model.last_learned_time == training_set.last_learned_time
     assert model.window_start == training_set.window_start
-    scorer = load_scorer(
-        folder / Model.WEIGHTS, config_from_document(model.config), model.slot_sizes
-    )
-    _, dense, ids, _ = world.rows(10)
+    config = config_from_document(model.config)
+    scorer = load_scorer(folder / Model.WEIGHTS, config, model.slot_sizes, places=PLACES)
+    _, dense, ids, _ = planted.rows(10)
     assert np.isfinite(scorer.probabilities(dense, ids)).all()
     assert metrics["progressive_log_loss"] == model.progressive["log_loss"]
     assert all(np.isfinite(v) for v in metrics.values())
@@ -118,9 +117,9 @@ def test_misuse_ends_with_2_and_one_line(
 
 
 def test_loss_that_is_not_finite_is_failure_and_no_bad_input(
-    step, world, make_training_set, capsys
+    step, planted, make_training_set, capsys
 ):
-    labels, dense, ids, _ = world.rows(1_000)
+    labels, dense, ids, _ = planted.rows(1_000)
     dense[123] = 3e38
     assert step(make_training_set(labels, dense, ids))[0] == ExitCode.FAILED
     assert "error: loss is not finite in pass 1" in capsys.readouterr().err
@@ -146,7 +145,7 @@ def test_full_gpu_memory_is_failure_that_names_sizes(step, training_set, capsys,
 
 def test_missing_validation_artefact_leaves_no_model(training_set, validation_report, tmp_path):
     local_path(validation_report.schema_uri).unlink()
-    asked = TrainingRun(
+    training_run = TrainingRun(
         run="r",
         store=tmp_path / "store",
         work=tmp_path / "work",
@@ -156,11 +155,14 @@ def test_missing_validation_artefact_leaves_no_model(training_set, validation_re
     )
     now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
     with raises(ContractError, "schema.pbtxt", "absent"):
-        train(asked, training_set, validation_report, clock=lambda: now)
+        train(training_run, training_set, validation_report, clock=lambda: now)
     assert not list((tmp_path / "store" / "models").iterdir())
     local_path(validation_report.schema_uri).write_text("schema")
     model, result = train(
-        asked, training_set, validation_report, clock=lambda: pytest.fail("a retry has no new time")
+        training_run,
+        training_set,
+        validation_report,
+        clock=lambda: pytest.fail("a retry has no new time"),
     )
     assert model.model_id.startswith("20260102T030405Z-")
     # The epochs come from the checkpoint. Only the final stage is fitted again.
@@ -183,9 +185,11 @@ def test_waiting_threads_sleep_because_policy_is_set_before_torch_loads(
     training_set, validation_report, tmp_path, monkeypatch
 ):
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    asked = criteo_with(model=MODEL, training={"batch_size": 256})
+    recommender = shop_with(model=MODEL, training={"batch_size": 256})
     report = keep(validation_report, tmp_path / "report.json")
-    replace(training_set, recommender=asked, validation_report=report).write(tmp_path / "set.json")
+    replace(training_set, recommender=recommender, validation_report=report).write(
+        tmp_path / "set.json"
+    )
     files = {"training_set": tmp_path / "set.json"}
     folders = {
         "run": "r",
@@ -198,11 +202,16 @@ def test_waiting_threads_sleep_because_policy_is_set_before_torch_loads(
     assert done.stdout.splitlines() == ["torch is loaded with passive"], done.stderr
 
 
-def test_hugectr_without_its_library_says_so(world, tmp_path, monkeypatch):
+def test_hugectr_without_its_library_says_so(planted, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "hugectr", None)
     with raises(PermanentError, "hugectr"):
         make_engine(
-            "hugectr", dcn(), world.slot_sizes, settings=TrainingSettings(), scratch=tmp_path
+            "hugectr",
+            dcn(),
+            planted.slot_sizes,
+            settings=TrainingSettings(),
+            scratch=tmp_path,
+            features=FEATURES,
         )
 
 

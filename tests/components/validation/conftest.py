@@ -18,6 +18,12 @@ from tests.support import recommenders
 from tests.support.validation_models import make_dataset, release_validated
 
 
+@pytest.fixture(scope="session")
+def raw_table(criteo_table):
+    """Draws Criteo's rows."""
+    return criteo_table
+
+
 @pytest.fixture
 def write_rows(tmp_path):
     """Writes tables as the Parquet files of a training folder and returns the manifest's path."""
@@ -28,7 +34,11 @@ def write_rows(tmp_path):
         for i, table in enumerate(tables):
             pq.write_table(table, folder / f"part-{i}.parquet")
         manifest = tmp_path / name / "raw.json"
-        make_dataset(folder, sum(table.num_rows for table in tables)).write(manifest)
+        make_dataset(
+            folder,
+            sum(table.num_rows for table in tables),
+            recommender=criteo.CRITEO_RECOMMENDER,
+        ).write(manifest)
         return manifest
 
     return write

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from components.validation.measure import read_windows
 from components.validation.quarantine import make_domain
 from components.validation.schema_versions import read_schema
-from components.validation.windows import read_windows
 from evergreen.config.features import CategoricalOptions, Features, ListOptions, category_of
 from evergreen.config.spec import ColumnNames, Recommender
 from evergreen.contracts import raw_rows

@@ -16,13 +16,12 @@ from apache_beam.io.filesystem import FileMetadata, FileSystem
 
 from components.validation import beam_job
 from components.validation.beam_job import parse_options, summarize_on_beam
-from components.validation.rows import parquet_files
-from components.validation.tfdv_statistics import by_feature, num_rows, summarize_files
+from components.validation.tfdv_statistics import summarize_files
 from evergreen.contracts import criteo
 from evergreen.runtime.errors import ContractError, TemporaryError
 from evergreen.statistics.profile_counter import ProfileCounter
 from evergreen.storage.uris import local_path
-from tests.support.validation_statistics import value_counts
+from tests.support.validation_statistics import by_feature, value_counts
 
 DATAFLOW = (
     "--runner=DataflowRunner --project=a-project --region=europe-west1 "
@@ -38,7 +37,7 @@ def files(tmp_path, raw_table):
         pq.write_table(
             raw_table(rows, seed=i), tmp_path / "rows" / f"{i}.parquet", row_group_size=600
         )
-    return parquet_files(tmp_path / "rows")
+    return sorted((tmp_path / "rows").glob("*.parquet"))
 
 
 @pytest.fixture
@@ -255,7 +254,7 @@ def test_rows_and_results_pass_through_bucket_that_is_emptied_afterwards(files, 
     options = parse_options("--runner=DirectRunner --temp_location=flat://bucket/tmp")
     contents = [path.read_bytes() for path in files]
     found = summarize_on_beam(files, theirs, options=options)
-    assert num_rows(found) == num_rows(expected) == 2200
+    assert found.num_rows == expected.num_rows == 2200
     for name in criteo.CATEGORICAL:
         assert value_counts(by_feature(found)[name]) == value_counts(by_feature(expected)[name])
     assert theirs.profile().clicks == ours.profile().clicks

@@ -9,8 +9,7 @@ import pyarrow as pa
 import pytest
 
 from components.validation.checks import apply_rules, observe_click_rate
-from components.validation.measure import measure_drift, measure_label_shift
-from components.validation.windows import KeptWindows
+from components.validation.measure import KeptWindows, measure_drift, measure_label_shift
 from evergreen.config.validation import ValidationSettings
 from evergreen.contracts import criteo, raw_rows
 from evergreen.contracts.words import ShownValues

@@ -8,14 +8,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from cli.quarantine import main as quarantine
 from components.validation.__main__ import metric_values
-from components.validation.quarantine import screen_rows
-from components.validation.quarantine_store import main as quarantine
-from components.validation.round import Round
+from components.validation.quarantine import rows_folder, screen_rows
 from components.validation.schema_versions import format_schema, read_schema
 from components.validation.schema_versions import main as schema_command
-from evergreen.config.validation import ValidationSettings
 from evergreen.contracts import criteo, raw_rows
+from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from evergreen.contracts.manifests import RawDataset
 from evergreen.storage.uris import local_path
 from tests.support.validation_models import make_dataset, release_validated
@@ -53,7 +52,7 @@ class QuarantineWorld:
         for i in range(files):
             pq.write_table(table.slice(i * size, size), folder / f"part-{i:05d}.parquet")
         manifest = self.folder / name / "raw.json"
-        make_dataset(folder, table.num_rows).write(manifest)
+        make_dataset(folder, table.num_rows, recommender=CRITEO_RECOMMENDER).write(manifest)
         return manifest
 
     def check(self, manifest, run, action="quarantine", *, actions=(), **asked):
@@ -200,8 +199,7 @@ def test_memory_is_flat_in_rows(world, tmp_path):
 
     Eight times as many rows need no more Arrow memory.
     """
-    rules = ValidationSettings(actions={"domain": "quarantine"})
-    schema, peaks = local_path(world.release().schema_uri), []
+    schema, peaks = read_schema(local_path(world.release().schema_uri)), []
     table, _ = world.window(rows=40_000, files=1, I2={3: 1e9})
     for files in (1, 8):
         raw = RawDataset.read(
@@ -209,13 +207,17 @@ def test_memory_is_flat_in_rows(world, tmp_path):
         )
         folder = tmp_path / f"step {files}"
         folder.mkdir()
-        round_ = Round(
-            run="r", raw=raw, folder=folder, store=world.store, rules=rules, schema_path=schema
-        )
         pool, before = pa.system_memory_pool(), pa.default_memory_pool()
         pa.set_memory_pool(pool)
         try:
-            screen_rows(round_, folder)
+            screen_rows(
+                raw,
+                schema,
+                action="quarantine",
+                folder=folder,
+                final=folder,
+                quarantine=rows_folder(world.store, "r"),
+            )
         finally:
             pa.set_memory_pool(before)
         peaks.append(pool.max_memory())

@@ -7,14 +7,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from components.validation.tfdv_statistics import by_feature, num_missing
 from evergreen.config.features import MAX_CATEGORY, Features, ListOptions
 from evergreen.contracts import criteo
 from evergreen.statistics.column_profile import DENSE_EDGES, find_sums
 from evergreen.statistics.profile_counter import BLOCK_ROWS, ProfileCounter, ValueCounts
 from evergreen.statistics.reference import LISTED_VALUES, inner_buckets, read_reference
 from evergreen.storage.uris import local_path
-from tests.support.validation_statistics import statistics_of, value_counts
+from tests.support.validation_statistics import by_feature, statistics_of, value_counts
 
 
 def counted(*tables):
@@ -32,21 +31,23 @@ def fair(table):
 
 def test_counts_are_tfdvs_where_tfdv_counts_exactly(checked):
     table = checked(5000)
-    found, theirs = counted(table).reference(), by_feature(statistics_of(fair(table)))
+    found, theirs = counted(table).reference(), statistics_of(fair(table))
     assert (found.rows, found.profile.rows) == (5000, 2 * BLOCK_ROWS)
     for name in criteo.DENSE:
         column = found.profile.columns[name]
         expected = np.histogram(fair(table)[name].drop_null().to_numpy(), DENSE_EDGES)[0]
         np.testing.assert_array_equal(column.counts, expected)
-        assert column.missing.rows == num_missing(theirs[name])
+        assert column.missing.rows == theirs.columns[name].num_missing
     for name in criteo.CATEGORICAL:
         column = found.profile.columns[name]
-        expected = {int(value): count for value, count in value_counts(theirs[name]).items()}
+        expected = {
+            int(value): count for value, count in value_counts(by_feature(theirs)[name]).items()
+        }
         assert dict(zip(column.values.tolist(), column.counts.tolist())) == {
             value: expected.get(value, 0) for value in column.values.tolist()
         }
         assert column.present == sum(expected.values())
-        assert column.missing.rows == num_missing(theirs[name])
+        assert column.missing.rows == theirs.columns[name].num_missing
 
 
 def test_values_and_bounds_are_chosen_by_every_other_block(checked):

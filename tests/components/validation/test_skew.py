@@ -21,6 +21,7 @@ from evergreen.config.validation import ValidationSettings
 from evergreen.contracts import criteo, raw_rows
 from evergreen.contracts.criteo import CRITEO, RAW_TYPES
 from evergreen.contracts.words import ShownValues
+from evergreen.rows.archived_rows import arrow_schema
 from evergreen.runtime.errors import ContractError
 from tests.support.archives import day_folders
 
@@ -254,7 +255,9 @@ def test_file_of_another_type_is_left_out_and_named(training, archive, tmp_path)
 
 URI = "gs://models/a lake"
 DAY = dt.datetime(2026, 3, 1, tzinfo=dt.timezone.utc)
-TYPES = {name: RAW_TYPES[name] for name in ("request_id", "row", "event_time", "I1", "C5")}
+SCHEMA = arrow_schema(
+    {name: RAW_TYPES[name] for name in ("request_id", "row", "event_time", "I1", "C5")}
+)
 SPAN = EventSpan(DAY + dt.timedelta(hours=6), DAY + dt.timedelta(hours=30))
 
 
@@ -318,7 +321,7 @@ def measured(training_rows, archive, tmp_path):
 
 
 def kept_rows(archive, tmp_path):
-    return pa.Table.from_batches(read_served(archive, SPAN, TYPES, unread=[]))
+    return pa.Table.from_batches(read_served(archive, SPAN, SCHEMA, unread=[]))
 
 
 def test_archive_in_bucket_gives_what_same_one_in_folder_gives(training_rows, in_both, tmp_path):

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.validation.__main__ import metric_values
-from components.validation.windows import read_windows
+from components.validation.measure import read_windows
 from evergreen.config.reader import parse_settings
 from evergreen.contracts import criteo, raw_rows
 from evergreen.contracts.checks import headline

@@ -7,7 +7,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from components.validation.windows import KeptWindows, read_windows
+from components.validation.measure import KeptWindows, read_windows
 from evergreen.contracts import criteo, raw_rows
 from evergreen.runtime.errors import ContractError
 from evergreen.statistics import profile_files
@@ -198,5 +198,5 @@ def test_edges_that_another_numpy_computed_are_same_edges(
     if same:
         assert len(read_windows(path).windows) == 1
     else:
-        with pytest.raises(ContractError, match="between other edges"):
+        with pytest.raises(ContractError, match="other bucket edges"):
             read_windows(path)

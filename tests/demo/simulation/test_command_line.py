@@ -228,8 +228,8 @@ def test_sigterm_stops_like_stop(server, replay, folder):
     assert summary_of(folder)["published_rows"] == summary_of(folder)["rows"] > 0
 
 
-def test_file_is_replayed_to_its_end(server, replay, folder, raw_table, store):
-    pq.write_table(raw_table(500), folder / "data.parquet")
+def test_file_is_replayed_to_its_end(server, replay, folder, criteo_table, store):
+    pq.write_table(criteo_table(500), folder / "data.parquet")
     process = replay(
         source=("--data", "data.parquet", "--drift-columns", "C2,I3", "--recommender", str(store))
     )
@@ -271,9 +271,9 @@ def test_invalid_replay_arguments_give_one_line_and_exit_2(replay, source, text)
 
 @pytest.mark.parametrize("form", ["parquet", "csv"])
 def test_score_prints_line_per_row_of_every_form_and_names_malformed_rows(
-    server, folder, store, raw_table, form
+    server, folder, store, criteo_table, form
 ):
-    table = raw_table(20).drop_columns(["label", "event_time"])
+    table = criteo_table(20).drop_columns(["label", "event_time"])
     path = folder / f"rows.{form}"
     if form == "csv":  # Criteo's text form has categories as hex digits
         for name in CATEGORICAL:
@@ -300,8 +300,8 @@ def test_score_prints_line_per_row_of_every_form_and_names_malformed_rows(
         assert broken.stderr == "1 rows are malformed and have no score\n"
 
 
-def test_reader_of_first_line_only_sees_no_traceback(server, folder, store, raw_table):
-    pq.write_table(raw_table(20_000), folder / "rows.parquet")
+def test_reader_of_first_line_only_sees_no_traceback(server, folder, store, criteo_table):
+    pq.write_table(criteo_table(20_000), folder / "rows.parquet")
     flags = [
         "--server",
         server.url,

@@ -14,8 +14,8 @@ from tests.support.errors import raises, says
 
 
 @pytest.fixture
-def data(tmp_path, raw_table):
-    table = raw_table(300)
+def data(tmp_path, criteo_table):
+    table = criteo_table(300)
     pq.write_table(table, tmp_path / "data.parquet")
     return tmp_path / "data.parquet", table
 
@@ -105,12 +105,12 @@ def test_drift_of_no_columns_or_of_none_that_is_feature_is_refused(data):
 
 
 @pytest.mark.parametrize("most", [64, 3])
-def test_rows_of_one_request_id_are_one_request_and_no_others_are(tmp_path, raw_table, most):
+def test_rows_of_one_request_id_are_one_request_and_no_others_are(tmp_path, criteo_table, most):
     """Groups of rows with equal ids have 1 to 9 rows.
 
     Some groups cross a boundary between two batches of the file.
     """
-    table, lengths = raw_table(9000), [1 + i % 9 for i in range(1800)]
+    table, lengths = criteo_table(9000), [1 + i % 9 for i in range(1800)]
     ids = [f"q{at}" for at, length in enumerate(lengths) for _ in range(length)]
     at = table.column_names.index("request_id")
     table = table.set_column(at, "request_id", pa.array(ids[:9000]))

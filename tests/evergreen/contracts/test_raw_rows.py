@@ -5,12 +5,16 @@ import pyarrow as pa
 import pytest
 
 from evergreen.config.features import MISSING_CATEGORY
-from evergreen.contracts import criteo, raw_rows
+from evergreen.contracts import raw_rows
+from tests.support.recommenders import SHOP
 
 
 @pytest.mark.parametrize(
     ("names", "dtype", "missing"),
-    [(criteo.DENSE, "float32", np.nan), (criteo.CATEGORICAL, "int64", MISSING_CATEGORY)],
+    [
+        (SHOP.features.numeric, "float32", np.nan),
+        (SHOP.features.categorical, "int64", MISSING_CATEGORY),
+    ],
 )
 def test_nulls_become_stated_value_and_all_others_stay(raw_table, names, dtype, missing):
     batch = pa.Table.to_batches(raw_table(200))[0]
@@ -24,6 +28,6 @@ def test_nulls_become_stated_value_and_all_others_stay(raw_table, names, dtype, 
 
 
 def test_values_of_another_type_are_refused_and_not_converted():
-    batch = pa.record_batch({"C1": pa.array([1.5])})
+    batch = pa.record_batch({"item": pa.array([1.5])})
     with pytest.raises(pa.ArrowInvalid):
-        raw_rows.feature_matrix(batch, ["C1"], "int64", missing=MISSING_CATEGORY)
+        raw_rows.feature_matrix(batch, ["item"], "int64", missing=MISSING_CATEGORY)

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evergreen.config.features import Features
-from evergreen.contracts.criteo import CRITEO
+from evergreen.config.features import ListOptions
 from evergreen.contracts.workflow import TOMBSTONE, vocabulary_changes
 from evergreen.runtime.errors import ContractError
+from tests.support.recommenders import SHOP
 from tests.support.workflows import workflow_of
 
 
 def workflow(first, *others):
-    return workflow_of([first, *others, *[[]] * (25 - len(others))])
+    return workflow_of([first, *others, *[[]] * (3 - len(others))])
 
 
 @pytest.mark.parametrize(
@@ -23,11 +23,11 @@ def workflow(first, *others):
         (
             [10, 20, 30],
             [10, 21, 31],
-            r"id 4 of C1 is now category 21, expected category 20 as before.*\(2 such ids\)",
+            r"id 4 of item is now category 21, expected category 20 as before.*\(2 such ids\)",
         ),
-        ([10, 20, 30], [10, 20], "vocabulary of C1 has 2 ids, expected at least 3"),
-        ([10, 20], [TOMBSTONE, 20, 10], "category 10 of C1 moved to another id"),
-        ([10, TOMBSTONE, 20], [TOMBSTONE, 10, 20], "category 10 of C1 moved to another id"),
+        ([10, 20, 30], [10, 20], "vocabulary of item has 2 ids, expected at least 3"),
+        ([10, 20], [TOMBSTONE, 20, 10], "category 10 of item moved to another id"),
+        ([10, TOMBSTONE, 20], [TOMBSTONE, 10, 20], "category 10 of item moved to another id"),
     ],
     ids=["replaced", "shrunk", "moved to the end", "moved to a tombstone"],
 )
@@ -38,9 +38,12 @@ def test_ids_with_another_meaning_are_refused(before, now, message):
 
 def test_slots_are_found_by_name_and_new_slot_has_only_new_categories():
     before = workflow([10])
-    renamed = Features(numeric=CRITEO.numeric, categorical=("item", *CRITEO.categorical[1:]))
+    options = {**SHOP.features.list_options, "seen": ListOptions(max=2, table="sku")}
+    renamed = replace(
+        SHOP.features, categorical=("sku", *SHOP.features.categorical[1:]), list_options=options
+    )
     changes = vocabulary_changes(before, replace(before, features=renamed))
-    assert [each.entered.tolist() for each in changes] == [[3], *[[]] * 25]
+    assert [each.entered.tolist() for each in changes] == [[3], *[[]] * 3]
 
 
 columns = st.lists(st.one_of(st.just(TOMBSTONE), st.integers(0, 12)), max_size=6).filter(

@@ -10,21 +10,26 @@ import pytest
 
 from evergreen.config.features import MISSING_CATEGORY, Features, NumericOptions
 from evergreen.contracts import workflow
-from evergreen.contracts.criteo import CRITEO
 from evergreen.contracts.workflow import TOMBSTONE, FeatureWorkflow
 from evergreen.runtime.errors import ContractError
+from tests.support.recommenders import SHOP, draw_arrays
 from tests.support.workflows import workflow_of
+
+FEATURES = SHOP.features
+SLOTS = list(FEATURES.places.slots)
+SIZES = (0, 1, 25, 7)
+"""Numbers of categories of item, shop, user and genres."""
 
 
 def fitted(*, seed=0, **changes):
     random = np.random.default_rng(seed)
     vocabularies = tuple(
         random.permutation(random.choice(2**32, size=size, replace=False)).astype(np.int64)
-        for size in range(26)
+        for size in SIZES
     )
     means, stds = (
-        random.normal(2, 1, 13).astype(np.float32),
-        random.uniform(0.1, 2, 13).astype(np.float32),
+        random.normal(2, 1, 2).astype(np.float32),
+        random.uniform(0.1, 2, 2).astype(np.float32),
     )
     values = {"vocabularies": vocabularies, "means": means, "stds": stds, "frequency_threshold": 6}
     return workflow_of(**{**values, **changes})
@@ -32,35 +37,32 @@ def fitted(*, seed=0, **changes):
 
 def raw_rows(encoder, n=300, seed=1):
     random = np.random.default_rng(seed)
-    categorical = random.integers(0, 2**32, (n, 26))
-    for column, vocabulary in enumerate(encoder.vocabularies):
-        if len(vocabulary):
-            known = random.random(n) < 0.6
-            categorical[known, column] = random.choice(vocabulary, known.sum())
-    categorical[random.random((n, 26)) < 0.1] = MISSING_CATEGORY
-    dense = random.integers(-3, 10_000, (n, 13)).astype(np.float32)
-    dense[random.random((n, 13)) < 0.2] = np.nan
-    return dense, categorical
+    dense, categorical = draw_arrays(FEATURES, n, random)
+    for place, slot in enumerate(SLOTS):
+        if len(vocabulary := encoder.vocabularies[slot]):
+            known = (random.random(n) < 0.6) & (categorical[:, place] != MISSING_CATEGORY)
+            categorical[known, place] = random.choice(vocabulary, known.sum())
+    return dense - 3, categorical
 
 
 def test_categories_are_encoded_as_by_dict():
     encoder = fitted()
     _, categorical = raw_rows(encoder)
-    tables = [{int(key): 3 + index for index, key in enumerate(v)} for v in encoder.vocabularies]
-    expected = [
-        [1 if key == -1 else table.get(int(key), 2) for key, table in zip(row, tables)]
-        for row in categorical
-    ]
+    known = [{int(key): 3 + at for at, key in enumerate(v)} for v in encoder.vocabularies]
+    absent = [1, 1, 1, *[0] * 5]
+    tables = [{**known[slot], -1: of_missing} for slot, of_missing in zip(SLOTS, absent)]
+    expected = [[table.get(int(key), 2) for key, table in zip(row, tables)] for row in categorical]
     ids = encoder.encode_categorical(categorical)
     assert ids.dtype == np.int64
     np.testing.assert_array_equal(ids, expected)
-    assert (ids < encoder.slot_sizes).all()
-    assert {1, 2} < set(ids[:, 25])
+    assert (ids < np.array(encoder.slot_sizes)[SLOTS]).all()
+    assert {1, 2} < set(ids[:, 2])
+    assert {0, 2} < set(ids[:, 3])
 
 
 def test_dense_values_encode_by_stated_arithmetic():
-    filled = dict.fromkeys(CRITEO.numeric, NumericOptions(fill=1.0))
-    encoder = fitted(features=replace(CRITEO, numeric_options=filled))
+    filled = dict.fromkeys(FEATURES.numeric, NumericOptions(fill=1.0))
+    encoder = fitted(features=replace(FEATURES, numeric_options=filled))
     dense, _ = raw_rows(encoder)
     expected = [
         [
@@ -95,17 +97,17 @@ def test_tombstones_move_no_id_and_match_no_value():
     np.testing.assert_array_equal(later, np.where(evicted, 2, ids))
     assert (later[:5] == 2).all()
     assert buried(encoder).slot_sizes == encoder.slot_sizes
-    assert buried(encoder).tombstones == [(size + 2) // 3 for size in range(26)]
-    assert encoder.tombstones == [0] * 26
+    assert buried(encoder).tombstones == [(size + 2) // 3 for size in SIZES]
+    assert encoder.tombstones == [0] * 4
 
 
-EXCLUDED = ("I3", "I13", "C1", "C4")
+EXCLUDED = ("age", "user", "genres")
 
 
 def without_columns(encoder, names=EXCLUDED):
     nothing = np.zeros(0, np.int64)
     vocabularies = [
-        nothing if f"C{i + 1}" in names else v for i, v in enumerate(encoder.vocabularies)
+        nothing if n in names else v for n, v in zip(FEATURES.slots, encoder.vocabularies)
     ]
     return replace(encoder, vocabularies=tuple(vocabularies), excluded=names)
 
@@ -116,7 +118,7 @@ def test_excluded_column_is_missing_for_all_rows_and_others_are_unchanged():
     ids, values = encoder.encode_categorical(categorical), encoder.encode_dense(dense)
     excluding = without_columns(encoder)
     blanked_dense, blanked_categorical = dense.copy(), categorical.copy()
-    blanked_dense[:, [2, 12]], blanked_categorical[:, [0, 3]] = np.nan, MISSING_CATEGORY
+    blanked_dense[:, 1], blanked_categorical[:, 2:6] = np.nan, MISSING_CATEGORY
     np.testing.assert_array_equal(
         excluding.encode_dense(dense).view(np.int32),
         encoder.encode_dense(blanked_dense).view(np.int32),
@@ -124,13 +126,17 @@ def test_excluded_column_is_missing_for_all_rows_and_others_are_unchanged():
     np.testing.assert_array_equal(
         excluding.encode_categorical(categorical), encoder.encode_categorical(blanked_categorical)
     )
-    assert (ids[:, 3] != 1).any()
-    assert (values[:, 2] != excluding.encode_dense(dense)[:, 2]).any()
+    assert (ids[:, 2] != 1).any()
+    assert (values[:, 1] != excluding.encode_dense(dense)[:, 1]).any()
 
 
 @pytest.mark.parametrize(
     ("names", "message"),
-    [(("I14",), "expected features"), (("I1", "I1"), "each once"), (("C4",), "have vocabularies")],
+    [
+        (("size",), "expected features"),
+        (("age", "age"), "each once"),
+        (("user",), "have vocabularies"),
+    ],
     ids=["unknown", "twice", "with a vocabulary"],
 )
 def test_columns_that_cannot_be_left_out_are_refused(names, message):
@@ -206,7 +212,7 @@ def damage(folder):
         (lambda f: (f / workflow.SETTINGS_FILE).write_text("{"), "cannot be read"),
         (lambda f: rewrite(f, format_version=5), "format_version 5, expected 6"),
         (lambda f: rewrite(f, means="absent"), "means"),
-        (lambda f: rewrite(f, means=[1.0]), "expected 13 finite"),
+        (lambda f: rewrite(f, means=[1.0]), "expected 2 finite"),
     ],
     ids=["no folder", "corrupt vocabularies", "torn settings", "version 5", "no means", "one mean"],
 )
@@ -221,21 +227,21 @@ def test_corrupt_workflow_is_refused(tmp_path, spoil, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"vocabularies": (np.arange(3),) * 25}, "25 vocabularies, expected 26"),
+        ({"vocabularies": (np.arange(3),) * 3}, "3 vocabularies, expected 4"),
         (
-            {"vocabularies": (np.arange(3),) * 25 + (np.array([4, 5, 4]),)},
-            "C26 holds a category twice",
+            {"vocabularies": (np.arange(3),) * 3 + (np.array([4, 5, 4]),)},
+            "genres holds a category twice",
         ),
         (
-            {"vocabularies": (np.arange(3),) * 25 + (np.array([4, -1, 5]),)},
-            "C26 holds values from -1 to 5",
+            {"vocabularies": (np.arange(3),) * 3 + (np.array([4, -1, 5]),)},
+            "genres holds values from -1 to 5",
         ),
         (
-            {"vocabularies": (np.array([4, 2**52]),) + (np.arange(3),) * 25},
-            "C1 holds values from 4 to 450359962737",
+            {"vocabularies": (np.array([4, 2**52]),) + (np.arange(3),) * 3},
+            "item holds values from 4 to 450359962737",
         ),
-        ({"means": np.full(13, np.nan, np.float32)}, "expected 13 finite"),
-        ({"stds": np.r_[np.ones(12), -1].astype(np.float32)}, "std of I13 is -1.0, expected > 0"),
+        ({"means": np.full(2, np.nan, np.float32)}, "expected 2 finite"),
+        ({"stds": np.array([1, -1], np.float32)}, "std of age is -1.0, expected > 0"),
     ],
     ids=["25 columns", "twice", "mark of missing", "beyond 52 bits", "mean NaN", "std below 0"],
 )

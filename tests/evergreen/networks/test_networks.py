@@ -14,17 +14,20 @@ from evergreen.config.features import CategoricalOptions, Features, ListOptions
 from evergreen.config.model import config_from_document, network_config
 from evergreen.config.spec import Recommender
 from evergreen.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT
-from evergreen.networks.files import slot_offsets
 from evergreen.networks.network import build_network, export_onnx, load_dense
 from evergreen.runtime.errors import ContractError
 from tests.support import networks
 from tests.support.errors import raises
 from tests.support.graphs import open_built
-from tests.support.nasty_rows import nasty_rows, strange_workflow
+from tests.support.nasty_rows import STRANGE, nasty_rows, strange_workflow
 from tests.support.networks import shaped
-from tests.support.recommenders import criteo_with
+from tests.support.recommenders import shop_with
+from tests.support.toy_models import ids_of
 
-WIDTHS = {"num_dense": 13, "num_categorical": 26}
+WIDTHS = {
+    "num_dense": len(STRANGE.dense_inputs),
+    "num_categorical": len(STRANGE.vector_names),
+}
 SHAPE = {"embedding_dim": 4, "tower": (16, 8)}
 CONFIGS = {
     "dcn v1": shaped("dcn", {**SHAPE, "num_cross_layers": 3}, **WIDTHS),
@@ -104,7 +107,8 @@ def test_configuration_survives_json(config):
 
 
 @pytest.fixture(
-    scope="module", params=[name for name, each in CONFIGS.items() if each.num_dense == 13]
+    scope="module",
+    params=[n for n, each in CONFIGS.items() if each.num_categorical == WIDTHS["num_categorical"]],
 )
 def served(request):
     """Configuration, network, workflow, table, and a session of the whole graph."""
@@ -129,10 +133,12 @@ def answers(session, dense, categorical):
 def test_served_graph_scores_raw_rows_as_formula_scores_encoded_ones(served):
     config, network, workflow, table, session = served
     dense, categorical = nasty_rows(workflow, 300, 5, dense_up_to=1e5, strange_dense=False)
-    rows = workflow.encode_categorical(categorical) + slot_offsets(workflow.slot_sizes)
-    expected = networks.logits(
-        config, parameters(network), workflow.encode_dense(dense), table[rows]
+    tables, ids = (
+        np.split(table, np.cumsum(workflow.slot_sizes)[:-1]),
+        ids_of(workflow, categorical),
     )
+    vectors = np.stack(networks.vectors_of(tables, STRANGE.places, ids), axis=1)
+    expected = networks.logits(config, parameters(network), workflow.encode_dense(dense), vectors)
     assert sigmoid(expected).std() > 0.001
     np.testing.assert_allclose(
         answers(session, dense, categorical)[:, 0], sigmoid(expected), rtol=0, atol=2e-6
@@ -171,12 +177,12 @@ def test_parameters_of_another_network_are_refused():
         ("dcn", {"num_cross_layers": 0}, "num_cross_layers is 0, expected at least 1"),
         ("dlrm", {"tower": ()}, r"tower is \(\), expected one or more widths"),
         ("dlrm", {"dropout": 1.0}, r"dropout is 1.0, expected a share in \[0, 1\)"),
-        ("dcn", {"widths": [8] * 26}, "model.widths is not a setting: the features decide it"),
+        ("dcn", {"widths": [8] * 5}, "model.widths is not a setting: the features decide it"),
     ],
 )
 def test_unknown_network_option_is_refused_by_name(network, settings, message):
     with pytest.raises(ContractError, match=message):
-        network_config(criteo_with(model={"kind": network, **settings}))
+        network_config(shop_with(model={"kind": network, **settings}))
 
 
 @pytest.mark.parametrize("network", ["deepfm", "dlrm"])

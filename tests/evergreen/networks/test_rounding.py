@@ -7,7 +7,7 @@ from evergreen.config.release import TABLE_TYPES, RolloutSettings, served_tables
 from evergreen.networks.rounding import round_table
 from evergreen.runtime.errors import ContractError
 from tests.support.errors import raises
-from tests.support.recommenders import criteo_with
+from tests.support.recommenders import shop_with
 from tests.support.rounded import rounded
 
 TABLE = np.random.default_rng(0).standard_t(3, (70_000, 3)).astype(np.float32)
@@ -53,7 +53,7 @@ def test_infinite_number_is_reported_for_its_own_vector(numbers, bad):
 
 
 def test_unknown_number_format_of_tables_is_refused_by_gate_and_by_release():
-    recommender = criteo_with(release={"tables": "int4"})
+    recommender = shop_with(release={"tables": "int4"})
     for read in (served_tables, lambda each: each.section("release", RolloutSettings)):
         with raises(ContractError, "tables", "'int4'", "float32, float16, int8"):
             read(recommender)

@@ -15,11 +15,10 @@ from evergreen.contracts import raw_rows
 from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from evergreen.rows import archived_rows
 from evergreen.rows.raw_schema import MalformedRows, open_parquet
-from evergreen.rows.times import TimeSpan
 from evergreen.runtime.errors import ContractError
 from evergreen.storage.uris import local_path
 from tests.support.errors import raises
-from tests.support.lakes import folder_lake
+from tests.support.lakes import folder_lake, read_window
 from tests.support.paths import REPOSITORY
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
@@ -35,11 +34,12 @@ from evergreen.rows.raw_schema import MalformedRows
 from evergreen.rows.times import TimeSpan
 from evergreen.runtime.errors import ContractError
 from evergreen.contracts.criteo import CRITEO_RECOMMENDER
-from tests.support.lakes import folder_lake
+from tests.support.lakes import folder_lake, read_window
 try:
-    lake = folder_lake(Path(sys.argv[1]), recommender=CRITEO_RECOMMENDER)
+    lake = folder_lake(Path(sys.argv[1]))
     with MalformedRows(Path(sys.argv[1]) / "_m.jsonl", max_fraction=1.0) as malformed:
-        print(sum(table.num_rows for table, _ in lake.tables(TimeSpan(), malformed)))
+        found = read_window(lake, malformed, features=CRITEO_RECOMMENDER.features)
+        print(sum(rows.table.num_rows for rows in found))
 except ContractError as error:
     print("refused:", error)
 """
@@ -147,9 +147,10 @@ def test_dictionary_encoded_strings_and_lists_give_same_rows_as_plain(
         folder = tmp_path / name / "day=2026-03-01"
         folder.mkdir(parents=True)
         pq.write_table(table, folder / "part-0.parquet", row_group_size=700, **options)
-        lake = folder_lake(tmp_path / name, recommender=CRITEO_RECOMMENDER)
+        lake = folder_lake(tmp_path / name)
         with MalformedRows(tmp_path / "m.jsonl") as malformed:
-            found.append(pa.concat_tables([rows for rows, _ in lake.tables(TimeSpan(), malformed)]))
+            read = read_window(lake, malformed, features=CRITEO_RECOMMENDER.features)
+            found.append(pa.concat_tables([rows.table for rows in read]))
     assert found[0].equals(found[1])
     assert found[0].num_rows == 5000
 

@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evergreen.config.features import MISSING_CATEGORY
 from evergreen.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABILITY_OUTPUT
-from evergreen.contracts.workflow import TOMBSTONE
 from evergreen.registry.models import DATA_FILE, GRAPH_FILE, graph_sha256
 from evergreen.runtime.errors import ContractError
 from evergreen.serving.graph import encoding
@@ -24,9 +22,10 @@ from tests.support.graphs import open_built, run_graph
 from tests.support.nasty_rows import STRANGE_CATEGORIES, STRANGE_DENSE, nasty_rows, strange_workflow
 from tests.support.paths import REPOSITORY
 from tests.support.served_names import MODEL_NAME
-from tests.support.toy_models import toy_model
+from tests.support.toy_models import ids_of, toy_model
 
 WORKFLOW = strange_workflow(3)
+NUM_PLACES = len(WORKFLOW.features.place_names)
 
 
 def bits(values):
@@ -57,19 +56,19 @@ def test_infinite_value_spoils_its_own_row_at_most(served):
     _, run = served
     dense, categorical = nasty_rows(WORKFLOW, 50, 2)
     before = run(dense, categorical)
-    dense[7, 3], dense[9, 4], dense[11, :] = np.inf, -np.inf, np.inf
+    dense[7, 0], dense[9, 1], dense[11, :] = np.inf, -np.inf, np.inf
     after = run(dense, categorical)
     others = np.delete(np.arange(50), [7, 9, 11])
     np.testing.assert_array_equal(bits(after[others]), bits(before[others]))
     # Minus infinity is clipped like any negative value.
-    dense[9, 4] = -5
+    dense[9, 1] = -5
     np.testing.assert_array_equal(bits(run(dense, categorical)[9]), bits(after[9]))
 
 
 def encoder(workflow):
     """Return a function that reads two inner tensors of the graph.
 
-    The tensors are the dense values [n, 13] and the row numbers in the fused table [n, 26].
+    The tensors are the dense values [n, d] and the row numbers in the fused table [n, positions].
     """
     toy = toy_model(workflow, embedding_dim=1, hidden=2)
     names = [DENSE, "table_rows"]
@@ -78,15 +77,14 @@ def encoder(workflow):
 
 
 def expected_rows(workflow, categorical):
-    """Compute the rows one by one with a dictionary instead of the workflow's search."""
-    rows, offset = np.empty_like(categorical), 0
-    for column, vocabulary in enumerate(workflow.vocabularies):
-        ids = {int(key): 3 + i for i, key in enumerate(vocabulary) if key != TOMBSTONE} | {
-            MISSING_CATEGORY: 1
-        }
-        rows[:, column] = [offset + ids.get(int(raw), 2) for raw in categorical[:, column]]
-        offset += 3 + len(vocabulary)
-    return rows
+    """Return row numbers in the fused table, found without the workflow's search.
+
+    At an empty position of a list, the graph looks up the row of a missing value and does not pool
+    it.
+    """
+    sizes = [3 + len(vocabulary) for vocabulary in workflow.vocabularies]
+    offsets = np.cumsum([0, *sizes])[list(workflow.features.places.slots)]
+    return np.maximum(ids_of(workflow, categorical), 1) + offsets
 
 
 @pytest.fixture(scope="module")
@@ -104,16 +102,16 @@ def test_features_are_workflows_bit_by_bit(encode, seed, num_rows):
 
 
 def test_every_strange_value_in_every_column(encode):
-    categorical = np.repeat(STRANGE_CATEGORIES[:, None], 26, axis=1)
-    dense = np.resize(np.repeat(STRANGE_DENSE[:, None], 13, axis=1), (len(categorical), 13))
+    categorical = np.repeat(STRANGE_CATEGORIES[:, None], NUM_PLACES, axis=1)
+    dense = np.resize(np.repeat(STRANGE_DENSE[:, None], 2, axis=1), (len(categorical), 2))
     values, rows = encode(dense, categorical)
     np.testing.assert_array_equal(rows, expected_rows(WORKFLOW, categorical))
     np.testing.assert_array_equal(bits(values), bits(WORKFLOW.encode_dense(dense)))
 
 
 def test_every_integer_counter_may_show_has_correctly_rounded_logarithm(encode):
-    counts = np.arange(13 * 20_000, dtype=np.float32).reshape(-1, 13)
-    values, _ = encode(counts, np.zeros((len(counts), 26), np.int64))
+    counts = np.arange(13 * 20_000, dtype=np.float32).reshape(-1, 2)
+    values, _ = encode(counts, np.zeros((len(counts), NUM_PLACES), np.int64))
     logged = np.log(counts.astype(np.longdouble) + 1).astype(np.float32)
     np.testing.assert_array_equal(values, (logged - WORKFLOW.means) / WORKFLOW.stds)
 
@@ -292,12 +290,12 @@ def test_message_beyond_protobufs_limit_is_refused_and_nothing_is_left(
 
 @pytest.mark.slow
 def test_table_beyond_two_gigabytes_is_written_and_scored(tmp_path, make_parts, raw_rows):
-    vocabularies = [np.arange(11_000, dtype=np.int64) for _ in range(26)]
+    vocabularies = [np.arange(71_500, dtype=np.int64) for _ in range(4)]
     workflow, toy = make_parts(1, vocabularies, embedding_dim=2048, hidden=4)
     assert toy.table.nbytes > 2**31
     write_graph(tmp_path, workflow, [toy.table], network=toy.network(), name=MODEL_NAME)
     dense, categorical = raw_rows(20, 1)
-    categorical[::2] = np.random.default_rng(0).integers(0, 11_000, categorical[::2].shape)
+    categorical[::2] = np.random.default_rng(0).integers(0, 71_500, categorical[::2].shape)
     found = run_graph(open_graph(tmp_path / GRAPH_FILE), dense, categorical)[0].ravel()
     # Fifty thousand values are summed, so float32's rounding error is larger than for a short list.
     np.testing.assert_allclose(found, toy.scores(workflow, dense, categorical), atol=1e-3)

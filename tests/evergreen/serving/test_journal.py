@@ -92,11 +92,11 @@ def test_times_never_run_backwards(store):
 
 def test_models_lists_every_entry_and_marks_what_is_live(store, capsys):
     assert main(["models", "list", "--store", str(store)]) == 0
-    told = capsys.readouterr()
-    head, *lines, last = told.out.splitlines()
+    printed = capsys.readouterr()
+    head, *lines, last = printed.out.splitlines()
     assert head.split() == ["version", "action", "time", "model", "by", "reason"]
     assert last == "version 1 is live (rollback from 3): because"
-    assert "evergreen models show" in told.err
+    assert "evergreen models show" in printed.err
     shown = [line for line in read_entries(store) if line.action != "intent"]
     assert [line.split()[line.startswith("*")] for line in lines] == [
         str(each.version) for each in shown
@@ -140,8 +140,8 @@ def test_live_at_prints_what_was_live_since_when_and_until_when(
     store, capsys, time, version, until
 ):
     assert main(["models", "live-at", time, "--store", str(store), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["version"], told["until"]) == (version, until)
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["version"], printed["until"]) == (version, until)
     assert main(["models", "live-at", time, "--store", str(store)]) == 0
     text = capsys.readouterr().out
     assert f"version {version}, model model-{version}" in text

@@ -24,7 +24,7 @@ from evergreen.runtime.errors import PermanentError, TemporaryError
 from evergreen.serving.servers import Triton
 from tests.support.controllers import run_now
 from tests.support.http_double import HttpDouble, Reply
-from tests.support.recommenders import accept_into, criteo_with
+from tests.support.recommenders import accept_into, shop_with
 from tests.support.served_names import CANARY_NAME, MODEL_NAME
 from tests.support.triton_double import GrpcTriton, edited
 
@@ -218,7 +218,7 @@ def test_counter_that_is_no_count_makes_servers_metrics_unreadable(count):
 
 def test_odd_counters_take_nothing_back_and_end_no_round(world):
     world.release(1), world.release(2)
-    accept_into(world.settings.store, criteo_with(release={"bake_seconds": 7200.0}))
+    accept_into(world.settings.store, shop_with(release={"bake_seconds": 7200.0}))
     for count in ("NaN", "+Inf", "-5", "1e300"):
         for name in ("request_failure", "compute_infer_duration_us", "request_success"):
             texts = [

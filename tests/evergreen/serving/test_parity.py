@@ -10,7 +10,6 @@ import sys
 import numpy as np
 import pytest
 
-from evergreen.contracts.criteo import CRITEO
 from evergreen.registry.models import DATA_FILE
 from evergreen.runtime.errors import ContractError
 from evergreen.serving.parity import (
@@ -22,7 +21,7 @@ from evergreen.serving.parity import (
 )
 from tests.support.errors import raises
 from tests.support.paths import REPOSITORY
-from tests.support.recommenders import criteo_with
+from tests.support.recommenders import SHOP, shop_with
 from tests.support.rounded import rounded
 
 
@@ -44,11 +43,11 @@ def test_parity_holds_against_independent_scores(candidate, exported):
 def test_rounded_table_is_proven_by_scores_of_it(
     make_candidate, make_parts, exported, numbers, tmp_path
 ):
-    workflow, toy = make_parts(1)
+    workflow, toy = make_parts(1, embedding_dim=128)
     model, verdict, raw = make_candidate(tmp_path / "store", 1, parts=(workflow, toy))
     rows, plain = read_held_out(raw, verdict), exported(model)
     graph = exported(
-        dataclasses.replace(model, recommender=criteo_with(release={"tables": numbers})), numbers
+        dataclasses.replace(model, recommender=shop_with(release={"tables": numbers})), numbers
     )
     as_served = dataclasses.replace(toy, table=rounded(toy.table, numbers))
     expected = as_served.scores(workflow, rows.dense, rows.categorical).astype(np.float32)
@@ -110,7 +109,7 @@ def test_score_that_differs_is_refused_with_its_row_and_values(
         return scores
 
     rows = read_held_out(raw, with_scores(verdict, change, tmp_path))
-    with raises(ContractError, "graph", "row 37", "at most 1e-05", "'C26'"):
+    with raises(ContractError, "graph", "row 37", "at most 1e-05", "'seen/1'"):
         prove_parity(open_graph(exported(model)), rows)
 
 
@@ -178,8 +177,8 @@ def test_golden_rows_corrupt_anywhere_are_refused_or_read_as_they_were(candidate
 
 def test_arrays_that_are_no_golden_rows_are_refused(tmp_path):
     path = tmp_path / "golden.npz"
-    names = {"features": np.array(json.dumps(dataclasses.asdict(CRITEO)))}
-    dense, categorical = np.zeros((2, 12), np.float32), np.zeros((2, 26), np.int64)
+    names = {"features": np.array(json.dumps(dataclasses.asdict(SHOP.features)))}
+    dense, categorical = np.zeros((2, 1), np.float32), np.zeros((2, 8), np.int64)
     np.savez(path, dense=dense, categorical=categorical, expected=np.zeros(2), **names)
-    with raises(ContractError, (2, 12), "expected", (2, 13)):
+    with raises(ContractError, (2, 1), "expected", (2, 2)):
         GoldenRows.load(path)

@@ -7,7 +7,6 @@ import pytest
 from controller.reconcile import reconciled
 from controller.release import ReleaseSettings
 from controller.rollback import rollback
-from evergreen.contracts.criteo import CRITEO
 from evergreen.contracts.manifests import Release
 from evergreen.contracts.serving import versions_of
 from evergreen.registry.models import graph_folder, graph_sha256, release_path
@@ -18,6 +17,7 @@ from evergreen.serving.repository.model_repository import ModelRepository
 from evergreen.serving.repository.triton_config import ServingOptions
 from evergreen.storage.uris import open_objects
 from tests.support.deployments import release
+from tests.support.recommenders import SHOP
 from tests.support.served_names import MODEL_NAME, NAMES
 
 
@@ -81,7 +81,7 @@ def test_deployment_that_lost_its_lease_writes_nothing_more(
 class Overtaken:
     """Server double that returns the scores of the released graph.
 
-    While this server loads the live name, another deployment takes over.
+    While the double loads the live name, another deployment takes over.
     """
 
     def __init__(self, url, store, take_over):
@@ -108,7 +108,7 @@ class Overtaken:
 
     def infer(self, name, dense, categorical, *, version=None):
         rows = GoldenRows(
-            features=CRITEO, dense=dense, categorical=categorical, expected=dense[:, 0]
+            features=SHOP.features, dense=dense, categorical=categorical, expected=dense[:, 0]
         )
         return score(open_graph(graph_folder(self._store, version) / "model.onnx"), rows), version
 

@@ -29,7 +29,7 @@ from evergreen.registry.promotion_journal import (
 from evergreen.runtime.errors import ContractError
 from tests.support.killed_deployments import IMPORTS, PROGRAM
 from tests.support.paths import REPOSITORY
-from tests.support.recommenders import accept_into, criteo_with
+from tests.support.recommenders import accept_into, shop_with
 from tests.support.warm import Warm
 
 RELEASE_PLACES = [
@@ -130,7 +130,7 @@ def baking_world(world):
     `restore(state)` restores all files, and then writes findings with the state `state`.
     """
     world.release(1), world.release(2)
-    accept_into(world.settings.store, criteo_with(release={"bake_seconds": 0.0, "bake_rows": 1000}))
+    accept_into(world.settings.store, shop_with(release={"bake_seconds": 0.0, "bake_rows": 1000}))
     root = world.settings.store.parent
     shutil.copytree(root, kept := root.with_name(f"{root.name} as it was"), symlinks=True)
 

@@ -211,19 +211,19 @@ def test_verdict_about_another_model_is_refused(make_candidate, unserved):
 def test_server_that_could_not_be_restored_is_named_in_error_and_journal(world):
     world.release(1)
 
-    def deaf(server, name):
+    def unresponsive(server, name):
         """Load version 2, but fail when the server must return to version 1."""
         if name == MODEL_NAME and server.loaded() == [2]:
-            raise TemporaryError("triton has gone deaf")
+            raise TemporaryError("triton does not respond")
         server.load(name)
 
     with pytest.raises(
         PermanentError,
-        match=r"differs .*; triton triton-a:8001 could not be restored: triton has gone deaf",
+        match=r"differs .*; triton triton-a:8001 could not be restored: triton does not respond",
     ):
-        world.release(2, load=deaf, infer=wrong_as_2)
+        world.release(2, load=unresponsive, infer=wrong_as_2)
     assert (
-        "triton triton-a:8001 could not be restored: triton has gone deaf"
+        "triton triton-a:8001 could not be restored: triton does not respond"
         in world.entries()[-1].reason
     )
     assert current(world.settings.store).version == 1

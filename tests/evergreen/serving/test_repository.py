@@ -55,7 +55,7 @@ def test_published_version_holds_what_was_staged_byte_for_byte(repository, make_
     assert repository.published.hashes(1).items() >= hashes.items()
     found = repository.published.golden_rows(1)
     for name in ("dense", "categorical", "expected"):
-        assert np.array_equal(getattr(found, name), getattr(golden, name))
+        np.testing.assert_array_equal(getattr(found, name), getattr(golden, name))
     assert repository.published.record(1).options == OPTIONS
     assert repository.published.record(1).options.server == "python"
     repository.published.check(1)
@@ -93,7 +93,7 @@ def test_warm_up_rows_are_golden_ones_as_triton_reads_them(
     for at, sample in enumerate(list(config.model_warmup)[:3]):
         dense = files[f"{where}/warmup/{sample.inputs['dense'].input_data_file}"]
         categorical = files[f"{where}/warmup/{sample.inputs['categorical'].input_data_file}"]
-        assert np.array_equal(np.frombuffer(dense, "<f4"), golden.dense[at])
+        np.testing.assert_array_equal(np.frombuffer(dense, "<f4"), golden.dense[at])
         assert np.array_equal(np.frombuffer(categorical, "<i8"), golden.categorical[at])
 
 

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from demo.triton import TritonServer
-from evergreen.contracts.criteo import CRITEO
 from evergreen.registry.models import GRAPH_FILE
 from evergreen.runtime.errors import PermanentError
 from evergreen.serving.graph.export import export
@@ -24,6 +23,7 @@ from evergreen.serving.servers import Triton
 from evergreen.storage.folder import FolderObjects
 from tests.support.errors import raises
 from tests.support.processes import wait_for
+from tests.support.recommenders import SHOP
 from tests.support.served_names import CANARY_NAME, CANDIDATE_NAME, MODEL_NAME, NAMES
 
 OPTIONS = ServingOptions(instances=1, warmup_rows=2)
@@ -70,7 +70,10 @@ def make_version(make_candidate, raw_rows, tmp_path):
         export(model, graph)
         dense, categorical = raw_rows(16, seed)
         rows = GoldenRows(
-            features=CRITEO, dense=dense, categorical=categorical, expected=np.zeros(16, np.float32)
+            features=SHOP.features,
+            dense=dense,
+            categorical=categorical,
+            expected=np.zeros(16, np.float32),
         )
         dataclasses.replace(rows, expected=score(open_graph(graph / GRAPH_FILE), rows)).save(
             graph / "golden.npz"

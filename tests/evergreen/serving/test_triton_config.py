@@ -9,7 +9,6 @@ from tritonclient.grpc import model_config_pb2
 
 from controller.canary.evidence import HISTOGRAM
 from evergreen.config.features import Features
-from evergreen.contracts.criteo import CRITEO
 from evergreen.contracts.serving import (
     CATEGORICAL_INPUT,
     DENSE_INPUT,
@@ -28,6 +27,9 @@ from evergreen.serving.repository.triton_config import (
     warmup_files_of,
 )
 from tests.support.errors import raises
+from tests.support.recommenders import SHOP
+
+FEATURES = SHOP.features
 
 ROWS = [
     {"dense": "dense-1", "categorical": "categorical-1"},
@@ -41,7 +43,7 @@ def parsed(text):
 
 @pytest.mark.parametrize("server", ["python", "onnxruntime"])
 def test_configuration_says_what_contracts_say(server):
-    text = triton_config("click_model", ServingOptions(server=server), [4, 3], features=CRITEO)
+    text = triton_config("click_model", ServingOptions(server=server), [4, 3], features=FEATURES)
     config = parsed(text)
     assert (config.name, config.backend, config.max_batch_size) == (
         "click_model",
@@ -52,7 +54,7 @@ def test_configuration_says_what_contracts_say(server):
         (t.name, model_config_pb2.DataType.Name(t.data_type), list(t.dims))
         for t in (*config.input, *config.output)
     ]
-    expected = (*input_tensors(CRITEO), PROBABILITY_OUTPUT)
+    expected = (*input_tensors(FEATURES), PROBABILITY_OUTPUT)
     assert tensors == [(t.name, f"TYPE_{t.datatype}", [t.width]) for t in expected]
     assert list(config.version_policy.specific.versions) == [3, 4]
     assert versions_of(text) == [3, 4]
@@ -66,7 +68,7 @@ def test_configuration_says_what_contracts_say(server):
 def test_queue_has_limits_in_images_and_none_on_laptop_whose_triton_stalls():
     limits = {}
     for server in SERVERS:
-        text = triton_config("click_model", ServingOptions(server=server), [1], features=CRITEO)
+        text = triton_config("click_model", ServingOptions(server=server), [1], features=FEATURES)
         policy = parsed(text).dynamic_batching.default_queue_policy
         limits[server] = (policy.max_queue_size, policy.default_timeout_microseconds)
         assert not policy.allow_timeout_override, "the override counts as a limit"
@@ -75,7 +77,7 @@ def test_queue_has_limits_in_images_and_none_on_laptop_whose_triton_stalls():
 
 def test_images_count_latencies_in_buckets_far_below_tritons_own():
     texts = {
-        server: triton_config("click_model", ServingOptions(server=server), [1], features=CRITEO)
+        server: triton_config("click_model", ServingOptions(server=server), [1], features=FEATURES)
         for server in SERVERS
     }
     assert not parsed(texts["python"]).HasField("model_metrics"), "Triton 2.51 refuses the field"
@@ -107,7 +109,7 @@ def test_options_become_what_triton_calls_them():
         queue_timeout_microseconds=250_000,
         max_queue_delay_microseconds=100,
     )
-    config = parsed(triton_config("click_model", options, [1], features=CRITEO))
+    config = parsed(triton_config("click_model", options, [1], features=FEATURES))
     [group] = config.instance_group
     assert (group.count, group.kind) == (3, model_config_pb2.ModelInstanceGroup.KIND_GPU)
     assert config.response_cache.enable
@@ -115,7 +117,7 @@ def test_options_become_what_triton_calls_them():
     assert (policy.max_queue_size, policy.default_timeout_microseconds) == (17, 250_000)
     assert config.dynamic_batching.max_queue_delay_microseconds == 100
     assert {name: value.string_value for name, value in config.parameters.items()} == {
-        "columns": json.dumps(CRITEO.columns),
+        "columns": json.dumps(FEATURES.columns),
         "intra_op_thread_count": "1",
         "inter_op_thread_count": "1",
     }
@@ -123,9 +125,9 @@ def test_options_become_what_triton_calls_them():
 
 def test_warm_up_is_every_row_and_one_batch():
     config = parsed(
-        triton_config("click_model", ServingOptions(), [1], warmup=ROWS, features=CRITEO)
+        triton_config("click_model", ServingOptions(), [1], warmup=ROWS, features=FEATURES)
     )
-    told = [
+    warmed = [
         (
             sample.batch_size,
             {name: (i.input_data_file, list(i.dims)) for name, i in sample.inputs.items()},
@@ -133,10 +135,10 @@ def test_warm_up_is_every_row_and_one_batch():
         for sample in config.model_warmup
     ]
     rows = [
-        {DENSE_INPUT: (row["dense"], [13]), CATEGORICAL_INPUT: (row["categorical"], [26])}
+        {DENSE_INPUT: (row["dense"], [2]), CATEGORICAL_INPUT: (row["categorical"], [8])}
         for row in (*ROWS, ROWS[0])
     ]
-    assert told == list(zip([1, 1, WARMUP_BATCH], rows))
+    assert warmed == list(zip([1, 1, WARMUP_BATCH], rows))
     types = [sample.inputs[CATEGORICAL_INPUT].data_type for sample in config.model_warmup]
     assert set(types) == {model_config_pb2.TYPE_INT64}
 
@@ -157,10 +159,10 @@ def test_warm_up_is_every_row_and_one_batch():
     ],
 )
 def test_options_are_read_back_from_what_was_written(options):
-    text = triton_config("click_model", options, [2], warmup=ROWS, features=CRITEO)
+    text = triton_config("click_model", options, [2], warmup=ROWS, features=FEATURES)
     assert read_options(text) == options
     assert warmup_files_of(text) == {"dense-1", "dense-2", "categorical-1"}
-    assert warmup_files_of(triton_config("click_model", options, [2], features=CRITEO)) == set()
+    assert warmup_files_of(triton_config("click_model", options, [2], features=FEATURES)) == set()
 
 
 @pytest.mark.parametrize(
@@ -182,7 +184,7 @@ def test_configuration_that_is_not_ours_is_refused(text):
 @pytest.mark.parametrize("versions", [[], [0], [-1, 2]])
 def test_versions_that_cannot_be_are_refused(versions):
     with raises(ContractError, "versions are"):
-        triton_config("click_model", ServingOptions(), versions, features=CRITEO)
+        triton_config("click_model", ServingOptions(), versions, features=FEATURES)
 
 
 @pytest.mark.parametrize(

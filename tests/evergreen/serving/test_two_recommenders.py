@@ -8,7 +8,6 @@ from controller.canary import steps
 from controller.rollback import rollback
 from controller.watchdog import HEALED, WELL, Watchdog
 from demo.triton import models_to_load
-from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from evergreen.contracts.manifests import Model
 from evergreen.contracts.serving import ServedNames
 from evergreen.registry.models import model_folder
@@ -19,12 +18,13 @@ from inference_client.routing import PlanFollower
 from tests.support.deployments import release, start_canary
 from tests.support.errors import raises
 from tests.support.real_servers import under_load
+from tests.support.recommenders import SHOP
 from tests.support.served_names import CANARY_NAME, MODEL_NAME
 
-SHOP = "shop"
+OTHER = "shop"
 
 
-class Place:
+class Site:
     """One recommender: its registry, and its part of the shared repository."""
 
     def __init__(self, settings, name, make_candidate):
@@ -40,7 +40,7 @@ class Place:
         None.
         """
         model, verdict, raw = self._make(self.settings.store, seed)
-        named = dataclasses.replace(CRITEO_RECOMMENDER, name=recommender or self.name)
+        named = dataclasses.replace(SHOP, name=recommender or self.name)
         model = dataclasses.replace(model, recommender=named)
         model.write(model_folder(self.settings.store, model.model_id) / Model.MANIFEST)
         return model, verdict, raw
@@ -65,8 +65,8 @@ class Place:
 
 @pytest.fixture
 def places(settings, make_candidate, client):
-    yield Place(settings, MODEL_NAME, make_candidate), Place(settings, SHOP, make_candidate)
-    for name in (SHOP, CANARY_NAME):
+    yield Site(settings, MODEL_NAME, make_candidate), Site(settings, OTHER, make_candidate)
+    for name in (OTHER, CANARY_NAME):
         client.unload(name)
 
 
@@ -76,7 +76,7 @@ def test_releases_of_one_recommender_leave_other_alone_without_failures(
     click, shop = places
     click.release(1), shop.release(11)
     url, rows = triton.grpc_url, raw_rows(8)
-    with under_load([url], rows) as clicks, under_load([url], rows, model=SHOP) as shops:
+    with under_load([url], rows) as clicks, under_load([url], rows, model=OTHER) as shops:
         before = click.kept()
         shop.release(12)
         assert click.kept() == before
@@ -98,7 +98,7 @@ def test_releases_of_one_recommender_leave_other_alone_without_failures(
         follower.refresh()
     assert followers[0].current.canary.model_name == CANARY_NAME
     assert followers[1].current is None
-    assert models_to_load(triton.repository) == [MODEL_NAME, CANARY_NAME, SHOP]
+    assert models_to_load(triton.repository) == [MODEL_NAME, CANARY_NAME, OTHER]
     assert client.infer(CANARY_NAME, *rows)[1] == 2
 
 
@@ -106,7 +106,7 @@ def test_each_has_lock_and_watchdog_of_its_own(places, triton, client):
     click, shop = places
     click.release(1), shop.release(11)
     watchdogs = [Watchdog(site=place.settings) for place in places]
-    client.unload(SHOP)
+    client.unload(OTHER)
     with click.settings.open_repository().locked():
         with raises(TemporaryError, "at work", f"/{MODEL_NAME}"):
             click.release(2)
@@ -114,7 +114,7 @@ def test_each_has_lock_and_watchdog_of_its_own(places, triton, client):
         assert shop.release(12).version == 2
     assert found[1] == [
         {f"{triton.grpc_url} {MODEL_NAME}": WELL},
-        {f"{triton.grpc_url} {SHOP}": HEALED},
+        {f"{triton.grpc_url} {OTHER}": HEALED},
     ]
 
 

@@ -6,6 +6,8 @@ from scipy import stats
 from scipy.spatial.distance import jensenshannon
 
 from evergreen.statistics import two_sample
+from evergreen.statistics.column_profile import RowTotal, TableProfile
+from evergreen.statistics.comparison import compare_totals
 from evergreen.statistics.two_sample import proportion
 
 
@@ -52,6 +54,30 @@ def test_interval_of_change_of_share_contains_true_change():
 def test_change_of_share_is_undefined_without_rows():
     assert two_sample.share_change(0, 0, b=3, m=5, design=1.0) is None
     assert two_sample.divergence(np.zeros(3, np.int64), np.ones(3, np.int64), 1.0) is None
+
+
+@pytest.mark.parametrize("size", [1, 8])
+def test_totals_are_compared_as_scipy_compares_independent_requests(size):
+    """Each request consists of `size` identical rows."""
+
+    def table(requests, clicked):
+        squares = clicked * size**2
+        clicks = RowTotal(rows=clicked * size, squares=squares, products=squares)
+        sizes = requests * size**2
+        return TableProfile(
+            rows=requests * size, requests=requests, sizes=sizes, clicks=clicks, columns={}
+        )
+
+    tables = table(1000, 100), table(2000, 260)
+    found = compare_totals(tables[0].clicks, tables[1].clicks, tables)
+    counts = [[100, 900], [260, 1740]]
+    expected = stats.chi2_contingency(counts, correction=True, lambda_="log-likelihood").pvalue
+    assert found.design == pytest.approx(size, rel=1e-3)
+    assert found.p_value == pytest.approx(expected, rel=0.01)
+    assert found.effect.value == pytest.approx(0.1 - 0.13)
+    assert found.effect.low < found.effect.value < found.effect.high
+    empty = table(0, 0)
+    assert compare_totals(empty.clicks, tables[1].clicks, (empty, tables[1]))[:2] == (None, None)
 
 
 @pytest.mark.parametrize("design", [1.0, 8.0])

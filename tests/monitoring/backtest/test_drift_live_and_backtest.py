@@ -64,7 +64,7 @@ def run_monitor(folder, stream, *, every: int) -> Ran:
         bench.settings.store,
         reference_of(Simulator.create(11).draw(40_000, np.random.default_rng(1))),
     )
-    accept_into(bench.settings.store)
+    accept_into(bench.settings.store, CRITEO_RECOMMENDER)
     ran = run_over(bench, enumerate(stream), SECONDS, every=every)
     bench.close()
     return ran

@@ -1,0 +1,68 @@
+"""Report a GPU whose memory is too small, with the sizes of the tables and of the batches."""
+
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from evergreen.config.features import Places
+from evergreen.config.model import NetworkConfig
+from evergreen.networks.files import num_rows, tables_of
+from evergreen.runtime.errors import PermanentError, first_line
+
+_ROW_PARTS = 3
+"""Number of vectors that are stored for a table row: its vector and Adam's two moments."""
+_QUERY = ("--query-gpu=memory.free,memory.total", "--format=csv,noheader,nounits")
+_QUERY_SECONDS = 20.0
+
+
+@contextmanager
+def device_memory_reported(
+    config: NetworkConfig, slot_sizes: Sequence[int], *, batch_size: int, places: Places
+) -> Iterator[None]:
+    """Raise an error that names the sizes if the body needs more memory than a GPU has.
+
+    Args:
+        config: Configuration of the network.
+        slot_sizes: Number of ids of each slot.
+        batch_size: Rows of an optimizer step.
+        places: Places that a row looks up.
+
+    Raises:
+        PermanentError: torch could not allocate memory on the GPU.
+    """
+    import torch
+
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError as error:
+        free, total = (each / 2**30 for each in torch.cuda.mem_get_info())
+        counts = num_rows(tables_of(places, config.widths), slot_sizes)
+        tables = list(zip(counts, config.table_widths))
+        gib = sum(_ROW_PARTS * 4 * count * width for count, width in tables) / 2**30
+        named = ", ".join(f"{count:,} x {width}" for count, width in tables)
+        raise PermanentError(
+            f"the GPU has {free:.1f} GiB free of {total:.1f} GiB, which is too little: the tables "
+            f"({named}) need {gib:.1f} GiB with Adam's moments, and each batch has up to "
+            f"{batch_size} rows; use a smaller batch_size, fewer ids (frequency_threshold), a "
+            f"larger GPU or backend torchrec on several: {first_line(error)}"
+        ) from error
+
+
+def free_memory() -> str:
+    """Return the free and the total memory of each GPU, as nvidia-smi reports them.
+
+    Returns "unknown" if there is no nvidia-smi, or if it does not report the memory. nvidia-smi
+    does not report the memory of a MIG slice.
+    """
+    if (program := shutil.which("nvidia-smi")) is None:
+        return "unknown"
+    try:
+        done = subprocess.run(
+            [program, *_QUERY], capture_output=True, text=True, timeout=_QUERY_SECONDS, check=True
+        )
+        mib = [[float(each) for each in line.split(",")] for line in done.stdout.splitlines()]
+        gpus = [f"{free / 1024:.1f} GiB of {total / 1024:.1f} GiB" for free, total in mib]
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return "unknown"
+    return ", ".join(f"GPU {number}: {said}" for number, said in enumerate(gpus)) or "unknown"
