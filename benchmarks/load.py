@@ -173,3 +173,35 @@ def run_precisely(main: Coroutine[Any, Any, T]) -> T:
     finally:
         loop.run_until_complete(loop.shutdown_default_executor())
         loop.close()
+
+
+def within(answers: Answers, begin: float, end: float) -> NDArray[np.float64]:
+    """Return the latencies of the requests that were due in [begin, end)."""
+    return answers.latencies[(answers.due >= begin) & (answers.due < end)]
+
+
+def window_figures(
+    answers: Answers, *, window: tuple[float, float], quiet: tuple[float, float]
+) -> dict[str, Any]:
+    """Compare the requests that were due in a window with those of a quiet time.
+
+    The quiet time is longer than the window, because the p99 of few requests varies.
+
+    Args:
+        answers: Results of a continuous load. All times are values of the same clock.
+        window: For a release, the time of its announcement and the time of its record.
+        quiet: Begin and end of a time with the same load in which nothing is loaded.
+
+    Returns:
+        The p99 of both in milliseconds and their ratio. A p99 is None without requests, and so is
+        the ratio.
+    """
+    during, before = Latencies.of(within(answers, *window)), Latencies.of(within(answers, *quiet))
+    known = during.p99 is not None and before.p99 is not None
+    return {
+        "window_seconds": window[1] - window[0],
+        "num_in_window": len(within(answers, *window)),
+        "window_p99_ms": during.p99,
+        "before_p99_ms": before.p99,
+        "ratio": during.p99 / before.p99 if known else None,
+    }

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tritonclient.grpc import InferenceServerClient
 
-from benchmarks.load import Answers, Latencies, closed_loop, open_loop
+from benchmarks.load import Answers, Latencies, closed_loop, open_loop, window_figures
 from benchmarks.measured_servers import FLOOR, OURS, MeasuredServer, Released, reload_model
 from benchmarks.serving_model import Models
 from benchmarks.spread import Spread, spread
@@ -349,11 +349,6 @@ def beyond_compute(
     )
 
 
-def within(answers: Answers, begin: float, end: float) -> NDArray[np.float64]:
-    """Return the latencies of the requests that were due in [begin, end)."""
-    return answers.latencies[(answers.due >= begin) & (answers.due < end)]
-
-
 def server_split(
     before: dict[str, int], after: dict[str, int], mean_ms: float
 ) -> dict[str, float] | None:
@@ -371,31 +366,4 @@ def server_split(
         **parts,
         "front end": total - sum(parts.values()),
         "client and network": mean_ms - total,
-    }
-
-
-def window_figures(
-    answers: Answers, *, window: tuple[float, float], quiet: tuple[float, float]
-) -> dict[str, Any]:
-    """Compare the requests that were due in a window with those of a quiet time.
-
-    The quiet time is longer than the window, because the p99 of few requests varies.
-
-    Args:
-        answers: Results of a continuous load. All times are values of the same clock.
-        window: For a release, the time of its announcement and the time of its record.
-        quiet: Begin and end of a time with the same load in which nothing is loaded.
-
-    Returns:
-        The p99 of both in milliseconds and their ratio. A p99 is None without requests, and so is
-        the ratio.
-    """
-    during, before = Latencies.of(within(answers, *window)), Latencies.of(within(answers, *quiet))
-    known = during.p99 is not None and before.p99 is not None
-    return {
-        "window_seconds": window[1] - window[0],
-        "num_in_window": len(within(answers, *window)),
-        "window_p99_ms": during.p99,
-        "before_p99_ms": before.p99,
-        "ratio": during.p99 / before.p99 if known else None,
     }

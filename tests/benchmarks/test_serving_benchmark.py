@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.load import Answers
-from benchmarks.serving_runs import window_figures
+from benchmarks.load import Answers, window_figures
 
 
 def _answers(due: list[float], latencies: list[float]) -> Answers:

@@ -78,7 +78,7 @@ class Site:
             Bench(folder, recommender=SHOP, **limits),
         )
         self._random, clock = np.random.default_rng(7), self.bench.clock
-        workflow, toy = toy_workflow(2), toy_model(toy_workflow(2), 2, scale=0.45)
+        workflow, toy = toy_workflow(2), toy_model(toy_workflow(2), 2, scale=0.5)
         self.dense, self.categorical = rows
         probabilities = toy.scores(workflow, self.dense, self.categorical)
         log_odds = np.log(probabilities / (1 - probabilities))
