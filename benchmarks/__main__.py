@@ -146,7 +146,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown := set(flags.names) - set(PLANS):
         parser.error(f"no benchmark is named {sorted(unknown)}, expected {', '.join(PLANS)}")
     os.chdir(REPOSITORY)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # also ends the running benchmark
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(1)
+    )  # SystemExit also ends the running benchmark
     signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore SIGINT
     MEASURED.mkdir(parents=True, exist_ok=True)
     names, commit, has_failed = flags.names or PLANS, machine.facts()["revision"], False

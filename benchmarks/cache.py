@@ -54,11 +54,11 @@ _ROUNDS, _QUICK_ROUNDS = 5, 2
 _REQUESTS, _QUICK_REQUESTS = 1000, 200
 """Requests per round, half of them hits."""
 _WARM = 20
-"""Requests that are cached before a round. The hits are repetitions of these requests."""
+"""Requests that are cached before a round. A hit repeats one of these requests."""
 _WARM_UP = 30
 """Requests to each model before the measurement."""
 _TRAFFIC_ROWS = 100_000
-"""Number of rows of the demo's traffic among which repeated requests are counted."""
+"""Number of rows of the demo's traffic in which repeated requests are counted."""
 
 
 class Pair(NamedTuple):
@@ -75,7 +75,7 @@ class Unplanted(PermanentError):
 
 
 class RoundMedians(NamedTuple):
-    """Medians of one round in milliseconds.
+    """Median durations in one round, in milliseconds.
 
     Medians are used because a mean would depend on the slowest requests.
     """
@@ -106,7 +106,7 @@ def measure(
     """Return the figures of one network and request size.
 
     Raises:
-        Unplanted: the server counted another number of cache hits than expected.
+        Unplanted: the server's number of cache hits is not the expected number.
     """
     requests, random = RequestStream(simulator, num_rows), np.random.default_rng(0)
     names = {kind: f"{network}_{kind}" for kind in (PLAIN, CACHED)}

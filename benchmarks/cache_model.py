@@ -27,8 +27,8 @@ from evergreen.serving.repository.triton_config import ServingOptions, triton_co
 from inference_client.rows import FeatureRows
 
 NETWORKS = {"demo": CONFIG, "sample": replace(CONFIG, num_cross_layers=6, tower=(1024, 1024))}
-"""Networks by name: `demo` is the network of `make demo`, and `sample` the network of NVIDIA's DCN
-sample."""
+"""Networks by name. `demo` is the network of `make demo`, and `sample` is the network of NVIDIA's
+DCN sample."""
 PLAIN, CACHED = "plain", "cached"
 CACHE_BYTES = 256 * 2**20
 """Cache size in bytes, enough for every response, so that nothing is evicted."""

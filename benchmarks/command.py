@@ -31,7 +31,7 @@ MEASURED = Path("build/benchmarks")
 def benchmark_parser(name: str, description: str | None, *, quick: str) -> argparse.ArgumentParser:
     """Return a parser with the flags `--quick` and `--output`.
 
-    The help text of `--quick` is `quick`, and `--output` names the document.
+    `quick` is the help text of the flag `--quick`, and `--output` is the path of the document.
     """
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{name}",

@@ -1,11 +1,11 @@
 """Compare our conversion of Criteo 1TB's TSV.gz to Parquet with two pyarrow programs.
 
-Run by `make benchmark-extraction`. Each way runs in its own process (`--way`) on all cores. The
-order of the ways changes each round, and each ratio divides two rates of the same round. The target
-applies to the faster of two pyarrow variants in each round: the complete file in memory by
-read_csv, or block by block by open_csv. The benchmark checks that the outputs agree: the number of
-rows, and all values of the first and last rows. Our peak memory is also measured on a file with
-several times the rows.
+Run by `make benchmark-extraction`. Each of the three conversions (`--way`) runs in its own process
+on all cores. The order of the conversions changes each round, and each ratio divides two rates of
+the same round. One pyarrow program reads the complete file by read_csv, and the other program reads
+block by block by open_csv. In each round, our rate is compared with the faster of the two programs.
+The benchmark checks that the outputs agree: the number of rows, and all values of the first and
+last rows. Our peak memory is also measured on a file with several times the rows.
 
 Prints tables, and writes all figures as JSON.
 """
@@ -196,7 +196,8 @@ def measure(
 def figures(results: Sequence[dict[str, Any]], num_rows: int) -> dict[str, dict[str, Spread]]:
     """Return the figures as spreads over rounds.
 
-    The figures are rows per second, processor seconds, peak bytes, and our ratio to each way.
+    The figures are rows per second, processor seconds, peak bytes, and our speed relative to each
+    conversion.
     """
     return {
         way: {
@@ -214,7 +215,7 @@ def figures(results: Sequence[dict[str, Any]], num_rows: int) -> dict[str, dict[
 
 
 def ratio_to_pyarrow(results: Sequence[dict[str, Any]]) -> Spread:
-    """Return for each round our rate relative to the faster way of pyarrow."""
+    """Return our rate relative to the faster pyarrow program, per round."""
     return spread(
         [
             min(measured[way]["seconds"] for way in PYARROW) / measured[OURS]["seconds"]

@@ -1,8 +1,8 @@
 """Train a first model like the steps do, in this process and without manifests.
 
-Vocabularies come from preprocessing's functions, files from `contracts`, and the fit from training.
-NumPy counts the categories, as in the step without NVTabular. There is no hold-out and no
-evaluation.
+Preprocessing's functions compute the vocabularies, `contracts` writes the files, and training's
+code fits the model. NumPy counts the categories, as in the step without NVTabular. There is no
+hold-out and no evaluation.
 """
 
 from dataclasses import replace

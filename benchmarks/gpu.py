@@ -1,14 +1,14 @@
 """Run all measurements that need a GPU, in one call of at most nine minutes, unattended.
 
-Use `make gpu` or `python -m benchmarks.gpu`. It ran on Python 3.12 with CUDA's torch 2.11 and numpy
-2.5. It needs msgspec, pyarrow and safetensors too, and names those that are not installed. The
-benchmark downloads nothing. Each step is a process that writes build/benchmarks/gpu/STEP.json. A
-step with a document of the current commit is skipped, so that a second call resumes the first. The
-program exits with code 3 before a step that may exceed `--minutes`. Packages that are absent, and
-measurements that lack a GPU, are skipped and reported. The complete documents become gpu.json,
-which `make performance` puts on the page. gpu.tar.gz has all documents and logs. If the folder of
-the steps is absent, it is restored from gpu.tar.gz, so that another machine can resume. `gpu_steps`
-defines the steps.
+Use `make gpu` or `python -m benchmarks.gpu`. The benchmark ran on Python 3.12 with CUDA's torch
+2.11 and numpy 2.5. The benchmark also needs msgspec, pyarrow and safetensors, and reports which of
+them are absent. The benchmark downloads nothing. Each step is a process that writes
+build/benchmarks/gpu/STEP.json. A step with a document of the current commit is skipped, so that a
+second call resumes the first. The program exits with code 3 before a step that may exceed
+`--minutes`. Packages that are absent, and measurements that lack a GPU, are skipped and reported.
+The complete documents become gpu.json, which `make performance` puts on the page. gpu.tar.gz has
+all documents and logs. If the folder of the steps is absent, it is restored from gpu.tar.gz, so
+that another machine can resume. `gpu_steps` defines the steps.
 """
 
 import argparse

@@ -52,7 +52,8 @@ QUICK_TABLES = {"1.2M": 150_000, "10M": 200_000, "100M": 300_000}
 BATCH, STEPS, PASSES = 65_536, 16, 4
 QUICK_BATCH, QUICK_STEPS, QUICK_PASSES = 512, 3, 2
 RATE_TARGET, BOUND_TARGET = 3_000_000, 0.6
-"""Target of the sample network: rows per second, or this share of the hardware's bound."""
+"""Target of the sample network: these rows per second, or this share of the hardware's bound if
+the share is lower."""
 MIG_GIB = (5, 10, 20, 40, 80)
 RATE = 0.001
 
@@ -197,7 +198,10 @@ def initial_weights(config: NetworkConfig, slot_sizes: list[int]) -> Iterator[Pa
 
 
 def equality(name: str, *, is_quick: bool) -> StepFigures:
-    """Compare scores on GPU and CPU, with equal weights and after training on equal rows."""
+    """Compare the scores of GPU and CPU, before and after training on equal rows.
+
+    Both start from equal weights.
+    """
     step, sizes = StepFigures(), GpuSizes.of(is_quick)
     slot_sizes = slot_sizes_for(sizes.tables["1.2M"])
     planted = PlantedLogit(slot_sizes)
@@ -293,7 +297,7 @@ def rate_figures(
     peers: dict[str, Spread],
     bytes_a_row: float,
 ) -> list[Figure]:
-    """Return our figures next to the bound and the fastest peer, then the peers' figures."""
+    """Return our figures, compared with the bound and the fastest peer, and the peers' figures."""
     figures, fastest = [], max(peers, key=lambda peer: peers[peer].median, default=None)
     by_memory = random_rows(is_quick=DEVICE == "cpu") * 1e9 / bytes_a_row
     for precision, rate in found.items():
@@ -466,11 +470,11 @@ PEERS: dict[str, Peer] = {
 
 
 def graphs(name: str, *, is_quick: bool) -> StepFigures:
-    """Measure a network's forward and backward eagerly, as a CUDA graph, and compiled.
+    """Measure a network's passes in three ways: eager, as a CUDA graph, and compiled.
 
     The measurement is an experiment, because the product only trains eagerly. The product does not
     use CUDA graphs or compilation. Compilation takes up to a minute, so only the smaller batch is
-    compiled, in which a GPU mostly waits for its kernels to be started.
+    compiled. With this batch, a GPU mostly waits for its kernels to be started.
     """
     _, network = name.split("-")
     step, sizes, config = StepFigures(), GpuSizes.of(is_quick), CONFIGS[network]
@@ -520,7 +524,7 @@ def sample_of(batch: int) -> tuple[Tensor, Tensor]:
 def passes_of(config: NetworkConfig, batch: int, make: Callable[..., Any]) -> Callable[[], object]:
     """Return a function that runs the forward and backward pass of the network.
 
-    `make` changes the network before that.
+    First, the function `make` changes the network.
     """
     dense, vectors = sample_of(batch)
     model = build_network(config).to(DEVICE)
@@ -607,10 +611,10 @@ def loading(name: str, *, is_quick: bool) -> StepFigures:
 def estimate(config: NetworkConfig, table_rows: int, batch: int) -> int:
     """Return an estimate of the bytes that a fit needs.
 
-    The fit needs vectors with two moments, dense weights with two moments, and the batch. The batch
-    consists of five parts: its gathered and looked-up vectors, their gradients and new values,
-    every activation of the network with its gradient, three prefetched batches, and the buffers of
-    the sort.
+    A fit needs memory for the vectors and dense weights with two moments each, and for the batch.
+    The batch has five parts: gathered and looked-up vectors, gradients and new values of these
+    vectors, every activation with its gradient, three prefetched batches, and the buffers of the
+    sort.
     """
     width = config.embedding_dim
     dense = sum(each.numel() for each in build_network(config).parameters())

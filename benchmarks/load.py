@@ -50,9 +50,9 @@ async def closed_loop(
 ) -> Answers:
     """Run `concurrency` callers for `seconds`.
 
-    Each caller sends its next request after the response to the previous request. The argument of
-    `ask` is the number of the request, counted from 0. Errors of the three error classes are
-    counted, and other errors are raised.
+    Each caller sends its next request after the response to the previous request. `ask` receives
+    the index of the request, counted from 0. Errors of the three error classes are counted, and
+    other errors are raised.
     """
     timer = (timing or Timing()).timer
     notes = _Notes(ask, timer)
@@ -77,8 +77,8 @@ async def open_loop(
     """Send requests at the times of a Poisson process, without waiting for responses.
 
     Args:
-        ask: Function that sends a request. The argument of the function is the number of the
-            request, counted from 0.
+        ask: Function that sends a request. The function receives the index of the request, counted
+            from 0.
         rate: Requests per second.
         seconds: Duration of the loop in seconds.
         seed: Seed of the times.
@@ -189,12 +189,13 @@ def window_figures(
 
     Args:
         answers: Results of a continuous load. All times are values of the same clock.
-        window: For a release, the time of its announcement and the time of its record.
-        quiet: Begin and end of a time with the same load in which nothing is loaded.
+        window: Begin and end of the window. The window of a release lasts from its announcement to
+            its record in the journal.
+        quiet: Begin and end of a quiet time. The load is the same, and nothing is loaded.
 
     Returns:
-        The p99 of both in milliseconds and their ratio. A p99 is None without requests, and so is
-        the ratio.
+        The p99 of the window and of the quiet time in milliseconds, and their ratio. If one of the
+        two times has no requests, its p99 and the ratio are None.
     """
     during, before = Latencies.of(within(answers, *window)), Latencies.of(within(answers, *quiet))
     known = during.p99 is not None and before.p99 is not None

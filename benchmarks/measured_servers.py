@@ -1,8 +1,8 @@
 """Start the compared servers, and connect to them.
 
 Deployment's command releases our model onto the bundled tritonserver. The floor is loaded into the
-same server. The reference runs in a second server of the same binary, whose models import from
-`serving-peers`. The web server runs our graph.
+same server. The reference runs in a second server of the same binary. The models of this server use
+the environment `serving-peers`. The web server runs our graph.
 
 Requests are built beforehand, because only the server is measured: a call sends bytes and reads the
 bytes of the response. gRPC uses grpc.aio, and HTTP/1.1 uses asyncio's streams with persistent

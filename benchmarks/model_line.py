@@ -1,14 +1,14 @@
 """Run a lineage of models over simulated traffic, with the steps' real commands and canary.
 
 A run executes extraction, preprocessing, training, evaluation and deployment with their defaults.
-Each step runs in its environment, forked from a process with its libraries
+Each step runs in its environment, as a fork of a process that has already imported the libraries
 (`tests.crossings.warm_steps`). Validation runs only in the first run. Later runs use the validation
 report of the first run, because training only stores it.
 
-The released graphs score traffic by the traffic plan. One arm scores each request for users, and
-the other arm scores it as shadow traffic. `controller.canary` evaluates the canary over the rows
-that both arms scored. No server runs, so both arms count as equally fast and without errors.
-`benchmarks.freshness` decides when runs happen.
+The released graphs score the traffic as the traffic plan defines. One arm scores each request for
+users, and the other arm scores it as shadow traffic. `controller.canary` evaluates the canary over
+the rows that both arms scored. No server runs, so both arms count as equally fast and without
+errors. `benchmarks.freshness` decides when runs happen.
 """
 
 import os
@@ -97,7 +97,7 @@ class TimedRows:
 
     @classmethod
     def of(cls, rows: SimulatedRows, *, start: float, end: float) -> "TimedRows":
-        """Return the rows with times at equal distances over an interval.
+        """Return the rows with event times spread evenly over an interval.
 
         `start` and `end` are in hours from the beginning of `FIRST_DAY`.
         """

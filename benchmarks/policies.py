@@ -36,11 +36,11 @@ from tests.support.release_streams import START, Releases, decisions
 
 GOOD, FALLEN = 0.80, 0.70
 THRESHOLD = 0.74
-"""AUC threshold of the policies with one threshold for all versions."""
+"""AUC threshold of each policy that uses the same threshold for all versions."""
 WINDOW_ROWS = 20_000
 EDGE_ALPHA = 0.05
-"""Alpha of tests whose false alarms reach the bound, because they have no tolerance. This alpha is
-large enough to count false alarms in 1,000 streams."""
+"""Alpha of tests without a tolerance. Without a tolerance, false alarms are as frequent as the
+bound allows. This alpha is large enough to count false alarms in 1,000 streams."""
 REFERENCE_ROWS = 200
 REFERENCE_STRIDE = 10
 """Number of records between two checks of the reference. The reference would check after every
@@ -76,17 +76,18 @@ USER_ROWS = 40_000
 RELEASES = Releases(
     every=1800.0, seconds=4 * 3600.0, window=1800.0, decide=120.0, rows_per_second=4.0
 )
-"""Four hours with an attribution window of half an hour, and an AUC that falls from .79 to .62."""
+"""Four hours of traffic with an attribution window of half an hour. The AUC falls from .79 to
+.62."""
 FALL_AFTER, FALL_DECIDE = 5400.0, 30.0
-"""Seconds until the AUC falls, which is midway between two releases, and seconds between two
-decision points after the fall."""
+"""Two times in seconds. The AUC falls after `FALL_AFTER`, midway between two releases. After the
+fall, `FALL_DECIDE` passes between two decision points."""
 RELEASE_WINDOWS = (0.2, 1.0, 5.0)
 """Number of attribution windows between two releases."""
 GATE_HALF_WIDTH = 0.005
 """Half-width of the gate's interval for a policy with default settings."""
 PARTITIONS = 4
-"""Number of partitions of the event log. Only the monitor of the first partition decides. The
-requests of a partition are a sample by the hash of their ids."""
+"""Number of partitions of the event log. Only the monitor of the first partition decides. The hash
+of a request's id decides its partition, so each partition has a sample of the requests."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -200,7 +201,9 @@ def reference_first_run(stream: MaturedRows, *, after: int) -> int | None:
     threshold, even with few clicks.
     """
     ends = np.arange(max(after + 1, REFERENCE_ROWS), len(stream.labels) + 1, REFERENCE_STRIDE)
-    for some in np.split(ends, range(250, len(ends), 250)):  # often found in the first part
+    for some in np.split(
+        ends, range(250, len(ends), 250)
+    ):  # the first part often contains the result
         rows = some[:, None] - REFERENCE_ROWS + np.arange(REFERENCE_ROWS)
         order = np.argsort(stream.scores[rows], axis=1)
         clicks = np.take_along_axis(stream.labels[rows], order, axis=1).astype(np.int64)
@@ -255,7 +258,7 @@ def study_users(traffic: ClickTraffic, *, streams: int, seed: int) -> dict[str, 
     """Return the test's false alarms with one bet per request, and with one bet per row.
 
     Both tests use `EDGE_ALPHA` and no tolerance, so that their false alarms reach the bound. The
-    gate's AUC is that of all pairs of rows.
+    gate's AUC is computed over all pairs of rows.
     """
     gate = _pooled_auc(traffic, GOOD)
     policy = _sequential(EDGE_ALPHA, 0.0)
@@ -301,12 +304,12 @@ def study_partition(traffic: ClickTraffic, *, streams: int, seed: int) -> dict[s
 
 
 def study_releases(windows: float, *, streams: int, falls: int, seed: int) -> dict[str, Any]:
-    """Return the sequential test's false alarms and delays for one interval between releases.
+    """Return the false alarms and delays of the sequential test for one release interval.
 
     The monitor's own code decides. A request before the change is a false alarm. After the change,
     a request is a false alarm if its version was trained on rows from after the change. All
-    versions of a stream share one alpha. The delay is the event time in seconds from the change to
-    the newest row that the alarm needed. The change is midway between two releases.
+    versions of a stream share one alpha. The delay in seconds lasts from the change to the event
+    time of the newest row that the alarm used. The change is midway between two releases.
     """
     steady = replace(RELEASES, every=windows * RELEASES.window)
     middle = (FALL_AFTER // steady.every + 0.5) * steady.every
@@ -367,7 +370,7 @@ def _requests(
 
 
 def _shows_a_change(point: DecisionPoint) -> bool:
-    """Return whether the decision requests a run, or the version was trained on the change."""
+    """Return whether the decision requests a run or reports training rows from after the change."""
     return (
         point.decision.action is Action.RETRAIN
         or "rows from after the change" in point.decision.reason

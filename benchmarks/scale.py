@@ -62,7 +62,7 @@ class StepNeeds(NamedTuple):
     peak: int
     """Peak memory in bytes."""
     disk: int
-    """Bytes left on disk."""
+    """Bytes on disk after the step."""
 
 
 class FittedLine(NamedTuple):
@@ -267,7 +267,7 @@ def figures(needs: Mapping[str, Sequence[StepNeeds]], keys: Mapping[str, float])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure the steps by window size and the cost of a key, and return 0."""
+    """Measure the steps by window size, measure the cost of a key, and return 0."""
     parser = benchmark_parser("scale", __doc__, quick="small windows and few keys (two minutes)")
     parser.add_argument("--sizes", type=int, nargs="+", help="rows of the windows")
     parser.add_argument(

@@ -10,8 +10,8 @@ Prints latencies, rows per second, the parts of a request's time, cold starts an
 load, and writes all figures as JSON. A missed target is printed, and the exit code stays 0. If
 servers give different scores, the benchmark fails.
 
-`serving_model` has the model, `measured_servers` the servers, and `serving_runs` the
-measurements.
+`serving_model` defines the model, `measured_servers` starts the servers, and `serving_runs`
+measures them.
 """
 
 import sys

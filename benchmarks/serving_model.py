@@ -43,7 +43,7 @@ NUM_ASKED = 8_192
 def drawn_features(simulator: Simulator, num_rows: int, seed: int) -> FeatureRows:
     """Return features of `num_rows` random rows, the same for the same seed.
 
-    Some rows have categories that are in no fitted row.
+    Some rows contain categories that do not occur in the rows of the fit.
     """
     drawn = simulator.draw(num_rows, np.random.default_rng(seed))
     return FeatureRows(dense=drawn.dense, categorical=drawn.categorical)

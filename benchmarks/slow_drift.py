@@ -92,10 +92,10 @@ class SimulatorSnapshot:
     def probability_of(
         self, dense: NDArray[np.float32], categorical: NDArray[np.int64]
     ) -> NDArray[np.float64]:
-        """Return the click probabilities [n] that rows of any time would have at this time.
+        """Return the click probabilities [n] of the rows, as if they were drawn at this time.
 
-        No model of this time can score better than these probabilities. If their AUC falls on later
-        rows, drift is the only cause.
+        No model of this time can score better than these probabilities. If the AUC of these
+        probabilities falls on later rows, drift is the only cause.
         """
         return sigmoid(self.strength * effects_of(self.tables, dense, categorical) + self.bias)
 
@@ -111,7 +111,7 @@ class DriftingSimulator:
     def at(self, hours: float) -> SimulatorSnapshot:
         """Return the snapshot at `hours` (0 or more) after the start.
 
-        The drift is stationary from hour 0 on.
+        From hour 0, the drift is a stationary process.
         """
         tables = self.tables_at(hours)
         effects = tables.draw(_CALIBRATION_ROWS, self._calibration()).effects.astype(np.float64)
@@ -141,7 +141,7 @@ class DriftingSimulator:
     def _calibration(self) -> Generator:
         """Return a generator that yields the same random numbers for every hour.
 
-        Equal random numbers make bias and strength independent of the sample.
+        With equal random numbers, bias and strength do not vary with the sample.
         """
         return np.random.default_rng([self.simulator.seed, 5])
 
@@ -238,11 +238,11 @@ def ornstein_uhlenbeck(
 def _orthogonal_to(
     path: NDArray[np.float64], fixed: NDArray[np.float64], shares: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return the part of `path` that is orthogonal to the columns' mean and to `fixed`.
+    """Remove from `path` its parts along the columns' mean and along `fixed`.
 
-    The result is scaled to an expected variance of 1 over rows. `fixed` has mean 0 and variance 1
-    over rows, so the variances of the fixed and the moving part add up. The map is linear and
-    constant in time, so it preserves the autocorrelation of the process.
+    The result is scaled so that its expected variance over rows is 1. `fixed` has mean 0 and
+    variance 1 over rows, so the variances of the fixed and the moving part add up. The map is
+    linear and constant in time, so it preserves the autocorrelation of the process.
     """
     path = path - shares @ path
     path = path - fixed * (shares @ (fixed * path))

@@ -1,4 +1,4 @@
-"""Measure what served tables in float16 and int8 save and cost.
+"""Measure the savings and the costs of served tables in float16 and int8.
 
 Run by `make benchmark-tables` after `make demo`. Quality: each model of the demo is exported in
 each number type. The graph of each model scores the raw held-out rows of its run, like a server.

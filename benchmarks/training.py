@@ -3,7 +3,7 @@
 Run by `make benchmark-training`. Prints rows per second, AUC and ratios for networks on two tables,
 and writes all figures as JSON. A missed target is printed, and the exit code stays 0. A peer that
 computes another network is an error. A peer that is not installed, or lacks a network, is reported
-as left out. `speed` defines the measurement, and `peers` the peers.
+as left out. `speed` defines the measurement, and `peers` defines the peers.
 """
 
 import sys
@@ -45,7 +45,7 @@ _AUC_TARGET = 0.002
 
 
 def measure_case(name: str, scratch: Path, *, is_quick: bool) -> dict[str, Any]:
-    """Return our figures and the peers' figures for a network on a table."""
+    """Return our figures and the peers' figures for one network and one table."""
     # Import torch late, because it takes a second, and wrong flags are reported without it.
     from benchmarks import speed
 
@@ -150,7 +150,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def values_read(results: dict[str, Any], table: str) -> Figure:
-    """Return the rate of values in rows with lists, relative to rows with only Criteo's columns.
+    """Return the reading rate of rows with lists, relative to rows with only Criteo's columns.
+
+    The rate is in values per second.
 
     Each element of a list counts as one value.
     """

@@ -6,9 +6,8 @@ undoes a change that was interrupted. After the requests, the watchdog probes ev
 and reloads models that answer wrongly (`controller.watchdog`). The baking version is evaluated, and
 rolled back if it is bad (`controller.baking`). The canary is evaluated, and grows or ends
 (`controller.canary.steps`). At the start and once a day the versions' files are compared with their
-hashes (`controller.inspection`), in a separate thread. Between two rounds, and between two of these
-parts of a round, the controller looks for new requests. A rollback therefore waits for at most one
-part.
+hashes (`controller.inspection`), in a separate thread. The controller looks for new requests after
+each part of a round, and between two rounds. A rollback therefore waits for at most one part.
 
 A second controller waits until it gets the lock.
 """
@@ -165,8 +164,8 @@ def control(
 ) -> None:
     """Run rounds until `wait` returns True.
 
-    `wait` gets the seconds until the next round. It is called several times per round, because new
-    requests are carried out in between.
+    `wait` gets the seconds until the next round. `wait` is called several times per round, because
+    new requests are carried out between two calls.
 
     Raises:
         TemporaryError: `check_held`, which is called before each round, found that the lock was
@@ -185,7 +184,7 @@ def control(
 
 @dataclass(kw_only=True)
 class Holder:
-    """Class that waits for the repository's lock, and then holds it while a controller runs."""
+    """Class that waits for the repository's lock, and holds the lock while a controller runs."""
 
     site: SiteSettings
     make: Callable[[SiteSettings], ReleaseController]

@@ -1,4 +1,4 @@
-"""Check what a request asks for, choose its version, and announce the change in the journal.
+"""Check a request, choose the version to serve, and announce the change in the journal.
 
 A verdict compares a candidate with one champion. If two runs overlap, another model may go live
 after the verdict. The verdict then does not compare the candidate with the live model. The
@@ -48,9 +48,9 @@ from evergreen.serving.servers import probe
 logger = logging.getLogger(__name__)
 
 SHADOW_SHARE = 1.0
-"""Share of the requests that both arms score. These requests provide the pairs. If all requests are
-scored by both arms, a canary is decided soonest. Clients drop shadow requests that would delay
-served requests (`inference_client.routing`)."""
+"""Share of the requests that both arms score. These requests provide the pairs. If both arms score
+all requests, a canary is decided as early as possible. Clients drop shadow requests that would
+delay served requests (`inference_client.routing`)."""
 
 
 class StaleVerdict(Refused):
@@ -272,7 +272,7 @@ def _entry(
     reason: str,
     decision: str | None = None,
 ) -> Promotion:
-    """Return the journal entry about `release` that records the request's change."""
+    """Build the journal entry that records the requested change to `release`."""
     request = state.request
     return site.entry(
         action,
@@ -345,8 +345,8 @@ def check_may_replace(
     """Check that the candidate may replace the live version.
 
     An inconclusive candidate does not replace a running canary, because a new canary would have to
-    collect its evidence from the start. A candidate that passed is released directly, which ends
-    the canary. A person can end the canary first by `canary abort`.
+    collect its evidence from the start. A candidate that passed the gate is released directly, and
+    its release ends the canary. A person can end the canary first by `canary abort`.
 
     Raises:
         ContractError: the live version uses another backend.

@@ -58,7 +58,7 @@ class _Search:
 
 @dataclass(kw_only=True)
 class Inspection:
-    """Inspection of the version files of one site. Call `step` repeatedly."""
+    """Check of the version files of one site, by their hashes. Call `step` repeatedly."""
 
     site: SiteSettings
     start: Callable[[Callable[[], None]], None] = in_thread

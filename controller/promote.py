@@ -1,9 +1,9 @@
 """Release a stored model that the gate refused, or whose verdict is stale.
 
 The command is `python -m controller.promote --store S --model-id M --override REASON`, or
-`evergreen release promote`. This command overrides only the gate's decision. The graph is built and
-its parity is checked with the rows and scores that evaluation stored. The other checks of a release
-apply.
+`evergreen release promote`. This command overrides only the gate's decision. The command builds the
+graph, and checks its parity with the rows and scores that evaluation stored. All other checks of a
+release run too.
 """
 
 import argparse

@@ -1,11 +1,11 @@
 """Observe a site, choose the next move from the protocol's table, make it, and begin again.
 
 This is the only loop that changes what is served between two probes of the servers. A running
-controller calls it in each round. A command calls it in its own process if no controller is running
-(`carry_out`). If the journal ends with an intent that this process did not write, a controller was
-killed. The loop then undoes the intent like that of a failed change: it restores the configuration
-from before the intent, restores the servers, and withdraws the intent. If the controller is killed
-during the undo, the next controller continues the undo.
+controller calls the loop in each round. If no controller is running, a command calls the loop in
+its own process (`carry_out`). If the journal ends with an intent that this process did not write, a
+controller was killed. The loop then undoes the intent like that of a failed change: it restores the
+configuration from before the intent, restores the servers, and withdraws the intent. If the
+controller is killed during the undo, the next controller continues the undo.
 """
 
 import logging
@@ -72,7 +72,7 @@ from evergreen.serving.repository.model_repository import ModelRepository, NotWr
 logger = logging.getLogger(__name__)
 
 HANDLED = (ContractError, TemporaryError, PermanentError, Refused, OSError)
-"""Errors of a move that are answered. Any other exception ends the process."""
+"""Errors of a move that become the answer to its request. Any other exception ends the process."""
 _NAMES = ("Refused", "ContractError", "TemporaryError", "PermanentError")
 
 
@@ -86,7 +86,7 @@ def chosen(states: list[RequestState]) -> RequestState | None:
 def is_superseded(state: RequestState, states: list[RequestState]) -> bool:
     """Return whether a later rollback or abort supersedes the request.
 
-    A retry has the position of the first request.
+    A retry has the same position in the journal as the first request.
     """
     later = states[[each.id for each in states].index(state.first) + 1 :]
     is_done = state.recorded is not None or state.earlier is not None
@@ -156,7 +156,7 @@ def observe(site: Site) -> tuple[Desired, Observed, RequestState | None]:
 
 
 def _only(files: object, whole: list[int]) -> int | None:
-    """Return the complete version, `UNKNOWN` for an incomplete copy, or None without files."""
+    """Return the complete version, `UNKNOWN` if the copy is incomplete, or None without files."""
     return whole[-1] if whole else UNKNOWN if files else None
 
 
@@ -236,7 +236,8 @@ def _check_wanted(site: Site) -> None:
     """Raise an error if a later request supersedes the request of the attempt.
 
     Raises:
-        Refused: a later rollback or abort supersedes the request, which is not a rollback.
+        Refused: a later rollback or abort supersedes the request. A request for a rollback is never
+            refused here.
     """
     states = requests.read_requests(site.store)
     for state in states:
@@ -261,7 +262,7 @@ def drive(site: Site, *, stop: Callable[[], bool] = lambda: False) -> None:
         rule = next_rule(desired, observed)
         if rule is None:
             return
-        # The answer to one request can lead to another request that looks the same.
+        # The next request may lead to the same desired and observed state, so compare its id too.
         seen = desired, observed, None if state is None else state.id
         if seen == before:
             raise PermanentError(f"the move {rule.move!r} changed nothing: {rule.condition}")
@@ -282,7 +283,7 @@ def _perform(site: Site, rule: ProtocolRule, state: RequestState | None) -> None
         _move(site, rule, state)
     except BaseException as error:
         if is_abort and state is not None:
-            # The change that the abort interrupts goes on.
+            # The change that the abort interrupted continues.
             logger.error("%s failed: %s", rule.move, error)
             site.errors[state.id] = error
             if not isinstance(error, HANDLED):
@@ -365,7 +366,7 @@ def _refuse(site: Site, state: RequestState) -> None:
     elif state.id in site.errors:
         error = site.errors[state.id]
     elif is_superseded(state, requests.read_requests(site.store)):
-        # Not a temporary error, because a retried step would release what a person rolled back.
+        # After a temporary error, a retried step would release what a person rolled back.
         error = Refused("a later request to go back supersedes it")
     else:
         error = TemporaryError(f"its deadline {state.request.deadline} passed before it was done")

@@ -39,11 +39,11 @@ def rollback(
         settings: Deployment target.
         to_version: Version to make live. None = the version that the live version replaced.
         reason: Reason for the journal.
-        of: Journal entry of the version to roll back, which the controller passes. That version's
-            model is then blocked from automatic releases.
+        of: Journal entry of the version to roll back. Only the controller passes this argument.
+            That version's model is then blocked from automatic releases.
 
     Raises:
-        Refused: the version of `of` is no longer live.
+        Refused: the version in `of` is no longer live.
         ContractError: the version does not exist, its graph is corrupt, or no copy of it is left.
         TemporaryError: a server does not answer, or nobody carried out the request. The live
             version is unchanged.

@@ -1,9 +1,9 @@
 """Open one deployment target: its registry, its model repository and its servers.
 
 A deployment target is a model registry, a Triton model repository and the Triton servers that read
-it. In the code it is called a site. Only the process that holds the repository's lock changes what
-a site serves (`controller.reconcile`). A running controller holds the lock all the time. Without a
-running controller, a command holds the lock until its own request is done.
+it. The code calls a deployment target a site. Only the process that holds the repository's lock
+changes what a site serves (`controller.reconcile`). A running controller holds the lock all the
+time. Without a running controller, a command holds the lock until its own request is done.
 
 The commands share the flags for the target and for the person who asks. The default target is read
 from `<store>/serving.json`, which the last release wrote. An operator on call therefore needs to
@@ -105,7 +105,8 @@ class SiteSettings:
     stages: CanaryStages = field(default_factory=CanaryStages)
     """How a canary grows."""
     held: ModelRepository | None = None
-    """Model repository whose lock this process holds, or None. `open_repository` returns it."""
+    """Model repository whose lock this process holds, or None. `open_repository` then returns this
+    repository."""
     trace: Callable[[ProtocolRule, Desired, Observed], None] = lambda *_: None
     """Function that is called before each move with the rule, and with the state that selected the
     rule."""
@@ -193,7 +194,7 @@ class Attempt:
 
 @dataclass(kw_only=True)
 class Site:
-    """Deployment target whose lock is held. `opened` yields it."""
+    """Deployment target whose lock is held. The function `opened` creates a `Site`."""
 
     settings: SiteSettings
     repository: ModelRepository
@@ -208,8 +209,8 @@ class Site:
     """Journal entry of the version whose baking may end, and the reason. None = the evidence does
     not allow the end of a baking."""
     proceed: Callable[[], None] = lambda: None
-    """Function that long moves call between two parts. It raises `Refused` if a later request
-    supersedes the change."""
+    """Function that a long move calls between two of its parts. The function raises `Refused` if a
+    later request supersedes the change."""
     recovered: Promotion | None = None
     """Interrupted intent that was withdrawn, or None."""
     _fleet: Fleet | None = None
@@ -321,8 +322,8 @@ class Site:
 
         After that, the attempt counts as running.
 
-        The attempt is stored in `self` before the append, because an error can follow a complete
-        write.
+        If the append fails, the entry may nevertheless be complete. The attempt is therefore stored
+        in `self` first.
         """
         assert attempt.line is not None
         config = self.repository.read_config()

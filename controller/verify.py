@@ -3,9 +3,9 @@
 The command `evergreen audit verify VERSION` first compares the hashes of data, workflow, weights
 and graph in the journal, the manifest and the files. Then the command exports the stored model
 again, which must give the same graph, and scores the golden rows. Then the graph scores every
-logged row of the version again in this process. Each score is compared with the logged score,
-served or shadow. The command only reads, and needs no server and no repository. Memory use is
-bounded by the graph and one batch of rows.
+logged row of the version again in this process. Each score is compared with the served score or
+shadow score in the log. The command only reads, and needs no server and no repository. Memory use
+is bounded by the graph and one batch of rows.
 
 docs/reference/exit-codes.md lists the exit codes. Code 1 means that a difference was found.
 """
@@ -61,7 +61,7 @@ DEFAULT_TOLERANCE = 1e-6
 were served in other batches, possibly on a GPU."""
 BATCH_ROWS = 16_384
 _SCORES = ((MODEL_VERSION, SCORE), (SHADOW_VERSION, SHADOW_SCORE))
-"""Pairs of columns with the version and the score of a row. The second pair is filled only in rows
+"""Pairs of columns with the version and the score of a row. The second pair has values only in rows
 with a shadow score."""
 
 
@@ -105,7 +105,7 @@ class Verification:
     num_different: int
     tolerance: float
     max_abs_diff: float | None
-    """Largest difference of one row. None if there is no row, or if a score is not finite."""
+    """Largest difference over all rows. None if there is no row, or if a score is not finite."""
     first_difference: ScoreDifference | None
 
     @property
@@ -256,8 +256,8 @@ def _check_golden(
         expected: Hash of that file in the release, or None.
 
     Returns:
-        The check, and the features of the rows. The features are None if the rows cannot be read,
-        because the columns of the graph are then unknown.
+        The result of the check, and the features of the golden rows. The features are None if the
+        rows cannot be read, because the columns of the graph are then unknown.
     """
     features = None
     try:
@@ -294,9 +294,8 @@ class LoggedRows:
 def read_logged_rows(lake: Objects, version: int, features: Features) -> Iterator[LoggedRows]:
     """Yield the rows of `lake` that `version` scored, ordered by file and row.
 
-    A batch contains either served scores or shadow scores, but not both. For row groups without a
-    row of the version, only the version columns are read. A file of a bucket is downloaded
-    completely.
+    A batch contains either served scores or shadow scores, but not both. If a row group has no row
+    of the version, only its version columns are read. A file of a bucket is downloaded completely.
 
     Raises:
         ContractError: a file is corrupt, or lacks a column. The message names the file.

@@ -7,10 +7,10 @@ watchdog repairs it.
 
 The watchdog reloads models under the controller's lock and never waits for the lock. While a change
 is in progress, the change decides what is served. A reload is a move of the protocol
-(`controller.protocol`). It has its body here and not in `controller.moves`, because it repairs the
-one server that was just probed, writes nothing, and returns a finding. A server that does not
-answer at all is not repaired here, because its supervisor restarts it. The watchdog probes such a
-server again in each round.
+(`controller.protocol`). The reload is implemented here and not in `controller.moves`, because it
+repairs only the server that was just probed, writes nothing, and returns a finding. A server that
+does not answer at all is not repaired here, because its supervisor restarts it. The watchdog probes
+such a server again in each round.
 """
 
 import logging
@@ -59,9 +59,9 @@ _DEAD_STUB = "not healthy"
 """Text in the error message of every request to a model whose stub died. The watchdog reloads a
 model with this error at once."""
 _STRIKES = 2
-"""Consecutive failed probes before a model is reloaded. If a reload does not help, the next reload
-comes after twice as many answers, because a model that is unloaded in each round serves no client.
-"""
+"""Consecutive failed probes before a model is reloaded. If a reload does not help, twice as many
+failed probes must follow before the next reload. A model that is unloaded in each round would serve
+no client."""
 
 _REQUESTS_PER_INSTANCE = 2
 """Probe requests per instance if there are several instances. Triton uses the instances in turn,
@@ -111,7 +111,7 @@ class Watchdog:
             finding, why = WELL, ""
             for name, version in self._expected_versions().items():
                 key = f"{url} {name}"
-                # A server that does not answer costs the full timeout, so it is asked only once.
+                # A server that does not answer costs the full timeout, so it is probed only once.
                 if finding != GONE:
                     finding, why = self._look_at(url, name, version)
                 findings[key] = finding
@@ -237,7 +237,7 @@ class Watchdog:
 
     @property
     def _settings(self) -> SiteSettings:
-        """Settings of the watchdog's site."""
+        """Return the site's settings, with the repository that this process holds."""
         return replace(self.site, held=self._repository)
 
     def _trouble(

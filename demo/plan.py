@@ -1,7 +1,7 @@
 """Choose the demo's sizes, recommender and command lines.
 
-The sizes follow from the number of rows. Each command line fills the flags of a package with these
-sizes. `stack` starts and watches the processes, and `demo` orders the events.
+The sizes follow from the number of rows. The command lines pass these sizes as flags to the
+packages. `stack` starts and watches the processes, and `demo` orders the events.
 """
 
 import gzip
@@ -42,8 +42,8 @@ _DRAFTED_FORMS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet")
 """Endings of the files in a folder from which a recommender can be drafted."""
 _MAX_CHANGED_VALUES, _MIN_ROWS_PER_VALUE = 1000, 20
 """Limits for the category columns that the drift permutes: maximum number of categories, and
-minimum rows per category. Within these limits, the rows of a short window suffice to train the new
-weights of every category."""
+minimum rows per category. With these limits, a short window has enough rows to train new weights
+for every category."""
 
 SEQUENTIAL, NOTIFY_ONLY = "sequential", "data_drift"
 POLICIES = (SEQUENTIAL, NOTIFY_ONLY)
@@ -51,7 +51,8 @@ POLICIES = (SEQUENTIAL, NOTIFY_ONLY)
 people."""
 
 _BAKE_SECONDS = 2.0
-"""Time in seconds to watch a new version, short because a demo has no hour for it."""
+"""Seconds for which a new version bakes. The time is short, because a demo must not take an
+hour."""
 
 _MAX_REQUEST_RATE = 80.0
 """Requests per second that a laptop can send during a training run."""
@@ -81,8 +82,8 @@ class DemoSettings:
     log: str = "sqlite"
     """Kind of the event log, one of `log_server.LOG_KINDS`."""
     drift_columns: tuple[str, ...] = ()
-    """Columns of `data` that drift (see `demo.simulation.traffic`). Empty means
-    `columns_to_change`."""
+    """Columns of `data` that drift (see `demo.simulation.traffic`). If empty, `columns_to_change`
+    chooses the columns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,8 +122,8 @@ class DemoPlan:
     keeps_requests: bool = False
     """Whether the replay groups the rows by their original requests."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """Further settings of the demo's recommender by path. Settings of the base recommender take
-    precedence."""
+    """Additional settings of the demo's recommender. Each key is the path of a setting. Settings of
+    the base recommender take precedence."""
 
     def recommender(self) -> Recommender:
         """Return the recommender that the demo accepts into its registry.
@@ -162,7 +163,8 @@ def read_verdicts(folders: LocalFolders) -> list[Verdict]:
 
 def plan_for_simulator(settings: DemoSettings) -> DemoPlan:
     """Return sizes for simulated traffic, which never ends."""
-    # A model with fewer training rows is weaker, and a shorter window shows its failure.
+    # With fewer rows, the first model is weaker, and a shorter window is enough to detect its
+    # failure.
     window = max(8_000, min(20_000, settings.rows // 20))
     return DemoPlan(
         base=read_recommender(_CRITEO_FILE),
@@ -190,13 +192,13 @@ def plan_for_data(
 ) -> DemoPlan:
     """Return sizes for a user's rows. The replay lasts at most two minutes for any number of rows.
 
-    Rows are sent in their original requests, or each as its own request if they have none. If this
-    gives more requests per second than a laptop can send, several requests are sent together.
+    Rows are sent in their original requests. Rows without requests are sent as one request each. If
+    a laptop cannot send so many requests per second, several requests are sent together.
 
     A sixth of the rows fills the baseline's window, a quarter passes until the decision, and
     another sixth fills the new version's window. The remaining rows must last for the duration of
-    the training run, which takes 45 s at this rate. Few rows give small windows. Gate and monitor
-    then report how uncertain they are.
+    the training run, which takes 45 s at this rate. If there are few rows, the windows are small.
+    Gate and monitor then report that their results are uncertain.
 
     Args:
         settings: Settings of the user.
@@ -362,7 +364,7 @@ def _is_criteos_text(path: Path) -> bool:
 
 
 _MAX_LINE_BYTES = 10_000
-"""Maximum length in bytes of a first line that can be a row of Criteo. Criteo's lines have about
+"""Maximum length in bytes of the first line of a file in Criteo's format. Criteo's lines have about
 300 bytes."""
 
 

@@ -67,7 +67,7 @@ _YIELD = (
 class PipelineFailed(PermanentError):
     """A task of the pipeline failed, so the run ended.
 
-    The run's notes and the task's log have the reason.
+    The run's notes and the task's log contain the reason.
     """
 
 
@@ -204,8 +204,8 @@ def yielding(command: Sequence[str]) -> list[str]:
     """Return the command line that runs `command` at low priority.
 
     The caller must start the command in a session of its own. If Linux shares processor time among
-    sessions first (autogroup), niceness only counts within a session. The session therefore gets
-    the same niceness.
+    sessions first (autogroup), niceness only counts within a session. Therefore the session also
+    gets this niceness.
     """
     return ["sh", "-c", _YIELD, "sh", str(STEP_NICENESS), *command]
 
@@ -218,7 +218,7 @@ def _run_step(command: list[str], environment: Mapping[str, str], log: Any) -> i
         stdout=log,
         stderr=subprocess.STDOUT,
         # KFP starts the step in a shell. Both the shell and the step can be ended, because they
-        # have their own process group. The command also needs its own session for `yielding`.
+        # have their own process group. `yielding` also requires a separate session for the command.
         start_new_session=True,
     )
     try:
@@ -398,7 +398,7 @@ def _outcome_of_stopped(store: Path, run: str, request: RetrainRequest | None) -
 
 @contextlib.contextmanager
 def _controller(folders: LocalFolders, triton_urls: str, *, log: Path) -> Iterator[None]:
-    """Run a controller during the body, unless one is at work already."""
+    """Run a controller while the `with` block runs, unless a controller is already at work."""
     if served_name(folders.store) is None or _is_controlled(folders):
         yield
         return

@@ -141,14 +141,15 @@ logger = logging.getLogger(__name__)
 DEFAULT_VENV = Path(__file__).resolve().parents[1] / ".venvs" / "serving"
 """Environment with the server's wheel and the imports of `model.py`."""
 _NAME = "evergreen_"
-"""Prefix of every server's name. The owner's process id and the server's gRPC port follow."""
+"""Prefix of every server's name. The rest of the name is the owner's process id and the server's
+gRPC port."""
 _SHM = Path("/dev/shm")
 _SHM_BYTES = 4 * 2**20
 """Initial shared memory of one model instance in bytes. Triton's default is too large for small
 machines."""
 _ATTEMPTS = 3
-"""Number of starts with new free ports, because another process may take a port before the server
-does."""
+"""Maximum number of starts, each with new free ports. Another process may take a port before the
+server does."""
 RESTRICTED = "shared-memory,trace,logging"
 """Protocols that no client may use."""
 _TAKEN = "already in use"

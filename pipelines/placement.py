@@ -116,8 +116,8 @@ class Placement:
     """Names of Secrets with credentials for the image registry, if the nodes' own credentials are
     not sufficient."""
     volume: str = "evergreen"
-    """Name of a ReadWriteMany volume claim for the work files and the model registry. The lake is
-    on it too, unless it is in a bucket."""
+    """Name of a ReadWriteMany volume claim for the work files and the model registry. If the lake
+    is not in a bucket, it is on this volume too."""
     mount_path: str = "/evergreen"
     """Folder in the pods where the volume is mounted."""
     accelerator: str = "nvidia.com/gpu"
@@ -135,9 +135,9 @@ class Placement:
     needs: Mapping[str, NeedsChange] = field(default_factory=dict)
     """Changed resources of steps, by the name of the step."""
     run_as_user: int | None = None
-    """User id for the steps' containers. If it is set, the containers cannot run as root. If it is
-    None, the image's own user is used, and root is not refused. The images of this project use the
-    user id 10001."""
+    """User id for the steps' containers. With a user id, the containers cannot run as root. With
+    None, the containers have the image's own user, and root is not refused. The images of this
+    project use the user id 10001."""
     security_context: typing.Literal["set", "omit"] = "set"
     """Whether the pods get the settings of `run_as_user`. Set `omit` for Kubeflow Pipelines before
     2.16, which refuses pods with a security context."""
@@ -146,13 +146,14 @@ class Placement:
     secrets: tuple[Variables, ...] = ()
     """Environment variables from Secrets."""
     lake: str = ""
-    """Folder or gs://bucket/prefix of the click logs, with day=YYYY-MM-DD partitions of Parquet.
-    Empty means `lake` on the volume."""
+    """Folder or gs://bucket/prefix of the click logs, with day=YYYY-MM-DD partitions of Parquet. An
+    empty text means the folder `lake` on the volume."""
     store: str = ""
     """Folder of the model registry: models, releases, promotion journal, notes of runs. An empty
-    text means `store` on the volume."""
+    text means the folder `store` on the volume."""
     work: str = ""
-    """Folder for the runs' intermediate files. Empty means `work` on the volume."""
+    """Folder for the runs' intermediate files. An empty text means the folder `work` on the
+    volume."""
     server: typing.Literal["onnxruntime", "python"] = "onnxruntime"
     """Serving runtime. `onnxruntime` is in NGC's Triton images, and `python` is in the server that
     is bundled for laptops."""
@@ -161,7 +162,7 @@ class Placement:
     backend: typing.Literal["pytorch", "hugectr", "torchrec"] = "pytorch"
     """Trainer of the training step, which also decides its image."""
     fbgemm: typing.Literal["cpu", "gpu"] = "cpu"
-    """Build of FBGEMM, TorchRec's kernels, in the training image. `gpu` states that the image was
+    """Build of FBGEMM (TorchRec's kernels) in the training image. `gpu` states that the image was
     built with `--build-arg FBGEMM=fbgemm-gpu`, which `torchrec` needs with an accelerator."""
     training_gpus: int = 1
     """Number of GPUs of the training step, which share each batch. Only `hugectr` and `torchrec`
@@ -181,14 +182,14 @@ class Placement:
     """Folder or gs://bucket/prefix of the archive of served rows. Validation compares the training
     rows with these rows. An empty text means no comparison."""
     extraction_dask_scheduler: str = ""
-    """Address of a running Dask scheduler whose workers have extraction's image. Empty means
-    processes in the step's pod."""
+    """Address of a running Dask scheduler whose workers have extraction's image. With an empty
+    text, the step uses processes in its own pod."""
     preprocessing_dask_scheduler: str = ""
     """Address of a running Dask scheduler whose workers have preprocessing's image. Empty means
     processes in the step's pod."""
     beam_options: str = ""
     """Beam pipeline options for statistics of very large windows, such as
-    `--runner=DataflowRunner`. If it is empty, the statistics are computed in the step's own
+    `--runner=DataflowRunner`. With an empty text, the step computes the statistics in its own
     process."""
     num_retries: int = 2
     """Number of retries of a step, whatever its exit code. Steps replace their own partial output.
@@ -198,8 +199,8 @@ class Placement:
     training_retries: int = 4
     """Number of retries of training, the longest step. A retry resumes from the checkpoint, so that
     the loss of a node costs only minutes. Preemptible nodes need a larger number. Retry n, counted
-    from 0, delays the report of a permanent error by 10 s * 3^n. The four default retries delay it
-    by 7 minutes."""
+    from 0, delays the report of a permanent error by 10 s * 3^n. The four default retries delay the
+    report by 7 minutes."""
 
     def __post_init__(self) -> None:
         expect(self, "at least 1", lambda value: value >= 1, "training_gpus", "training_processes")

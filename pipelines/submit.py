@@ -33,13 +33,14 @@ class RunRequest:
     """Parameters and options of a run, or of all runs of a schedule."""
 
     source: Path | PipelineVersion
-    """Path of a compiled file, or an uploaded version."""
+    """Path of a compiled pipeline, or a version of an uploaded pipeline."""
     parameters: Mapping[str, Any]
     """Values of pipeline parameters that differ from the defaults."""
     experiment: str = EXPERIMENT
     """Name of the experiment, which is created if it is absent."""
     service_account: str = SERVICE_ACCOUNT
-    """Kubernetes service account of the pods. If it is empty, the server chooses the account."""
+    """Kubernetes service account of the pods. If the name is empty, the server chooses the
+    account."""
 
 
 def upload(

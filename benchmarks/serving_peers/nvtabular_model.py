@@ -44,8 +44,8 @@ class TritonPythonModel:
     def _encode(self, request: Any) -> list[Any]:
         dense = pb_utils.get_input_tensor_by_name(request, "dense").as_numpy()
         raw = pb_utils.get_input_tensor_by_name(request, "categorical").as_numpy()
-        # NVTabular represents a missing category as null, and the columns are float64 as in the
-        # fit.
+        # NVTabular represents a missing category as null. The columns are float64, because the fit
+        # used float64.
         categorical = np.where(raw == self._missing, np.nan, raw.astype(np.float64))
         frame = pd.DataFrame(dense, columns=self._dense)
         frame[self._categorical] = categorical

@@ -41,7 +41,7 @@ class StudyCase:
 
 @dataclass(frozen=True, kw_only=True)
 class PairSeries:
-    """Pairs of windows with one number of rows, and the cases that are tested on these pairs."""
+    """Pairs of windows with the same number of rows, and the cases tested on these pairs."""
 
     rows: int
     """Rows of each window."""
@@ -111,7 +111,7 @@ def _chosen(shifts: Sequence[Shift], quick: bool) -> Sequence[Shift]:
 def show(
     series: PairSeries, number: int, simulator: Simulator, *, methods: Mapping[str, Method]
 ) -> Iterator[tuple[StudyCase, dict[str, list[str]]]]:
-    """Yield the features with an alarm for each case and pair of `series`, by method and setting.
+    """Yield each case of each pair, and its features with an alarm by method and setting.
 
     Args:
         series: Pairs of windows of one kind.

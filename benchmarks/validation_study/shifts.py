@@ -2,9 +2,9 @@
 
 The simulator draws independent rows, but the rows of a real log depend on each other. The rows of a
 request share the user's columns, so that 20,000 rows have as much information about these columns
-as 313 independent rows. Each shift changes only the property in its name. In a user's column a
-shift changes complete requests, and in an item's column single rows. The correlation of rows within
-a request therefore stays the same. `methods` finds the shifts.
+as 313 independent rows. Each shift changes only the property in its name. In a user's column, a
+shift changes complete requests. In an item's column, a shift changes single rows. The correlation
+of rows within a request therefore stays the same. `methods` finds the shifts.
 """
 
 from collections.abc import Callable
@@ -27,8 +27,8 @@ USER_COLUMNS = DENSE[:6] + CATEGORICAL[:13]
 properties of an item."""
 _FIRST_SECOND = 1_760_000_000.0
 EQUAL, UNEQUAL, INDEPENDENT = "equal", "unequal", "independent"
-"""Kinds of requests: 64 rows each, 64 rows on average (geometric, so that some have hundreds), and
-one row each."""
+"""Kinds of requests: 64 rows each, 64 rows on average, and one row each. The sizes around the
+average are geometric, so some requests have hundreds of rows."""
 
 
 class DrawnWindow(NamedTuple):
@@ -213,7 +213,7 @@ def _between(
 ) -> NDArray[np.float32]:
     """Round each value to the integer below or above, at random.
 
-    The rounding keeps the mean on `scale`. Rows of a request are rounded equally.
+    The rounding keeps the mean on `scale`. All rows of a request use the same random number.
     """
     low = np.floor(values)
     up = (scale(values) - scale(low)) / (scale(low + 1) - scale(low))

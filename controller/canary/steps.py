@@ -1,7 +1,7 @@
 """Grow, release or abort a canary (1, 5, 25 % of the traffic, then all), and unload it.
 
-A canary is prepared and announced like a release. Two points differ from a release: the canary is
-loaded under another name, and clients find the canary through the traffic plan instead of the
+A canary is prepared and announced like a release. A canary differs from a release in two points: it
+is loaded under another name, and clients find it through the traffic plan instead of the
 configuration.
 
 The running controller calls `step` in each of its rounds. A step may run at any time and
@@ -11,7 +11,8 @@ traffic only after it is started again with a share, or advanced.
 
 The journal names the canary's version (`canary_at_work`), and the plan tells clients how to use it.
 The order of the writes is in the table of the protocol (`controller.protocol`). If a plan names a
-canary that is not in the journal, the plan is reset. Files of a canary without a plan are removed.
+canary that is not in the journal, the plan is reset. If no plan names a canary, its files are
+removed.
 """
 
 import logging
@@ -75,7 +76,7 @@ class Step:
     share: float | None = None
     """Share of the traffic after the step."""
     wait_seconds: float | None = None
-    """Seconds until the next step is useful, if known."""
+    """Seconds to wait until the next step is useful, or None if unknown."""
     decision: CanaryDecision | None = None
 
 
@@ -88,7 +89,7 @@ class CanarySettings:
 
     site: SiteSettings
     evidence: tuple[Objects, ...] = ()
-    """Matured rows: the monitor's archive, then the lake."""
+    """Sources of matured rows, in this order: the monitor's archive, and the lake."""
     metrics: tuple[str, ...] = ()
     """Metrics ports of all servers, host:port or dns:///name:port. Without metrics ports, labels
     can abort the canary, but the canary never grows."""
@@ -232,7 +233,7 @@ def _abort(
     decision: CanaryDecision | None = None,
 ) -> Step:
     site = settings.site
-    # If a start was killed before its journal entry, only the plan names the canary.
+    # If the process was killed before it wrote the journal entry, only the plan names the canary.
     if (at_work := canary_at_work(site.store)) is None:
         found = site.open_repository().read_plan()
         if found is None or found.canary is None:
@@ -370,7 +371,7 @@ def _evaluate(plan: TrafficPlan, settings: CanarySettings) -> tuple[CanaryDecisi
 def _began(plan: TrafficPlan, store: Path) -> datetime:
     """Return when the canary was first recorded, or else when the plan was published.
 
-    The start of a shadow canary counts as such a record.
+    A canary that starts as a shadow canary is recorded at this start.
     """
     lines = [
         each

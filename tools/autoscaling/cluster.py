@@ -1,7 +1,7 @@
 """Simulation of the Deployment's pods and their nodes, from creation to readiness.
 
-Scheduling is simple: each pod gets its own node, or its own slice of a node. An idle node is used
-if there is one, and otherwise a new node. `queueing` simulates the requests in a pod.
+Scheduling is simple: each pod gets its own node, or its own slice of a node. A pod gets an idle
+node if there is one, or else a new node. `queueing` simulates the requests in a pod.
 """
 
 import math
@@ -97,7 +97,10 @@ class Cluster:
             self.pods[-1].ready_at = 0.0
 
     def scale(self, now: float, wanted: int) -> None:
-        """Create pods, or delete pods: first those that are not ready, then the newest ones."""
+        """Create or delete pods.
+
+        Pods that are not ready are deleted first, and then the newest pods.
+        """
         staying = self.staying()
         for _ in range(wanted - len(staying)):
             idle = min(self._idle_nodes, default=None)

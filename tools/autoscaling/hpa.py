@@ -96,7 +96,7 @@ class Controller:
         Args:
             now: Time in seconds.
             current: Number of replicas that the Deployment requests.
-            pods: Counts of its pods.
+            pods: Counts of the Deployment's pods.
             readings: Value of each metric by name. The value of an unavailable metric is None or
                 absent.
         """
@@ -143,7 +143,7 @@ class Controller:
         return 1 - _TOLERANCE <= ratio <= 1 + _TOLERANCE
 
     def _stabilised(self, now: float, current: int, proposal: int) -> int:
-        """Return the number of replicas nearest to `current` within all recent recommendations."""
+        """Limit `current` to the range of all recent recommendations."""
         up_since = now - self.spec.up.stabilization_seconds
         down_since = now - self.spec.down.stabilization_seconds
         lowest = min([proposal, *(n for at, n in self._recommended if at > up_since)])

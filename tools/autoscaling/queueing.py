@@ -48,7 +48,7 @@ class ServiceTimes:
 
     @cache  # noqa: B019 - one set of times lives as long as the command
     def of_rows(self, rows: int) -> float:
-        """Return the median seconds of a batch with so many rows."""
+        """Return the median seconds of a batch with this number of rows."""
         if rows > self.rows[-1] and len(self.rows) > 1:
             slope = (self.medians[-1] - self.medians[-2]) / (self.rows[-1] - self.rows[-2])
             return self.medians[-1] + max(slope, 0.0) * (rows - self.rows[-1])
@@ -69,7 +69,7 @@ class ServiceTimes:
 def shipped_or_file(text: str) -> Path:
     """Return the file of the shipped network named `text`.
 
-    If there is none, return `text` as a path.
+    If no shipped network has this name, return `text` as a path.
     """
     shipped = SHIPPED / f"{text}-cpu.json"
     return shipped if shipped.is_file() else Path(text)

@@ -219,7 +219,7 @@ class Simulation:
     ) -> int:
         """Send the requests that arrive before `until` to the ready pods.
 
-        Returns the number of requests of this step that were sent until now.
+        Returns the number of requests of this step that have been sent so far.
         """
         last = int(np.searchsorted(requests.arrivals, until))
         if last == num_dispatched:
