@@ -106,7 +106,7 @@ def run(name: str, *, is_quick: bool, is_shown: bool) -> str:
             return f"ended after its {minutes} minutes, see {log.name}"
         finally:
             if process.poll() is None:
-                # On SIGINT a benchmark stops its servers. If the benchmark does not react to
+                # On SIGINT, a benchmark stops its servers. If the benchmark does not react to
                 # SIGINT, kill it.
                 os.killpg(process.pid, signal.SIGINT)
                 with suppress(subprocess.TimeoutExpired):

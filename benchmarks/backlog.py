@@ -2,8 +2,8 @@
 
 An SQLite log contains 2.4 million rows in messages of ten rows, and the clicks on these rows. The
 monitor's program starts on one core with its default settings. The time ends when the last row has
-its label, drift was measured, and all archive files were written. The memory is the maximum of the
-monitor's anonymous memory.
+its label, drift was measured, and all archive files were written. The reported memory is the
+monitor's maximum anonymous memory.
 """
 
 import json

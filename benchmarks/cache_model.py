@@ -1,6 +1,6 @@
 """Requests and models for the benchmark of the cache.
 
-One server serves each of two networks with and without the cache. Rows are drawn from the demo's
+One server serves two networks, each with and without the cache. Rows are drawn from the demo's
 simulator, and their categories form the vocabularies. The weights are untrained, because training
 changes neither the cost of a model nor the cost of hashing its requests.
 """

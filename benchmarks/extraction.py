@@ -59,8 +59,8 @@ def ours(file: Path, folder: Path) -> Callable[[], int]:
 def pyarrow_whole(file: Path, folder: Path) -> Callable[[], int]:
     """Use pyarrow.csv.read_csv with types and threads, then parquet.write_table.
 
-    pyarrow checks the number of fields, that the label is an integer, and that the other fields are
-    numbers. `0x1f`, `nan`, `1.5` and ` 1` count as numbers. Categories stay strings without a
+    pyarrow checks that the number of fields is right, the label is an integer, and the other fields
+    are numbers. `0x1f`, `nan`, `1.5` and ` 1` count as numbers. Categories stay strings without a
     check.
     """
 
@@ -137,7 +137,7 @@ _COMPARED_ROWS = 500
 
 
 class Unequal(Exception):
-    """Two ways wrote different rows for one file, so that their speeds are not comparable."""
+    """Two conversions wrote different rows for one file, so their speeds are not comparable."""
 
 
 def run(way: str, file: Path, folder: Path) -> dict[str, Any]:

@@ -83,7 +83,8 @@ class FirstModel:
     def score(self, rows: SimulatedRows) -> NDArray[np.float32]:
         """Return the click probabilities [n].
 
-        The scores use the real values even for a column that serving replaces by one value.
+        The scores use the real values, even if serving replaces all values of a column by one
+        value.
         """
         return corrected(self._engine.score(self.encoded(rows)), shift=-self._served_shift)
 

@@ -8,8 +8,8 @@ published gains and savings. docs/design/freshness.md explains the choices, and
 `benchmarks.slow_drift` is the simulator.
 
 Events have the same order as in production. Every quarter of an hour, the live model scores new
-rows, which then enter the lake. Then an active canary is evaluated. After a policy's interval, a
-run trains on the lake so far, and its release scores the following rows.
+rows, which then enter the lake. Then an active canary is evaluated. After each interval of a
+policy, a run trains on the current lake. The run's release scores the rows that follow.
 
 Gains are in AUC points, where 1 point is 0.01 of AUC. A gain is the mean of hourly differences. The
 difference is computed within each hour, because different models scored different hours. The

@@ -2,7 +2,7 @@
 
 Candidates whose AUC is lower by a planted amount (`tests.support.planted_models`) are compared with
 their champion. First, the shipped gate evaluates single hold-outs. Then hourly runs of 20,000 rows
-are evaluated alone, and promoted to a canary with its shipped policy.
+are evaluated by the gate alone, and also by a canary with its shipped policy.
 """
 
 import sys
@@ -226,8 +226,8 @@ def canary_end(rows: PlantedRows, policy: CanaryPolicy) -> tuple[str, int]:
 def slices(rows: int, rate: float, repeats: int, *, seed: int) -> list[dict[str, Any]]:
     """Return how often the gate's check of slices refuses a candidate.
 
-    In one case no slice is worse. In another case every slice is worse by the largest allowed
-    amount. In the other cases only one slice is worse, by more than this amount. The slices come
+    In one case, no slice is worse. In another case, every slice is worse by the largest allowed
+    amount. In the other cases, only one slice is worse, by more than this amount. The slices come
     from 26 columns with Zipf-distributed categories. Half of these columns are constant within a
     request. Two slices are harmed in turn: one has a twentieth of the rows, and the other has a
     quarter. In the rows of a harmed slice, the odds of a click are multiplied by a constant factor.

@@ -32,7 +32,7 @@ UNFINISHED = 3
 NEEDED = ("msgspec", "numpy", "pyarrow", "safetensors", "torch")
 """Packages without which no step runs."""
 DEFAULT_RATES = "rates-dcn-1.2M"
-"""Rates of the network and table size of NVIDIA's DCN sample."""
+"""Rates for the network and the table size of NVIDIA's DCN sample."""
 NETWORKS, TABLES = ("dcn", "deepfm", "dlrm"), ("1.2M", "10M", "100M")
 RATES = tuple(f"rates-{network}-{table}" for table in TABLES for network in NETWORKS)
 STEPS = (

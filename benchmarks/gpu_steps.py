@@ -1,11 +1,11 @@
 """Define the steps of `benchmarks.gpu`.
 
-Steps run on the GPU, or without a GPU on the CPU at a tiny size.
+Steps run on the GPU. Without a GPU, steps run on the CPU at a tiny size.
 
-A rate counts complete passes over rows in memory, in batches of `BATCH` rows, after a warm-up pass.
-Our engine gathers its batches on the CPU while the GPU computes, and sorts their keys on the GPU.
-Plain PyTorch and TorchRec get their batches already shuffled, in pinned memory, which favours them.
-All three train the same `nn.Module`.
+A rate is measured over complete passes over rows in memory, in batches of `BATCH` rows, after a
+warm-up pass. Our engine gathers its batches on the CPU while the GPU computes, and sorts their keys
+on the GPU. Plain PyTorch and TorchRec get shuffled batches in pinned memory. This favours both
+peers. All three engines train the same `nn.Module`.
 """
 
 import contextlib
@@ -152,9 +152,9 @@ def limits(name: str, *, is_quick: bool) -> StepFigures:
 
 
 def random_rows(is_quick: bool) -> float:
-    """Return the GB/s of reading and writing random rows of vectors and moments.
+    """Return the GB/s of reads and writes of random rows with vectors and moments.
 
-    The access pattern equals that of a training step.
+    The access pattern is the same as in a training step.
     """
     num_rows, taken = (100_000, 10_000) if is_quick else (20_000_000, 1_000_000)
     table = torch.zeros(num_rows, 3, 16, device=DEVICE)
@@ -336,7 +336,7 @@ def bytes_of_row(rows: Rows, batch: int) -> float:
 def over_passes(work: Callable[[int], int], sizes: GpuSizes) -> Spread:
     """Return rows per second over the passes after the first.
 
-    `work` takes the number of the pass, and returns the number of rows.
+    `work` receives the index of the pass, and returns the number of rows.
     """
     taken = []
     for number in range(sizes.passes):
@@ -373,7 +373,7 @@ class PeerCase(NamedTuple):
 
 Peer = Callable[[PeerCase], Callable[[int], int]]
 """Function that prepares a peer and returns a function for one pass. The function for one pass
-takes the number of the pass, and returns the number of rows."""
+receives the index of the pass, and returns the number of rows."""
 
 
 def pinned(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
@@ -387,7 +387,10 @@ def pinned(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
 def trained(
     case: PeerCase, logits: Callable[[Tensor, Tensor], Tensor], step: Callable[[Tensor], None]
 ) -> Callable[[int], int]:
-    """Run one pass: forward of `logits`, mean loss, and `step`, which does backward and update."""
+    """Run one pass: compute `logits` and the mean loss, and call `step`.
+
+    `step` does the backward pass and the update.
+    """
     of_rows = pinned(case.rows)
     loss_of = torch.nn.functional.binary_cross_entropy_with_logits
 

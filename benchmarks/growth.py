@@ -3,8 +3,8 @@
 Run by `make benchmark-growth`. The cost of steps by rows comes from the document of
 `benchmarks.scale`. The cost of a registry by runs comes from the document of `benchmarks.year`.
 This benchmark measures the monitor's processor time for several rates of requests. A turn of the
-monitor covers at most a second of traffic. The number of replicas for a rate, each with its own
-partitions, follows from this time. At a slope of 1, twice the work costs twice as much. If the last
+monitor covers at most a second of traffic. This time gives the number of replicas for a rate. Each
+replica has its own partitions. At a slope of 1, twice the work costs twice as much. If the last
 slope of a curve is above `STEEP`, the target is missed.
 """
 

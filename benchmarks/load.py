@@ -1,9 +1,9 @@
 """Send a defined load to a server and measure it, in an open or a closed loop.
 
 In an open loop, requests come at a fixed rate that does not depend on the server, like the requests
-of users. Latency counts from the scheduled time of a request, so that the wait behind a slow
-request counts too (no coordinated omission). In a closed loop, each caller waits for its response
-before it sends the next request.
+of users. The latency of a request begins at its scheduled time. The latency therefore includes the
+wait behind a slow request (no coordinated omission). In a closed loop, each caller waits for its
+response before it sends the next request.
 """
 
 import asyncio
@@ -191,7 +191,8 @@ def window_figures(
         answers: Results of a continuous load. All times are values of the same clock.
         window: Begin and end of the window. The window of a release lasts from its announcement to
             its record in the journal.
-        quiet: Begin and end of a quiet time. The load is the same, and nothing is loaded.
+        quiet: Begin and end of a quiet time with the same rate of requests. No model is loaded in
+            this time.
 
     Returns:
         The p99 of the window and of the quiet time in milliseconds, and their ratio. If one of the

@@ -3,7 +3,7 @@
 A run executes extraction, preprocessing, training, evaluation and deployment with their defaults.
 Each step runs in its environment, as a fork of a process that has already imported the libraries
 (`tests.crossings.warm_steps`). Validation runs only in the first run. Later runs use the validation
-report of the first run, because training only stores it.
+report of the first run, because training only stores the report.
 
 The released graphs score the traffic as the traffic plan defines. One arm scores each request for
 users, and the other arm scores it as shadow traffic. `controller.canary` evaluates the canary over
@@ -123,7 +123,7 @@ class TimedRows:
     def write(self, folder: Path, **more: Any) -> None:
         """Write the rows to a lake.
 
-        `more` maps names of columns of the raw schema to their values.
+        `more` maps column names of the raw schema to values.
         """
         table = raw_table(self.rows, request_ids=self.requests, row=self.places, times=self.times)
         for name, values in more.items():
@@ -309,7 +309,7 @@ class ModelLine:
         return scores
 
     def step_canary(self) -> None:
-        """Evaluate the canary once, and unload what its release or abort makes obsolete."""
+        """Evaluate the canary once, and unload models that its release or abort makes obsolete."""
         while (step := canary_steps.step(self._canary)).action in (
             canary_steps.RELEASED,
             canary_steps.ABORTED,

@@ -11,13 +11,14 @@ pulls and acknowledgements is included. A row is counted once it is in a complet
 first quarter of all rows does not count. After the first quarter, the number of rows that wait for
 their window or file is the same at the beginning and at the end.
 
-The simulated clock advances with each turn as if rows arrived at the given rate. Work that is done
-every ten seconds of event time, such as decisions, therefore has its real share per row.
+The simulated clock advances with each turn as if rows arrived at the given rate. Some work, such as
+decisions, is done every ten seconds of event time. The cost of this work per row is therefore
+realistic.
 
 The last part has a log in 1, 2 and 4 partitions with equally many rows in each. Requests go to the
 partition that the client would choose. Each partition has its own monitor, and the monitors take
-turns on one core. If the processor time per row is equal for all numbers of partitions, partitions
-scale. In production each monitor needs its own core.
+turns on one core. Partitions scale if the processor time per row is equal for all numbers of
+partitions. In production, each monitor needs its own core.
 """
 
 import itertools
@@ -335,7 +336,9 @@ def measure_partitions(rows: int, *, rows_per_message: int, partitions: int) -> 
 
 
 def _memory(resident: list[tuple[int, int]]) -> dict[str, int]:
-    """Return the anonymous memory after a tenth and half of the run, at its end, and the maximum.
+    """Return the anonymous memory at four points of the run.
+
+    The points are a tenth of the run, half of the run, its end, and the maximum.
 
     The maximum does not include the first tenth of the run.
     """
@@ -361,7 +364,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with documented(flags) as document:
         runs = document["runs"] = []
         for log, size in itertools.product(("memory", "sqlite"), (64, 1)):
-            # Use a new process for each run, because the heap of an earlier run slows the next one
+            # Use a new process for each run, because the heap of an earlier run slows the next run
             # by a tenth.
             with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
                 counted = rows if size == 64 else rows // 10

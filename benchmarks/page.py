@@ -24,8 +24,8 @@ PAGE = REPOSITORY / "docs" / "design" / "performance.md"
 CHARTS = ("freshness", "growth")
 """Benchmarks whose modules draw charts."""
 COUNTS = ("policies", "gate", "validation")
-"""Benchmarks whose figures are counts of decisions, so that other work on the machine does not
-change them."""
+"""Benchmarks whose figures count decisions. Other work on the machine does not change these
+figures."""
 NAMES = [*PLANS, "gpu"]
 _LIMITS = {
     "product_gflop_s": "products of float32 matrices {:g} GFLOP/s",

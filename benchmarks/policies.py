@@ -1,11 +1,11 @@
 """Measure false alarms and delays of the monitor's policies on planted streams.
 
 Run by `make benchmark-policies`. Stationary streams have an AUC of .80, so that every retrain
-request is a false alarm. In other streams the AUC falls to .70. Streams with and without a fall
+request is a false alarm. In other streams, the AUC falls to .70. Streams with and without a fall
 have three click rates. In further streams, several rows have the same user, and the test bets once
-per row or once per request. The last part is hours of traffic under continuous retraining, with a
-release every 0.2, 1 and 5 attribution windows. `tests.support.click_streams` and `release_streams`
-generate the streams, and the policies are the monitor's own.
+per row or once per request. The last part simulates hours of traffic under continuous retraining,
+with a release every 0.2, 1 or 5 attribution windows. `tests.support.click_streams` and
+`release_streams` generate the streams, and the policies are the monitor's own.
 """
 
 import math
@@ -53,8 +53,8 @@ class PolicyCase:
 
     traffic: ClickTraffic
     window_step: int
-    """Rows between two checks of a window of 20,000. The window changes slowly and a check takes
-    milliseconds, so not every row is checked."""
+    """Rows between two checks of a window of 20,000 rows. The window changes slowly and a check
+    takes milliseconds, so not every row is checked."""
     stationary: int
     """Rows of a stationary stream."""
     before: int
@@ -157,7 +157,10 @@ stream, its windows, and the first row that counts."""
 
 
 def compared_policies(case: PolicyCase) -> dict[str, tuple[float | None, FirstRun]]:
-    """Return the policies by name, each with its bound on false alarms, or None without a bound."""
+    """Return each policy by name with its bound on false alarms.
+
+    The bound is None if there is no bound.
+    """
     alpha, tolerance = PolicySettings.sequential_alpha, PolicySettings.sequential_tolerance
 
     def run(policy: Policy) -> FirstRun:
@@ -244,7 +247,7 @@ def study(case: PolicyCase, *, streams: int, falls: int, seed: int) -> dict[str,
 def _pooled_auc(traffic: ClickTraffic, auc: float, *, rows: int = 4_000_000) -> float:
     """Return the AUC over all pairs of rows of `traffic`, as the gate measures it.
 
-    The AUC is exact without users, and otherwise estimated from a sample.
+    Without users, the AUC is exact. With users, the AUC is estimated from a sample.
     """
     if not traffic.user_spread:
         return auc
@@ -306,10 +309,10 @@ def study_partition(traffic: ClickTraffic, *, streams: int, seed: int) -> dict[s
 def study_releases(windows: float, *, streams: int, falls: int, seed: int) -> dict[str, Any]:
     """Return the false alarms and delays of the sequential test for one release interval.
 
-    The monitor's own code decides. A request before the change is a false alarm. After the change,
-    a request is a false alarm if its version was trained on rows from after the change. All
-    versions of a stream share one alpha. The delay in seconds lasts from the change to the event
-    time of the newest row that the alarm used. The change is midway between two releases.
+    The monitor's own code decides. A request before the change is a false alarm. A request after
+    the change is a false alarm if its version was already trained on rows from after the change.
+    All versions of a stream share one alpha. The delay in seconds lasts from the change to the
+    event time of the newest row that the alarm used. The change is midway between two releases.
     """
     steady = replace(RELEASES, every=windows * RELEASES.window)
     middle = (FALL_AFTER // steady.every + 0.5) * steady.every

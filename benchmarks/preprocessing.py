@@ -7,15 +7,15 @@ Run by `make benchmark-preprocessing`.
    compare different work.
 2. An incremental run: vocabularies are extended without a new fit. The script cannot extend
    vocabularies, so it fits again. Parts 1 and 2 are measured with 200,000 rows and with a million
-   rows, and the other parts only with a million.
+   rows. The other parts are measured only with a million rows.
 3. Fixed cost: an incremental run of few rows, including interpreter and imports.
 4. Seconds, processor time and memory of both engines (NVTabular and NumPy) in parts 1 to 3.
 5. Memory for two window sizes. The figure is the proportional share of anonymous memory (Linux
    `Pss_Anon`) of the process and its children.
 
-All figures are of whole processes. The processes run in turn, in another order every round. Each
-ratio divides two figures of the same round. A missed target is printed, and the exit code stays 0.
-All figures are written as JSON.
+All figures are for complete processes. The processes run in turn, in another order every round.
+Each ratio divides two figures of the same round. A missed target is printed, and the exit code
+stays 0. All figures are written as JSON.
 """
 
 import shutil
@@ -192,7 +192,7 @@ def engines(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
 
 
 def memory(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
-    """Measure the peak memory for the rows and for four times as many.
+    """Measure the peak memory for the rows, and for four times as many rows.
 
     Both measurements use the same partition size.
     """

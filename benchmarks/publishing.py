@@ -50,7 +50,7 @@ async def hand_over(
 ) -> dict[str, Any]:
     """Add `RATE` records per second, and return the durations.
 
-    The records of each millisecond are added together.
+    All records of a millisecond are added at once.
     """
     took, late, dropped = [], [], 0
     began_cpu, began = time.process_time(), time.perf_counter()

@@ -1,12 +1,12 @@
 """Compare the quality of a first model of few rows with peers on the same rows.
 
-Run by `make benchmark-quality`. Windows have 2,000, 5,000 and 20,000 rows of the demo's simulator,
-of a long-tailed simulator, of the shop in `examples/shop` (strings, user ids, lists), and with
-`--data` of real Criteo rows. Our training step with its defaults, DeepCTR-Torch's DCN and LightGBM
-train on each window. All three models are evaluated on the same evaluation rows. Our model uses
-preprocessing's vocabularies and training's `fit`, with the settings of the recommender's file. Each
-figure is a mean over seeds, with minimum and maximum. A seed draws new rows and initial weights.
-The Bayes-optimal AUC is the AUC of the true click probabilities.
+Run by `make benchmark-quality`. Windows have 2,000, 5,000 and 20,000 rows. The rows come from the
+demo's simulator, a long-tailed simulator, the shop in `examples/shop` (strings, user ids, lists),
+and with `--data` also from a Criteo file. Our training step with its defaults, DeepCTR-Torch's DCN
+and LightGBM train on each window. All three models are evaluated on the same evaluation rows. Our
+model uses preprocessing's vocabularies and training's `fit`, with the settings of the recommender's
+file. Each figure is a mean over seeds, with minimum and maximum. A seed draws new rows and initial
+weights. The Bayes-optimal AUC is the AUC of the true click probabilities.
 
 The choice of variants favours both peers. DeepCTR-Torch runs one, two and three passes, in batches
 as small as ours. LightGBM builds 25, 50, 100 and 200 trees, otherwise with its defaults. For each
@@ -102,7 +102,7 @@ def long_tail(num_rows: int, seed: int) -> Split:
 
 
 def shop(num_rows: int, seed: int) -> Split:
-    """Return the first pages of the shop's log for training, and the next for evaluation."""
+    """Return the first pages of the shop's log for training, and the next pages for evaluation."""
     from evergreen.recommender_file.form import (
         read_recommender,
     )  # imports the YAML reader, which only the shop needs
@@ -224,7 +224,7 @@ def lightgbm_table(raw: SimulatedRows, rows: Rows, features: Features, *, sizes:
 def _lightgbm(
     train_features: Any, holdout: Any, label: NDArray[np.int32], *, features: Features, seed: int
 ) -> Iterator[TrainedScores]:
-    """Yield the scores with each number of trees."""
+    """Yield the scores of LightGBM for each number of trees."""
     import lightgbm
 
     parameters = {"objective": "binary", "seed": seed, "num_threads": 1, "verbose": -1}

@@ -167,7 +167,7 @@ def measure_steps(
 
 
 def count_keys(keys: int) -> None:
-    """Merge two processes' counts of the same categories of a column, and admit all categories."""
+    """Merge two processes' counts of one column's categories, and admit all categories."""
     from components.preprocessing.vocabularies import next_column, unseen_column
     from components.preprocessing.window_statistics import merged
     from evergreen.config.preprocessing import PreprocessingSettings

@@ -232,7 +232,7 @@ def work(parameters: str) -> int:
 
 
 def billion_row_plan(workers: int = 64) -> dict[str, Any]:
-    """Return TorchRec's plan of a table of a billion rows and the sample's tables.
+    """Return TorchRec's plan for the sample's tables and a table with a billion rows.
 
     The plan assumes GPUs of 80 GB. No memory is allocated for the tables.
     """

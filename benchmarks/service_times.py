@@ -1,9 +1,9 @@
 """Measure the duration of a batch on a Triton instance, by number of rows.
 
 `evergreen simulate autoscaler` reads these service times. `python -m benchmarks.service_times
---server HOST:PORT --output FILE` sends one request at a time to a running Triton, so that none
-waits and no two are batched. The server must have no other callers meanwhile. The time is the sum
-of input, inference and output in the server's own counters.
+--server HOST:PORT --output FILE` sends one request at a time to a running Triton, so that requests
+neither wait nor share a batch. The server must have no other callers during this time. The time is
+the sum of input, inference and output in the server's own counters.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Create the served workflow, models and requests of the serving benchmark.
 
-The workflow is fitted on rows of the demo's simulator, so that the reference and ours must give
+The workflow is fitted on rows of the demo's simulator, so the reference and our graph must give
 equal scores. The models have the demo's shape and random weights, because speed does not depend on
 training. The expected scores come from NumPy, with `FeatureWorkflow` and the network as in the
 papers.

@@ -2,8 +2,8 @@
 
 All servers run all the time, and only one server gets requests at a time. The servers take turns
 within each round. ONNX Runtime runs in this process without a server, and is measured in turn with
-the servers. A percentile is computed within a round, and its figure is the median over rounds with
-minimum and maximum. A ratio divides figures of the same round, so that a slow moment of the machine
+the servers. A percentile is computed within a round. The figure has the median, minimum and maximum
+over all rounds. A ratio divides figures of the same round, so that a slow moment of the machine
 affects both.
 """
 
@@ -292,7 +292,7 @@ async def release_under_load(
 
 
 def _window(ours: Released, version: int) -> tuple[float, float]:
-    """Return when the journal announced the version, and when it recorded it as live.
+    """Return the times when the journal announced the version and recorded it as live.
 
     Both times are values of `time.monotonic`.
     """

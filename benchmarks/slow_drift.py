@@ -1,6 +1,6 @@
 """Simulate slow drift: properties change continuously, as a pure function of time.
 
-`simulator.Drift` simulates a sudden change. At any hour a `DriftingSimulator` gives a
+`simulator.Drift` simulates a sudden change. At any hour, a `DriftingSimulator` gives a
 `SimulatorSnapshot`, which draws rows with their true click probability. These properties change:
 
 - Planted weights of some columns: a fixed part plus a part that follows a stationary
@@ -53,9 +53,9 @@ class SlowDrift:
     half_life_hours: float = 12.0
     """Hours after which the autocorrelation of weights and popularities is one half."""
     moving_share: float = 0.07
-    """Share of these columns' planted variance that changes, in [0, 1]. The other part of the
-    variance is constant. With the other defaults, the AUC of the true probabilities of one moment
-    falls by one point (0.01) within a day, and by 1.2 points within two days."""
+    """Share of the planted variance of these columns that changes, in [0, 1]. The other part of the
+    variance is constant. With the other defaults, the true probabilities of one moment lose one
+    point of AUC (0.01) within a day, and 1.2 points within two days."""
     popularity_spread: float = 0.3
     """Standard deviation of the logarithm of a category's frequency about its mean. 0 means
     constant frequencies."""
@@ -128,8 +128,8 @@ class DriftingSimulator:
     def tables_at(self, hours: float) -> Tables:
         """Return the tables of all columns at that time, without strength and bias.
 
-        The calibration of strength and bias, which is left out here, takes nine tenths of the time
-        of `at`.
+        This function leaves out the calibration of strength and bias, which takes nine tenths of
+        the time of `at`.
         """
         return replace(self.simulator.tables, categories=self._categories(self._step_at(hours)))
 

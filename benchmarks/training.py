@@ -30,8 +30,8 @@ _NETWORKS: dict[str, tuple[NetworkConfig, Features]] = {
     "dlrm": (DlrmConfig(**_COLUMNS), CRITEO),
     "lists": (replace(_SMALL, num_categorical=NUM_CATEGORICAL + 1), _LISTS),
 }
-"""Networks by name: `sample` is NVIDIA's DCN sample, and `lists` has one more vector, the mean of
-up to 20 vectors of the first column."""
+"""Networks by name. `sample` is NVIDIA's DCN sample. `lists` has one more vector, which is the mean
+of up to 20 vectors of the first column."""
 _TABLES = {"1.2M": sum(SAMPLE_SLOT_SIZES), "10M": 10_000_000}
 CASES = tuple(f"{network}-{table}" for table in _TABLES for network in _NETWORKS)
 _ROUNDS_AND_STEPS = {"1.2M": (6, 40), "10M": (5, 16)}
@@ -39,7 +39,7 @@ _QUICK_ROUNDS_AND_STEPS = {"1.2M": (4, 5), "10M": (3, 3)}
 """Number of rounds and of steps in a quick run. The AUCs of a quick run are meaningless, because 15
 steps hardly train a model."""
 _BATCH_SIZE = 2048
-"""Rows per optimizer step. All engines use the same number."""
+"""Rows per optimizer step. All engines use the same batch size."""
 _RATIO_TARGETS = {"1.2M": 5, "10M": 20}
 _AUC_TARGET = 0.002
 

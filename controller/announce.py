@@ -68,11 +68,11 @@ class Satisfied:
 
 
 def satisfied(site: Site, state: RequestState) -> Satisfied | None:
-    """Return the version that already serves as the request asks, or None.
+    """Return the version that already serves as requested, or None.
 
-    A retried step must not release a model twice, even if the model was rolled back since. A
-    rollback that was requested while a change was in progress is satisfied if that change was
-    undone.
+    A retried step must not release a model twice, even if the model was rolled back since. If a
+    rollback is requested while a change is in progress, the undo of this change satisfies the
+    request.
     """
     request, live, at_work = state.request, site.live, canary_at_work(site.store)
     if state.recorded is not None:
@@ -106,8 +106,8 @@ def satisfied(site: Site, state: RequestState) -> Satisfied | None:
 def _wanted_then(state: RequestState) -> int | None:
     """Return the version that counted as live for the requester. None if no change was in progress.
 
-    During a rollback this is the target of the rollback. During any other change it is the version
-    that was live at that time.
+    During a rollback, this is the target of the rollback. During any other change, the result is
+    the version that was live at that time.
     """
     intent = state.intent_then
     if intent is None:
@@ -438,7 +438,7 @@ def _number(site: Site, request: ServingRequest, prepared: PreparedVersion) -> R
 def next_version(store: Path, repository: ModelRepository) -> int:
     """Return one more than the highest version in the repository, the journal and the registry.
 
-    Intents in the journal count too.
+    The versions of intents in the journal count too.
     """
     journal = [entry.version for entry in promotion_journal.read_entries(store)]
     manifests = [

@@ -15,10 +15,10 @@ breach rolls back to the previous version and blocks the model. A blocked model 
 only if a person decides so. A version without a breach becomes `baked` after the required time and
 number of rows.
 
-All state of the baking is in the journal, the findings and `baking/counters.json`, so the next
-round makes up for a lost round. To roll back, the controller appends a request to the journal, as a
-person does. The controller ends the baking only under the repository's lock, and only if the
-version is still live and baking.
+All state of the baking is in the journal, the findings and `baking/counters.json`. If a round is
+lost, the next round therefore continues from this state. To roll back, the controller appends a
+request to the journal, as a person does. The controller ends the baking only under the repository's
+lock, and only if the version is still live and baking.
 """
 
 import json
@@ -340,8 +340,8 @@ def contradiction(found: Findings | None, version: VersionCounts) -> str | None:
     """Return how the servers' counters contradict the monitor's findings, or None if they agree.
 
     The event log contains the requests without a usable score, but anyone with access to the log
-    can publish forged requests. The servers' own counters cannot be forged through the log, so
-    these counters must show at least as many requests of the version.
+    can publish forged requests. The servers' own counters cannot be forged through the log. These
+    counters must therefore show at least as many requests of the version as the findings.
 
     >>> numbers = {UNUSABLE_REQUESTS: 50.0}
     >>> forged = Findings(version=2, state=BAD, reason="NaN", found_at="", numbers=numbers)

@@ -1,10 +1,10 @@
 """Verify the stored files of all known versions by hash, at the start and once a day.
 
 The inspection is part of the release controller (`controller`). A disk can return wrong bytes
-without an error. Golden rows detect few of these errors: a flipped bit in an embedding row that no
-golden row uses changes no golden score. A corrupt file in Triton's repository is replaced by the
-model registry's copy. A corrupt file in the registry is replaced by the repository's copy. Servers
-then reload the graph.
+without an error. Golden rows detect few of these errors. If no golden row uses an embedding row, a
+flipped bit in that row changes no golden score. A corrupt file in Triton's repository is replaced
+by the model registry's copy. A corrupt file in the registry is replaced by the repository's copy.
+Servers then reload the graph.
 
 Hashing takes minutes, so a separate thread compares the hashes. That thread only reads, and the
 controller carries out requests meanwhile. The controller itself replaces the files, one version per
@@ -196,7 +196,7 @@ class Inspection:
 def remove_stale(store: Path, now: datetime) -> None:
     """Remove prepared versions that are over a day old and that no open request names.
 
-    These versions are left by steps that were killed before they appended a request.
+    Steps that were killed before they appended a request leave such versions.
     """
     open_ids = {state.id for state in open_requests(store)}
     for folder in (store / PREPARED_FOLDER).glob("*"):

@@ -1,12 +1,12 @@
 """Carry out single moves of the release protocol on files, servers, plan and journal.
 
 `controller.protocol` decides which move comes next, and `controller.reconcile` calls it. A version
-that is no longer in Triton's repository is restored from its copy in the model registry. How long
-the repository keeps versions therefore affects only the duration of a rollback.
+that is no longer in Triton's repository is restored from its copy in the model registry. The time
+for which the repository keeps versions therefore affects only the duration of a rollback.
 
 The rehearsal takes about 0.3 s under traffic. Triton sends requests without a version to the
-highest version as soon as it is loaded. Any error that a load can show must therefore appear before
-the served name is changed.
+highest version as soon as it is loaded. An error during a load must therefore appear before the
+served name is changed.
 
 The longest moves copy and hash files, or load a version on one server after another. After each
 file or server, these moves check whether a later rollback supersedes the change (`Site.proceed`).

@@ -54,7 +54,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 @exits_with_code
 def main(argv: list[str] | None = None) -> int:
-    """Promote the model. After a failure the live version is unchanged."""
+    """Promote the model. After a failure, the live version is unchanged."""
     arguments = build_parser().parse_args(argv)
     site = site_of(arguments)
     candidate = evaluated_model(site.store, arguments.model_id)

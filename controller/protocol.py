@@ -4,7 +4,7 @@ This module does no input and no output. A `Desired` is computed from the journa
 requests. An `Observed` is read from the model repository, the traffic plan and the servers. `TABLE`
 contains the complete protocol. The first rule whose condition is true names the next move. The
 controller makes that move, observes again, and asks for the next move (`controller.reconcile`).
-After a crash the controller makes the same observation, so recovery needs no code of its own.
+After a crash, the controller makes the same observation, so recovery needs no code of its own.
 
 Each move is one durable write, or one idempotent action on the servers:
 
@@ -17,8 +17,8 @@ Each move is one durable write, or one idempotent action on the servers:
   `LOAD_CANARY`, `UNLOAD_CANARY` (and then its files) and `HEAL`.
 
 A move that fails sets `Observed.attempt` to `FAILED`. The attempt is in the memory of the
-controller that announced the intent. After a restart the attempt is `NONE`, and the intent is
-undone like a failed one. After a crash, the request of the interrupted intent is still open. The
+controller that announced the intent. After a restart, the attempt is `NONE`, and the intent is
+undone like a failed intent. After a crash, the request of the interrupted intent is still open. The
 controller announces such a request again until the request's deadline. A release then gets a new
 version number.
 
@@ -41,9 +41,8 @@ Each controller gets a lease with a higher number than all leases before. Before
 repository, the controller compares its number with the newest number there. If a newer number
 exists, the write is refused. An append to the journal cannot be conditional, so its readers ignore
 an entry whose lease is older than that of an entry before it. Suppose that a controller finds an
-intent which another controller announced. The finding controller announces the intent again under
-its own lease, and then undoes the change. After that, the other controller can no longer record the
-change.
+intent which another controller announced. This controller announces the intent again under its own
+lease, and then undoes the change. After that, the other controller can no longer record the change.
 """
 
 from collections.abc import Callable, Iterable
@@ -93,7 +92,7 @@ class OpenRequest:
 class Intent:
     """The last promotion in the journal, if it is only an intent.
 
-    A change whose recording failed counts as an intent until the change is withdrawn.
+    If the recording of a change failed, the change counts as an intent until it is withdrawn.
     """
 
     version: int
@@ -170,8 +169,8 @@ class Observed:
     """Version whose files are under the canary's name."""
     plan: ShownPlan | None = None
     is_drained: bool = True
-    """Whether clients have read the traffic plan, because the plan is old enough or does not
-    exist."""
+    """Whether all clients have read the traffic plan. This is assumed if the plan is old enough or
+    does not exist."""
     is_plan_ahead: bool = False
     """Whether the plan's time is in the future, because the clock was set back."""
     servers: tuple[Server, ...] = field(default_factory=tuple)
@@ -453,7 +452,7 @@ TABLE: tuple[ProtocolRule, ...] = (
         move=RECORD,
         then=("recorded", "settled"),
     ),
-    # An intent that failed, or that a crash left, is undone.
+    # An intent is undone if it failed, or if a crash interrupted it.
     ProtocolRule(
         state="undoing",
         condition="a controller with an older lease announced the intent",
@@ -519,7 +518,8 @@ TABLE: tuple[ProtocolRule, ...] = (
             _undo(d, o)
             and d.intent is not None
             and not d.intent.was_known
-            # A record whose writing failed may be in the journal until it is withdrawn.
+            # If the writing of a record failed, the record may be in the journal until it is
+            # withdrawn.
             and d.live != _version(d)
             and _version(d) in o.versions
         ),

@@ -3,9 +3,9 @@
 This is the only loop that changes what is served between two probes of the servers. A running
 controller calls the loop in each round. If no controller is running, a command calls the loop in
 its own process (`carry_out`). If the journal ends with an intent that this process did not write, a
-controller was killed. The loop then undoes the intent like that of a failed change: it restores the
-configuration from before the intent, restores the servers, and withdraws the intent. If the
-controller is killed during the undo, the next controller continues the undo.
+controller was killed. The loop then undoes the intent as it undoes a failed change: it restores the
+earlier configuration, restores the servers, and withdraws the intent. If the controller is killed
+during the undo, the next controller continues the undo.
 """
 
 import logging
@@ -250,8 +250,8 @@ def drive(site: Site, *, stop: Callable[[], bool] = lambda: False) -> None:
     """Make moves until nothing is to be done, or until `stop` returns True between two changes.
 
     Raises:
-        ContractError, TemporaryError, PermanentError, OSError: a move failed that belongs to no
-        request, or undoing a failed change failed too. The next call tries again.
+        ContractError, TemporaryError, PermanentError, OSError: a move without a request failed, or
+        the undo of a failed change failed too. The next call tries again.
     """
     before: tuple[Desired, Observed, str | None] | None = None
     site.proceed = partial(_check_wanted, site)

@@ -88,7 +88,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 @exits_with_code
 def main(argv: list[str] | None = None) -> int:
-    """Roll back. After a failure the live version is unchanged."""
+    """Roll back. After a failure, the live version is unchanged."""
     arguments = build_parser().parse_args(argv)
     settings = site_of(arguments)
     request = rollback_request(settings, to_version=arguments.to, reason=arguments.reason)

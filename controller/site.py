@@ -5,9 +5,9 @@ it. The code calls a deployment target a site. Only the process that holds the r
 changes what a site serves (`controller.reconcile`). A running controller holds the lock all the
 time. Without a running controller, a command holds the lock until its own request is done.
 
-The commands share the flags for the target and for the person who asks. The default target is read
-from `<store>/serving.json`, which the last release wrote. An operator on call therefore needs to
-pass only the registry and a reason.
+The commands share the flags for the target and for the author of a change. The default target is
+read from `<store>/serving.json`, which the last release wrote. An operator on call therefore needs
+to pass only the registry and a reason.
 """
 
 import argparse
@@ -181,8 +181,8 @@ class Attempt:
     """Version whose files were stored in the registry for this attempt."""
     is_rehearsed: bool = False
     is_published: bool = False
-    """Whether a new configuration was written. If True, servers may already have answered from
-    it."""
+    """Whether a new configuration was written. If so, servers may already have answered with this
+    configuration."""
     is_shown: bool = False
     """Whether clients may have read a plan with the canary."""
     is_blocked: bool = False
@@ -257,8 +257,8 @@ class Site:
     def intent(self) -> Promotion | None:
         """Intent that is neither recorded nor withdrawn, or None.
 
-        A change whose recording failed counts as an intent, although its line may be in the
-        journal.
+        If the recording of a change failed, the change counts as an intent, even if its line is in
+        the journal.
         """
         found = promotion_journal.interrupted(self.store)
         if found is None and self.attempt.state in (RUNNING, FAILED):

@@ -2,7 +2,7 @@
 
 The command `evergreen audit verify VERSION` first compares the hashes of data, workflow, weights
 and graph in the journal, the manifest and the files. Then the command exports the stored model
-again, which must give the same graph, and scores the golden rows. Then the graph scores every
+again, and scores the golden rows. The export must give the same graph. Then the graph scores every
 logged row of the version again in this process. Each score is compared with the served score or
 shadow score in the log. The command only reads, and needs no server and no repository. Memory use
 is bounded by the graph and one batch of rows.
@@ -163,7 +163,8 @@ def verify(
                 rows = logged.rows.take(slice(rest))
                 scores = score(session, rows)
                 apart = np.abs(scores.astype(np.float64) - rows.expected.astype(np.float64))
-                # NaN compares false with every tolerance, and must count as a difference.
+                # A comparison of NaN with any tolerance is false, but NaN must count as a
+                # difference.
                 apart = np.where(np.isnan(apart), np.inf, apart)
                 wrong = np.flatnonzero(apart > tolerance)
                 if len(wrong) and first is None:

@@ -64,8 +64,8 @@ failed probes must follow before the next reload. A model that is unloaded in ea
 no client."""
 
 _REQUESTS_PER_INSTANCE = 2
-"""Probe requests per instance if there are several instances. Triton uses the instances in turn,
-but an instance that returns late to the queue misses its turn. On a busy machine with two
+"""Number of probe requests per instance if there are several instances. Triton uses the instances
+in turn, but an instance that returns late to the queue misses its turn. On a busy machine with two
 instances, 2 of 300 requests went to the same instance as the previous request (Triton 2.51)."""
 
 

@@ -39,7 +39,7 @@ from evergreen.runtime.errors import ContractError
 _CRITEO_FILE = REPOSITORY / "examples" / "criteo" / "recommender.yaml"
 """File that describes the simulated rows, and a user's rows in Criteo's format."""
 _DRAFTED_FORMS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet")
-"""Endings of the files in a folder from which a recommender can be drafted."""
+"""Endings of the files from which a recommender can be drafted, if the data is a folder."""
 _MAX_CHANGED_VALUES, _MIN_ROWS_PER_VALUE = 1000, 20
 """Limits for the category columns that the drift permutes: maximum number of categories, and
 minimum rows per category. With these limits, a short window has enough rows to train new weights
@@ -57,8 +57,8 @@ hour."""
 _MAX_REQUEST_RATE = 80.0
 """Requests per second that a laptop can send during a training run."""
 _MAX_REQUEST_ROWS = 256
-"""Maximum rows of a request that is replayed as it is. A request with more rows is sent in
-parts."""
+"""Maximum number of rows of a request that is replayed unchanged. A request with more rows is sent
+in parts."""
 
 _MIN_DATA_ROWS = 1_000
 """Minimum number of rows in a user's data. With fewer rows, the AUC of the held-out tenth is too
@@ -95,7 +95,7 @@ class DemoPlan:
     rate: float
     """Rows per second of traffic."""
     rows_per_request: int
-    """Number of rows per request, or the maximum number with `keeps_requests`."""
+    """Number of rows per request. With `keeps_requests`, this is the maximum number."""
     window_rows: int
     """Capacity of the monitor's window, in rows."""
     min_clicks: int

@@ -235,7 +235,7 @@ def _auc_chart(
 ) -> PageBlock:
     lines, timeline = [], observed.timeline
     for version in sorted({t["version"] for t in timeline if t["version"] is not None}):
-        # With few clicks the AUC and its interval are meaningless.
+        # With few clicks, the AUC and its interval are meaningless.
         own = [t for t in timeline if t["version"] == version and t["clicks"] >= _MIN_DRAWN_CLICKS]
         lines.append(
             Line(

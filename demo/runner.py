@@ -53,9 +53,9 @@ invalid."""
 STEP_NICENESS = 10
 """Niceness of a step. A server on the same machine runs at niceness 0."""
 _TORCH_THREADS = "1"
-"""Threads of a step that uses PyTorch, unless OMP_NUM_THREADS is set. Threads of a low-priority
-step wait for each other, and each of them also waits for all other processes. Beside a running
-server, a training step took 25 s with two threads and 9 s with one."""
+"""Number of threads of a step that uses PyTorch, unless OMP_NUM_THREADS is set. Threads of a
+low-priority step wait for each other, and each of them also waits for all other processes. Beside a
+running server, a training step took 25 s with two threads and 9 s with one."""
 _STOP_SECONDS = 5.0
 """Time in seconds in which an interrupted step may end by itself."""
 _YIELD = (
@@ -203,9 +203,9 @@ def _task_handler(
 def yielding(command: Sequence[str]) -> list[str]:
     """Return the command line that runs `command` at low priority.
 
-    The caller must start the command in a session of its own. If Linux shares processor time among
-    sessions first (autogroup), niceness only counts within a session. Therefore the session also
-    gets this niceness.
+    The caller must start the command in a session of its own. Linux may first share processor time
+    among sessions (autogroup). In this case, niceness only counts within a session. Therefore the
+    session also gets this niceness.
     """
     return ["sh", "-c", _YIELD, "sh", str(STEP_NICENESS), *command]
 

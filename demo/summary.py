@@ -57,8 +57,8 @@ class LiveChange:
     why: str
     """Reason in the journal."""
     answered_at: float | None = None
-    """End of the first second in which only this version served requests. None if this version
-    never served alone for a second, or if the demo did not wait for it."""
+    """End of the first second in which only this version served requests. None if there is no
+    second in which only this version served, or if the demo did not wait for such a second."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,12 +71,12 @@ class VerifiedVersion:
     num_different: int
     max_abs_diff: float | None
     wrong_checks: list[str]
-    """Names of the hashes that differ from the released ones."""
+    """Names of the hashes that differ from the released hashes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayedDecisions:
-    """Findings of `evergreen audit replay` about the decisions, replayed from the lake's rows."""
+    """Findings of `evergreen audit replay`, which replays decisions from the lake's rows."""
 
     points: int
     equal: bool
@@ -90,7 +90,7 @@ class ReplayedDecisions:
 
     @property
     def could_differ(self) -> bool:
-        """Whether the lake contains late rows, so that a replayed decision may rightly differ.
+        """Whether the lake contains late rows. If so, a replayed decision may correctly differ.
 
         On a busy machine, records can be late.
         """
@@ -163,7 +163,7 @@ class TrafficDuring:
     requests_failed: int
     p99_ms: float | None
     """Maximum over all seconds of the 99th percentile within a second. With a few dozen requests
-    per second, this is nearly the latency of the slowest request."""
+    per second, the percentile is nearly the latency of the slowest request."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,10 +1,10 @@
 """Run a real tritonserver on this machine, from the wheel of the serving environment.
 
-The demo, development and tests use it. The server gets free ports, and must be ready before a
-deadline. The server ends with its owner. The owner stops it at exit, and the kernel kills it if the
-owner is killed. The wheel (nvidia-pytriton) has one stub of the python backend per Python version,
-but not at the path where the server looks. Therefore stub and backend are copied into a runtime
-folder.
+The demo, development and tests use this server. The server gets free ports, and must be ready
+before a deadline. The server ends with its owner. The owner stops the server at exit. If the owner
+is killed, the kernel kills the server. The wheel (nvidia-pytriton) has one stub of the python
+backend per Python version, but not at the path where the server looks. Therefore stub and backend
+are copied into a runtime folder.
 
 This Triton (2.51) lacks the security fixes of later releases. The server therefore listens only on
 loopback, has no HTTP endpoint except the metrics, and refuses clients' shared memory and changes of
@@ -125,7 +125,7 @@ def prepare(venv: Path, runtime: Path) -> PreparedWheel:
         # The first python3 on PATH interprets model.py. PYTHONPATH would not change this
         # interpreter.
         "PATH": f"{python.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
-        # Without this path the stub loads another libpython, or lacks libcudart and hangs the
+        # Without this path, the stub loads another libpython, or lacks libcudart and hangs the
         # server.
         "LD_LIBRARY_PATH": f"{libraries}:{Path(packages) / 'nvidia_pytriton.libs'}",
         "OMP_NUM_THREADS": "1",
@@ -182,9 +182,9 @@ class TritonSettings:
 class TritonServer:
     """One tritonserver that runs between `start` and `stop`, or inside a `with`.
 
-    At its start the server loads the models of the repository, and later models only on request.
-    The configurations in the repository name the versions. A server that restarts after a kill
-    during a release therefore loads the latest published versions.
+    At its start, the server loads all models of the repository. The server loads later models only
+    on request. The configurations in the repository name the versions. A server that restarts after
+    a kill during a release therefore loads the latest published versions.
 
     Call `start` from a thread that lives longer than the server. The kernel treats the end of that
     thread as the end of the owner. Paths may contain spaces.

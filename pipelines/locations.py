@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 LOCATIONS = ("lake", "store", "work", "server", "device", "served")
-"""Names of the folders and servers that a compiled pipeline contains. They are arguments of steps
-and fields of `placement.Placement`."""
+"""Names of the folders and servers that a compiled pipeline contains. These names are arguments of
+steps and fields of `placement.Placement`."""
 
 
 def locations_of(document: Any) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Define where and how each step runs: image, nodes, GPU, volume, memory, variables, and retries.
 
-The placement for a cluster can be a YAML file with the fields of `Placement`. In this file
+The placement for a cluster can be a YAML file with the fields of `Placement`. In this file,
 `${NAME}` is replaced by the value from `cluster.env` in the same folder. The cluster's manifests
 are rendered from the same values. The runner on a laptop uses the same compiled file, and ignores
 volumes, GPUs and limits. `pipelines.retraining` defines the steps and their data flow.
@@ -111,7 +111,7 @@ class Placement:
     """Prefix of the images, such as `europe-docker.pkg.dev/project/repository`. An empty text means
     local image names."""
     tag: str = "dev"
-    """Tag of the images. On a cluster it is the git revision, never `latest`."""
+    """Tag of the images. On a cluster, the tag is the git revision and never `latest`."""
     image_pull_secrets: tuple[str, ...] = ()
     """Names of Secrets with credentials for the image registry, if the nodes' own credentials are
     not sufficient."""
@@ -121,7 +121,7 @@ class Placement:
     mount_path: str = "/evergreen"
     """Folder in the pods where the volume is mounted."""
     accelerator: str = "nvidia.com/gpu"
-    """Extended resource that training requests. Empty means no GPU. On GKE a MIG slice is also
+    """Extended resource that training requests. Empty means no GPU. On GKE, a MIG slice is also
     called `nvidia.com/gpu`, and `gpu_nodes` selects its nodes by their partition size. With the
     strategy `mixed`, NVIDIA's device plugin names a slice by its size, such as
     `nvidia.com/mig-1g.5gb`."""
@@ -253,7 +253,7 @@ class Placement:
     def needs_of(self, step: str) -> Needs:
         """Return the resources of `step` on this cluster.
 
-        For training these are the resources of each pod.
+        For training, these are the resources of each pod.
         """
         change = dataclasses.asdict(self.needs.get(step, NeedsChange()))
         return dataclasses.replace(

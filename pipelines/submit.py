@@ -91,7 +91,7 @@ def start(server: KubeflowServer, run: RunRequest, *, name: str) -> str:
 
     The run's description has the reason and the recommender from its parameters. If the server's
     response is lost, the server may still have created the run. A new run with this name is
-    therefore assumed to be the one that was created.
+    therefore assumed to be the created run.
 
     Raises:
         TemporaryError: the server does not respond, and no run with this name has appeared.

@@ -110,8 +110,8 @@ def build_command(
     """Return the engine's command that builds image `name` in the repository's root.
 
     If the environment names another package index (`INDEXES`), wheels come from there. If a
-    `--build-arg` has no value, the engine reads the value from the environment. The address of the
-    index is therefore in no file and no log of this program.
+    `--build-arg` has no value, the engine reads the value from the environment. Therefore no file
+    and no log of this program contains the address of the index.
     """
     facts = {"VERSION": tag, "REVISION": revision, "SOURCE": source}
     command = [engine, "build", "--file", DOCKERFILES[name], "--tag", reference]

@@ -4,8 +4,8 @@ This model encodes the raw rows of each request like merlin-systems' `WorkflowRu
 become a data frame, the workflow's operators run on it, and its columns become tensors again. The
 model is faster than merlin-systems in two ways: rows arrive as two tensors instead of one per
 column, and only features are encoded. The model's vocabularies stay in memory. Four fifths of the
-model's time are 26 merges of pandas frames, one per column. A merge takes as long for one row as
-for a thousand.
+model's time are spent in 26 merges of pandas frames, one merge per column. A merge takes as long
+for one row as for a thousand.
 """
 
 import json

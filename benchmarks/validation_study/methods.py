@@ -62,7 +62,7 @@ def _validate_window(rows: Path, folder: Path, model: Path | None) -> Any:
 
 @lru_cache(maxsize=1)
 def _champion_of(rows: Path) -> Path:
-    """Return the model folder that a first run on these rows would have left."""
+    """Return a model folder as a first run on these rows would leave it."""
     from tests.support.validation_models import release_validated
 
     report = _validate_window(rows, rows.parent / "first validation", None)

@@ -1,4 +1,4 @@
-"""Draw windows of a stationary simulator in requests like those of a log, and plant shifts.
+"""Draw windows of a stationary simulator with requests as in a log, and plant shifts.
 
 The simulator draws independent rows, but the rows of a real log depend on each other. The rows of a
 request share the user's columns, so that 20,000 rows have as much information about these columns
@@ -149,7 +149,7 @@ def double_category(
 
 
 def doubled_category(values: NDArray[np.int64]) -> tuple[int, float]:
-    """Return the most frequent of `values` with a share of at most `MAX_SHARE`, and its share.
+    """Return the most frequent value whose share is at most `MAX_SHARE`, and its share.
 
     Ties are broken by value.
     """

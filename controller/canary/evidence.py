@@ -68,7 +68,8 @@ COUNTERS = {
     "infer_us": "nv_inference_compute_infer_duration_us",
     "cache_hits": "nv_cache_num_hits_per_model",
 }
-"""Triton's name of each counter. `infer_us` sums the time in the model of all computed requests."""
+"""Triton's name of each counter. `infer_us` is the total time of all computed requests in the
+model."""
 QUANTILES = "nv_inference_compute_infer_summary_us"
 """Triton's quantiles of the time in the model, computed over the requests of the last minute on one
 server."""
@@ -96,8 +97,8 @@ def read_pairs(
 ) -> Pairs:
     """Read the oldest pairs of two versions.
 
-    A file may move from the archive to the lake during the read. If the archive is first in
-    `places`, the file is seen at least once. Memory grows with `most` and not with the lake. The
+    A file may move from the archive to the lake during the read. If the archive comes first in
+    `places`, such a file is read at least once. Memory grows with `most` and not with the lake. The
     files of a lake in a bucket are downloaded one by one. A corrupt file is logged as a warning and
     skipped.
 
@@ -150,7 +151,7 @@ def _oldest(tables: Sequence[Any], most: int) -> Any:
 def _shadow_rows(archived: ArchivedFile, schema: Any) -> Any:
     """Return the columns of one file, or None if it has no shadow scores, has moved or is corrupt.
 
-    Older files may lack the column of the users, which is then null.
+    Older files may lack the column of the users. The values of this column are then null.
     """
     try:
         with archived.opened() as file:
@@ -302,8 +303,8 @@ def bucket_quantile(buckets: Mapping[str, float], quantile: float) -> float | No
     Triton observes whole milliseconds, rounded down (`UpdateResponseMetrics` in its core). A bucket
     with the upper bound `b` therefore contains all requests below `floor(b) + 1` milliseconds.
 
-    Returns the end of the largest finite bucket if the quantile is above it, and None without
-    requests or without a finite bound.
+    If the quantile is above the largest finite bucket, returns the end of this bucket. Returns None
+    without requests or without a finite bound.
 
     >>> bucket_quantile({"0.5": 50.0, "1.0": 100.0, "+Inf": 100.0}, 0.99)
     1.98

@@ -1,4 +1,4 @@
-"""Flags for the evidence about a canary and for the rules that it is evaluated by."""
+"""Flags for the evidence about a canary, and for the rules of its evaluation."""
 
 import argparse
 from dataclasses import fields

@@ -6,7 +6,7 @@ configuration.
 
 The running controller calls `step` in each of its rounds. A step may run at any time and
 repeatedly, because all its state is in the journal, the traffic plan and the evidence. The evidence
-leads to a request (`advance` or `abort`), like the command of a person. A shadow canary serves
+leads to a request (`advance` or `abort`), as a person's command does. A shadow canary serves
 traffic only after it is started again with a share, or advanced.
 
 The journal names the canary's version (`canary_at_work`), and the plan tells clients how to use it.
@@ -69,7 +69,7 @@ class Step:
 
     action: str
     """`none` (no canary), `held`, `grown`, `released`, `aborted`, `draining`, `ended` (unloaded
-    everywhere) or `changed` (a request changed the canary first). After `released` and `aborted`
+    everywhere) or `changed` (a request changed the canary first). After `released` and `aborted`,
     the plan names only the live version."""
     reason: str
     version: int | None = None
@@ -117,7 +117,7 @@ def step(settings: CanarySettings) -> Step:
     """Evaluate the canary, repair what a crash left, and make one change.
 
     A bad canary is aborted even if some servers do not answer. Otherwise a server that is down
-    would keep the bad canary in service on the other servers. Without a canary no server is
+    would keep the bad canary in service on the other servers. Without a canary, no server is
     contacted, because there may be no server before the first model.
 
     Raises:
@@ -263,7 +263,7 @@ def status(settings: CanarySettings) -> Step:
 
 
 def _settle(settings: CanarySettings) -> Step:
-    """Finish what a crash or an earlier step left, and say what remains of the canary."""
+    """Finish work that a crash or an earlier step left, and report what remains of the canary."""
     repository = settings.site.open_repository()
     at_work, versions = canary_at_work(settings.site.store), repository.canary.whole()
     version = at_work.version if at_work else next(iter(versions), None)

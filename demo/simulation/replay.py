@@ -226,7 +226,7 @@ class _ReplayStatistics:
 
     def __init__(self) -> None:
         self.sent = self.failed = 0
-        """Requests sent, and requests that failed after all retries."""
+        """Number of requests sent, and number of requests that failed after all retries."""
         self.rows = self.clicks = 0
         """Number of answered rows, and number of clicks on these rows."""
         self.drift_time: float | None = None

@@ -28,7 +28,7 @@ from evergreen.contracts.criteo import (
 )
 
 RECOMMENDER = CRITEO_RECOMMENDER
-"""Recommender of simulated rows, unless another one with the same features is given."""
+"""Recommender of simulated rows, unless another recommender with the same features is given."""
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ def read_rows(
 ) -> Iterator[LabelledRows]:
     """Yield the rows of the files in batches, in order.
 
-    The label column has the name that the recommender gives it, or the name of the raw schema.
+    The label column has its name in the recommender, or its name in the raw schema.
 
     Raises:
         ContractError: a file is corrupt or not Parquet, lacks a column, or has an invalid value.

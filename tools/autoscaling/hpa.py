@@ -1,6 +1,6 @@
 """Simulation of Kubernetes' HorizontalPodAutoscaler with the shipped manifests.
 
-The algorithm is that of the controller in Kubernetes 1.29 and later (pkg/controller/podautoscaler:
+The algorithm comes from the controller in Kubernetes 1.29 and later (pkg/controller/podautoscaler:
 `replica_calculator.go`, `horizontal.go`). The simulation covers metrics of type External, which
 KEDA and prometheus-adapter provide. This module reads the shipped ScaledObject, so that the
 simulation uses the same configuration as a cluster. The module `simulation` provides pods and
@@ -20,7 +20,8 @@ from evergreen.runtime.errors import ContractError
 SYNC_SECONDS = 15.0
 """Seconds between two syncs, the default of kube-controller-manager."""
 _TOLERANCE = 0.1
-"""Relative distance from the target within which nothing changes, the controller's default."""
+"""Relative distance from the target within which the number of replicas stays the same. The value
+is the controller's default."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class PodCounts:
     """Counts of the Deployment's pods, as the controller counts them."""
 
     existing: int
-    """Number of pods without those that are being deleted."""
+    """Number of pods that are not being deleted."""
     ready: int
     """Number of running and ready pods. A pod that is being deleted counts until it has ended."""
 

@@ -38,8 +38,8 @@ class ServiceTimes:
     rows: tuple[int, ...]
     """Numbers of rows, ascending."""
     medians: tuple[float, ...]
-    """Median seconds at each of `rows`, interpolated linearly. Beyond the largest of `rows`, the
-    last slope continues, but the time never decreases."""
+    """Median seconds at each of `rows`, interpolated linearly. For more rows than the largest of
+    `rows`, the last slope continues. The time never decreases."""
     quantiles: tuple[tuple[float, float], ...] = ((0.0, 1.0), (1.0, 1.0))
     """Pairs of a probability and a multiple of the median, in ascending order. Values in between
     are interpolated linearly."""
@@ -79,7 +79,7 @@ def read_service_times(path: Path) -> ServiceTimes:
     """Return the times of a file of `benchmarks/service_times.py`.
 
     The multiple for each probability is the median over all measured numbers of rows. Other work on
-    the machine may disturb the measurement at one number of rows, but rarely at most of these
+    the machine may disturb the measurement for one number of rows, but rarely for most of the
     numbers.
 
     Raises:
@@ -110,7 +110,7 @@ def read_service_times(path: Path) -> ServiceTimes:
 class PodSettings:
     """Settings of the served model in a pod.
 
-    The default values are those of the `config.pbtxt` of an image.
+    The default values come from the `config.pbtxt` of an image.
     """
 
     instances: int = ServingOptions.instances

@@ -48,8 +48,8 @@ def fleet_metrics(samples: Mapping[str, Iterable[Sample]], now: float) -> dict[s
     A value is None if no pod has enough samples in the window.
 
     Args:
-        samples: Samples by pod, ascending in time, of every pod that was scraped in the window,
-            including removed pods.
+        samples: Samples of each pod that was scraped in the window, in ascending time. Removed pods
+            are included.
         now: Time in seconds.
     """
     last = round(now * 1000)
@@ -98,7 +98,8 @@ def _counter_rate(samples: Sequence[tuple[int, float]], first: int, last: int) -
     spacing = sampled / (len(samples) - 1)
     to_start, to_end = (start - first) / 1000, (last - end) / 1000
     if growth > 0 and start_value >= 0:
-        # A counter is never negative, so the extrapolation ends at the time when it would be 0.
+        # A counter is never negative, so the extrapolation does not go back beyond the time when
+        # the counter would be 0.
         to_start = min(to_start, sampled * start_value / growth)
     for gap in (to_start, to_end):
         covered += gap if gap < spacing * 1.1 else spacing / 2

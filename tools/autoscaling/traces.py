@@ -128,7 +128,7 @@ def read_trace(path: Path) -> Trace:
 def day(peak: float, seed: int, rows: int) -> Trace:
     """Return a day in minutes, with a minimum at 04:00, a maximum at 16:00 and 5 % noise.
 
-    At 22:00 the rate triples at once for 20 minutes.
+    At 22:00, the rate triples at once for 20 minutes.
 
     Args:
         peak: Requests per second at the maximum.
