@@ -1,4 +1,4 @@
-"""Run every benchmark in turn, unattended.
+"""Run every benchmark, one after another and unattended.
 
 `make benchmarks` runs all benchmarks. `python -m benchmarks training serving` runs only the
 benchmarks named there. Each benchmark runs as a process in its environment, writes

@@ -2,7 +2,7 @@
 
 One server serves two networks, each with and without the cache. Rows are drawn from the demo's
 simulator, and their categories form the vocabularies. The weights are untrained, because training
-changes neither the cost of a model nor the cost of hashing its requests.
+does not change the cost of a model or the cost of hashing its requests.
 """
 
 from dataclasses import replace

@@ -1,8 +1,8 @@
 """Train a first model like the steps do, in this process and without manifests.
 
 Preprocessing's functions compute the vocabularies, `contracts` writes the files, and training's
-code fits the model. NumPy counts the categories, as in the step without NVTabular. There is no
-hold-out and no evaluation.
+code fits the model. NumPy counts the categories, as in the step without NVTabular. The model is not
+evaluated, so no rows are held out.
 """
 
 from dataclasses import replace

@@ -105,8 +105,8 @@ class Days:
     """Length, size and policies of the study."""
 
     hours: int
-    """Hours of traffic: the number of hours before hour 0 that train the first model, and the
-    number of hours after hour 0 that are scored."""
+    """Hours of traffic before and after hour 0. The hours before hour 0 train the first model, and
+    the hours after hour 0 are scored."""
     rows_per_hour: int
     policies: dict[str, Cadence]
     seed: int

@@ -229,8 +229,9 @@ def slices(rows: int, rate: float, repeats: int, *, seed: int) -> list[dict[str,
     In one case, no slice is worse. In another case, every slice is worse by the largest allowed
     amount. In the other cases, only one slice is worse, by more than this amount. The slices come
     from 26 columns with Zipf-distributed categories. Half of these columns are constant within a
-    request. Two slices are harmed in turn: one has a twentieth of the rows, and the other has a
-    quarter. In the rows of a harmed slice, the odds of a click are multiplied by a constant factor.
+    request. Each candidate harms one of two slices: one slice has a twentieth of the rows, and the
+    other slice has a quarter. In the rows of a harmed slice, the odds of a click are multiplied by
+    a constant factor.
     """
     settings, found = GateSettings(min_auc=0.0, max_auc_loss=1.0), []
     allowed = settings.max_slice_loss

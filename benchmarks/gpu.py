@@ -30,7 +30,7 @@ from evergreen.runtime.durable import write_whole
 CALL_MINUTES, STEP_MINUTES = 9.0, 3.0
 UNFINISHED = 3
 NEEDED = ("msgspec", "numpy", "pyarrow", "safetensors", "torch")
-"""Packages without which no step runs."""
+"""Packages that every step needs."""
 DEFAULT_RATES = "rates-dcn-1.2M"
 """Rates for the network and the table size of NVIDIA's DCN sample."""
 NETWORKS, TABLES = ("dcn", "deepfm", "dlrm"), ("1.2M", "10M", "100M")

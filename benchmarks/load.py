@@ -183,7 +183,7 @@ def within(answers: Answers, begin: float, end: float) -> NDArray[np.float64]:
 def window_figures(
     answers: Answers, *, window: tuple[float, float], quiet: tuple[float, float]
 ) -> dict[str, Any]:
-    """Compare the requests that were due in a window with those of a quiet time.
+    """Compare the requests that were due in a window with the requests of a quiet time.
 
     The quiet time is longer than the window, because the p99 of few requests varies.
 

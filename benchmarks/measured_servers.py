@@ -4,9 +4,9 @@ Deployment's command releases our model onto the bundled tritonserver. The floor
 same server. The reference runs in a second server of the same binary. The models of this server use
 the environment `serving-peers`. The web server runs our graph.
 
-Requests are built beforehand, because only the server is measured: a call sends bytes and reads the
-bytes of the response. gRPC uses grpc.aio, and HTTP/1.1 uses asyncio's streams with persistent
-connections. No call is ever cancelled, because Triton 2.51 would crash.
+Requests are built before the measurement, because only the server is measured. A call only sends
+bytes, and reads the bytes of the response. No call is ever cancelled, because Triton 2.51 would
+crash.
 """
 
 import asyncio

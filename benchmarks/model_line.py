@@ -44,8 +44,8 @@ from tests.support.controllers import answering
 from tests.support.recommenders import accept_into
 
 FIRST_DAY = date(2040, 1, 1)
-"""First day of the traffic. The day is in the future, because a canary counts only rows whose time
-is after the canary's start by the wall clock."""
+"""First day of the traffic. The day is in the future, because a canary counts only rows that are
+later than the canary's start by the wall clock."""
 ROWS_PER_REQUEST = 10
 RELEASED, CANARY, REFUSED, GAVE_WAY = "released", "canary", "refused", "gave way"
 """Outcomes of a run: its model serves at once, it becomes a canary, the gate refuses it, or the
@@ -78,7 +78,7 @@ class LineRound(NamedTuple):
 
     outcome: str
     rows: int
-    """Number of training rows, including those of earlier runs without a release."""
+    """Number of training rows, including the training rows of earlier runs without a release."""
     seconds: dict[str, float]
     """Processor seconds of each step except validation, without startup and imports."""
 

@@ -283,7 +283,7 @@ def study_users(traffic: ClickTraffic, *, streams: int, seed: int) -> dict[str, 
 def study_partition(traffic: ClickTraffic, *, streams: int, seed: int) -> dict[str, Any]:
     """Return false alarms of the test on one partition's requests.
 
-    The result also counts the windows whose interval does not contain the AUC of all rows.
+    The result also counts the windows with an interval that does not contain the AUC of all rows.
     """
     gate = _pooled_auc(traffic, GOOD)
     policy = _sequential(EDGE_ALPHA, 0.0)

@@ -13,9 +13,9 @@ Run by `make benchmark-preprocessing`.
 5. Memory for two window sizes. The figure is the proportional share of anonymous memory (Linux
    `Pss_Anon`) of the process and its children.
 
-All figures are for complete processes. The processes run in turn, in another order every round.
-Each ratio divides two figures of the same round. A missed target is printed, and the exit code
-stays 0. All figures are written as JSON.
+All figures are for complete processes. The processes run one after another, in another order every
+round. Each ratio divides two figures of the same round. A missed target is printed, and the exit
+code stays 0. All figures are written as JSON.
 """
 
 import shutil
@@ -111,7 +111,10 @@ class PreprocessingBench:
     def against_stock(
         self, ours: Callable[[], Run], raw: Path, *, num_rows: int, rounds: int
     ) -> dict[str, Any]:
-        """Return figures of the step and of the stock script on the same rows, in turn."""
+        """Return the figures of the step and of the stock script on the same rows.
+
+        The step and the script alternate.
+        """
         measured: list[dict[str, Run]] = []
         for number in range(rounds):
             turns = [("ours", ours), ("stock", lambda: stock(raw, self.folder / "stock"))]
@@ -162,7 +165,7 @@ def fixed(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
 
 
 def engines(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
-    """Compare NVTabular's engine with NumPy's on the same rows, in turn."""
+    """Compare NVTabular's engine with NumPy's engine on the same rows."""
     cases: dict[str, Callable[[str], Run]] = {
         "first round": lambda engine: step(bench.first, bench.folder, "engines", engine=engine),
         "incremental round": lambda engine: bench.incremental_round(bench.later, engine=engine),

@@ -115,7 +115,7 @@ async def measure(rows: int, *, partitions: int, seconds: float) -> dict[str, An
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run all cases in turn, and return 0."""
+    """Run all cases one after another, and return 0."""
     parser = benchmark_parser(
         "publishing", __doc__, quick="2 seconds each in place of 10, once in place of three times"
     )

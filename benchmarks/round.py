@@ -1,11 +1,11 @@
 """Measure the cost of a complete run from trigger to serving, by step.
 
 Run by `make benchmark-round`. A first model trains on a day's first rows, and is released to a real
-Triton. Then incremental runs of every size follow in turn. Each run reads the next rows of that
-day. As with the monitor's local trigger, `evergreen run` starts as a process, and runs every step
-in the environment of its image. The time of the trigger is the start of this process. The version
-serves once Triton has loaded it and returned the expected scores, and the journal has recorded it
-as live. The notes of the steps give the seconds of the steps and the gaps between them.
+Triton. Then incremental runs of every size follow one after another. Each run reads the next rows
+of that day. As with the monitor's local trigger, `evergreen run` starts as a process, and runs
+every step in the environment of its image. The time of the trigger is the start of this process.
+The version serves once Triton has loaded it and returned the expected scores, and the journal has
+recorded it as live. The notes of the steps give the seconds of the steps and the gaps between them.
 
 The fixed cost is the time of a run with `EMPTY_ROWS` rows. The gate accepts every model here, so
 every run ends with a release.
@@ -192,7 +192,7 @@ class Bench:
 
 
 def measure(folder: Path, sizes: dict[int, int], *, seed: int) -> dict[int, list[RoundSeconds]]:
-    """Run every size in turn, and return the seconds of all runs except the first model's run."""
+    """Run every size, and return the seconds of all runs except the first model's run."""
     simulator = Simulator.create(seed)
     total = BASE_ROWS + sum(rows * count for rows, count in sizes.items())
     write_lake(simulator, str(folder / "lake"), rows=total, days=1, last_day=_DAY, seed=seed)

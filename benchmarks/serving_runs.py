@@ -1,10 +1,10 @@
 """Run the measurements of serving: parity, closed loops, open loops, cold starts, releases.
 
 All servers run all the time, and only one server gets requests at a time. The servers take turns
-within each round. ONNX Runtime runs in this process without a server, and is measured in turn with
-the servers. A percentile is computed within a round. The figure has the median, minimum and maximum
-over all rounds. A ratio divides figures of the same round, so that a slow moment of the machine
-affects both.
+within each round. ONNX Runtime runs in this process without a server. Its measurements alternate
+with those of the servers. A percentile is computed within a round. The figure has the median,
+minimum and maximum over all rounds. A ratio divides figures of the same round, so that a slow
+moment of the machine affects both.
 """
 
 import asyncio

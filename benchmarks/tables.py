@@ -5,7 +5,7 @@ each number type. The graph of each model scores the raw held-out rows of its ru
 would. The figures are AUC and log loss. The difference of the AUC from float32 has an interval over
 requests. Speed: a table of 10 million vectors of width 16 in each number type, with uniformly
 random requests, so that nearly every vector misses the processor's caches. ONNX Runtime in this
-process and the laptop's Triton serve the tables in turn. Prints all figures, and writes them as
+process and the laptop's Triton serve the tables alternately. Prints all figures, and writes them as
 JSON.
 """
 

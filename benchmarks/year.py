@@ -2,7 +2,7 @@
 
 Run by `make benchmark-year`. The runs are not executed. Each run is a copy of the demo's last run
 (after `make demo`) with its own names and times, and with the journal lines of the deployment.
-Every fifth night, `evergreen admin collect` removes old files. Large files are hard links, whose
+Every fifth night, `evergreen admin collect` removes old files. Large files are hard links. Their
 sizes count in full. At the end of a day, a month and a year, the real readers of the registry are
 timed in CPU seconds of this process. The cost of a run itself is measured by `benchmarks.round`.
 

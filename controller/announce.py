@@ -2,8 +2,8 @@
 
 A verdict compares a candidate with one champion. If two runs overlap, another model may go live
 after the verdict. The verdict then does not compare the candidate with the live model. The
-candidate is then refused and must be evaluated again. Runs that chose their champion explicitly, or
-chose no champion, are not checked.
+candidate is then refused and must be evaluated again. If a run chose its champion explicitly, or
+chose no champion, the champion is not checked.
 
 A version number that the journal contains is never reused. The registry keeps the graph and the
 golden rows of each version permanently. The gate scores the champion with these files, `verify`

@@ -2,8 +2,8 @@
 
 After its release, each version must stay within the limits of its recommender (`contracts.baking`).
 The module `baking` evaluates the servers' counters. Failures are tested sequentially, so the test
-stays valid however often it is repeated. Two ratios compare the time in the model with that of the
-previous version: the ratio of the means, and the ratio of the p99. The number of reloads by the
+stays valid however often it is repeated. Two ratios compare the time in the model with the previous
+version's time: the ratio of the means, and the ratio of the p99. The number of reloads by the
 watchdog has a limit too. If all servers have histograms, their buckets are summed and give the p99
 of all requests. Without histograms, there is one p99 per server. The p99 of all servers together
 cannot be computed from the p99 of each server. The p99 of all servers is between the lowest and the

@@ -6,9 +6,10 @@ flipped bit in that row changes no golden score. A corrupt file in Triton's repo
 by the model registry's copy. A corrupt file in the registry is replaced by the repository's copy.
 Servers then reload the graph.
 
-Hashing takes minutes, so a separate thread compares the hashes. That thread only reads, and the
-controller carries out requests meanwhile. The controller itself replaces the files, one version per
-round. Before it replaces a file, it compares the hashes of that version again under the lock.
+Hashing takes minutes, so a separate thread compares the hashes. The thread only reads, and the
+controller carries out requests at the same time. The controller itself replaces the files, one
+version per round. Before it replaces a file, it compares the hashes of that version again under the
+lock.
 """
 
 import logging
@@ -70,7 +71,7 @@ class Inspection:
     _search: _Search | None = None
 
     def step(self) -> None:
-        """Start to compare all hashes if that is due, and replace corrupt files that were found.
+        """Start to compare all hashes if that is due, and replace the corrupt files found before.
 
         One call replaces the files of at most one version.
 
@@ -194,7 +195,7 @@ class Inspection:
 
 
 def remove_stale(store: Path, now: datetime) -> None:
-    """Remove prepared versions that are over a day old and that no open request names.
+    """Remove prepared versions that are over a day old, unless an open request names them.
 
     Steps that were killed before they appended a request leave such versions.
     """

@@ -1,4 +1,4 @@
-"""Release a stored model that the gate refused, or whose verdict is stale.
+"""Release a stored model although the gate refused it or its verdict is stale.
 
 The command is `python -m controller.promote --store S --model-id M --override REASON`, or
 `evergreen release promote`. This command overrides only the gate's decision. The command builds the

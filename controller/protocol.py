@@ -1,8 +1,8 @@
 """Decide the next move of the release protocol from the desired and the observed state.
 
-This module does no input and no output. A `Desired` is computed from the journal of promotions and
+This module neither reads nor writes. A `Desired` is computed from the journal of promotions and
 requests. An `Observed` is read from the model repository, the traffic plan and the servers. `TABLE`
-contains the complete protocol. The first rule whose condition is true names the next move. The
+contains the complete protocol. The first rule with a true condition names the next move. The
 controller makes that move, observes again, and asks for the next move (`controller.reconcile`).
 After a crash, the controller makes the same observation, so recovery needs no code of its own.
 
@@ -39,10 +39,10 @@ withdrawal.
 
 Each controller gets a lease with a higher number than all leases before. Before each write of the
 repository, the controller compares its number with the newest number there. If a newer number
-exists, the write is refused. An append to the journal cannot be conditional, so its readers ignore
-an entry whose lease is older than that of an entry before it. Suppose that a controller finds an
-intent which another controller announced. This controller announces the intent again under its own
-lease, and then undoes the change. After that, the other controller can no longer record the change.
+exists, the write is refused. An append to the journal cannot be conditional. Readers of the journal
+therefore ignore an entry if an earlier entry has a newer lease. Suppose that a controller finds an
+intent of another controller. This controller announces the intent again under its own lease, and
+then undoes the change. After that, the other controller can no longer record the change.
 """
 
 from collections.abc import Callable, Iterable
@@ -82,7 +82,7 @@ class OpenRequest:
     is_superseded: bool = False
     """Whether a later rollback or abort supersedes the request."""
     has_failed: bool = False
-    """Whether a move of an `ABORT` failed. For other kinds see `Observed.attempt`."""
+    """Whether a move of an `ABORT` failed. For other kinds, see `Observed.attempt`."""
 
     def __post_init__(self) -> None:
         assert self.kind in KINDS, self.kind
@@ -172,7 +172,7 @@ class Observed:
     """Whether all clients have read the traffic plan. This is assumed if the plan is old enough or
     does not exist."""
     is_plan_ahead: bool = False
-    """Whether the plan's time is in the future, because the clock was set back."""
+    """Whether the plan's time is in the future. This happens if the clock was set back."""
     servers: tuple[Server, ...] = field(default_factory=tuple)
 
 

@@ -108,8 +108,8 @@ class SiteSettings:
     """Model repository whose lock this process holds, or None. `open_repository` then returns this
     repository."""
     trace: Callable[[ProtocolRule, Desired, Observed], None] = lambda *_: None
-    """Function that is called before each move with the rule, and with the state that selected the
-    rule."""
+    """Function that is called before each move. Its arguments are the rule, and the state that
+    selected the rule."""
     clock: Callable[[], datetime] = partial(datetime.now, timezone.utc)
     """Current time, with a time zone."""
     checkpoint: Callable[[str], None] = no_checkpoint
@@ -206,8 +206,8 @@ class Site:
     errors: dict[str, BaseException] = field(default_factory=dict)
     """Error of each request that failed in this process, by the id of the request."""
     baked: tuple[Promotion, str] | None = None
-    """Journal entry of the version whose baking may end, and the reason. None = the evidence does
-    not allow the end of a baking."""
+    """Journal entry of the version that may end its baking, and the reason. None = the evidence
+    does not allow the end of a baking."""
     proceed: Callable[[], None] = lambda: None
     """Function that a long move calls between two of its parts. The function raises `Refused` if a
     later request supersedes the change."""
@@ -439,8 +439,8 @@ def site_of(arguments: argparse.Namespace) -> SiteSettings:
     """Return the settings from the command's flags, and configure the command's logging.
 
     Raises:
-        ContractError: the registry does not exist, or neither the registry nor a flag contains the
-            address of the repository and the servers.
+        ContractError: the registry does not exist. The error is also raised if neither the registry
+            nor a flag contains the address of the repository and the servers.
     """
     log_as_text()
     store = typed_folder(arguments.store, "--store")

@@ -110,7 +110,7 @@ class Verification:
 
     @property
     def same(self) -> bool:
-        """True if no check failed and no score differs."""
+        """True if all checks passed and all scores are equal."""
         return self.num_different == 0 and all(check.held for check in self.checks)
 
 

@@ -65,8 +65,9 @@ no client."""
 
 _REQUESTS_PER_INSTANCE = 2
 """Number of probe requests per instance if there are several instances. Triton uses the instances
-in turn, but an instance that returns late to the queue misses its turn. On a busy machine with two
-instances, 2 of 300 requests went to the same instance as the previous request (Triton 2.51)."""
+one after another. An instance that returns late to the queue misses its turn. On a busy machine
+with two instances, 2 of 300 requests went to the same instance as the previous request (Triton
+2.51)."""
 
 
 @dataclass(kw_only=True)
@@ -118,8 +119,8 @@ class Watchdog:
                 self.counts[finding] += 1
                 self._rounds[key] = self._rounds[key] + 1 if finding == self._last.get(key) else 1
                 self._last[key] = finding
-                # A pod that ends in a rolling update does not answer in one round, and its address
-                # is no longer listed in the next round.
+                # A pod that ends in a rolling update first does not answer. In the next round, its
+                # address is no longer listed.
                 if self._rounds[key] == (_STRIKES if finding == GONE else 1):
                     logger.log(
                         _LEVELS[finding], "triton %s, version %d: %s%s", key, version, finding, why

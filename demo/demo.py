@@ -679,7 +679,7 @@ def _start_drift(demo: _Demo) -> bool:
     """Start the drift, wait for the monitor's decision, and return whether it requested a run.
 
     Returns False if the rows ran out first. The drift does not start if the monitor has already
-    requested a run, or if no rows are left.
+    requested a run, or if all rows were sent.
     """
     title = "drift begins"
     if demo.has_decided():

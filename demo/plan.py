@@ -111,7 +111,7 @@ class DemoPlan:
     attribution_window_seconds: float = 2.2
     drift_bucket_seconds: float = 2.0
     """Length of a bucket in seconds of event time. The features of each bucket are compared with
-    those of the training rows."""
+    the features of the training rows."""
     drift_grace_seconds: float = 2.0
     """Time in seconds that a bucket waits for late predictions. The client publishes every 0.15
     s."""
@@ -272,8 +272,8 @@ def describe_data(data: Path, draft_to: Path) -> DescribedData:
     a folder and written to `draft_to`.
 
     Raises:
-        ContractError: no recommender can be drafted from the rows, or no column can be the label or
-            a feature.
+        ContractError: no recommender can be drafted from the rows. The error is also raised if no
+            column can be the label or a feature.
     """
     criteo = read_recommender(_CRITEO_FILE)
     if any(map(_is_criteos_text, _files(data))):

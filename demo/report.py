@@ -134,7 +134,7 @@ def _events(events: Lines, *, start: float) -> EventList:
 
 
 def _gate_checks(summary: DemoSummary, store: Path) -> list[Checks]:
-    """Return the gate's checks of each released version whose card is in the registry."""
+    """Return the gate's checks of each released version, if the registry has the version's card."""
     found = []
     for version in summary.versions:
         path = card_path(store, version.model_id)

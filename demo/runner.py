@@ -87,7 +87,7 @@ def run_pipeline(
     Args:
         package: The compiled pipeline, for any placement.
         arguments: Parameters that differ from their defaults.
-        locations: Folders and servers that replace those of the compiled file
+        locations: Folders and servers that replace the locations in the compiled file
             (`pipelines.locations`).
         name: Name of the run.
         root: Folder of KFP's artifacts, which are small manifests and reports.
@@ -249,8 +249,9 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
 def _kfp_output_to(log_path: Path) -> Iterator[None]:
     """Redirect the output and log of KFP to a file.
 
-    KFP's handlers replace those of the root logger, and print all inputs of a task. This module's
-    own log also goes to the earlier handlers of the root logger, so that a person sees each step.
+    KFP's handlers replace the handlers of the root logger, and print all inputs of a task. This
+    module's own log also goes to the earlier handlers of the root logger, so that a person sees
+    each step.
     """
     root_logger = logging.getLogger()
     handlers, level = root_logger.handlers[:], root_logger.level
@@ -292,7 +293,7 @@ class LocalFolders:
         """Folder of the log files, one file per task and per process."""
 
     def locations(self) -> dict[str, str]:
-        """Create the folders, and return the locations that replace those of a compiled pipeline.
+        """Create the folders, and return the locations for a compiled pipeline.
 
         Raises:
             ContractError: one of the folders cannot be created.
@@ -332,7 +333,8 @@ def run_once(
         folders: Folders of the run.
         parameters: Parameters of the run that differ from their defaults.
         request: The monitor's request, or None for a run that a person started.
-        locations: Folders and servers that replace those of `folders`, such as another lake.
+        locations: Folders and servers that replace the locations in `folders`, such as another
+            lake.
         triton_urls: Servers of a controller that runs only during this run. Empty = a new version
             is only published.
 

@@ -217,7 +217,7 @@ class Stack:
             every: Seconds between two polls.
 
         Raises:
-            ProcessDied: a process ended meanwhile.
+            ProcessDied: a process ended during this time.
             PermanentError: the condition did not hold within `seconds`.
         """
         deadline = time.monotonic() + seconds

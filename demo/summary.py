@@ -80,7 +80,7 @@ class ReplayedDecisions:
 
     points: int
     equal: bool
-    """Whether all decisions equal those of the monitor."""
+    """Whether all decisions equal the monitor's decisions."""
     digest: str
     late_requests: int = 0
     """Number of requests that reached the monitor after their decision point. Requests that are too
@@ -721,9 +721,9 @@ def serving_sentences(summary: DemoSummary) -> Iterator[str]:
 def failed_promises(summary: DemoSummary, *, simulated: bool) -> list[str]:
     """Return the promises of the demo that this run broke, one sentence each.
 
-    Promises of stages that did not run are not checked. On a user's own rows, it can be correct
-    that the monitor raises no alarm, or that the AUC does not recover. With a user's rows, the demo
-    therefore checks only the promises that hold for any data.
+    The promises of a stage are checked only if the stage ran. On a user's own rows, it can be
+    correct that the monitor raises no alarm, or that the AUC does not recover. With a user's rows,
+    the demo therefore checks only the promises that hold for any data.
     """
     promises = [*_loop_promises(summary, simulated=simulated), *_serving_promises(summary)]
     if (found := summary.decisions) is not None:

@@ -55,7 +55,7 @@ def models_to_load(repository: Path) -> list[str]:
 def check_repository(repository: Path) -> None:
     """Check that Triton can start with the content of `repository`, which may be empty.
 
-    A model that was not released by us names no versions in its configuration, and is not checked.
+    A model from another source names no versions in its configuration, and is not checked.
 
     Raises:
         ContractError: a configured version is absent or lacks a file. Triton would hang at its
@@ -169,8 +169,8 @@ class TritonSettings:
     """Settings of the server's start and stop."""
 
     ready_seconds: float = 60.0
-    """Maximum time from start to ready. A model whose code cannot run would hang Triton's start
-    forever."""
+    """Maximum time from start to ready. If a model's code cannot run, Triton would hang at its
+    start forever."""
     stop_seconds: float = 10.0
     """Time from SIGTERM to SIGKILL. An idle server needs 1.5 to 3.5 s to stop."""
     cache_bytes: int | None = None

@@ -163,7 +163,7 @@ class Placement:
     """Trainer of the training step, which also decides its image."""
     fbgemm: typing.Literal["cpu", "gpu"] = "cpu"
     """Build of FBGEMM (TorchRec's kernels) in the training image. `gpu` states that the image was
-    built with `--build-arg FBGEMM=fbgemm-gpu`, which `torchrec` needs with an accelerator."""
+    built with `--build-arg FBGEMM=fbgemm-gpu`. `torchrec` needs this build with an accelerator."""
     training_gpus: int = 1
     """Number of GPUs of the training step, which share each batch. Only `hugectr` and `torchrec`
     support more than one GPU."""
@@ -454,11 +454,12 @@ def read_placement(path: Path | None, overrides: Mapping[str, Any]) -> Placement
 
     Args:
         path: YAML file, or None for the defaults.
-        overrides: Fields that replace those of the file, such as flags of a command.
+        overrides: Values that replace fields of the file, such as values of a command's flags.
 
     Raises:
         ContractError: the file cannot be read, is not a mapping, has an unknown field or a wrong
-            type, names a value that `cluster.env` lacks, or describes a placement that cannot work.
+            type, or names a value that `cluster.env` lacks. The error also means that the placement
+            cannot work.
     """
     fields: Any = dict(overrides)
     if path:

@@ -1,9 +1,9 @@
 """Upload the pipeline to a Kubeflow Pipelines server, and start or schedule runs.
 
-`evergreen submit` uses this module for people and for CI. The monitor needs no schedule, because it
-decides itself when its runs are due, and starts only one at a time. `evergreen.runtime.kubeflow`
-connects to the server. A version with the same name and content is reused, and a schedule with the
-same name is replaced.
+`evergreen submit` uses this module for people and for CI. The monitor needs no schedule. The
+monitor itself decides when its runs are due, and starts only one run at a time.
+`evergreen.runtime.kubeflow` connects to the server. A version with the same name and content is
+reused, and a schedule with the same name is replaced.
 """
 
 import hashlib
@@ -148,9 +148,9 @@ def schedule(
 ) -> str:
     """Schedule runs by `cron` (UTC, seconds first), and return the schedule's id.
 
-    An earlier schedule of the same name is replaced. A run that becomes due while another run is
-    active waits for the end of that run. If several runs were missed in the meantime, only the last
-    one is started.
+    An earlier schedule of the same name is replaced. If a run becomes due while another run is
+    active, it waits for the end of the active run. If several runs were missed, only the last one
+    is started.
 
     Raises:
         ContractError: `cron` does not have six fields.

@@ -154,8 +154,8 @@ def _git_revision(dirty: bool) -> str:
 def _write_digests(engine: str, references: Mapping[str, str], path: Path) -> None:
     """Write the digest of each pushed image, one `repository@sha256:...` per line.
 
-    Podman compresses an image again for a push, so its `RepoDigests` are those of the local image.
-    Podman's push command has written the registry's digest.
+    Podman compresses an image again for a push, so its `RepoDigests` are the digests of the local
+    image. Podman's push command has written the registry's digest.
 
     Raises:
         PermanentError: the engine has no digest of an image, so the image was not pushed.

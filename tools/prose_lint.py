@@ -1,8 +1,8 @@
 """Check the docstrings and comments of Python files against the style in CONTRIBUTING.md.
 
-Prints one line per fault, and exits with 1 if a fault was found. A fault is one of these: no verb
-at the start of a function's docstring, an opening word of a fragment, a semicolon in a first
-paragraph, a sentence over 35 words, or a word that the glossary replaces.
+Prints one line per fault, and exits with 1 if a fault was found. There are five kinds of faults: no
+verb at the start of a function's docstring, an opening word of a fragment, a semicolon in a first
+paragraph, a sentence over 35 words, and a word that the glossary replaces.
 """
 
 import ast

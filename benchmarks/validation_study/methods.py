@@ -70,7 +70,7 @@ def _champion_of(rows: Path) -> Path:
 
 
 def alarms_by_tfdv(before: Path, now: Path) -> dict[str, list[str]]:
-    """Return the features whose distance is above each of `THRESHOLDS`.
+    """Return the features with a distance above each of `THRESHOLDS`.
 
     A feature without values has no distance, and raises no alarm.
     """

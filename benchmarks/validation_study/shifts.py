@@ -224,7 +224,10 @@ def _between(
 def _strike(
     window: DrawnWindow, column: str, share: float, *, random: Generator
 ) -> NDArray[np.bool_]:
-    """Return which rows [n] change: complete requests for a user's column, else single rows."""
+    """Return which rows [n] change.
+
+    In a user's column complete requests change, and in other columns single rows.
+    """
     struck = random.random(len(window.request)) < share
     return struck[window.request] if column in USER_COLUMNS else struck
 

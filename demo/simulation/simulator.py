@@ -269,7 +269,7 @@ def write_lake(
     is complete when its last file exists.
 
     Raises:
-        ContractError: there are fewer rows than days, no days, a day exists already, or `uri` is
+        ContractError: there are no days or fewer rows than days, a day exists already, or `uri` is
             neither a folder nor a bucket.
         TemporaryError, PermanentError: the lake cannot be written.
     """

@@ -194,7 +194,7 @@ class SimulatedTraffic:
 
 
 class FileTraffic:
-    """Labelled rows of a file or of a folder of files. Each row is sent once, in order.
+    """Labelled rows of a file or a folder. Each row is sent once, in order.
 
     Drift permutes the distinct values of categorical columns, and mirrors numeric columns at their
     median, so that the lowest value becomes the highest. The labels stay with their rows, so the

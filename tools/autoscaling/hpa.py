@@ -180,8 +180,8 @@ class Controller:
             if policy.type == "Pods":
                 limits.append(start + sign * policy.value)
             else:
-                # Round up when scaling up, because one replica could otherwise never become two.
-                # Round down when scaling down.
+                # Round up when scaling up, because one replica would otherwise stay one replica
+                # forever. Round down when scaling down.
                 share = start * (1 + sign * policy.value / 100)
                 limits.append(math.ceil(share) if sign > 0 else int(share))
         widest = max if (rules.select == "Max") == (sign > 0) else min

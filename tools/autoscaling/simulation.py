@@ -78,8 +78,8 @@ def fleet_metrics(samples: Mapping[str, Iterable[Sample]], now: float) -> dict[s
 def _counter_rate(samples: Sequence[tuple[int, float]], first: int, last: int) -> float:
     """Return PromQL's `rate`: the growth of a counter per second, extrapolated to the window.
 
-    The result equals that of Prometheus 2.42. Prometheus 3 excludes the left end of the window. The
-    difference matters only for a sample at exactly that millisecond.
+    The result equals the result of Prometheus 2.42. Prometheus 3 excludes the left end of the
+    window. The difference matters only for a sample at exactly that millisecond.
 
     Args:
         samples: Pairs of a time in milliseconds and a value. At least two pairs are needed, in
@@ -135,8 +135,8 @@ class SimulatedRun:
 
     moments: list[SyncState] = field(default_factory=list)
     waits: list[NDArray[np.float32]] = field(default_factory=list)
-    """Queue times in seconds of the requests whose batch started between two syncs, one array per
-    sync. The last array has the requests after the last sync."""
+    """Queue times in seconds, one array per sync. An array has the requests whose batch started
+    since the previous sync. The last array has the requests after the last sync."""
     num_arrived: int = 0
     num_without_pod: int = 0
     """Number of requests that arrived while no pod was ready."""
