@@ -2,9 +2,9 @@
 
 `make benchmarks` runs all benchmarks. `python -m benchmarks training serving` runs only the
 benchmarks named there. Each benchmark runs as a process in its environment, writes
-build/benchmarks/NAME.json, and prints to NAME.log there. A benchmark with a document of the current
-commit is skipped, so that a second call resumes an interrupted one. A benchmark that fails or times
-out does not stop the later benchmarks. `make performance` then writes the page.
+build/benchmarks/NAME.json, and prints to NAME.log there. If a benchmark has a document of the
+current commit, it is skipped. A second call therefore resumes an interrupted call. A benchmark that
+fails or times out does not stop the later benchmarks. `make performance` then writes the page.
 """
 
 import argparse
@@ -66,8 +66,8 @@ decisions."""
 def is_done(name: str, commit: str | None, *, is_quick: bool) -> bool:
     """Return whether `name` was measured at this commit.
 
-    Without `is_quick`, only a full measurement counts. A measurement of uncommitted changes never
-    counts.
+    If `is_quick` is False, a quick measurement is ignored. A measurement of uncommitted changes is
+    always ignored.
     """
     path = MEASURED / f"{name}.json"
     if commit is None or " " in commit or not path.exists():

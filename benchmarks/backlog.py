@@ -46,7 +46,7 @@ def write_backlog(folder: Path, rows: int) -> None:
 
 
 def measure(rows: int) -> dict[str, Any]:
-    """Let the monitor read a backlog of `rows` rows, and return time, memory and rows.
+    """Run a monitor over a backlog of `rows` rows, and return time, memory and rows.
 
     The result has wall-clock seconds, processor seconds, peak bytes and the number of rows.
 

@@ -46,7 +46,7 @@ CONFIGS: dict[str, NetworkConfig] = {
     "deepfm": DeepFmConfig(**COLUMNS, tower=(400, 400, 400)),
     "dlrm": DlrmConfig(**COLUMNS, tower=(1024, 1024, 512, 256)),
 }
-"""Networks of the sizes in NVIDIA's samples of DCN, DeepFM and DLRM."""
+"""Networks with the sizes of NVIDIA's samples of DCN, DeepFM and DLRM."""
 TABLES = {"1.2M": sum(SAMPLE_SLOT_SIZES), "10M": 10_000_000, "100M": 100_000_000}
 QUICK_TABLES = {"1.2M": 150_000, "10M": 200_000, "100M": 300_000}
 BATCH, STEPS, PASSES = 65_536, 16, 4
@@ -241,7 +241,8 @@ def new_engine(
 def rates(name: str, *, is_quick: bool) -> StepFigures:
     """Measure rows per second of a network on a table.
 
-    The step compares our engine by precision, plain PyTorch, and TorchRec if it is installed.
+    The step compares our engine at each precision with plain PyTorch, and with TorchRec if it is
+    installed.
     """
     _, network, table = name.split("-")
     step, sizes, config = StepFigures(), GpuSizes.of(is_quick), CONFIGS[network]
@@ -671,7 +672,7 @@ def memory(name: str, *, is_quick: bool) -> StepFigures:
 def serving(name: str, *, is_quick: bool) -> StepFigures:
     """Measure the served graph in ONNX Runtime with the CUDA provider and with the CPU provider.
 
-    The figures are milliseconds per response, and the difference of the scores.
+    The figures are milliseconds per response, and the differences between the scores.
     """
     step = StepFigures()
     try:

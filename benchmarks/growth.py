@@ -74,7 +74,7 @@ def monitor_curve(rates: Sequence[int], least_rows: int) -> Curve:
 
 
 def scale_curves(document: Mapping[str, Any]) -> dict[str, dict[str, Curve]]:
-    """Return curves over rows, by resource and step.
+    """Return one curve over rows for each resource and step.
 
     The resources are processor seconds, bytes of memory and bytes on disk.
     """

@@ -6,10 +6,10 @@ joins clicks, matures rows, measures, decides, and archives as Parquet with fsyn
 generated between the turns, outside the clock. 3.2 % of the rows are clicked. This share agrees
 with the scores, so no policy raises an alarm. Each click arrives one simulated second after its
 prediction. A message has the clicks of 100 requests. The log is either a list of encoded messages
-or the SQLite log. The list shows the lower bound for any backend. With the SQLite log, the cost of
-pulls and acknowledgements is included. A row is counted once it is in a complete archive file. The
-first quarter of all rows does not count. After the first quarter, the number of rows that wait for
-their window or file is the same at the beginning and at the end.
+or the SQLite log. The list shows the lowest cost that any log can have. With the SQLite log, the
+cost of pulls and acknowledgements is included. A row is counted once it is in a complete archive
+file. The measurement leaves out the first quarter of all rows. After the first quarter, the number
+of rows that wait for their window or file is the same at the beginning and at the end.
 
 The simulated clock advances with each turn as if rows arrived at the given rate. Some work, such as
 decisions, is done every ten seconds of event time. The cost of this work per row is therefore
@@ -198,8 +198,8 @@ def measure(
 ) -> dict[str, Any]:
     """Run one monitor in this process until `rows` rows are archived, and return the figures.
 
-    Each turn of the monitor pulls `TICK_PULLS` times. If a turn got more records than it pulls, the
-    backlog would grow without end.
+    Each turn of the monitor pulls `TICK_PULLS` times. If more records arrived in a turn than it
+    pulls, the backlog would grow without end.
     """
     clock = {"time": START}
     traffic, (messages_a_tick, tick_seconds) = (

@@ -15,7 +15,7 @@ PyTorch with sparse gradients differs from plain PyTorch in two points: its tabl
 only the rows of the batch.
 
 TorchRec follows `test_installation.py --cpu_only` of its repository: `DistributedModelParallel`
-with an `EmbeddingBagCollection`, in a group of one process. The network is ours, so only the
+with an `EmbeddingBagCollection`, in a group of one process. The network is our network, so only the
 embeddings differ. TorchRec gets its rows from `ArrayRows`. In this example, the size of a table
 decides its optimizer: SGD for a large table, and Adam for a small table. We therefore measure two
 variants. `TorchRec` keeps each table with dense gradients, and trains all parameters with

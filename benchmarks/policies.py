@@ -1,11 +1,12 @@
 """Measure false alarms and delays of the monitor's policies on planted streams.
 
 Run by `make benchmark-policies`. Stationary streams have an AUC of .80, so that every retrain
-request is a false alarm. In other streams, the AUC falls to .70. Streams with and without a fall
-have three click rates. In further streams, several rows have the same user, and the test bets once
-per row or once per request. The last part simulates hours of traffic under continuous retraining,
-with a release every 0.2, 1 or 5 attribution windows. `tests.support.click_streams` and
-`release_streams` generate the streams, and the policies are the monitor's own.
+request is a false alarm. In other streams, the AUC falls to .70. Streams with and without a fall of
+the AUC are drawn at three click rates. In further streams, several rows have the same user, and the
+test bets once per row or once per request. The last part simulates hours of traffic under
+continuous retraining, with a release every 0.2, 1 or 5 attribution windows.
+`tests.support.click_streams` and `release_streams` generate the streams, and the policies are the
+monitor's own.
 """
 
 import math
@@ -403,11 +404,11 @@ def false_alarms(alarms: Sequence[int | None], bound: float | None) -> dict[str,
 
 
 def delay(found: Sequence[int | None], before: int) -> dict[str, Any]:
-    """Return the median rows from the fall to the request.
+    """Return the median number of rows from the fall to the request.
 
     Returns None if most streams have no request.
 
-    Requests before the AUC falls do not count.
+    Requests before the AUC falls are not counted.
     """
     rows = [
         math.inf if each is None else each - before

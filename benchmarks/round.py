@@ -63,7 +63,8 @@ def round_seconds(
     """Return the duration of a run and of its steps, computed from the notes of the steps.
 
     Raises:
-        ValueError: a step did not end or began before the trigger, so the notes are of another run.
+        ValueError: a step did not end, or it began before the trigger. The notes then belong to
+            another run.
     """
     steps: dict[str, float] = {}
     for note in notes:
@@ -153,8 +154,8 @@ class Bench:
         """Run the pipeline over the next `rows` rows of the lake, and return its seconds.
 
         If the run would contain only a part of its last request, it leaves out the complete
-        request. Returns None if the gate was undecided with so few rows, so that no version was
-        released.
+        request. Returns None if no version was released, because the gate was undecided with so few
+        rows.
         """
         first, before = self._num_read(), promotion_journal.current(self._folders.store)
         parameters: list[str] = []

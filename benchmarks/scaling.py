@@ -100,7 +100,7 @@ def rows_per_second(workers: int, rows_per_worker: int, *, device: Device, netwo
 
 
 def fitted(seconds: dict[int, float]) -> tuple[float, float]:
-    """Return seconds per step and per row, from the step times at two numbers of rows."""
+    """Compute seconds per step and per row from the step times at two numbers of rows."""
     (few, quick), (many, slow) = sorted(seconds.items())
     per_row = (slow - quick) / (many - few)
     return quick - per_row * few, per_row

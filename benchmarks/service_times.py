@@ -66,7 +66,7 @@ def measure(address: str, model: str, *, seconds: float) -> list[dict[str, Any]]
 def _seconds_of_requests(
     client: Any, model: str, requests: Sequence[list[Any]], *, seconds: float
 ) -> list[float]:
-    """Send requests one by one for `seconds`, and return the instance's seconds of each request.
+    """Send requests one by one for `seconds`, and return the instance's time per request.
 
     At least one request is sent.
 

@@ -41,7 +41,7 @@ NUM_ASKED = 8_192
 
 
 def drawn_features(simulator: Simulator, num_rows: int, seed: int) -> FeatureRows:
-    """Return features of `num_rows` random rows, the same for the same seed.
+    """Return the features of `num_rows` random rows. Equal seeds give equal rows.
 
     Some rows contain categories that do not occur in the rows of the fit.
     """

@@ -1,8 +1,8 @@
 """Run the measurements of serving: parity, closed loops, open loops, cold starts, releases.
 
 All servers run all the time, and only one server gets requests at a time. The servers take turns
-within each round. ONNX Runtime runs in this process without a server. Its measurements alternate
-with those of the servers. A percentile is computed within a round. The figure has the median,
+within each round. ONNX Runtime runs in this process without a server. These measurements alternate
+with the servers' measurements. A percentile is computed within a round. The figure has the median,
 minimum and maximum over all rounds. A ratio divides figures of the same round, so that a slow
 moment of the machine affects both.
 """
@@ -116,7 +116,7 @@ class Alone:
         self._session, self._rows = open_graph(graph), rows
 
     def run(self, batch: int, seconds: float, *, threads: int = 1, pause: float = 0.0) -> Answers:
-        """Run batches for `seconds` in each thread, and pause for `pause` seconds before each."""
+        """Run batches for `seconds` in each thread, with a pause of `pause` seconds before each."""
         began = time.monotonic()
         with ThreadPoolExecutor(threads) as pool:
             runs = list(

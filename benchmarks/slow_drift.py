@@ -8,7 +8,8 @@
   is 2^(-a / half-life).
 - Popularity of their categories: the logarithm of the frequency follows another Ornstein-Uhlenbeck
   process.
-- Categories: new ones appear at a rate, are most popular when they are new, and fade.
+- Categories: new categories appear at a constant rate, are most popular when they are new, and
+  fade.
 
 Bias and strength are adjusted so that the click rate and the spread of the logit stay constant. A
 model therefore loses quality with age only because its knowledge is outdated. Seeds and the hour

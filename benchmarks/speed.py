@@ -2,7 +2,7 @@
 
 In a round, our engine and each peer train on the same rows, one after another, in an order that
 changes per round. A ratio compares two measurements of the same round, so that a busy moment of the
-machine affects both. The first round warms up and does not count. At the end, all engines have
+machine affects both. The first round is a warm-up and is not measured. At the end, all engines have
 trained on the same rows with the same batch size, and score the same held-out rows.
 """
 

@@ -59,8 +59,7 @@ CANARY_SECONDS = 30.0
 class ReleaseController:
     """One controller process that repeats its checks in rounds.
 
-    The file `status` is written after each round, so a file that is not updated shows a hanging
-    process.
+    The file `status` is written after each round. If the file is not updated, the process hangs.
     """
 
     watchdog: Watchdog

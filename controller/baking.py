@@ -77,7 +77,8 @@ warm-ups."""
 P99_SECONDS = 10.0
 """Seconds between two readings of the p99."""
 P99_READINGS = 12
-"""Number of p99 readings that are stored and required. The readings span two minutes."""
+"""Number of p99 readings that are stored, and that a comparison requires. The readings span two
+minutes."""
 NONE, BAKES, ROLLED_BACK = "none", "bakes", "rolled_back"
 _RETRY_ROUNDS = 128
 """Maximum number of rounds between two attempts of a failing rollback. The number of rounds doubles

@@ -221,7 +221,7 @@ def _next_share(site: Site, request: ServingRequest) -> float | None:
 
 
 def _supersede(site: Site, states: list[RequestState]) -> None:
-    """Fail the running attempt if a later request supersedes its request."""
+    """Fail the running attempt if a later request supersedes the request of this attempt."""
     line = site.attempt.line
     if site.attempt.state != RUNNING or line is None:
         return

@@ -61,7 +61,7 @@ def rollback(
 def rollback_request(
     settings: SiteSettings, *, to_version: int | None, reason: str
 ) -> ServingRequest:
-    """Return a request of a person for a rollback."""
+    """Return a person's request for a rollback."""
     request = new_request(
         ROLLBACK,
         who=settings.who,

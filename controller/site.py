@@ -92,7 +92,7 @@ class SiteSettings:
     """Name of the served recommender. None means the name in the registry
     (`recommenders.served_name`)."""
     triton_urls: tuple[str, ...] = ()
-    """Addresses of the running servers, see `servers`. If empty, a release is only published, and
+    """Addresses of the running servers (see `servers`). If empty, a release is only published, and
     servers read it when they start."""
     who: str = field(default_factory=whoami)
     """Person, pipeline run or program that makes the change, for the journal."""
@@ -186,7 +186,7 @@ class Attempt:
     is_shown: bool = False
     """Whether clients may have read a plan with the canary."""
     is_blocked: bool = False
-    """Whether a move that was to undo the attempt has failed."""
+    """Whether the undo of the attempt has failed."""
     error: BaseException | None = None
     lost: list[str] = field(default_factory=list)
     """Error messages of everything that could not be restored after a failure."""
@@ -250,7 +250,7 @@ class Site:
 
     @property
     def live(self) -> Promotion | None:
-        """Journal entry that made the current live version live, or None."""
+        """Journal entry that made the live version live, or None."""
         return promotion_journal.current(self.store)
 
     @property

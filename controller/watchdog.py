@@ -212,7 +212,7 @@ class Watchdog:
         # A load alone fixes a wrong version without interrupting the service. A load has no effect
         # on a dead stub, because Triton sees no change, so the model is unloaded first.
         for unload in (True,) if _DEAD_STUB in trouble else (False, True):
-            if name == self._repository.names.model:  # only reloads of the live version count
+            if name == self._repository.names.model:  # only reloads of the live version are counted
                 self.reloads[version] += 1
             trouble = self._trouble(server, name, version, load=True, unload=unload)
             if trouble is None:

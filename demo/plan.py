@@ -311,7 +311,7 @@ def describe_data(data: Path, draft_to: Path) -> DescribedData:
 
 
 def have_times(data: Path, recommender: Recommender) -> bool:
-    """Return whether rows have the event times that their recommender names.
+    """Return whether the rows have the column of event times that their recommender names.
 
     Returns False if the rows cannot be read.
     """
@@ -369,7 +369,7 @@ _MAX_LINE_BYTES = 10_000
 
 
 def columns_to_change(replay: Path, features: Features) -> tuple[str, ...]:
-    """Return the numeric features and the columns with few categories, or all if there are none."""
+    """Return the numeric features and the columns with few categories, or else all features."""
     table = pq.read_table(replay, columns=list(features.categorical))
     most = min(_MAX_CHANGED_VALUES, table.num_rows // _MIN_ROWS_PER_VALUE)
     few = [name for name in features.categorical if pc.count_distinct(table[name]).as_py() <= most]

@@ -83,8 +83,8 @@ class ReplayedDecisions:
     """Whether all decisions equal the monitor's decisions."""
     digest: str
     late_requests: int = 0
-    """Number of requests that reached the monitor after their decision point. Requests that are too
-    late are in the lake but were not used in the decision."""
+    """Number of requests that reached the monitor after their decision point. Requests that arrive
+    too late are in the lake, but the decision did not use them."""
     late_rows: int = 0
     """Number of rows that reached the monitor after the end of their feature bucket."""
 
@@ -127,7 +127,7 @@ class Observations:
 
 @dataclass(frozen=True, kw_only=True)
 class AucNumbers:
-    """Live AUCs of the old version before, during and after the alarm, and of the new version."""
+    """Live AUCs of the old version (before, during and after the alarm) and of the new version."""
 
     threshold: float | None = None
     """Threshold of the monitor for version 1, or None if the gate had no AUC for it."""
@@ -503,7 +503,7 @@ def uncertainties(observed: Observations, summary: DemoSummary) -> Iterator[str]
 def ways_to_turn(
     observed: Observations, summary: DemoSummary, verdicts: Sequence[Verdict]
 ) -> Iterator[str]:
-    """Yield changes that would complete the loop, with figures.
+    """Yield changes of the demo that would complete the loop, with figures.
 
     Yields nothing if a new version was released and measured.
 
@@ -624,7 +624,7 @@ def ingested_sentences(
         made: Output of `evergreen data ingest`.
         replay: File of the rows to replay.
         most: Maximum number of rows to read.
-        has_times: Whether the rows kept their times.
+        has_times: Whether the rows still have their event times.
     """
     yield (
         f"{made['lake_rows']:,} rows for the lake, the {made['replay_rows']:,} after them for the "

@@ -169,8 +169,8 @@ class TritonSettings:
     """Settings of the server's start and stop."""
 
     ready_seconds: float = 60.0
-    """Maximum time from start to ready. If a model's code cannot run, Triton would hang at its
-    start forever."""
+    """Maximum time from start to ready. If a model's code cannot run, Triton hangs at its start
+    forever."""
     stop_seconds: float = 10.0
     """Time from SIGTERM to SIGKILL. An idle server needs 1.5 to 3.5 s to stop."""
     cache_bytes: int | None = None
@@ -186,8 +186,8 @@ class TritonServer:
     on request. The configurations in the repository name the versions. A server that restarts after
     a kill during a release therefore loads the latest published versions.
 
-    Call `start` from a thread that lives longer than the server. The kernel treats the end of that
-    thread as the end of the owner. Paths may contain spaces.
+    Call `start` from a thread that lives longer than the server. For the kernel, the end of that
+    thread is the end of the owner. Paths may contain spaces.
 
     Args:
         repository: Model repository, which is created if it is absent.
@@ -445,7 +445,7 @@ class TritonServer:
             raise
 
     def _is_ready(self) -> bool:
-        # The metrics port opens last. A server that cannot open this port ends. The check calls
+        # The metrics port opens last. If a server cannot open this port, it ends. The check calls
         # gRPC only after that, because a refused gRPC connection would delay the next attempt.
         if not answers(self.metrics_url):
             return False

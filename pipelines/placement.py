@@ -293,9 +293,8 @@ def place(task: dsl.PipelineTask, step: str, placement: Placement) -> dsl.Pipeli
     task.set_caching_options(False)
     num_retries = placement.training_retries if step == "training" else placement.num_retries
     if num_retries:
-        # Argo measures the timeout from the start of the first try. The limit must be long enough
-        # for all tries, each with its maximum time. With a lower limit, Argo would end or skip a
-        # retry.
+        # Argo measures the timeout from the start of the first try. The limit must cover all tries,
+        # each with its maximum time. With a lower limit, Argo would end or skip a retry.
         longest = (num_retries + 1) * (needs.timeout_seconds + _MAX_WAIT_SECONDS)
         task.set_retry(
             num_retries,

@@ -1,4 +1,4 @@
-"""The reference's first half for Triton's python backend: an NVTabular workflow.
+"""First half of the reference for Triton's python backend: an NVTabular workflow.
 
 This model encodes the raw rows of each request like merlin-systems' `WorkflowRunner`. The tensors
 become a data frame, the workflow's operators run on it, and its columns become tensors again. The

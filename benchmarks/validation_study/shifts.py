@@ -226,7 +226,7 @@ def _strike(
 ) -> NDArray[np.bool_]:
     """Return which rows [n] change.
 
-    In a user's column complete requests change, and in other columns single rows.
+    In a user's column, complete requests change. In other columns, single rows change.
     """
     struck = random.random(len(window.request)) < share
     return struck[window.request] if column in USER_COLUMNS else struck

@@ -115,7 +115,7 @@ class Replay:
         """Seconds of the schedule that were skipped because the server or the event log was too
         slow."""
         self.exhausted = False
-        """Whether the source has no more rows."""
+        """Whether all rows of the source were returned."""
         self.failure: str | None = None
         """Why the replay gave up after too many consecutive failures, or None."""
 

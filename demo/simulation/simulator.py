@@ -71,7 +71,7 @@ class Drift:
     """Categorical columns whose planted weights are permuted."""
     new_category_columns: tuple[str, ...] = DRIFT_COLUMNS[:2]
     new_category_share: float = 0.1
-    """Share of those columns' rows that get new categories."""
+    """Share of the rows of these columns that get new categories."""
     new_categories: int = 8
     """Number of new categories per column."""
 
@@ -86,7 +86,7 @@ class Drift:
 
 @dataclass(frozen=True, kw_only=True)
 class Simulator:
-    """Parameters of a simulator, see `Simulator.create`."""
+    """Parameters of a simulator (see `Simulator.create`)."""
 
     seed: int
     click_rate: float
@@ -257,7 +257,7 @@ class LakeReport:
     clicks: int
     days: list[str]
     bayes_auc: float | None
-    """Bayes-optimal AUC of these rows. None unless both classes are present."""
+    """Bayes-optimal AUC of these rows. None if the rows do not contain both classes."""
 
 
 def write_lake(

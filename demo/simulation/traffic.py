@@ -2,9 +2,9 @@
 
 A source returns rows request by request. The module `replay` sends the rows, and `simulation` knows
 the true probabilities. Files are Parquet with the recommender's column names in any order, with or
-without labels. Columns with a fixed served value may be absent. `evergreen data ingest` converts
-other files to Parquet and separates malformed rows. Here, the first malformed value raises an error
-that contains its file and row.
+without labels. A column may be absent if serving replaces it by a fixed value. `evergreen data
+ingest` converts other files to Parquet and separates malformed rows. Here, the first malformed
+value raises an error that contains its file and row.
 """
 
 from collections.abc import Iterator, Sequence
@@ -64,7 +64,7 @@ def read_rows(
 
     Raises:
         ContractError: a file is corrupt or not Parquet, lacks a column, or has an invalid value.
-            The message has the file and the row.
+            The message contains the file and the row.
     """
     for path in files:
         try:

@@ -33,7 +33,7 @@ def _describe(outcome: SimulatedRun, *, objective_ms: float) -> str:
 
     Args:
         outcome: The simulated run.
-        objective_ms: Queue time in milliseconds. A request that waited longer counts as late.
+        objective_ms: Queue time in milliseconds. A request that waited longer is counted as late.
     """
     waits = np.concatenate(outcome.waits)
     counters, wanted = outcome.counters, [moment.wanted for moment in outcome.moments]

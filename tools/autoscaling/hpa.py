@@ -18,7 +18,7 @@ import yaml
 from evergreen.runtime.errors import ContractError
 
 SYNC_SECONDS = 15.0
-"""Seconds between two syncs, the default of kube-controller-manager."""
+"""Seconds between two syncs. The value is the default of kube-controller-manager."""
 _TOLERANCE = 0.1
 """Relative distance from the target within which the number of replicas stays the same. The value
 is the controller's default."""
@@ -26,7 +26,7 @@ is the controller's default."""
 
 @dataclass(frozen=True)
 class ScalingPolicy:
-    """Limit on the change of the number of pods within a period, in pods or per cent."""
+    """Maximum change of the number of pods within a period, in pods or per cent."""
 
     type: str
     value: int

@@ -2,8 +2,9 @@
 
 The model is Triton's dynamic batcher without delay. A free instance takes as many waiting requests
 as fit into a batch. A request that finds the queue full is refused at once. If a request has waited
-too long, it is refused when its turn comes. Triton also checks every half second, so its refusals
-differ by up to half a second. The simulation handles each event at its exact time.
+too long, it is refused when its turn comes. Triton checks the waiting requests every half second
+too, so the times of its refusals differ by up to half a second. The simulation handles each event
+at its exact time.
 
 The duration of a batch comes from a JSON file of measured times, written by
 `benchmarks/service_times.py`. No times were measured on a GPU in this project.
@@ -33,7 +34,7 @@ shipped manifest was chosen for the network `demo`."""
 
 @dataclass(frozen=True)
 class ServiceTimes:
-    """Duration of a batch in seconds by its number of rows, and its distribution."""
+    """Durations of batches in seconds by number of rows, and their distribution."""
 
     rows: tuple[int, ...]
     """Numbers of rows, ascending."""
