@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from evergreen.runtime.errors import ContractError, expect
 
 MAX_LATE_DAYS, _MAX_REPLAY_DAYS = 366, 3_660
-"""A model's manifest lists every file of the days that extraction looks back, so the number of
-these days is limited."""
+"""Both settings are limited, because a model's manifest lists every file of so many days."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,13 +25,13 @@ class ExtractionSettings:
     held out. The training rows and the holdout each contain at least one row. The holdout has fewer
     rows if a baseline was trained on some of them."""
     max_malformed_fraction: float = 0.01
-    """Maximum share of malformed rows in a file, in [0, 1]. A file with a larger share is unfit.
-    Criteo's own files have no malformed rows. The default tolerates a torn line or a bad
-    concatenation, and catches a file whose columns have moved."""
+    """Maximum share of malformed rows in a file, in [0, 1]. If a file has a larger share of
+    malformed rows, the file is unfit. Criteo's own files have no malformed rows. The default
+    tolerates a torn line or a bad concatenation, and catches a file whose columns have moved."""
     max_conflicting_fraction: float = 0.01
     """Maximum share of conflicting rows, in [0, 1]. Two rows conflict if they have the same request
-    id and row number, but different features. Only the newest row of a conflict is used. The step
-    stops if the share is larger, because request and row number then do not identify a row. Copies
+    id and row number, but different features. Only the newest row of a conflict is used. If the
+    share is larger, the step stops, because request id and row number do not identify a row. Copies
     with equal features are not conflicts."""
     max_quarantined_file_fraction: float = 0.1
     """Maximum share of unfit files, in [0, 1], among all files that have rows of the window or late
@@ -52,13 +51,13 @@ class ExtractionSettings:
     after the last row. The length applies if the run does not set `window_start`. 0 = from the
     first row."""
     late_days: int = 1
-    """Late rows: those that reached the lake after the parent was trained, and whose time is before
-    the parent's last row. The value is the maximum age of a late row, in days before the parent's
-    last training row. The limit applies only if the run does not set `window_start`. 0 = no late
-    rows."""
+    """A late row reached the lake after the parent was trained, but its time is before the parent's
+    last row. The value is the maximum age of a late row, in days before the parent's last training
+    row. The limit applies only if the run does not set `window_start`. 0 = no late rows."""
     pass_over: tuple[str, ...] = ()
-    """Patterns of file names relative to the lake that are not read, such as `notes/*`. A file that
-    is neither a click log nor in this list stops the step, because its rows would be missing."""
+    """Patterns of files that are not read, such as `notes/*`. The names are relative to the lake.
+    If another file is not a click log, the step stops, because the rows of the file would be
+    missing."""
     columns: tuple[str, ...] = ()
     """Features to train on. Empty = all."""
     attribution_hours: float = 0.0

@@ -121,8 +121,8 @@ class ListOptions:
     """Type of the elements, as for a categorical feature. If `table` is set, the type is that of
     the feature in `table`."""
     max: int = 10
-    """Maximum number of elements per row. The other elements of a longer list are dropped
-    (`keep`)."""
+    """Maximum number of elements per row. If a list is longer, `keep` decides which elements are
+    dropped."""
     keep: Literal["newest", "oldest"] = "newest"
     """Which elements of a longer list are used: the last ones (`newest`) or the first ones
     (`oldest`)."""
@@ -132,8 +132,8 @@ class ListOptions:
     """Categorical feature whose vocabulary and embedding vectors the list uses. If no table is
     named, the list has its own vocabulary and vectors."""
     embed: int | None = None
-    """Length of the elements' vectors, as for a categorical feature. If `table` is set, the length
-    is that of the vectors of the feature in `table`."""
+    """Length of the elements' vectors, as for a categorical feature. If `table` names a feature,
+    the list uses the vectors of that feature, and their length."""
     separator: str = "|"
     """Text between the elements in a text file. A field in brackets is read as a JSON list,
     whatever the separator is."""
@@ -500,7 +500,7 @@ class Features:
 
     @property
     def places(self) -> Places:
-        """Return the slot and the list of each position on the categorical axis of tensors.
+        """Return the slot of each position on the categorical axis, and the positions of each list.
 
         >>> last, tags = ListOptions(max=2, table="item"), ListOptions(max=1, pool="sum")
         >>> names = {"numeric": (), "categorical": ("user", "item"), "lists": ("last", "tags")}
@@ -640,9 +640,10 @@ class Features:
         return FROM_SCRATCH if self.places_lost(before) else "-p parent=none"
 
     def places_lost(self, other: "Features") -> list[str]:
-        """Return the tensor columns of `other` that rows with these features cannot fill.
+        """Return the tensor columns of `other` that are missing in rows with these features.
 
-        If the two sides keep different elements of a list, all columns of the list are returned.
+        If `self` and `other` keep different elements of a list, all columns of the list are
+        returned.
         """
         lost = [name for name in other.numeric if name not in self.numeric]
         for name, place in zip(other.place_features, other.place_names):
@@ -657,8 +658,8 @@ class Features:
     def joined(self, other: "Features") -> "Features":
         """Return the features of `self` and `other` together.
 
-        Within each kind, features that only `other` has come last. If both have a column, the
-        options of `self` apply.
+        Within each kind, the features of `self` come first, then the additional features of
+        `other`. If both have a column, the options of `self` apply.
 
         >>> other = Features(numeric=("c", "a"), categorical=())
         >>> Features(numeric=("a",), categorical=("b",)).joined(other).names

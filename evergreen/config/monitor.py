@@ -1,6 +1,6 @@
 """The section `monitor`: the rows to compare, the meaning of drift, and when a run is requested.
 
-The settings are divided into classes by concern. In a recommender's file the settings of all
+The settings are divided into classes by concern. In a recommender's file, the settings of all
 concerns form one flat list.
 """
 
@@ -14,8 +14,8 @@ from evergreen.config.spec import Recommender
 from evergreen.runtime.errors import ContractError, expect
 
 _MAX_GRACE_BUCKETS = 8
-"""Maximum grace period, as a number of drift buckets. With the maximum, ten buckets of three
-versions are open at a time, which is the capacity of the drift watch."""
+"""Maximum grace period, as a number of drift buckets. With this maximum, ten buckets of three
+versions are open at a time, and the drift watch has no room for more."""
 _MIN_DECIDE_SECONDS = 0.001
 POLICY_NAMES = ("threshold", "sequential", "data_drift", "schedule")
 """Names of the policies in `monitoring.policies.policies`, in the same order."""
@@ -26,7 +26,8 @@ class EvaluationSettings:
     """Settings of the rows that the policies evaluate, and of how often this happens."""
 
     window_rows: int = 20_000
-    """Number of the newest matured rows of each model version from which the KPIs are computed."""
+    """Number of rows from which the KPIs of a model version are computed: its newest matured
+    rows."""
     attribution_window_seconds: float = 1800.0
     """Time after a prediction in which a click counts, in seconds. The label of a prediction
     becomes final when this time has passed."""
@@ -94,8 +95,8 @@ class PolicySettings:
     """Number of consecutive breaches that confirm a drift. Each decision point counts at most one
     breach."""
     min_rows_since_breach: int = 0
-    """Minimum number of rows that must mature after the first breach. With enough rows, the run can
-    train on data from after the change."""
+    """Minimum number of rows that must mature after the first breach. If there are enough rows, the
+    run can train on rows that are newer than the change."""
     auc_threshold: float = 0.0
     """Minimum AUC of the evaluated windows. A window is a breach if the 95 % interval of its AUC is
     completely below this value. 0 = not set. The policy `threshold` needs a value, because a
@@ -104,8 +105,9 @@ class PolicySettings:
     """Maximum probability of any false alarm between two changes. The bound covers all event time
     between two changes, and all versions released in between."""
     sequential_tolerance: float = 0.02
-    """Tolerance below the lower end of the gate's interval, before the live AUC counts as drift.
-    The tolerance allows for differences between served rows and the gate's rows."""
+    """The live AUC counts as drift if it is more than this tolerance below the lower end of the
+    gate's interval. The tolerance allows for differences between served rows and the gate's rows.
+    """
     drift_buckets: int = 3
     """Consecutive drifted buckets that confirm a data drift."""
     drift_columns: int = 1
@@ -200,7 +202,7 @@ class DriftSettings(DriftThresholds):
     false_discovery_rate: float = 0.01
     """False discovery rate: maximum expected share of false alarms among the columns reported as
     drifted or outlying. If nothing has changed, the false discovery rate is the probability of any
-    alarm in a bucket. The default is below that of validation, because there are many buckets
+    alarm in a bucket. The default is lower than in validation, because many buckets are tested
     between two runs."""
     outlier_drift: float = 0.005
     """Minimum increase of a numeric column's share of outliers that raises an alarm."""

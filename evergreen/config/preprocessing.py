@@ -27,10 +27,10 @@ class PreprocessingSettings:
     """Days without an occurrence in any window after which a category loses its id or its count. 0
     = never."""
     max_candidates: int = 1_000_000
-    """Maximum categories per column that have no id yet and whose counts are saved for the next
-    run. The least frequent categories are dropped first. Among equal counts, the categories that
-    occurred longest ago are dropped first, and then those with higher numbers. A category needs 24
-    bytes of memory."""
+    """Maximum candidates per column. A candidate is a category without an id, whose count is saved
+    for the next run. The least frequent categories are dropped first. Among equal counts, the
+    categories that occurred longest ago are dropped first, and then those with higher numbers. A
+    category needs 24 bytes of memory."""
     partition_rows: int = 250_000
     """Rows that a process has in memory at a time, and rows per output file. A Parquet row group
     with more rows is not split."""

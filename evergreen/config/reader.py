@@ -380,7 +380,7 @@ def _converted(text: str, hint: Any, name: str) -> Any:
     Args:
         text: The text.
         hint: Type of the setting.
-        name: Flag, variable or option from which the text comes, for errors.
+        name: Name of the flag, variable or option with this text, for error messages.
     """
     kind = _bare(hint)
     if kind is bool:

@@ -173,7 +173,7 @@ class Recommender:
         return read_mapping(kind, self.settings.get(name, {}), path=name)
 
     def with_settings(self, changes: Mapping[str, Any]) -> "Recommender":
-        """Return a copy of the recommender with changed settings, given by path.
+        """Return a copy of the recommender with the settings in `settings`, whose keys are paths.
 
         Raises:
             ContractError: a path does not name a section and a setting. The reader of the section

@@ -33,10 +33,11 @@ class SolverSettings:
     """Steps between two readings of the training loss. Each reading of the loss
     waits for the GPU."""
     stage_rows: int = 1_048_576
-    """Rows of one set of Parquet files, which is written while the previous set is trained."""
+    """Number of rows in one set of Parquet files. A set is written while the network is trained on
+    the previous set."""
     call_minutes: float = 30.0
-    """Maximum duration of one call, or of `loss_interval` steps, in minutes. After some errors
-    HugeCTR waits for ever. If HugeCTR exceeds this limit, the step ends with exit code 3, and its
+    """Maximum duration of one call, or of `loss_interval` steps, in minutes. After some errors,
+    HugeCTR waits forever. If HugeCTR exceeds this limit, the step ends with exit code 3, and its
     log has the traceback."""
 
     def __post_init__(self) -> None:
@@ -70,7 +71,7 @@ class TrainingSettings:
     """Decay of Adam's mean of squared gradients, per step."""
     epsilon: float = 1e-7
     """Constant that is added to the square root of Adam's second moment. The moment has no bias
-    correction. Both follow HugeCTR."""
+    correction, as in HugeCTR."""
     batch_size: int = 2048
     """Maximum rows per optimizer step. A step has fewer rows if a pass would otherwise have less
     than `min_steps` steps."""

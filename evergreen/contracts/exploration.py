@@ -3,9 +3,9 @@
 The inference client applies the rule, and logs the propensity of each row. Evaluation weights each
 click by its propensity.
 
-In a list of k >= 2 rows, one of the k - 1 pairs of neighbours is swapped with probability `share`.
-All pairs of neighbours have the same probability of a swap. If no pair is swapped, the list is
-shown in the order of its scores.
+A list of k >= 2 rows has k - 1 pairs of neighbours. With probability `share`, one of these pairs is
+chosen at random, and its rows are swapped. If no pair is swapped, the list is shown in the order of
+its scores.
 
 The propensity of a row is the probability of the position where it was shown:
 - share / (k - 1), if the row belongs to the swapped pair.
@@ -49,7 +49,7 @@ def explored(
 
     Args:
         order: The rows of the list, best first, [k], k >= 1.
-        share: See `check_share`. With a share of 0 the order does not change, and all propensities
+        share: See `check_share`. If the share is 0, the order does not change, and all propensities
             are 1.
         chance: A uniform random number in [0, 1).
 

@@ -2,7 +2,7 @@
 
 Preprocessing writes folders in this format, and training and evaluation read them row by row. The
 first line of the file list is the number of files. Each other line is the path of a file.
-`manifests.TrainingSet` has the columns and types.
+`manifests.TrainingSet` defines the columns and their types.
 """
 
 from collections.abc import Sequence

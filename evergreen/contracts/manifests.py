@@ -239,18 +239,18 @@ class RawDataset(Manifest):
     """Rows left out because another copy of the row is used. The copy has the same features, but a
     different label, time or score."""
     num_conflicting: int = 0
-    """Rows left out because another copy of the row is used, whose features differ."""
+    """Number of rows that were left out because a copy with different features is used."""
     num_ahead: int = 0
     """Rows left out because their event times are in the future. A later run reads these rows. The
-    files of these rows are in `ahead_uri`. Each file in `ahead_uri` has a number of rows and a
-    reason."""
+    files of these rows are in `ahead_uri`. For each file, `ahead_uri` also has the number of rows
+    and the reason."""
     ahead_uri: str | None = None
     num_left_files: int = 0
     """Files that are new to the parent's lineage but too old for this run. The rows in these files
     are older than the limit of late rows, or older than the window that the run sets."""
     num_left_rows: int | None = 0
-    """Number of rows of the files that `num_left_files` counts. None if the rows of a file could
-    not be counted."""
+    """Number of rows in the files that the run left out (`num_left_files`). None if the rows of a
+    file could not be counted."""
     num_straddling_rows: int = 0
     """Rows newer than `last_learned_time` that are neither training rows nor held out, because
     their requests also have training rows. These straddling rows belong to the window of the next
@@ -300,10 +300,10 @@ class RawDataset(Manifest):
     four fields: file (relative to the lake), num_rows (of its footer, or None), reason, and known
     (whether an earlier run of the lineage also left the file out)."""
     unread_files: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Files that the lineage skipped and has not read since, by day and name. Back-filled versions
-    are not included. The value is a time (ISO 8601). The lineage was trained on the rows of the
-    file up to the time in its entry. The time is empty if the lineage was trained on no row of the
-    file. When an unread file becomes readable, its rows are late rows."""
+    """Files that the lineage skipped and has not read since, without back-filled versions. The keys
+    are day and file name. The value is a time (ISO 8601): the lineage was trained on the file's
+    rows up to this time. The time is empty if the lineage was trained on no row of the file. When
+    an unread file becomes readable, its rows are late rows."""
     schema_mismatches: list[dict[str, Any]] = field(default_factory=list)
     """Unexpected columns of the window's files. A column is unexpected if it is unknown, or if it
     contains no numbers although the recommender expects numbers. Each column has one entry with
@@ -356,7 +356,8 @@ class ValidationReport(Manifest):
     decision: str
     """`pass`, `warn` or `fail`: the worst result among the checks."""
     checks: list[RuleCheck]
-    """The worst first. A rule that is off, or had nothing to compare with, has no check."""
+    """Checks of all rules, the worst result first. A rule has no check if it is off, or if it had
+    nothing to compare with."""
     drift: list[dict[str, Any]]
     """Drift of each checked feature, compared with the windows of the parent's lineage. Each entry
     has the form of `evergreen.statistics.comparison.ColumnDrift`. The list is empty if the model
@@ -381,8 +382,9 @@ class ValidationReport(Manifest):
     """Differences between training rows and served rows, one for each feature, in the form of
     `components.validation.skew.SkewEntry`. The list is empty if too few rows could be joined."""
     served: dict[str, Any] | None = None
-    """Counts of the rows that were compared to find skew, as
-    `components.validation.skew.ServedRowFacts`. None if the run names no archive of served rows."""
+    """Numbers of rows in the comparison of training rows with served rows
+    (`components.validation.skew.ServedRowFacts`). None if the run names no archive of served rows.
+    """
     windows_uri: str | None = None
     """Column profiles of all training windows of the lineage, for the next run's drift check. None
     without rows."""
@@ -514,8 +516,7 @@ class Model(Manifest):
     """SHA-256 of the files of each part: `weights`, `workflow` and `statistics`."""
     created_at: str
     window_start: str | None = None
-    """See `RawDataset.window_start`. The start refers to the rows of the model's own run, without
-    late and replayed rows."""
+    """See `RawDataset.window_start`. Late and replayed rows do not count."""
     negative_rate: float = 1.0
     """See `TrainingSet.negative_rate`. The stored weights are already corrected for downsampling,
     so that scores refer to all rows."""
@@ -586,9 +587,10 @@ class RowsQuality:
 
 @dataclass(frozen=True, kw_only=True)
 class ReorderingGain:
-    """Gain in clicks if lists were shown in the candidate's order, estimated from explored lists.
+    """Estimated gain in clicks if lists were shown in the candidate's order.
 
-    Values are None if too few disputed pairs were swapped (`components.evaluation.exploration`).
+    The gain is estimated from explored lists (`components.evaluation.exploration`). Values are None
+    if exploration swapped too few of the pairs that the candidate orders differently.
     """
 
     gain: float | None = None
@@ -716,7 +718,7 @@ CURRENT = "current"
 """Value of the parameters `parent` and `champion`: the model that is live according to the
 promotion journal. If no model is live, the value has the same meaning as `NONE`."""
 NONE = "none"
-"""Value of the parameters `parent` and `champion` that means no model. A run without a parent
+"""Value of the parameters `parent` and `champion` if there is no model. A run without a parent
 trains from scratch. Without a champion, the gate only checks the minimum AUC and the calibration.
 """
 RUN_PARAMETERS = (

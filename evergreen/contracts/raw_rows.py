@@ -28,9 +28,9 @@ column are null for the file's rows."""
 
 SHADOW_TYPES: dict[str, str] = {SHADOW_VERSION: "int32", SHADOW_SCORE: "float32"}
 """Optional columns after the raw columns. A file has these columns if a shadow version scored at
-least one of its rows (`evergreen.registry.traffic_plan`). In rows without shadow scores the columns
-are null. Readers of raw rows select columns by name and skip the shadow columns. Only the reader of
-the canary's evidence reads them."""
+least one of its rows (`evergreen.registry.traffic_plan`). In rows without shadow scores, the
+columns are null. Readers of raw rows select columns by name and skip the shadow columns. Only the
+reader of the canary's evidence reads them."""
 
 CANARY_TYPES: dict[str, str] = {CANARY: "bool"}
 """Optional column that is true in rows that a canary answered. A file without canary rows lacks the
@@ -131,7 +131,7 @@ def microseconds(time: float) -> int:
 
 
 def is_visible(name: str) -> bool:
-    """Return whether readers of a lake or an archive use a file with this name.
+    """Return whether the readers of a lake or an archive read files with the name `name`.
 
     A name with a leading dot or underscore belongs to an unfinished file or a note.
 
@@ -149,7 +149,7 @@ VERSION_PARTITION = "version={version}"
 are numbered from 1. Parquet files directly in the day's folder are version 0, to which the uploader
 appends. Readers use the complete version with the highest number. Readers also use files of version
 0 that arrived after the back-filled version was written. The marker of the back-filled version does
-not name those files (`components.extraction.lake_files`)."""
+not name the later files (`components.extraction.lake_files`)."""
 VERSION_COMPLETE = "_SUCCESS"
 """Marker file in the folder of a complete version. The marker is written last, because files of a
 bucket cannot be renamed. Readers ignore a version without the marker."""

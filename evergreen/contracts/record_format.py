@@ -132,7 +132,7 @@ time."""
 _PREDICTION_ARRAYS = ("positions", "propensities", "shadow_scores")
 """Optional arrays of a prediction record."""
 _FRAME_BYTES, _COLUMN_BYTES = 1000, 8
-"""Maximum bytes of a message in addition to the numbers in its arrays. `_FRAME_BYTES` covers the
+"""Maximum size of a message in bytes, without the numbers in its arrays. `_FRAME_BYTES` covers the
 ids, the names and the digest. `_COLUMN_BYTES` covers the tag and the length of each feature."""
 
 
@@ -315,7 +315,7 @@ class RecordFormat:
         before: float = END_OF_TIME,
         versions: Container[int] | None = None,
     ) -> tuple[list[tuple[Predictions, NDArray[np.int64]]], list[int]]:
-        """Decode messages in bulk, and find those that must be decoded one at a time by `decode`.
+        """Decode messages in bulk, and find the messages that `decode` must decode one at a time.
 
         A message can be decoded in bulk if it has all columns, but no propensities and no shadow
         scores. Messages with the same number of rows are decoded together.
@@ -391,7 +391,7 @@ class RecordFormat:
         Returns 0 if no valid record has these sizes.
         """
         num_rows, rest = divmod(score_bytes, _ARRAYS["float"].itemsize)
-        # The encoding adds bytes to the numbers of the features. Without this check, a corrupt
+        # The encoded features are longer than the features' numbers. Without this check, a corrupt
         # message could request a layout of any size.
         is_valid = (
             not rest
@@ -515,8 +515,8 @@ class _Layout:
         whole = _serialized(kind(**{name: bytes(size * num_rows) for name, size in columns}))
         self.size = len(whole)
         self.heads: list[tuple[str, bytes]] = []
-        """For each field, its name and the bytes before its numbers, which are the tag and the
-        length."""
+        """Name and head of each field. The head is the bytes of the tag and the length, which
+        precede the numbers."""
         self.starts: dict[str, int] = {}
         end = 0
         for name, size in columns:
@@ -633,7 +633,7 @@ def _line(row: _FieldRow) -> str:
 def _message_types(messages: Mapping[str, tuple[_FieldRow, ...]]) -> tuple[Any, Any]:
     """Return the Protobuf classes for `LogRecord` and `Features`.
 
-    In the class for `LogRecord`, arrays and features are plain fields of bytes.
+    In the class for `LogRecord`, the type of arrays and features is `bytes`.
     """
     file = descriptor_pb2.FileDescriptorProto(
         name="record.proto", package="evergreen", syntax="proto3"

@@ -63,8 +63,8 @@ def open_publisher(url: str, *, clock: Callable[[], float] = time.time) -> Publi
     """Open the log that `url` names for writing. No permission to read the log is needed.
 
     Raises:
-        ContractError: the scheme or an option is unknown, or the URL lacks a part, or a folder or
-            library is missing.
+        ContractError: the scheme or an option is unknown, a part of the URL is missing, or a folder
+            or library does not exist.
         TemporaryError: the log cannot be opened now.
     """
     parts = _parse_one(url)

@@ -1,4 +1,4 @@
-"""The training profile with which a model's served rows are compared, and its score histogram.
+"""Reference for a model's served rows: the profile of its training rows, and a histogram of scores.
 
 Validation profiles the training rows. Evaluation counts the scores that the candidate gave to the
 held-out rows. The monitor reads both files, which it finds by the model's id:
@@ -12,10 +12,10 @@ alarm about changes on which the model is already trained.
 The training rows are split into two halves, block by block. The choosing half determines the listed
 values and the bounds of outliers. The profile contains only the fair half, which is an unbiased
 sample for the cells that the choosing half determined. In the choosing half, chance makes the
-listed values more frequent and the unlisted values less frequent. To measure the bias, 20,000 rows
-were used both to choose the cells and as the profile. In a column with 20,000 values, a chi-square
-test at 5 % reported drift in 73 % of the stationary buckets. In a column with 1,500 values, the
-same test reported drift in all buckets.
+listed values more frequent and the unlisted values less frequent. To measure this bias, the cells
+were chosen from 20,000 rows, and the same rows were profiled. In a column with 20,000 values, a
+chi-square test at 5 % reported drift in 73 % of the stationary buckets. In a column with 1,500
+values, the chi-square test reported drift in all buckets.
 """
 
 import json
@@ -102,7 +102,7 @@ class TrainingReference:
     def features(self) -> Features:
         """Return the features of the training rows.
 
-        Among the options of lists, only the lengths are set.
+        In the options of lists, only `max` is set.
         """
         return Features(
             numeric=self.numeric,

@@ -39,10 +39,10 @@ def homogeneity(now: Counts, before: Counts, design: float | Floats) -> float | 
     """Return the p-value of the hypothesis that two samples have the same distribution.
 
     The p-value is twice the smaller of two p-values. The first p-value comes from Pearson's
-    chi-square over all cells, which detects many small changes. The second p-value is that of
-    `proportion` for the cell that changed most, multiplied by the number of cells. The second
-    p-value detects one change among many cells. Before the tests, neighbouring cells are merged
-    (`_taken_together`).
+    chi-square over all cells, which detects many small changes. The second p-value comes from
+    `proportion` for the cell that changed most, and is multiplied by the number of cells. The
+    second p-value detects a single change among many cells. Before the tests, neighbouring cells
+    are merged (`_taken_together`).
 
     If the cells have different design effects, the chi-square is divided by their mean. The degrees
     of freedom are reduced according to the variation of the design effects. The reduction follows
@@ -73,7 +73,7 @@ def homogeneity(now: Counts, before: Counts, design: float | Floats) -> float | 
 def _taken_together(
     now: Counts, before: Counts, design: float | Floats
 ) -> tuple[Counts, Counts, Floats]:
-    """Merge neighbouring cells, and return both samples' rows and the design effects, each [g].
+    """Merge neighbouring cells, and return the rows of each sample and the design effects, all [g].
 
     Each merged cell has an expectation of at least `MIN_EXPECTED` rows in the smaller sample. Both
     samples must have rows.
@@ -103,15 +103,15 @@ def mean_design(rows: Counts, designs: Floats) -> tuple[float, float]:
 
 
 def proportion(a: int, n: int, *, b: int, m: int, design: float) -> float | None:
-    """Return the p-value of the test that `a` of `n` rows and `b` of `m` rows have the same share.
+    """Return the p-value of the hypothesis that the shares `a` / `n` and `b` / `m` are equal.
 
     The test is the likelihood ratio test with Yates' correction for continuity (Contingency tables
     involving small numbers, 1934). The correction moves each count by half an independent row. The
-    correction makes p-values accurate even for a few rows. An example has two samples of equal
-    size, and 10 independent rows that are all in one sample. The exact test gives 0.0020, this test
-    gives 0.0017, and the test without the correction gives 0.0002. Without the correction,
-    unchanged windows of 20,000 rows had 7 times too many p-values below 0.0005 in columns of many
-    rare categories (measured).
+    correction makes p-values accurate even for a few rows. For example, two samples have equal
+    sizes, and 10 independent rows with the property are all in one sample. The p-value is 0.0017,
+    or 0.0002 without the correction. The exact test gives 0.0020. Without the correction, unchanged
+    windows of 20,000 rows had 7 times too many p-values below 0.0005 in columns of many rare
+    categories (measured).
 
     Returns None if a sample is empty.
     """
@@ -163,9 +163,9 @@ def adjusted(p_values: Sequence[float]) -> list[float]:
     """Return Benjamini and Hochberg's adjusted p-values.
 
     If all hypotheses with adjusted values up to a rate are rejected, the expected share of false
-    discoveries among them is at most that rate. If nothing has changed, the rate is the probability
-    of any discovery. The procedure is valid for independent tests and for positively dependent
-    tests, such as those of columns that have missing values in the same rows.
+    discoveries among them is at most that rate. If nothing has changed, the probability of any
+    discovery is at most that rate. The procedure is valid for independent tests and for positively
+    dependent tests, such as those of columns that have missing values in the same rows.
 
     >>> adjusted([0.01, 0.04, 0.03])
     [0.03, 0.04, 0.04]
@@ -200,7 +200,7 @@ class Clustered:
     """Number of requests. 0 = unknown."""
 
     def mean_rows(self) -> float | None:
-        """Return the mean number of rows in the request of a randomly chosen row.
+        """Return the mean number of rows per request, where each request is weighted by its rows.
 
         The result is at least 1. Returns None if the number is unknown.
         """
@@ -228,7 +228,7 @@ def correlations(samples: tuple[Clustered, ...]) -> tuple[Floats, float]:
 def _agreement(sample: Clustered) -> tuple[Floats, Floats]:
     """Measure for each cell how much more the rows of one request agree than chance predicts.
 
-    Returns the agreement above chance and its maximum, both [k].
+    Returns two arrays, both [k]: the agreement above chance, and the maximum of this agreement.
     """
     beyond, possible = np.zeros(len(sample.counts)), np.zeros(len(sample.counts))
     if sample.requests < 2 or not sample.rows:
@@ -273,8 +273,9 @@ def own_designs(correlation: Floats, now: Clustered, before: Clustered) -> tuple
 def comparison_design(correlation: Floats, now: Clustered, before: Clustered) -> Floats:
     """Return the design effect of the difference between two samples' shares, [k].
 
-    The result is the mean of the samples' own design effects, weighted by their variances. The
-    result is 1 if at least one sample has no rows. The arguments are the same as in `own_designs`.
+    The result is a weighted mean of the design effects of the two samples. The weights are the
+    variances of the shares. The result is 1 if at least one sample has no rows. The arguments are
+    the same as in `own_designs`.
     """
     if not now.rows or not before.rows:
         return np.ones(len(correlation))
@@ -336,7 +337,7 @@ def _relative_entropy(p: Floats, q: Floats) -> float:
 
 
 def divergence(now: Counts, before: Counts, design: float | Floats) -> Effect | None:
-    """Return the Jensen-Shannon divergence of two samples in bits, minus what chance adds.
+    """Return the bias-corrected Jensen-Shannon divergence of two samples, in bits.
 
     If both samples have the same distribution, chance alone adds (K - 1) s to the divergence, by
     chi-square asymptotics. In this formula, s = design (1/n + 1/m) / (8 ln 2), and K is the number
@@ -377,7 +378,7 @@ def share_change(a: int, n: int, *, b: int, m: int, design: float) -> Effect | N
 
 
 def detectable_share(share: float, *, n: int, m: int, design: float, level: float) -> float:
-    """Return the smallest change of a share that a test detects with probability `POWER`.
+    """Return the smallest change that a test of a share detects with probability `POWER`.
 
     The result is never above 1.
 

@@ -27,8 +27,8 @@ ABSENT = 0
 _MAX_NAME_BYTES = 900
 """Longest name in UTF-8 bytes. Cloud Storage allows 1024 bytes including the prefix."""
 _MAX_PART_BYTES = 200
-"""Longest part between two slashes in bytes. File systems allow 255 bytes, and the name of a
-temporary file has an additional suffix."""
+"""Maximum length in bytes of a name between two slashes. File systems allow 255 bytes, and the name
+of a temporary file has an additional suffix."""
 
 _BUFFER_BYTES = 1 << 20
 
@@ -104,9 +104,9 @@ class Objects(Protocol):
         The bytes are verified and flushed to disk. For a bucket, the call resumes an earlier call
         that ended by a lost connection or a kill. If `part` has content, it counts as the first
         bytes of the object, and only the remaining bytes are requested. The complete file is
-        compared with the CRC32C of the listing. After a mismatch the download starts again from the
-        first byte, a limited number of times. After an error `part` still contains the bytes that
-        have arrived. Only one call at a time may use the same `part`.
+        compared with the CRC32C of the listing. After a mismatch, the download starts again from
+        the first byte, a limited number of times. After an error, `part` still contains the bytes
+        that have arrived. Only one call at a time may use the same `part`.
 
         Args:
             wanted: Entry of the object, as returned by `list`.
@@ -125,8 +125,8 @@ class Objects(Protocol):
         Args:
             name: Name of the object.
             content: Bytes of the object, or a local file to copy.
-            if_generation: Generation that the write may replace. With `ABSENT` the object is
-                written only if it does not exist. With None the object is always written.
+            if_generation: Generation that the write may replace. With `ABSENT`, the object is
+                written only if it does not exist. With None, the object is always written.
 
         Raises:
             Changed: the object has another generation.
@@ -237,7 +237,7 @@ class Download(NamedTuple):
 def download_all(objects: Objects, downloads: Sequence[Download]) -> None:
     """Download every object to its path, the largest object first.
 
-    After the first failure no new transfer starts. A later call continues with the bytes that have
+    After the first failure, no new transfer starts. A later call continues with the bytes that have
     arrived. All paths must differ.
 
     Raises:

@@ -44,7 +44,7 @@ def close_consumer(consumer: Consumer) -> None:
     answers or when the process ends, and other readers get its partitions when its session times
     out. The second fault: a rebalance may still wait for its callback when closing begins. If the
     group has already ended, the callback blocks forever while it holds Python's interpreter lock.
-    For this reason the function ends rebalances before it closes the client.
+    For this reason, the function ends rebalances before it closes the client.
     """
     deadline = time.monotonic() + _CLOSE_SECONDS
     _end_rebalances(consumer, deadline)

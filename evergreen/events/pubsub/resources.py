@@ -271,8 +271,8 @@ def publish_all(
     """Publish (data, attributes) messages, and wait until Pub/Sub has confirmed all of them.
 
     Raises:
-        TemporaryError: at least one message was not confirmed within `seconds`. Messages other than
-            the unconfirmed ones are stored.
+        TemporaryError: at least one message was not confirmed within `seconds`. All confirmed
+            messages are stored.
         PermanentError: Pub/Sub refuses at least one message permanently.
     """
     deadline = time.monotonic() + seconds

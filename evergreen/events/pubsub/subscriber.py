@@ -1,15 +1,15 @@
 """The reading side of a Pub/Sub log: a thread fills a bounded queue that `pull` empties.
 
-The thread sends one pull request after the other. Each pull waits at Pub/Sub until there is a
-message, and leases the message for `lease_seconds`. A message that is not acknowledged before its
-lease ends is dropped from the queue, and Pub/Sub delivers it again. The caller stores a message
-before it acknowledges it. `ReadMark` estimates the watermark of the log.
+The thread sends pull requests, one at a time. Each pull waits at Pub/Sub until there is a message,
+and leases the message for `lease_seconds`. A message that is not acknowledged before its lease ends
+is dropped from the queue, and Pub/Sub delivers it again. The caller stores a message before it
+acknowledges it. `ReadMark` estimates the watermark of the log.
 
 Dead letters have their own topic. A dead letter is the original payload with id, reason and time as
-attributes. If Pub/Sub itself moved a message to this topic, the message has no reason. Pub/Sub
-cannot list messages without pulling them. While one call lists or replays dead letters, another
-call of this kind sees fewer messages. If a process is killed while it lists or replays dead
-letters, the next calls see fewer messages for `lease_seconds`.
+attributes. If Pub/Sub itself moved a message to this topic, the message has no attribute with a
+reason. Pub/Sub cannot list messages without pulling them. While one call lists or replays dead
+letters, another call of this kind sees fewer messages. If a process is killed while it lists or
+replays dead letters, the next calls see fewer messages for `lease_seconds`.
 """
 
 import logging
@@ -39,7 +39,7 @@ _REASON = "reason"
 _DEAD_LETTERED_AT = "dead_lettered_at"
 """Attribute of a dead letter: its time in seconds since the epoch."""
 _DELIVERY_COUNT = "CloudPubSubDeadLetterSourceDeliveryCount"
-"""Attribute that Pub/Sub adds to a message that Pub/Sub itself moved to the dead-letter topic."""
+"""Attribute of a message that Pub/Sub itself moved to the dead-letter topic."""
 _CHUNK = 1000
 """Highest number of messages per request."""
 
@@ -198,8 +198,8 @@ logger = logging.getLogger(__name__)
 _PULL_SECONDS = 30.0
 """Longest wait of one pull for a message."""
 _STEADY_SECONDS = 1.0
-"""Seconds after which a waiting pull has certainly reached Pub/Sub. If Pub/Sub refuses a pull, it
-does so far sooner."""
+"""Seconds after which a waiting pull has certainly reached Pub/Sub. A refusal arrives in a much
+shorter time."""
 _GRACE_SECONDS = 3.0
 """Longest outage in seconds that is not reported as a problem, because servers restart."""
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.5, 30.0
