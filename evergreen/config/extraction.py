@@ -42,10 +42,10 @@ class ExtractionSettings:
     replay_share: float = 0.0
     """Share of older rows among the training rows, in [0, 1). 0 = only rows of the window."""
     replay_days: int = 7
-    """Number of days before the window from which older rows are drawn: the newest days that have
-    rows. Older rows are used for training. The gate also measures the model on older rows, to show
-    what the model has forgotten. The measurement reads as many older rows as the holdout has, at
-    most 100,000, for any `replay_share`. 0 = no older row is read."""
+    """Number of days from which older rows are drawn for training. They are the newest days before
+    the window that have rows. The gate also measures the model on older rows, to show what the
+    model has forgotten. The measurement reads as many older rows as the holdout has, at most
+    100,000, for any `replay_share`. 0 = no older rows are read."""
     full_days: float = 0.0
     """Length of the window in days if the run has no parent. The window ends at `window_end`, or
     after the last row. The length applies if the run does not set `window_start`. 0 = from the
@@ -59,10 +59,10 @@ class ExtractionSettings:
     If another file is not a click log, the step stops, because the rows of the file would be
     missing."""
     columns: tuple[str, ...] = ()
-    """Features to train on. Empty = all."""
+    """Features to train on. Empty = all features."""
     attribution_hours: float = 0.0
-    """Hours after a row in which its click may still arrive. The next run reads the rows that are
-    younger than this number of hours. 0 = labels are final."""
+    """Maximum delay of a click after its row, in hours. Rows that are younger than this delay are
+    left to the next run. 0 = labels are final."""
 
     def __post_init__(self) -> None:
         expect(self, "more than 0 and less than 1", lambda value: 0 < value < 1, "holdout_fraction")
@@ -100,7 +100,7 @@ class ExtractionSettings:
         return round(self.attribution_hours * 3_600_000_000)
 
     def num_replayed(self, num_train_rows: int) -> int:
-        """Return the number of old rows that are `replay_share` of all training rows.
+        """Return how many old rows give the share `replay_share` of all training rows.
 
         >>> ExtractionSettings(replay_share=0.2).num_replayed(1000)
         250

@@ -95,10 +95,10 @@ class CategoricalOptions:
     """Value that the served model uses in every row instead of the row's own, such as 1 for the
     position of an item in a list. Training uses the real values, so that the network learns their
     effect. With a fixed position, the model does not rank an item higher only because the item was
-    shown at a high position before. The gate also evaluates the model with this value, so that the
-    mean score of the rows that were served with the value equals the click rate of these rows. A
-    request may omit a feature that is served with a fixed value. A logged row without the feature
-    does not help to learn the feature's effect."""
+    shown at a high position before. The gate also evaluates the model with this value. In rows that
+    were served with the value, the mean score then equals the click rate. A request may omit a
+    feature that is served with a fixed value. A logged row without the feature contributes nothing
+    to the learned effect of the feature."""
     embed: int | None = None
     """Length of the categories' vectors, at least 1. null = the model's `embedding_dim`. Only the
     network `dcn` supports vectors of different lengths. The other networks multiply vectors with
@@ -213,8 +213,8 @@ class NumericOptions:
     `minmax` (0 to 1), with statistics of the first run's rows. If all values of the first run are
     equal, this step only subtracts their common value. `quantile_buckets(n)` converts the number to
     one of n buckets, which have about equally many rows of the first run. `quantile_buckets` is
-    used alone or after a `clip`. Each bucket has an embedding vector, and so has a missing value.
-    The vector replaces the dense input. Equal quantiles are merged, so that there are fewer
+    used alone or after a `clip`. Each bucket has an embedding vector, which replaces the dense
+    input. A missing value has a vector too. Equal quantiles are merged, so that there are fewer
     buckets. Later runs reuse the buckets and the scaling. The quantiles are exact (NumPy's method
     `higher`), and the first run needs 12 bytes for each distinct value of the column."""
     embed: int | None = None

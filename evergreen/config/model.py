@@ -50,7 +50,7 @@ class NetworkConfig:
     tower: tuple[int, ...] = (128, 64)
     """Widths of the tower's hidden layers."""
     dropout: float = 0.0
-    """Share of tower activations that training sets to zero. 0 = none."""
+    """Share of tower activations that training sets to zero. 0 = no dropout."""
 
     def __post_init__(self) -> None:
         _require_at_least(0, "num_dense", self.num_dense)

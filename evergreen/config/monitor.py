@@ -29,8 +29,8 @@ class EvaluationSettings:
     """Number of rows from which the KPIs of a model version are computed: its newest matured
     rows."""
     attribution_window_seconds: float = 1800.0
-    """Time after a prediction in which a click counts, in seconds. The label of a prediction
-    becomes final when this time has passed."""
+    """Attribution window, in seconds: maximum delay of a click after its prediction. The label of a
+    prediction becomes final when this time has passed."""
     decide_seconds: float = 10.0
     """Event time between two decision points, in seconds. Decision points are the multiples of this
     interval."""
@@ -87,8 +87,8 @@ class PolicySettings:
     requested if any of these policies decides to retrain, and the first of them gives the reason.
     """
     notify_only: str = ""
-    """Comma-separated policies whose confirmed drift only notifies people and starts no run, such
-    as `data_drift`."""
+    """Comma-separated names of policies that start no run, such as `data_drift`. If such a policy
+    confirms a drift, people are notified."""
     min_clicks: int = 200
     """Minimum clicks, and minimum rows without a click, of a window that is evaluated."""
     consecutive_breaches: int = 3

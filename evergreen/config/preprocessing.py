@@ -24,8 +24,8 @@ class PreprocessingSettings:
     """Frequency threshold: minimum count of a category in the training rows, summed over runs,
     before it gets its own id. At least 1."""
     category_ttl_days: float = 0.0
-    """Days without an occurrence in any window after which a category loses its id or its count. 0
-    = never."""
+    """A category loses its id or its count if it occurs in no window for this number of days. 0 =
+    categories never expire."""
     max_candidates: int = 1_000_000
     """Maximum candidates per column. A candidate is a category without an id, whose count is saved
     for the next run. The least frequent categories are dropped first. Among equal counts, the

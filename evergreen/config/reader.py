@@ -198,7 +198,7 @@ def add_flags(
         kind: The section.
         prefix: Text before the name in each flag, such as `triton_`.
         variables: Prefix of the environment variables with the defaults, for the help text. Empty =
-            none.
+            the flags have no variables.
     """
     for name, setting in flat_settings(kind).items():
         default = (

@@ -114,9 +114,9 @@ class BakingSettings:
     """Maximum probability that a good version is ever rolled back because of its outcomes or
     scores."""
     max_auc_loss: float = 0.02
-    """Maximum AUC loss on live traffic. The reference is the AUC that the gate measured, or the
-    predecessor's live AUC if that was lower. The reference uses the lower end of the 95 % interval
-    of each AUC."""
+    """Maximum AUC loss on live traffic, compared with a reference. The reference is the AUC at the
+    gate or the predecessor's live AUC, whichever is lower. For each AUC, the lower end of the 95 %
+    interval is used."""
     max_calibration_ratio: float = 1.5
     """Maximum ratio of observed to predicted clicks, and of predicted to observed clicks."""
     min_click_rate_ratio: float = 0.5
@@ -132,7 +132,8 @@ class BakingSettings:
     """Maximum ratio of the time in the model to the predecessor's time, both at the 99th
     percentile."""
     max_reloads: int = 2
-    """Maximum reloads of the version by a server because its answers were wrong or absent."""
+    """Maximum number of reloads of the version. A server reloads a version if its answers are wrong
+    or absent."""
 
     def __post_init__(self) -> None:
         for name, low, high in _BOUNDS:

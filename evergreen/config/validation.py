@@ -32,7 +32,7 @@ class ValidationSettings(DriftThresholds):
     """
 
     actions: dict[str, str] = field(default_factory=dict)
-    """Actions of rules that differ from their default in `RULES`, such as `{"column_empty":
+    """Actions that differ from the rule's default in `RULES`, such as `{"column_empty":
     "warn"}`."""
 
     mean_drift: float = 0.1

@@ -1,8 +1,8 @@
-"""Checks of a decision, each with a measured value, a limit and a result, and their text form.
+"""Checks of a decision, and their text form.
 
-Validation, the gate, the canary and the baking produce checks. Pages and messages display the
-checks. A decision is a list of checks, and the worst check decides. All text about a decision is
-built in this module.
+A check has a measured value, a limit and a result. Validation, the gate, the canary and the baking
+produce checks. Pages and messages display the checks. A decision is a list of checks, and the worst
+check decides. All text about a decision is built in this module.
 """
 
 import math

@@ -202,8 +202,9 @@ class RawDataset(Manifest):
     not set a start, the window begins a number of days before its end, or directly after the
     parent's last training row. None = the window starts with the first row."""
     window_end: str | None
-    """End of the window, exclusive. If the run sets an end, the window ends earlier by the hours
-    that are reserved for the next run. None means that the window ends with the last row."""
+    """End of the window, exclusive. If the run sets an end, the window ends `attribution_hours`
+    earlier, because the next run reads the rows of these hours. None means that the window ends
+    with the last row."""
     first_event_time: str
     """Time of the oldest row of the window. Late rows (`num_late_rows`) can be older than the
     window."""
@@ -228,7 +229,8 @@ class RawDataset(Manifest):
     reasons."""
     malformed_uri: str | None
     num_duplicates: int
-    """Rows left out because another row has the same `request_id`, `row` and content."""
+    """Number of rows that were left out because another row has the same `request_id`, `row` and
+    content."""
     digest: str
     """SHA-256 of the Parquet files, used as the version of the data."""
     parent_model_id: str | None = None
@@ -236,8 +238,8 @@ class RawDataset(Manifest):
     champion_model_id: str | None = None
     """Model with which the candidate is compared. None = no comparison."""
     num_updated: int = 0
-    """Rows left out because another copy of the row is used. The copy has the same features, but a
-    different label, time or score."""
+    """Number of rows that were left out because another copy of the row is used. The copy has the
+    same features, but a different label, time or score."""
     num_conflicting: int = 0
     """Number of rows that were left out because a copy with different features is used."""
     num_ahead: int = 0
@@ -252,9 +254,9 @@ class RawDataset(Manifest):
     """Number of rows in the files that the run left out (`num_left_files`). None if the rows of a
     file could not be counted."""
     num_straddling_rows: int = 0
-    """Rows newer than `last_learned_time` that are neither training rows nor held out, because
-    their requests also have training rows. These straddling rows belong to the window of the next
-    run, like the held-out rows."""
+    """Number of straddling rows. They are newer than `last_learned_time`, and some rows of their
+    requests are training rows. Straddling rows are neither used for training nor held out, and
+    belong to the window of the next run."""
     replay_uri: str | None = None
     """Folder of training rows that were drawn from days before the window. The schema is that of
     `train_uri`. None = no replay."""
@@ -391,7 +393,7 @@ class ValidationReport(Manifest):
 
     @property
     def findings(self) -> list[RuleCheck]:
-        """Checks of rules that have a finding, including findings that pass as `info`."""
+        """Return the checks with a finding, including findings with the action `info`."""
         return [check for check in self.checks if check.action]
 
 
@@ -534,8 +536,8 @@ class Model(Manifest):
     """Days of the rows on which the model was trained in its own run. Each day has its version (see
     `RawDataset.seen_days`)."""
     files: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Files that were in the lake at the time of the model's run (see `RawDataset.files`). A file
-    that is not listed here counts as late."""
+    """Files that were in the lake at the time of the model's run (see `RawDataset.files`). If a
+    file is not in this list, it is a late file."""
     unread_files: dict[str, dict[str, str]] = field(default_factory=dict)
     """See `RawDataset.unread_files`."""
     recommender: Recommender

@@ -1,12 +1,12 @@
 """Raw rows: each row is one shown item with its features, its label and its version.
 
-The version is the model version that served the item. Users' files, the simulator and the monitor's
-archive write raw rows. Extraction, validation, preprocessing and serving read raw rows.
-`evergreen.config.features` defines the features.
+The version is the model version that served the item. Raw rows are in users' files, and the
+simulator and the monitor write raw rows. Extraction, validation, preprocessing and serving read raw
+rows. `evergreen.config.features` defines the features.
 
-Raw rows are Parquet: `label` int32, then the features (null if missing), then the log columns. Rows
-of a lake have the same columns, but a column of categories may contain strings instead
-(`lake_types`). The monitor's archive contains categories only.
+The columns of a raw Parquet file are `label` (int32), the features (null if missing), and the log
+columns. Rows of a lake have the same columns, but a column of categories may contain strings
+instead (`lake_types`). The monitor's archive contains categories only.
 """
 
 from collections.abc import Sequence

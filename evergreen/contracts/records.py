@@ -346,7 +346,7 @@ def _joined_or(
 ) -> NDArray[Any]:
     """Concatenate arrays.
 
-    A None in place of an array stands for rows that all have the value `missing`.
+    If an array is None, all its rows get the value `missing`.
     """
     return np.concatenate(
         [

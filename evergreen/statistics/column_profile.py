@@ -221,9 +221,9 @@ def find_sums(wanted: Ints, values: Ints, sums: Ints) -> Ints:
 
 
 def most_frequent(values: Ints, sums: Ints, limit: int) -> tuple[Ints, Ints, int]:
-    """Return the most frequent values, their sums, and the row count of the first dropped value.
+    """Return the most frequent values, their sums, and the rows of the most frequent dropped value.
 
-    The last number is 0 if no value is dropped.
+    The third result is 0 if no value is dropped.
 
     Args:
         values: Distinct values, [n].

@@ -346,7 +346,7 @@ def calibration(
 def expected_calibration_error(
     labels: ArrayLike, scores: ArrayLike, *, bins: int = _ECE_BINS
 ) -> float | None:
-    """Return the mean difference between predicted and observed click rate over equal bins.
+    """Return the mean absolute difference between the mean score and the click rate of a bin.
 
     The error is the sum over bins of (rows of the bin / rows) |mean score - click rate| (Naeini et
     al. 2015). The bins split the rows by rank (Nixon et al. 2019), because at click rates of a few

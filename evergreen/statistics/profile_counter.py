@@ -194,8 +194,8 @@ class ProfileCounter:
 
         Args:
             batch: Rows with the columns of the features, label and request id.
-            first_row: Number of the batch's first row in the table. None means that the batch
-                follows the rows that were counted before.
+            first_row: Number of the batch's first row in the table. If None, the batch follows the
+                rows counted so far.
         """
         if not batch.num_rows:
             return

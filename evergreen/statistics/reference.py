@@ -90,8 +90,8 @@ class TrainingReference:
     bounds: dict[str, Bounds]
     """For each numeric column of the profile, the bounds outside which values are outliers."""
     numeric: tuple[str, ...]
-    """Numeric features of the training rows in file order, including those that the model does not
-    use."""
+    """Numeric features of the training rows in file order, including features that the model does
+    not use."""
     categorical: tuple[str, ...]
     lists: dict[str, int] = field(default_factory=dict)
     """Number of positions that each list has on the categorical axis, in the order of the lists."""

@@ -8,10 +8,10 @@ Rows of one request are correlated. For each cell, the correlation between two r
 estimated from two numbers: the cell's rows, and their sum of squares over requests. The tests use
 the design effect of the comparison, which follows from the correlation (Kish, Survey Sampling,
 1965: 1 + (rows of a request - 1) x correlation). For example, all 64 rows of a request have the
-same user but different items. In a column of the user, each of the 64 rows counts as 1/64 of an
-independent row. In a column of the item, each row counts as one independent row. The correlation of
-each sample is measured around the sample's own shares, so that a difference between the samples
-does not increase it.
+same user but different items. In a column about the user, the 64 rows together are equivalent to
+one independent row. In a column about the item, the 64 rows are equivalent to 64 independent rows.
+The correlation of each sample is measured around the sample's own shares, so that a difference
+between the samples does not increase it.
 
 The Jensen-Shannon divergence has the same definition as in TFDV's comparator
 (`tensorflow_data_validation/anomalies/metrics.cc`). Shares are relative to the listed counts,

@@ -323,11 +323,11 @@ class BucketObjects:
             return str(found.crc32c), int(found.size)
 
     def _crc32c_of(self, blob: Any) -> str | None:
-        """Request the checksum of the write that was read.
+        """Request the checksum of the generation that was read.
 
         The server's previous answer may contain no checksum.
 
-        Returns None if the object was replaced or deleted since that write.
+        Returns None if that generation was replaced or deleted.
         """
         found = self._bucket.get_blob(blob.name, generation=blob.generation, **self._call)
         return None if found is None else str(found.crc32c)

@@ -169,8 +169,8 @@ class Objects(Protocol):
     def move(self, source: str, target: str) -> None:
         """Rename every object `source/...` to `target/...`.
 
-        In a local folder, one rename moves all objects. A bucket moves one object after the other,
-        so do not publish `target` before this method returns.
+        In a local folder, one rename moves all objects. In a bucket, objects are moved one at a
+        time, so do not publish `target` before this method returns.
 
         Raises:
             ContractError: no object exists at `source`, or an object exists at `target`.

@@ -239,15 +239,15 @@ class _InHand:
 class ReadMark:
     """Estimates the watermark from publish times, because the broker reports no watermark.
 
-    Pub/Sub reports neither the number of messages left nor their order. The estimate depends on the
-    publish times of arrived messages, and on the time since the last arrival:
+    Pub/Sub reports neither the number nor the order of the messages that are left. The estimate
+    depends on the publish times of arrived messages, and on the time since the last arrival:
 
     - While messages arrive, the watermark is the publish time of the oldest message that is queued
       or not acknowledged. If all messages are acknowledged, the watermark is the newest publish
       time so far.
     - After `settle_seconds` without a message, the watermark is the current time.
     - In both cases, `settle_seconds` are subtracted from the watermark, to allow for messages that
-      arrive later than messages of the same age. A message with a larger delay counts as late.
+      arrive with a longer delay than others. A message with a larger delay counts as late.
     - For `lease_seconds` after connecting, the watermark is unknown, because a killed predecessor
       or an interrupted call may hold messages.
 
@@ -305,9 +305,9 @@ class PubsubSubscriber:
     ) -> None:
         """Store the clients.
 
-        Before the first `pull`, no messages are taken from other readers. `publisher` and
-        `subscriber` are clients from the module `resources`. `publisher` is used for dead letters.
-        Closing this subscriber closes both clients.
+        Before the first `pull`, this reader leases no messages. `publisher` and `subscriber` are
+        clients from the module `resources`. `publisher` is used for dead letters. Closing this
+        subscriber closes both clients.
         """
         self._names, self._settings = names, settings
         self._clock, self._monotonic = clock, monotonic
