@@ -45,7 +45,7 @@ since 1970."""
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnNames:
-    """Names that the columns of every raw row have in a user's files.
+    """Column names in a user's files, for the columns that every raw row has.
 
     A column whose name is not the default must be in the files. A column with its default name may
     be absent, except the label. If the column `row` is absent, the rows of a request are numbered
@@ -107,5 +107,5 @@ class ColumnNames:
 
     @property
     def has_weights(self) -> bool:
-        """Return whether rows have sample weights."""
+        """Return whether a weight column is named."""
         return self.weight is not None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from evergreen.runtime.errors import ContractError, expect
 
 MAX_LATE_DAYS, _MAX_REPLAY_DAYS = 366, 3_660
-"""Both settings are limited, because a model's manifest lists every file of so many days."""
+"""Both settings are limited, because a model's manifest lists every file of these days."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,8 +22,8 @@ class ExtractionSettings:
 
     holdout_fraction: float = 0.1
     """Share of the window's rows that is held out from training, in (0, 1). The newest rows are
-    held out. The training rows and the holdout each contain at least one row. The holdout has fewer
-    rows if a baseline was trained on some of them."""
+    held out. The training rows and the holdout each contain at least one row. If a baseline was
+    trained on some of these rows, the holdout is smaller."""
     max_malformed_fraction: float = 0.01
     """Maximum share of malformed rows in a file, in [0, 1]. If a file has a larger share of
     malformed rows, the file is unfit. Criteo's own files have no malformed rows. The default

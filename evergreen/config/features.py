@@ -25,7 +25,7 @@ INDICATOR = "{name}/missing"
 """Name of the dense input that indicates whether the feature `name` is missing. No feature's name
 has a slash."""
 _PLACE = "{name}/{number}"
-"""Name of the column for one position of the list `name`. Positions are counted from 0."""
+"""Column name of one position of the list `name`. Positions are counted from 0."""
 LENGTH = "{name}/length"
 """Name under which the lengths of the list `name` are counted. The elements of the list are counted
 under the list's own name."""
@@ -541,7 +541,7 @@ class Features:
 
     @property
     def vector_names(self) -> tuple[str, ...]:
-        """Return the feature of each vector that a network takes. A list has one pooled vector."""
+        """Return the feature of each input vector of a network. A list has one pooled vector."""
         return self.categorical + self.lists + self.bucketed
 
     @property

@@ -100,8 +100,7 @@ class NetworkConfig:
             dense: Names of a row's dense values, [num_dense].
 
         Returns:
-            The number of one axis of each parameter, and the name of the column at each position of
-            this axis.
+            For each parameter, the number of an axis, and the column of each position on this axis.
         """
         raise NotImplementedError
 

@@ -23,7 +23,7 @@ POLICY_NAMES = ("threshold", "sequential", "data_drift", "schedule")
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSettings:
-    """Settings of the rows that the policies evaluate, and of how often this happens."""
+    """Settings for the rows that the policies evaluate, and for the time between evaluations."""
 
     window_rows: int = 20_000
     """Number of rows from which the KPIs of a model version are computed: its newest matured
@@ -90,7 +90,7 @@ class PolicySettings:
     """Comma-separated names of policies that start no run, such as `data_drift`. If such a policy
     confirms a drift, people are notified."""
     min_clicks: int = 200
-    """Minimum clicks, and minimum rows without a click, of a window that is evaluated."""
+    """Minimum number of clicks, and of rows without a click, in an evaluated window."""
     consecutive_breaches: int = 3
     """Number of consecutive breaches that confirm a drift. Each decision point counts at most one
     breach."""
@@ -113,8 +113,8 @@ class PolicySettings:
     drift_columns: int = 1
     """Minimum drifted columns of a drifted bucket."""
     max_serving_seconds: float = 7 * 86_400.0
-    """Maximum serving time of a version in seconds. The policy `schedule` requests a run if a
-    version serves for longer."""
+    """Maximum serving time of a version in seconds. If a version serves for a longer time, the
+    policy `schedule` requests a run."""
 
     def __post_init__(self) -> None:
         if self.notify_only and not set(split_names(self.notify_only)) <= set(POLICY_NAMES):

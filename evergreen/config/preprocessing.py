@@ -28,9 +28,9 @@ class PreprocessingSettings:
     categories never expire."""
     max_candidates: int = 1_000_000
     """Maximum candidates per column. A candidate is a category without an id, whose count is saved
-    for the next run. The least frequent categories are dropped first. Among equal counts, the
-    categories that occurred longest ago are dropped first, and then those with higher numbers. A
-    category needs 24 bytes of memory."""
+    for the next run. The least frequent categories are dropped first. If counts are equal, the
+    categories that occurred longest ago are dropped first, and then the categories with higher
+    numbers. A category needs 24 bytes of memory."""
     partition_rows: int = 250_000
     """Rows that a process has in memory at a time, and rows per output file. A Parquet row group
     with more rows is not split."""

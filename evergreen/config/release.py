@@ -123,7 +123,8 @@ class BakingSettings:
     """Minimum ratio of the version's click rate to the click rate of its predecessor."""
     max_unusable_scores: float = 0.001
     """Maximum share of rows whose score is not a number from 0 to 1. The check needs at least 100
-    unusable rows of 50 requests over 30 s, and the servers must have counted as many requests."""
+    unusable rows from 50 requests over 30 s. The servers must also have counted at least 50
+    requests."""
     max_failure_margin: float = 0.01
     """Maximum increase of the rate of failed requests, compared with the predecessor."""
     max_latency_ratio: float = 2.0

@@ -60,11 +60,11 @@ class TrainingSettings:
     """Learning rate of Adam, for dense parameters and embeddings, at the start of a first model. An
     incremental run multiplies the learning rate by a factor from `round_rates`."""
     round_rates: tuple[float, ...] = (0.1, 1.5)
-    """Factors for the learning rate that an incremental run tries. A factor replaces an earlier
-    factor only if its result is better by more than a standard error. On 20,000 rows of unchanged
-    traffic, the factor 0.1 gained 0.002 AUC and the factor 1.5 lost 0.006. If the newest third of
-    the rows has changed, the factor 0.1 recovers 26 % of the lost AUC and the factor 1.5 recovers
-    78 %."""
+    """Factors by which an incremental run multiplies the learning rate, to find the best. A factor
+    replaces an earlier factor only if its result is better by more than a standard error. On 20,000
+    rows of unchanged traffic, the factor 0.1 gained 0.002 AUC and the factor 1.5 lost 0.006. If the
+    newest third of the rows has changed, the factor 0.1 recovers 26 % of the lost AUC and the
+    factor 1.5 recovers 78 %."""
     beta1: float = 0.9
     """Decay of Adam's mean of gradients, per step."""
     beta2: float = 0.999
@@ -73,7 +73,7 @@ class TrainingSettings:
     """Constant that is added to the square root of Adam's second moment. The moment has no bias
     correction, as in HugeCTR."""
     batch_size: int = 2048
-    """Maximum rows per optimizer step. A step has fewer rows if a pass would otherwise have less
+    """Maximum rows per optimizer step. A step has fewer rows if a pass would otherwise have fewer
     than `min_steps` steps."""
     min_steps: int = 600
     """Minimum optimizer steps in a pass, unless batches would become smaller than `min_batch_size`.

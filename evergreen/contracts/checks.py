@@ -35,8 +35,7 @@ class Check:
     """Lower end of the value's 95 % interval. None if the value has no interval."""
     high: float | None = None
     limit: float | None = None
-    """Limit of the value, at which the result of the check changes. None if the check has no
-    limit."""
+    """Value at which the result of the check changes. None if the check has no limit."""
     bound: str = AT_LEAST
     """How the value is compared with the limit, such as `at least`."""
     is_difference: bool = False

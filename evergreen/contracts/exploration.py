@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from evergreen.runtime.errors import ContractError
 
 MAX_SHARE = 0.5
-"""Upper bound of the share of lists to explore, exclusive."""
+"""Exclusive upper bound of the share of lists to explore."""
 
 
 def check_share(share: float) -> None:

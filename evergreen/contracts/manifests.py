@@ -243,9 +243,9 @@ class RawDataset(Manifest):
     num_conflicting: int = 0
     """Number of rows that were left out because a copy with different features is used."""
     num_ahead: int = 0
-    """Rows left out because their event times are in the future. A later run reads these rows. The
-    files of these rows are in `ahead_uri`. For each file, `ahead_uri` also has the number of rows
-    and the reason."""
+    """Number of rows that were left out because their event times are in the future. A later run
+    reads these rows. The files of these rows are in `ahead_uri`. For each file, `ahead_uri` also
+    has the number of rows and the reason."""
     ahead_uri: str | None = None
     num_left_files: int = 0
     """Files that are new to the parent's lineage but too old for this run. The rows in these files
@@ -294,9 +294,9 @@ class RawDataset(Manifest):
     files: dict[str, dict[str, int]] = field(default_factory=dict)
     """Files of the lake that the lineage has seen, without back-filled versions. Each day
     (YYYY-MM-DD) maps file names to sizes in bytes. The list covers the 366 days up to the last
-    training row. A file of one of these 366 days that is not in the list is a late file. The first
-    day always has an entry. A later day without an entry had no files. Days before the first entry
-    are not covered."""
+    training row. If a file of these 366 days is not in the list, it is a late file. The first day
+    always has an entry. A later day without an entry had no files. Days before the first entry are
+    not covered."""
     quarantined_files: list[dict[str, Any]] = field(default_factory=list)
     """Files of the lake that the run left out because their rows cannot be read. Each entry has
     four fields: file (relative to the lake), num_rows (of its footer, or None), reason, and known
@@ -384,9 +384,8 @@ class ValidationReport(Manifest):
     """Differences between training rows and served rows, one for each feature, in the form of
     `components.validation.skew.SkewEntry`. The list is empty if too few rows could be joined."""
     served: dict[str, Any] | None = None
-    """Numbers of rows in the comparison of training rows with served rows
-    (`components.validation.skew.ServedRowFacts`). None if the run names no archive of served rows.
-    """
+    """Row counts of the skew check (`components.validation.skew.ServedRowFacts`). None if the run
+    names no archive of served rows."""
     windows_uri: str | None = None
     """Column profiles of all training windows of the lineage, for the next run's drift check. None
     without rows."""
@@ -483,7 +482,7 @@ class Model(Manifest):
     REFERENCE: ClassVar[str] = "statistics/reference.npz"
     """Counts of the training rows for the monitor (`evergreen.statistics.reference`)."""
     WINDOWS: ClassVar[str] = "statistics/windows.npz"
-    """Summaries of all windows on which the model's lineage was trained
+    """Summaries of all training windows of the model's lineage
     (`components.validation.measure.KeptWindows`)."""
     PARTS: ClassVar[tuple[str, ...]] = (WEIGHTS, WORKFLOW, "statistics")
     """Names of the model's folders next to the manifest."""
@@ -518,7 +517,7 @@ class Model(Manifest):
     """SHA-256 of the files of each part: `weights`, `workflow` and `statistics`."""
     created_at: str
     window_start: str | None = None
-    """See `RawDataset.window_start`. Late and replayed rows do not count."""
+    """See `RawDataset.window_start`. Late and replayed rows are ignored."""
     negative_rate: float = 1.0
     """See `TrainingSet.negative_rate`. The stored weights are already corrected for downsampling,
     so that scores refer to all rows."""
@@ -533,7 +532,7 @@ class Model(Manifest):
     """`TrainingSet` of the model. None in the model registry, because the encoded rows are deleted
     earlier than the models."""
     days: list[dict[str, Any]] = field(default_factory=list)
-    """Days of the rows on which the model was trained in its own run. Each day has its version (see
+    """Days of the training rows of the model's own run. Each day has its version (see
     `RawDataset.seen_days`)."""
     files: dict[str, dict[str, int]] = field(default_factory=dict)
     """Files that were in the lake at the time of the model's run (see `RawDataset.files`). If a

@@ -30,10 +30,10 @@ SHADOW_TYPES: dict[str, str] = {SHADOW_VERSION: "int32", SHADOW_SCORE: "float32"
 """Optional columns after the raw columns. A file has these columns if a shadow version scored at
 least one of its rows (`evergreen.registry.traffic_plan`). In rows without shadow scores, the
 columns are null. Readers of raw rows select columns by name and skip the shadow columns. Only the
-reader of the canary's evidence reads them."""
+reader of the canary's evidence reads the shadow columns."""
 
 CANARY_TYPES: dict[str, str] = {CANARY: "bool"}
-"""Optional column that is true in rows that a canary answered. A file without canary rows lacks the
+"""Optional column, true in the rows that a canary answered. A file without canary rows lacks the
 column. The optional columns follow the raw columns in this order: shadow, canary."""
 
 WEIGHT_TYPES: dict[str, str] = {WEIGHT: "float32"}
@@ -85,7 +85,7 @@ def raw_types(features: Features, *, weighted: bool = False) -> dict[str, str]:
 
 
 def lake_types(features: Features, *, weighted: bool = False) -> dict[str, str]:
-    """Return the Arrow type of each column that rows in a user's files have, in file order."""
+    """Return the Arrow type of each column in a user's files, in file order."""
     words = {
         name: _LIST.format(type="string") if name in features.lists else "string"
         for name in features.words
@@ -249,7 +249,7 @@ def list_lengths(column: Any) -> "NDArray[np.int64]":
     """Return the length of each list in an Arrow array. A null list has the length 0."""
     import numpy as np
 
-    # Arrow may store elements for a null list. Elements of null lists do not count.
+    # Arrow may store elements for a null list. Elements of null lists are ignored.
     is_null = column.is_null().to_numpy(zero_copy_only=False)
     lengths: NDArray[np.int64] = np.where(is_null, 0, np.diff(column.offsets.to_numpy())).astype(
         np.int64

@@ -32,7 +32,7 @@ its next share, and end the canary."""
 
 @dataclass(frozen=True, kw_only=True)
 class ServingRequest:
-    """Request for one change of what the controller serves."""
+    """Request to the controller to change the served versions."""
 
     time: str
     """ISO 8601 UTC."""
@@ -82,7 +82,7 @@ class ServingAnswer:
     """Controller that answered, or the requester that withdrew the request."""
     reason: str
     version: int | None = None
-    """Version that serves as a result of the request. None if the request released no version."""
+    """Version that gets traffic because of the request. None if the request released no version."""
     error: str | None = None
     """Name of the error class if the request was refused, such as `Refused` or `TemporaryError`."""
     lease: int | None = None

@@ -118,7 +118,7 @@ class ColumnMap:
     """Conversion of rows to the columns of a model.
 
     Columns are matched by name. If the rows lack a column of the model, the column is filled with
-    the missing value. The columns of the rows and those of the model both have the form of
+    the missing value. The columns of the rows and of the model are given in the form of
     `Features.columns`.
     """
 

@@ -85,8 +85,8 @@ class FeatureWorkflow:
     Raises:
         ContractError: the numbers of columns and features differ, a category occurs twice or is
             outside [0, 2^52), or a std is not positive. The error is also raised if bucket
-            boundaries are not ascending or too many. The error is also raised if an excluded column
-            is not a feature, occurs twice, or has a vocabulary.
+            boundaries are not ascending, or if there are too many. The error is also raised if an
+            excluded column is not a feature, occurs twice, or has a vocabulary.
     """
 
     features: Features

@@ -57,8 +57,8 @@ class Publisher(Protocol):
             ContractError: a payload is larger than `MAX_MESSAGE_BYTES`. Nothing was sent.
             TemporaryError: the log is unreachable or busy. Publish the same messages again after
                 this error.
-            PermanentError: the log refuses permanently, for example without the topic or the
-                permission.
+            PermanentError: the log refuses the messages permanently, for example because the topic
+                or the permission is missing.
         """
 
     def close(self) -> None:
@@ -69,7 +69,7 @@ class Subscriber(Protocol):
     """The reading side of one subscription. Several readers of a subscription share its messages.
 
     Every method except `problem` and `close` raises TemporaryError if the log is unreachable or
-    busy, and PermanentError if it refuses permanently.
+    busy, and PermanentError if the log refuses the call permanently.
     """
 
     def pull(self, max_messages: int) -> list[Delivery]:

@@ -173,8 +173,9 @@ class SqliteLog:
                 "WHERE number = ? AND attempts = ? AND state = 'waiting'",
                 [tuple(map(int, token.split("/"))) for token in ended],
             )
-            # Delete more of the oldest ids than were added. The number is limited, so that no call
-            # takes long. A time in the future was recorded before the clock was set back.
+            # Delete more of the oldest ids than were added. The number of deleted ids is limited,
+            # so that no call takes long. A time in the future was recorded before the clock was set
+            # back.
             now = self._clock()
             connection.execute(
                 "DELETE FROM messages WHERE NOT leased_until BETWEEN ? AND ? AND number IN"

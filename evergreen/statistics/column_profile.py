@@ -1,4 +1,4 @@
-"""Profiles of a table's columns: counts of their values, and the correlation within requests.
+"""Profiles of a table's columns: counts of values, and correlation of the rows of a request.
 
 Validation profiles the rows of a run, and the monitor profiles the served rows. Profiles of
 disjoint rows can be added without access to the rows. The module `comparison` compares two

@@ -61,13 +61,13 @@ from evergreen.statistics.two_sample import (
 )
 
 _LEAST_SHARE_CHANGE = 0.002
-"""Minimum change of a category's share that counts, even for a very rare category."""
+"""Minimum relevant change of a category's share, even for a very rare category."""
 _KNOWN_FACTOR = 4
 """A value gets its own cell if its row count is at least this multiple of the count's maximum error
 (`floor`)."""
 _CERTAIN_ROWS = 10
-"""Minimum number of expected independent rows. If a value with this expectation was absent, it
-counts as certainly new, because the probability of its absence by chance is e^-10."""
+"""A value counts as certainly new if at least this number of independent rows was expected, but
+none was found. The probability of this by chance is e^-10."""
 _OTHERS = "other values"
 """Displayed name of the cell that contains all values without a cell of their own."""
 _VALUES, _MEAN, _MISSING, _OUTLIERS = "values", "mean", "missing", "outliers"
@@ -138,7 +138,7 @@ class ColumnDrift:
     design_effect: float | None
     """Number of rows that are equivalent to one independent row."""
     excess: float
-    """Largest ratio of an effect in `changes` to the minimum relevant effect of its test. 0 if
+    """Largest effect in `changes`, divided by the minimum relevant effect of the test. 0 if
     `changes` is empty. Reports sort columns by this ratio."""
     p_value: float | None
     q_value: float | None
@@ -568,7 +568,7 @@ def _part_with_column(column: ColumnProfile, table: TableProfile) -> TableProfil
 
 
 class ShareComparison(NamedTuple):
-    """Comparison of the shares of two samples' rows that have some property."""
+    """Comparison of two samples by their share of rows with some property."""
 
     effect: Effect | None
     """Difference of the shares, with its 95 % interval. None if a sample has no rows."""
@@ -581,7 +581,7 @@ class ShareComparison(NamedTuple):
 def compare_totals(
     now: RowTotal, before: RowTotal, tables: tuple[TableProfile, TableProfile]
 ) -> ShareComparison:
-    """Compare the shares of two tables' rows that have some property, such as a click.
+    """Compare two tables by their share of rows with some property, such as a click.
 
     Args:
         now: Rows of the first table with the property.

@@ -453,7 +453,7 @@ def ndcg_at_k(positions_of_clicks: ArrayLike, *, k: int) -> float | None:
     Args:
         positions_of_clicks: Positions of the clicked rows in the list, counted from 1. Each
             position occurs once. The order does not matter.
-        k: Last position that counts, at least 1.
+        k: Last position whose click is included, at least 1.
 
     >>> ndcg_at_k([1, 3], k=10)
     0.9197207891481876

@@ -406,7 +406,7 @@ class ProfileCounter:
         )
 
     def _profile(self, halves: slice, listed: dict[str, tuple[Ints, Ints, int]]) -> TableProfile:
-        """Return the profile of the rows of some halves.
+        """Return the profile of the rows in the halves `halves`.
 
         Args:
             halves: The halves.

@@ -37,8 +37,8 @@ LISTED_VALUES = 1000
 """Maximum number of listed values of a categorical column. TFDV's rank histogram in validation has
 the same limit."""
 OUTLIER_SHARE = 0.001
-"""Maximum share of a column's values that count as outliers at each end of the distribution. The
-share refers to values of the choosing half."""
+"""Maximum share of outliers at each end of a column's distribution, among the values of the
+choosing half."""
 _KIND, _VERSION = "TrainingReference", 1
 _SCORES, _SCORES_VERSION = "ScoreHistogram", 2
 

@@ -165,7 +165,7 @@ def adjusted(p_values: Sequence[float]) -> list[float]:
     If all hypotheses with adjusted values up to a rate are rejected, the expected share of false
     discoveries among them is at most that rate. If nothing has changed, the probability of any
     discovery is at most that rate. The procedure is valid for independent tests and for positively
-    dependent tests, such as those of columns that have missing values in the same rows.
+    dependent tests, such as tests of columns whose values are missing in the same rows.
 
     >>> adjusted([0.01, 0.04, 0.03])
     [0.03, 0.04, 0.04]
@@ -213,7 +213,8 @@ def correlations(samples: tuple[Clustered, ...]) -> tuple[Floats, float]:
     The first result has the correlation for each cell [k], and the second result has the
     correlation of all cells together. All results are in [0, 1]. Each cell has at least the
     correlation of all cells together, because a rare cell has too few requests for a precise
-    estimate. Without data about requests the correlation is assumed to be 1, the worst case.
+    estimate. Without data about requests, the correlation is assumed to be 1, which is the worst
+    case.
     """
     beyond, possible = np.zeros(len(samples[0].counts)), np.zeros(len(samples[0].counts))
     for sample in samples:
@@ -226,7 +227,7 @@ def correlations(samples: tuple[Clustered, ...]) -> tuple[Floats, float]:
 
 
 def _agreement(sample: Clustered) -> tuple[Floats, Floats]:
-    """Measure for each cell how much more the rows of one request agree than chance predicts.
+    """Measure, for each cell, the agreement of the rows of one request beyond chance.
 
     Returns two arrays, both [k]: the agreement above chance, and the maximum of this agreement.
     """
@@ -244,7 +245,7 @@ def _agreement(sample: Clustered) -> tuple[Floats, Floats]:
 
 
 def own_designs(correlation: Floats, now: Clustered, before: Clustered) -> tuple[Floats, Floats]:
-    """Return the design effect of each sample's own shares, [k].
+    """Return the design effects of the shares of each sample, [k] for each.
 
     If a sample's overall correlation is higher than `correlation`, the higher value is used,
     because the sample's requests may be more homogeneous. A sample without data about requests is
@@ -360,7 +361,7 @@ def divergence(now: Counts, before: Counts, design: float | Floats) -> Effect | 
 
 
 def share_change(a: int, n: int, *, b: int, m: int, design: float) -> Effect | None:
-    """Return the difference between the shares `a` of `n` rows and `b` of `m` rows.
+    """Return the difference of two shares, `a` / `n` - `b` / `m`, with its interval.
 
     The interval of Agresti and Caffo (2000) is used. The interval adds two independent rows to each
     sample, one of them with the property. Returns None if a sample is empty.

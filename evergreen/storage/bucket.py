@@ -58,7 +58,7 @@ lost, only the last part is sent again."""
 _ONE_REQUEST_BYTES = 8 << 20
 """Largest object that the client sends in one request, regardless of `chunk_size`."""
 _CALL_SECONDS = 60.0
-"""Seconds without a byte from the service after which an attempt is abandoned."""
+"""Maximum time in seconds that an attempt waits for a byte from the service."""
 _READ_ATTEMPTS = 5
 """Maximum number of reads of a small object. A second read is needed if the object was replaced or
 corrupted during the first read."""

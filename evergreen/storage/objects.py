@@ -2,7 +2,7 @@
 
 The implementations are `folder.FolderObjects` and `bucket.BucketObjects`. Both implementations pass
 the same conformance suite. A write is atomic: a reader gets either the complete old object or the
-complete new object. With `if_generation` a write is conditional, as in Cloud Storage. A writer can
+complete new object. With `if_generation`, a write is conditional, as in Cloud Storage. A writer can
 then detect that another writer came first.
 
 Objects can be downloaded to local files, also several at the same time. `Objects.fetch` describes
@@ -102,11 +102,11 @@ class Objects(Protocol):
         """Download one generation of an object to the local file `part`.
 
         The bytes are verified and flushed to disk. For a bucket, the call resumes an earlier call
-        that ended by a lost connection or a kill. If `part` has content, it counts as the first
-        bytes of the object, and only the remaining bytes are requested. The complete file is
-        compared with the CRC32C of the listing. After a mismatch, the download starts again from
-        the first byte, a limited number of times. After an error, `part` still contains the bytes
-        that have arrived. Only one call at a time may use the same `part`.
+        that was interrupted or killed. If `part` has content, it counts as the first bytes of the
+        object, and only the remaining bytes are requested. The complete file is compared with the
+        CRC32C of the listing. After a mismatch, the download starts again from the first byte, a
+        limited number of times. After an error, `part` still contains the bytes that have arrived.
+        Only one call at a time may use the same `part`.
 
         Args:
             wanted: Entry of the object, as returned by `list`.

@@ -48,7 +48,7 @@ _PERMANENT = {
     KafkaError.UNSUPPORTED_SASL_MECHANISM,
     KafkaError.UNSUPPORTED_VERSION,
 }
-"""Errors that a person must fix. All other errors may end without a change by a person."""
+"""Errors that a person must fix. All other errors may disappear without a person's help."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -182,8 +182,8 @@ class BacklogCounter:
         """Return the number of messages that are neither acknowledged nor dead-lettered.
 
         Returns None if no broker answers. In a partition of this reader (a key of `progress`), the
-        number includes held messages and future messages. In a partition of another reader, the
-        number includes all messages after the group's committed offset.
+        number includes held messages and messages that have not arrived yet. In a partition of
+        another reader, the number includes all messages after the group's committed offset.
         """
         if time.monotonic() < self._silent_until:
             return None

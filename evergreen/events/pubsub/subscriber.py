@@ -198,8 +198,8 @@ logger = logging.getLogger(__name__)
 _PULL_SECONDS = 30.0
 """Longest wait of one pull for a message."""
 _STEADY_SECONDS = 1.0
-"""Seconds after which a waiting pull has certainly reached Pub/Sub. A refusal arrives in a much
-shorter time."""
+"""Seconds after which a waiting pull has certainly reached Pub/Sub. If Pub/Sub refuses a pull, the
+error arrives much sooner."""
 _GRACE_SECONDS = 3.0
 """Longest outage in seconds that is not reported as a problem, because servers restart."""
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.5, 30.0
@@ -219,7 +219,7 @@ class PubsubSettings:
     """Seconds for which the messages of a killed reader are not delivered to the next reader.
     Pub/Sub accepts 10 to 600."""
     settle_seconds: float = 5.0
-    """Maximum delay of a message compared with other messages of the same age, in seconds. See
+    """Maximum delay of a message in seconds, compared with messages of the same age. See
     `ReadMark`."""
     max_messages: int = 2000
     """Highest number of messages that are queued, or pulled and not acknowledged."""
@@ -337,7 +337,7 @@ class PubsubSubscriber:
     def pull(self, max_messages: int) -> list[Delivery]:
         """See `event_log.Subscriber`.
 
-        During an outage the result is empty, and `problem` reports the outage.
+        During an outage, the result is empty, and `problem` reports the outage.
         """
         if self._pulling_client is None:
             self._pulling_client, self._connected_at = subscriber_client(), self._monotonic()
