@@ -15,11 +15,10 @@ class GateSettings:
     """Maximum difference by which the candidate's AUC may be below the champion's AUC
     (non-inferiority margin)."""
     max_slice_loss: float = 0.02
-    """Maximum relative increase of the log loss in each slice, compared with the champion. A slice
-    consists of all rows, the rows of one hour of the day, the rows of one position, the rows with
-    new categories, or the rows with one of the five most frequent values of a column. A row belongs
-    to the slice of each element of its lists. Slices therefore overlap, and the tests are corrected
-    for their number."""
+    """Maximum relative increase of the log loss in each slice, compared with the champion. The
+    slices are all rows, each hour of the day, each position, the rows with new categories, and each
+    of the five most frequent values of a column. A row belongs to the slice of each element of its
+    lists. Slices therefore overlap, and the tests are corrected for their number."""
     max_calibration_factor: float = 1.5
     """Maximum ratio of expected to observed clicks, and of observed to expected clicks."""
 
