@@ -48,8 +48,9 @@ def category_of(text: str) -> int:
 
     A number must be written as Python prints it. `true` and `false`, in any case, become 1 and 0.
     Programs write truth values in different cases (`plain_word`). The hash is the upper 52 bits of
-    the text's BLAKE2b with 8 bytes. Among a million texts, the probability that two have the same
-    category is 1 in 9,000. `contracts.values.word_of` converts a value of any type to its text.
+    the 8-byte BLAKE2b hash of the text. Among a million texts, the probability that two have the
+    same category is 1 in 9,000. `contracts.values.word_of` converts a value of any type to its
+    text.
 
     >>> [category_of(text) for text in ("7", "07", "red", "True", "false")]
     [7, 777266936069733, 244716414365860, 1, 0]

@@ -18,7 +18,7 @@ class GateSettings:
     """Maximum relative increase of the log loss in each slice, compared with the champion. The
     slices are all rows, each hour of the day, each position, the rows with new categories, and each
     of the five most frequent values of a column. A row belongs to the slice of each element of its
-    lists. Slices therefore overlap, and the tests are corrected for their number."""
+    lists. Slices therefore overlap, and the tests are corrected for the number of slices."""
     max_calibration_factor: float = 1.5
     """Maximum ratio of expected to observed clicks, and of observed to expected clicks."""
 

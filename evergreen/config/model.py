@@ -159,7 +159,7 @@ class DeepFmConfig(NetworkConfig):
     takes_new_vectors_at_zero = True
 
     def __post_init__(self) -> None:
-        """Refuse vectors that are too short for a first-order weight and a factor."""
+        """Refuse vectors with fewer than two values, for the first-order weight and a factor."""
         super().__post_init__()
         _require_at_least(2, "embedding_dim", self.embedding_dim)
 

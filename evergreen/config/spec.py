@@ -1,8 +1,8 @@
 """Content of a recommender's file: name, features, and the settings that differ from the defaults.
 
 Extraction copies the description into its manifest, and every later manifest repeats it. Each step
-therefore finds its section in its input. `cli.recommender` reads a recommender's file, and
-`registry.recommenders` stores accepted recommenders.
+therefore finds its section of the description in its input manifest. `cli.recommender` reads a
+recommender's file, and `registry.recommenders` stores accepted recommenders.
 """
 
 import dataclasses

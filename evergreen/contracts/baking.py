@@ -15,8 +15,8 @@ version has been within the limits so far. `bad`: the version must be rolled bac
 
 
 MIN_UNUSABLE_ROWS = 100
-"""A rollback requires at least this number of rows without a usable score. If there are fewer, they
-are no evidence, even if they are a large share of all rows."""
+"""A rollback requires at least this number of rows without a usable score. A smaller number is no
+evidence, even if it is a large share of all rows."""
 MIN_UNUSABLE_REQUESTS = 50
 """Minimum number of distinct requests that have rows without a usable score."""
 MIN_UNUSABLE_SECONDS = 30.0

@@ -438,9 +438,9 @@ class TrainingSet(Manifest):
     excluded_columns: list[str] = field(default_factory=list)
     """See `RawDataset.excluded_columns`."""
     negative_rate: float = 1.0
-    """Share of the non-click training and replayed rows that downsampling retained, in (0, 1]. The
-    holdout is not downsampled. Training corrects the model's bias by the logarithm of
-    `negative_rate` (`training.start`)."""
+    """Share of rows that downsampling retained, in (0, 1], among the training and replayed rows
+    without a click. The holdout is not downsampled. Training corrects the model's bias by the
+    logarithm of `negative_rate` (`training.start`)."""
     num_sampled_out: int = 0
     """Number of training rows that were dropped because of `negative_rate`, not counting replayed
     rows."""

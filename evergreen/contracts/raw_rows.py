@@ -55,8 +55,8 @@ ROW_TYPES: dict[str, str] = {
 """Arrow type of each column that all raw rows have. The feature columns are inserted after the
 first of these columns."""
 FINITE = "a finite number"
-"""Rule that error messages state for numeric values. The rule does not apply to missing values. The
-function `is_infinite` finds values that break the rule."""
+"""Rule for numeric values, as stated in error messages. The rule does not apply to missing values.
+The function `is_infinite` finds values that break the rule."""
 _LIST = "list<{type}>"
 """Arrow type of a list whose elements have `type`."""
 

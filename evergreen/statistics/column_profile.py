@@ -157,7 +157,7 @@ class ColumnProfile:
 
     @property
     def counts(self) -> Ints:
-        """Return the rows of each cell, [k]."""
+        """Return the number of rows in each cell, [k]."""
         return self.sums[:, 0]
 
     def __add__(self, other: "ColumnProfile") -> "ColumnProfile":

@@ -18,8 +18,8 @@ The cells are chosen either from the rows of both samples together, or from othe
 (`reference`). If the rows of one sample alone determined the cells, the noise of that sample would
 look like a change of the other sample. Means are computed from bucket numbers, so that extreme
 values do not dominate. Bucket numbers are linear up to 10 and logarithmic beyond. Rows of one user
-in several requests count as independent, and so do rows of one hour or of one day. If they are
-dependent, the rate of false alarms is higher than `false_discovery_rate`.
+in several requests count as independent, and so do rows of one hour or of one day. If these rows
+are dependent, the rate of false alarms is higher than `false_discovery_rate`.
 """
 
 import math
@@ -319,8 +319,8 @@ def compare_tables(
             before=before.columns[name],
             tables=(now, before),
             thresholds=thresholds,
-            # The detectable effect assumes that nothing else changed. With a single change, the
-            # first rejection of Benjamini and Hochberg's procedure needs Bonferroni's level.
+            # The detectable effect assumes that nothing else changed. With a single change,
+            # Benjamini and Hochberg's procedure makes its first rejection at Bonferroni's level.
             level=rate / max(num_tests, 1),
             mean_drift=mean_drift,
             bounds=outliers.bounds.get(name) if outliers else None,
@@ -621,7 +621,7 @@ def _design_of_totals(
 def _choose_cells(
     now: ColumnProfile, before: ColumnProfile
 ) -> tuple[Ints, tuple[Clustered, Clustered], NDArray[np.bool_]]:
-    """Return the cells of a comparison, both samples' rows in each cell, and the frequent values.
+    """Return the values with their own cells, both samples' rows by cell, and the frequent values.
 
     A value gets its own cell only if its counts are reliable. Both samples have a last cell for all
     other values.

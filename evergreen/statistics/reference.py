@@ -50,7 +50,7 @@ The two bucket numbers are equal if the column has no values."""
 def inner_buckets(choosing: Ints) -> Bounds:
     """Return the range of buckets without outliers, from the choosing half's histogram [k].
 
-    Outliers are up to `OUTLIER_SHARE` of the values at either end.
+    At each end, a share of at most `OUTLIER_SHARE` of the values are outliers.
     """
     total = int(choosing.sum())
     if not total:

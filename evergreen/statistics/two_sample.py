@@ -31,8 +31,8 @@ Counts = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 MIN_EXPECTED = 5.0
-"""Minimum expected rows of a cell (Cochran's rule). Neighbouring cells are merged until they reach
-this number."""
+"""Minimum number of expected rows in a cell (Cochran's rule). Neighbouring cells are merged until
+each cell has this number."""
 
 
 def homogeneity(now: Counts, before: Counts, design: float | Floats) -> float | None:
@@ -190,10 +190,10 @@ class Clustered:
     squares: Floats
     """[k] sum over requests of the squared number of rows in the cell. NaN = unknown."""
     products: Floats
-    """[k] sum over requests of a product: the request's rows in the cell times all its rows. NaN =
-    unknown."""
+    """[k] sum over requests of a product: the request's rows in the cell times all rows of the
+    request. NaN = unknown."""
     rows: int
-    """Rows of all cells."""
+    """Number of rows in all cells together."""
     sizes: int
     """Sum over requests of the squared number of rows in the request."""
     requests: int
@@ -288,8 +288,8 @@ def with_few(p_value: float | None, freedom: float) -> float | None:
     """Convert a normal p-value to a p-value of Student's t, for a variance estimated from few rows.
 
     Args:
-        p_value: p-value by the normal distribution. If `p_value` is None, the function returns
-            None.
+        p_value: p-value that was computed with the normal distribution. If `p_value` is None, the
+            function returns None.
         freedom: Degrees of freedom: the number of independent rows or requests from which the
             variance was estimated, minus 1. Values below 1 are replaced by 1.
     """
@@ -304,7 +304,7 @@ def with_few(p_value: float | None, freedom: float) -> float | None:
 POWER = 0.8
 """Probability of finding a detectable effect."""
 _BITS = 8 * math.log(2)
-"""Constant for converting a chi-square to bits: the Jensen-Shannon divergence of a small difference
+"""Divisor that converts a chi-square to bits. For a small difference, the Jensen-Shannon divergence
 is chi-square x (1/n + 1/m) / `_BITS`."""
 _Z = float(special.ndtri(0.975))
 

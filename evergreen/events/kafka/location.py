@@ -25,8 +25,8 @@ MAX_SENT_BYTES = 1_040_000
 less than a broker's default of 1,048,588."""
 
 _CLIENT_LOGGER = logging.getLogger("evergreen.events.kafka.librdkafka")
-# Drop the log line that librdkafka writes for every attempt to connect, 20 per second. If no broker
-# answers, `Subscriber.problem` describes the failure.
+# Drop the log line for each attempt to connect, which librdkafka writes 20 times per second. If no
+# broker answers, `Subscriber.problem` describes the failure.
 _CLIENT_LOGGER.addFilter(lambda record: not record.getMessage().startswith("FAIL ["))
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,230}")
 _TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}

@@ -92,8 +92,8 @@ class PartitionProgress(Generic[M]):
 
     Kafka stores one committed offset per partition, and every message below that offset counts as
     done. Acknowledgements arrive in any order, so the committed offset may only move to the first
-    unacknowledged message. Offsets of compacted or deleted messages leave gaps, which count as
-    done.
+    unacknowledged message. Compacted or deleted messages leave gaps in the offsets, and the gaps
+    count as done.
     """
 
     generation: int
