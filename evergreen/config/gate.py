@@ -10,7 +10,7 @@ class GateSettings:
     """Limits that a candidate must meet."""
 
     min_auc: float = 0.6
-    """Minimum AUC of a released model."""
+    """AUC threshold of the gate: the minimum AUC of a released model."""
     max_auc_loss: float = 0.002
     """Maximum difference by which the candidate's AUC may be below the champion's AUC
     (non-inferiority margin)."""

@@ -16,8 +16,8 @@ If `share` is below 1/2, each swapped row has a propensity below 1/2, and each o
 propensity above 1/2. The propensities alone therefore identify the swapped pair and the value of
 `share`.
 
-Swaps of neighbours are the least visible exploration that can measure the value of a ranking
-(FairPairs: Radlinski and Joachims 2006, AAAI; swap interventions: Joachims, Swaminathan and
+Swaps of neighbours are the least visible exploration that can measure the value of a ranking.
+See FairPairs (Radlinski and Joachims 2006, AAAI) and swap interventions (Joachims, Swaminathan and
 Schnabel 2017, WSDM).
 """
 

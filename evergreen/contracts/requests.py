@@ -62,6 +62,9 @@ class ServingRequest:
     """First share of the traffic for a `canary`. 0 = shadow traffic only."""
     trigger_id: str | None = None
     """Retrain request whose run made this `release` or `canary` request."""
+    run: str | None = None
+    """Pipeline run whose step made the request. If the same run requests the same model again, the
+    second request is a retry. None = a person or the controller made the request."""
     options: dict[str, Any] = field(default_factory=dict)
     """Serving options of a `release` or `canary`
     (`evergreen.serving.repository.triton_config.ServingOptions`)."""
