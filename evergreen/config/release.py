@@ -36,7 +36,7 @@ class ServingSettings:
     """Whether the server may answer an equal request from its cache. The server must have a cache
     (flag `--cache-config`). The cache key is a hash of the model's name, the version, and the names
     and bytes of the inputs. The key does not depend on the weights. A version number must therefore
-    never be given to other weights. Deployment uses each number only once."""
+    never be given to other weights. Deployment uses each version number only once."""
     warmup_rows: int = 4
     """Golden rows that the model must answer before it reports ready. 0 = none."""
     max_queued_requests: int | None = None

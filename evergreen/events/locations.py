@@ -39,7 +39,8 @@ class _SqliteOptions:
 
 
 def partition_urls(url: str) -> list[str]:
-    """Return the URLs of the logs that `url` names: one per number of its range, or `url` alone.
+    """Return the URLs of the logs that `url` names: one for each number of its range, or only
+    `url`.
 
     The same range may occur several times in `url`.
 

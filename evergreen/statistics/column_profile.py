@@ -129,9 +129,9 @@ class ColumnProfile:
     values: Ints | None
     """[k] listed values, which are distinct. None for a numeric column."""
     sums: Ints
-    """[k, 3] three sums for each cell, over all requests. The first sum counts the cell's rows. The
-    second sum adds the squares of the cell's rows per request. The third sum adds a product per
-    request: the cell's rows times all rows with a value."""
+    """[k, 3] three sums for each cell, over all requests. The first sum counts the cell's rows. For
+    each request, the second sum adds the square of the cell's row count. For each request, the
+    third sum adds the cell's row count times the number of rows with a value."""
     present: int
     """Number of rows with a value. The number includes rows whose value is in no cell."""
     present_sizes: int

@@ -295,7 +295,7 @@ class KafkaSubscriber:
         try:
             self._consumer.commit(offsets=offsets, asynchronous=True)
         except KafkaException:
-            return  # between two assignments. The next pull commits these offsets.
+            return  # No partition is assigned now. The next pull commits these offsets.
         for each in offsets:
             self._progress[each.partition].sent_offset = each.offset
 
