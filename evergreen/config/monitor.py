@@ -92,7 +92,8 @@ class PolicySettings:
     min_clicks: int = 200
     """Minimum number of clicks, and of rows without a click, in an evaluated window."""
     consecutive_breaches: int = 3
-    """Number of consecutive breaches that confirm a drift. Each decision point adds at most one breach."""
+    """Number of consecutive breaches that confirm a drift. Each decision point adds at most one
+    breach."""
     min_rows_since_breach: int = 0
     """Minimum number of rows that must mature after the first breach. If there are enough rows, the
     run can train on rows that are newer than the change."""

@@ -39,8 +39,9 @@ class _SqliteOptions:
 
 
 def partition_urls(url: str) -> list[str]:
-    """Return the URLs of the logs that `url` names: one for each number of its range, or only
-    `url`.
+    """Return the URLs of the logs that `url` names.
+
+    If `url` has a range, there is one URL for each number of the range, else only `url`.
 
     The same range may occur several times in `url`.
 
