@@ -40,7 +40,8 @@ class ExtractionSettings:
     repaired, a later run trains on its rows. The same limit applies to late-outcome files and to
     the files of replayed days."""
     replay_share: float = 0.0
-    """Share of older rows among the training rows, in [0, 1). 0 = only rows of the window."""
+    """Share of older rows among the training rows, in [0, 1). 0 = only rows of the window are used
+    for training."""
     replay_days: int = 7
     """Number of days from which older rows are drawn for training. They are the newest days before
     the window that have rows. The gate also measures the model on older rows, to show what the
@@ -48,8 +49,8 @@ class ExtractionSettings:
     100,000, for any `replay_share`. 0 = no older rows are read."""
     full_days: float = 0.0
     """Length of the window in days if the run has no parent. The window ends at `window_end`, or
-    after the last row. The length applies if the run does not set `window_start`. 0 = from the
-    first row."""
+    after the last row. The length applies if the run does not set `window_start`. 0 = the window
+    starts with the first row."""
     late_days: int = 1
     """A late row reached the lake after the parent was trained, but its time is before the parent's
     last row. The value is the maximum age of a late row, in days before the parent's last training

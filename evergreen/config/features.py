@@ -34,13 +34,14 @@ _NUMBER = r"[+-]?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?"
 _CLIP = re.compile(rf"clip\(({_NUMBER})(?:\.\.({_NUMBER}))?\)")
 _BUCKETS = re.compile(r"quantile_buckets\(([1-9]\d{0,8})\)", re.ASCII)
 MAX_COLUMNS = 4096
-"""Maximum columns of the tensors of one recommender. Each position in a list becomes one column."""
+"""Maximum number of tensor columns of a recommender. Each position in a list becomes one column."""
 MAX_NAME = 200
 """Maximum length of a feature's name in characters."""
 MAX_WIDTH = 4096
 """Maximum length of a category's vector."""
 _MAX_BUCKETS = 1024
-"""Maximum buckets of one feature. Serving compares each row with the lower end of every bucket."""
+"""Maximum number of buckets of a feature. Serving compares each row with the lower end of every
+bucket."""
 
 
 def category_of(text: str) -> int:

@@ -111,7 +111,7 @@ class PolicySettings:
     drift_buckets: int = 3
     """Consecutive drifted buckets that confirm a data drift."""
     drift_columns: int = 1
-    """Minimum drifted columns of a drifted bucket."""
+    """Minimum number of drifted columns in a drifted bucket."""
     max_serving_seconds: float = 7 * 86_400.0
     """Maximum serving time of a version in seconds. If a version serves for a longer time, the
     policy `schedule` requests a run."""
@@ -153,7 +153,7 @@ class RateLimitSettings:
     """Pause after a run that failed or was refused, in seconds. The pause doubles with each
     consecutive failure, up to a day."""
     daily_budget: int = 4
-    """Maximum requests in any 24 hours."""
+    """Maximum number of requests in any 24 hours."""
 
     def __post_init__(self) -> None:
         expect(self, "at least 1", lambda value: value >= 1, "daily_budget")
@@ -197,8 +197,8 @@ class DriftSettings(DriftThresholds):
     """Length of a bucket in seconds of event time. The predictions of each bucket are compared with
     the training rows. 0 = no drift detection."""
     drift_min_rows: int = 2000
-    """Minimum rows of a comparison. A bucket with fewer rows is merged into the next bucket of the
-    same version."""
+    """Minimum number of rows for a comparison. A bucket with fewer rows is merged into the next
+    bucket of the same version."""
     false_discovery_rate: float = 0.01
     """False discovery rate: maximum expected share of false alarms among the columns reported as
     drifted or outlying. If nothing has changed, the false discovery rate is the probability of any

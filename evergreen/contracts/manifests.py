@@ -225,8 +225,8 @@ class RawDataset(Manifest):
     num_train_rows: int
     num_holdout_rows: int
     num_malformed: int
-    """Number of malformed rows in the files that were read. `malformed_uri` lists them with their
-    reasons."""
+    """Number of malformed rows in the files that were read. `malformed_uri` lists the malformed
+    rows with their reasons."""
     malformed_uri: str | None
     num_duplicates: int
     """Number of rows that were left out because another row has the same `request_id`, `row` and
@@ -748,7 +748,7 @@ class RetrainRequest(Manifest):
     """ISO 8601 UTC, inclusive. Empty = the window starts after the parent's last training row, or
     with the first row if there is no parent."""
     window_end: str
-    """Exclusive end of the window. Empty = to the last row."""
+    """Exclusive end of the window. Empty = the window ends with the last row."""
     parent: str = CURRENT
     champion: str = CURRENT
     observed: dict[str, float | None]

@@ -145,7 +145,8 @@ class ColumnProfile:
     """Sum over requests of a product: the sum of the bucket numbers in the request times the
     request's number of rows with a value."""
     floor: int = 0
-    """Maximum rows of an unlisted value. A listed count may be too low by at most `floor`."""
+    """Maximum number of rows of an unlisted value. A listed count may be too low by at most
+    `floor`."""
 
     @property
     def rows(self) -> int:

@@ -144,8 +144,8 @@ class Objects(Protocol):
 
         Raises:
             Differs: the object exists with other bytes. The existing object is not changed.
-            TemporaryError: the bytes that arrived differ from those sent. The object is then not
-                created.
+            TemporaryError: the bytes that arrived differ from those sent. In this case, the object
+                is not created.
         """
 
     def copy(self, source: str, target: str) -> int:
@@ -221,7 +221,7 @@ def check_name(name: str, uri: str) -> str:
 
 
 NUM_TRANSFERS = 8
-"""Number of parallel transfers. Google's client keeps ten connections."""
+"""Number of parallel transfers. Google's client has a pool of ten connections."""
 
 
 class Download(NamedTuple):

@@ -18,7 +18,8 @@ from evergreen.runtime.errors import ContractError, PermanentError, TemporaryErr
 
 _DEFAULT_GROUP = "evergreen-monitor"
 _DEFAULT_LEASE_SECONDS = 45.0
-"""Kafka's default session timeout. Brokers refuse less than 6 s by default."""
+"""Kafka's default session timeout. By default, brokers refuse a session timeout of less than 6
+s."""
 DEAD_LETTER_ENDING = ".dead-letters"
 MAX_SENT_BYTES = 1_040_000
 """Largest message in bytes, with key and headers. The limit is more than `MAX_MESSAGE_BYTES`, and

@@ -97,8 +97,8 @@ class PartitionProgress(Generic[M]):
     """
 
     generation: int
-    """Number of the partition's assignment to this reader. Tokens from an earlier assignment of the
-    partition are invalid."""
+    """Sequence number of the partition's assignment to this reader. Tokens from an earlier
+    assignment of the partition are invalid."""
     next_offset: int | None = None
     """Offset that follows the newest delivered message. None before the first delivery."""
     held: dict[int, Held[M]] = field(default_factory=dict)

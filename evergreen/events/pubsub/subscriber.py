@@ -217,7 +217,7 @@ class PubsubSettings:
 
     lease_seconds: float = 30.0
     """Seconds for which the messages of a killed reader are not delivered to the next reader.
-    Pub/Sub accepts 10 to 600."""
+    Pub/Sub accepts 10 to 600 seconds."""
     settle_seconds: float = 5.0
     """Maximum delay of a message in seconds, compared with messages of the same age. See
     `ReadMark`."""
