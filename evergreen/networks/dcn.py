@@ -5,7 +5,7 @@ x0 is concat(vectors, dense values). A cross layer of DCN v1 (Wang et al. 2017, 
 al. 2021, arXiv 2008.13535) is `x_{l+1} = x0 * (x_l U_l V_l + b_l) + x_l`. The logit is one linear
 layer on concat(tower, cross). HugeCTR's layer MultiCross computes the same function.
 
-The suffixes of tensor names are those of `network`. Further suffixes: L is the number of cross
+`network` defines the suffixes of the tensor names. Further suffixes: L is the number of cross
 layers, M is L + 1, and K is the rank of a cross layer's matrices.
 """
 
@@ -46,7 +46,7 @@ class Dcn(Network):
         self._cross_logits = self._by_matrices if rank else self._by_vectors
 
     def forward(self, dense_BD: Tensor, embeddings_BFE: Tensor) -> Tensor:
-        """Return the logits, see `Network`."""
+        """Return the logits. See `Network`."""
         x0_BX = torch.cat([embeddings_BFE.flatten(1), dense_BD], dim=1)
         return (affine(self.tower(x0_BX), self.final_tower, self.bias) + self._cross_logits(x0_BX))[
             :, 0

@@ -1,10 +1,10 @@
 """A model's files: `weights.safetensors`, `optimizer.safetensors` and `network.onnx` in one folder.
 
-Training writes them. Evaluation, deployment and the next incremental run read these files. The
-weights file has the embedding table of all slots as `embeddings`, and the dense parameters under
-their `state_dict` names. If vectors have different widths, there is one table for each width, such
-as `embeddings/8`. The optimizer file has Adam's two moments of each tensor as `<name>.exp_avg` and
-`<name>.exp_avg_sq`, and the number of steps in its metadata. The row of an id in its table is
+Training writes these files. Evaluation, deployment and the next incremental run read these files.
+The weights file has the embedding table of all slots as `embeddings`, and the dense parameters
+under their `state_dict` names. If vectors have different widths, there is one table for each width,
+such as `embeddings/8`. The optimizer file has Adam's two moments of each tensor as `<name>.exp_avg`
+and `<name>.exp_avg_sq`, and the number of steps in its metadata. The row of an id in its table is
 `offset[slot] + id`, where `offset` is the running sum of the sizes of the table's slots.
 
 The weights file and the optimizer file are memory-mapped for reading and for writing. A table that
@@ -218,7 +218,8 @@ class Table(NamedTuple):
     columns: tuple[int, ...]
     """Id columns whose vectors come from this table."""
     places: Places
-    """Layout of these columns. The slot numbers in this layout are positions in `slots`."""
+    """Slot of each of the `columns`, and the lists among the columns. A slot is given by its
+    position in `slots`."""
     vectors: tuple[int, ...]
     """Positions of this table's vectors among all vectors of a row."""
 
@@ -237,7 +238,7 @@ def one_each(slot_sizes: Sequence[int]) -> Places:
 
 
 def spans_of(places: Places) -> list[tuple[int, int, str | None]]:
-    """Return the start, the end and the pooling of each vector of a row.
+    """Return the start and the end position of each vector of a row, and how the vector is pooled.
 
     If a vector comes from a single position, its pooling is None.
 
@@ -255,7 +256,7 @@ def tables_of(places: Places, widths: Sequence[int] = ()) -> tuple[Table, ...]:
     """Return the layout of the tables, ascending by width.
 
     Args:
-        places: Places that a row looks up.
+        places: Slots that a row looks up, and its lists.
         widths: Width of each of the row's vectors. An empty sequence means that all vectors have
             the same width.
 

@@ -1,4 +1,4 @@
-"""Format of a webhook message, and one POST of it. The caller decides when to retry.
+"""Format a message for a webhook, and send it once. The caller decides when to retry.
 
 The format is the JSON that Slack's incoming webhooks and most other services accept: an object with
 `text`. The address must be secret, because everybody who knows it can write to the channel. Error

@@ -164,7 +164,8 @@ def _line_of_feature(
 ) -> str:
     """Return the line that describes a feature in the drafted file.
 
-    The text is a name, or a name with options if another feature of the same kind has options.
+    The line contains only a name. If another feature of the same kind has options, the line
+    contains the name and the options.
     """
     name = dump_text(feature[0].name)
     if any(guess.options for _, guess in of_kind):

@@ -45,7 +45,7 @@ OPTIONS: dict[str, type[Any]] = {
     "categorical": CategoricalOptions,
     "lists": ListOptions,
 }
-"""For each kind of column, the class of the column's options."""
+"""Class of the options for each kind of column."""
 _FIELDS = {
     "numeric": "numeric_options",
     "categorical": "categorical_options",
@@ -82,8 +82,8 @@ def parse_recommender(text: str, *, source: str) -> Recommender:
         source: Name of the source, for errors.
 
     Raises:
-        ContractError: the text is not YAML, a key is unknown, missing or repeated, a value is
-            wrong, or the class of a section refuses it.
+        ContractError: the text is not YAML, a key is unknown, missing or repeated, or a value is
+            wrong.
     """
     document = load_document(text, source=source)
     values = _mapping(document, "", document.value, keys=_KEYS)

@@ -53,8 +53,8 @@ _MAX_ELEMENTS = 50
 _MAX_FEW = 50
 """Maximum distinct values of an integer column that is treated as categories."""
 MANY = 20_000
-"""Number of distinct values in a sample from which a column of categories may need more memory than
-a server has."""
+"""A column may need more memory than a server has if its sample has at least this number of
+distinct categories."""
 _MOST_DATES = 100
 """Maximum values of a column that are compared with unsupported forms of dates."""
 _MOST_LABELS = 20_000
@@ -70,10 +70,11 @@ _MAX_ENTITY_SHARE = 0.5
 "unknown"."""
 _MAX_REQUEST_ROWS = 10_000
 _FROM_ROWS = 100
-"""Minimum rows to conclude that a column identifies rows because each row has a different value."""
+"""Minimum number of rows to conclude that a column is a row id. Each row must have a different
+value."""
 _MAX_WORDS = 5
-"""If a column of numbers has at most this number of distinct texts, these texts are assumed to mean
-a missing number."""
+"""Maximum number of distinct texts in a column of numbers. Such texts are assumed to mean that the
+number is missing."""
 _WIDE = 10**9
 """Smallest whole number that is treated as an id, unless the column's name is that of a
 quantity."""
@@ -455,9 +456,9 @@ class _Guesser:
     # -- features
 
     def _guess_row_name(self, column: SampledColumn) -> Guess | None:
-        """Return the guess that a column is left out because it numbers or names the rows.
+        """Return the guess that a column is left out because it is an id of the rows.
 
-        Returns None if the column neither numbers nor names the rows.
+        Returns None if the column is not an id of the rows.
         """
         is_unique = column.distinct == column.num_rows and column.num_rows > 1
         if not is_unique or column.kind in (FLOAT, OTHER) or column.is_list:
@@ -591,7 +592,7 @@ def _label_tier(column: SampledColumn) -> int:
 
 
 def _answers(column: SampledColumn) -> list[str]:
-    """Return the two words of a text column that holds exactly two, or an empty list."""
+    """Return the values of a text column with exactly two distinct values, or an empty list."""
     if column.kind != TEXT or column.is_list or column.distinct != 2:
         return []
     present = np.flatnonzero(column.is_present & (column.counts > 0))
@@ -623,7 +624,10 @@ def _is_label(column: SampledColumn) -> bool:
 
 
 def _has_both(label: SampledColumn) -> bool:
-    """Return whether each label has enough rows to conclude that an equal column is a copy."""
+    """Return whether both labels have enough rows.
+
+    With fewer rows, another column may be equal to the label by chance.
+    """
     return min(label.rows_with(label.labels == each) for each in (0, 1)) >= _MIN_EACH
 
 

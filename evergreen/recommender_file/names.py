@@ -604,5 +604,5 @@ def is_prose(name: str) -> bool:
 
 
 def is_outcome(name: str) -> bool:
-    """Return whether a column's name is typical of a value known only after the row was shown."""
+    """Return whether a column with this name usually gets its value after the row was shown."""
     return _OUTCOMES.search("_".join(words(name))) is not None

@@ -2,9 +2,9 @@
 
 The command removes the work folders of ended runs and the leftovers of killed writes. The command
 also removes the weights, vocabularies, statistics and graphs of models that no rollback needs.
-Manifests, verdicts, cards, reports, notes and the journal are small and are never removed. The
-command also never removes the live model, a canary, the newest versions that were live, and the
-work folders of runs without an outcome. The age of a file does not matter in these cases.
+Manifests, verdicts, cards, reports, notes and the journal are small and are never removed. The live
+model, a canary, the newest versions that were live, and the work folders of runs without an outcome
+are never removed either, however old the files are.
 
 Each folder is renamed before its files are removed. A killed command therefore leaves either intact
 folders or leftovers, and the next call removes the leftovers. During the command, no active run may

@@ -296,10 +296,10 @@ def parent(store: Path, reference: str) -> Model | None:
 def learned_later(model: Model, models: Mapping[str, Model]) -> list[str]:
     """Return the descendants of `model` that trained on all of its evaluation rows.
 
-    For each branch of the lineage, only the first of these descendants is returned. If the window
-    of a run begins after some of the rows (`window_start`), the run did not train on all of them.
-    The search then continues with later runs of the same branch. A row counts as a training row
-    even if it was downsampled away or quarantined.
+    For each branch of the lineage, only the first of these descendants is returned. If the training
+    window of a run begins after some of the rows (`window_start`), the run did not train on all
+    rows. The search then continues with later runs of the same branch. A row counts as a training
+    row even if it was downsampled away or quarantined.
 
     Args:
         model: Model with the evaluation rows.

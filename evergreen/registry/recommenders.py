@@ -62,8 +62,8 @@ def accepted(store: Path, reference: str) -> Recommender:
     Args:
         store: Folder of the model registry.
         reference: `current` (the newest version), the number of a version, or at least 8 digits of
-            its digest. An absolute path or `file://` URI of another registry names its newest
-            version.
+            its digest. An absolute path or `file://` URI of another registry refers to the newest
+            version in that registry.
 
     Raises:
         ContractError: the version does not exist, or its file is absent or was changed.
@@ -123,8 +123,8 @@ def logged_recommender(store: Path) -> Recommender | None:
 
     The columns of the live model and of all earlier versions of the same name are included, because
     clients adopt a change one after another. If the live model has another name, the log contains
-    that model's rows, so the live model's recommender is returned. Returns None if there is no
-    recommender.
+    the rows of the live model. In this case, the recommender of the live model is returned. Returns
+    None if there is no recommender.
 
     Raises:
         ContractError: see `_served_recommender`.

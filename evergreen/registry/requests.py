@@ -42,8 +42,7 @@ from evergreen.registry.promotion_journal import (
 from evergreen.runtime.errors import ContractError, PermanentError, Refused, TemporaryError
 
 GRACE_SECONDS = 600.0
-"""Seconds that the waiting side still waits for an accepted request after the request's
-deadline."""
+"""Maximum wait, in seconds after the request's deadline, for the result of an accepted request."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,15 +51,16 @@ class RequestState:
 
     request: ServingRequest
     accepted: ServingAnswer | None = None
-    """First acceptance, unless a withdrawal precedes it."""
+    """First line that accepts the request. None if no line accepts it, or if a withdrawal comes
+    first."""
     result: ServingAnswer | None = None
     """First `done` or `refused` entry, or the withdrawal. A withdrawal after an acceptance does not
     count."""
     live_then: int | None = None
     """Version that was live when the request was appended. None if no version was live."""
     intent_then: Promotion | None = None
-    """Intent of the change that was in progress when the request was appended. None if no change
-    was in progress."""
+    """Intent line of the change that was in progress when the request was appended. None if no
+    change was in progress."""
     rollback_then: bool = False
     """Whether the change in progress was a rollback."""
     recorded: Promotion | None = None
@@ -134,7 +134,7 @@ def read_requests(store: Path) -> list[RequestState]:
     """Return every request of the journal, oldest first.
 
     Raises:
-        ContractError: as in `promotion_journal.read_lines`.
+        ContractError: See `promotion_journal.read_lines`.
     """
     return fold(read_lines(store))
 
@@ -195,7 +195,8 @@ def answer(
 ) -> RequestState:
     """Append an answer, and return the new state of the request.
 
-    The returned state shows whether the answer counts.
+    The new state shows whether the answer is valid. For example, a withdrawal after an acceptance
+    is not valid.
     """
     append_entry(
         store,
@@ -265,7 +266,8 @@ def wait_for_result(
         TemporaryError: no controller accepted the request before its deadline, and it is withdrawn.
             The error is also raised if the controller that accepted the request has not answered
             for a long time.
-        Refused, ContractError, PermanentError: the controller's reason to refuse the request.
+        Refused, ContractError, PermanentError: the controller refused the request. The error
+            contains the reason.
     """
     deadline, is_reported = moment_of(request.deadline), False
     while True:

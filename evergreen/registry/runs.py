@@ -1,8 +1,8 @@
 """Files of a run in the model registry: a note and a report of each step, and the run's outcome.
 
 The exit handler reads the notes to find out which step failed and why, because neither KFP backend
-passes this information to the handler. On the hosted backend the exit handler gets an empty
-message. On the local backend the exit handler gets only its own name. The monitor shows the
+passes this information to the handler. On the hosted backend, the exit handler gets an empty
+message. On the local backend, the exit handler gets only its own name. The monitor shows the
 outcomes and the reports. Each step decides what its report contains.
 
 Layout: `<store>/runs/<run>/<step>.json`, `<step>_report.html` and `.json`, and `outcome.json` from
@@ -75,7 +75,8 @@ class RunOutcome:
     state: str
     """`released`, `canary`, `evaluated`, `refused` or `failed`. `canary` means that the version is
     a canary beside the live version. `evaluated` means that the gate accepted the model, but the
-    settings request no release. `refused` means that validation or the gate refused."""
+    settings request no release. `refused` means that validation refused the rows, or that the gate
+    refused the model."""
     step: str
     """Step that decided the outcome."""
     reason: str
@@ -309,7 +310,7 @@ def find_outcome(store: Path, run: str) -> RunOutcome | None:
     recorded = _read_record(run_folder(store, run) / _OUTCOME_FILE, RunOutcome)
     if recorded is None:
         return None
-    # In a copied store the URIs must point to the copy.
+    # In a copied store, the URIs must point to the copy.
     recorded = replace(recorded, reports=reports_of(store.absolute(), run))
     try:
         recorded_at = moment_of(recorded.ended_at)
@@ -334,8 +335,9 @@ def find_outcome(store: Path, run: str) -> RunOutcome | None:
         kfp_state="unknown",
         ended_at=ended_at.isoformat(),
     )
-    # For a retried run the exit handler does not run again. No handler therefore reports a killed
-    # step or the end of the retry. A retried run may therefore still be active.
+    # The exit handler does not run again for a retried run. Therefore, it is not recorded that a
+    # step of the retry was killed, or that the retry ended. A retried run may therefore still be
+    # active.
     is_over = outcome.state != "failed" or last.state == "failed"
     return outcome if is_over else None
 
@@ -356,7 +358,7 @@ def conclude(
         notes: Notes of the run's steps in step order. A step whose note is still `running` was
             killed.
         run: The registry's name of the run.
-        trigger_id: Retrain request that the run answers. Empty = none.
+        trigger_id: Id of the retrain request that led to the run. Empty = none.
         kfp_state: The run's state in Kubeflow, in any spelling, or `STOPPED`.
         ended_at: When the run ended, ISO 8601.
     """

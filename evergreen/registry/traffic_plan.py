@@ -42,7 +42,7 @@ def traffic_file(model_name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """One model that may answer.
+    """A model that answers requests, or scores them as shadow traffic.
 
     Raises:
         ContractError: the name is empty, or the version is not a whole number above 0.
@@ -75,7 +75,7 @@ class TrafficPlan(Manifest):
     number."""
     stable: Arm
     canary: Arm | None
-    """New version with its own model name, or None."""
+    """New version, which has its own model name. None if there is no canary."""
     canary_share: float
     """Share of the keys whose requests the canary answers."""
     shadow_share: float
@@ -138,8 +138,8 @@ class TrafficPlan(Manifest):
     def shadow_for(self, key: str, request_id: str) -> Arm | None:
         """Return the arm that scores this request as shadow traffic, or None.
 
-        The random draw depends on the request id and not on the key. The sample can therefore
-        include requests of every user, whichever arm answers them.
+        The random draw depends on the request id and not on the key. Requests of every user can
+        therefore be shadow traffic.
         """
         if self.canary is None or _fraction(self.salt, "shadow", request_id) >= self.shadow_share:
             return None

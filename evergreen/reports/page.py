@@ -1,8 +1,8 @@
 """HTML pages from typed blocks, with one frame and one style sheet.
 
-A page is one file that works offline, without scripts, and in a width of 480 px. The first screen
-of a page shows the state, the chart of the AUC if there is one, and the decision with its checks.
-All text is escaped, because no block accepts markup.
+A page is one file. It works offline and without scripts, and fits a window with a width of 480 px.
+The first screen of a page shows the state, the chart of the AUC if there is one, and the decision
+with its checks. All text is escaped, because no block accepts markup.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -116,7 +116,7 @@ class Tiles(PageBlock):
 
 @dataclass(frozen=True, kw_only=True)
 class PageTable(PageBlock):
-    """A table whose first cell names its row.
+    """A table. The first cell of each row is the name of the row.
 
     With more than three columns, each row becomes a record in a narrow window.
     """
@@ -194,7 +194,7 @@ class Checks(PageBlock):
 
     @property
     def folded(self) -> list[CheckRow]:
-        """Rows whose details are folded."""
+        """Rows with details that are hidden until the reader unfolds them."""
         return [row for row in self.rows if row.detail and row.is_good]
 
 
@@ -260,7 +260,7 @@ def html_page(
 
 
 def refusal_page(step: str, reason: str) -> str:
-    """Return the page of a step that refused before it had a report.
+    """Return a page with the reason of a step that refused its input before it wrote a report.
 
     Kubeflow shows an error if a step has no page.
     """

@@ -182,7 +182,7 @@ def _firsts(marks: Sequence[Mark], *, apart: float) -> list[Mark]:
 def _draw_marks(marks: Sequence[tuple[float, Mark]]) -> list[_DrawnMark]:
     """Place the name of each mark in the first row that has space for it, and return the marks.
 
-    Near the right edge a name is written on the left side of its line.
+    Near the right edge, a name is written on the left side of its line.
     """
     ends = [-math.inf] * _MARK_ROWS
     drawn = []
@@ -260,7 +260,7 @@ class IntervalChart(PageBlock):
 def interval_chart(
     intervals: Sequence[Interval], *, label: str, limit: float | None = None
 ) -> IntervalChart:
-    """Return the chart of at least one interval. A limit of None is not drawn."""
+    """Return a chart of the intervals. There must be at least one. A limit of None is not drawn."""
     values = [each for found in intervals for each in (found.value, found.low, found.high)]
     values += [] if limit is None else [limit]
     pad = (max(values) - min(values) or 1.0) * 0.05
@@ -312,7 +312,7 @@ class Bar:
     label: str
     now: float
     before: float | None
-    """Share of rows in the earlier sample. None if there is no earlier sample."""
+    """Earlier share of rows. None if there are no earlier rows."""
 
 
 @dataclass(frozen=True, kw_only=True)

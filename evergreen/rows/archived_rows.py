@@ -76,7 +76,7 @@ _MAX_ROWS_PER_BYTE = 100
 """Maximum number of rows for each byte of a file. The key and the time of each row occupy more than
 1/100 byte."""
 _FREE_ROWS = 65_536
-"""Number of rows that any file may have in addition to `_MAX_ROWS_PER_BYTE` per byte."""
+"""Number of rows that a file of any size may have, in addition to `_MAX_ROWS_PER_BYTE` per byte."""
 _MAX_GROUP_ROWS = 1 << 24
 _MAX_GROUP_BYTES = 4 << 30
 """Maximum bytes of a row group before compression."""
@@ -241,8 +241,9 @@ def archived_files(
 
     Args:
         archive: The archive.
-        days: UTC days to list, YYYY-MM-DD. Every day needs its own listing. None = all days.
-        first_day: First day to return. None = no first day.
+        days: UTC days to list, YYYY-MM-DD. The storage is listed once for each day. None = all
+            days.
+        first_day: Earliest day to return. None = no limit.
 
     Raises:
         TemporaryError, PermanentError: the bucket cannot be listed.

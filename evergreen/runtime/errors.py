@@ -48,7 +48,7 @@ _RUN_AGAIN = "run it again with"
 
 
 def run_again(flags: str) -> str:
-    """Return the advice to run again with these flags, as part of an error message.
+    """Return the end of an error message, which advises to run the command again with these flags.
 
     >>> run_again("-p parent=none")
     'run it again with `-p parent=none`'

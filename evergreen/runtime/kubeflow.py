@@ -42,8 +42,8 @@ _TOKEN_PATH_VARIABLE = "KF_PIPELINES_SA_TOKEN_PATH"  # noqa: S105
 ACTIVE_STATES = ("RUNTIME_STATE_UNSPECIFIED", "PENDING", "RUNNING", "PAUSED", "CANCELING")
 _ENDED_STATES = ("SUCCEEDED", "SKIPPED", "FAILED", "CANCELED")
 _TEMPORARY_STATUSES = (401, 403, 408, 409, 429)
-"""HTTP statuses below 500 that mean a temporary error. At the next attempt a token may be renewed,
-a right may be granted, or a conflict may have ended."""
+"""HTTP statuses below 500 that mean a temporary error. Before the next attempt, the token may be
+renewed, the right may be granted, or the conflict may end."""
 _REFUSALS = re.compile("ResourceNotFoundError|Invalid input error")
 """Patterns of error texts that mean a permanent error, whatever the HTTP status is."""
 _PAGE = 100
@@ -160,7 +160,10 @@ class KubeflowServer:
             raise PermanentError(f"{server}: {error}") from error
 
     def health(self) -> tuple[bool, datetime | None]:
-        """Return whether the installation is multi-user, and the server's time or None."""
+        """Return whether the installation is multi-user, and the server's time.
+
+        The time is None if the server does not send it.
+        """
         with self.requests():
             answer, _, headers = (
                 self.client._healthz_api.healthz_service_get_healthz_with_http_info()

@@ -106,7 +106,8 @@ def heal(
         options: Serving options, used if the version's record is corrupt.
 
     Returns:
-        Paths of the replaced files, first those in the repository, then those in the registry.
+        Paths of the replaced files. The files in the repository come first, and the files in the
+        registry follow.
 
     Raises:
         ContractError: both copies of a file are corrupt. The message names the corrupt files.
@@ -137,8 +138,8 @@ def _heal_published(
     made = assemble(version, graph_folder(store, version), record.options if record else options)
     fresh = VersionRecord.loads(_content(made.pop(RECORD_FILE)), source=RECORD_FILE)
     own = recorded.get(CODE_FILE)
-    # Keep intact code that another release of Evergreen wrote. Corrupt code is replaced by the
-    # current code.
+    # Do not replace intact code that another release of Evergreen wrote. Corrupt code is replaced
+    # by the current code.
     is_code_intact = own is not None and found.get(CODE_FILE) == own.sha256
     files = [
         own if own and is_code_intact and file.name == CODE_FILE else file for file in fresh.files

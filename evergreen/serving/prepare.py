@@ -91,13 +91,14 @@ def prepare_request(
         who: Person or pipeline run that makes the request.
         now: Returns the current time. The time to the deadline starts when the version is prepared.
         seconds: Time until the deadline in seconds.
-        trigger_id: Retrain request that the version answers, or None.
+        trigger_id: Id of the retrain request that led to the version, or None.
         share: First share of a canary.
-        override: Person's reason to release the model whatever the verdict is, or None.
+        override: Reason of a person to release the model although the verdict may not accept it, or
+            None.
 
     Raises:
         ContractError: the verdict does not accept the model that is to be released, or `prepare`
-            raises it.
+            fails.
     """
     model, verdict, _ = candidate
     check_belonging(model, verdict)
@@ -126,9 +127,9 @@ def prepare_request(
 
 
 def prepare(store: Path, request_id: str, candidate: tuple[Model, Verdict, RawDataset]) -> None:
-    """Export the model's graph and its golden rows for a request.
+    """Export the graph and the golden rows of a model to the folder of a request.
 
-    The graph must reproduce the verdict's scores of the candidate's holdout rows.
+    For the holdout rows, the graph must compute the scores on which the verdict is based.
 
     Raises:
         ContractError: the verdict is about another model, or the graph's scores differ from

@@ -1,20 +1,21 @@
 """Manage one recommender's part of Triton's model repository, in a folder or a bucket.
 
-The part contains versions, a configuration, a traffic plan and a lock. The layout for a recommender
-called shop is `shop/config.pbtxt` and `shop/<version>/{model.onnx[, model.data], golden.npz[,
-model.py], version.json}`, with the warm-up rows in `shop/warmup/`. A version is first staged under
-another model's name (`shop_candidate`), where servers can load it for a rehearsal. The staged
-version is compared with its source byte by byte, and moved to its final folder, which no server
-reads yet. **The version is published by one atomic write of config.pbtxt**, which names the
-version. A server that starts during a release therefore loads the last published version. No
-configuration names an interrupted copy. The number of an interrupted copy is not reused, and the
-next deployment removes the copy. Recommenders in the same repository share no files.
+This part of the repository contains versions, a configuration, a traffic plan and a lock. The
+layout for a recommender called shop is `shop/config.pbtxt` and `shop/<version>/{model.onnx[,
+model.data], golden.npz[, model.py], version.json}`, with the warm-up rows in `shop/warmup/`. A
+version is first staged under another model's name (`shop_candidate`), where servers can load it for
+a rehearsal. The staged version is compared with its source byte by byte, and moved to its final
+folder, which no server reads yet. **The version is published by one atomic write of config.pbtxt**,
+which names the version. A server that starts during a release therefore loads the last published
+version. No configuration names an interrupted copy. The number of an interrupted copy is not
+reused, and the next deployment removes the copy. Recommenders in the same repository share no
+files.
 
-Changes need `locked()`. In a folder the lock is the kernel's flock, which ends with a killed
-process and must be supported by the filesystem. In a bucket the lock is a lease, which expires. A
-write of the configuration succeeds only if its generation has not changed since the lock holder
-first read it. A holder whose lease has expired unnoticed therefore cannot write. Another module
-notifies the servers (`controller.moves`).
+Before a change, the caller must take the lock with `locked()`. In a folder, the lock is the
+kernel's flock, which is released if the process is killed. The filesystem must support flock. In a
+bucket, the lock is a lease, which expires. A write of the configuration succeeds only if its
+generation has not changed since the lock holder first read it. A holder whose lease has expired
+unnoticed therefore cannot write. Another module notifies the servers (`controller.moves`).
 
 The object `<name>.fence.json` contains the number of the lock, which grows by one each time a
 controller takes the lock. The lock holder compares its number with this object before each change,
@@ -24,7 +25,7 @@ write of the previous holder therefore fails, even if that holder is still runni
 
 `version.json` lists every file of its version with size and SHA-256. If a folder lacks this file,
 or if a listed file is absent or has another size, the folder is an interrupted copy and not a
-version. `VersionFolders` reads the versions below one model's name.
+version. `VersionFolders` reads the versions of one served model.
 """
 
 import errno
@@ -274,8 +275,8 @@ class ModelRepository:
         names: Names of the recommender's models.
         holder: Description of this deployment, for error messages of other deployments. The default
             describes this process.
-        min_lease: Largest lease number in the journal. The number in the repository may be lower,
-            because the repository may have been emptied.
+        min_lease: Largest lease number in the journal. The largest number in the repository is
+            lower if the repository was emptied.
         lease_seconds: Time after which a bucket's lock of a killed holder expires.
         clock: Wall clock in seconds since the epoch.
         monotonic: Monotonic clock in seconds.
@@ -477,7 +478,7 @@ class ModelRepository:
         return sorted(self.published.sizes())
 
     def stage(self, version: int, folder: Path, options: ServingOptions) -> None:
-        """Copy a version from `folder` to the candidate's name, and verify the written files.
+        """Copy a version from `folder` to the candidate's folder, and verify the written files.
 
         Raises:
             PermanentError: a written file differs from its source, or the disk is full.
@@ -571,9 +572,10 @@ class ModelRepository:
         return None if stored is None else _without_lease(stored.content.decode(errors="replace"))
 
     def write_config(self, text: str | None) -> None:
-        """Replace the configuration atomically, which publishes the versions that it names.
+        """Replace the configuration atomically.
 
-        `text` None removes the configuration.
+        The replacement publishes the versions that the configuration names. If `text` is None, the
+        configuration is removed.
 
         Raises:
             Changed: another controller has written the configuration since this lock was taken.
