@@ -256,7 +256,7 @@ def tables_of(places: Places, widths: Sequence[int] = ()) -> tuple[Table, ...]:
     """Return the layout of the tables, ascending by width.
 
     Args:
-        places: Slots that a row looks up, and its lists.
+        places: Slots that a row looks up, and the lists of the row.
         widths: Width of each of the row's vectors. An empty sequence means that all vectors have
             the same width.
 

@@ -287,7 +287,7 @@ class SampledColumn:
     def row_values(self, of_values: NDArray[Any], absent: Any) -> NDArray[Any]:
         """Return an array with one entry of `of_values` for each row.
 
-        The entry of a row is the one at the index of the row's value in `values`.
+        The index of a row's entry in `of_values` is the index of the row's value in `values`.
 
         For a row without a value, the result is `absent`.
         """

@@ -55,8 +55,8 @@ def draft(sample: ColumnSample, *, name: str, now: float | None = None) -> str:
     Args:
         sample: The first rows of the click log.
         name: Name of the recommender.
-        now: Current time in seconds since 1970. A time more than a day later is invalid. None = the
-            machine's clock.
+        now: Current time in seconds since 1970. A time more than a day after `now` is invalid. None
+            = the machine's clock.
 
     Raises:
         ContractError: No column can be a feature.

@@ -51,7 +51,7 @@ _FIELDS = {
     "categorical": "categorical_options",
     "lists": "list_options",
 }
-"""For each kind of column, the field of `Features` with the options."""
+"""Field of `Features` with the options, for each kind of column."""
 KINDS = tuple(OPTIONS)
 
 
@@ -147,7 +147,7 @@ def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _written_columns(features: Features, kind: str) -> list[str] | dict[str, Any]:
-    """Return the columns of a kind as a file contains them.
+    """Return the columns of a kind in the form in which a file contains them.
 
     The result is a mapping with options if at least one column of the kind has options.
     """

@@ -76,7 +76,7 @@ _MAX_WORDS = 5
 """Maximum number of distinct texts in a column of numbers. Such texts are assumed to mean that the
 number is missing."""
 _WIDE = 10**9
-"""Smallest whole number that is treated as an id, unless the column's name is that of a
+"""Smallest whole number that is treated as an id, unless the column's name is typical of a
 quantity."""
 
 
@@ -118,8 +118,8 @@ def guess_all(sample: ColumnSample, *, now: float | None = None) -> Guesses:
 
     Args:
         sample: First rows of the file.
-        now: Current time in seconds since 1970. A time more than a day later is invalid. None = the
-            machine's clock.
+        now: Current time in seconds since 1970. A time more than a day after `now` is invalid. None
+            = the machine's clock.
     """
     return _Guesser(sample, time.time() if now is None else now).guess()
 

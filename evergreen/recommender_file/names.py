@@ -121,8 +121,8 @@ _OUTCOMES = re.compile(
     r"|(^|_)(revenue|payout|gmv|gross_bookings?|sales_amount|click_time|click_timestamp|click_ts|clicked_at"
     r"|converted_at|purchased_at)(_|$)"
 )
-"""Names of numbers and times that become known only after the row was shown. The words of a name
-are separated by underscores."""
+"""Names of columns with numbers and times that become known only after the row was shown. The words
+of a name are separated by underscores."""
 TIMES = (
     "eventtime",
     "timestamp",
@@ -290,7 +290,7 @@ INDEXES = (
     "pk",
     "seq",
 )
-"""Names of columns that number or identify rows."""
+"""Names of columns with row numbers or row ids."""
 _ID_ENDS = frozenset(
     {"id", "idx", "no", "nr", "num", "key", "code", "hash", "uuid", "guid", "token"}
 )

@@ -66,7 +66,7 @@ def read_times(column: SampledColumn, *, now: float) -> Times | NoTimes:
 
     Args:
         column: Any column.
-        now: Current time in seconds since 1970. A time more than a day later is invalid.
+        now: Current time in seconds since 1970. A time more than a day after `now` is invalid.
     """
     present = np.flatnonzero(column.is_present & (column.counts > 0))
     if not len(present) or column.is_list:

@@ -63,8 +63,8 @@ class TriedFeature:
     auc: float | None
     """AUC of the column alone (see `deciding_auc`). None if there are too few rows."""
     new_share: float | None
-    """Share of rows in the newest tenth whose category does not occur in earlier rows. None for
-    features of any other kind."""
+    """Share of rows with a new category, among the newest tenth of the rows. A category is new if
+    it does not occur in earlier rows. None if the feature is not categorical."""
 
     @property
     def is_constant(self) -> bool:
@@ -110,7 +110,7 @@ class Trial:
     """Times of the oldest and the newest row, in microseconds since 1970. None if the rows have no
     times."""
     num_sampled: int = 0
-    """Number of sampled rows, from which the following fields are computed."""
+    """Number of rows in the sample. The following fields are computed from the sample."""
     features: list[TriedFeature] = field(default_factory=list)
     users: int | None = None
     """Number of distinct users. None if the setting `data.user` is empty."""
@@ -155,7 +155,7 @@ def try_rows(
         recommender: Recommender of the rows.
         now: Current time in seconds since 1970, to find rows in the future. None = the machine's
             clock.
-        sample_rows: Maximum number of sampled rows, from which some results are computed.
+        sample_rows: Maximum number of rows in the sample from which some results are computed.
 
     Raises:
         ContractError: There is no file of rows.

@@ -72,8 +72,8 @@ def find(
     Args:
         store: Folder of the model registry.
         work: Folder of the runs' intermediate files. None = do not search for intermediate files.
-        before: Time limit. Files of runs that ended later, and files that were made later, are not
-            returned.
+        before: Newest time of the files to return. Files are not returned if they, or the runs that
+            they belong to, are newer.
         keep_versions: Number of versions to keep: the live version, and the newest versions that
             were live before.
 

@@ -40,8 +40,8 @@ def keep_forgotten(store: Path, models: Sequence[str], *, now: datetime) -> None
 def removed_at(store: Path, model_id: str) -> str | None:
     """Return the time of the last removal of rows on which the model was trained.
 
-    Removed rows of the model's ancestors count too. Returns None if no training rows of the model
-    or its ancestors were removed.
+    Removed training rows of the model's ancestors are included. Returns None if no training rows of
+    the model or its ancestors were removed.
 
     Raises:
         ContractError: the record or a model's manifest is corrupt.

@@ -306,7 +306,7 @@ def learned_later(model: Model, models: Mapping[str, Model]) -> list[str]:
         models: All models of the registry by id.
 
     Raises:
-        ValueError: a field of a manifest that must contain a time does not contain one.
+        ValueError: a manifest has no valid time in a field that must contain a time.
     """
     found = []
 

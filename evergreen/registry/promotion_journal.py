@@ -43,7 +43,8 @@ INTENT = "intent"
 RELEASE = "release"
 ROLLBACK = "rollback"
 PROMOTE = "promote"
-"""Action of a line: `version` becomes live. It was a canary, or the gate had refused its model."""
+"""Action of a line: `version` becomes live. Before, the version was a canary, or the gate had
+refused its model."""
 WITHDRAWN = "withdrawn"
 """Action of a line that cancels the preceding intent. The change that was intended failed. The live
 version did not change."""

@@ -263,9 +263,9 @@ def wait_for_result(
         report: Function that is called with a sentence when the request is accepted.
 
     Raises:
-        TemporaryError: no controller accepted the request before its deadline, and it is withdrawn.
-            The error is also raised if the controller that accepted the request has not answered
-            for a long time.
+        TemporaryError: no controller accepted the request before its deadline, so the request is
+            withdrawn. The error is also raised if the controller that accepted the request has not
+            answered for a long time.
         Refused, ContractError, PermanentError: the controller refused the request. The error
             contains the reason.
     """

@@ -70,8 +70,8 @@ class RunOutcome:
 
     run: str
     trigger_id: str
-    """Retrain request of the monitor, or of a command with `trigger_id`. Empty if a person or a
-    schedule started the run."""
+    """Id of the retrain request from the monitor, or from a command with `trigger_id`. Empty if a
+    person or a schedule started the run."""
     state: str
     """`released`, `canary`, `evaluated`, `refused` or `failed`. `canary` means that the version is
     a canary beside the live version. `evaluated` means that the gate accepted the model, but the
@@ -215,7 +215,7 @@ def noted(store: Path, run: str, step: str) -> Iterator[StepNote]:
     """Record the state of `step` in its note while the body runs.
 
     The state is `running` at first. When the body ends, the state becomes `done`, unless the body
-    has set another state. After an error the state is `refused`, `preempted` or `failed`. If the
+    has set another state. After an error, the state is `refused`, `preempted` or `failed`. If the
     step is retried, its note replaces the note of the earlier attempt.
     """
     started = time.monotonic()

@@ -19,11 +19,11 @@ from evergreen.contracts.manifests import Manifest
 from evergreen.runtime.errors import ContractError, expect
 
 PLAN_POLL_SECONDS = 1.0
-"""Longest interval at which a client reads the plan again."""
+"""Maximum number of seconds between two reads of the plan by a client."""
 DRAIN_SECONDS = 5 * PLAN_POLL_SECONDS
-"""Seconds between the plan that ends a canary and the unloading of its version. Until the canary is
-unloaded, every client reads the new plan, and requests under the old plan are answered. If a client
-still requests the unloaded canary, the client repeats the request on the stable arm."""
+"""Seconds between the plan that ends a canary and the unloading of its version. In this time, every
+client reads the new plan, and the requests under the old plan are answered. If a client still
+requests the unloaded canary, the client repeats the request on the stable arm."""
 
 Baseline = Mapping[str, Mapping[str, Mapping[str, float]]]
 """Counters by source, then by arm (`STABLE`, `CANARY`), then by name."""

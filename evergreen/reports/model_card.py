@@ -131,7 +131,7 @@ def _answer(verdict: Verdict) -> str:
 def _state(card: ModelCard) -> tuple[Badge, Banner]:
     """Return the model's state (live, canary, earlier live, blocked) as a badge and a banner.
 
-    The state of a model that never served is the gate's decision.
+    If a model never served, its state is the decision of the gate.
     """
     last = card.served[-1] if card.served else None
     decision = card.verdict.decision

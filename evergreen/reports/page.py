@@ -1,8 +1,8 @@
 """HTML pages from typed blocks, with one frame and one style sheet.
 
-A page is one file. It works offline and without scripts, and fits a window with a width of 480 px.
-The first screen of a page shows the state, the chart of the AUC if there is one, and the decision
-with its checks. All text is escaped, because no block accepts markup.
+A page is one file. The page works offline and without scripts, and fits a window with a width of
+480 px. The first screen of a page shows the state, the chart of the AUC if there is one, and the
+decision with its checks. All text is escaped, because no block accepts markup.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -260,7 +260,10 @@ class IntervalChart(PageBlock):
 def interval_chart(
     intervals: Sequence[Interval], *, label: str, limit: float | None = None
 ) -> IntervalChart:
-    """Return a chart of the intervals. There must be at least one. A limit of None is not drawn."""
+    """Return a chart of the intervals.
+
+    There must be at least one interval. A limit of None is not drawn.
+    """
     values = [each for found in intervals for each in (found.value, found.low, found.high)]
     values += [] if limit is None else [limit]
     pad = (max(values) - min(values) or 1.0) * 0.05
@@ -307,7 +310,10 @@ def ticks(low: float, high: float, about: int) -> list[float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """Bar that shows the current share of rows. A second bar behind it shows the earlier share."""
+    """Bar that shows the current share of rows.
+
+    A wider bar behind this bar shows the earlier share.
+    """
 
     label: str
     now: float

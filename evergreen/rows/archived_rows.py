@@ -57,7 +57,8 @@ _CHECKED = {"write_page_checksum": True} if _supports_checksums() else {}
 def parquet_file(source: Any, **options: Any) -> pq.ParquetFile:
     """Open a Parquet file whose pages are verified by their checksums while they are read.
 
-    Files from other writers may lack checksums. Errors are pyarrow's (see `reading_parquet`).
+    Files from other writers may lack checksums. The function raises pyarrow's own errors (see
+    `reading_parquet`).
     """
     return pq.ParquetFile(source, **_VERIFIED, **options)
 
@@ -285,7 +286,7 @@ def _holds_served_rows(name: str) -> bool:
 
 
 def _split_name(name: str) -> tuple[str, str]:
-    """Return the day from the name of the file's folder, and the rest of the name."""
+    """Return the day from the name of the file's folder, and the name of the file."""
     folder, _, file = name.partition("/")
     return folder.removeprefix(DAY_PARTITION.format(day="")), file
 

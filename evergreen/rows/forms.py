@@ -82,7 +82,10 @@ class FileRows(Protocol):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the columns of the file in file order. If a column has no name, its name is ""."""
+        """Return the columns of the file in file order.
+
+        A column without a name in the file gets the name "".
+        """
 
     def chunks(self, wanted: Sequence[str]) -> Iterator[Chunk]:
         """Yield the wanted columns of all rows in file order, in bounded memory."""
@@ -414,7 +417,7 @@ class NumberedRows(NamedTuple):
     """Features that the file contains."""
 
     def first(self, num_rows: int) -> "NumberedRows":
-        """Return the first `num_rows` rows, counting malformed rows."""
+        """Return the first rows. Malformed rows count towards `num_rows`."""
         lines = sorted([*self.numbers.tolist(), *(each.line for each in self.rejected)])[:num_rows]
         num_kept = int(np.searchsorted(self.numbers, lines[-1], side="right")) if lines else 0
         rejected = [each for each in self.rejected if lines and each.line <= lines[-1]]

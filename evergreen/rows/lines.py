@@ -92,7 +92,7 @@ class LineCounts:
 
 
 class Rejected(NamedTuple):
-    """Line or record of several lines that does not form a valid row."""
+    """Line, or record of several lines, that is not a valid row."""
 
     line: int
     """Number of the first line, from 1."""

@@ -178,8 +178,8 @@ def _is_number(found: Any) -> bool:
 logger = logging.getLogger(__name__)
 
 CHECKED_FROM_ROWS = 10_000
-"""After this number of rows, a file is checked while it is read. If a file has too many malformed
-rows, the step then stops before the end of the file. Each file is checked again at its end."""
+"""After this number of rows, a file is checked while it is read. If the file has too many malformed
+rows, the step stops without reading the rest of the file. Each file is checked again at its end."""
 _NUM_EXAMPLES = 3
 Named = Callable[[Path], str]
 """Function that converts the path of a file to its displayed name."""
@@ -333,7 +333,7 @@ class MalformedRows:
     def count(self, path: Path, num_rows: int) -> None:
         """Count rows of `path`, including malformed ones.
 
-        If the file has had enough rows, check the share of its malformed rows.
+        If enough rows of the file are counted, the share of its malformed rows is checked.
 
         Raises:
             ContractError: too many of the counted rows are malformed.
@@ -466,7 +466,7 @@ def raw_batch(columns: dict[str, Any], schema: Any) -> Any:
 
 
 def texts(values: Any, *, holds_words: bool = True) -> Any:
-    """Return the texts (Arrow string) of a column's values, spelled as by `word_of`.
+    """Return the texts (Arrow string) of a column's values, in the spelling of `word_of`.
 
     Args:
         values: Arrow array of texts, bytes, truth values or whole numbers.

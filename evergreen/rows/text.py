@@ -51,8 +51,8 @@ class Chunk(NamedTuple):
     """Some rows of a file, in file order."""
 
     rows: Any
-    """Arrow record batch of the requested columns, under their names in the file. In text files,
-    all columns are strings."""
+    """Arrow record batch of the requested columns. The columns have their names in the file. In
+    text files, all columns are strings."""
     numbers: NDArray[np.int64]
     """Line number of each row in the file, or its row number in Parquet, from 1."""
     rejected: list[Rejected]
@@ -89,7 +89,7 @@ class TextRows:
 
     path: Path
     names: tuple[str, ...]
-    """Names of the columns in file order. If a column has no name, its name is ""."""
+    """Names of the columns in file order. A column without a name in the file gets the name ""."""
     dialect: Dialect
     is_json: bool = False
     num_skipped: int = 0

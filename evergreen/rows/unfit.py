@@ -1,4 +1,6 @@
-"""Lake files whose rows cannot be read. A run does not read unfit files, and its report names them.
+"""Lake files whose rows cannot be read.
+
+A run does not read unfit files, and the report of the run lists the unfit files.
 
 A file is unfit if it is corrupt, lacks a column, has a column of another type, or has too many
 malformed rows. A reader of several files reports all unfit files at once, so a person can correct

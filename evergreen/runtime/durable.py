@@ -237,7 +237,7 @@ def whole_directory(final: Path, *, replace: bool = False) -> Iterator[Path]:
     """Yield an empty temporary folder that becomes `final` on success and is removed on error.
 
     Args:
-        final: Folder to create. The folder appears by one rename.
+        final: Folder to create. The complete folder is renamed to this name in one step.
         replace: Whether to first remove `final` and the temporary folder of an earlier attempt that
             was killed. Set `replace` only for a folder that no other process reads meanwhile. If
             two processes write the same folder, the work of one process is lost.

@@ -171,7 +171,7 @@ def _receive_answers(workers: Sequence[Connection]) -> list[tuple[list[Any], Exc
 def _work(
     function: Callable[[Any], Any], items: Sequence[Any], theirs: Connection, *, parent: int
 ) -> None:
-    # End this process if the parent is killed. Otherwise an orphaned process would continue and
+    # End this process if the parent is killed. Otherwise, an orphaned process would continue and
     # occupy memory.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

@@ -79,10 +79,10 @@ class KubeflowServer:
         host: Address of the KFP API, such as `http://localhost:8888`.
         namespace: Namespace in a multi-user installation. The namespace must be empty in a
             single-user installation.
-        token_file: File with the token, read again for each request. If it is empty, the token is
-            read from the file that kfp's own variable names, or else from the pod's projected
-            token. If the default file is absent, no token is sent. A single-user installation needs
-            no token.
+        token_file: File with the token, read again for each request. If `token_file` is empty, the
+            token is read from the file that kfp's own variable names, or else from the file of the
+            pod's projected token. If the default file is absent, no token is sent. A single-user
+            installation needs no token.
         timeout_seconds: Timeouts of each request: one for connecting, and one for reading.
 
     Every method raises TemporaryError if the server does not answer, reports an error of its own,
@@ -123,7 +123,7 @@ class KubeflowServer:
         self.client._context_setting["namespace"] = namespace
         rest = self.client._run_api.api_client.rest_client
         rest.request = partial(_request_with_timeout, rest.request, timeout_seconds)
-        # By default urllib3 makes three more attempts, so the wait would be four times as long.
+        # By default, urllib3 makes three more attempts, so the wait would be four times as long.
         rest.pool_manager.connection_pool_kw["retries"] = 0
 
     @contextmanager

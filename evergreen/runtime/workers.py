@@ -27,7 +27,7 @@ class Workers(NamedTuple):
     """The workers of one step."""
 
     run_all: Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
-    """Function that applies a function to items, and returns the results in the order of the
+    """Function that applies another function to items, and returns the results in the order of the
     items."""
     num_shares: int
     """Number of items into which the work is divided."""

@@ -25,10 +25,10 @@ there are too few pairs for the next look, the canary continues until a person e
 candidate passes.
 
 Errors are tested at every step by `sequential_binomial`, which is valid for any number of looks.
-Latency is not tested but bounded by the ratio of means, because Triton's counters have no medians
-and no spread. Latency is the time that the model takes to compute a request. Queue times are not
-compared, because they depend on an arm's share. Responses from the cache are not counted, because
-the cache contains more requests of the larger arm.
+Latency has no statistical test, because Triton's counters have no medians and no spread. Instead,
+the ratio of the means has a maximum. Latency is the time that the model takes to compute a request.
+Queue times are not compared, because they depend on an arm's share. Responses from the cache are
+not counted, because the cache contains more requests of the larger arm.
 
 If a number is missing, no decision is made. The canary is held until the last look, and a check
 names the missing number.
@@ -68,9 +68,10 @@ MIN_REQUESTS = 50
 """Minimum number of requests with a click, and minimum number of requests with at least one row
 without a click. Fewer requests give no reliable standard error."""
 STEADY_MEAN = 10
-"""Latency can abort a canary only after `min_requests` times this factor, because one stall changes
-the mean of a hundred requests by half. In simulations with a stall of 100 ms in 500 requests of 1
-ms, an equal model was aborted in 18 % of stages after 100 requests, but only in 2 % after 1000."""
+"""Latency can abort a canary only if each arm has this many times `min_requests` requests, because
+one stall changes the mean of a hundred requests by half. In simulations, one request in 500 took
+100 ms, and all other requests took 1 ms. An equal model was aborted in 18 % of stages after 100
+requests, but only in 2 % after 1000 requests."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -363,7 +364,7 @@ def _check_minimum(name: str, value: float, minimum: float) -> Check:
 def _check_latency(counts: BothCounts, policy: CanaryPolicy) -> tuple[float | None, Check]:
     """Return the ratio of the mean times and its check.
 
-    With too few requests the ratio is None, and the check shows how many requests are missing.
+    With too few requests, the ratio is None, and the check shows how many requests are missing.
     """
     stable, canary = counts.stable, counts.canary
     timed, enough = min(stable.computed, canary.computed), STEADY_MEAN * policy.min_requests

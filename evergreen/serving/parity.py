@@ -1,4 +1,4 @@
-"""Check that the graph scores raw rows as training scored the encoded rows.
+"""Check that the graph computes the same scores from raw rows as training from encoded rows.
 
 The input is the raw holdout rows and the scores that evaluation stored for them. Evaluation
 computed these scores from the rows that preprocessing had encoded, and with the network in the

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-# With numpy 2 this server reads inputs wrongly and sends empty outputs, without an error.
+# With numpy 2, this server reads inputs wrongly and sends empty outputs, without an error.
 assert int(np.__version__.split(".")[0]) < 2, f"numpy is {np.__version__}, expected < 2"
 
 LOADING_NICENESS = 10

@@ -14,11 +14,11 @@ row for missing values. All values of an excluded column are therefore treated a
 
 The table uses cuckoo hashing with `CHOICES` cells per key (Pagh & Rodler, ESA 2001; Fotakis et al.,
 STACS 2003). Choice d of a key is the cell `starts[d] + key mod primes[d]`, and each choice has its
-own range of cells. A lookup takes `CHOICES` reads, whatever the size of the table. ONNX Runtime
-maps the arrays from `model.data`. A server therefore builds nothing when it opens a graph, and its
+own range of cells. A lookup reads `CHOICES` cells, even if the table is large. ONNX Runtime maps
+the arrays from `model.data`. A server therefore builds nothing when it opens a graph, and its
 instances share the arrays, which take 15 bytes per entry. ONNX Runtime's LabelEncoder builds a hash
-map of 60 to 75 bytes per entry in each instance. LabelEncoder made the graph 8 to 20 % faster up to
-2.6 million entries, and no faster with more entries.
+map of 60 to 75 bytes per entry in each instance. LabelEncoder made the graph 8 to 20 % faster with
+up to 2.6 million entries, but not faster with more entries.
 """
 
 from collections.abc import Sequence

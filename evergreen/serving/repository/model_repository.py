@@ -75,7 +75,7 @@ LEASE_SECONDS = 60.0
 GOLDEN_FILE = "golden.npz"
 RECORD_FILE = "version.json"
 _LEASE_COMMENT = "# lease "
-"""Start of the configuration's first line, which names the lease of the holder that wrote it."""
+"""Start of the first line of a configuration. The line contains the lease number of its writer."""
 _SERVED_MODEL = Path(__file__).resolve().parents[1] / "served_model.py"
 
 
@@ -141,8 +141,8 @@ def assemble(version: int, folder: Path, options: ServingOptions) -> dict[str, P
 def warmup_files(golden: GoldenRows, num_rows: int) -> tuple[list[WarmupRow], dict[str, bytes]]:
     """Return Triton's warm-up from the first golden rows, and the content of each file by name.
 
-    The name of a file is the hash of its content. A restored configuration therefore refers to its
-    original rows.
+    The name of a file is the hash of its content. A configuration that is restored therefore still
+    refers to its own warm-up rows.
     """
     rows: list[WarmupRow] = []
     contents: dict[str, bytes] = {}
