@@ -33,7 +33,7 @@ NETWORK_FILE = "network.onnx"
 TABLE = "embeddings"
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 ROWS_PER_CHUNK = 1 << 16
-"""Number of rows copied at a time: 4 MB for vectors of width 16."""
+"""Number of rows that are copied at a time. For vectors of width 16, these rows have 4 MB."""
 _HEADER_ALIGNMENT = 64
 
 FloatArray = NDArray[np.float32]

@@ -553,8 +553,7 @@ def _shape(text: str) -> str:
 
 
 _MIN_PER_LABEL = 20
-"""The check whether a column alone predicts the label needs at least this number of rows of each
-label."""
+"""Minimum number of rows of each label for the check whether a column alone predicts the label."""
 DECIDING_AUC = 0.99
 """Maximum AUC that a feature may have when it is used alone. A column with a higher AUC is not used
 as a feature, because it was recorded after the label or is the label itself."""

@@ -693,8 +693,8 @@ def _is_dated(column: SampledColumn) -> bool:
 def _is_surely_time(column: SampledColumn) -> bool:
     """Return whether a column certainly contains times.
 
-    The column has either a name that is used only for times, or a common name for times together
-    with values that look like times. Small numbers do not count as times.
+    The name of the column is used only for times, or the name is common for times and the values
+    look like times. Small numbers do not count as times.
     """
     if names.letters(column.name) in names.CERTAIN_TIMES:
         return True

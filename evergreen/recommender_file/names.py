@@ -35,7 +35,7 @@ TARGETS = (
     "islabel",
     "isclickedlabel",
 )
-"""Names of label columns that do not say which event the label means."""
+"""Names of label columns that do not contain the event, such as a click."""
 CONVERSIONS = (
     "converted",
     "conversion",

@@ -42,7 +42,7 @@ HTML, _JSON = "html", "json"
 STEPS = ("extraction", "validation", "preprocessing", "training", "evaluation", "deployment")
 _LAST_STEP = STEPS[-1]
 STOPPED = "STOPPED"
-"""State of a run on this machine that SIGTERM or Ctrl-C ended."""
+"""State of a run on this machine, if SIGTERM or Ctrl-C ended the run."""
 _CANCELED_STATES = frozenset({"CANCELED", "CANCELLED", "CANCELING"})
 _FAILED_STATES = _CANCELED_STATES | {"FAILED", "ERROR"}
 """States of a failed run in Kubeflow, in the spellings of its API and its backends."""

@@ -63,7 +63,7 @@ class Arm:
 
 @dataclass(frozen=True, kw_only=True)
 class TrafficPlan(Manifest):
-    """Plan that tells clients which model answers which share of requests (see the module).
+    """Plan of the traffic: the models that answer requests, and their shares (see the module).
 
     Raises:
         ContractError: a field has the wrong type, a share is outside [0, 1], a share is set without

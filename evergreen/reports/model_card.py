@@ -88,7 +88,11 @@ def card_page(card: ModelCard) -> str:
 
 
 def _auc_chart(card: ModelCard) -> list[PageBlock]:
-    """Return a chart of both models' AUC on the held-out rows, if it has an interval."""
+    """Return a chart of the AUC of both models on the held-out rows.
+
+    A model without an interval for its AUC is not in the chart. The list is empty if no model has
+    an interval.
+    """
     verdict = card.verdict
     intervals = [
         Interval(label=name, value=of.auc, low=of.auc_low, high=of.auc_high)

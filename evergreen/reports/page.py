@@ -108,7 +108,7 @@ class Banner(PageBlock):
 
 @dataclass(frozen=True)
 class Tiles(PageBlock):
-    """A few numbers, each of them below its name."""
+    """A few numbers, each below its name."""
 
     TEMPLATE: ClassVar[str] = "tiles.html.j2"
     facts: Mapping[str, object]
@@ -260,7 +260,7 @@ def html_page(
 
 
 def refusal_page(step: str, reason: str) -> str:
-    """Return a page with the reason of a step that refused its input before it wrote a report.
+    """Return the page of a step that refused its input before it wrote a report.
 
     Kubeflow shows an error if a step has no page.
     """

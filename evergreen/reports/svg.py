@@ -1,7 +1,7 @@
 """Charts as inline SVG from templates: lines over time with events, and small bars.
 
 Positions are percentages of the plot's width and height. A chart therefore fills the width of the
-window and is lower on a phone, while its texts do not change their size.
+window, and is lower on a phone. The size of the texts does not change.
 """
 
 import math
@@ -18,8 +18,8 @@ RIGHT = 14
 TOP = 42
 BOTTOM = 34
 _MARK_ROWS = 3
-"""Number of text rows above the chart, over which event names are distributed so that they do not
-overlap."""
+"""Number of text rows above the chart. Event names are distributed over these rows, so that the
+names do not overlap."""
 _CHARACTER = 0.85
 """Approximate width of a character on a desktop, in percent of the plot's width."""
 _SERIES_SHARE = 1 / 8
@@ -244,7 +244,7 @@ class _DrawnInterval:
 
 @dataclass(frozen=True, kw_only=True)
 class IntervalChart(PageBlock):
-    """Chart of estimates with their intervals, one per row, and a limit."""
+    """Chart with one estimate and its interval in each row, and with a limit."""
 
     TEMPLATE: ClassVar[str] = "interval_chart.html.j2"
 

@@ -4,9 +4,9 @@
 that would fill the memory.
 
 Every reader of archived rows uses this module: the backtest, the canary's evidence, the
-verification of a version and validation's skew. `monitoring.state.archive` writes the archive's
-files, and its uploader moves them. Archives and lakes consist of files `day=YYYY-MM-DD/*.parquet`
-with the types of `contracts.raw_rows`, in a folder or a bucket. A back-filled version of a day
+verification of a version and validation's skew. `monitoring.state.archive` writes the files of the
+archive and moves them. Archives and lakes consist of files `day=YYYY-MM-DD/*.parquet` with the
+types of `contracts.raw_rows`, in a folder or a bucket. A back-filled version of a day
 (`day=D/version=N/`) is left out, because it corrects the served rows. The callers decide which
 parts of a file they read.
 """

@@ -40,8 +40,8 @@ _PRIVATE = 0o027
 """Mode bits that are removed from files of the model registry and of a run: all bits of other
 users, and the write bit of the group."""
 READABLE = 0o022
-"""Mode bits that are removed from files that programs of another user read. Examples are the files
-of a model repository."""
+"""Mode bits that are removed from a file if programs of another user must read the file. Examples
+are the files of a model repository."""
 
 
 def own_umask(mask: int = _PRIVATE) -> int:
@@ -183,7 +183,7 @@ def read_records(path: Path, kind: Callable[..., T], *, name: str) -> list[T]:
 
 
 _CHECKSUM, _END = b', "crc32": "', b"}"
-"""Parts of a line with a checksum: the key before its eight hexadecimal digits, and the closing
+"""Text before and after the eight hexadecimal digits of a line's checksum: the key, and the closing
 brace."""
 
 

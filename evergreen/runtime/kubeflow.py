@@ -286,7 +286,7 @@ class KubeflowServer:
 
     @contextmanager
     def _described(self, description: str) -> Iterator[None]:
-        """Set this description on the runs that the body of the `with` statement creates.
+        """Set this description on every run that is created in the body of the `with` statement.
 
         kfp's client has no argument for the description.
         """

@@ -33,9 +33,9 @@ class TableColumn:
     is_flexible: bool = False
     """Whether cells are cut with an ellipsis to make the table fit."""
     is_cut_in_middle: bool = False
-    """Whether long cells are cut in the middle, because names differ at their ends. A table has at
-    most one column that is cut in the middle, and its cells are cut before those of flexible
-    columns."""
+    """Whether long cells are cut in the middle, because names differ at their ends. At most one
+    column of a table is cut in the middle. The cells of this column are cut before the cells of
+    flexible columns."""
     is_number: bool = False
     """Whether cells are aligned to the right."""
     is_wide_only: bool = False
@@ -108,7 +108,7 @@ def _cut_in_middle(
 
 
 def middle_cut(text: str, width: int) -> str:
-    """Return `text`. If it has more than `width` characters, replace its middle by an ellipsis.
+    """Return `text`. If the text has more than `width` characters, an ellipsis replaces its middle.
 
     >>> middle_cut("manual-20261129T161234567890Z", 18)
     'manual-…234567890Z'

@@ -105,8 +105,8 @@ def _run_all(
 ) -> list[Any]:
     from distributed.protocol.pickle import dumps
 
-    # The function is stored in a file instead of in each task's message, because it may contain
-    # vocabularies of gigabytes.
+    # The function is stored in a file instead of in each task's message, because the function may
+    # contain vocabularies of gigabytes.
     path = shared / f".function-{uuid4().hex}"
     try:
         held = Pickled.write(path, dumps(function))

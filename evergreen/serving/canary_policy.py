@@ -221,7 +221,7 @@ class CanaryPolicy:
 
 @dataclass(frozen=True)
 class ArmDifference:
-    """Metric of the canary minus metric of the stable version, with its standard error."""
+    """Difference of a metric, canary minus stable version, and its standard error."""
 
     value: float
     error: float
@@ -275,7 +275,7 @@ class PairsDecision:
 
 @dataclass(frozen=True, kw_only=True)
 class CanaryDecision:
-    """Decision about the canary, its reason, and the evidence if there is any."""
+    """Decision about the canary, with the reason and the evidence."""
 
     action: str
     """`HOLD`, `GROW` or `ABORT`."""
@@ -362,7 +362,7 @@ def _check_minimum(name: str, value: float, minimum: float) -> Check:
 
 
 def _check_latency(counts: BothCounts, policy: CanaryPolicy) -> tuple[float | None, Check]:
-    """Return the ratio of the mean times and its check.
+    """Return the ratio of the mean times, and the check of the ratio.
 
     With too few requests, the ratio is None, and the check shows how many requests are missing.
     """

@@ -95,7 +95,10 @@ class TritonPythonModel:
         return None
 
     def _answers(self, tensors: list[Tensors], batch: Tensors) -> list[Any]:
-        """Score `batch`, the concatenated rows of all requests, and return their responses."""
+        """Score `batch`, and return a response for each request.
+
+        `batch` contains the rows of all requests.
+        """
         try:
             scores = self._session.run([self._output], batch)[0]
         except Exception as error:

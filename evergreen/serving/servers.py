@@ -536,7 +536,7 @@ class Fleet:
             self._disconnect(address)
 
     def _listed(self) -> dict[str, str]:
-        """Map each address that is listed now to its url."""
+        """Return the url of each address that is listed now."""
         return {address: url for url in self._urls for address in addresses_of(url, self._resolve)}
 
     def _connect_to_listed(self) -> list[Triton]:

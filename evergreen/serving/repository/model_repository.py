@@ -193,7 +193,7 @@ class VersionFolders:
         return sorted(whole)
 
     def record(self, version: int) -> VersionRecord:
-        """Read the record of a version, which lists its files and hashes.
+        """Read the record of a version: the files of the version and their hashes.
 
         Raises:
             ContractError: the version does not exist, or its record is corrupt or belongs to
@@ -306,8 +306,8 @@ class ModelRepository:
         self._min_lease = min_lease
         self._check_lock: Callable[[], None] | None = None
         self.lease = 0
-        """Number of the lock that this process holds, or held last. 0 = this process has never held
-        the lock."""
+        """Number of the last lock that this process held. 0 = this process has never held the
+        lock."""
         self._config_generation = self._plan_generation = ABSENT
         self._config = f"{names.model}/{CONFIG_FILE}"
         self._plan = traffic_file(names.model)
@@ -381,7 +381,7 @@ class ModelRepository:
         self.objects.write(self._fence, content, if_generation=generation)
 
     def _parse_fence(self, content: bytes) -> tuple[int, bool]:
-        """Return the lease number, and whether its holder released the lock."""
+        """Return the lease number, and whether the holder of the lease released the lock."""
         try:
             document = json.loads(content)
             return int(document["number"]), bool(document["released"])
