@@ -618,8 +618,8 @@ def _is_label(column: SampledColumn) -> bool:
     ):
         return False
     has = [column.rows_with(column.labels == label) > 0 for label in (0, 1)]
-    # If a column has the name of a label, one of the two labels may be absent. A column with 1 and
-    # missing values is not a label, because a missing value may not mean 0.
+    # If a column has the name of a label, one of the two labels may be absent. If a column contains
+    # only 1 and missing values, it is not a label, because a missing value may not mean 0.
     return all(has) or (is_named and any(has) and not num_missing)
 
 

@@ -85,7 +85,7 @@ class Promotion:
     """Person, pipeline run or program that performed the action. The value is `controller` if the
     controller rolls a version back."""
     decision: str | None = None
-    """Decision of the gate on the model. None if the action needed no decision."""
+    """Decision of the gate about the model. None if the action needed no decision."""
     parent_model_id: str | None = None
     sha256: dict[str, str] = field(default_factory=dict)
     """Hashes of the version's files, as in the version's `Release`."""
@@ -397,7 +397,7 @@ def baking(store: Path) -> Promotion | None:
 
     Baking starts with the release or promotion of a version. Baking ends when the version is
     `baked`, or when another version goes live. The first version does not bake, because a rollback
-    would have no target. A version that a rollback made live does not bake either, because it
+    would have no target. If a rollback makes a version live, the version does not bake, because it
     served before.
     """
     live = current(store)

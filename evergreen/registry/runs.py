@@ -117,8 +117,8 @@ def store_name(run: str, resource: str, run_id: str) -> str:
 
     Args:
         run: Kubeflow's name of the run. Empty if a schedule started the run.
-        resource: Name of the run's workflow, which Kubeflow also uses as the name of a schedule's
-            run.
+        resource: Name of the run's workflow. If a schedule starts a run, Kubeflow also uses this
+            name for the run.
         run_id: Kubeflow's id of the run, a UUID. Empty in a local run, because the name of a local
             run is unique.
 
@@ -158,7 +158,7 @@ def kubeflow_name(run: str) -> tuple[str, str]:
 
 
 SEARCH_RUN = "search"
-"""Kind of run of a hyperparameter search. The name of each trial begins with this kind."""
+"""Kind of the runs of a hyperparameter search. The name of each trial begins with this kind."""
 
 
 def new_run_name(kind: str) -> str:

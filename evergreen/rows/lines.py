@@ -172,7 +172,7 @@ class Dialect:
     def literal(self, text: str) -> str | None:
         """Return the line as a record whose quotes are plain characters.
 
-        Returns None if that record has a wrong number of fields.
+        Returns None if the record would have a wrong number of fields.
         """
         parts = text.removesuffix("\n").split(self.delimiter)
         if len(parts) != self.num_fields:
@@ -211,8 +211,8 @@ class Records(NamedTuple):
     """Counts of the block's lines. `rows` is the number of records."""
     texts: "LineTexts"
     rest: Block | None
-    """Lines at the end of the block whose record may continue in the next block. None if every
-    record is complete."""
+    """Last lines of the block, if the record of these lines may continue in the next block. None if
+    every record is complete."""
 
 
 @dataclass(frozen=True)

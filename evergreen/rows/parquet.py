@@ -161,7 +161,7 @@ class RawParquet:
         """Convert the values of a column, or the elements of its lists, to the type `wanted`."""
         if pa.types.is_floating(
             values.type
-        ):  # also for categories, because pandas represents a missing category by NaN
+        ):  # categories need this too, because pandas represents a missing category by NaN
             values = nan_to_null(values)
         if pa.types.is_dictionary(values.type):
             values = values.cast(values.type.value_type)

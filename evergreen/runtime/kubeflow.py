@@ -35,8 +35,8 @@ active."""
 SERVICE_ACCOUNT = "evergreen-pipeline"
 """Kubernetes service account of the steps' pods. `k8s/base/pipelines` creates it."""
 POD_NAME, POD_UID = "EVERGREEN_POD_NAME", "EVERGREEN_POD_UID"
-"""Names of the environment variables with the name and UID of a step's own pod. If an object must
-be deleted together with the pod, the pod owns the object."""
+"""Names of the environment variables that contain the name and the UID of a step's own pod. If an
+object must be deleted together with the pod, the pod owns the object."""
 TOKEN_PATH = "/var/run/secrets/kubeflow/pipelines/token"  # noqa: S105
 _TOKEN_PATH_VARIABLE = "KF_PIPELINES_SA_TOKEN_PATH"  # noqa: S105
 ACTIVE_STATES = ("RUNTIME_STATE_UNSPECIFIED", "PENDING", "RUNNING", "PAUSED", "CANCELING")

@@ -84,9 +84,9 @@ class Pairs:
     labels: NDArray[np.uint8]
     """[n] label of each row, 0 or 1."""
     stable: NDArray[np.float32]
-    """[n] probabilities of the stable version, served or shadow."""
+    """[n] probabilities of the stable version, from served requests or shadow traffic."""
     canary: NDArray[np.float32]
-    """[n] probabilities of the canary, served or shadow."""
+    """[n] probabilities of the canary, from served requests or shadow traffic."""
     groups: NDArray[np.int64]
     """[n] user id of each row. A row without a user gets the number of its request instead. If
     other rows have users, the numbers of requests are negative."""
@@ -111,7 +111,7 @@ class ArmCounts:
 
     @property
     def computed(self) -> float:
-        """Successful requests that the model computed, without those from the response cache."""
+        """Successful requests that the model computed and the response cache did not answer."""
         return self.success - self.cache_hits
 
     @property
@@ -121,7 +121,7 @@ class ArmCounts:
 
     @property
     def mean_ms(self) -> float | None:
-        """Mean time in the model of a computed request in milliseconds.
+        """Mean time in milliseconds that the model takes to compute a request.
 
         None if the model computed no request.
         """

@@ -2,7 +2,8 @@
 
 One copy is in Triton's repository, and the other copy is in the model registry. Each copy is
 compared with the hashes in the version's `Release` and in its record in the repository. If a copy
-is corrupt, the error names the corrupt copy, and the intact copy is used or replaces it.
+is corrupt, the error names the corrupt copy, and the intact copy is used, or it replaces the
+corrupt copy.
 """
 
 import logging

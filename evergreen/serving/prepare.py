@@ -25,7 +25,7 @@ from evergreen.serving.repository.triton_config import ServingOptions
 logger = logging.getLogger(__name__)
 
 PREPARED_FOLDER = "prepared"
-"""Folder of the model registry with one folder for each open request."""
+"""Folder in the model registry. This folder contains one folder for each open request."""
 
 
 @dataclass(frozen=True, kw_only=True)

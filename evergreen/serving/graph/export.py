@@ -260,7 +260,7 @@ def export(model: Model, folder: Path) -> None:
         open_model(weights, model.slot_sizes).weights.tables,
         network=read_network(weights / NETWORK_FILE),
         name=model.recommender.name,
-        widths=model.config.get("widths", ()),  # not every network has widths
+        widths=model.config.get("widths", ()),  # some networks have no widths
         numbers=served_tables(model.recommender),
     )
 

@@ -258,7 +258,7 @@ class VersionFolders:
         return path
 
     def _local_file(self, version: int, file: str, folder: Path) -> Path:
-        """Return the local path of a file, or of a copy in `folder` if it is not local."""
+        """Return the local path of a file, or of a copy in `folder` if the file is not local."""
         path = f"{self._name}/{version}/{file}"
         local = self._objects.local(path)
         if local is not None and local.is_file():

@@ -109,8 +109,8 @@ _METRICS = {
 _QUEUE_LIMITS = {PYTHON: (0, 0), ONNXRUNTIME: (QUEUED_REQUESTS, QUEUE_MICROSECONDS)}
 
 WarmupRow: TypeAlias = Mapping[str, str]
-"""Map from input name to a file with one row in the model's folder `warmup`. Triton reads each file
-as raw little-endian values."""
+"""Name of a file for each input of the model. The file is in the model's folder `warmup` and
+contains one row. Triton reads the file as raw little-endian values."""
 
 
 def triton_config(
