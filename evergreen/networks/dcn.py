@@ -37,7 +37,7 @@ class Dcn(Network):
             )
         self.cross_bias = nn.Parameter(torch.zeros(shape))
         self.tower = mlp(config.input_width, config.tower, dropout=config.dropout)
-        # The final layer is split into two parameters. With split parameters, the exported graph
+        # The final layer is split into two parameters. After the split, the exported graph
         # multiplies only by constants. ONNX Runtime packs constants once, so its results have equal
         # bits for any number of rows.
         final_1 = linear(config.tower[-1] + config.input_width, 1, bias=False).weight.detach()

@@ -228,7 +228,7 @@ class Table(NamedTuple):
         return [slot_sizes[slot] for slot in self.slots]
 
     def offsets(self, slot_sizes: Sequence[int]) -> NDArray[np.int64]:
-        """Return the first table row of the slot of each id column."""
+        """Return, for each id column, the first table row of its slot."""
         return slot_offsets(self.sizes(slot_sizes))[list(self.places.slots)]
 
 

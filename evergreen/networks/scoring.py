@@ -1,4 +1,4 @@
-"""Click probabilities of encoded rows, from a network and its embedding tables.
+"""Compute click probabilities of encoded rows with a network and its embedding tables.
 
 Training scores rows with this module before it trains on them. Evaluation uses this module to score
 the candidates of all training engines.

@@ -53,8 +53,8 @@ _MAX_ELEMENTS = 50
 _MAX_FEW = 50
 """Maximum distinct values of an integer column that is treated as categories."""
 MANY = 20_000
-"""A column may need more memory than a server has if its sample has at least this number of
-distinct categories."""
+"""If the sample of a column has at least this number of distinct categories, the column may need
+more memory than a server has."""
 _MOST_DATES = 100
 """Maximum values of a column that are compared with unsupported forms of dates."""
 _MOST_LABELS = 20_000
@@ -98,7 +98,7 @@ class Guesses:
     columns: list[tuple[SampledColumn, Guess]]
     """Columns and guesses in file order."""
     questions: dict[str, str]
-    """Questions for the user, keyed by the field of `ColumnNames` that could not be guessed."""
+    """Questions for the user. Each key is a field of `ColumnNames` that could not be guessed."""
     time_format: str | None = None
     """Value for `ColumnNames.time_format`. None if the times are ISO 8601."""
     entities: dict[str, tuple[str, str]] = field(default_factory=dict)

@@ -132,8 +132,8 @@ def _work_of_runs(store: Path, work: Path, before: datetime) -> list[Removable]:
 def _left_behind(folder: Path, pattern: str, before: datetime) -> list[Removable]:
     """Return the leftovers of collections and of writes that were killed.
 
-    A leftover of a write is skipped if any of its files is younger than `before`, because the write
-    may still be active.
+    If any file of a leftover is newer than `before`, the leftover is not returned, because the
+    write may still be active.
     """
     found = []
     for path in sorted(folder.glob(pattern)):

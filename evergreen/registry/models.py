@@ -82,7 +82,7 @@ def graph_sha256(folder: Path) -> str:
 
 
 def verdict_paths(store: Path, model_id: str) -> tuple[Path, Path]:
-    """Return the paths of a model's last `Verdict`, and of the `RawDataset` that was evaluated."""
+    """Return the paths of a model's last `Verdict` and of the `RawDataset` behind this verdict."""
     folder = store / "verdicts" / model_id
     return folder / "verdict.json", folder / "raw_dataset.json"
 

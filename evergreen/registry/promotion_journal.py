@@ -97,8 +97,8 @@ class Promotion:
     again unless a person overrides the block."""
     config: str | None = None
     """Text of Triton's configuration before the change that an `intent` announces. The text is
-    restored if the deployment is interrupted. The field is None if there was no configuration, or
-    if a later promotion exists."""
+    restored if the deployment is interrupted. This text is None if there was no configuration, or
+    if the journal has a later promotion."""
     request: str | None = None
     """Id of the request that led to the line. None if the controller acted on its own evidence."""
     lease: int | None = None
@@ -302,7 +302,7 @@ def interrupted(store: Path) -> Promotion | None:
 def canary_at_work(store: Path) -> Promotion | None:
     """Return the newest line of the running canary, with its share, or None if there is no canary.
 
-    A canary ends by a `canary_ended` line or by any line that changes the live version. If the
+    A canary ends with a `canary_ended` line, or with any line that changes the live version. If the
     start of a canary failed while its line was written, a `withdrawn` line follows and cancels the
     start.
     """

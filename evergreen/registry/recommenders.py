@@ -4,7 +4,7 @@
 Accepted versions are stored as `<store>/recommender/<n>.json`, numbered from 1.
 `<store>/recommender/journal.jsonl` records who accepted each version, when and why. A version
 exists as soon as the journal has its line. If a file has no line in the journal, the command that
-wrote it was killed. The next `accept` overwrites a file without a journal line.
+wrote the file was killed. The next `accept` overwrites a file without a journal line.
 """
 
 import hashlib

@@ -42,7 +42,7 @@ from evergreen.registry.promotion_journal import (
 from evergreen.runtime.errors import ContractError, PermanentError, Refused, TemporaryError
 
 GRACE_SECONDS = 600.0
-"""Maximum wait, in seconds after the request's deadline, for the result of an accepted request."""
+"""Maximum number of seconds to wait for the result of an accepted request after its deadline."""
 
 
 @dataclass(frozen=True, kw_only=True)

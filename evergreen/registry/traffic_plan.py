@@ -75,12 +75,13 @@ class TrafficPlan(Manifest):
     number."""
     stable: Arm
     canary: Arm | None
-    """New version, which has its own model name. None if there is no canary."""
+    """Model and version of the canary. The canary has its own model name. None if there is no
+    canary."""
     canary_share: float
     """Share of the keys whose requests the canary answers."""
     shadow_share: float
-    """Share of the requests that are also scored by the arm that does not answer. The scores of the
-    second arm are logged and never served."""
+    """Share of the requests that both arms score. The scores of the arm that does not answer are
+    logged and never served."""
     salt: str
     """Salt of the sticky hash. The salt stays the same while a canary grows."""
     published_at: str

@@ -215,7 +215,7 @@ def _is_parquet(path: Path) -> bool:
 
 
 def unlabelled_reader(path: Path, recommender: Recommender) -> "FileReader":
-    """Return the reader of a file of rows to score. The rows need no labels.
+    """Return the reader for a file of rows that need no labels, because they are only scored.
 
     The reader reads the features, but not label, ids and times. A feature that is served with a
     fixed value may be absent from the file.

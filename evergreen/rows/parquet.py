@@ -169,8 +169,8 @@ class RawParquet:
             if name in self.features.numeric and is_text(values.type):
                 values = without_missing_words(values)
             return values.cast(wanted) if values.type != wanted else values
-        # A text of digits is converted to its whole number. `find_schema_mismatches` reports the
-        # type of the column.
+        # A text of digits is converted to its whole number. `find_schema_mismatches` reports that
+        # the column has an unexpected type.
         holds_words = name in self.features.words
         if self.words and holds_words and not pa.types.is_integer(values.type):
             self.words.add(name, texts(values))

@@ -432,7 +432,7 @@ def raw_schema(features: Features, *, weighted: bool = False) -> Any:
 
 
 def lake_schema(features: Features, *, weighted: bool = False) -> Any:
-    """Return the schema in which a user's files are added to a lake."""
+    """Return the schema of the lake's files that are written from a user's files."""
     return arrow_schema(raw_rows.lake_types(features, weighted=weighted))
 
 

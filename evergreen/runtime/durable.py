@@ -188,7 +188,7 @@ brace."""
 
 
 def _with_checksum(document: str) -> str:
-    """Append a key with the CRC-32 of the text to an object in JSON."""
+    """Append a key to a JSON object. The value of the key is the CRC-32 of the object's text."""
     head = document.encode().removesuffix(_END)
     return (head + _CHECKSUM + _digits(head) + b'"}').decode()
 

@@ -79,10 +79,10 @@ class KubeflowServer:
         host: Address of the KFP API, such as `http://localhost:8888`.
         namespace: Namespace in a multi-user installation. The namespace must be empty in a
             single-user installation.
-        token_file: File with the token, read again for each request. If `token_file` is empty, the
-            token is read from the file that kfp's own variable names, or else from the file of the
-            pod's projected token. If the default file is absent, no token is sent. A single-user
-            installation needs no token.
+        token_file: File with the token. The file is read again for each request. If `token_file` is
+            empty, the token is read from the file that kfp's own variable names, or else from the
+            file of the pod's projected token. If the default file is absent, no token is sent. A
+            single-user installation needs no token.
         timeout_seconds: Timeouts of each request: one for connecting, and one for reading.
 
     Every method raises TemporaryError if the server does not answer, reports an error of its own,
@@ -218,8 +218,8 @@ class KubeflowServer:
         """Return the version that was uploaded last, or None if there is none.
 
         The server's times have a resolution of one second. Uploading a new pipeline also creates a
-        version with the pipeline's name. If several versions have the same second, a version that
-        `evergreen submit` created is preferred.
+        version with the pipeline's name. If several versions were uploaded in the same second, a
+        version that `evergreen submit` created is preferred.
         """
         with self.requests():
             answer = self.client.list_pipeline_versions(

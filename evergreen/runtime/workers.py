@@ -67,7 +67,9 @@ class Pickled(NamedTuple):
 
 @contextmanager
 def workers_of(scheduler: str, *, processes: int, shared: Path) -> Iterator[Workers]:
-    """Return the workers of a Dask scheduler, or local processes if its address is empty.
+    """Yield the workers of the Dask scheduler at the address `scheduler`.
+
+    If `scheduler` is empty, the workers are local processes.
 
     The scheduler's workers must see the raw folder and the work folder under the same paths, and
     have the packages and code of this step. `shared` is an existing folder in the work folder. The

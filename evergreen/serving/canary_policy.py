@@ -1,21 +1,22 @@
 """Decide from the evidence alone whether to hold, grow or abort a canary.
 
-The functions are pure, and `canary.evidence` reads the evidence. The labels are evaluated over all
-pairs since the canary began. Both arms scored every pair, so the result does not depend on the
-canary's share. The looks at the pairs are planned: the first look is at `min_pairs` pairs, and each
-further look is at twice as many pairs as the look before. Each look uses exactly its planned number
-of pairs, beginning with the oldest pair. If a step runs more often, or is repeated after a crash,
-the number of looks therefore stays the same.
+The functions in this module are pure. `canary.evidence` reads the evidence. The labels are
+evaluated over all pairs since the canary began. Both arms scored every pair, so the result does not
+depend on the canary's share. The looks at the pairs are planned: the first look is at `min_pairs`
+pairs, and each further look is at twice as many pairs as the look before. Each look uses exactly
+its planned number of pairs, beginning with the oldest pair. If a step runs more often, or is
+repeated after a crash, the number of looks therefore stays the same.
 
-A degradation is significant if a one-sided p-value is below alpha / (looks * 2). The tests are for
-the AUC difference (paired DeLong) and for the mean log loss difference. Rows are clustered by user,
-or by request if there are no users. The Bonferroni correction is valid for any dependence between
-looks and metrics. The probability of aborting an equal model is at most `alpha` over the canary's
-whole life. O'Brien-Fleming bounds would have more power. O'Brien-Fleming bounds are not used,
-because they need independent increments. The labels of a request or a day arrive together, so the
-increments may be dependent. Both tests assume that the means are normally distributed, so at least
-`MIN_REQUESTS` requests must have clicks, however many rows there are. If only three requests had
-clicks, one in thirty equal models would be aborted at the first look.
+A degradation is significant if a one-sided p-value is below alpha / (looks * 2). One test is for
+the difference of the AUC (paired DeLong), and the other test is for the difference of the mean log
+loss. Rows are clustered by user, or by request if there are no users. The Bonferroni correction is
+valid for any dependence between looks and metrics. The probability of aborting an equal model is at
+most `alpha` over the canary's whole life. O'Brien-Fleming bounds would have more power.
+O'Brien-Fleming bounds are not used, because they need independent increments. The labels of a
+request or a day arrive together, so the increments may be dependent. Both tests assume that the
+means are normally distributed, so at least `MIN_REQUESTS` requests must have clicks, however many
+rows there are. If only three requests had clicks, one in thirty equal models would be aborted at
+the first look.
 
 The canary grows when the tests confirm that both metrics are within their margins. The one-sided
 level `growth_alpha` is divided among the looks. Both tests must pass, so no further correction is
@@ -65,13 +66,13 @@ _ACTIONS = {PASS: GROW, FAIL: ABORT, INCONCLUSIVE: HOLD}
 _Z_95 = NormalDist().inv_cdf(0.975)
 """Half width of a 95 % interval in standard errors."""
 MIN_REQUESTS = 50
-"""Minimum number of requests with a click, and minimum number of requests with at least one row
+"""Minimum number of requests that contain a click. The same number of requests must contain a row
 without a click. Fewer requests give no reliable standard error."""
 STEADY_MEAN = 10
-"""Latency can abort a canary only if each arm has this many times `min_requests` requests, because
-one stall changes the mean of a hundred requests by half. In simulations, one request in 500 took
-100 ms, and all other requests took 1 ms. An equal model was aborted in 18 % of stages after 100
-requests, but only in 2 % after 1000 requests."""
+"""Latency can abort a canary only if each arm has at least `STEADY_MEAN * min_requests` requests,
+because one stall changes the mean of a hundred requests by half. In simulations, one request in 500
+took 100 ms, and all other requests took 1 ms. An equal model was aborted in 18 % of stages after
+100 requests, but only in 2 % after 1000 requests."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

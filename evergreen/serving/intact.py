@@ -79,7 +79,7 @@ def check_kept(store: Path, release: Release) -> None:
 
 
 def find_corrupt(folders: VersionFolders, store: Path, version: int) -> list[str]:
-    """Return one error message for each corrupt file of a version in either copy."""
+    """Return one error message for each corrupt file in the two copies of a version."""
     release = Release.read(release_path(store, version))
     record, problem = _record_of(folders, release)
     problems = [problem] if problem else []

@@ -93,7 +93,7 @@ def prepare_request(
         seconds: Time until the deadline in seconds.
         trigger_id: Id of the retrain request that led to the version, or None.
         share: First share of a canary.
-        override: Reason of a person to release the model although the verdict may not accept it, or
+        override: A person's reason to release the model even if the verdict does not accept it, or
             None.
 
     Raises:

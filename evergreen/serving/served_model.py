@@ -8,9 +8,9 @@ a batch separately. Otherwise, one request for which ONNX Runtime raises an erro
 requests of its dynamic batch.
 
 ONNX Runtime takes almost all of the time: 83 us for one row and 343 us for 64 rows. Reading the
-tensors takes 8 us, the check 10 us and the response 16 us. ONNX Runtime's memory arena, memory
-pattern and optimization level made no difference in measurements. An IO binding of ONNX Runtime
-could only make the response faster, so it could save at most 16 us.
+tensors takes 8 us, the check takes 10 us, and the response takes 16 us. ONNX Runtime's memory
+arena, memory pattern and optimization level made no difference in measurements. An IO binding of
+ONNX Runtime could only make the response faster, so it could save at most 16 us.
 """
 
 import hashlib
@@ -28,7 +28,8 @@ assert int(np.__version__.split(".")[0]) < 2, f"numpy is {np.__version__}, expec
 
 LOADING_NICENESS = 10
 WARM_BATCHES = (1, 64, 4096)
-"""Rows of the batches that warm the session: one row, the usual request, and the largest batch."""
+"""Sizes of the batches that warm up the session: one row, the rows of a usual request, and the rows
+of the largest batch."""
 
 Tensors = dict[str, "np.ndarray[Any, Any]"]
 

@@ -60,7 +60,7 @@ class TritonAccess:
     """Options for TLS and a token. Without these options, the connection is not encrypted.
 
     Raises:
-        ContractError: a file is absent, or an option has no effect without another option.
+        ContractError: a file is absent, or an option is set without another option that it needs.
     """
 
     ca: str = ""

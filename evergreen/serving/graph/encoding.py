@@ -41,8 +41,8 @@ by this prefix."""
 DENSE = f"{PREFIX}dense"
 """Name of the network's dense input [n, d]."""
 BUCKETS = "buckets"
-"""Name of the tensor of bucket numbers [n, `Features.bucketed`], which follow the categories in the
-lookup."""
+"""Name of the tensor of bucket numbers [n, `Features.bucketed`]. In the lookup, the bucket numbers
+follow the categories."""
 CHOICES = 3
 """Number of possible cells of a key in the hash table."""
 LOAD = 0.8

@@ -139,7 +139,9 @@ def assemble(version: int, folder: Path, options: ServingOptions) -> dict[str, P
 
 
 def warmup_files(golden: GoldenRows, num_rows: int) -> tuple[list[WarmupRow], dict[str, bytes]]:
-    """Return Triton's warm-up from the first golden rows, and the content of each file by name.
+    """Return Triton's warm-up rows, and the content of each warm-up file by name.
+
+    The warm-up rows are the first golden rows.
 
     The name of a file is the hash of its content. A configuration that is restored therefore still
     refers to its own warm-up rows.
@@ -306,7 +308,7 @@ class ModelRepository:
         self._min_lease = min_lease
         self._check_lock: Callable[[], None] | None = None
         self.lease = 0
-        """Number of the last lock that this process held. 0 = this process has never held the
+        """Number of the lock that this process took last. 0 = this process has never taken the
         lock."""
         self._config_generation = self._plan_generation = ABSENT
         self._config = f"{names.model}/{CONFIG_FILE}"
