@@ -65,7 +65,7 @@ def read_times(column: SampledColumn, *, now: float) -> Times | NoTimes:
     """Return the format and the days of a column of times, or the reason why they are unknown.
 
     Args:
-        column: Any column.
+        column: Column of any kind.
         now: Current time in seconds since 1970. A time more than a day after `now` is invalid.
     """
     present = np.flatnonzero(column.is_present & (column.counts > 0))

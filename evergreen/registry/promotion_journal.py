@@ -100,7 +100,8 @@ class Promotion:
     restored if the deployment is interrupted. This text is None if there was no configuration, or
     if the journal has a later promotion."""
     request: str | None = None
-    """Id of the request that led to the line. None if the controller acted on its own evidence."""
+    """Id of the request that led to the line. None if the controller made the change without a
+    request."""
     lease: int | None = None
     """Number of the controller's lease. None in lines of older releases."""
 

@@ -55,8 +55,8 @@ class StepNote:
     step: str
     state: str = "running"
     """State of the step: `running`, `done`, `refused`, `preempted` or `failed`. `refused` means
-    that the step ran without an error and its decision is negative. `preempted` means that the step
-    was stopped, saved its state and waits for a retry."""
+    that the step ran without an error, and that its decision is negative. `preempted` means that
+    the step was stopped, saved its state and waits for a retry."""
     reason: str = ""
     started_at: str = ""
     seconds: float | None = None

@@ -130,7 +130,10 @@ class PageTable(PageBlock):
 
     @property
     def width(self) -> str:
-        """CSS class that decides at which width each row is shown as a record."""
+        """CSS class of the table.
+
+        The class decides below which width each row is shown as a record.
+        """
         return "few" if len(self.head) <= 3 else "several" if len(self.head) <= 8 else "many"
 
 

@@ -432,7 +432,10 @@ def raw_schema(features: Features, *, weighted: bool = False) -> Any:
 
 
 def lake_schema(features: Features, *, weighted: bool = False) -> Any:
-    """Return the schema of the lake's files that are written from a user's files."""
+    """Return the schema of rows that are written to a lake.
+
+    The rows come from a user's files.
+    """
     return arrow_schema(raw_rows.lake_types(features, weighted=weighted))
 
 

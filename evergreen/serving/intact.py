@@ -1,4 +1,4 @@
-"""Read and restore the two stored copies of a version's files.
+"""Read the two stored copies of a version's files, and restore corrupt copies.
 
 One copy is in Triton's repository, and the other copy is in the model registry. Each copy is
 compared with the hashes in the version's `Release` and in its record in the repository. If a copy
