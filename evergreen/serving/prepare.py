@@ -77,6 +77,7 @@ def prepare_request(
     who: str,
     now: Callable[[], datetime],
     seconds: float,
+    run: str | None = None,
     trigger_id: str | None = None,
     share: float | None = None,
     override: str | None = None,
@@ -91,6 +92,7 @@ def prepare_request(
         who: Person or pipeline run that makes the request.
         now: Returns the current time. The time to the deadline starts when the version is prepared.
         seconds: Time until the deadline in seconds.
+        run: Pipeline run that makes the request, or None if a person makes it.
         trigger_id: Id of the retrain request that led to the version, or None.
         share: First share of a canary.
         override: A person's reason to release the model even if the verdict does not accept it, or
@@ -119,6 +121,7 @@ def prepare_request(
     return replace(
         request,
         model_id=model.model_id,
+        run=run,
         trigger_id=trigger_id,
         options=asdict(options),
         share=share,
