@@ -12,10 +12,11 @@ after they have appended their line.
 A request that releases a model refers to a folder with its prepared version
 (`evergreen.serving.prepare`).
 
-A step of the pipeline can be retried, and then asks again. A request is a retry if an earlier
-request has the same run and the same model. If the earlier request is done or was refused by a
-check or a person, its answer is final and the retry gets the same answer. Otherwise the retry has
-the position of the first request, so that a rollback between the two supersedes the retry too.
+If a step of the pipeline is retried, the step makes its request again. A request is a retry if an
+earlier request has the same run and the same model. If the earlier request is done, or if a check
+or a person refused it, the answer is final, and the retry gets the same answer. Otherwise, the
+retry has the position of the first request in the journal. A rollback between the two requests
+therefore also supersedes the retry.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -79,8 +80,8 @@ class RequestState:
     recorded: Promotion | None = None
     """Journal line of the change that was requested. None if the change was not made."""
     first: str = ""
-    """Id of the first request of the same run for the same model. The id of this request if it is
-    no retry."""
+    """Id of the first request of the same run for the same model. If this request is not a retry,
+    it is the id of this request."""
     earlier: ServingAnswer | None = None
     """Final answer to an earlier request of the same run for the same model, or None."""
 
@@ -139,7 +140,7 @@ def fold(lines: Sequence[Line]) -> list[RequestState]:
 
 
 def _with_retries(states: Iterable[RequestState]) -> list[RequestState]:
-    """Return the requests in their order, with `first` and `earlier` of each request."""
+    """Return the requests in the same order, and set `first` and `earlier` of each request."""
     firsts: dict[tuple[str, str | None], str] = {}
     finals: dict[str, ServingAnswer] = {}
     found = []
@@ -164,10 +165,10 @@ def _is_final(state: RequestState) -> bool:
 def last_abort(store: Path) -> ServingRequest | None:
     """Return the last abort that was done since the newest canary started, or None.
 
-    The order of the journal's lines decides.
+    "Since" refers to the order of the lines in the journal.
 
     Raises:
-        ContractError: as in `read_requests`.
+        ContractError: See `read_requests`.
     """
     aborts = {
         state.id: state.request
@@ -184,10 +185,12 @@ def last_abort(store: Path) -> ServingRequest | None:
 
 
 def final_answer(store: Path, run: str, model_id: str) -> RequestState | None:
-    """Return the request of the run for the model whose answer is final, or None.
+    """Return the request of the run for the model, if the answer to this request is final.
+
+    Returns None if there is no such request.
 
     Raises:
-        ContractError, TemporaryError: as in `read_requests`.
+        ContractError, TemporaryError: See `read_requests`.
     """
     for state in read_requests(store):
         if (state.request.run, state.request.model_id) == (run, model_id) and _is_final(state):

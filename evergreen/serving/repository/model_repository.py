@@ -19,12 +19,12 @@ unnoticed therefore cannot write. Another module notifies the servers (`controll
 
 The object `<name>.fence.json` contains the number of the lock, which grows by one each time a
 controller takes the lock. The lock holder compares its number with this object before each change,
-and writes the number into the configuration as a comment and into the traffic plan. If the previous
-holder did not release the lock, the new holder first writes the configuration and the plan again.
-The next conditional write of the previous holder therefore fails, even if that holder is still
-running. If there is no configuration yet, the new holder writes only the comment, which counts as
-no configuration. If there is no plan yet, a late first plan of the previous holder is replaced,
-because its lease number is lower.
+and writes the number into the configuration, as a comment, and into the traffic plan. If the
+previous holder did not release the lock, the new holder first writes the configuration and the plan
+again. The next conditional write of the previous holder therefore fails, even if that holder is
+still running. If there is no configuration yet, the new holder writes only the comment, which
+counts as no configuration. If there is no plan yet, a late first plan of the previous holder is
+replaced, because its lease number is lower.
 
 `version.json` lists every file of its version with size and SHA-256. If a folder lacks this file,
 or if a listed file is absent or has another size, the folder is an interrupted copy and not a
@@ -685,7 +685,8 @@ class ModelRepository:
             before = TrafficPlan.loads(stored.content, source=f"{self.uri}/{self._plan}")
             sequence = before.sequence
             if self._plan_generation == ABSENT and before.lease < self.lease:
-                # A fenced holder wrote the first plan late. Its write could not be conditional.
+                # A previous holder wrote the first plan after it lost the lock. The write succeeded
+                # because there was no earlier plan.
                 self._plan_generation = stored.generation
         if plan.sequence != sequence + 1:
             raise ContractError(
