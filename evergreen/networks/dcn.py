@@ -53,7 +53,7 @@ class Dcn(Network):
         ]
 
     def _by_vectors(self, x0_BX: Tensor) -> Tensor:
-        """Return the part of the logits that the cross layers of DCN v1 contribute, [B, 1].
+        """Return the contribution of the cross layers of DCN v1 to the logits, [B, 1].
 
         The output of every cross layer is `scale * x0 + shift`. There is one scale for each row,
         and one shift vector for all rows. The recursion is x_{l+1} = (scale_l + x_l . w_l) * x0 +
@@ -71,7 +71,7 @@ class Dcn(Network):
         return scale_B1 * product_B1 + constants_M[-1]
 
     def _by_matrices(self, x0_BX: Tensor) -> Tensor:
-        """Return the part of the logits that the cross layers of DCN v2 contribute, [B, 1]."""
+        """Return the contribution of the cross layers of DCN v2 to the logits, [B, 1]."""
         cross_BX = x0_BX
         for u_XK, v_KX, bias_X in zip(self.cross_u, self.cross_v, self.cross_bias):
             cross_BX = x0_BX * torch.addmm(bias_X, cross_BX @ u_XK, v_KX) + cross_BX

@@ -193,7 +193,9 @@ def chunks(start: int, stop: int) -> Iterator[slice]:
 
 
 def slot_offsets(slot_sizes: Sequence[int]) -> NDArray[np.int64]:
-    """Return the table row of each slot's first id, which is the sum of the sizes of earlier slots.
+    """Return the table row of each slot's first id.
+
+    This row is the sum of the sizes of all earlier slots.
 
     >>> slot_offsets([3, 5, 2])
     array([0, 3, 8])

@@ -222,7 +222,10 @@ class SampledColumn:
 
     @cached_property
     def kind(self) -> str:
-        """Return the kind of the column. A tolerated share of the values may have another kind."""
+        """Return the kind of the column.
+
+        At most the share `TOLERATED` of the values may have another kind.
+        """
         found = self.kind_of_type
         if self.is_list or found in (BOOLEAN, TIME, INTEGER, OTHER) or not self.num_present:
             return found if found != TEXT or self.num_present else OTHER

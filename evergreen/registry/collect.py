@@ -50,7 +50,7 @@ class Removable:
     def remove(self) -> None:
         """Remove the file or folder.
 
-        If the call is killed, it leaves a renamed file or folder, which the next call finds.
+        If the call is killed, a renamed file or folder remains. The next call finds it.
         """
         if not self.path.exists():
             return  # an enclosing folder was already removed

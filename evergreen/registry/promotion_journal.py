@@ -324,7 +324,7 @@ def canary_at_work(store: Path) -> Promotion | None:
 
 
 def live_at(store: Path, moment: datetime) -> tuple[Promotion, Promotion | None] | None:
-    """Return the journal lines that began and ended the live time around `moment`.
+    """Return the journal lines that began and ended the live time of the version live at `moment`.
 
     Args:
         store: Folder of the model registry.

@@ -184,8 +184,8 @@ def read_records(path: Path, kind: Callable[..., T], *, name: str) -> list[T]:
 
 
 _CHECKSUM, _END = b', "crc32": "', b"}"
-"""Text before and after the eight hexadecimal digits of a line's checksum: the key, and the closing
-brace."""
+"""Texts around the eight hexadecimal digits of a line's checksum: the key before the digits, and
+the closing brace after the digits."""
 
 
 def _with_checksum(document: str) -> str:
