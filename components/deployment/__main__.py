@@ -136,9 +136,8 @@ def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
         **{each.name: getattr(configured, each.name) for each in fields(ServingSettings)},
     )
     if rollout == AUTO:
-        # `auto` means `full` for the first version, because a canary has no version to compare
-        # with. When a step is retried, its own model may already be live. In both cases `auto`
-        # means `full`.
+        # `auto` means `full` in two cases. The first version has no version that a canary could be
+        # compared with. When a step is retried, its own model may already be live.
         live = promotion_journal.current(store)
         replaces = live is not None and live.model_id != model.model_id
         rollout = CANARY if replaces and verdict.decision != PASS else FULL

@@ -206,7 +206,7 @@ def _expect_same_round(raw: RawDataset, training_set: TrainingSet, model: Model)
 
 
 def _expect_same_champion(raw: RawDataset, champion: Release | None) -> None:
-    """Refuse a champion other than the one that extraction chose.
+    """Refuse a champion that extraction did not choose.
 
     Another champion may have been trained on the held-out rows.
     """

@@ -9,8 +9,8 @@ disputed pair is the number of clicks on its two rows if they are swapped, minus
 are not swapped. The rest of the list stays as it was served. The estimate is the mean gain over all
 disputed pairs. A swap is the smallest step from the live order towards the candidate's, and the log
 contains such swaps with known probabilities. The clicks on a list in the candidate's own order are
-not estimated, because the log hardly ever contains such a list. The effect of a swap on other rows
-of the list is not estimated either.
+not estimated, because the log hardly ever contains such a list. The estimate also ignores the
+effect of a swap on other rows of the list.
 
 A list of k rows that was explored with probability s adds a term X. If a pair was swapped, X is the
 excess of that pair if it is disputed, else 0. If no pair was swapped, X = -s / ((1 - s)(k - 1))
@@ -20,9 +20,9 @@ clicks to expected clicks in the earlier lists. The expected clicks do not depen
 the pair. The expectation of X is therefore s / (k - 1) times the sum of the gains of the list's
 disputed pairs. The sum of X is divided by the expected number of swaps of disputed pairs, which is
 the sum of s (disputed pairs) / (k - 1). The result is unbiased. The method is inverse propensity
-weighting. It weights both orders of a pair, and the weight of a list is its probability s.
-Subtracting the expected clicks removes the variance of the number of swaps, as self-normalized
-weights do (Swaminathan and Joachims 2015, NeurIPS), and adds no bias.
+weighting. The estimate gives a weight to both orders of a pair, and the weight of a list is its
+probability s. Subtracting the expected clicks removes the variance of the number of swaps, as
+self-normalized weights do (Swaminathan and Joachims 2015, NeurIPS), and adds no bias.
 
 The interval uses |X| <= 2 and psi(lambda) = -log(1 - lambda) - lambda. For each lambda in (0, 1),
 exp((lambda / 2) sum(X - E X) - psi(lambda) sum (X / 2)^2) is a nonnegative supermartingale of mean
@@ -50,8 +50,8 @@ _ALPHA = 0.05
 MIN_SWAPS = 30
 """An estimate needs at least this number of swaps of disputed pairs."""
 _LAMBDAS = 0.8 / 2.0 ** np.arange(7)
-"""Values of lambda. The large values give narrow intervals for few swaps. The small values give
-narrow intervals for a million swaps."""
+"""Values of lambda. The large values of lambda give narrow intervals for few swaps. The small
+values of lambda give narrow intervals for a million swaps."""
 _LARGEST = 2.0
 """Upper bound of |X|, because a pair has at most two clicks."""
 
@@ -69,7 +69,7 @@ class ShownRows(NamedTuple):
     propensities: NDArray[np.float64]
     labels: NDArray[np.float64]
     served: NDArray[np.float64]
-    """Scores that ordered the list. 0 if unknown."""
+    """Scores by which the list was ordered. 0 if unknown."""
     candidate: NDArray[np.float32]
 
 
@@ -170,7 +170,7 @@ class _ExploredPairs(NamedTuple):
     upper: NDArray[np.int64]
     """Row in the upper position of the pair, as shown."""
     lists: NDArray[np.int64]
-    """Number of the pair's list, from 0."""
+    """Number of the list that contains the pair, from 0."""
     share: NDArray[np.float64]
     """Probability with which one pair of the list was swapped."""
     is_swapped: NDArray[np.bool_]

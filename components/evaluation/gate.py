@@ -9,12 +9,12 @@ side. If the limit is within the interval, the check is inconclusive. If the res
 a canary can collect more evidence.
 
 Two other checks either pass or fail, and fail only on significant evidence. The slice check tests
-for each slice of the rows whether its log loss increases by more than is allowed (one-sided tests,
-Holm's correction over all slices). The calibration check tests whether expected clicks are off by
-more than a factor. docs/design/gate.md shows the power of each check. The slice check and the
-calibration check use sample weights, because both depend on the click rate. An AUC does not depend
-on the click rate, so all rows count equally in it. Other modules of this package compute the
-scores.
+whether the log loss of a slice increases by more than the allowed degradation. The tests are
+one-sided, with Holm's correction over all slices. The calibration check tests whether expected
+clicks are off by more than a factor. docs/design/gate.md shows the power of each check. The slice
+check and the calibration check use sample weights, because both depend on the click rate. An AUC
+does not depend on the click rate, so all rows count equally in it. Other modules of this package
+compute the scores.
 
 A candidate can be weak in a slice although it is good overall. Slices are all rows, rows by the age
 of their categories and items, hours of the day, positions in ranked lists, and frequent values of
@@ -69,8 +69,8 @@ in only 92 % of the windows (docs/design/gate.md).
 _CHANCE = 0.5
 """AUC of random scores."""
 SLICE_ALPHA = 0.05
-"""Maximum probability that the slice check refuses a model that degrades no slice by more than is
-allowed. The maximum holds for all slices together."""
+"""Maximum probability of a false refusal by the slice check, over all slices together. A refusal is
+false if no slice degrades by more than the allowed degradation."""
 _TOP_VALUES = 5
 _MAX_POSITION = 10
 MAX_SHOWN = 40
@@ -123,7 +123,7 @@ class GateDecision(NamedTuple):
 
 
 class _Evidence(NamedTuple):
-    """Everything that the checks measure, with one entry per row in each array."""
+    """Data that the checks measure. Each array has one entry per row."""
 
     click: NDArray[np.int8]
     candidate: ArrayLike
@@ -153,8 +153,7 @@ def decide(
         champion: The champion's scores, [n]. None skips the champion check and the slice check.
         groups: User or request of each row, [n]. The rows of one group are not independent.
         weights: Sample weight of each row, [n]. None = all rows count alike.
-        slices: Mask [n] for each slice, which selects the rows of the slice. The keys are names.
-            Slices may overlap.
+        slices: Mask [n] of the rows in each slice, by name of the slice. Slices may overlap.
         settings: The limits.
 
     Raises:
@@ -202,7 +201,7 @@ def _check_requests(click: NDArray[np.int8], group: NDArray[np.int64]) -> Check 
 
 
 def _fewest_requests(click: NDArray[np.int8], group: NDArray[np.int64]) -> tuple[str, int]:
-    """Return the class, clicks or non-clicks, that fewer requests have.
+    """Return the class with fewer requests (clicks or rows without a click).
 
     Also return the number of these requests.
     """
@@ -264,7 +263,10 @@ def _check_interval(
 
 
 def _more_rows(found: AucEstimate | AucDifference, limit: float, *, num_rows: int) -> str:
-    """Return how many held-out rows would decide the check if the value stays the same."""
+    """Return a phrase with the number of held-out rows that would decide the check.
+
+    The value is assumed to stay the same.
+    """
     distance, width = abs(found.auc - limit), (found.high - found.low) / 2
     # An interval's width shrinks with the root of the number of rows.
     is_far = distance > width / 100
@@ -328,7 +330,7 @@ _CHECKS: tuple[Callable[[_Evidence, GateSettings], Check | None], ...] = (
     _check_slices,
     _check_calibration,
 )
-"""The table of checks. A check returns None if the rows have nothing for it to measure."""
+"""The table of checks. A check returns None if it does not apply to the rows."""
 
 
 def _slice_p_values(
@@ -386,7 +388,7 @@ def holm(p_values: Mapping[str, float], alpha: float) -> list[str]:
 def cut_slices(
     scored: ScoredHoldout, *, is_first_round: bool | None, shown: ShownValues
 ) -> dict[str, NDArray[np.bool_]]:
-    """Return a mask [n] for each slice, which selects the rows of the slice. The keys are names.
+    """Return a mask [n] of the rows in each slice, by name of the slice.
 
     Args:
         scored: The rows.

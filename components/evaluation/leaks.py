@@ -32,7 +32,7 @@ _BATCH_ROWS = 65_536
 
 
 def column_aucs(raw: RawDataset) -> dict[str, float]:
-    """Return the AUC of each column as the only score of the held-out rows, highest first.
+    """Return the AUC that each column alone reaches on the held-out rows, highest first.
 
     Args:
         raw: The rows. Columns that the run left out are not measured.
@@ -51,8 +51,8 @@ def column_aucs(raw: RawDataset) -> dict[str, float]:
         scores = [rates.of(values)]
         if column in raw.recommender.features.numeric:
             numbers = values[:, 0]
-            # A missing value can leak the label too, so it is ranked below all numbers and then
-            # above them.
+            # A missing value can leak the label too. Therefore missing values are ranked below all
+            # numbers in one score, and above all numbers in another score.
             scores += [np.where(np.isnan(numbers), end, numbers) for end in (-np.inf, np.inf)]
         aucs = [roc_auc(labels, _ranks(each)) for each in scores]
         known = [max(auc, 1 - auc) for auc in aucs if auc is not None]
@@ -105,7 +105,7 @@ class _ClickRates:
     def of(self, values: NDArray[Any]) -> NDArray[np.float64]:
         """Return a click rate for each row [n].
 
-        If the row has a list, this is the mean rate of its values.
+        For a list, the result is the mean rate of its values.
 
         Unknown values have the overall rate.
         """

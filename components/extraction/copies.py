@@ -22,7 +22,7 @@ from evergreen.runtime.errors import ContractError
 
 KEY = [REQUEST_ID, ROW]
 _NEWEST = [EVENT_TIME, LABEL]
-"""Columns by which two copies are compared, in this order, to find the newer copy."""
+"""Columns that decide which of two copies is newer: first the event time, then the label."""
 
 
 @dataclass(kw_only=True)
@@ -203,7 +203,7 @@ def _comparable(table: Any) -> Any:
 
 
 def _equal_next(table: Any, names: list[str]) -> NDArray[np.bool_]:
-    """Return for each row but the last whether its values equal those of the next row."""
+    """Return for each row, except the last, whether its values equal those of the next row."""
     return _equal(table.slice(0, table.num_rows - 1), table.slice(1), names)
 
 

@@ -179,7 +179,7 @@ def is_own_file(name: str) -> bool:
 
 
 def _has_place(name: str) -> bool:
-    """Return whether a file of this name, relative to the lake, is allowed in a lake.
+    """Return whether a lake may contain a file with this name, relative to the lake.
 
     Hidden files are allowed anywhere.
 
@@ -417,7 +417,8 @@ class DownloadCache:
         Raises:
             Changed, TemporaryError: see `Objects.fetch`. Received bytes are kept, and the next call
                 requests the rest.
-            PermanentError: also if the disk is full. Complete objects are kept.
+            PermanentError: see `Objects.fetch`. A full disk also raises this error. Complete
+                objects are kept.
         """
         missing = [
             each
@@ -443,7 +444,7 @@ class DownloadCache:
         """Remove the objects that this run did not use, and the folders that are then empty."""
         for path in sorted(
             self.objects_folder.rglob("*"), reverse=True
-        ):  # the content of a folder precedes the folder
+        ):  # a folder comes after its content
             if path.is_dir():
                 if not any(path.iterdir()):
                     path.rmdir()
@@ -453,7 +454,7 @@ class DownloadCache:
     def _is_whole(self, wanted: ObjectInfo) -> bool:
         """Return whether the cache has the complete object with the listed bytes.
 
-        A file with other bytes is removed.
+        A file with the wrong bytes is removed.
         """
         path = self.path(wanted)
         if not path.is_file() or path.stat().st_size != wanted.size:
@@ -539,7 +540,7 @@ class LakeFiles:
         """Object names of the local files that were requested."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for a worker process, without the means to download files."""
+        """Return the state for a worker process, which cannot download files."""
         kept = {"uri": self.uri, "name": self.name, "outcomes": self.outcomes}
         return {**kept, "unfit": {}, "_objects": None, "_cache": None, "_names": {}}
 
@@ -576,7 +577,7 @@ class LakeFiles:
         return [each for each in self.unfit.values() if not each.file.startswith(f"{_OUTCOMES}/")]
 
     def own_files(self, day: date) -> dict[str, ObjectInfo]:
-        """Return the listed files of a day's version 0. The keys are names."""
+        """Return the listed files of a day's version 0, by name."""
         return {
             name: each
             for name, each in sorted(self._rows.get(day, {}).items())
@@ -642,7 +643,7 @@ def opened_lake(
 ) -> Iterator[LakeFiles]:
     """Open the lake at `uri`.
 
-    A ContractError of the body names the lake's own files instead of their local copies.
+    A ContractError raised in the `with` body names the lake's own files and not their local copies.
 
     Args:
         uri: `gs://bucket/prefix`, `file://` or an absolute path.
@@ -653,7 +654,7 @@ def opened_lake(
         **settings: Further arguments of `DownloadCache`.
 
     Raises:
-        ContractError: `uri` has none of these forms, or the location does not exist.
+        ContractError: `uri` has another form, or the location does not exist.
         TemporaryError, PermanentError: the bucket cannot be listed.
     """
     if not is_bucket_uri(uri):

@@ -1,8 +1,8 @@
 """`evergreen data lineage`: list which version of which day each model was trained on.
 
 The command changes nothing. A model that continues a parent also depends on the parent's training
-rows. If a day was back-filled later, its old rows affect every descendant, up to the next model
-that was trained from scratch.
+rows. If a day is back-filled later, the replaced rows still affect every descendant, up to the next
+model that is trained from scratch.
 """
 
 import argparse
@@ -53,8 +53,8 @@ class ModelLineage:
             `last_learned_time` and `last_event_time`. `days` starts with the days of the model's
             own run. Each entry has day, version, num_rows, num_late_rows, num_holdout_rows, replay,
             and the model_id of the model that was trained on it. If `versions` is given, each entry
-            also has its lake_version (None if the lake lacks the day) and whether the rows are
-            outdated. `unknown` lists the ancestors whose days were not recorded.
+            also has its lake_version and whether the rows are outdated. The lake_version is None if
+            the lake lacks the day. `unknown` lists the ancestors whose days were not recorded.
         """
         days = []
         for model, entry in [(each, entry) for each in self.models for entry in each.days]:
@@ -170,7 +170,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.json:
         print(json.dumps({"models": documents}, indent=2))
         return 0
-    # A model with unknown ancestors may depend on the day, so it is printed too.
+    # A model with unknown ancestors is printed too, because its ancestors may have been trained on
+    # the day.
     to_print = [each for each in documents if day is None or each["days"] or each["unknown"]]
     if not to_print:
         print("no model saw it" if found else "there is no model in the store")
@@ -214,7 +215,7 @@ def _rows(document: dict[str, Any]) -> Iterator[tuple[str | None, ...]]:
 
 
 def _sentences(document: dict[str, Any]) -> Iterator[str]:
-    """Yield what the table does not say about a model."""
+    """Yield facts about a model that the table does not contain, as sentences."""
     model_id = document["model_id"]
     parent = document["parent_model_id"]
     yield (

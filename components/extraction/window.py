@@ -38,15 +38,15 @@ def resolve_window(
     """Return the window [start, end) of a run.
 
     The window ends `attribution` before its requested end, or before the end of the lake. The next
-    run reads the younger rows. A row's age is counted from that end and not from this machine's
-    clock, so a retry reads the same rows.
+    run reads the younger rows. A row's age does not depend on this machine's clock, so a retry
+    reads the same rows.
 
     Args:
         start: ISO 8601, inclusive. Empty = after the parent's last training row.
         end: ISO 8601, exclusive. Empty = to the last row.
         parent: Model that the run continues. Used only if `start` is empty.
-        full_days: Length of the window in days if there is neither a start nor a parent. 0 = from
-            the first row.
+        full_days: Length of the window in days if there is neither a start nor a parent. With 0,
+            the window starts with the first row.
         attribution: Microseconds after which a row's label is final.
         newest: Function that returns the time of the newest row, microseconds since the epoch, or
             None. The function is called only if the window depends on its result, because it may
@@ -138,14 +138,15 @@ def find_baselines(store: Path, *, parent: str, champion: str, features: Feature
 def expect_past(baselines: Baselines, ahead_from: int) -> None:
     """Check that no model was trained on a row that is ahead of the clock.
 
-    The watermark of such a model would be later than the rows of the following runs.
+    Otherwise the model's watermark would be later than the rows of the following runs.
 
     Args:
         baselines: Models that the run continues and compares with.
         ahead_from: First time that is ahead of the clock, microseconds since the epoch.
 
     Raises:
-        ContractError: a model was trained on such a row. The message says how to continue.
+        ContractError: a model was trained on a row that is ahead of the clock. The message says how
+            to continue.
     """
     for model in baselines.models:
         if (newest := watermark(model)) >= ahead_from:

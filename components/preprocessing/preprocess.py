@@ -8,7 +8,7 @@ This module also does negative downsampling. Only a share of the training rows w
 kept. This also applies to replayed rows. The choice is the same in every try. Extraction does not
 downsample. Validation and the monitor's reference therefore see all rows, and windows of runs with
 different rates stay comparable. Categories are counted after downsampling. Held-out rows are never
-downsampled. `components.training.start` corrects the bias for the rate.
+downsampled. `components.training.start` corrects the model's bias for the share of kept rows.
 """
 
 import logging
@@ -174,7 +174,7 @@ def preprocess(
         dask_scheduler: Address of a Dask scheduler. Empty to use this machine.
 
     Returns:
-        The manifest, and numbers about the training set for the run's report.
+        The manifest, and numbers of the training set that the run's report shows.
 
     Raises:
         ContractError: the raw rows do not match their manifest, a setting is wrong, or the parent
@@ -323,7 +323,8 @@ def _fit_workflow(
     features = raw.recommender.features
     new = tuple(name for name in features.numeric if parent is None or name not in parent.scaling)
     unscaled = engine.unscaler(features, new) if new else None
-    # pyarrow imports pandas lazily, if it is installed. Trigger this import once, before forking.
+    # pyarrow imports pandas lazily, if pandas is installed. Import pandas once, before the
+    # processes are forked.
     pa.scalar(0)
     shares = forked.shares(plan, workers.num_shares, weight=lambda partition: partition.num_rows)
     workflow, columns = fitting.next_workflow(

@@ -4,8 +4,8 @@ A category is admitted when its count, summed over the runs, reaches the frequen
 category is evicted if it has not occurred for a given time. Ids never move: an evicted category
 leaves a tombstone. A later run reuses the ids of tombstones before it appends new ids. The result
 depends only on the parent's column and the counts of this run, so a retry has the same result.
-`window_statistics` counts the rows. The module `parent` defines the file with which the next run
-continues the columns.
+`window_statistics` counts the rows. The module `parent` defines the file from which the next run
+continues.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Candidates:
 
     categories: NDArray[np.int64]
     sightings: NDArray[np.int64]
-    """Count of each category over all runs since it was last dropped."""
+    """Number of rows with each category, over all runs since the category was last dropped."""
     last_seen: NDArray[np.int64]
 
 
@@ -60,14 +60,14 @@ def next_column(
     now: int,
     rules: PreprocessingSettings,
 ) -> Column:
-    """Return the column after this run.
+    """Update the parent's column with the categories of this run.
 
     New categories are ordered by count, largest first, then by value. The first new categories
     reuse the ids of the parent's tombstones, lowest id first. The ids of categories that are
     evicted in this run stay free until the next run.
 
     Args:
-        parent: The column before this run.
+        parent: The parent's column.
         seen: Distinct categories of this run's training rows, in any order.
         counts: Number of rows of each category in `seen`.
         now: Time of the window's newest row. This time becomes the `last_seen` of all categories in

@@ -33,7 +33,7 @@ _LOSSES = "row_losses-{:02d}.npy"
 """Name pattern of the files with a trial's row losses. The name contains the number of the
 trial."""
 _NUM_BLOCKS = 20
-"""Number of time blocks. With fewer blocks the standard error is too uncertain. With more blocks
+"""Number of time blocks. With fewer blocks, the standard error is too uncertain. With more blocks,
 too many requests are split between two blocks."""
 
 

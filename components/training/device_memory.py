@@ -26,7 +26,7 @@ def device_memory_reported(
         config: Configuration of the network.
         slot_sizes: Number of ids of each slot.
         batch_size: Rows of an optimizer step.
-        places: Places that a row looks up.
+        places: Slot of each categorical position, and the positions of each list.
 
     Raises:
         PermanentError: torch could not allocate memory on the GPU.

@@ -10,10 +10,11 @@ is scored before it is used for training (progressive validation: Blum, Kalai an
 The scores of the last tenth choose the rate, so no rows have to be held out. If a later rate scores
 worse, the trial of this rate ends early. `benchmarks.quality` has the measurements.
 
-Rows may have sample weights. The weights count in every step, in the choice of the rate and in the
-correction of the bias, but not in an AUC. The model's own weights are not in memory here, but in
-folders that the engine restores and saves. `row_order` orders the rows of a pass, `start` writes
-the initial weights, `calibration` corrects the logit, and `step` publishes the model.
+Rows may have sample weights. The weights are used in every step, in the choice of the rate and in
+the correction of the bias, but in no AUC. The engine restores the model's weights from folders and
+saves the weights to folders. This module does not load the weights. `row_order` orders the rows of
+a pass, `start` writes the initial weights, `calibration` corrects the logit, and `step` publishes
+the model.
 """
 
 import logging
@@ -66,7 +67,7 @@ _PART_ROWS = 1 << 16
 _CHECKED_ROWS = 1 << 12
 """Number of rows whose scores must be finite before a trial's weights are saved."""
 _EMIT_SECONDS = 10.0
-"""Time between two reports within a pass."""
+"""Seconds between two reports within a pass."""
 
 Numbers = Mapping[str, float | None]
 """Numbers that a fit reports at one step, by name. An undefined number is None."""
@@ -83,8 +84,8 @@ class FitJob:
     """Folder of the parent's weights, in the layout of the training set. None to train from
     scratch."""
     checkpoint_path: Path
-    """Folder for the checkpoints of this fit. The fit continues from a checkpoint that it finds
-    there."""
+    """Folder for the checkpoints of this fit. The fit continues from a checkpoint in this
+    folder."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -98,9 +99,9 @@ class FitResult:
     """Optimizer steps taken, including those of earlier runs."""
     progressive: Mapping[str, float | None]
     """`auc` and `log_loss` of a tenth of the rows, scored just before training on them. In an
-    incremental run, the scored tenth is the newest rows. If the training set is downsampled, these
-    rows are downsampled too. The click rate of these rows then differs from that of the held-out
-    rows, and the two log losses are not comparable."""
+    incremental run, the scored tenth consists of the newest rows. If the training set is
+    downsampled, these rows are downsampled too. The click rate of these rows then differs from that
+    of the held-out rows, and the two log losses are not comparable."""
     learning_rate: float
     """The learning rate that was chosen."""
     rows_per_second: float | None
@@ -141,7 +142,7 @@ class _DivergedError(PermanentError):
 
 
 class _TrialLost(Exception):  # noqa: N818 - no error
-    """The rate of this trial is worse than an earlier rate, whatever further training does."""
+    """The rate of this trial cannot win any more, because an earlier rate is better."""
 
 
 class _Fit:

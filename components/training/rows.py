@@ -71,7 +71,7 @@ class Rows:
 
 @dataclass(frozen=True, kw_only=True)
 class RowFolder:
-    """A Parquet folder in HugeCTR's form, and the facts that its manifest states."""
+    """A Parquet folder in HugeCTR's form, and the facts of its manifest."""
 
     path: Path
     """Folder with Parquet files and `_file_list.txt`. The list may contain paths of another
@@ -105,8 +105,8 @@ def open_rows(
 
     Row groups outside the `share` are zeros, which take no room on disk or in memory. The flat
     files have no name once they are open. The flat files disappear with the arrays, however the
-    process ends. A later process can therefore not find them. A later process decodes the rows
-    again, which takes less than a tenth of the time of one pass.
+    process ends. A later process does not find the flat files and decodes the rows again, which
+    takes less than a tenth of the time of one pass.
 
     Args:
         folders: At least one folder. All folders have the same features, and either all or none

@@ -93,7 +93,8 @@ def write_initial(
         slot_sizes: Number of ids of each slot.
         click_rate: Share of clicks, in (0, 1).
         seed: Seed of the weights.
-        places: Places that a row looks up. If it is None, each slot is looked up once.
+        places: Slot of each categorical position, and the positions of each list. If `places` is
+            None, a row looks up each slot once.
     """
     dense = _fresh_dense(config, seed)
     tables = tables_of(places or one_each(slot_sizes), config.widths)
@@ -200,8 +201,8 @@ def grow(
     change.
 
     An id that has a new category starts with the out-of-vocabulary row of its slot, because the
-    category was scored with this row until now. The moments of such an id are zero, because it has
-    no history of its own. The row and the moments of a tombstone are zero.
+    category was scored with this row until now. The moments of an id with a new category are zero,
+    because the new category has no history. The row and the moments of a tombstone are zero.
 
     Columns are matched by name. New columns do not change the logits, except for rounding, because
     their dense parameters and moments are zero. The vectors of new columns are those of a fresh

@@ -34,7 +34,7 @@ class Batch:
     """The B rows of one step, and the table rows that they look up."""
 
     labels: Tensor
-    """0 or 1, float32 [B]."""
+    """Label of each row, 0 or 1, float32 [B]."""
     dense: Tensor
     """Dense values, float32 [B, D]."""
     lookups: "tuple[Lookups, ...]"
@@ -51,7 +51,7 @@ class Lookups(NamedTuple):
     taken: Tensor
     """Index in `table_rows` of each look-up, int32 [L], ordered by vector."""
     order: Tensor
-    """Number of the vector of each look-up, int32 [L], ordered by table row."""
+    """Number of the vector that each look-up belongs to, int32 [L], ordered by table row."""
     starts: Tensor
     """Position in `order` at which the look-ups of each table row start, int32 [U]."""
     bags: Tensor | None = None
@@ -139,8 +139,8 @@ def assemble(
 
     The rows are copied into one block, which is sent to the device at once. If the device is a GPU,
     the block is pinned, so this thread does not wait for the transfer. The look-ups are computed on
-    the device. A GPU finds the number of distinct rows of each table after all its earlier work,
-    and this thread waits for that number.
+    the device. On a GPU, the number of distinct rows of each table is known only after all earlier
+    work of the GPU, and this thread waits for the number.
 
     Args:
         rows: All rows.
@@ -178,7 +178,10 @@ def assemble(
 
 
 def lookups_of(keys: Tensor) -> Lookups:
-    """Return the look-ups of the table rows `keys`, int64 [L], one for each vector."""
+    """Return the look-ups of vectors that consist of one table row each.
+
+    `keys` is the table row of each vector, int64 [L].
+    """
     in_order, order = _sorted(keys)
     is_first = torch.ones_like(in_order, dtype=torch.bool)
     torch.ne(in_order[1:], in_order[:-1], out=is_first[1:])
@@ -226,8 +229,8 @@ class Adam:
             m,
             v,
             max_exp_avg_sqs=[],
-            # torch increments the step number before it computes the step. A tensor that a kernel
-            # fills does not wait for the GPU, as the transfer of a number does.
+            # torch increments the step number before it computes the step. `torch.full` runs a
+            # kernel on the GPU. A copy of the number from the CPU would wait for the GPU.
             state_steps=[torch.full((), self.number - 1.0, device=each.device) for each in weights],
             foreach=False,
             capturable=False,
@@ -244,7 +247,7 @@ class Adam:
 
 
 class DensePart:
-    """Parameters of a network, and the two moments of each."""
+    """Parameters of a network, and Adam's two moments of each parameter."""
 
     def __init__(self, network: Network) -> None:
         """Start with moments of zero."""

@@ -45,8 +45,8 @@ certificates are in the same folder."""
 _LOG_OVERLAP_SECONDS = 60
 """Overlap with the previous read of a log. The overlap is longer than a request can take."""
 _TEMPORARY_STATUSES = (401, 408, 409, 429)
-"""HTTP statuses besides 5xx after which a retry can help: a token is being rotated, or a conflict
-ends with the next try."""
+"""HTTP statuses below 500 after which a retry can help. Examples are a token that is being rotated,
+and a conflict between two requests."""
 _MAX_NAME_LENGTH = 45
 """Kubernetes allows 63 characters, and JobSet names its pods `<job>-launcher-0-0-abcde`."""
 
@@ -191,7 +191,7 @@ def train_elsewhere(
 ) -> None:
     """Train as the TrainJob in `flags.train_job`.
 
-    The model manifest of the job's workers is copied, and so are the facts of their note.
+    The step copies the workers' model manifest and the facts of their note.
 
     Raises:
         ContractError: the workers rejected their input, or another program created a job with this

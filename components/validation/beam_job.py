@@ -48,7 +48,8 @@ from evergreen.storage.uris import is_bucket_uri
 logger = logging.getLogger(__name__)
 
 NumberedBatch = tuple[int, pa.RecordBatch]
-"""Number of a batch's first row, and the batch. Rows are numbered over all files."""
+"""Number of the first row, and the batch that starts with this row. Rows are numbered over all
+files."""
 _AddressedPart = tuple[str, FilePart]
 """File address for a runner's machine, and the row group to read."""
 

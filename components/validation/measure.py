@@ -2,8 +2,8 @@
 
 The rows are compared with all windows of the champion's lineage, merged into one
 (`evergreen.statistics.comparison`). A change is not reported if the champion was already trained on
-it. A champion counts as trained on a change if its newest window is large enough to show the change
-but does not differ from these rows.
+it. A champion counts as trained on a change under two conditions: its newest window is large enough
+to show the change, and these rows do not differ from that window.
 
 A model's folder contains the profiles of two windows (`manifests.Model.WINDOWS`): the newest
 window, and all older windows merged into one. Each profile has at most 2 MB.
@@ -56,7 +56,7 @@ class KeptWindows:
         return self.windows[-1]
 
     def followed_by(self, window: TableProfile) -> "KeptWindows":
-        """Return the windows with `window` as the newest. Earlier windows are merged into one.
+        """Return these windows followed by `window`. Earlier windows are merged into one.
 
         The new window replaces the newest one if both have the same rows.
         """

@@ -59,12 +59,12 @@ class ScreenedRows:
     """Manifest of the rows. If no row was quarantined, this is the manifest of the run's own
     dataset."""
     files: list[Path]
-    """Files of the rows. Their paths are valid until the step's folder is complete."""
+    """Files of the rows. The paths of the files are valid until the step's folder is complete."""
     num_outside: int | None = None
     """Number of rows outside the schema's domain. None if the rows were not screened against the
     domain."""
     examples: list[str] = field(default_factory=list)
-    """Reasons of the first rows outside the domain."""
+    """Reason for each of the first rows outside the domain."""
     quarantined: Path | None = None
     """Temporary folder of the quarantined rows, which are moved when the step's folder is complete.
     None if no row was quarantined."""

@@ -130,7 +130,7 @@ def fitted_to(
 ) -> Any:
     """Return `schema` fitted to the recommender's features, or `schema` itself if it fits already.
 
-    New features get the rules that `infer_schema` makes of these rows. Removed features become
+    New features get the rules that `infer_schema` infers from these rows. Removed features become
     optional.
     """
     known = {feature.name: feature for feature in schema.feature}
@@ -210,9 +210,9 @@ def propose_schema(schema: Any, statistics: TableStatistics, raw: RawDataset) ->
     """Return a copy of `schema` that TFDV has adapted to the rows.
 
     Returns None if the rows satisfy `schema`. Only changes of features are proposed: wider bounds,
-    more values of a domain, fewer values present, or a new column. All other rules stay, as do all
-    rules of the label, because rows that break these rules are wrong. `raw` lists columns of the
-    lake for which the schema may have no feature.
+    more values of a domain, fewer values present, or a new column. The label's rules and all other
+    rules do not change, because rows that break these rules are wrong. New columns come from `raw`,
+    which lists columns of the lake without a feature in the schema.
     """
     if not statistics.num_rows:
         return None

@@ -1,4 +1,4 @@
-"""Schema files, and the versions that people accept by `evergreen data schema`.
+"""Schema files, and the versions that people accept with the command `evergreen data schema`.
 
 The module needs protobuf but not TFDV. The module runs in the validation environment, or on a
 cluster in the validation image (`python -m components.validation.schema_versions`). Every schema
@@ -115,7 +115,7 @@ def compare_schemas(old: Any, new: Any) -> dict[str, str]:
 
 
 def _texts(schema: Any) -> dict[str, list[str]]:
-    """Return the lines of each feature, and of the other parts."""
+    """Return the lines of text for each feature, and for the parts that belong to no feature."""
     texts, rest = defaultdict[str, list[str]](list), schema_pb2.Schema()
     rest.CopyFrom(schema)
     del rest.feature[:]
@@ -376,7 +376,7 @@ def _live_schema(store: Path) -> tuple[str, Path] | None:
 
 
 def _find_schema(store: Path, which: str, work: str) -> Path:
-    """Return the file of the schema that a person named."""
+    """Return the path of the schema file that `which` names."""
     live = _live_schema(store)
     if which == "force" and (path := schema_in_force(store, live[1] if live else None)):
         return path

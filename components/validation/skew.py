@@ -83,7 +83,8 @@ class ServedRowFacts:
     last_event_time: str | None
     """Newest event time of the compared training rows. None if the comparison has no rows."""
     one_request_in: int
-    """One of this number of requests was compared. 1 = all requests were compared."""
+    """One in this number of requests was compared. The value 1 means that all requests were
+    compared."""
     num_joined: int
     num_only_training: int
     num_only_served: int
@@ -105,7 +106,7 @@ class SkewEntry:
     """Number of joined rows."""
     differing: int
     only_training: int
-    """Number of differing rows with a value only in training."""
+    """Number of differing rows that have a value only in training."""
     only_served: int
     factor: float | None
     """Training values divided by served values, if nearly all ratios are equal."""
@@ -127,7 +128,7 @@ def open_served(uri: str) -> Objects:
     """Open the archive of served rows at an absolute path, `file://` or `gs://bucket/prefix`.
 
     Raises:
-        ContractError: `uri` has none of these forms, or is not a folder.
+        ContractError: `uri` has another form, or is not a folder.
         PermanentError: There are no credentials for the bucket.
     """
     if not is_bucket_uri(uri) and not local_path(uri).is_dir():
@@ -369,7 +370,7 @@ def _column_values(table: pa.Table, name: str, options: ListOptions | None) -> N
 
 
 def _common_factor(mine: NDArray[np.float32], theirs: NDArray[np.float32]) -> float | None:
-    """Return the common factor between values that differ, or None if there is none."""
+    """Return the factor between `mine` and `theirs` if nearly all ratios are equal, else None."""
     both = np.isfinite(mine) & np.isfinite(theirs) & (mine != 0) & (theirs != 0)
     ratios = mine[both].astype(np.float64) / theirs[both]
     if not len(ratios):

@@ -42,7 +42,7 @@ from evergreen.runtime.errors import ContractError, PermanentError
 DENSE_FILE = "dcn_dense_0.model"
 DENSE_OPTIMIZER_FILE = "dcn_opt_dense_0.model"
 SPARSE_FOLDER, SPARSE_OPTIMIZER_FILE = "dcn{}_sparse_0.model", "dcn{}_opt_sparse_0.model"
-"""Names with a placeholder for the number of the embedding."""
+"""Names of the files. `{}` stands for the number of the embedding."""
 _KEY_FILE, _VECTOR_FILE = "key", "emb_vector"
 _ALIGNMENT_BYTES = 256
 
@@ -184,7 +184,7 @@ def _flatten(config: DcnConfig, dense: Mapping[str, FloatArray]) -> FloatArray:
 
 
 def _unflatten(config: DcnConfig, flat: FloatArray) -> dict[str, FloatArray]:
-    """Return the dense parameters by `state_dict` name from an array in HugeCTR's file order."""
+    """Split `flat`, which has the order of HugeCTR's file, into parameters by `state_dict` name."""
     wide = _zero_dense(padded(config))
     at = 0
     for view in _in_file_order(config, wide):

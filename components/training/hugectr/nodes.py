@@ -2,10 +2,10 @@
 
 The first process runs the step. HugeCTR's calls are collective. Therefore the other processes
 repeat each call of the first process on a model, in the same order. Each process reads every batch,
-and its own GPUs train on their share of it. The first process receives the sum of the losses, and
-all processes write into the files of an embedding. This description follows HugeCTR's sources. The
-processes were tested with Open MPI 5.0.11, and never with HugeCTR itself. The first process names
-the files, so all nodes must see the engine's scratch folder.
+and the GPUs of its node train on their share of the batch. The first process receives the sum of
+the losses, and all processes write into the files of an embedding. This description follows
+HugeCTR's sources. The processes were tested with Open MPI 5.0.11, and never with HugeCTR itself.
+The first process names the files, so all nodes must see the engine's scratch folder.
 
 A process that fails ends all processes (`run_together`), because the others would wait for its next
 call for ever.

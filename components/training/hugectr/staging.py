@@ -1,4 +1,6 @@
-"""Write rows as Parquet folders for HugeCTR. One folder is written while the previous one is used.
+"""Write rows as Parquet folders for HugeCTR.
+
+One folder is written while HugeCTR reads the previous folder.
 
 HugeCTR reads files, not arrays. HugeCTR has one worker for each GPU. Each worker reads its own file
 and cuts it into batches. The workers take turns. Therefore each file has complete batches, and

@@ -150,9 +150,9 @@ class _Group:
     rows: Tensor
     """Vector, m and v of each row, [rows, 3, width]."""
     features: list[int]
-    """Positions of the kernel's features that look up rows of this group."""
+    """Features of the kernel that look up rows of this group, by position."""
     offsets: Tensor
-    """Number of the row with which each feature's table begins."""
+    """Number of the first row of each feature's table."""
     taken: tuple[Tensor, Tensor] | None = None
     """Distinct rows that the last batch looked up, and their vectors, which collect gradients."""
 
