@@ -115,7 +115,7 @@ class AheadFile(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class WindowPlan:
-    """What a run reads from the lake for one window, and what it leaves out."""
+    """Parts of the lake that a run reads for one window, and parts that it leaves out."""
 
     source_uri: str
     """URI of the lake."""
