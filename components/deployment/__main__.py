@@ -7,7 +7,7 @@ request in time, the step withdraws it and ends with code 3.
 docs/reference/exit-codes.md lists the exit codes. Code 1 means that the model must not be released:
 the verdict rejects it, `rollout` is `none`, the verdict compared it with a model that is no longer
 live, or a canary is running. Only a new run can help, because a retry of the step gives the same
-result. After codes 2 and 3 the previous live version is still live.
+result. After codes 2 and 3, the previous live version is still live.
 """
 
 import argparse

@@ -79,7 +79,7 @@ def evaluate(
         final: Folder for the scores. A folder of an earlier try is replaced.
 
     Raises:
-        ContractError: The inputs do not belong together, or one is corrupt.
+        ContractError: The inputs do not belong together, or an input is corrupt.
         Refused: The champion changed since extraction.
     """
     _expect_same_round(raw, training_set, model)

@@ -18,11 +18,12 @@ times the sum of the disputed pairs' excess. A pair's excess is its clicks minus
 clicks. The expected clicks of a pair are the sum of its two served scores, times the ratio of
 clicks to expected clicks in the earlier lists. The expected clicks do not depend on the order of
 the pair. The expectation of X is therefore s / (k - 1) times the sum of the gains of the list's
-disputed pairs. The sum of X is divided by the expected number of swaps of disputed pairs, which is
-the sum of s (disputed pairs) / (k - 1). The result is unbiased. The method is inverse propensity
-weighting. The estimate gives a weight to both orders of a pair, and the weight of a list is its
-probability s. Subtracting the expected clicks removes the variance of the number of swaps, as
-self-normalized weights do (Swaminathan and Joachims 2015, NeurIPS), and adds no bias.
+disputed pairs. The sum of X is divided by the expected number of swaps of disputed pairs. This
+number is the sum of s d / (k - 1), where d is the number of disputed pairs of a list. The result is
+unbiased. The method is inverse propensity weighting. The estimate gives a weight to both orders of
+a pair, and the weight of a list is its probability s. Subtracting the expected clicks removes the
+variance of the number of swaps, as self-normalized weights do (Swaminathan and Joachims 2015,
+NeurIPS), and adds no bias.
 
 The interval uses |X| <= 2 and psi(lambda) = -log(1 - lambda) - lambda. For each lambda in (0, 1),
 exp((lambda / 2) sum(X - E X) - psi(lambda) sum (X / 2)^2) is a nonnegative supermartingale of mean
@@ -101,7 +102,7 @@ def read_shown(folder: Path, scored: ScoredHoldout) -> ShownRows:
 def reordering_gain(rows: ShownRows) -> ReorderingGain | None:
     """Return the estimate and its interval, or None if no list was explored.
 
-    Lists are ignored if positions 1 to k are incomplete, k is 1, or their propensities do not
+    Lists are ignored if k is 1, if positions 1 to k are incomplete, or if their propensities do not
     follow the rule.
     """
     explored = _explored_pairs(rows)
@@ -135,7 +136,8 @@ def reordering_gain(rows: ShownRows) -> ReorderingGain | None:
 
 
 def deviation_bound(sums: NDArray[np.float64]) -> float:
-    """Return a bound on how far the sum of the terms is from the sum of their expectations.
+    """Return a bound on the distance between the sum of the terms and the sum of their
+    expectations.
 
     The bound holds for all n simultaneously, with a probability of at least 1 - `_ALPHA`. The terms
     [n] are in [-2, 2].
@@ -152,8 +154,8 @@ def _calibration_before(
 ) -> NDArray[np.float64]:
     """Return each pair's ratio of clicks to expected clicks.
 
-    The ratio uses the clicks and expected clicks of all earlier lists. For the first list the ratio
-    is 1.
+    The ratio uses the clicks and expected clicks of all earlier lists. For the first list, the
+    ratio is 1.
     """
     sums = [np.bincount(of_pair, each) for each in (clicks, scores)]
     seen, expected = (1.0 + np.cumsum(each) - each for each in sums)

@@ -13,7 +13,7 @@ whether the log loss of a slice increases by more than the allowed degradation. 
 one-sided, with Holm's correction over all slices. The calibration check tests whether expected
 clicks are off by more than a factor. docs/design/gate.md shows the power of each check. The slice
 check and the calibration check use sample weights, because both depend on the click rate. An AUC
-does not depend on the click rate, so all rows count equally in it. Other modules of this package
+does not depend on the click rate, so the AUC checks use no weights. Other modules of this package
 compute the scores.
 
 A candidate can be weak in a slice although it is good overall. Slices are all rows, rows by the age
@@ -61,10 +61,10 @@ from evergreen.statistics.metrics import (
 
 MIN_CLASS_REQUESTS = 10
 """Minimum number of requests (or users) that have a click. The same minimum applies to requests
-that have a row without a click. With fewer requests an interval is not reliable.
+that have a row without a click. With fewer requests, an interval is not reliable.
 
-In simulations in which only 4 to 9 requests have clicks, some 95 % intervals cover the true value
-in only 92 % of the windows (docs/design/gate.md).
+If only 4 to 9 requests have clicks, some 95 % intervals cover the true value in only 92 % of
+simulated windows (docs/design/gate.md).
 """
 _CHANCE = 0.5
 """AUC of random scores."""
@@ -113,8 +113,8 @@ class GateDecision(NamedTuple):
     checks: Sequence[Check]
     estimates: Estimates
     slice_p_values: Mapping[str, float]
-    """One-sided p-value of each tested slice. The hypothesis is that the slice degrades by no more
-    than is allowed."""
+    """One-sided p-value of each tested slice. The hypothesis is that the slice degrades by at most
+    the allowed degradation."""
 
     @property
     def decision(self) -> str:
@@ -152,7 +152,7 @@ def decide(
         candidate: The candidate's scores, [n].
         champion: The champion's scores, [n]. None skips the champion check and the slice check.
         groups: User or request of each row, [n]. The rows of one group are not independent.
-        weights: Sample weight of each row, [n]. None = all rows count alike.
+        weights: Sample weight of each row, [n]. None means equal weights.
         slices: Mask [n] of the rows in each slice, by name of the slice. Slices may overlap.
         settings: The limits.
 
@@ -392,7 +392,7 @@ def cut_slices(
 
     Args:
         scored: The rows.
-        is_first_round: Whether the model has no parent. In a model without a parent every category
+        is_first_round: Whether the model has no parent. In a model without a parent, every category
             is new, so there is no slice of new categories. None = it is not known which categories
             are new.
         shown: Names of the categories. Columns whose values are hidden are not sliced.

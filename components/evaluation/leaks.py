@@ -1,10 +1,11 @@
 """Find the columns that leak the label, if the candidate's AUC is suspiciously high.
 
 A column leaks the label if it is filled after the click or derived from the click. With a leaking
-column a model ranks the held-out rows almost perfectly, but the model is useless in production,
+column, a model ranks the held-out rows almost perfectly, but the model is useless in production,
 where the value does not exist yet. Each column is measured alone. A numeric column's AUC is the AUC
-of its values. The AUC of any other column is the AUC of its click rates by value in the training
-rows. The gate only warns, and people decide whether to remove a column.
+of its values. For any other column, the score of a value is its click rate in the training rows,
+and the AUC is that of the scores. The gate only warns, and people decide whether to remove a
+column.
 """
 
 from collections.abc import Iterator

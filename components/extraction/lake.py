@@ -1,4 +1,4 @@
-"""Plan of what a run reads of a lake: which parts of which files, in which order.
+"""Plan of what a run reads from a lake: which parts of which files, in which order.
 
 A lake consists of files `day=YYYY-MM-DD/*.parquet` in the raw schema. Days do not overlap in time,
 so reading days in order gives rows in order. A day with more rows than fit in memory is divided
@@ -295,7 +295,7 @@ class Lake:
             window: The window. Rows of the window that are ahead of the clock are not read.
             max_unfit_fraction: Maximum share of unfit files, in [0, 1]. The maximum applies to the
                 files with rows of the window or late rows, and separately to the files of late
-                clicks. Files that an earlier run of the lineage left out do not count.
+                clicks. Files that an earlier run of the lineage left out are in neither share.
 
         Raises:
             UnfitFiles: files are corrupt.
@@ -449,7 +449,7 @@ class Lake:
         """Return the files with rows that are ahead of the clock, by day and name.
 
         Raises:
-            UnfitFiles: such files are corrupt.
+            UnfitFiles: files are corrupt.
         """
         if self.ahead_from is None:
             return []

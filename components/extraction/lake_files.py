@@ -5,7 +5,8 @@ is listed once, and a run reads only the listed files. Files that an uploader or
 later belong to a later run. Objects of a bucket are downloaded into a cache, at the generations in
 the listing, so that no object is downloaded twice. If an object was replaced or removed since the
 listing, the run fails with a temporary error. Names, bytes and order of the copies are those of the
-bucket. A window's rows and digest therefore equal those of the same lake in a folder.
+bucket. Therefore a window has the same rows and the same digest as with a copy of the lake in a
+folder.
 
 In the cache, `objects/<generation>/<name>` is complete and never changes. A name with the suffix
 `.part` is an unfinished download, which the next run continues. Only one run at a time uses the
@@ -334,8 +335,8 @@ def replace_file(objects: Objects, file: ObjectInfo, content: Path, *, num_gone:
     Readers see either the old or the new file. A file of a complete version gets another name, and
     one write of the version's marker switches to the new name. If the marker does not name the
     file, the file is removed, because nobody reads it. Any other file keeps its name, so that later
-    runs recognize it as seen. Before such a file is replaced, its new size is added to the markers
-    of the versions that replace it.
+    runs recognize it as seen. Before this file is replaced, its new size is added to the markers of
+    the versions that replace it.
 
     Raises:
         Changed: another writer came first.

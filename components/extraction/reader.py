@@ -132,7 +132,7 @@ class RowReader:
     def _without_trained(
         self, table: Any, chunk: LakeChunk, malformed: MalformedRows
     ) -> tuple[Any, Copies]:
-        """Leave out the rows that also occur as a valid row of the chunk's `trained_files`.
+        """Leave out the rows that the chunk's `trained_files` also contain as valid rows.
 
         These files are read one batch at a time.
         """

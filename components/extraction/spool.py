@@ -5,7 +5,7 @@ DuckDB sorts the rows and removes duplicates.
 DuckDB uses the disk if the rows do not fit into its memory limit. A row is an event with an
 identity, (request id, row). A row without a request id gets an id from a hash of its content.
 Therefore the same row in a renamed or longer file is the same event. If files contain several
-copies of a row, equal copies are dropped. Among different copies of a row the last copy is kept.
+copies of a row, equal copies are dropped. Among different copies of a row, the last copy is kept.
 Rows that the lake already has are left out.
 """
 
@@ -52,14 +52,14 @@ class RowCounts:
     rows: int
     """Events that were kept."""
     clicks: int
-    """Kept events with label 1."""
+    """Number of kept events with label 1."""
     copies: Copies
     """Number of dropped copies. The last copy of each row is kept."""
     known: int
     """Rows that were left out because the lake has them already."""
     repeated: int
-    """Kept events that equal an earlier event except for the label. These events have no id of
-    their own."""
+    """Number of kept events that equal an earlier event except for the label. These events have no
+    id of their own."""
 
 
 class Known(NamedTuple):
@@ -287,7 +287,10 @@ class Events:
         )
 
     def days(self) -> list[int]:
-        """Return the days with events as days since 1970, or an empty list without times."""
+        """Return the days that have events, counted since 1970.
+
+        The list is empty if the events have no times.
+        """
         query = "SELECT DISTINCT time // 86400000000 FROM events WHERE time IS NOT NULL ORDER BY 1"
         return [day for (day,) in self._fetch(query)]
 

@@ -40,7 +40,7 @@ def statistics_of_all(
             if there are no such columns.
         workers: Processes that share the tasks.
         scratch: Temporary folder, which this function creates and removes. Workers exchange counts
-            of millions of categories by files in it.
+            of millions of categories through files in this folder.
     """
     scratch.mkdir()
     tasks = [(share, scratch / str(number)) for number, share in enumerate(shares)]
@@ -94,7 +94,7 @@ def next_workflow(
 ) -> tuple[FeatureWorkflow, list[Column]]:
     """Return the workflow of this run, and the columns that the next run continues.
 
-    Without a parent the workflow is fitted on these rows alone. With a parent, dense columns are
+    Without a parent, the workflow is fitted on these rows alone. With a parent, dense columns are
     transformed as in the parent's workflow, because the parent's weights were trained with these
     transforms. Only columns that the parent lacks are fitted on these rows.
 

@@ -133,7 +133,10 @@ class Emptied(ops.Operator):  # type: ignore[misc]
     """
 
     def __init__(self, names: tuple[str, ...]) -> None:
-        """Store the names of the columns to empty. Other columns of the selection are unchanged."""
+        """Store the names of the columns to make missing.
+
+        Other columns of the selection are unchanged.
+        """
         super().__init__()
         self._names = names
 

@@ -56,16 +56,16 @@ _GROUP_ROWS = 65_536
 _DOWNSAMPLED_ROWS = 250_000
 """Approximate number of rows of a downsampled file."""
 _FIT_ROWS = 65_536
-"""Maximum rows of a partition while categories are counted. A row group of the raw rows has the
-same number of rows, so processes get similar numbers of rows."""
+"""Maximum rows of a partition while categories are counted. The row groups of the raw rows have
+this size too, so processes get similar numbers of rows."""
 
 _TRAIN, _HOLDOUT, _WORKFLOW = "train", "holdout", "workflow"
 _REPLAY, _REPLAY_HOLDOUT = "replay", "replay_holdout"
 """Parts of the dataset with rehearsed old rows. Old rows are encoded with this run's workflow, but
 the workflow is not fitted on these rows."""
 _SCRATCH = ".scratch"
-"""Temporary folder. The folder first contains counts of parts of the rows, and later files of the
-engine."""
+"""Temporary folder. At first, the folder contains counts of parts of the rows. Afterwards, it
+contains files of the engine."""
 _DOWNSAMPLED = ".downsampled"
 """Temporary folder for the training rows that `negative_rate` keeps."""
 

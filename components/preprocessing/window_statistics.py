@@ -51,7 +51,7 @@ Moments = dict[str, _Moment]
 """Moments by column name."""
 
 Statistics = tuple[dict[str, _Counts], Moments]
-"""Counts by slot, and moments by column. For a bucketed column the clipped values are counted. All
+"""Counts by slot, and moments by column. For a bucketed column, the clipped values are counted. All
 other fitted columns have moments."""
 
 

@@ -6,8 +6,8 @@ prediction equals the click rate of the newest training rows. The correction cha
 `start` corrects for negative downsampling, and `fit` corrects for features that are served as one
 value.
 
-Rows may have weights. Only the ratios of the weights count: if all weights are 3, the result is the
-same as if all are 1.
+Rows may have weights. Only the ratios of the weights matter: if all weights are 3, the result is
+the same as if all are 1.
 """
 
 import math
@@ -43,7 +43,7 @@ def newest_bias_shift(
     Args:
         labels: 0 or 1 in order of time, [n].
         probabilities: Predictions of the model, [n].
-        weights: Sample weights, [n], or None if all rows count equally.
+        weights: Sample weights, [n], or None for equal weights.
 
     >>> labels = np.tile([1.0, 0.0, 0.0, 0.0], 10_000)  # one click in four rows
     >>> round(newest_bias_shift(labels, np.full(40_000, 0.25)), 3)
@@ -81,9 +81,9 @@ def bias_shift(
     `_evidence`.
 
     Args:
-        labels: 0 or 1, [n].
+        labels: Labels, 0 or 1, [n].
         probabilities: Predictions of the model, [n].
-        weights: Sample weights, [n], or None if all rows count equally.
+        weights: Sample weights, [n], or None for equal weights.
 
     >>> labels, probabilities = np.repeat([0.0, 1.0], [30_000, 10_000]), np.full(40_000, 0.2)
     >>> round(bias_shift(labels, probabilities), 3)  # log(0.25 / 0.75) - log(0.2 / 0.8) is 0.288

@@ -144,7 +144,7 @@ class CheckpointFolder:
         return name
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Make `checkpoint` the current one, and remove files that it does not name."""
+        """Make `checkpoint` the current checkpoint, and remove files that it does not name."""
         for number, evaluation in enumerate(checkpoint.evaluations):
             if evaluation is not self._losses_on_disk.get(number):
                 with whole_file(self.path / _LOSSES.format(number)) as file:
@@ -183,7 +183,7 @@ class CheckpointFolder:
         return found
 
     def forget(self) -> None:
-        """Remove the checkpoint. If this is interrupted, `load` finds nothing."""
+        """Remove the checkpoint. If the removal is interrupted, `load` finds nothing."""
         (self.path / _PROGRESS).unlink(missing_ok=True)
         shutil.rmtree(self.path, ignore_errors=True)
 

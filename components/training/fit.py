@@ -57,8 +57,8 @@ _EVALUATED_SHARE = 0.1
 """Share of a pass that is scored before the network trains on it. The scored rows are the last rows
 of the pass."""
 _DECAYING_SHARE = 0.5
-"""Share of a first model's steps in which its learning rate falls to zero. The decay covers the
-last steps."""
+"""Share of a first model's steps in which the learning rate falls to zero. The decay is at the end
+of the fit."""
 _MAX_SCORED_ROWS = 1 << 20
 """Maximum number of rows that are scored at a time. If there are more rows, evenly spaced rows are
 scored. A million rows determine a click rate of 3 % to within 0.6 % of its value."""
@@ -244,7 +244,7 @@ class _Fit:
             yield slice(at, min(at + _PART_ROWS, self._num_new))
 
     def _weights(self, which: slice | NDArray[np.int64]) -> NDArray[np.float32] | None:
-        """Return the sample weights of some rows, or None if all rows count equally."""
+        """Return the sample weights of some rows, or None for equal weights."""
         return None if self._rows.weights is None else self._rows.weights[which]
 
     def _begin(self) -> Checkpoint:
@@ -405,10 +405,10 @@ class _Fit:
         self._on_disk = self._state = state
 
     def _evaluate(self, order: PassOrder) -> None:
-        """Evaluate the trial on the rest of the pass. Replayed rows do not count.
+        """Evaluate the trial on the rest of the pass. Replayed rows are not evaluated.
 
         Trials are compared after the correction of the bias, which `_finish` applies anyway. At a
-        high rate the bias varies from step to step, and this variation would hide what the network
+        high rate, the bias varies from step to step, and this variation would hide what the network
         has learned.
         """
         first, chunks = self._evaluated_at * self._batch_size, []

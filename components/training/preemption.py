@@ -1,9 +1,9 @@
 """Handle SIGTERM during training: save the fit and end, so that a later run can continue it.
 
 Kubernetes sends SIGTERM before it drains a node, and kills the process 30 seconds later. A fit in
-progress is saved first. Outside a fit the process ends at once, because its output is complete or
-absent. `evergreen.runtime.exit_codes` has the exit code. SIGUSR1 has the same effect, because
-`mpirun` kills its processes less than a second after SIGTERM, but only forwards SIGUSR1.
+progress is saved first. Outside a fit, the process ends at once, because its output is complete or
+absent. `evergreen.runtime.exit_codes` has the exit code. SIGUSR1 has the same effect. `mpirun` only
+forwards SIGUSR1, but kills its processes less than a second after SIGTERM.
 
 On Kubeflow, a retry does not depend on the exit code, because Argo retries after every failure. On
 Kubeflow, the save may also be cut short. KFP's launcher is the parent process of the step.

@@ -41,7 +41,7 @@ class Rows:
     """Rows in time order."""
 
     labels: NDArray[np.float32]
-    """0 or 1, [n]."""
+    """Labels, 0 or 1, [n]."""
     dense: NDArray[np.float32]
     """Normalised values, [n, numeric columns]."""
     ids: NDArray[np.int32]
@@ -117,9 +117,8 @@ def open_rows(
 
     Raises:
         ContractError: a file is absent or corrupt, has unexpected columns, types or nulls, or its
-            number of rows differs from the manifest. The error is also raised for a wrong value:
-            one that is not finite, a label other than 0 or 1, a weight below 0, or an id outside
-            its slot.
+            number of rows differs from the manifest. The error is also raised for a value that is
+            not finite, a label other than 0 or 1, a weight below 0, or an id outside its slot.
         PermanentError: the flat files cannot be written, for example because the disk is full.
     """
     cache.mkdir(parents=True, exist_ok=True)
@@ -223,8 +222,8 @@ def _decode_group(group: _RowGroup, into: Rows, slot_sizes: list[int]) -> None:
 
 
 def _iterate_batches(group: _RowGroup) -> Iterator[Any]:
-    # Without memory mapping, the compressed pages of each column of a row group are copied first
-    # (290 instead of 140 MB).
+    # Without memory mapping, the compressed pages of each column of a row group are copied first.
+    # This takes 290 MB instead of 140 MB.
     with (
         reading_parquet(group.path),
         parquet_file(group.path, metadata=group.metadata, memory_map=True) as file,

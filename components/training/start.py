@@ -1,4 +1,5 @@
-"""Initial weights of a fit: fresh weights, or a parent's in the layout of this run's vocabularies.
+"""Initial weights of a fit: fresh weights, or a parent's weights in the layout of this run's
+vocabularies.
 
 A parent's table is copied in chunks from one mapped file to another, so that no complete table has
 to be in memory. Extraction chooses the parent, and `evergreen.contracts.workflow` describes the
@@ -6,10 +7,10 @@ changes of the vocabularies.
 
 This module also corrects for negative downsampling (`TrainingSet.negative_rate`). Suppose that rows
 without a click are kept with probability r, whatever their features. The odds of a click among the
-kept rows are then 1/r times the odds among all rows. The logits of a model of the kept rows are too
-large by log(1/r). The ranking of this model is right, but its probabilities are wrong. Adding
-log(r) to the bias corrects every logit (King and Zeng 2001, "Logistic Regression in Rare Events
-Data", prior correction).
+kept rows are then 1/r times the odds among all rows. The logits of a model that was trained on the
+kept rows are too large by log(1/r). The ranking of this model is right, but its probabilities are
+wrong. Adding log(r) to the bias corrects every logit (King and Zeng 2001, "Logistic Regression in
+Rare Events Data", prior correction).
 
 The registry stores corrected weights, and a fit uses uncorrected weights. The correction is
 therefore subtracted when a fit starts from a parent, and added once when the final weights of the
@@ -113,7 +114,7 @@ def read_parent(training_set: TrainingSet) -> Model | None:
     """Return the model that this run continues, or None to train from scratch.
 
     Raises:
-        ContractError: its manifest is absent or corrupt.
+        ContractError: the parent's manifest is absent or corrupt.
     """
     uri = training_set.parent_model_uri
     return model_in(local_path(uri)) if uri else None
@@ -197,7 +198,7 @@ def grow(
     """Write a stored model in the layout of new vocabularies and columns.
 
     The following parts are copied bit for bit: the rows and moments of ids whose category stays,
-    the reserved ids, and the dense parameters. The score of a row that has only such ids does not
+    the reserved ids, and the dense parameters. The score of a row with only these ids does not
     change.
 
     An id that has a new category starts with the out-of-vocabulary row of its slot, because the

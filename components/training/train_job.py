@@ -361,7 +361,7 @@ class _Log:
         ranked = []
         for each in self._jobs.pods(self._name):
             labels, made = each.metadata.labels or {}, each.metadata.creation_timestamp
-            # With MPI the launcher's log has the output of all workers.
+            # With MPI, the launcher's log has the output of all workers.
             part = labels.get("jobset.sigs.k8s.io/replicatedjob-name")
             if (
                 labels.get("batch.kubernetes.io/job-completion-index") == "0"

@@ -88,7 +88,7 @@ def _check_runner(options: PipelineOptions) -> None:
     runner, google = options.view_as(StandardOptions).runner, options.view_as(GoogleCloudOptions)
     needed = {"runner": runner, "temp_location": google.temp_location}
     if is_dataflow := "dataflow" in str(runner).lower():
-        # Without this option Beam would use its own image, which lacks this package.
+        # Without this option, Beam would use its own image, which lacks this package.
         image = options.view_as(WorkerOptions).sdk_container_image
         needed |= {"project": google.project, "region": google.region, "sdk_container_image": image}
     if missing := [f"--{name}" for name, value in needed.items() if not value]:

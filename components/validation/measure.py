@@ -198,7 +198,7 @@ def measure(
         schema: The schema in force. None = the schema is inferred from the rows.
         champion: The model to compare with, or None.
         settings: Thresholds of the measurements.
-        served: Archive of served rows to compare with. None = no comparison.
+        served: Archive of served rows, for the comparison. None = no comparison.
         summarize: Function that computes TFDV's statistics of files (`summarize_files`).
         shown: Names of the categories in reports.
 

@@ -3,13 +3,12 @@
 The first run infers the schema. For a feature that is added later, the first run with the feature
 infers its rules. Categories are strings (see `tfdv_statistics`) without a list of allowed values,
 because new categories appear daily. Lists of categories may have any length. The label is required
-in every training row, is 0 or 1, and is not served. The share of rows in which a feature has a
-value must not be below that of the first run by more than sampling error. A feature without any
-value in the first run is optional. Numeric columns must stay below `range_factor` times the first
-run's extremes, and must not contain NaN or infinity. If at least `_SIGNED_ROWS` rows of the first
-run had values and none was negative, negative values are not allowed. Drift thresholds are settings
-of the step. Later runs use a schema file that changes only when people accept a new version
-(`schema_versions`).
+in every training row, is 0 or 1, and is not served. The share of rows with a value may be smaller
+than in the first run only by sampling error. A feature without any value in the first run is
+optional. Numeric columns must stay below `range_factor` times the first run's extremes, and must
+not contain NaN or infinity. If at least `_SIGNED_ROWS` rows of the first run had values and none
+was negative, negative values are not allowed. Drift thresholds are settings of the step. Later runs
+use a schema file that changes only when people accept a new version (`schema_versions`).
 """
 
 from collections.abc import Container

@@ -178,9 +178,10 @@ def summarize_files(
 ) -> TableStatistics:
     """Read Parquet files once, and return TFDV's statistics of their rows.
 
-    Without files the statistics describe 0 rows. Copies of `counter` count the rows, and are
+    Without files, the statistics describe 0 rows. Copies of `counter` count the rows, and are
     merged into `counter` in the order of the rows. By default, there are `usual_processes`
-    processes. There are fewer if a process would otherwise get less than `_ROWS_PER_PROCESS` rows.
+    processes. There are fewer processes if a process would otherwise get less than
+    `_ROWS_PER_PROCESS` rows.
 
     Raises:
         ContractError: A file cannot be read.

@@ -7,9 +7,8 @@ in which order and how often. HugeCTR seeds dropout itself, with 0 in every mode
 call has no effect here.
 
 HugeCTR only logs failed reads and writes, and continues. HugeCTR does not even notice some
-failures. Therefore loaded weights are saved again and compared, and saved weights are checked
-before they are used as a model. Other errors abort the process, or the call does not return
-(`guard`).
+failures. Therefore loaded weights are saved again and compared. Saved weights are checked before
+they are used as a model. Other errors abort the process, or the call does not return (`guard`).
 """
 
 import gc
@@ -224,8 +223,8 @@ class HugectrEngine:
 
     def close(self) -> None:
         """See `Engine`."""
-        # After an error other nodes may wait in a call. Then `run_together` ends all processes, and
-        # the end of the model would wait for the other nodes.
+        # After an error, other nodes may wait in a call. Then `run_together` ends all processes,
+        # and the end of the model would wait for the other nodes.
         if self._nodes is None or sys.exc_info()[0] is None:
             self._end_model()
             if self._nodes is not None:

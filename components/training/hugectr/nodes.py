@@ -53,7 +53,7 @@ def run_together(nodes: Any, part: Callable[[], int]) -> int:
 class _OnAllNodes:
     """Proxy of a model or its reader that calls each method on all nodes.
 
-    After an error there is no further communication, because another node may wait in the call.
+    After an error, there is no further communication, because another node may wait in the call.
     """
 
     def __init__(self, nodes: Any, part: str, own: Any) -> None:
@@ -63,7 +63,7 @@ class _OnAllNodes:
         def call(*args: Any, **kwargs: Any) -> Any:
             self._nodes.bcast((self._part, name, args, kwargs))
             result = getattr(self._own, name)(*args, **kwargs)
-            # After the barrier the engine may delete files that the other nodes have read.
+            # After the barrier, the engine may delete files that the other nodes have read.
             self._nodes.Barrier()
             return result
 

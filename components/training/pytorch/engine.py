@@ -238,7 +238,8 @@ def gpu_hints(settings: TrainingSettings, batch_size: int) -> list[str]:
 
     Args:
         settings: Settings of the fit.
-        batch_size: Rows per step. It is less than the setting if a pass would be too short.
+        batch_size: Rows per step. The batch size is less than the setting if a pass would be too
+            short.
     """
     hints = []
     if batch_size == settings.batch_size < _MIN_GPU_BATCH:

@@ -97,8 +97,8 @@ class Steps:
     rates: list[float]
     """Learning rate of each step."""
     scales: list[float]
-    """Factor of each step, 1 divided by the sum of the batch's weights. A row's weight times this
-    factor is its share of the batch's loss."""
+    """Factor of each step, 1 divided by the sum of the batch's weights. A row's share of the
+    batch's loss is its weight times this factor."""
     seed: int
 
 
@@ -459,7 +459,9 @@ def _group_store() -> Any:
 
 @contextmanager
 def _lost_workers_reported() -> Iterator[None]:
-    """Raise the error of a lost worker, or a TemporaryError if the worker could not write it."""
+    """Raise the error of a lost worker, or a TemporaryError if the worker could not write its
+    error.
+    """
     try:
         yield
     except RuntimeError as error:
@@ -509,8 +511,8 @@ class TorchrecEngine:
             config: Configuration of the network.
             slot_sizes: Number of ids of each slot.
             settings: Settings of the fit.
-            places: Slot of each categorical position, and the positions of each list. None to look
-                up each slot once.
+            places: Slot of each categorical position, and the positions of each list. If None, each
+                slot is looked up once.
             sharding: Sharding types that TorchRec's planner may choose from.
 
         Raises:

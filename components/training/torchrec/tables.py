@@ -282,6 +282,6 @@ def begin_group() -> bool:
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     # The timeout is long, because the leader may decode rows or write a table for hours. If a
-    # worker ends, its closed connections show this to the other workers.
+    # worker ends, the other workers notice its closed connections.
     dist.init_process_group(backend, timeout=timedelta(days=1), **alone)
     return True
