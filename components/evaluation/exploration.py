@@ -136,8 +136,7 @@ def reordering_gain(rows: ShownRows) -> ReorderingGain | None:
 
 
 def deviation_bound(sums: NDArray[np.float64]) -> float:
-    """Return a bound on the distance between the sum of the terms and the sum of their
-    expectations.
+    """Return a bound on the distance between the sum of the terms and its expectation.
 
     The bound holds for all n simultaneously, with a probability of at least 1 - `_ALPHA`. The terms
     [n] are in [-2, 2].

@@ -222,8 +222,7 @@ NOTHING_SEEN = SeenFiles(watermark=0, left_out_before=0, starts_new_record=True)
 
 
 def days_up_to(newest: int, num_before: int) -> list[date]:
-    """Return the day that contains the time `newest`, and the `num_before` days before that day, in
-    order.
+    """Return `num_before` days and then the day that contains the time `newest`, in order.
 
     `newest` is in microseconds since the epoch.
 

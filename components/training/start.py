@@ -1,5 +1,4 @@
-"""Initial weights of a fit: fresh weights, or a parent's weights in the layout of this run's
-vocabularies.
+"""Initial weights of a fit: fresh weights, or a parent's weights in the layout of this run.
 
 A parent's table is copied in chunks from one mapped file to another, so that no complete table has
 to be in memory. Extraction chooses the parent, and `evergreen.contracts.workflow` describes the

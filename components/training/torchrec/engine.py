@@ -459,9 +459,7 @@ def _group_store() -> Any:
 
 @contextmanager
 def _lost_workers_reported() -> Iterator[None]:
-    """Raise the error of a lost worker, or a TemporaryError if the worker could not write its
-    error.
-    """
+    """Raise the error of a lost worker, or a TemporaryError if the worker wrote no error."""
     try:
         yield
     except RuntimeError as error:
