@@ -1,8 +1,8 @@
 """Run the deployment step from the command line: `python -m components.deployment --help`.
 
 The step exports the graph, checks its parity, and appends a request to the journal of the model
-registry. The controller carries the request out and answers it. If no controller accepts the
-request in time, the step withdraws it and ends with code 3.
+registry. The controller carries out the request and records an answer. If no controller accepts the
+request in time, the step withdraws the request and ends with code 3.
 
 docs/reference/exit-codes.md lists the exit codes. Code 1 means that the model must not be released:
 the verdict rejects it, `rollout` is `none`, the verdict compared it with a model that is no longer

@@ -1,7 +1,7 @@
 """Evaluation as a plain command.
 
-Exit codes are those of every command (docs/reference/exit-codes.md); 1 = the gate refused the
-candidate.
+Exit code 1 means that the gate refused the candidate (docs/reference/exit-codes.md lists the other
+codes).
 """
 
 import argparse

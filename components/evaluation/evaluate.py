@@ -74,7 +74,7 @@ def evaluate(
         model: The candidate.
         champion: The release to compare with. None skips the comparison with a champion, so that
             only the floor and the calibration are checked.
-        champion_reference: How the run chose the champion. This choice is written to the verdict.
+        champion_reference: How the run chose the champion. The verdict records this choice.
         settings: The limits.
         final: Folder for the scores. A folder of an earlier try is replaced.
 

@@ -5,12 +5,12 @@ rule of `contracts.exploration`. The estimate also uses the candidate's scores o
 estimate is information for people, and no check of the gate uses it.
 
 Two neighbours of a list are disputed if the candidate scores the lower one higher. The gain of a
-disputed pair is the number of clicks on its two rows if they are swapped, minus the number if they
-are not swapped. The rest of the list stays as it was served. The estimate is the mean gain over all
-disputed pairs. A swap is the smallest step from the live order towards the candidate's, and the log
-contains such swaps with known probabilities. The clicks on a list in the candidate's own order are
-not estimated, because the log hardly ever contains such a list. The estimate also ignores the
-effect of a swap on other rows of the list.
+disputed pair is the number of clicks on its two rows with a swap, minus the number of clicks
+without a swap. The rest of the list stays in the served order. The estimate is the mean gain over
+all disputed pairs. A swap is the smallest step from the live order towards the candidate's order,
+and the log contains swaps with known probabilities. The clicks on a list in the candidate's own
+order are not estimated, because the log hardly ever contains this list. The estimate also ignores
+the effect of a swap on other rows of the list.
 
 A list of k rows that was explored with probability s adds a term X. If a pair was swapped, X is the
 excess of that pair if it is disputed, else 0. If no pair was swapped, X = -s / ((1 - s)(k - 1))

@@ -298,8 +298,7 @@ def _check_slices(evidence: _Evidence, settings: GateSettings) -> Check | None:
 def _check_calibration(evidence: _Evidence, settings: GateSettings) -> Check:
     """Fail if expected clicks are off by significantly more than the factor.
 
-    The check passes if the expected clicks of the champion are further off than those of the
-    candidate.
+    The check passes if the candidate's expected clicks are less wrong than the champion's.
     """
     click, weights, factor = evidence.click, evidence.weights, settings.max_calibration_factor
     scores = np.asarray(evidence.candidate, np.float64)

@@ -3,9 +3,9 @@
 A column leaks the label if it is filled after the click or derived from the click. With a leaking
 column, a model ranks the held-out rows almost perfectly, but the model is useless in production,
 where the value does not exist yet. Each column is measured alone. A numeric column's AUC is the AUC
-of its values. For any other column, the score of a value is its click rate in the training rows,
-and the AUC is that of the scores. The gate only warns, and people decide whether to remove a
-column.
+of its values. For any other column, the score of a value is the value's click rate in the training
+rows, and the AUC is computed from the scores. The gate only warns, and people decide whether to
+remove a column.
 """
 
 from collections.abc import Iterator
@@ -43,7 +43,8 @@ def column_aucs(raw: RawDataset) -> dict[str, float]:
         unless the held-out rows have both labels.
     """
     found = {}
-    # If a column is served as one constant value, it cannot rank rows when the candidate is scored.
+    # If a column is served as one constant value, the column cannot rank rows when the candidate is
+    # scored.
     for column in (
         name for name in raw.recommender.features.needed if name not in raw.excluded_columns
     ):

@@ -385,8 +385,8 @@ def _expect_hash(name: str, stated: str | None, found: str) -> None:
 def parquet_files(folder: Path) -> list[Path]:
     """Return the Parquet files of `folder` in row order.
 
-    If there is a file list of HugeCTR, it defines the order. Without a file list, files are ordered
-    by name.
+    If HugeCTR's file list exists, the list defines the order. Without a file list, files are
+    ordered by name.
 
     Raises:
         ContractError: There are no files, or the list is wrong.

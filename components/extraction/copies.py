@@ -35,7 +35,7 @@ class Copies:
     """Copies with the same features as the kept copy, but with another label, time, weight or
     score."""
     num_conflicting: int = 0
-    """Copies whose features differ from those of the kept copy."""
+    """Copies with other features than the kept copy."""
     example: str = ""
     """First conflict, for messages."""
 
@@ -223,7 +223,7 @@ def _equal(left: Any, right: Any, names: list[str]) -> NDArray[np.bool_]:
 
 
 def _example(rows: Any, features: Features) -> str:
-    """Describe two rows with the same key by the first feature in which they differ."""
+    """Describe how two rows with the same key differ, by the first feature that differs."""
     one, other = rows.to_pylist()
     name = next(name for name in features.names if one[name] != other[name])
     return (

@@ -78,7 +78,7 @@ def split_rows(
         )
     last_trained = _time_at(parts, num_older - 1)
     split_newest(parts, num_rows - num_older, older=folder / TRAIN, newest=folder / HOLDOUT)
-    # The names of the late rows' files sort before those of the other rows.
+    # The names of late files sort before the names of the other files.
     for part in copied.late.parts:
         part.path.rename(folder / TRAIN / part.path.name)
     for temporary in (folder / WINDOW, folder / LATE):
@@ -153,7 +153,7 @@ def remove_straddling(
 ) -> int:
     """Remove from `folder`/holdout the rows of requests that also have training rows.
 
-    Such rows would leak training data into the holdout.
+    Rows of these requests would leak training data into the holdout.
 
     The function needs 4 bytes of memory for each request of the holdout. Each worker needs memory
     for the request ids of one file.

@@ -46,7 +46,7 @@ class RowGroup(NamedTuple):
     """A row group, from the footer of its file."""
 
     times: GroupTimes | None
-    """Range of the event times. None if it is unknown."""
+    """Range of the event times. None if the range is unknown."""
     num_rows: int
 
 
@@ -79,7 +79,7 @@ class PlannedFile(NamedTuple):
     size: int
     """Size in bytes."""
     sha256: str | None
-    """SHA-256 of the content. None if it is not known before the file is read."""
+    """SHA-256 of the content. None if the hash is not known before the file is read."""
 
 
 class PlannedDay(NamedTuple):
@@ -370,7 +370,7 @@ class Lake:
         trained_files = tuple(paths[file] for file in files.files if file not in late_files)
         late_chunks = [
             # Rows without a time, or of another day, are reported once. If the day is part of the
-            # window, the first chunk of the window's rows reports them.
+            # window, the first chunk of the window's rows reports these rows.
             chunk._replace(
                 reports_strays=chunk.reports_strays and span.is_empty, trained_files=trained_files
             )
@@ -438,7 +438,7 @@ class Lake:
         return found
 
     def _count(self, file: ObjectInfo, span: TimeSpan) -> int | None:
-        """Return the number of rows of a file within `span`, or None if it is not readable."""
+        """Return the number of a file's rows within `span`, or None if the file is not readable."""
         try:
             return _count_rows(self.files.paths([file])[0], span)
         except ContractError as error:

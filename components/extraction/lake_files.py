@@ -4,9 +4,9 @@ A lake in a folder is read in place. Objects of a bucket are downloaded when the
 is listed once, and a run reads only the listed files. Files that an uploader or a back-fill adds
 later belong to a later run. Objects of a bucket are downloaded into a cache, at the generations in
 the listing, so that no object is downloaded twice. If an object was replaced or removed since the
-listing, the run fails with a temporary error. Names, bytes and order of the copies are those of the
-bucket. Therefore a window has the same rows and the same digest as with a copy of the lake in a
-folder.
+listing, the run fails with a temporary error. Copies have the same names, bytes and order as the
+objects of the bucket. Therefore a window has the same rows and the same digest as with a copy of
+the lake in a folder.
 
 In the cache, `objects/<generation>/<name>` is complete and never changes. A name with the suffix
 `.part` is an unfinished download, which the next run continues. Only one run at a time uses the
@@ -287,10 +287,11 @@ def files_of_day(objects: Objects, day: date, names: Mapping[str, ObjectInfo]) -
     Args:
         objects: Objects of the lake.
         day: The day.
-        names: Objects in the day's folder, by name within it.
+        names: Objects in the day's folder, by name within the folder.
 
     Raises:
-        ContractError: a marker is corrupt, or a file that it names is absent or of another size.
+        ContractError: a marker is corrupt, or a file named in a marker is absent or has another
+            size.
     """
     own = [each for name, each in sorted(names.items()) if is_own_file(name)]
     version = newest_complete(names)
@@ -335,8 +336,8 @@ def replace_file(objects: Objects, file: ObjectInfo, content: Path, *, num_gone:
     Readers see either the old or the new file. A file of a complete version gets another name, and
     one write of the version's marker switches to the new name. If the marker does not name the
     file, the file is removed, because nobody reads it. Any other file keeps its name, so that later
-    runs recognize it as seen. Before this file is replaced, its new size is added to the markers of
-    the versions that replace it.
+    runs recognize it as seen. Before the file is replaced, its new size is added to the markers of
+    the versions that replace the file.
 
     Raises:
         Changed: another writer came first.
@@ -402,7 +403,7 @@ class DownloadCache:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the cache for this run, and wait for another run that uses it."""
+        """Wait until no other run uses the cache, and lock the cache for this run."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with open(self.folder / "lock", "w") as lock:
             try:

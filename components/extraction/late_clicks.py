@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 _SCHEMA = arrow_schema(OUTCOME_TYPES)
 _COUNTS_FROM = "counts_from"
 """Name of a column. A click counts for a row if the row's event time is at least this value. The
-value is the click's time minus the attribution window. Its unit is microseconds since the epoch, as
+value is the click's time minus the attribution window. The unit is microseconds since the epoch, as
 float64, which is exact to the year 2255."""
 _NO_CLICKS = (
     _SCHEMA.empty_table().select(KEY).append_column(_COUNTS_FROM, pa.array([], pa.float64()))

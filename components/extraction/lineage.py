@@ -32,7 +32,8 @@ class ModelLineage:
     """A model and its ancestors."""
 
     models: list[Model]
-    """The model, its parent, the parent's parent and so on, as far as the registry has them."""
+    """The model, its parent, the parent's parent and so on, as far as the registry has these
+    models."""
     is_live: bool
     lost: str | None
     """Id of the first ancestor that is no longer in the registry. None if the registry has all

@@ -44,8 +44,9 @@ _HELD_OUT_SHARE = 1 / 8
 windows, so an eighth of the old rows suffices for a holdout as large as the window's own."""
 _MAX_HELD_OUT_ROWS = 100_000
 """Maximum number of held-out rows. With 3 % clicks, this number gives an AUC with a standard error
-of 0.005, and a paired difference with a smaller one. Sixteen rows are read for each held-out row.
-Without this limit, a run with a long window would read more old rows than new rows."""
+of 0.005, and a paired difference with a smaller standard error. Sixteen rows are read for each
+held-out row. Without this limit, a run with a long window would read more old rows than new rows.
+"""
 _READ_PER_DRAWN = 2
 """Oversampling factor, to make up for malformed rows."""
 _MIN_CHUNKS = 32

@@ -56,10 +56,10 @@ class RowCounts:
     copies: Copies
     """Number of dropped copies. The last copy of each row is kept."""
     known: int
-    """Rows that were left out because the lake has them already."""
+    """Rows that were left out because the lake already has the rows."""
     repeated: int
     """Number of kept events that equal an earlier event except for the label. These events have no
-    id of their own."""
+    own id."""
 
 
 class Known(NamedTuple):

@@ -49,8 +49,8 @@ def resolve_window(
             the window starts with the first row.
         attribution: Microseconds after which a row's label is final.
         newest: Function that returns the time of the newest row, microseconds since the epoch, or
-            None. The function is called only if the window depends on its result, because it may
-            download a file.
+            None. The function is called only if the window depends on the result, because the call
+            may download a file.
 
     Raises:
         ContractError: a time is not ISO 8601, or the window is empty.

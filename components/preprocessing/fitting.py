@@ -37,7 +37,7 @@ def statistics_of_all(
     Args:
         shares: Partitions of each task, at least one task.
         unscaled: Result of `engines.EncodingEngine.unscaler` for the numeric columns to fit. None
-            if there are no such columns.
+            if there are no numeric columns to fit.
         workers: Processes that share the tasks.
         scratch: Temporary folder, which this function creates and removes. Workers exchange counts
             of millions of categories through files in this folder.

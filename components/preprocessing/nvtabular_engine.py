@@ -56,7 +56,7 @@ class DistinctCategorify(ops.Categorify):  # type: ignore[misc]
     """Variant of Categorify that looks up each distinct value of a column once.
 
     The operator also accepts a partition in which a column has no value at all. NVTabular 23.8
-    raises an error for such a partition.
+    raises an error for a partition without values.
     """
 
     def __init__(self, vocabularies: dict[str, str], features: Features, *, folder: Path) -> None:

@@ -5,7 +5,7 @@ files with `evergreen.contracts.workflow`, because the served graph is built fro
 alone.
 
 This module also does negative downsampling. Only a share of the training rows without a click is
-kept. This also applies to replayed rows. The choice is the same in every try. Extraction does not
+kept. Replayed rows are downsampled too. The choice is the same in every try. Extraction does not
 downsample. Validation and the monitor's reference therefore see all rows, and windows of runs with
 different rates stay comparable. Categories are counted after downsampling. Held-out rows are never
 downsampled. `components.training.start` corrects the model's bias for the share of kept rows.
@@ -64,8 +64,8 @@ _REPLAY, _REPLAY_HOLDOUT = "replay", "replay_holdout"
 """Parts of the dataset with rehearsed old rows. Old rows are encoded with this run's workflow, but
 the workflow is not fitted on these rows."""
 _SCRATCH = ".scratch"
-"""Temporary folder. At first, the folder contains counts of parts of the rows. Afterwards, it
-contains files of the engine."""
+"""Temporary folder. At first, the folder contains counts of parts of the rows. Afterwards, the
+folder contains files of the engine."""
 _DOWNSAMPLED = ".downsampled"
 """Temporary folder for the training rows that `negative_rate` keeps."""
 

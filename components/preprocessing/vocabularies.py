@@ -37,7 +37,7 @@ class Column:
     vocabulary: NDArray[np.int64]
     """See `FeatureWorkflow.vocabularies`."""
     last_seen: NDArray[np.int64]
-    """Time at which each id's category was last seen. This is the time of the newest row in the
+    """Time at which each id's category was last seen. The time is that of the newest row in the
     last window that had the category. The time of a tombstone is 0."""
     candidates: Candidates
 
@@ -70,7 +70,7 @@ def next_column(
         parent: The parent's column.
         seen: Distinct categories of this run's training rows, in any order.
         counts: Number of rows of each category in `seen`.
-        now: Time of the window's newest row. This time becomes the `last_seen` of all categories in
+        now: Time of the window's newest row. The time becomes the `last_seen` of all categories in
             the window.
         rules: Settings for the admission of categories.
 
@@ -92,7 +92,7 @@ def next_column(
 
     counted = _add_counts(parent.candidates, seen[~is_live], counts[~is_live], now=now)
     # If the threshold was lowered, the counts of earlier runs alone may suffice. A category without
-    # a row in this run could not be trained, so it is not admitted.
+    # a row in this run could not be trained, so the category is not admitted.
     is_here = np.isin(counted.categories, seen[~is_live], assume_unique=True)
     enters = is_here & (counted.sightings >= rules.frequency_threshold)
     new = counted.categories[enters][np.argsort(-counted.sightings[enters], kind="stable")]

@@ -57,7 +57,7 @@ class Position:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrialEvaluation:
-    """Evaluation of a trial's network on rows that it has not been trained on yet."""
+    """Evaluation of a trial's network on rows that the trial has not yet used for training."""
 
     scores: Mapping[str, float | None]
     """`auc` and `log_loss`, or None where undefined."""

@@ -52,8 +52,8 @@ def device_memory_reported(
 def free_memory() -> str:
     """Return the free and the total memory of each GPU, as nvidia-smi reports them.
 
-    Returns "unknown" if there is no nvidia-smi, or if it does not report the memory. nvidia-smi
-    does not report the memory of a MIG slice.
+    Returns "unknown" if there is no nvidia-smi, or if nvidia-smi does not report the memory. For a
+    MIG slice, nvidia-smi does not report the memory.
     """
     if (program := shutil.which("nvidia-smi")) is None:
         return "unknown"

@@ -96,16 +96,16 @@ class FitResult:
     """Folder of the final weights (`evergreen.networks.files`). The model's probabilities are
     correct for all rows, even if the training rows were downsampled."""
     optimizer_step: int
-    """Optimizer steps taken, including those of earlier runs."""
+    """Number of optimizer steps, including steps of earlier runs."""
     progressive: Mapping[str, float | None]
     """`auc` and `log_loss` of a tenth of the rows, scored just before training on them. In an
     incremental run, the scored tenth consists of the newest rows. If the training set is
-    downsampled, these rows are downsampled too. The click rate of these rows then differs from that
-    of the held-out rows, and the two log losses are not comparable."""
+    downsampled, these rows are downsampled too. These rows then have another click rate than the
+    held-out rows, and the two log losses are not comparable."""
     learning_rate: float
     """The learning rate that was chosen."""
     rows_per_second: float | None
-    """Training rows per second in this process, or None if it trained on no rows."""
+    """Training rows per second in this process, or None if the process trained on no rows."""
     served_shift: float
     """See `Model.served_shift`."""
 

@@ -8,7 +8,7 @@ forwards SIGUSR1, but kills its processes less than a second after SIGTERM.
 On Kubeflow, a retry does not depend on the exit code, because Argo retries after every failure. On
 Kubeflow, the save may also be cut short. KFP's launcher is the parent process of the step.
 According to its source, the launcher does not handle SIGTERM, so the container ends with the
-launcher. A retry after such an end continues from the last save of `checkpoint_minutes`.
+launcher. After a container has ended, a retry continues from the last save of `checkpoint_minutes`.
 """
 
 import signal

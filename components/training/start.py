@@ -83,9 +83,9 @@ def write_initial(
     """Write fresh weights into `folder`, without optimizer state.
 
     Equal seeds give equal weights. The dense parameters are the network's initial parameters. The
-    bias is the log-odds of the click rate, because with small data sets training would need
-    hundreds of steps to find it. The vectors of a slot are drawn from U(+-f/sqrt(slot size)), where
-    f is the network's `fresh_vectors`.
+    bias is the log-odds of the click rate. With small data sets, training would need hundreds of
+    steps to find this bias. The vectors of a slot are drawn from U(+-f/sqrt(slot size)), where f is
+    the network's `fresh_vectors`.
 
     Args:
         folder: Folder to write.
@@ -205,8 +205,8 @@ def grow(
     because the new category has no history. The row and the moments of a tombstone are zero.
 
     Columns are matched by name. New columns do not change the logits, except for rounding, because
-    their dense parameters and moments are zero. The vectors of new columns are those of a fresh
-    model, or zero (`NetworkConfig.takes_new_vectors_at_zero`). Parameters of removed columns are
+    their dense parameters and moments are zero. New columns have the vectors of a fresh model, or
+    vectors of zero (`NetworkConfig.takes_new_vectors_at_zero`). Parameters of removed columns are
     dropped.
 
     Args:

@@ -1,9 +1,9 @@
 """Run the training step: fit a network and publish a model to the registry.
 
 A model is published completely or not at all. If the work folder and the registry are on the same
-disk, the model's weights are moved and not copied. Then a large table is written only once. The
-network's ONNX graph is exported with the weights, so that deployment does not need torch. The
-evaluation step decides whether the model is good enough.
+disk, the model's weights are moved and not copied. In this case, a large table is written only
+once. The network's ONNX graph is exported with the weights, so that deployment does not need torch.
+The evaluation step decides whether the model is good enough.
 """
 
 import hashlib
@@ -317,8 +317,8 @@ def _begin(folder: Path, fingerprint: str, clock: Callable[[], datetime]) -> dat
         if attempt["fingerprint"] == fingerprint:
             return datetime.fromisoformat(attempt["created_at"])
         logger.info("the earlier try of this run had other inputs: starting from scratch")
-        # The attempt file is removed first. Otherwise a later try with the old inputs would use the
-        # remaining files if their removal were interrupted.
+        # The attempt file is removed first. Otherwise an interrupted removal would leave files that
+        # a later try with the old inputs would use.
         path.unlink()
     if folder.exists():
         shutil.rmtree(folder)  # otherwise this try would continue from files of another try

@@ -3,8 +3,8 @@
 The job's workers run this same step on the same shared volume. `pipelines.placement` sets image,
 nodes and command, and the engine coordinates the processes. The job of a step has a fixed name, so
 a retried step finds the job of its earlier try. A retried step continues to follow a running job,
-and it replaces a failed job. The runtime of `k8s/components/kubeflow-trainer` restarts lost
-workers, which continue from the last save of the fit.
+and replaces a failed job. The runtime of `k8s/components/kubeflow-trainer` restarts lost workers,
+which continue from the last save of the fit.
 
 This module uses the Kubernetes client, because Kubeflow's SDK (0.5) can only send Python functions.
 """
@@ -225,8 +225,8 @@ def train_elsewhere(
 def job_name(run: str) -> str:
     """Return the name of a run's TrainJob.
 
-    If Kubernetes allows the run's name, it is the name of the job. Otherwise the job's name
-    consists of the allowed characters of the run's name and a hash.
+    If Kubernetes allows the run's name, the job has the same name. If Kubernetes does not allow the
+    run's name, the job's name consists of the allowed characters of the run's name and a hash.
 
     >>> job_name("evergreen-retraining-x7k2p"), job_name("Run 7")
     ('evergreen-retraining-x7k2p', 'run-7-94d812ac')
@@ -264,7 +264,7 @@ def _ensure(
 ) -> None:
     """Create the job, unless a job of an earlier try runs or has succeeded.
 
-    If a job has failed or has another spec, it is deleted first. The function waits until the
+    A job that has failed or has another spec is deleted first. The function waits until the
     deletion is complete.
     """
     job = build_job(name, spec)

@@ -2,8 +2,9 @@
 
 The batches, TFDV's options and the row counter come from `tfdv_statistics`. Beam's options name the
 runner that processes the batches. The job returns its results through files in `--temp_location`.
-If that location is a bucket, the input files are copied into it, because a runner's machines cannot
-read this machine's disk. If that location is a folder, the machines read the input files directly.
+If the location is a bucket, the input files are copied into the bucket, because a runner's machines
+cannot read this machine's disk. If that location is a folder, the machines read the input files
+directly.
 """
 
 import contextlib

@@ -311,10 +311,11 @@ def _empty_column(
 
 
 def observe_click_rate(label: LabelShift | None, rules: ValidationSettings) -> Observations:
-    """Yield an observation if the click rate differs from that of the earlier windows.
+    """Yield an observation if the click rate differs from the click rate of the earlier windows.
 
-    The click rate must differ from that of the merged windows and from that of the newest window.
-    Both differences must exceed the factor, and must be statistically significant.
+    The click rate must differ from the click rate of the merged windows and from the click rate of
+    the newest window. Both differences must exceed the factor, and must be statistically
+    significant.
     """
     if label is None:
         return

@@ -1,9 +1,9 @@
 """Measure a run's rows: statistics, anomalies, drift, click rate and skew.
 
 The rows are compared with all windows of the champion's lineage, merged into one
-(`evergreen.statistics.comparison`). A change is not reported if the champion was already trained on
-it. A champion counts as trained on a change under two conditions: its newest window is large enough
-to show the change, and these rows do not differ from that window.
+(`evergreen.statistics.comparison`). If the champion was already trained on a change, the change is
+not reported. A champion counts as trained on a change under two conditions: its newest window is
+large enough to show the change, and these rows do not differ from that window.
 
 A model's folder contains the profiles of two windows (`manifests.Model.WINDOWS`): the newest
 window, and all older windows merged into one. Each profile has at most 2 MB.

@@ -7,7 +7,7 @@ values are always allowed.
 Quarantined rows are stored in the model registry, because the step's folder is removed with the
 work folder. Each run that quarantined rows has a folder `<store>/quarantine/runs/<run>` with
 `quarantine.json` and `rows/*.parquet` (raw columns and `quarantine_reason`). Only `cli.forget`
-removes quarantined rows, namely those of a forgotten user. The number of rows in `quarantine.json`
+removes quarantined rows: the rows of a forgotten user. The number of rows in `quarantine.json`
 still includes the removed rows. The lake does not change, so it still contains the quarantined
 rows.
 """

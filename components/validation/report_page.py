@@ -72,8 +72,8 @@ def _state(document: Entry) -> Banner:
 def _checks(document: Entry) -> list[PageBlock]:
     """Return a table of the worst checks, and a collapsed table of the other checks.
 
-    The first table has checks that failed or have a value. If there are no such checks, the table
-    has the worst of all checks.
+    The first table has checks that failed or have a value. If there are no such checks, the first
+    table has the worst of all checks.
     """
     names = [each.name for each in fields(RuleCheck)]
     checks = [RuleCheck(**{name: check[name] for name in names}) for check in document["checks"]]

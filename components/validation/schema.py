@@ -184,10 +184,10 @@ def _set_bounds(feature: Any, observed: ColumnStatistics, factor: float) -> None
 def possible_shares(share: float, rows: int) -> tuple[float, float]:
     """Return the lowest and highest true share that are consistent with an observed share.
 
-    The result is the exact interval of Clopper and Pearson. The confidence level equals that of a
-    normal distribution within `_STANDARD_ERRORS` standard errors. Only `rows / _ALIKE_ROWS` rows
-    count as independent. A column of the context is missing either in all rows of a request or in
-    none.
+    The result is the exact interval of Clopper and Pearson. The confidence level is the probability
+    that a normal variable is within `_STANDARD_ERRORS` standard errors. Only `rows / _ALIKE_ROWS`
+    rows count as independent. A column of the context is missing either in all rows of a request or
+    in none.
 
     >>> low, high = possible_shares(0.5, 64_000)
     >>> round(low, 3), round(high, 3)
@@ -225,7 +225,8 @@ def propose_schema(schema: Any, statistics: TableStatistics, raw: RawDataset) ->
             or not seen.num_values
             or feature.name in (raw_rows.LABEL, *raw.excluded_columns)
         ):
-            # TFDV would mark a column without values as deprecated and no longer check it.
+            # TFDV would mark a column without values as deprecated and would no longer check the
+            # column.
             feature.CopyFrom(old)
         if seen is not None and feature.name in checked:
             share = seen.num_values / seen.num_rows

@@ -9,8 +9,8 @@ names every changed feature, so that no rule changes unnoticed.
 
 Accepted versions are stored as `<store>/schemas/<n>.pbtxt`, numbered from 1.
 `<store>/schemas/journal.jsonl` records who accepted which version and why. A version is valid once
-the journal has a line for it. A schema file without a journal entry is left by a killed command,
-and the next accepted version overwrites it.
+the journal has a line for the version. A killed command may leave a schema file without a journal
+entry. The next accepted version overwrites this file.
 """
 
 import argparse

@@ -224,9 +224,9 @@ def read_served(
     A batch has the columns of `schema`.
 
     A file is ignored if a column of `words` contains text, because such rows were ingested by
-    people and not served. A file is also ignored if it is corrupt, lacks a column or has a column
-    of another type. The reason for an ignored file is added to `unread`. The comparison continues
-    with the other files.
+    people and not served. A corrupt file is also ignored, and so is a file without one of the
+    columns or with a column of another type. The reason for an ignored file is added to `unread`.
+    The comparison continues with the other files.
     """
     for archived in archived_files(archive, days=span.days()):
         try:

@@ -57,8 +57,8 @@ logger = logging.getLogger(__name__)
 
 _IMAGE = "evergreen-training-hugectr (components/training/Dockerfile.hugectr)"
 _SEGMENT_STAGES = 8
-"""Stages in one call of `learn`. Writing a stage overlaps with training on the previous one. Before
-scoring, the whole table is saved, so a call of `learn` should be long."""
+"""Stages in one call of `learn`. A stage is written while HugeCTR trains on the previous stage.
+Before scoring, the whole table is saved, so a call of `learn` should be long."""
 _MAX_MESSAGE_BYTES = (1 << 31) - 1
 """Maximum length of a message of MPI, whose lengths are 32-bit integers. HugeCTR sends the values
 of one Adam moment on a node as a single message."""
@@ -107,7 +107,7 @@ class HugectrEngine:
                 this machine.
             scratch: Folder for weights and staged rows. The folder needs four times the disk space
                 of the model with its state. Three stages need another 264 bytes for each of their
-                rows. None for a new temporary folder. Several nodes need a folder that all of them
+                rows. None for a new temporary folder. Several nodes need a folder that all nodes
                 see.
 
         Raises:

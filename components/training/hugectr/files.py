@@ -1,7 +1,7 @@
 """Convert models between HugeCTR's files and the registry's layout (`evergreen.networks.files`).
 
-The layout is that of HugeCTR 24.06's `save_params_to_files("<folder>/dcn", 0)`: little endian,
-without headers, and float32 unless stated otherwise.
+The layout is the layout of HugeCTR 24.06's `save_params_to_files("<folder>/dcn", 0)`: little
+endian, without headers, and float32 unless stated otherwise.
 
 - `dcn_dense_0.model` has all dense parameters in the order of the layers, with InnerProduct weights
   as [in, out]. A DCN v2 may have additional inputs of 0 (`layers.padded`), whose weights are 0.

@@ -3,7 +3,7 @@
 Each embedding outputs the vectors of its slots. The network's input x0 has all vectors in the order
 of the columns. Two layers use x0. HugeCTR would insert a Slice layer for this by itself, as in
 NVIDIA's DCN sample. The Slice is listed here explicitly, so that this module names all tensors. The
-module `hugectr` is an argument, so that this module can be imported without it.
+module `hugectr` is an argument, so that this file can be imported without HugeCTR.
 """
 
 from collections.abc import Iterator, Sequence

@@ -13,9 +13,9 @@ sqrt(1 - b2^t) before it adds its epsilon. torch's Adam gives the same result if
 t is eps / sqrt(1 - b2^t). Table rows that a batch does not touch keep their weights and moments, as
 with HugeCTR's `Update_t.Local` and torch.optim.SparseAdam.
 
-The suffixes of tensor shapes are those of `evergreen.networks.network`, plus P, L and U. P is the
-number of places of a table (`evergreen.networks.files.Table`), L is the number of look-ups of a
-batch in the table, and U is the number of distinct rows among them.
+The suffixes of tensor shapes are the suffixes of `evergreen.networks.network`, and P, L and U. P is
+the number of places of a table (`evergreen.networks.files.Table`). L is the number of look-ups of a
+batch in the table. U is the number of distinct rows among the look-ups.
 """
 
 import logging

@@ -205,7 +205,7 @@ class _Worker:
     def save(self, stored: StoredModel | None = None) -> None:
         """Send this worker's shards to the leader in chunks.
 
-        The leader passes `stored` and writes the shards and the dense parameters into it.
+        The leader passes `stored`, and writes the shards and the dense parameters into this model.
         """
         if stored:
             self._dense.save(stored)
@@ -540,7 +540,7 @@ class TorchrecEngine:
         Args:
             name: Name of the method of `_Worker`.
             *arguments: Arguments of the call.
-            own: Arguments for the leader if they differ from those of the other workers.
+            own: Arguments for the leader, if they differ from the arguments of the other workers.
         """
         with _lost_workers_reported():
             _broadcast((self._number, name, arguments))
