@@ -60,8 +60,8 @@ _LARGEST = 2.0
 class ShownRows(NamedTuple):
     """Rows of randomized rankings.
 
-    Every array is [n]. One list follows the other, and the rows of a list are in the order in which
-    they were shown.
+    Every array has the shape [n]. One list follows the other, and the rows of a list are in the
+    order in which they were shown.
     """
 
     lists: NDArray[np.int64]
@@ -138,8 +138,8 @@ def reordering_gain(rows: ShownRows) -> ReorderingGain | None:
 def deviation_bound(sums: NDArray[np.float64]) -> float:
     """Return a bound on the distance between the sum of the terms and its expectation.
 
-    The bound holds for all n simultaneously, with a probability of at least 1 - `_ALPHA`. The terms
-    [n] are in [-2, 2].
+    The bound holds for all n simultaneously, with a probability of at least 1 - `_ALPHA`. Each term
+    is in [-2, 2].
     """
     variance = float(np.square(sums / _LARGEST).sum())
     price = math.log(2 * len(_LAMBDAS) / _ALPHA)
@@ -165,7 +165,7 @@ def _calibration_before(
 class _ExploredPairs(NamedTuple):
     """Pairs of neighbours.
 
-    Every array is [pairs]. The lists of the pairs are complete and follow the rule.
+    Every array has the shape [pairs]. The lists of the pairs are complete and follow the rule.
     """
 
     upper: NDArray[np.int64]

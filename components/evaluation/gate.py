@@ -89,7 +89,7 @@ class Estimates(NamedTuple):
     candidate: AucEstimate | None
     champion: AucEstimate | None
     difference: AucDifference | None
-    """Candidate minus champion."""
+    """Candidate's AUC minus champion's AUC."""
 
 
 def _estimate(
@@ -393,8 +393,8 @@ def cut_slices(
     Args:
         scored: The rows.
         is_first_round: Whether the model has no parent. In a model without a parent, every category
-            is new, so there is no slice of new categories. None = it is not known which categories
-            are new.
+            is new, so there is no slice of new categories. None means that the new categories are
+            unknown.
         shown: Names of the categories. Columns whose values are hidden are not sliced.
     """
     slices = {"all rows": np.ones(len(scored.labels), dtype=bool)}
@@ -484,7 +484,7 @@ def _by_newness(
 def _by_value(
     column: str, values: NDArray[np.int64], shown: ShownValues
 ) -> Iterator[tuple[str, NDArray[np.bool_]]]:
-    """Yield the name and the mask [n] of each slice of a column. The `values` are [n, slots].
+    """Yield the name and the mask [n] of each slice of a column. `values` has the shape [n, slots].
 
     A row belongs to the slice of each of its values, or to `missing` if it has no value.
     """

@@ -160,7 +160,7 @@ def remove_straddling(
 
     Args:
         folder: Folder of the split rows.
-        split: Numbers of the split rows.
+        split: Numbers of rows on both sides of the split.
         trained: Folders of training rows.
         window: Window of the rows, for messages.
         workers: Workers that read the files.

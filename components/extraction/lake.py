@@ -68,8 +68,8 @@ class LakeChunk(NamedTuple):
     """Whether rows without a time and rows of another day are reported
     (`RawParquet.with_strays`)."""
     trained_files: tuple[Path, ...] = ()
-    """Files of the day that earlier runs of the lineage used for training. If a row of `files` has
-    a copy in these files, the row is left out. Empty unless the chunk has late rows."""
+    """Files of the day on which earlier runs of the lineage were trained. If a row of `files` has a
+    copy in these files, the row is left out. Empty unless the chunk has late rows."""
 
 
 class PlannedFile(NamedTuple):

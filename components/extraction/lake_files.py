@@ -575,7 +575,7 @@ class LakeFiles:
 
     @property
     def unfit_rows(self) -> list[QuarantinedFile]:
-        """Unfit files of rows."""
+        """Unfit files that contain rows."""
         return [each for each in self.unfit.values() if not each.file.startswith(f"{_OUTCOMES}/")]
 
     def own_files(self, day: date) -> dict[str, ObjectInfo]:

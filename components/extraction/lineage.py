@@ -45,7 +45,7 @@ class ModelLineage:
         """Return the lineage as a JSON document.
 
         Args:
-            day: The only day to report. None = all.
+            day: The only day to report. None means all days.
             versions: Newest version of each day in the lake. None if no lake was named.
 
         Returns:
@@ -95,7 +95,7 @@ def find_lineages(store: Path, *, model: str | None = None) -> list[ModelLineage
 
     Args:
         store: Folder of the model registry.
-        model: Id of the only model, or `current`. None = all.
+        model: Id of the only model, or `current`. None means all models.
 
     Raises:
         ContractError: there is no such model, no version is live, or a manifest is corrupt.

@@ -240,8 +240,8 @@ def seen_files(parent: Model | None, late_days: int, *, start: str = "") -> Seen
         parent: Model that the run continues.
         late_days: Number of days before the watermark's day that are searched for late rows. With
             0, no day before the watermark's day is searched.
-        start: Requested start of the window. If `start` is given, no row is late. Empty = after the
-            watermark.
+        start: Requested start of the window. If `start` is given, no row is late. If it is empty,
+            the window starts after the watermark.
 
     Raises:
         ContractError: the model's manifest contains an invalid time or day.

@@ -287,7 +287,7 @@ class Events:
         )
 
     def days(self) -> list[int]:
-        """Return the days that have events, counted since 1970.
+        """Return the days that have events, as numbers of days since 1970.
 
         The list is empty if the events have no times.
         """

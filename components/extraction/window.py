@@ -1,4 +1,4 @@
-"""The rows on which a run trains: the window, the watermark, and immature rows.
+"""Rules for the rows of a run: the window, the watermark, and immature rows.
 
 This module defines which rows belong to a run and reads no rows. `components.extraction.lake` lists
 the files, and `components.extraction.holdout` selects the holdout.
@@ -42,8 +42,9 @@ def resolve_window(
     reads the same rows.
 
     Args:
-        start: ISO 8601, inclusive. Empty = after the parent's last training row.
-        end: ISO 8601, exclusive. Empty = to the last row.
+        start: ISO 8601, inclusive. If it is empty, the window starts after the parent's last
+            training row.
+        end: ISO 8601, exclusive. If it is empty, the window ends with the last row.
         parent: Model that the run continues. Used only if `start` is empty.
         full_days: Length of the window in days if there is neither a start nor a parent. With 0,
             the window starts with the first row.
@@ -100,7 +101,7 @@ class Baselines:
     def watermark(self) -> int | None:
         """Return the time of the models' newest training row, in microseconds since the epoch.
 
-        Returns None without models.
+        Returns None if there are no models.
         """
         return max(map(watermark, self.models), default=None)
 

@@ -80,7 +80,7 @@ class ParentWorkflow:
     model: Model
     features: FeatureWorkflow
     columns: dict[str, Column]
-    """Columns by slot."""
+    """Column of each slot, by slot."""
 
     @property
     def scaling(self) -> dict[str, tuple[float, float]]:

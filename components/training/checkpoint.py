@@ -63,8 +63,8 @@ class TrialEvaluation:
     """`auc` and `log_loss`, or None where undefined."""
     row_losses: NDArray[np.float64]
     """Log loss of each row, after the correction of the bias at the end of a fit. The loss of a
-    weighted row is multiplied by its weight. All trials use the same rows. Empty if the trial
-    diverged."""
+    weighted row is multiplied by its weight. All trials use the same rows. The array is empty if
+    the trial diverged."""
 
 
 DIVERGED = TrialEvaluation(scores={"auc": None, "log_loss": None}, row_losses=np.empty(0))

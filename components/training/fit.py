@@ -6,9 +6,9 @@ run trains on its rows in time order, because the click behaviour can change wit
 
 An incremental run tries several constant learning rates, each from the parent's weights. A low rate
 preserves what the parent has learned, and a high rate follows a change. The last tenth of the rows
-is scored before it is used for training (progressive validation: Blum, Kalai and Langford 1999).
-The scores of the last tenth choose the rate, so no rows have to be held out. If a later rate scores
-worse, the trial of this rate ends early. `benchmarks.quality` has the measurements.
+is scored before these rows are used for training (progressive validation: Blum, Kalai and Langford
+1999). The scores of the last tenth choose the rate, so no rows have to be held out. If a later rate
+scores worse, the trial of this rate ends early. `benchmarks.quality` has the measurements.
 
 Rows may have sample weights. The weights are used in every step, in the choice of the rate and in
 the correction of the bias, but in no AUC. The engine restores the model's weights from folders and

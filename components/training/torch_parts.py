@@ -38,7 +38,7 @@ class Batch:
     dense: Tensor
     """Dense values, float32 [B, D]."""
     lookups: "tuple[Lookups, ...]"
-    """Look-ups in each table."""
+    """Look-ups of the batch in each table."""
     weights: Tensor | None = None
     """Share of each row in the batch's loss, float32 [B], or None if all are equal."""
 
@@ -78,7 +78,7 @@ class TablePlaces:
         Args:
             columns: Id columns of the table.
             offsets: For each place, the table row of id 0 (padding) in the place's slot, [P].
-            places: Places of the columns.
+            places: Categorical positions of the columns.
             device: Device of the batches.
         """
         spans = spans_of(places)

@@ -107,7 +107,7 @@ def check(measured: Measured, rules: ValidationSettings) -> list[RuleCheck]:
 
 
 def apply_rules(observed: Iterable[Observation], rules: ValidationSettings) -> list[RuleCheck]:
-    """Return one check per observation. Observations of rules that are off give no check."""
+    """Return one check per observation. If a rule is off, its observations give no check."""
     return [
         RuleCheck(
             name=f"{each.column}: {each.rule}",

@@ -195,10 +195,10 @@ def measure(
 
     Args:
         rows: The rows.
-        schema: The schema in force. None = the schema is inferred from the rows.
+        schema: The schema in force. None means that the schema is inferred from the rows.
         champion: The model to compare with, or None.
         settings: Thresholds of the measurements.
-        served: Archive of served rows, for the comparison. None = no comparison.
+        served: Archive of served rows, for the comparison. None means no comparison.
         summarize: Function that computes TFDV's statistics of files (`summarize_files`).
         shown: Names of the categories in reports.
 

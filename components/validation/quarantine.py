@@ -86,7 +86,7 @@ def screen_rows(
 
     Args:
         raw: Manifest of the rows.
-        schema: The schema in force. None = there is no schema yet.
+        schema: The schema in force. None means that there is no schema yet.
         action: Action of the rule. The action `quarantine` separates the rows outside the domain.
             Any other action only counts these rows.
         folder: The step's folder, which is not complete yet. Rows are written to the subfolders

@@ -67,7 +67,7 @@ def check_schema(
     """Check the statistics of training rows by the schema in force, or infer their schema.
 
     Args:
-        in_force: The schema in force. None = there is no schema yet.
+        in_force: The schema in force. None means that there is no schema yet.
         statistics: TFDV's statistics of the rows.
         raw: Manifest of the rows.
         range_factor: Factor by which numeric values may exceed the extremes of the first run.

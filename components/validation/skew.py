@@ -1,9 +1,9 @@
 """Train/serve skew: differences between training rows and the rows that were served.
 
 The training rows are compared with archived rows that were served in the same span of time. Rows
-with the same key (request_id, row) are compared value by value. A difference is therefore certain
-and not an estimate from distributions. Values are equal if they have the same bits, except for the
-sign of zero. Two missing values count as equal. If fewer than `_MIN_JOINED` rows join, nothing is
+with the same key (request_id, row) are compared value by value. Therefore a difference is certain,
+and no estimate from distributions. Values are equal if they have the same bits, except for the sign
+of zero. Two missing values count as equal. If fewer than `_MIN_JOINED` rows join, nothing is
 compared. Labels are never compared, because served rows have no labels yet.
 
 With more than `_SAMPLED_ROWS` training rows, only some requests are compared, chosen by a hash of

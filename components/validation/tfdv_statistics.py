@@ -60,7 +60,7 @@ class ColumnStatistics:
 
     @property
     def missing_share(self) -> float | None:
-        """Share of rows in which the column has no value. None without rows."""
+        """Share of rows in which the column has no value. None if there are no rows."""
         return self.num_missing / self.num_rows if self.num_rows else None
 
 
@@ -130,7 +130,7 @@ def read_part(
     Args:
         part: The row group.
         features: The recommender's features.
-        opened: The file as an open binary stream. None = the function opens `part.path`.
+        opened: The file as an open binary stream. None means that the function opens `part.path`.
 
     Raises:
         ContractError: The file is corrupt.

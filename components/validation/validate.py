@@ -59,7 +59,7 @@ class Inputs:
     """Windows of the model that the run continues. Without windows, the model is trained from
     scratch."""
     schema_path: Path | None = None
-    """Path of the schema in force. None = the schema is inferred from the rows."""
+    """Path of the schema in force. None means that the schema is inferred from the rows."""
     served: Objects | None = None
     """Served rows for the comparison with the training rows. None disables the comparison."""
     summarize: Callable[..., TableStatistics] = summarize_files

@@ -72,7 +72,7 @@ class _Running:
     reader: Any
     batch_size: int
     steps: int
-    """Steps of this model, from 0."""
+    """Number of steps of this model so far."""
     stage: Stage
     """Stage for which the model's readers were created."""
 

@@ -217,7 +217,7 @@ def _solver(hugectr: Any, blueprint: Blueprint) -> Any:
         seed=settings.seed,
         lr=settings.learning_rate,
         batchsize=blueprint.batch_size,
-        batchsize_eval=blueprint.batch_size,  # unused, but required
+        batchsize_eval=blueprint.batch_size,  # unused here, but HugeCTR requires it
         vvgpu=[list(range(blueprint.gpus_of_node))] * blueprint.num_nodes,
         repeat_dataset=False,
         enable_tf32_compute=settings.precision == "tf32",

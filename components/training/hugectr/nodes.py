@@ -1,11 +1,12 @@
 """Run HugeCTR on several nodes: MPI starts one process on each node, and all share every batch.
 
-The first process runs the step. HugeCTR's calls are collective. Therefore the other processes
-repeat each call of the first process on a model, in the same order. Each process reads every batch,
-and the GPUs of its node train on their share of the batch. The first process receives the sum of
-the losses, and all processes write into the files of an embedding. This description follows
-HugeCTR's sources. The processes were tested with Open MPI 5.0.11, and never with HugeCTR itself.
-The first process names the files, so all nodes must see the engine's scratch folder.
+The first process runs the step. HugeCTR's calls are collective: all processes must make the same
+calls. Therefore the other processes repeat each call of the first process, in the same order. Each
+process reads every batch, and the GPUs of its node train on their share of the batch. The first
+process receives the sum of the losses, and all processes write into the files of an embedding. This
+description follows HugeCTR's sources. The processes were tested with Open MPI 5.0.11, and never
+with HugeCTR itself. The first process names the files, so all nodes must see the engine's scratch
+folder.
 
 A process that fails ends all processes (`run_together`), because the others would wait for its next
 call for ever.
