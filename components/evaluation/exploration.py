@@ -138,8 +138,8 @@ def reordering_gain(rows: ShownRows) -> ReorderingGain | None:
 def deviation_bound(sums: NDArray[np.float64]) -> float:
     """Return a bound on the distance between the sum of the terms and its expectation.
 
-    The bound holds for all n simultaneously, with a probability of at least 1 - `_ALPHA`. Each term
-    is in [-2, 2].
+    The bound holds for all n simultaneously, with a probability of at least 1 - `_ALPHA`. Each of
+    the n terms is in [-2, 2].
     """
     variance = float(np.square(sums / _LARGEST).sum())
     price = math.log(2 * len(_LAMBDAS) / _ALPHA)

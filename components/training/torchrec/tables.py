@@ -6,9 +6,10 @@ tables, or some of their columns, to workers. Each step sends the ids to these w
 pooled vectors back once. The gradients are sent to the same workers.
 
 `AdamRows` computes the look-ups. `AdamRows` is a custom kernel of TorchRec. FBGEMM's fused Adam
-cannot be used for two reasons. It has no CPU build, and it adds epsilon after the bias correction.
-All engines here add epsilon before the bias correction. A step only updates rows that the batch
-looks up, like HugeCTR's `Update_t.Local`. The moments of a row are stored beside its vector.
+cannot be used for two reasons. This Adam has no CPU build, and it adds epsilon after the bias
+correction. All engines here add epsilon before the bias correction. A step only updates rows that
+the batch looks up, like HugeCTR's `Update_t.Local`. The moments of a row are stored beside its
+vector.
 """
 
 import os
