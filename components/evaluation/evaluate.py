@@ -72,7 +72,7 @@ def evaluate(
         raw: The rows.
         training_set: The same rows, encoded with the candidate's workflow.
         model: The candidate.
-        champion: The release to compare with. None skips the comparison with a champion, so that
+        champion: The release for the comparison. None skips the comparison with a champion, so that
             only the floor and the calibration are checked.
         champion_reference: How the run chose the champion. The verdict records this choice.
         settings: The limits.

@@ -16,10 +16,10 @@ check and the calibration check use sample weights, because both depend on the c
 does not depend on the click rate, so the AUC checks use no weights. Other modules of this package
 compute the scores.
 
-A candidate can be weak in a slice although it is good overall. Slices are all rows, rows by the age
-of their categories and items, hours of the day, positions in ranked lists, and frequent values of
-every column. A row of a list column belongs to the slice of each frequent element that it contains.
-Columns that identify a user are not sliced by value.
+A candidate can be weak in a slice although it is good overall. There are slices for all rows, for
+the age of categories and items, for hours of the day, for positions in ranked lists, and for
+frequent values of every column. A row of a list column belongs to the slice of each frequent
+element that it contains. Columns that identify a user are not sliced by value.
 """
 
 import math

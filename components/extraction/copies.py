@@ -59,7 +59,7 @@ class Copies:
         source: str,
         key: tuple[str, str] = (REQUEST_ID, ROW),
     ) -> None:
-        """Check that few rows share their key with a row that has other features.
+        """Check that few rows have the same key as a row with other features.
 
         Args:
             num_kept: Number of rows that were kept.

@@ -1,7 +1,7 @@
 """Copy a window's rows and late rows out of the lake.
 
-Several workers copy the rows. The division of the rows into tasks depends on the rows and not on
-the workers, so that the files do not depend on the workers either.
+Several workers copy the rows. The rows are divided into tasks independently of the workers, so that
+the files do not depend on the workers.
 """
 
 import logging

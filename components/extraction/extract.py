@@ -289,7 +289,8 @@ def _expect_rows(
     """Check that the rows suffice for training and for a holdout.
 
     Returns:
-        The number of the window's oldest rows that the parent or the champion was trained on.
+        The number of rows at the start of the window that were used to train the parent or the
+        champion.
 
     Raises:
         ContractError: too few rows were copied, or too few are newer than the training rows of
@@ -328,7 +329,7 @@ def _expect_rows(
 
 
 def _window_end_needed(lake: Lake, reader: RowReader, newest: int, *, attribution: int) -> str:
-    """Return a phrase that says which end of the window would leave enough rows, for messages.
+    """Return a phrase for messages: which end of the window would leave enough rows.
 
     Only rows after the time `newest` are counted.
     """

@@ -443,7 +443,7 @@ class DownloadCache:
         logger.info("fetched them")
 
     def prune(self) -> None:
-        """Remove the objects that this run did not use, and the folders that are then empty."""
+        """Remove the objects that this run did not use, and then the empty folders."""
         for path in sorted(
             self.objects_folder.rglob("*"), reverse=True
         ):  # a folder comes after its content

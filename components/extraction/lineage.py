@@ -1,4 +1,4 @@
-"""`evergreen data lineage`: list which version of which day each model was trained on.
+"""`evergreen data lineage`: list on which days and versions each model was trained.
 
 The command changes nothing. A model that continues a parent also depends on the parent's training
 rows. If a day is back-filled later, the replaced rows still affect every descendant, up to the next
@@ -91,7 +91,7 @@ class ModelLineage:
 
 
 def find_lineages(store: Path, *, model: str | None = None) -> list[ModelLineage]:
-    """Return the lineages of all models of the registry, oldest first, or of one model.
+    """Return the lineage of each model in the registry, oldest first, or of only one model.
 
     Args:
         store: Folder of the model registry.
@@ -198,7 +198,7 @@ COLUMNS = (
 
 
 def _rows(document: dict[str, Any]) -> Iterator[tuple[str | None, ...]]:
-    """Yield one table row for each day that a model was trained on."""
+    """Yield one table row for each day on whose rows a model was trained."""
     for seen in document["days"]:
         notes = ["replayed"] if seen["replay"] else []
         if seen.get("outdated"):

@@ -53,9 +53,9 @@ _MIN_CHUNKS = 32
 """Minimum number of chunks that are read, if so many chunks exist. 32 chunks are more than four
 chunks a day over a week, so that the sample of a day does not come from a single hour."""
 _FEW_CHUNKS = 8
-"""Minimum number of chunks for small samples, for which 32 chunks would give fewer than
-`_ROWS_OF_CHUNK` rows each. Reading a chunk takes 0.1 s on one core, even for a few rows. In a run
-of 1,000 rows, reading 32 chunks took a fifth of the run's time."""
+"""Minimum number of chunks for a small sample. With 32 chunks, each chunk would give fewer than
+`_ROWS_OF_CHUNK` rows. Reading a chunk takes 0.1 s on one core, even for a few rows. In a run of
+1,000 rows, reading 32 chunks took a fifth of the run's time."""
 _ROWS_OF_CHUNK = 25
 _INTERVAL_ROWS = BATCH_ROWS // 4
 """Minimum number of consecutive rows that are read from a chunk. This number of rows covers several

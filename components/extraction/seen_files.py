@@ -40,7 +40,7 @@ class LineageRecord(NamedTuple):
         """Return `RawDataset.files`. `newest` is the time of the newest training row."""
         days = days_up_to(newest, MAX_LATE_DAYS)
         found = {day: self.seen.get(day, {}) for day in days}
-        # The first day is always recorded. Later days that are absent had no files.
+        # The first day is always recorded. If a later day is absent, the day had no files.
         return {str(day): files for day, files in found.items() if files or day == days[0]}
 
     def unread_up_to(self, newest: int) -> dict[str, dict[str, str]]:

@@ -80,7 +80,7 @@ def resolve_window(
 
 @dataclass(frozen=True, kw_only=True)
 class Baselines:
-    """The stored models that a run's candidate is compared with.
+    """The stored models of a run: the parent and the champion.
 
     All steps of the run use the same models.
     """
@@ -142,7 +142,7 @@ def expect_past(baselines: Baselines, ahead_from: int) -> None:
     Otherwise the model's watermark would be later than the rows of the following runs.
 
     Args:
-        baselines: Models that the run continues and compares with.
+        baselines: The parent and the champion of the run.
         ahead_from: First time that is ahead of the clock, microseconds since the epoch.
 
     Raises:

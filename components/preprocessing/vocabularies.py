@@ -37,13 +37,13 @@ class Column:
     vocabulary: NDArray[np.int64]
     """See `FeatureWorkflow.vocabularies`."""
     last_seen: NDArray[np.int64]
-    """Time at which each id's category was last seen. The time is that of the newest row in the
-    last window that had the category. The time of a tombstone is 0."""
+    """Time at which each id's category was last seen. The value is the time of the newest row in
+    the last window with the category. The time of a tombstone is 0."""
     candidates: Candidates
 
 
 def unseen_column(vocabulary: NDArray[np.int64]) -> Column:
-    """Return a column without candidates, whose categories have not been seen."""
+    """Return a column with unseen categories and without candidates."""
     nothing = Candidates(
         **dict.fromkeys(("categories", "sightings", "last_seen"), np.zeros(0, np.int64))
     )

@@ -79,7 +79,7 @@ class Observation:
     """Lower end of the value's 95 % interval."""
     high: float | None = None
     limit: float | None = None
-    """Limit that the value is compared with."""
+    """Limit for the value."""
     bound: str = AT_MOST
     """How the value is compared with the limit, such as `at most`."""
     at_most: str | None = None
@@ -93,7 +93,7 @@ Observations = Iterator[Observation]
 def check(measured: Measured, rules: ValidationSettings) -> list[RuleCheck]:
     """Return the checks of all rules, the worst first.
 
-    A rule has no check if the rule is off or had no data to compare with.
+    A rule has no check if the rule is off or had no data for a comparison.
     """
     observed = (each for observe in _OBSERVERS for each in observe(measured, rules))
     checks = apply_rules(observed, rules)
@@ -130,7 +130,7 @@ def apply_rules(observed: Iterable[Observation], rules: ValidationSettings) -> l
 
 
 def _is_compared(rule: str, measured: Measured) -> bool:
-    """Return whether the rule had data to compare with."""
+    """Return whether the rule had data for a comparison."""
     is_drift = rule in ("drift", "new_categories")
     return not (
         is_drift

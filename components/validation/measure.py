@@ -52,7 +52,7 @@ class KeptWindows:
 
     @property
     def newest(self) -> TableProfile:
-        """Window of rows that the model itself was trained on."""
+        """Window on which the model itself was trained."""
         return self.windows[-1]
 
     def followed_by(self, window: TableProfile) -> "KeptWindows":
@@ -109,7 +109,7 @@ class Champion:
 
     folder: Path
     statistics: TableStatistics
-    """TFDV's statistics of the window that the champion itself was trained on."""
+    """TFDV's statistics of the window on which the champion itself was trained."""
     windows: KeptWindows
     """Profiles of all windows in the champion's lineage."""
 

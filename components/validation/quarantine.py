@@ -53,7 +53,7 @@ Reasons = dict[int, str]
 
 @dataclass(frozen=True, kw_only=True)
 class ScreenedRows:
-    """Rows to check and to train on."""
+    """Rows for the check and for training."""
 
     dataset: RawDataset
     """Manifest of the rows. If no row was quarantined, this is the manifest of the run's own

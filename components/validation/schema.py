@@ -174,7 +174,7 @@ def _set_bounds(feature: Any, observed: ColumnStatistics, factor: float) -> None
     domain, least, most = feature.float_domain, observed.least, observed.most
     if least is None or most is None:
         return
-    # Use 1 instead of an extreme of zero, because a multiple of zero is zero.
+    # An extreme of zero has no useful multiple, so 1 is used instead.
     domain.min = least - (factor - 1) * max(abs(least), 1.0)
     domain.max = most + (factor - 1) * max(abs(most), 1.0)
     if least >= 0 and observed.num_values >= _SIGNED_ROWS:

@@ -41,8 +41,7 @@ from evergreen.storage.uris import local_path, typed_folder
 TRAINING, SERVING = "TRAINING", "SERVING"
 _JOURNAL = "journal.jsonl"
 _SCHEMA_WIDE = "schema"
-"""Name for the parts of a schema that belong to no feature: environments, and value lists that
-features share."""
+"""Name for the parts of a schema that belong to no feature: environments and shared value lists."""
 
 
 def read_schema(path: Path) -> Any:

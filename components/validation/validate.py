@@ -54,7 +54,7 @@ class Inputs:
     """Folder of the registry for the rows that this run quarantines (`quarantine.rows_folder`)."""
     rules: ValidationSettings
     champion: Champion | None = None
-    """Model to compare with."""
+    """Model for the comparison."""
     parent_windows: KeptWindows = KeptWindows(())
     """Windows of the model that the run continues. Without windows, the model is trained from
     scratch."""

@@ -52,7 +52,7 @@ def padded(config: DcnConfig) -> DcnConfig:
 def dcn_layers(config: DcnConfig, embeddings: Sequence[Embedding]) -> list[Layer]:
     """Yield the dense layers from the embeddings to the loss, in the order of the dense file.
 
-    Without dropout there are no Dropout layers, because HugeCTR accepts only rates above 0.
+    Without dropout, there are no Dropout layers, because HugeCTR accepts only rates above 0.
 
     >>> from evergreen.networks.files import one_each
     >>> from components.training.hugectr.embeddings import embeddings_of

@@ -85,7 +85,7 @@ def staged(
         batch_size: Rows of a batch.
         num_files: Files of a stage, one for each GPU.
         stage_rows: Approximate rows of a stage.
-        folder: Folder to create the stages in.
+        folder: Parent folder of the stages.
         num_zeros: Number of dense columns to append. Appended columns contain zeros.
 
     Raises:

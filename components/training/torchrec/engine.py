@@ -84,7 +84,7 @@ class SharedEngine:
     settings: TrainingSettings
     places: Places
     sharding: tuple[str, ...]
-    """Sharding types that TorchRec's planner may choose from."""
+    """Sharding types that TorchRec's planner may use."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -511,7 +511,7 @@ class TorchrecEngine:
             settings: Settings of the fit.
             places: Slot of each categorical position, and the positions of each list. If None, each
                 slot is looked up once.
-            sharding: Sharding types that TorchRec's planner may choose from.
+            sharding: Sharding types that TorchRec's planner may use.
 
         Raises:
             PermanentError: FBGEMM was built for another device.

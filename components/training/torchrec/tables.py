@@ -87,7 +87,7 @@ def planner_of(
         topology: The workers.
         tables: The tables to shard.
         batch_size: Rows of a batch on each worker.
-        sharding: Sharding types to choose from.
+        sharding: Sharding types that TorchRec's planner may use.
     """
     kernels = [EmbeddingComputeKernel.FUSED.value]
     chosen = ParameterConstraints(
