@@ -3,10 +3,10 @@
 Two checks compare a 95 % interval with a limit. The floor check compares the candidate's AUC with a
 floor. The champion check compares the AUC difference between candidate and champion with the
 allowed degradation (non-inferiority). The intervals are computed by DeLong's method. Rows of one
-user count as dependent, or rows of one request if the user is unknown. An interval check passes if
-the whole interval is on the good side of the limit, and fails if the whole interval is on the bad
-side. If the limit is within the interval, the check is inconclusive. If the result is inconclusive,
-a canary can collect more evidence.
+user count as dependent. If the user is unknown, rows of one request count as dependent. An interval
+check passes if the whole interval is on the good side of the limit, and fails if the whole interval
+is on the bad side. If the limit is within the interval, the check is inconclusive. If the result is
+inconclusive, a canary can collect more evidence.
 
 Two other checks either pass or fail, and fail only on significant evidence. The slice check tests
 whether the log loss of a slice increases by more than the allowed degradation. The tests are

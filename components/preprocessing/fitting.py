@@ -166,9 +166,9 @@ def _boundaries(
 ) -> NDArray[np.float32]:
     """Return the quantiles i / `num_buckets` of a column.
 
-    Each quantile is a value of the column (NumPy's method `higher`), so it is exact in float32. A
-    quantile is dropped if it equals another quantile or the smallest value, so that no bucket is
-    empty.
+    Each quantile is a value of the column (NumPy's method `higher`), so the quantile is exact in
+    float32. A quantile is dropped if it equals another quantile or the smallest value, so that no
+    bucket is empty.
 
     Args:
         values: Distinct values of the column, ascending.

@@ -50,8 +50,8 @@ _SAMPLED_ROWS = 262_144
 """Approximate number of compared training rows. Each row takes 280 bytes per side with 39
 features."""
 _EQUAL_RATIOS = 0.9
-"""Minimum share of the ratios that must be close to their median. Otherwise the median is not
-reported as a factor."""
+"""Minimum share of the ratios that must be close to their median. If fewer ratios are close, the
+median is not reported as a factor."""
 
 
 class EventSpan(NamedTuple):

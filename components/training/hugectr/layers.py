@@ -244,7 +244,7 @@ def _reader(hugectr: Any, blueprint: Blueprint) -> Any:
 
 
 def _optimizer(hugectr: Any, settings: TrainingSettings) -> Any:
-    """Return an Adam optimizer that only updates the rows of the batch.
+    """Return an Adam optimizer that updates only the rows of the batch.
 
     HugeCTR's default would update every row of the table in every step.
     """

@@ -3,8 +3,8 @@
 One folder is written while HugeCTR reads the previous folder.
 
 HugeCTR reads files, not arrays. HugeCTR has one worker for each GPU. Each worker reads its own file
-and cuts it into batches. The workers take turns. Therefore each file has complete batches, and
-batch b is in file b modulo the number of files. The batches are then read in the given order.
+and cuts the file into batches. The workers take turns. Therefore each file has complete batches,
+and batch b is in file b modulo the number of files. The batches are then read in the given order.
 HugeCTR checks neither types nor ranges, but `rows` has already checked these rows. A slot has one
 column, which contains either one key or a list of keys for each row. The names of columns are
 numbers.
