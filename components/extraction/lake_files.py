@@ -171,7 +171,7 @@ def newest_complete(names: Iterable[str]) -> int:
 
 
 def is_own_file(name: str) -> bool:
-    """Return whether a name, relative to the day's folder, is a file of version 0.
+    """Return whether a name in the day's folder is a file of version 0.
 
     >>> [is_own_file(name) for name in ("a.parquet", "_half.parquet", "version=1/a.parquet")]
     [True, False, False]
@@ -180,7 +180,7 @@ def is_own_file(name: str) -> bool:
 
 
 def _has_place(name: str) -> bool:
-    """Return whether a lake may contain a file with this name, relative to the lake.
+    """Return whether a lake may contain a file with this relative name.
 
     Hidden files are allowed anywhere.
 

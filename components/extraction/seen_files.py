@@ -147,8 +147,9 @@ class SeenFiles:
 
         Args:
             files: Files of version 0 of each day, by name within the day's folder.
-            left_out: Names, relative to the lake, of files that do not count as seen.
-            unfit: Names, relative to the lake, of files that this run leaves out as unfit.
+            left_out: Names of files that do not count as seen. The names are relative to the lake.
+            unfit: Names of files that this run leaves out as unfit. The names are relative to the
+                lake.
             window: Window of the run.
         """
         continues = not self.starts_new_record

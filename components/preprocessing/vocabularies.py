@@ -1,9 +1,9 @@
 """Update the vocabulary of one column from run to run.
 
 A category is admitted when its count, summed over the runs, reaches the frequency threshold. A
-category is evicted if it has not occurred for a given time. Ids never move: an evicted category
-leaves a tombstone. A later run reuses the ids of tombstones before it appends new ids. The result
-depends only on the parent's column and the counts of this run, so a retry has the same result.
+category without a row for a given time is evicted. Ids never move: an evicted category leaves a
+tombstone. A later run reuses the ids of tombstones before it appends new ids. The result depends
+only on the parent's column and the counts of this run, so a retry has the same result.
 `window_statistics` counts the rows. The module `parent` defines the file from which the next run
 continues.
 """
@@ -122,7 +122,7 @@ def _add_counts(
 def _retained(
     counted: Candidates, is_out: NDArray[np.bool_], *, now: int, rules: PreprocessingSettings
 ) -> NDArray[np.int64]:
-    """Return the positions of the candidates to save for the next run, ascending."""
+    """Return the ascending positions of the candidates that are saved for the next run."""
     if rules.ttl:
         is_out = is_out & (now - counted.last_seen <= rules.ttl)
     places = np.flatnonzero(is_out)

@@ -156,7 +156,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Record and print the outcome, and notify the webhook of the environment variable."""
+    """Record and print the outcome, and notify the webhook that the environment variable names."""
     log_as_text("%(asctime)s %(name)s %(message)s")
     arguments = build_parser().parse_args(argv)
     print(record(**vars(arguments)))

@@ -289,7 +289,7 @@ class _Fit:
         return self._folder.path / weights
 
     def _end_trial(self) -> None:
-        """Save the trial's weights if they are the best so far."""
+        """Save the trial's weights if the weights are the best so far."""
         trial = self._state.now.trial
         if best_of(self._state.evaluations) == trial:
             self._scores(

@@ -70,7 +70,7 @@ class TrainJobs:
         Args:
             configuration: Address, token and certificates of the API server.
             namespace: Namespace of the jobs.
-            timeout_seconds: Timeouts of each request, to connect and to read.
+            timeout_seconds: Timeouts of each request in seconds: to connect, and to read.
         """
         # The API server is in this cluster, so a proxy from the environment must not be used.
         configuration.proxy = None

@@ -76,7 +76,7 @@ def staged(
     folder: Path,
     num_zeros: int = 0,
 ) -> Iterator[Stage]:
-    """Write the rows in stages and yield each stage while the next one is written.
+    """Write the rows in stages and yield each stage while the next stage is written.
 
     Args:
         rows: All rows.
