@@ -474,7 +474,7 @@ PEERS: dict[str, Peer] = {
 
 
 def graphs(name: str, *, is_quick: bool) -> StepFigures:
-    """Measure a network's passes in three ways: eager, as a CUDA graph, and compiled.
+    """Measure a network's forward and backward pass: eager, as a CUDA graph, and compiled.
 
     The measurement is an experiment, because the product only trains eagerly. The product does not
     use CUDA graphs or compilation. Compilation takes up to a minute, so only the smaller batch is

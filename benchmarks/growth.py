@@ -41,8 +41,8 @@ def last_slope(curve: Curve) -> float:
     """Return the slope of the last part of a curve, on logarithmic axes.
 
     A slope of 1 means proportional cost, and a slope of 2 means quadratic cost. The slope connects
-    the last point with the largest earlier point that has at most a third of the last size. Noise
-    would dominate the slope between closer points.
+    the last point with the largest earlier point that has at most a third of the last size. Between
+    closer points, noise would dominate the slope.
 
     >>> last_slope([(10, 1), (100, 2), (900, 170), (1_000, 200)])
     2.0

@@ -102,7 +102,7 @@ async def open_loop(
 
 
 class _Notes:
-    """Sends requests, and collects the content of `Answers`."""
+    """Sender of requests, which collects the content of `Answers`."""
 
     def __init__(self, ask: Callable[[int], Awaitable[object]], timer: Callable[[], float]) -> None:
         self._ask, self._timer = ask, timer

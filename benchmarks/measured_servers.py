@@ -65,7 +65,7 @@ class Unanswered(PermanentError):
 
 
 class GrpcCaller:
-    """Sends requests of `batch` rows to the model `name` of a Triton server."""
+    """Sender of requests with `batch` rows to the model `name` of a Triton server."""
 
     def __init__(self, url: str, name: str, rows: FeatureRows, *, batch: int) -> None:
         self._requests = [_infer_request(name, part) for part in _request_rows(rows, batch)]

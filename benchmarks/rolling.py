@@ -141,7 +141,7 @@ def _matured(labels: NDArray[np.uint8], scores: NDArray[np.float32]) -> MaturedR
 
 def _seconds_of_an_empty_call() -> float:
     def take(label: bool, score: float) -> None:
-        """Do nothing with the row."""
+        """Ignore the row."""
 
     began = time.perf_counter()
     for _ in range(1_000_000):

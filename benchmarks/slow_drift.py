@@ -54,7 +54,7 @@ class SlowDrift:
     half_life_hours: float = 12.0
     """Hours after which the autocorrelation of weights and popularities is one half."""
     moving_share: float = 0.07
-    """Share of the planted variance of these columns that changes, in [0, 1]. The other part of the
+    """Share of the planted variance of these columns that changes, in [0, 1]. The rest of the
     variance is constant. With the other defaults, the true probabilities of one moment lose one
     point of AUC (0.01) within a day, and 1.2 points within two days."""
     popularity_spread: float = 0.3

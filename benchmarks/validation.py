@@ -1,11 +1,11 @@
 """Compare the power and false alarms of validation and TFDV, for `make benchmark-validation`.
 
 One part draws pairs of windows from a stationary simulator, and counts the pairs with an alarm. The
-target is at most the given `false_discovery_rate`. The other part plants a shift in the second
+target is a share of at most `false_discovery_rate`. The other part plants a shift in the second
 window, and counts the windows whose shifted feature is named. The target is 95 %. Both methods read
-the same files. The methods are the validation step, called like in a run, and TFDV's drift
-comparator, with the thresholds of its guide and of BigQuery. `benchmarks.validation_study` defines
-windows and shifts.
+the same files. The methods are the validation step as in a run, and TFDV's drift comparator with
+the thresholds of its guide and of BigQuery. `benchmarks.validation_study` defines windows and
+shifts.
 
 Prints tables, and writes all figures as JSON.
 """

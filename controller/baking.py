@@ -313,7 +313,7 @@ class VersionCounts(ArmCounts):
     bound of the latency in milliseconds. The counts are cumulative."""
 
     def plus(self, growth: Mapping[str, float], *, reloads: int) -> "VersionCounts":
-        """Return the counts after adding the growth of the counters and of the reloads."""
+        """Return new counts, which include the growth of the counters and of the reloads."""
         counters = {name: getattr(self, name) + growth[name] for name in COUNTERS}
         return replace(self, **counters, reloads=self.reloads + reloads)
 

@@ -629,7 +629,7 @@ TABLE: tuple[ProtocolRule, ...] = (
         move=ACCEPT,
         then=("accepted", "recorded"),
     ),
-    # Remove what is left of a canary that no plan names.
+    # Clean up after a canary that no plan names.
     ProtocolRule(
         state="draining",
         condition="the plan's time is in the future",

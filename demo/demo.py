@@ -1,11 +1,11 @@
 """Run the complete loop once on this machine, for `make demo`.
 
-The stages are: lake, pipeline (first model), Triton with monitor, uploader and traffic, and then
-drift. The monitor detects the drift and requests a run of the pipeline. An incremental model is
-released under traffic, and the AUC recovers. A bad release is rolled back automatically. Finally
-all processes stop, every logged score is recomputed, and summary and report are written. This
-module only orders the stages. `plan` defines sizes and command lines, `stack` runs the processes,
-and `summary` computes the numbers.
+The stages in order are the lake, the pipeline for the first model, Triton with monitor, uploader
+and traffic, and the drift. The monitor detects the drift and requests a run of the pipeline. An
+incremental model is released under traffic, and the AUC recovers. A bad release is rolled back
+automatically. Finally all processes stop, every logged score is recomputed, and summary and report
+are written. This module only orders the stages. `plan` defines sizes and command lines, `stack`
+runs the processes, and `summary` computes the numbers.
 """
 
 import contextlib

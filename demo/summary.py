@@ -191,7 +191,7 @@ class BadReleaseNumbers:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordNumbers:
-    """Rows that the client published, and rows archived in the lake."""
+    """Numbers of rows that the client published, and of rows archived in the lake."""
 
     published: int
     archived: int

@@ -100,7 +100,9 @@ def _glossary_faults(text: str) -> Iterator[str]:
 
 @exits_with_code
 def main() -> int:
-    """Check the tracked Python files in the given folders, or all, and return the exit code."""
+    """Check the tracked Python files in the given folders, or in all folders, and return the exit
+    code.
+    """
     command = ["git", "ls-files", "--", *sys.argv[1:]]
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     paths = [Path(name) for name in listed if name.endswith(".py")]

@@ -4,7 +4,7 @@ The fit is the same as in preprocessing.
 
 `python -m benchmarks.serving_peers.fit_workflow RAW_FOLDER NUM_ROWS OUTPUT` writes
 `OUTPUT/features`, from which our graph is built, and `OUTPUT/nvtabular`, the NVTabular workflow of
-the reference. Both forms give equal encodings.
+the reference. Both forms encode rows equally.
 """
 
 import sys

@@ -2,15 +2,15 @@
 
 The input is two folders of raw Parquet files. There are two methods:
 
-- `ours`: `validate`, called like in a run, with default settings and rules. The earlier window is
-  validated like the rows of a first run. The model folder of this run is then the champion. Every
-  check that does not pass, by any rule, is an alarm of its feature.
+- `ours`: the function `validate` as in a run, with default settings and rules. The earlier window
+  is validated like the rows of a first run. The model folder of this run is then the champion. If a
+  check of any rule does not pass, its feature has an alarm.
 - `TFDV`: TFDV's drift comparator on the statistics of two data frames, as in TFDV's guide. All
   features have the same threshold. For categories, the guide ("Get started", Checking data skew and
   drift) uses an L-infinity threshold of 0.01. For numbers, TFDV's guide names the Jensen-Shannon
-  divergence but no threshold, so 0.01 is used as well. The second threshold is 0.3, for numbers and
-  for categories. This value is the documented default of BigQuery's ML.VALIDATE_DATA_SKEW, which
-  calls TFDV.
+  divergence without a threshold, so this threshold is 0.01 too. The second threshold is 0.3, for
+  numbers and for categories. This value is the documented default of BigQuery's
+  ML.VALIDATE_DATA_SKEW, which calls TFDV.
 
 TFDV is imported at its first use, so that the plan can be read without TFDV.
 """

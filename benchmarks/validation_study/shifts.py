@@ -149,7 +149,7 @@ def double_category(
 
 
 def doubled_category(values: NDArray[np.int64]) -> tuple[int, float]:
-    """Return the most frequent value whose share is at most `MAX_SHARE`, and its share.
+    """Return the most frequent value with a share of at most `MAX_SHARE`, and its share.
 
     Ties are broken by value.
     """

@@ -114,7 +114,7 @@ _CHANGED_MEANWHILE = Step(
 
 
 def step(settings: CanarySettings) -> Step:
-    """Evaluate the canary, repair what a crash left, and make one change.
+    """Evaluate the canary, repair the state that a crash left, and make one change.
 
     A bad canary is aborted even if some servers do not answer. Otherwise a server that is down
     would keep the bad canary in service on the other servers. Without a canary, no server is

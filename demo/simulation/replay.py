@@ -139,7 +139,7 @@ class Replay:
     async def send(self) -> None:
         """Send requests until a stop, the end of the traffic, `max_rows`, or too many failures.
 
-        Requests in flight are waited for and never cancelled (see `transport`).
+        The replay waits for requests in flight and never cancels them (see `transport`).
         """
         due, rows_left = self._timing.timer(), self._settings.max_rows or float("inf")
         while not self._stopping:

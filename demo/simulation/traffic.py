@@ -60,7 +60,7 @@ def read_rows(
 ) -> Iterator[LabelledRows]:
     """Yield the rows of the files in batches, in order.
 
-    The label column has its name in the recommender, or its name in the raw schema.
+    The name of the label column comes from the recommender, or from the raw schema.
 
     Raises:
         ContractError: a file is corrupt or not Parquet, lacks a column, or has an invalid value.

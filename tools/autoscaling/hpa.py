@@ -196,7 +196,7 @@ def _thousandths(value: float) -> int:
 
 
 QUEUE_METRIC, PENDING_METRIC = "triton_queue_microseconds_per_request", "triton_pending_requests"
-"""Names of the metrics that scale Triton, as the rules in the manifests publish them."""
+"""Names of the metrics that scale Triton. The rules in the manifests publish these names."""
 SHIPPED_AUTOSCALER = (
     Path(__file__).resolve().parents[2] / "k8s" / "components" / "keda" / "scaled-object.yaml"
 )
