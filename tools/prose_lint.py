@@ -100,8 +100,9 @@ def _glossary_faults(text: str) -> Iterator[str]:
 
 @exits_with_code
 def main() -> int:
-    """Check the tracked Python files in the given folders, or in all folders, and return the exit
-    code.
+    """Check the tracked Python files, and return the exit code.
+
+    The arguments select folders. Without arguments, all files are checked.
     """
     command = ["git", "ls-files", "--", *sys.argv[1:]]
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
