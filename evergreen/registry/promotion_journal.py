@@ -169,6 +169,7 @@ def _parsed_lines(path: Path, _identity: tuple[int, int, int]) -> tuple[Line, ..
                 moment_of(entry.deadline)
         except (ValueError, TypeError, AttributeError) as error:
             raise ContractError(f"{path} line {number} is not a promotion: {error}") from error
+        _check_ids(entry, f"{path} line {number}")
         if isinstance(entry, ServingRequest):
             _check_request(entry, f"{path} line {number}")
         elif not (entry.lease is None or type(entry.lease) is int):
@@ -190,6 +191,14 @@ def _parsed_lines(path: Path, _identity: tuple[int, int, int]) -> tuple[Line, ..
         if isinstance(entry, Promotion) and entry.config:
             lines[number] = replace(entry, config=None)
     return tuple(_unfenced(lines))
+
+
+def _check_ids(entry: Line, source: str) -> None:
+    """Check the fields by which lines are found. They must be strings or absent."""
+    for name in ("request", "run", "model_id"):
+        value = getattr(entry, name, None)
+        if not isinstance(value, str | None):
+            raise ContractError(f"{source} has the {name} {value!r}, expected a string")
 
 
 def _check_request(request: ServingRequest, source: str) -> None:
