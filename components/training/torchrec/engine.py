@@ -2,9 +2,9 @@
 
 One process, the leader, runs the fit. All workers, including the leader, execute the calls that the
 leader broadcasts (`follow`). Rows stay where they were decoded: each of N workers reads every Nth
-row group. Each row of a batch is used by the worker that decoded the row. A batch is therefore the
-same for any number of workers. The model is the same too, except for rounding. Every worker has the
-dense parameters, and `DistributedDataParallel` sums their gradients. `tables` shards the tables and
+row group. Each row of a batch is used by the worker that decoded the row. Therefore a batch is the
+same for any number of workers, and so is the model, except for rounding. Every worker has the dense
+parameters, and `DistributedDataParallel` sums their gradients. `tables` shards the tables and
 computes their steps.
 
 If a worker is lost, all workers end. The leader raises a `TemporaryError`, and a new group of any
@@ -86,7 +86,7 @@ class SharedEngine:
     settings: TrainingSettings
     places: Places
     sharding: tuple[str, ...]
-    """Sharding types that TorchRec's planner may choose from."""
+    """Sharding types that TorchRec's planner may use."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,8 +99,8 @@ class Steps:
     rates: list[float]
     """Learning rate of each step."""
     scales: list[float]
-    """Factor of each step, 1 divided by the sum of the batch's weights. A row's weight times this
-    factor is its share of the batch's loss."""
+    """Factor of each step, 1 divided by the sum of the batch's weights. A row's share of the
+    batch's loss is its weight times this factor."""
     seed: int
 
 
@@ -207,7 +207,7 @@ class _Worker:
     def save(self, stored: StoredModel | None = None) -> None:
         """Send this worker's shards to the leader in chunks.
 
-        The leader passes `stored` and writes the shards and the dense parameters into it.
+        The leader passes `stored`, and writes the shards and the dense parameters into this model.
         """
         if stored:
             self._dense.save(stored)
@@ -232,7 +232,7 @@ class _Worker:
     ) -> Tensor:
         """Send a chunk of a shard's rows from worker `of` to the leader, and return the chunk.
 
-        Only worker `of` and the leader return the chunk. The result of all other workers is
+        Only worker `of` and the leader return the chunk. On all other workers, the result is
         undefined.
         """
         if self.rank == of:
@@ -450,7 +450,7 @@ def follow() -> None:
 
 
 def end_group() -> None:
-    """End the other workers and the process group. Only the leader calls this."""
+    """End the other workers and the process group. Only the leader calls this function."""
     _broadcast(None)
     dist.destroy_process_group()
 
@@ -462,7 +462,7 @@ def _broadcast(call: Any) -> Any:
 
 
 def _group_store() -> Any:
-    """Return the store through which the workers found each other. It outlives a worker."""
+    """Return the store through which the workers found each other. The store outlives a worker."""
     return dist.distributed_c10d._get_default_store()
 
 
@@ -477,7 +477,7 @@ def _wait_for_leader(store: Any) -> None:
 
 @contextmanager
 def _lost_workers_reported() -> Iterator[None]:
-    """Raise the error of a lost worker, or a TemporaryError if the worker could not write it."""
+    """Raise the error of a lost worker, or a TemporaryError if the worker wrote no error."""
     try:
         yield
     except RuntimeError as error:
@@ -536,8 +536,9 @@ class TorchrecEngine:
             config: Configuration of the network.
             slot_sizes: Number of ids of each slot.
             settings: Settings of the fit.
-            places: Places that a row looks up. None to look up each slot once.
-            sharding: Sharding types that TorchRec's planner may choose from.
+            places: Slot of each categorical position, and the positions of each list. If None, each
+                slot is looked up once.
+            sharding: Sharding types that TorchRec's planner may use.
 
         Raises:
             PermanentError: FBGEMM was built for another device.
@@ -566,7 +567,7 @@ class TorchrecEngine:
         Args:
             name: Name of the method of `_Worker`.
             *arguments: Arguments of the call.
-            own: Arguments for the leader if they differ from those of the other workers.
+            own: Arguments for the leader, if they differ from the arguments of the other workers.
         """
         with _lost_workers_reported():
             _broadcast((self._number, name, arguments))
@@ -650,8 +651,8 @@ class TorchrecEngine:
     def close(self) -> None:
         """See `Engine`. If this engine created the group, the other workers end.
 
-        After an error in a call, other workers may wait in that call. They would not receive
-        another call, so they only end after this process has ended.
+        After an error in a call, other workers may wait in that call. These workers cannot receive
+        another call and end only after this process has ended.
         """
         if self._is_broken:
             del _WORKERS[self._number]

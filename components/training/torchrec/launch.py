@@ -70,8 +70,7 @@ def run_workers(arguments: Sequence[str], processes: int) -> int:
             "continues"
         ) from error
     except ChildFailedError as error:
-        # Workers that ended by SIGTERM are sorted last, because they only ended after another
-        # worker had failed.
+        # Workers that ended by SIGTERM are sorted last, because another worker had failed before.
         for rank, failure in sorted(
             error.failures.items(), key=lambda each: each[1].exitcode == -signal.SIGTERM
         ):
