@@ -171,13 +171,13 @@ def _parsed_lines(path: Path, _identity: tuple[int, int, int]) -> tuple[Line, ..
                 moment_of(entry.deadline)
         except (ValueError, TypeError, AttributeError) as error:
             raise ContractError(f"{path} line {number} is not a promotion: {error}") from error
-        _check_ids(entry, f"{path} line {number}")
         if isinstance(entry, ServingRequest):
             _check_request(entry, f"{path} line {number}")
         elif not (entry.lease is None or type(entry.lease) is int):
             raise ContractError(
                 f"{path} line {number} has the lease {entry.lease!r}, expected a number"
             )
+        _check_ids(entry, f"{path} line {number}")
         if isinstance(entry, Promotion) and (
             type(entry.version) is not int or entry.action not in ACTIONS
         ):
