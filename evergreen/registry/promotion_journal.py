@@ -177,6 +177,7 @@ def _parsed_lines(path: Path, _identity: tuple[int, int, int]) -> tuple[Line, ..
             raise ContractError(
                 f"{path} line {number} has the lease {entry.lease!r}, expected a number"
             )
+        _check_ids(entry, f"{path} line {number}")
         if isinstance(entry, Promotion) and (
             type(entry.version) is not int or entry.action not in ACTIONS
         ):
@@ -192,6 +193,14 @@ def _parsed_lines(path: Path, _identity: tuple[int, int, int]) -> tuple[Line, ..
         if isinstance(entry, Promotion) and entry.config:
             lines[number] = replace(entry, config=None)
     return tuple(_unfenced(lines))
+
+
+def _check_ids(entry: Line, source: str) -> None:
+    """Check the fields by which lines are found. They must be strings or absent."""
+    for name in ("request", "run", "model_id"):
+        value = getattr(entry, name, None)
+        if not isinstance(value, str | None):
+            raise ContractError(f"{source} has the {name} {value!r}, expected a string")
 
 
 def _check_request(request: ServingRequest, source: str) -> None:

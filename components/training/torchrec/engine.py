@@ -14,9 +14,11 @@ the model depends on the number of workers.
 
 import itertools
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -376,6 +378,10 @@ _CHECKED = {"restore", "open_rows"}
 the error is sent to the other workers."""
 _FAILURE = "evergreen failure"
 """Key in the group's store under which a worker writes its error before it ends."""
+_FAILURE_READ = "evergreen failure was read"
+"""Key that the leader sets after it has read the error."""
+_LEADER_SECONDS = 20.0
+"""Maximum seconds that a worker waits for the leader to read the error."""
 _WORKERS: dict[int, _Worker] = {}
 """Worker parts of this process's engines, by the number of the engine."""
 _NUMBERS = itertools.count()
@@ -435,7 +441,10 @@ def follow() -> None:
             try:
                 _execute(*call)
             except PermanentError as error:
-                _group_store().set(_FAILURE, str(error))
+                store = _group_store()
+                store.set(_FAILURE, str(error))
+                dist.destroy_process_group()  # the leader waits in a call, which now fails
+                _wait_for_leader(store)
                 raise
     dist.destroy_process_group()
 
@@ -457,6 +466,15 @@ def _group_store() -> Any:
     return dist.distributed_c10d._get_default_store()
 
 
+def _wait_for_leader(store: Any) -> None:
+    """Wait until the leader has read the error of a failed worker.
+
+    The launcher sends SIGTERM to the leader as soon as a worker ends.
+    """
+    with suppress(RuntimeError):
+        store.wait([_FAILURE_READ], timedelta(seconds=_LEADER_SECONDS))
+
+
 @contextmanager
 def _lost_workers_reported() -> Iterator[None]:
     """Raise the error of a lost worker, or a TemporaryError if the worker wrote no error."""
@@ -466,8 +484,17 @@ def _lost_workers_reported() -> Iterator[None]:
         if "gloo" not in str(error) and not isinstance(error, dist.DistError):
             raise
         with suppress(RuntimeError):
-            if _group_store().check([_FAILURE]):
-                raise PermanentError(_group_store().get(_FAILURE).decode()) from error
+            store = _group_store()
+            if store.check([_FAILURE]):
+                failure = store.get(_FAILURE).decode()
+                if dist.get_rank() == 0:
+                    # The launcher sends SIGTERM because of the failure. It is no preemption.
+                    if threading.current_thread() is threading.main_thread():
+                        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                    store.set(_FAILURE_READ, "")
+                else:
+                    _wait_for_leader(store)
+                raise PermanentError(failure) from error
         raise TemporaryError(
             "a worker was lost; the same command continues from the last save, with any number of "
             "processes"
