@@ -291,7 +291,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure_all(num_rows: int, *, rounds: int, scratch: Path) -> dict[str, Any]:
-    """Return the figures of each way to convert the file, and our peak memory on a larger file."""
+    """Return the figures of each conversion of the file, and our peak memory on a larger file."""
     file, large = scratch / "day_0.gz", scratch / "day_1.gz"
     write_tsv_gz(file, num_rows)
     results = measure(file, num_rows, [OURS, *PYARROW], rounds=rounds, scratch=scratch)

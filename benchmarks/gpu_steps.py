@@ -326,7 +326,7 @@ def rate_figures(
 
 
 def bytes_of_row(rows: Rows, batch: int) -> float:
-    """Return the bytes of vectors and moments that each row of a batch reads and writes.
+    """Return how many bytes of vectors and moments are read and written per row of a batch.
 
     Each distinct table row of a batch is read and written once.
     """

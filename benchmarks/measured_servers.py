@@ -163,7 +163,7 @@ class MeasuredServer:
     """Name of Triton's model, or path of a web server."""
 
     def connect(self, rows: FeatureRows, batch: int) -> GrpcCaller | HttpCaller:
-        """Return a caller that sends `rows`, `batch` at a time."""
+        """Return a caller that sends `rows` in requests of `batch` rows."""
         kind = HttpCaller if self.target.startswith("/") else GrpcCaller
         return kind(self.address, self.target, rows, batch=batch)
 

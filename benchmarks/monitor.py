@@ -15,10 +15,10 @@ The simulated clock advances with each turn as if rows arrived at the given rate
 decisions, is done every ten seconds of event time. The cost of this work per row is therefore
 realistic.
 
-The last part has a log in 1, 2 and 4 partitions with equally many rows in each. Requests go to the
-partition that the client would choose. Each partition has its own monitor, and the monitors take
-turns on one core. Partitions scale if the processor time per row is equal for all numbers of
-partitions. In production, each monitor needs its own core.
+In the last part, the log has 1, 2 or 4 partitions, with equally many rows in each partition.
+Requests go to the partition that the client would choose. Each partition has its own monitor, and
+the monitors take turns on one core. Partitions scale if the processor time per row is equal for all
+numbers of partitions. In production, each monitor needs its own core.
 """
 
 import itertools

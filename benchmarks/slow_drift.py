@@ -58,8 +58,8 @@ class SlowDrift:
     variance is constant. With the other defaults, the true probabilities of one moment lose one
     point of AUC (0.01) within a day, and 1.2 points within two days."""
     popularity_spread: float = 0.3
-    """Standard deviation of the logarithm of a category's frequency about its mean. 0 means
-    constant frequencies."""
+    """Standard deviation over time of the logarithm of a category's frequency. 0 means constant
+    frequencies."""
     new_category_columns: tuple[str, ...] = DRIFT_COLUMNS[:2]
     """Columns with new categories. Columns with new categories must not be part of an
     interaction."""

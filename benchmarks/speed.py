@@ -109,7 +109,7 @@ def measure(case: Case, batch_size: int, scratch: Path) -> dict[str, Any]:
 def products_of_row(config: NetworkConfig) -> int:
     """Return the floating-point operations of a row's products with dense weights.
 
-    The backward pass counts twice as much as the forward pass.
+    The backward pass is counted as two forward passes.
     """
     sizes = [each.numel() for each in build_network(config).parameters() if each.ndim > 1]
     return 6 * sum(sizes)

@@ -35,8 +35,8 @@ class SettingCount:
 
     is_stationary: bool
     hits: int = 0
-    """Number of pairs with an alarm if the case is stationary. Otherwise, the number of windows in
-    which every shifted feature is named."""
+    """Number of pairs with an alarm if the case is stationary. Number of windows in which every
+    shifted feature is named if the case has a shift."""
     windows: int = 0
 
     def add(self, case: StudyCase, alarms: Sequence[str]) -> None:

@@ -187,7 +187,7 @@ class Watchdog:
         return finding, f": {why}; {how}"
 
     def _check_answers(self, server: Triton, name: str, version: int) -> None:
-        """Check that the model answers requests without a version correctly.
+        """Check that the model answers correctly if a request names no version.
 
         Rows are shuffled to avoid responses from a cache. A single instance can be dead, and a
         request cannot choose its instance, so more requests are sent than there are instances.

@@ -174,8 +174,8 @@ def plan_for_simulator(settings: DemoSettings) -> DemoPlan:
         min_clicks=500,
         min_rows_since_breach=window * 4 // 5,
         archive_roll_rows=window,
-        # In simulations of 300 shuffled streams, 0 to 22 % of them accepted the bad release after
-        # 4,000 rows, and none after 10,000 rows.
+        # In simulations, 300 shuffled streams were evaluated. After 4,000 rows, the bad release was
+        # accepted in 0 to 22 % of the streams, and after 10,000 rows in none.
         bake_rows=10_000,
         settings={"gate.min_auc": 0.65, "training.seed": settings.seed},
     )

@@ -1,7 +1,7 @@
 """Upload the pipeline to a Kubeflow Pipelines server, and start or schedule runs.
 
-`evergreen submit` uses this module for people and for CI. The monitor needs no schedule. The
-monitor itself decides when its runs are due, and starts only one run at a time.
+People and CI use this module by `evergreen submit`. The monitor needs no schedule. The monitor
+itself decides when its runs are due, and starts only one run at a time.
 `evergreen.runtime.kubeflow` connects to the server. A version with the same name and content is
 reused, and a schedule with the same name is replaced.
 """
@@ -89,9 +89,9 @@ def upload(
 def start(server: KubeflowServer, run: RunRequest, *, name: str) -> str:
     """Start one run under this name, and return its id.
 
-    The run's description has the reason and the recommender from its parameters. If the server's
-    response is lost, the server may still have created the run. A new run with this name is
-    therefore assumed to be the created run.
+    The run's description contains two of its parameters: the reason and the recommender. If the
+    server's response is lost, the server may still have created the run. A new run with this name
+    is therefore assumed to be the created run.
 
     Raises:
         TemporaryError: the server does not respond, and no run with this name has appeared.

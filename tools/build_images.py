@@ -125,7 +125,7 @@ def build_command(
 def _push_command(engine: str, name: str, reference: str) -> list[str]:
     """Return the engine's command that pushes image `name`.
 
-    Podman writes the digest that the registry computed to `_digest_file`.
+    Podman writes to `_digest_file` the digest that the registry computed.
     """
     noting = ["--digestfile", str(_digest_file(name))] if engine == "podman" else []
     return [engine, "push", *noting, reference]
