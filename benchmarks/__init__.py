@@ -1,4 +1,6 @@
-"""Benchmarks for the numbers of the README, each compared with a named peer in the same run.
+"""Benchmarks for the figures in the README.
+
+Each figure is compared with a named peer in the same run.
 
 Benchmarks are not tests, and no figure fails a build. `components` and the other packages do not
 import this package.

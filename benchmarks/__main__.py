@@ -1,10 +1,10 @@
-"""Run every benchmark in turn, unattended.
+"""Run every benchmark, one after another and unattended.
 
 `make benchmarks` runs all benchmarks. `python -m benchmarks training serving` runs only the
 benchmarks named there. Each benchmark runs as a process in its environment, writes
-build/benchmarks/NAME.json, and prints to NAME.log there. A benchmark with a document of the current
-commit is skipped, so that a second call resumes an interrupted one. A benchmark that fails or times
-out does not stop the later benchmarks. `make performance` then writes the page.
+build/benchmarks/NAME.json, and prints to NAME.log there. If a benchmark has a document of the
+current commit, it is skipped. A second call therefore resumes an interrupted call. A benchmark that
+fails or times out does not stop the later benchmarks. `make performance` then writes the page.
 """
 
 import argparse
@@ -66,8 +66,8 @@ decisions."""
 def is_done(name: str, commit: str | None, *, is_quick: bool) -> bool:
     """Return whether `name` was measured at this commit.
 
-    Without `is_quick`, only a full measurement counts. A measurement of uncommitted changes never
-    counts.
+    If `is_quick` is False, a quick measurement is ignored. A measurement of uncommitted changes is
+    always ignored.
     """
     path = MEASURED / f"{name}.json"
     if commit is None or " " in commit or not path.exists():
@@ -106,7 +106,7 @@ def run(name: str, *, is_quick: bool, is_shown: bool) -> str:
             return f"ended after its {minutes} minutes, see {log.name}"
         finally:
             if process.poll() is None:
-                # On SIGINT a benchmark stops its servers. If the benchmark does not react to
+                # On SIGINT, a benchmark stops its servers. If the benchmark does not react to
                 # SIGINT, kill it.
                 os.killpg(process.pid, signal.SIGINT)
                 with suppress(subprocess.TimeoutExpired):
@@ -146,7 +146,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown := set(flags.names) - set(PLANS):
         parser.error(f"no benchmark is named {sorted(unknown)}, expected {', '.join(PLANS)}")
     os.chdir(REPOSITORY)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # also ends the running benchmark
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(1)
+    )  # SystemExit also ends the running benchmark
     signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore SIGINT
     MEASURED.mkdir(parents=True, exist_ok=True)
     names, commit, has_failed = flags.names or PLANS, machine.facts()["revision"], False

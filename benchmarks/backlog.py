@@ -1,9 +1,9 @@
 """Measure how a monitor processes the backlog of a day, for `make benchmark-backlog`.
 
-2.4 million rows in messages of ten, and their clicks, wait in an SQLite log. The monitor's program
-starts on one core with its default settings. The time ends when the last row has its label, drift
-was measured, and all archive files were written. The memory is the maximum of the monitor's
-anonymous memory.
+An SQLite log contains 2.4 million rows in messages of ten rows, and the clicks on these rows. The
+monitor's program starts on one core with its default settings. The time ends when the last row has
+its label, drift was measured, and all archive files were written. The reported memory is the
+monitor's maximum anonymous memory.
 """
 
 import json
@@ -34,7 +34,7 @@ POLL_SECONDS = 0.2
 
 
 def write_backlog(folder: Path, rows: int) -> None:
-    """Write the records of a day that ended two hours ago, and the model that scored the rows."""
+    """Write the records of a day that ended two hours ago, and the model that scored them."""
     traffic, begin = RecordTraffic(ROWS_A_MESSAGE), time.time() - AGE_SECONDS - DAY_SECONDS
     accept_into(folder / "store")
     write_reference(folder / "store", traffic.records)
@@ -46,7 +46,7 @@ def write_backlog(folder: Path, rows: int) -> None:
 
 
 def measure(rows: int) -> dict[str, Any]:
-    """Let the monitor read a backlog of so many rows, and return time, memory and rows.
+    """Run a monitor over a backlog of `rows` rows, and return time, memory and rows.
 
     The result has wall-clock seconds, processor seconds, peak bytes and the number of rows.
 

@@ -4,12 +4,12 @@ The result depends on the cost of the model and on the hit rate. The design foll
 build a distributed inference cache with NVIDIA Triton and Redis". The benchmark compares Triton
 without a cache and Triton with its local cache. The laptop's server has no Redis.
 
-One server serves each network twice, with and without the cache. Every request is sent to both, one
-directly after the other in alternating order, so that a slow moment of the machine affects both.
-Only one request is in flight, so that the time of one response is measured, including hashing. Half
-of the requests are planted hits, which the server's own counters must confirm. No request waits for
-another one, so the saved time at another hit rate follows from the saving of a hit and the cost of
-a miss.
+One server serves each network twice, with and without the cache. Every request is sent to both
+variants, directly one after the other and in alternating order. A slow moment of the machine
+therefore affects both variants. Only one request is in flight, so that the time of one response is
+measured, including hashing. Half of the requests are planted hits, which the server's own counters
+must confirm. Requests do not wait for each other. The saved time at any hit rate therefore follows
+from the saving of a hit and the cost of a miss.
 
 Prints a table, and writes all figures as JSON. `cache_model` creates the requests and models.
 """
@@ -52,13 +52,13 @@ CASES = (("demo", 1), ("demo", 64), ("sample", 1), ("sample", 64), ("demo", 1024
 _QUICK_CASES = CASES[:4]
 _ROUNDS, _QUICK_ROUNDS = 5, 2
 _REQUESTS, _QUICK_REQUESTS = 1000, 200
-"""Requests per round, half of them hits."""
+"""Number of requests per round. Half of the requests are hits."""
 _WARM = 20
-"""Requests that are cached before a round. The hits are repetitions of these requests."""
+"""Requests that are cached before a round. A hit repeats one of these requests."""
 _WARM_UP = 30
-"""Requests to each model before the measurement."""
+"""Number of requests to each model before the measurement."""
 _TRAFFIC_ROWS = 100_000
-"""Number of rows of the demo's traffic among which repeated requests are counted."""
+"""Number of rows of the demo's traffic in which repeated requests are counted."""
 
 
 class Pair(NamedTuple):
@@ -75,7 +75,7 @@ class Unplanted(PermanentError):
 
 
 class RoundMedians(NamedTuple):
-    """Medians of one round in milliseconds.
+    """Median durations in one round, in milliseconds.
 
     Medians are used because a mean would depend on the slowest requests.
     """
@@ -106,7 +106,7 @@ def measure(
     """Return the figures of one network and request size.
 
     Raises:
-        Unplanted: the server counted another number of cache hits than expected.
+        Unplanted: the server's number of cache hits is not the expected number.
     """
     requests, random = RequestStream(simulator, num_rows), np.random.default_rng(0)
     names = {kind: f"{network}_{kind}" for kind in (PLAIN, CACHED)}

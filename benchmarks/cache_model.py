@@ -1,8 +1,8 @@
 """Requests and models for the benchmark of the cache.
 
-One server serves each of two networks with and without the cache. Rows are drawn from the demo's
+One server serves two networks, each with and without the cache. Rows are drawn from the demo's
 simulator, and their categories form the vocabularies. The weights are untrained, because training
-changes neither the cost of a model nor the cost of hashing its requests.
+does not change the cost of a model or the cost of hashing its requests.
 """
 
 from dataclasses import replace
@@ -27,8 +27,8 @@ from evergreen.serving.repository.triton_config import ServingOptions, triton_co
 from inference_client.rows import FeatureRows
 
 NETWORKS = {"demo": CONFIG, "sample": replace(CONFIG, num_cross_layers=6, tower=(1024, 1024))}
-"""Networks by name: `demo` is the network of `make demo`, and `sample` the network of NVIDIA's DCN
-sample."""
+"""Networks by name. `demo` is the network of `make demo`, and `sample` is the network of NVIDIA's
+DCN sample."""
 PLAIN, CACHED = "plain", "cached"
 CACHE_BYTES = 256 * 2**20
 """Cache size in bytes, enough for every response, so that nothing is evicted."""

@@ -31,7 +31,7 @@ MEASURED = Path("build/benchmarks")
 def benchmark_parser(name: str, description: str | None, *, quick: str) -> argparse.ArgumentParser:
     """Return a parser with the flags `--quick` and `--output`.
 
-    The help text of `--quick` is `quick`, and `--output` names the document.
+    `quick` is the help text of the flag `--quick`, and `--output` is the path of the document.
     """
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{name}",
@@ -54,7 +54,7 @@ def benchmark_parser(name: str, description: str | None, *, quick: str) -> argpa
 def documented(flags: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield a document for figures, and write it to `flags.output` if the block succeeds.
 
-    Prints the machine's facts first. At the end the function prints the figures, and a warning if
+    Prints the machine's facts first. At the end, the function prints the figures, and a warning if
     other work on the machine makes them doubtful. A `Spread` is written as a JSON object.
     """
     facts, limits = machine.facts(), machine.limits()

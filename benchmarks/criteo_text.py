@@ -78,8 +78,8 @@ CATEGORIES = (
     (0.46, 105),
     (0.46, 90_000),
 )
-"""Share of missing values and number of distinct values of each category column. As in Criteo 1TB,
-five columns have ten million values."""
+"""Share of missing values, and number of distinct values, for each category column. As in Criteo
+1TB, five columns have ten million values."""
 
 
 def write_tsv_gz(path: Path, num_rows: int, *, seed: int = 0) -> None:

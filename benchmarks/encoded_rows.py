@@ -1,10 +1,11 @@
 """Generate encoded rows with a planted click logit, for tables of a given size.
 
-The table of 1,221,286 rows is that of NVIDIA's DCN sample. The 26 slot sizes of this table come
-from one day of Criteo 1TB after NVTabular. Ids have a probability of about 1 / (id + 1), Zipf with
-exponent 1, as in click logs after Categorify's order by frequency. The true logit is the sum of one
-weight per id and of the weighted dense values. A list adds the pooled weights of its elements. A
-list has any number of elements up to its maximum. Id 0 is the padding, so it is never an element.
+The table with 1,221,286 rows comes from NVIDIA's DCN sample. The 26 slot sizes of this table come
+from one day of Criteo 1TB, encoded by NVTabular. Ids have a probability of about 1 / (id + 1), a
+Zipf distribution with exponent 1. Click logs have such ids after Categorify orders the categories
+by frequency. The true logit is the sum of one weight per id and of the weighted dense values. A
+list contributes the pooled weights of its elements to the logit. A list has any number of elements
+up to its maximum. Id 0 is the padding, so it is never an element.
 """
 
 import numpy as np
@@ -44,8 +45,8 @@ SAMPLE_SLOT_SIZES = [
     34,
 ]
 _LARGE_SLOT = 10_000
-"""Slot size above which a larger sample would contain further categories. In smaller slots, the
-sample already has all categories."""
+"""Number of ids above which a slot grows with the size of the sample. A smaller slot already
+contains all of its categories."""
 _BIAS = -1.2
 _WEIGHT_OF_ID, _WEIGHT_OF_DENSE = 0.3, 0.2
 """Standard deviations of the weights. With 26 slots and 13 values, the Bayes-optimal AUC is about
@@ -55,7 +56,7 @@ _WEIGHT_OF_ID, _WEIGHT_OF_DENSE = 0.3, 0.2
 def slot_sizes_for(table_rows: int) -> list[int]:
     """Return the sample's slot sizes with about `table_rows` rows in total.
 
-    Only slots above `_LARGE_SLOT` ids are scaled.
+    Only slots with more than `_LARGE_SLOT` ids are scaled.
     """
     large = sum(size for size in SAMPLE_SLOT_SIZES if size > _LARGE_SLOT)
     factor = (table_rows - (sum(SAMPLE_SLOT_SIZES) - large)) / large

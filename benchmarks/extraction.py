@@ -1,11 +1,11 @@
 """Compare our conversion of Criteo 1TB's TSV.gz to Parquet with two pyarrow programs.
 
-Run by `make benchmark-extraction`. Each way runs in its own process (`--way`) on all cores. The
-order of the ways changes each round, and each ratio divides two rates of the same round. The target
-applies to the faster of two pyarrow variants in each round: the complete file in memory by
-read_csv, or block by block by open_csv. The benchmark checks that the outputs agree: the number of
-rows, and all values of the first and last rows. Our peak memory is also measured on a file with
-several times the rows.
+Run by `make benchmark-extraction`. Each of the three conversions (`--way`) runs in its own process
+on all cores. The order of the conversions changes each round, and each ratio divides two rates of
+the same round. One pyarrow program reads the complete file by read_csv, and the other program reads
+block by block by open_csv. In each round, our rate is compared with the faster of the two programs.
+The benchmark checks that the outputs agree: the number of rows, and all values of the first and
+last rows. Our peak memory is also measured on a file with several times the rows.
 
 Prints tables, and writes all figures as JSON.
 """
@@ -59,8 +59,8 @@ def ours(file: Path, folder: Path) -> Callable[[], int]:
 def pyarrow_whole(file: Path, folder: Path) -> Callable[[], int]:
     """Use pyarrow.csv.read_csv with types and threads, then parquet.write_table.
 
-    pyarrow checks the number of fields, that the label is an integer, and that the other fields are
-    numbers. `0x1f`, `nan`, `1.5` and ` 1` count as numbers. Categories stay strings without a
+    pyarrow checks that the number of fields is right, the label is an integer, and the other fields
+    are numbers. `0x1f`, `nan`, `1.5` and ` 1` count as numbers. Categories stay strings without a
     check.
     """
 
@@ -137,7 +137,7 @@ _COMPARED_ROWS = 500
 
 
 class Unequal(Exception):
-    """Two ways wrote different rows for one file, so that their speeds are not comparable."""
+    """Two conversions wrote different rows for one file, so their speeds are not comparable."""
 
 
 def run(way: str, file: Path, folder: Path) -> dict[str, Any]:
@@ -196,7 +196,8 @@ def measure(
 def figures(results: Sequence[dict[str, Any]], num_rows: int) -> dict[str, dict[str, Spread]]:
     """Return the figures as spreads over rounds.
 
-    The figures are rows per second, processor seconds, peak bytes, and our ratio to each way.
+    The figures are rows per second, processor seconds, peak bytes, and our speed relative to each
+    conversion.
     """
     return {
         way: {
@@ -214,7 +215,7 @@ def figures(results: Sequence[dict[str, Any]], num_rows: int) -> dict[str, dict[
 
 
 def ratio_to_pyarrow(results: Sequence[dict[str, Any]]) -> Spread:
-    """Return for each round our rate relative to the faster way of pyarrow."""
+    """Return our rate relative to the faster pyarrow program, per round."""
     return spread(
         [
             min(measured[way]["seconds"] for way in PYARROW) / measured[OURS]["seconds"]
@@ -290,7 +291,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure_all(num_rows: int, *, rounds: int, scratch: Path) -> dict[str, Any]:
-    """Return the figures of each way to convert the file, and our peak memory on a larger file."""
+    """Return the figures of each conversion of the file, and our peak memory on a larger file."""
     file, large = scratch / "day_0.gz", scratch / "day_1.gz"
     write_tsv_gz(file, num_rows)
     results = measure(file, num_rows, [OURS, *PYARROW], rounds=rounds, scratch=scratch)

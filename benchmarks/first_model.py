@@ -1,8 +1,8 @@
 """Train a first model like the steps do, in this process and without manifests.
 
-Vocabularies come from preprocessing's functions, files from `contracts`, and the fit from training.
-NumPy counts the categories, as in the step without NVTabular. There is no hold-out and no
-evaluation.
+Preprocessing's functions compute the vocabularies, `contracts` writes the files, and training's
+code fits the model. NumPy counts the categories, as in the step without NVTabular. The model is not
+evaluated, so no rows are held out.
 """
 
 from dataclasses import replace
@@ -83,7 +83,8 @@ class FirstModel:
     def score(self, rows: SimulatedRows) -> NDArray[np.float32]:
         """Return the click probabilities [n].
 
-        The scores use the real values even for a column that serving replaces by one value.
+        The scores use the real values, even if serving replaces all values of a column by one
+        value.
         """
         return corrected(self._engine.score(self.encoded(rows)), shift=-self._served_shift)
 

@@ -8,8 +8,8 @@ published gains and savings. docs/design/freshness.md explains the choices, and
 `benchmarks.slow_drift` is the simulator.
 
 Events have the same order as in production. Every quarter of an hour, the live model scores new
-rows, which then enter the lake. Then an active canary is evaluated. After a policy's interval, a
-run trains on the lake so far, and its release scores the following rows.
+rows, which then enter the lake. Then an active canary is evaluated. After each interval of a
+policy, a run trains on the current lake. The run's release scores the rows that follow.
 
 Gains are in AUC points, where 1 point is 0.01 of AUC. A gain is the mean of hourly differences. The
 difference is computed within each hour, because different models scored different hours. The
@@ -56,8 +56,8 @@ CONTROL = "every 5 h"
 rows."""
 BEST = "best possible"
 EXACT = "true probabilities of hour 0"
-"""The true probabilities at the time when the first model was trained. The AUC of these
-probabilities falls on later rows only because of drift."""
+"""The true probabilities at the time when the first model was trained. On later rows, the AUC of
+these probabilities falls, and drift is the only cause."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ POLICIES = {
 }
 PUBLISHED = {"every 5 h": 0.24, "every 1 h": 0.34, "every 30 min": 0.37}
 """Published gains in AUC points by interval, from table 2 of Monolith (Liu et al. 2022, arXiv
-2209.07663). Each gain is the mean AUC of DeepFM on Criteo's rows with parameters synchronised at
-this interval, minus that of batch training alone."""
+2209.07663). Each gain compares the mean AUC of two ways to train DeepFM on Criteo's rows. One way
+synchronises parameters at this interval, and the other way only trains in batches."""
 PUBLISHED_SAVING = 45
 """Published factor by which incremental training is cheaper than stateless batch training, from
 Grubhub (Egg 2021, arXiv 2107.07106)."""
@@ -105,8 +105,8 @@ class Days:
     """Length, size and policies of the study."""
 
     hours: int
-    """Hours of traffic: the number of hours before hour 0 that train the first model, and the
-    number of hours after hour 0 that are scored."""
+    """Hours of traffic before and after hour 0. The hours before hour 0 train the first model, and
+    the hours after hour 0 are scored."""
     rows_per_hour: int
     policies: dict[str, Cadence]
     seed: int
@@ -117,7 +117,7 @@ class Scores:
     """All n scored rows in time order."""
 
     hour: NDArray[np.int64]
-    """[n]: hour from 0."""
+    """[n]: hour of each row, counted from 0."""
     label: NDArray[np.int32]
     by: dict[str, NDArray[np.float64]]
     """Scores [n] of each policy, of `BEST` and of `EXACT`."""
@@ -128,7 +128,7 @@ class Scores:
 
 
 def drifting_simulator(seed: int, *, is_still: bool = False) -> DriftingSimulator:
-    """Return the simulator of the study, or with `is_still` the same without drift."""
+    """Return the simulator of the study. If `is_still` is True, the simulator has no drift."""
     drift = SlowDrift(seed=seed)
     if is_still:
         drift = replace(drift, columns=(), new_category_columns=())
@@ -138,7 +138,7 @@ def drifting_simulator(seed: int, *, is_still: bool = False) -> DriftingSimulato
 def _traffic(
     simulator: DriftingSimulator, days: Days, hours: range
 ) -> Iterator[tuple[float, TimedRows]]:
-    """Yield the end of each step of `hours`, in hours, with the step's rows.
+    """Yield the rows of each step within `hours`, with the end of the step in hours.
 
     Equal seeds give equal rows.
     """
@@ -305,7 +305,7 @@ def table(result: dict[str, Any]) -> str:
 def _rounds_table(study: dict[str, Any]) -> list[str]:
     """Return outcomes and cost of the runs as text.
 
-    Gains per cost are also given as multiples of the gain per cost of `FULL`.
+    Each gain per cost is also shown as a multiple of the gain per cost of `FULL`.
     """
     lines = [
         f"{'retrained':<26}"
@@ -346,7 +346,7 @@ def _interval(found: dict[str, float]) -> str:
 
 
 def chart(result: dict[str, Any]) -> str:
-    """Return an SVG chart of the AUC points below the best possible, by hour."""
+    """Return an SVG chart of each hour's AUC, in points below the best possible AUC."""
     hourly = result["study"]["hourly_auc"]
     lines = []
     for name, color in COLORS.items():

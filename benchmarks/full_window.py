@@ -1,4 +1,4 @@
-"""Measure time and peak memory of extraction for a run from scratch on a large lake.
+"""Measure the time and peak memory of extraction on a large lake, for a run from scratch.
 
 `python -m benchmarks.full_window [--rows N] [--days D]` writes a simulated lake. One day is drawn,
 and the other days repeat its rows at other times and in other requests. Extraction reads a quarter

@@ -2,7 +2,7 @@
 
 Candidates whose AUC is lower by a planted amount (`tests.support.planted_models`) are compared with
 their champion. First, the shipped gate evaluates single hold-outs. Then hourly runs of 20,000 rows
-are evaluated alone, and promoted to a canary with its shipped policy.
+are evaluated by the gate alone, and also by a canary with its shipped policy.
 """
 
 import sys
@@ -30,8 +30,8 @@ from tests.support.planted_models import (
 
 MARGIN = GateSettings.max_auc_loss
 MARGIN_ALPHA = 0.025
-"""Maximum rate at which the gate accepts a candidate that is worse by the margin: one side of its
-95 % interval."""
+"""Maximum share of accepted candidates, if all candidates are worse by the margin. The value is one
+side of the gate's 95 % interval."""
 LOSSES = {"better": -MARGIN, "equal": 0.0, "at the margin": MARGIN, "worse": 2 * MARGIN}
 RATES, REQUEST_ROWS = (0.003, 0.03, 0.25), (1, 10)
 REPEATS = {2_000: 200, 20_000: 200, 100_000: 60, 1_000_000: 10}
@@ -212,7 +212,7 @@ def canaries(rate: float, repeats: int, *, seed: int) -> list[dict[str, Any]]:
 
 
 def canary_end(rows: PlantedRows, policy: CanaryPolicy) -> tuple[str, int]:
-    """Return the policy's first decision to grow or abort, and the number of row pairs before."""
+    """Return the policy's first decision to grow or abort, and the number of row pairs used."""
     pairs = Pairs(
         labels=rows.labels, stable=rows.champion, canary=rows.candidate, groups=rows.requests
     )
@@ -224,12 +224,14 @@ def canary_end(rows: PlantedRows, policy: CanaryPolicy) -> tuple[str, int]:
 
 
 def slices(rows: int, rate: float, repeats: int, *, seed: int) -> list[dict[str, Any]]:
-    """Return how often the gate refuses a candidate for one slice.
+    """Return how often the gate's check of slices refuses a candidate.
 
-    Either every slice is worse by the largest allowed amount, or one slice is worse by more. The
-    slices are those of 26 columns with Zipf's frequencies, half of them constant within a request.
-    Two slices are harmed, with a twentieth and a quarter of the rows. The odds of a click in the
-    rows of a harmed slice are multiplied by a common factor.
+    In one case, no slice is worse. In another case, every slice is worse by the largest allowed
+    amount. In the other cases, only one slice is worse, by more than this amount. The slices come
+    from 26 columns with Zipf-distributed categories. Half of these columns are constant within a
+    request. Each candidate harms one of two slices: one slice has a twentieth of the rows, and the
+    other slice has a quarter. In the rows of a harmed slice, the odds of a click are multiplied by
+    a constant factor.
     """
     settings, found = GateSettings(min_auc=0.0, max_auc_loss=1.0), []
     allowed = settings.max_slice_loss

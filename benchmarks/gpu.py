@@ -1,14 +1,14 @@
 """Run all measurements that need a GPU, in one call of at most nine minutes, unattended.
 
-Use `make gpu` or `python -m benchmarks.gpu`. It ran on Python 3.12 with CUDA's torch 2.11 and numpy
-2.5. It needs msgspec, pyarrow and safetensors too, and names those that are not installed. The
-benchmark downloads nothing. Each step is a process that writes build/benchmarks/gpu/STEP.json. A
-step with a document of the current commit is skipped, so that a second call resumes the first. The
-program exits with code 3 before a step that may exceed `--minutes`. Packages that are absent, and
-measurements that lack a GPU, are skipped and reported. The complete documents become gpu.json,
-which `make performance` puts on the page. gpu.tar.gz has all documents and logs. If the folder of
-the steps is absent, it is restored from gpu.tar.gz, so that another machine can resume. `gpu_steps`
-defines the steps.
+Use `make gpu` or `python -m benchmarks.gpu`. The benchmark ran on Python 3.12 with CUDA's torch
+2.11 and numpy 2.5. The benchmark also needs msgspec, pyarrow and safetensors, and reports which of
+them are absent. The benchmark downloads nothing. Each step is a process that writes
+build/benchmarks/gpu/STEP.json. If a step has a document of the current commit, it is skipped. A
+second call therefore resumes the first call. The program exits with code 3 before a step that may
+exceed `--minutes`. Packages that are absent, and measurements that lack a GPU, are skipped and
+reported. The complete documents become gpu.json, which `make performance` puts on the page.
+gpu.tar.gz has all documents and logs. If the folder of the steps is absent, it is restored from
+gpu.tar.gz, so that another machine can resume. `gpu_steps` defines the steps.
 """
 
 import argparse
@@ -30,9 +30,9 @@ from evergreen.runtime.durable import write_whole
 CALL_MINUTES, STEP_MINUTES = 9.0, 3.0
 UNFINISHED = 3
 NEEDED = ("msgspec", "numpy", "pyarrow", "safetensors", "torch")
-"""Packages without which no step runs."""
+"""Packages that every step needs."""
 DEFAULT_RATES = "rates-dcn-1.2M"
-"""Rates of the network and table size of NVIDIA's DCN sample."""
+"""Rates for the network and the table size of NVIDIA's DCN sample."""
 NETWORKS, TABLES = ("dcn", "deepfm", "dlrm"), ("1.2M", "10M", "100M")
 RATES = tuple(f"rates-{network}-{table}" for table in TABLES for network in NETWORKS)
 STEPS = (
@@ -53,7 +53,7 @@ graph that fails may leave the GPU unusable."""
 def is_done(path: Path, commit: str | None, *, is_quick: bool) -> bool:
     """Return whether a step has a document of this commit and size.
 
-    With uncommitted changes, a document counts if it was written with uncommitted changes too.
+    If there are uncommitted changes, a document of uncommitted changes is valid too.
     """
     if not path.exists():
         return False

@@ -1,11 +1,11 @@
 """Define the steps of `benchmarks.gpu`.
 
-Steps run on the GPU, or without a GPU on the CPU at a tiny size.
+Steps run on the GPU. Without a GPU, steps run on the CPU at a tiny size.
 
-A rate counts complete passes over rows in memory, in batches of `BATCH` rows, after a warm-up pass.
-Our engine gathers its batches on the CPU while the GPU computes, and sorts their keys on the GPU.
-Plain PyTorch and TorchRec get their batches already shuffled, in pinned memory, which favours them.
-All three train the same `nn.Module`.
+A rate is measured over complete passes over rows in memory, in batches of `BATCH` rows, after a
+warm-up pass. Our engine gathers its batches on the CPU while the GPU computes, and sorts their keys
+on the GPU. Plain PyTorch and TorchRec get shuffled batches in pinned memory. This favours both
+peers. All three engines train the same `nn.Module`.
 """
 
 import contextlib
@@ -46,13 +46,14 @@ CONFIGS: dict[str, NetworkConfig] = {
     "deepfm": DeepFmConfig(**COLUMNS, tower=(400, 400, 400)),
     "dlrm": DlrmConfig(**COLUMNS, tower=(1024, 1024, 512, 256)),
 }
-"""Networks of the sizes in NVIDIA's samples of DCN, DeepFM and DLRM."""
+"""Networks with the sizes of NVIDIA's samples of DCN, DeepFM and DLRM."""
 TABLES = {"1.2M": sum(SAMPLE_SLOT_SIZES), "10M": 10_000_000, "100M": 100_000_000}
 QUICK_TABLES = {"1.2M": 150_000, "10M": 200_000, "100M": 300_000}
 BATCH, STEPS, PASSES = 65_536, 16, 4
 QUICK_BATCH, QUICK_STEPS, QUICK_PASSES = 512, 3, 2
 RATE_TARGET, BOUND_TARGET = 3_000_000, 0.6
-"""Target of the sample network: rows per second, or this share of the hardware's bound."""
+"""Target of the sample network: these rows per second, or this share of the hardware's bound if
+the share is lower."""
 MIG_GIB = (5, 10, 20, 40, 80)
 RATE = 0.001
 
@@ -151,9 +152,9 @@ def limits(name: str, *, is_quick: bool) -> StepFigures:
 
 
 def random_rows(is_quick: bool) -> float:
-    """Return the GB/s of reading and writing random rows of vectors and moments.
+    """Return the GB/s of reads and writes of random rows with vectors and moments.
 
-    The access pattern equals that of a training step.
+    The access pattern is the same as in a training step.
     """
     num_rows, taken = (100_000, 10_000) if is_quick else (20_000_000, 1_000_000)
     table = torch.zeros(num_rows, 3, 16, device=DEVICE)
@@ -197,7 +198,10 @@ def initial_weights(config: NetworkConfig, slot_sizes: list[int]) -> Iterator[Pa
 
 
 def equality(name: str, *, is_quick: bool) -> StepFigures:
-    """Compare scores on GPU and CPU, with equal weights and after training on equal rows."""
+    """Compare the scores of GPU and CPU, before and after training on equal rows.
+
+    Both start from equal weights.
+    """
     step, sizes = StepFigures(), GpuSizes.of(is_quick)
     slot_sizes = slot_sizes_for(sizes.tables["1.2M"])
     planted = PlantedLogit(slot_sizes)
@@ -237,7 +241,8 @@ def new_engine(
 def rates(name: str, *, is_quick: bool) -> StepFigures:
     """Measure rows per second of a network on a table.
 
-    The step compares our engine by precision, plain PyTorch, and TorchRec if it is installed.
+    The step compares our engine at each precision with plain PyTorch, and with TorchRec if it is
+    installed.
     """
     _, network, table = name.split("-")
     step, sizes, config = StepFigures(), GpuSizes.of(is_quick), CONFIGS[network]
@@ -293,7 +298,7 @@ def rate_figures(
     peers: dict[str, Spread],
     bytes_a_row: float,
 ) -> list[Figure]:
-    """Return our figures next to the bound and the fastest peer, then the peers' figures."""
+    """Return our figures, compared with the bound and the fastest peer, and the peers' figures."""
     figures, fastest = [], max(peers, key=lambda peer: peers[peer].median, default=None)
     by_memory = random_rows(is_quick=DEVICE == "cpu") * 1e9 / bytes_a_row
     for precision, rate in found.items():
@@ -321,7 +326,7 @@ def rate_figures(
 
 
 def bytes_of_row(rows: Rows, batch: int) -> float:
-    """Return the bytes of vectors and moments that each row of a batch reads and writes.
+    """Return how many bytes of vectors and moments are read and written per row of a batch.
 
     Each distinct table row of a batch is read and written once.
     """
@@ -332,7 +337,7 @@ def bytes_of_row(rows: Rows, batch: int) -> float:
 def over_passes(work: Callable[[int], int], sizes: GpuSizes) -> Spread:
     """Return rows per second over the passes after the first.
 
-    `work` takes the number of the pass, and returns the number of rows.
+    `work` receives the index of the pass, and returns the number of rows.
     """
     taken = []
     for number in range(sizes.passes):
@@ -369,7 +374,7 @@ class PeerCase(NamedTuple):
 
 Peer = Callable[[PeerCase], Callable[[int], int]]
 """Function that prepares a peer and returns a function for one pass. The function for one pass
-takes the number of the pass, and returns the number of rows."""
+receives the index of the pass, and returns the number of rows."""
 
 
 def pinned(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
@@ -383,7 +388,10 @@ def pinned(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
 def trained(
     case: PeerCase, logits: Callable[[Tensor, Tensor], Tensor], step: Callable[[Tensor], None]
 ) -> Callable[[int], int]:
-    """Run one pass: forward of `logits`, mean loss, and `step`, which does backward and update."""
+    """Run one pass: compute `logits` and the mean loss, and call `step`.
+
+    `step` does the backward pass and the update.
+    """
     of_rows = pinned(case.rows)
     loss_of = torch.nn.functional.binary_cross_entropy_with_logits
 
@@ -466,11 +474,11 @@ PEERS: dict[str, Peer] = {
 
 
 def graphs(name: str, *, is_quick: bool) -> StepFigures:
-    """Measure a network's forward and backward eagerly, as a CUDA graph, and compiled.
+    """Measure a network's forward and backward pass: eager, as a CUDA graph, and compiled.
 
     The measurement is an experiment, because the product only trains eagerly. The product does not
     use CUDA graphs or compilation. Compilation takes up to a minute, so only the smaller batch is
-    compiled, in which a GPU mostly waits for its kernels to be started.
+    compiled. With this batch, a GPU mostly waits for its kernels to be started.
     """
     _, network = name.split("-")
     step, sizes, config = StepFigures(), GpuSizes.of(is_quick), CONFIGS[network]
@@ -520,7 +528,7 @@ def sample_of(batch: int) -> tuple[Tensor, Tensor]:
 def passes_of(config: NetworkConfig, batch: int, make: Callable[..., Any]) -> Callable[[], object]:
     """Return a function that runs the forward and backward pass of the network.
 
-    `make` changes the network before that.
+    First, the function `make` changes the network.
     """
     dense, vectors = sample_of(batch)
     model = build_network(config).to(DEVICE)
@@ -607,10 +615,10 @@ def loading(name: str, *, is_quick: bool) -> StepFigures:
 def estimate(config: NetworkConfig, table_rows: int, batch: int) -> int:
     """Return an estimate of the bytes that a fit needs.
 
-    The fit needs vectors with two moments, dense weights with two moments, and the batch. The batch
-    consists of five parts: its gathered and looked-up vectors, their gradients and new values,
-    every activation of the network with its gradient, three prefetched batches, and the buffers of
-    the sort.
+    A fit needs memory for the vectors and dense weights with two moments each, and for the batch.
+    The batch has five parts: gathered and looked-up vectors, gradients and new values of these
+    vectors, every activation with its gradient, three prefetched batches, and the buffers of the
+    sort.
     """
     width = config.embedding_dim
     dense = sum(each.numel() for each in build_network(config).parameters())
@@ -664,7 +672,7 @@ def memory(name: str, *, is_quick: bool) -> StepFigures:
 def serving(name: str, *, is_quick: bool) -> StepFigures:
     """Measure the served graph in ONNX Runtime with the CUDA provider and with the CPU provider.
 
-    The figures are milliseconds per response, and the difference of the scores.
+    The figures are milliseconds per response, and the differences between the scores.
     """
     step = StepFigures()
     try:

@@ -3,9 +3,9 @@
 Run by `make benchmark-growth`. The cost of steps by rows comes from the document of
 `benchmarks.scale`. The cost of a registry by runs comes from the document of `benchmarks.year`.
 This benchmark measures the monitor's processor time for several rates of requests. A turn of the
-monitor covers at most a second of traffic. The number of replicas for a rate, each with its own
-partitions, follows from this time. At a slope of 1, twice the work costs twice as much. A last
-slope above `STEEP` misses the target.
+monitor covers at most a second of traffic. This time gives the number of replicas for a rate. Each
+replica has its own partitions. At a slope of 1, twice the work costs twice as much. If the last
+slope of a curve is above `STEEP`, the target is missed.
 """
 
 import json
@@ -30,7 +30,7 @@ MOST_A_TURN = TICK_PULLS * RecordSettings.pull_messages // 2
 """Maximum requests of a turn: half of the messages that a turn pulls, to leave room for the
 clicks."""
 BUSY = 0.7
-"""Share of a core that a replica may use, so that it can catch up after a pause."""
+"""Maximum share of a core that a replica uses. The rest lets the replica catch up after a pause."""
 STEEP = 1.05
 """Slope above which a cost grows faster than the work. A smaller excess over 1 is noise."""
 Curve = Sequence[tuple[float, float]]
@@ -38,11 +38,11 @@ Curve = Sequence[tuple[float, float]]
 
 
 def last_slope(curve: Curve) -> float:
-    """Return the slope up to the largest size on logarithmic axes.
+    """Return the slope of the last part of a curve, on logarithmic axes.
 
-    A slope of 1 means proportional cost, and 2 means quadratic cost. The slope is measured from the
-    largest point whose size is at most a third of the last size, to the last point. Noise would
-    dominate the slope between closer points.
+    A slope of 1 means proportional cost, and a slope of 2 means quadratic cost. The slope connects
+    the last point with the largest earlier point that has at most a third of the last size. Between
+    closer points, noise would dominate the slope.
 
     >>> last_slope([(10, 1), (100, 2), (900, 170), (1_000, 200)])
     2.0
@@ -74,7 +74,7 @@ def monitor_curve(rates: Sequence[int], least_rows: int) -> Curve:
 
 
 def scale_curves(document: Mapping[str, Any]) -> dict[str, dict[str, Curve]]:
-    """Return curves over rows, by resource and step.
+    """Return one curve over rows for each resource and step.
 
     The resources are processor seconds, bytes of memory and bytes on disk.
     """
@@ -89,7 +89,7 @@ def scale_curves(document: Mapping[str, Any]) -> dict[str, dict[str, Curve]]:
 
 
 def store_curves(document: Mapping[str, Any]) -> dict[str, Curve]:
-    """Return a curve of CPU seconds over runs for each reader of the registry."""
+    """Return a curve for each reader of the registry: CPU seconds by number of runs."""
     rounds = {"a day": 24, "30 days": 720, "a year": 8_760, "10,000 rounds": 10_000}
     store = document["store"]
     names = [name for name in next(iter(store.values())) if name.startswith("s, ")]

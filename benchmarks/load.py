@@ -1,9 +1,9 @@
 """Send a defined load to a server and measure it, in an open or a closed loop.
 
 In an open loop, requests come at a fixed rate that does not depend on the server, like the requests
-of users. Latency counts from the scheduled time of a request, so that the wait behind a slow
-request counts too (no coordinated omission). In a closed loop, each caller waits for its response
-before it sends the next request.
+of users. The latency of a request begins at its scheduled time. The latency therefore includes the
+wait behind a slow request (no coordinated omission). In a closed loop, each caller waits for its
+response before it sends the next request.
 """
 
 import asyncio
@@ -50,9 +50,9 @@ async def closed_loop(
 ) -> Answers:
     """Run `concurrency` callers for `seconds`.
 
-    Each caller sends its next request after the response to the previous request. The argument of
-    `ask` is the number of the request, counted from 0. Errors of the three error classes are
-    counted, and other errors are raised.
+    Each caller sends its next request after the response to the previous request. `ask` receives
+    the index of the request, counted from 0. Errors of the three error classes are counted, and
+    other errors are raised.
     """
     timer = (timing or Timing()).timer
     notes = _Notes(ask, timer)
@@ -77,8 +77,8 @@ async def open_loop(
     """Send requests at the times of a Poisson process, without waiting for responses.
 
     Args:
-        ask: Function that sends a request. The argument of the function is the number of the
-            request, counted from 0.
+        ask: Function that sends a request. The function receives the index of the request, counted
+            from 0.
         rate: Requests per second.
         seconds: Duration of the loop in seconds.
         seed: Seed of the times.
@@ -102,7 +102,7 @@ async def open_loop(
 
 
 class _Notes:
-    """Sends requests, and collects the content of `Answers`."""
+    """Sender of requests, which collects the content of `Answers`."""
 
     def __init__(self, ask: Callable[[int], Awaitable[object]], timer: Callable[[], float]) -> None:
         self._ask, self._timer = ask, timer
@@ -183,18 +183,20 @@ def within(answers: Answers, begin: float, end: float) -> NDArray[np.float64]:
 def window_figures(
     answers: Answers, *, window: tuple[float, float], quiet: tuple[float, float]
 ) -> dict[str, Any]:
-    """Compare the requests that were due in a window with those of a quiet time.
+    """Compare the requests that were due in a window with the requests of a quiet time.
 
     The quiet time is longer than the window, because the p99 of few requests varies.
 
     Args:
         answers: Results of a continuous load. All times are values of the same clock.
-        window: For a release, the time of its announcement and the time of its record.
-        quiet: Begin and end of a time with the same load in which nothing is loaded.
+        window: Begin and end of the window. The window of a release lasts from its announcement to
+            its record in the journal.
+        quiet: Begin and end of a quiet time with the same rate of requests. No model is loaded in
+            this time.
 
     Returns:
-        The p99 of both in milliseconds and their ratio. A p99 is None without requests, and so is
-        the ratio.
+        The p99 of the window and of the quiet time in milliseconds, and their ratio. If one of the
+        two times has no requests, its p99 and the ratio are None.
     """
     during, before = Latencies.of(within(answers, *window)), Latencies.of(within(answers, *quiet))
     known = during.p99 is not None and before.p99 is not None

@@ -1,12 +1,12 @@
 """Start the compared servers, and connect to them.
 
 Deployment's command releases our model onto the bundled tritonserver. The floor is loaded into the
-same server. The reference runs in a second server of the same binary, whose models import from
-`serving-peers`. The web server runs our graph.
+same server. The reference runs in a second server of the same binary. The models of this server use
+the environment `serving-peers`. The web server runs our graph.
 
-Requests are built beforehand, because only the server is measured: a call sends bytes and reads the
-bytes of the response. gRPC uses grpc.aio, and HTTP/1.1 uses asyncio's streams with persistent
-connections. No call is ever cancelled, because Triton 2.51 would crash.
+Requests are built before the measurement, because only the server is measured. A call only sends
+bytes, and reads the bytes of the response. No call is ever cancelled, because Triton 2.51 would
+crash.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ class Unanswered(PermanentError):
 
 
 class GrpcCaller:
-    """Sends requests of `batch` rows to the model `name` of a Triton server."""
+    """Sender of requests with `batch` rows to the model `name` of a Triton server."""
 
     def __init__(self, url: str, name: str, rows: FeatureRows, *, batch: int) -> None:
         self._requests = [_infer_request(name, part) for part in _request_rows(rows, batch)]
@@ -163,7 +163,7 @@ class MeasuredServer:
     """Name of Triton's model, or path of a web server."""
 
     def connect(self, rows: FeatureRows, batch: int) -> GrpcCaller | HttpCaller:
-        """Return a caller that sends `rows`, `batch` at a time."""
+        """Return a caller that sends `rows` in requests of `batch` rows."""
         kind = HttpCaller if self.target.startswith("/") else GrpcCaller
         return kind(self.address, self.target, rows, batch=batch)
 

@@ -1,14 +1,14 @@
 """Run a lineage of models over simulated traffic, with the steps' real commands and canary.
 
 A run executes extraction, preprocessing, training, evaluation and deployment with their defaults.
-Each step runs in its environment, forked from a process with its libraries
+Each step runs in its environment, as a fork of a process that has already imported the libraries
 (`tests.crossings.warm_steps`). Validation runs only in the first run. Later runs use the validation
-report of the first run, because training only stores it.
+report of the first run, because training only stores the report.
 
-The released graphs score traffic by the traffic plan. One arm scores each request for users, and
-the other arm scores it as shadow traffic. `controller.canary` evaluates the canary over the rows
-that both arms scored. No server runs, so both arms count as equally fast and without errors.
-`benchmarks.freshness` decides when runs happen.
+The released graphs score the traffic as the traffic plan defines. One arm scores each request for
+users, and the other arm scores it as shadow traffic. `controller.canary` evaluates the canary over
+the rows that both arms scored. No server runs, so both arms count as equally fast and without
+errors. `benchmarks.freshness` decides when runs happen.
 """
 
 import os
@@ -44,8 +44,8 @@ from tests.support.controllers import answering
 from tests.support.recommenders import accept_into
 
 FIRST_DAY = date(2040, 1, 1)
-"""First day of the traffic. The day is in the future, because a canary counts only rows whose time
-is after the canary's start by the wall clock."""
+"""First day of the traffic. The day is in the future, because a canary counts only rows that are
+later than the canary's start by the wall clock."""
 ROWS_PER_REQUEST = 10
 RELEASED, CANARY, REFUSED, GAVE_WAY = "released", "canary", "refused", "gave way"
 """Outcomes of a run: its model serves at once, it becomes a canary, the gate refuses it, or the
@@ -78,7 +78,7 @@ class LineRound(NamedTuple):
 
     outcome: str
     rows: int
-    """Number of training rows, including those of earlier runs without a release."""
+    """Number of training rows, including the training rows of earlier runs without a release."""
     seconds: dict[str, float]
     """Processor seconds of each step except validation, without startup and imports."""
 
@@ -97,7 +97,7 @@ class TimedRows:
 
     @classmethod
     def of(cls, rows: SimulatedRows, *, start: float, end: float) -> "TimedRows":
-        """Return the rows with times at equal distances over an interval.
+        """Return the rows with event times spread evenly over an interval.
 
         `start` and `end` are in hours from the beginning of `FIRST_DAY`.
         """
@@ -123,7 +123,7 @@ class TimedRows:
     def write(self, folder: Path, **more: Any) -> None:
         """Write the rows to a lake.
 
-        `more` maps names of columns of the raw schema to their values.
+        `more` maps column names of the raw schema to values.
         """
         table = raw_table(self.rows, request_ids=self.requests, row=self.places, times=self.times)
         for name, values in more.items():
@@ -309,7 +309,7 @@ class ModelLine:
         return scores
 
     def step_canary(self) -> None:
-        """Evaluate the canary once, and unload what its release or abort makes obsolete."""
+        """Evaluate the canary once, and unload models that its release or abort makes obsolete."""
         while (step := canary_steps.step(self._canary)).action in (
             canary_steps.RELEASED,
             canary_steps.ABORTED,

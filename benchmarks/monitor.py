@@ -3,21 +3,22 @@
 Run by `make benchmark-monitor`. Only `Monitor.tick` is measured, and it runs on one core. A tick
 pulls and decodes messages, stores them with fsync, and counts the features for drift. A tick also
 joins clicks, matures rows, measures, decides, and archives as Parquet with fsync. Messages are
-generated between the turns, outside the clock. 3.2 % of the rows are clicked, as their scores
-predict, so that no policy raises an alarm. Each click arrives one simulated second after its
-prediction. A message has the clicks of 100 requests. The log is either a list of encoded messages,
-as the lower bound of a backend, or the SQLite log, whose pulls and acknowledgements then count too.
-A row counts when it is in a complete archive file. The first quarter of all rows does not count.
-After the first quarter, the number of rows that wait for their window or file is the same at the
-beginning and at the end.
+generated between the turns, outside the clock. 3.2 % of the rows are clicked. This share agrees
+with the scores, so no policy raises an alarm. Each click arrives one simulated second after its
+prediction. A message has the clicks of 100 requests. The log is either a list of encoded messages
+or the SQLite log. The list shows the lowest cost that any log can have. With the SQLite log, the
+cost of pulls and acknowledgements is included. A row is counted once it is in a complete archive
+file. The measurement leaves out the first quarter of all rows. After the first quarter, the number
+of rows that wait for their window or file is the same at the beginning and at the end.
 
-The clock advances with each turn as it would at the given rate. Work that is done every ten seconds
-of event time, such as decisions, therefore has its real share per row.
+The simulated clock advances with each turn as if rows arrived at the given rate. Some work, such as
+decisions, is done every ten seconds of event time. The cost of this work per row is therefore
+realistic.
 
-The last part has a log in 1, 2 and 4 partitions with equally many rows in each. Requests go to the
-partition that the client would choose. Each partition has its own monitor, and the monitors take
-turns on one core. If the processor time per row is equal for all numbers of partitions, partitions
-scale. In production each monitor needs its own core.
+In the last part, the log has 1, 2 or 4 partitions, with equally many rows in each partition.
+Requests go to the partition that the client would choose. Each partition has its own monitor, and
+the monitors take turns on one core. Partitions scale if the processor time per row is equal for all
+numbers of partitions. In production, each monitor needs its own core.
 """
 
 import itertools
@@ -130,7 +131,7 @@ class RecordTraffic:
         )
 
     def messages(self, count: int, now: float) -> list[list[tuple[str, bytes]]]:
-        """Return messages of each partition: clicks of the previous turn, then `count` predictions.
+        """Return messages per partition: clicks of the previous turn, then `count` predictions.
 
         The predictions were made at `now`.
         """
@@ -197,8 +198,8 @@ def measure(
 ) -> dict[str, Any]:
     """Run one monitor in this process until `rows` rows are archived, and return the figures.
 
-    Each turn of the monitor pulls `TICK_PULLS` times. If a turn got more records than it pulls, the
-    backlog would grow without end.
+    Each turn of the monitor pulls `TICK_PULLS` times. If more records arrived in a turn than it
+    pulls, the backlog would grow without end.
     """
     clock = {"time": START}
     traffic, (messages_a_tick, tick_seconds) = (
@@ -239,7 +240,7 @@ def measure(
         database = (settings.state / "monitor.db").stat().st_size
         store.close()
         sqlite.close()
-    # If a small number of rows is archived at once, all rows count.
+    # If all rows are archived in one turn, the first quarter is not left out.
     start = next((turn for turn in turns[:-1] if turn[0] >= rows / 4), turns[0])
     counted, num_turns, cpu, wall = (after - before for after, before in zip(turns[-1], start))
     return {
@@ -260,9 +261,9 @@ def measure(
 
 
 def log_alone(requests: int = 100_000) -> float:
-    """Return how many one-row messages per second a core reads from the SQLite log alone.
+    """Return how fast a core reads one-row messages from the SQLite log without a monitor.
 
-    Messages are pulled and acknowledged.
+    The rate is in messages per second. Messages are pulled and acknowledged.
     """
     cpu = 0.0
     with (
@@ -335,7 +336,9 @@ def measure_partitions(rows: int, *, rows_per_message: int, partitions: int) -> 
 
 
 def _memory(resident: list[tuple[int, int]]) -> dict[str, int]:
-    """Return the anonymous memory after a tenth and half of the run, at its end, and the maximum.
+    """Return the anonymous memory at four points of the run.
+
+    The points are a tenth of the run, half of the run, its end, and the maximum.
 
     The maximum does not include the first tenth of the run.
     """
@@ -361,7 +364,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with documented(flags) as document:
         runs = document["runs"] = []
         for log, size in itertools.product(("memory", "sqlite"), (64, 1)):
-            # Use a new process for each run, because the heap of an earlier run slows the next one
+            # Use a new process for each run, because the heap of an earlier run slows the next run
             # by a tenth.
             with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
                 counted = rows if size == 64 else rows // 10

@@ -3,7 +3,7 @@
 Run by `make performance`. Measured documents are in build/benchmarks, which git ignores. This
 program copies the documents to benchmarks/results, one file per benchmark, and writes the page from
 all of them. Quick runs are not copied, because they only show that a benchmark works. `command`
-defines the documents, and each benchmark its charts.
+defines the documents, and each benchmark defines its charts.
 """
 
 import json
@@ -24,8 +24,8 @@ PAGE = REPOSITORY / "docs" / "design" / "performance.md"
 CHARTS = ("freshness", "growth")
 """Benchmarks whose modules draw charts."""
 COUNTS = ("policies", "gate", "validation")
-"""Benchmarks whose figures are counts of decisions, so that other work on the machine does not
-change them."""
+"""Benchmarks whose figures count decisions. Other work on the machine does not change these
+figures."""
 NAMES = [*PLANS, "gpu"]
 _LIMITS = {
     "product_gflop_s": "products of float32 matrices {:g} GFLOP/s",

@@ -1,27 +1,28 @@
 """Train the same network with our engine, plain PyTorch, DeepCTR-Torch and TorchRec.
 
-Each library trains on the given rows in one pass of shuffled batches with Adam at 0.001, and scores
-other rows. The rows are converted to the library's own form before the measured time begins.
-`speed` measures time and quality.
+Each library trains for one pass over the given rows, in shuffled batches with Adam at 0.001. Then
+the library scores other rows. The rows are converted to the library's own form before the measured
+time begins. `speed` measures time and quality.
 
 Plain PyTorch has 26 `nn.Embedding` with dense gradients, an `nn.EmbeddingBag` for each list, the
 cross layers one by one, `torch.optim.Adam`, and a `DataLoader` over a Dataset of arrays. On two
-cores this Dataset delivers 201,000 rows/s, and a TensorDataset delivers 107,000. Two workers would
-deliver 238,000 but take a core from the step, so there are no workers. Networks other than DCN are
-our own networks with an `nn.EmbeddingBag` for each column.
+cores, this Dataset delivers 201,000 rows/s, and a TensorDataset delivers 107,000 rows/s. Two worker
+processes would deliver 238,000 rows/s, but would take a core from the training step, so no workers
+are used. Networks other than DCN are our own networks with an `nn.EmbeddingBag` for each column.
 
-PyTorch with sparse gradients is the same, but its tables are created with `sparse=True` and trained
-by `torch.optim.SparseAdam`. The gradients of these tables then have only the rows of the batch.
+PyTorch with sparse gradients differs from plain PyTorch in two points: its tables have
+`sparse=True`, and `torch.optim.SparseAdam` trains them. The gradients of these tables then have
+only the rows of the batch.
 
 TorchRec follows `test_installation.py --cpu_only` of its repository: `DistributedModelParallel`
-with an `EmbeddingBagCollection`, in a group of one process. The network is ours, so only the
-embeddings differ. TorchRec gets its rows from `ArrayRows`. The example does not choose the
-optimizer of the tables: a large table gets SGD, and a small table gets Adam. Therefore there are
-two variants. `TorchRec` keeps each table with dense gradients, and trains all parameters with
+with an `EmbeddingBagCollection`, in a group of one process. The network is our network, so only the
+embeddings differ. TorchRec gets its rows from `ArrayRows`. In this example, the size of a table
+decides its optimizer: SGD for a large table, and Adam for a small table. We therefore measure two
+variants. `TorchRec` keeps each table with dense gradients, and trains all parameters with
 `torch.optim.Adam`. `TorchRec, fused Adagrad` trains the tables within the backward pass with
 FBGEMM's kernels, which have no Adam for CPUs. Row-wise Adagrad has one state per row, and Adam has
-two per weight. This variant does less work, so our ratio to it has no target. TorchRec is left out
-for networks with lists.
+two states per weight. This variant does less work, so our ratio to it has no target. TorchRec is
+left out for networks with lists.
 
 DeepCTR-Torch trains its DCN or DeepFM with its own `fit`, unchanged. DeepCTR-Torch has no DLRM.
 Parts that our network lacks are disabled, because they would slow DeepCTR-Torch down: the linear
@@ -64,7 +65,7 @@ class Trainer(Protocol):
     name: str
 
     def prepare(self, rows: Rows) -> Any:
-        """Return `rows` in the input form that users of this library choose."""
+        """Convert `rows` to the usual input format of this library."""
 
     def learn(self, prepared: Any) -> None:
         """Train for one pass over the rows."""
@@ -422,7 +423,7 @@ class DeepCtr:
     ) -> None:
         """Create the model with its own initial weights."""
         self._features = features
-        # On import a thread checks PyPI for newer versions. The thread must not run during the
+        # On import, a thread checks PyPI for newer versions. The thread must not run during the
         # measurement.
         others = threading.enumerate()
         with contextlib.redirect_stdout(io.StringIO()):

@@ -1,11 +1,12 @@
 """Measure false alarms and delays of the monitor's policies on planted streams.
 
 Run by `make benchmark-policies`. Stationary streams have an AUC of .80, so that every retrain
-request is a false alarm. In other streams the AUC falls to .70. Streams with and without a fall
-have three click rates. In further streams, several rows have the same user, and the test bets once
-per row or once per request. The last part is hours of traffic under continuous retraining, with a
-release every 0.2, 1 and 5 attribution windows. `tests.support.click_streams` and `release_streams`
-generate the streams, and the policies are the monitor's own.
+request is a false alarm. In other streams, the AUC falls to .70. Streams with and without a fall of
+the AUC are drawn at three click rates. In further streams, several rows have the same user, and the
+test bets once per row or once per request. The last part simulates hours of traffic under
+continuous retraining, with a release every 0.2, 1 or 5 attribution windows.
+`tests.support.click_streams` and `release_streams` generate the streams, and the policies are the
+monitor's own.
 """
 
 import math
@@ -36,11 +37,11 @@ from tests.support.release_streams import START, Releases, decisions
 
 GOOD, FALLEN = 0.80, 0.70
 THRESHOLD = 0.74
-"""AUC threshold of the policies with one threshold for all versions."""
+"""AUC threshold of each policy that uses the same threshold for all versions."""
 WINDOW_ROWS = 20_000
 EDGE_ALPHA = 0.05
-"""Alpha of tests whose false alarms reach the bound, because they have no tolerance. This alpha is
-large enough to count false alarms in 1,000 streams."""
+"""Alpha of tests without a tolerance. Without a tolerance, false alarms are as frequent as the
+bound allows. This alpha is large enough to count false alarms in 1,000 streams."""
 REFERENCE_ROWS = 200
 REFERENCE_STRIDE = 10
 """Number of records between two checks of the reference. The reference would check after every
@@ -53,8 +54,8 @@ class PolicyCase:
 
     traffic: ClickTraffic
     window_step: int
-    """Rows between two checks of a window of 20,000. The window changes slowly and a check takes
-    milliseconds, so not every row is checked."""
+    """Rows between two checks of a window of 20,000 rows. The window changes slowly and a check
+    takes milliseconds, so not every row is checked."""
     stationary: int
     """Rows of a stationary stream."""
     before: int
@@ -76,17 +77,18 @@ USER_ROWS = 40_000
 RELEASES = Releases(
     every=1800.0, seconds=4 * 3600.0, window=1800.0, decide=120.0, rows_per_second=4.0
 )
-"""Four hours with an attribution window of half an hour, and an AUC that falls from .79 to .62."""
+"""Four hours of traffic with an attribution window of half an hour. The AUC falls from .79 to
+.62."""
 FALL_AFTER, FALL_DECIDE = 5400.0, 30.0
-"""Seconds until the AUC falls, which is midway between two releases, and seconds between two
-decision points after the fall."""
+"""Two times in seconds. The AUC falls after `FALL_AFTER`, midway between two releases. After the
+fall, `FALL_DECIDE` passes between two decision points."""
 RELEASE_WINDOWS = (0.2, 1.0, 5.0)
 """Number of attribution windows between two releases."""
 GATE_HALF_WIDTH = 0.005
 """Half-width of the gate's interval for a policy with default settings."""
 PARTITIONS = 4
-"""Number of partitions of the event log. Only the monitor of the first partition decides. The
-requests of a partition are a sample by the hash of their ids."""
+"""Number of partitions of the event log. Only the monitor of the first partition decides. The hash
+of a request's id decides its partition, so each partition has a sample of the requests."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -156,7 +158,10 @@ stream, its windows, and the first row that counts."""
 
 
 def compared_policies(case: PolicyCase) -> dict[str, tuple[float | None, FirstRun]]:
-    """Return the policies by name, each with its bound on false alarms, or None without a bound."""
+    """Return each policy by name with its bound on false alarms.
+
+    The bound is None if there is no bound.
+    """
     alpha, tolerance = PolicySettings.sequential_alpha, PolicySettings.sequential_tolerance
 
     def run(policy: Policy) -> FirstRun:
@@ -200,7 +205,9 @@ def reference_first_run(stream: MaturedRows, *, after: int) -> int | None:
     threshold, even with few clicks.
     """
     ends = np.arange(max(after + 1, REFERENCE_ROWS), len(stream.labels) + 1, REFERENCE_STRIDE)
-    for some in np.split(ends, range(250, len(ends), 250)):  # often found in the first part
+    for some in np.split(
+        ends, range(250, len(ends), 250)
+    ):  # the first part often contains the result
         rows = some[:, None] - REFERENCE_ROWS + np.arange(REFERENCE_ROWS)
         order = np.argsort(stream.scores[rows], axis=1)
         clicks = np.take_along_axis(stream.labels[rows], order, axis=1).astype(np.int64)
@@ -241,7 +248,7 @@ def study(case: PolicyCase, *, streams: int, falls: int, seed: int) -> dict[str,
 def _pooled_auc(traffic: ClickTraffic, auc: float, *, rows: int = 4_000_000) -> float:
     """Return the AUC over all pairs of rows of `traffic`, as the gate measures it.
 
-    The AUC is exact without users, and otherwise estimated from a sample.
+    Without users, the AUC is exact. With users, the AUC is estimated from a sample.
     """
     if not traffic.user_spread:
         return auc
@@ -255,7 +262,7 @@ def study_users(traffic: ClickTraffic, *, streams: int, seed: int) -> dict[str, 
     """Return the test's false alarms with one bet per request, and with one bet per row.
 
     Both tests use `EDGE_ALPHA` and no tolerance, so that their false alarms reach the bound. The
-    gate's AUC is that of all pairs of rows.
+    gate's AUC is computed over all pairs of rows.
     """
     gate = _pooled_auc(traffic, GOOD)
     policy = _sequential(EDGE_ALPHA, 0.0)
@@ -277,7 +284,7 @@ def study_users(traffic: ClickTraffic, *, streams: int, seed: int) -> dict[str, 
 def study_partition(traffic: ClickTraffic, *, streams: int, seed: int) -> dict[str, Any]:
     """Return false alarms of the test on one partition's requests.
 
-    The result also counts the windows whose interval does not contain the AUC of all rows.
+    The result also counts the windows with an interval that does not contain the AUC of all rows.
     """
     gate = _pooled_auc(traffic, GOOD)
     policy = _sequential(EDGE_ALPHA, 0.0)
@@ -301,12 +308,12 @@ def study_partition(traffic: ClickTraffic, *, streams: int, seed: int) -> dict[s
 
 
 def study_releases(windows: float, *, streams: int, falls: int, seed: int) -> dict[str, Any]:
-    """Return the sequential test's false alarms and delays for one interval between releases.
+    """Return the false alarms and delays of the sequential test for one release interval.
 
-    The monitor's own code decides. A request before the change is a false alarm. After the change,
-    a request is a false alarm if its version was trained on rows from after the change. All
-    versions of a stream share one alpha. The delay is the event time in seconds from the change to
-    the newest row that the alarm needed. The change is midway between two releases.
+    The monitor's own code decides. A request before the change is a false alarm. A request after
+    the change is a false alarm if its version was already trained on rows from after the change.
+    All versions of a stream share one alpha. The delay in seconds lasts from the change to the
+    event time of the newest row that the alarm used. The change is midway between two releases.
     """
     steady = replace(RELEASES, every=windows * RELEASES.window)
     middle = (FALL_AFTER // steady.every + 0.5) * steady.every
@@ -367,7 +374,7 @@ def _requests(
 
 
 def _shows_a_change(point: DecisionPoint) -> bool:
-    """Return whether the decision requests a run, or the version was trained on the change."""
+    """Return whether the decision requests a run or reports training rows from after the change."""
     return (
         point.decision.action is Action.RETRAIN
         or "rows from after the change" in point.decision.reason
@@ -397,11 +404,11 @@ def false_alarms(alarms: Sequence[int | None], bound: float | None) -> dict[str,
 
 
 def delay(found: Sequence[int | None], before: int) -> dict[str, Any]:
-    """Return the median rows from the fall to the request.
+    """Return the median number of rows from the fall to the request.
 
     Returns None if most streams have no request.
 
-    Requests before the AUC falls do not count.
+    Requests before the AUC falls are not counted.
     """
     rows = [
         math.inf if each is None else each - before

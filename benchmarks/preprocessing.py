@@ -2,20 +2,20 @@
 
 Run by `make benchmark-preprocessing`.
 
-1. A first run: fit, transform, verification and publishing, against the script's fit, transform and
-   to_parquet. Both outputs must agree (`same_encoding`), else the figures would compare different
-   work.
+1. A first run of the step (fit, transform, verification and publishing), compared with the script's
+   fit, transform and to_parquet. Both outputs must agree (`same_encoding`), else the figures would
+   compare different work.
 2. An incremental run: vocabularies are extended without a new fit. The script cannot extend
    vocabularies, so it fits again. Parts 1 and 2 are measured with 200,000 rows and with a million
-   rows, and the other parts only with a million.
+   rows. The other parts are measured only with a million rows.
 3. Fixed cost: an incremental run of few rows, including interpreter and imports.
-4. Both engines: seconds, processor time and memory of the runs in parts 1 to 3.
-5. Memory for two window sizes: the process and its children, by the proportional share of anonymous
-   memory (Linux `Pss_Anon`).
+4. Seconds, processor time and memory of both engines (NVTabular and NumPy) in parts 1 to 3.
+5. Memory for two window sizes. The figure is the proportional share of anonymous memory (Linux
+   `Pss_Anon`) of the process and its children.
 
-All figures are of whole processes. The processes run in turn, in another order every round. Each
-ratio divides two figures of the same round. A missed target is printed, and the exit code stays 0.
-All figures are written as JSON.
+All figures are for complete processes. The processes run one after another, in another order every
+round. Each ratio divides two figures of the same round. A missed target is printed, and the exit
+code stays 0. All figures are written as JSON.
 """
 
 import shutil
@@ -64,7 +64,7 @@ def stock(raw: Path, out: Path) -> Run:
 
 
 def keep_as_model(bench: Path, run: str, model_id: str) -> None:
-    """Store a run's workflow like that of a trained model, so that a run can continue it."""
+    """Store a run's workflow as part of a model, so that another run can continue from it."""
     training_set = TrainingSet.read(bench / f"{run}.json")
     folder = model_folder(bench / "store", model_id)
     shutil.copytree(local_path(training_set.workflow_uri), folder / Model.WORKFLOW)
@@ -111,7 +111,10 @@ class PreprocessingBench:
     def against_stock(
         self, ours: Callable[[], Run], raw: Path, *, num_rows: int, rounds: int
     ) -> dict[str, Any]:
-        """Return figures of the step and of the stock script on the same rows, in turn."""
+        """Return the figures of the step and of the stock script on the same rows.
+
+        The step and the script alternate.
+        """
         measured: list[dict[str, Run]] = []
         for number in range(rounds):
             turns = [("ours", ours), ("stock", lambda: stock(raw, self.folder / "stock"))]
@@ -162,7 +165,7 @@ def fixed(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
 
 
 def engines(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
-    """Compare NVTabular's engine with NumPy's on the same rows, in turn."""
+    """Compare NVTabular's engine with NumPy's engine on the same rows."""
     cases: dict[str, Callable[[str], Run]] = {
         "first round": lambda engine: step(bench.first, bench.folder, "engines", engine=engine),
         "incremental round": lambda engine: bench.incremental_round(bench.later, engine=engine),
@@ -192,9 +195,9 @@ def engines(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
 
 
 def memory(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
-    """Measure the peak memory for the rows and for four times as many.
+    """Measure the peak memory for the rows, and for four times as many rows.
 
-    The partitions have the same size in both measurements.
+    Both measurements use the same partition size.
     """
     larger = raw_windows.write_window(
         bench.folder / "larger", 4 * bench.num_rows, seed=4, is_later=True

@@ -1,10 +1,11 @@
-"""Measure what publishing 10,000 requests per second costs the scoring process.
+"""Measure the cost of publishing 10,000 requests per second for the scoring process.
 
-Run by `make benchmark-publishing`. One process adds records at a steady rate, like a service after
-its responses, and adds the clicks. In the background, the process publishes the records to an
-SQLite log with fsync, in one or in four partitions. The figures are the durations of `add` and
-`add_outcome`, and how late the event loop reaches its next millisecond. A request would wait for
-this time. For comparison, the same is measured in turn with a publisher that drops its records.
+Run by `make benchmark-publishing`. One process adds records and clicks at a steady rate, as a
+service does after each response. In the background, the process publishes the records to an SQLite
+log with fsync, in one or in four partitions. The figures are the durations of `add` and
+`add_outcome`, and the delay of a one-millisecond timer in the event loop. A request to the service
+would wait for this delay. For comparison, the same figures are measured with a publisher that drops
+its records. The two publishers take turns.
 """
 
 import asyncio
@@ -49,7 +50,7 @@ async def hand_over(
 ) -> dict[str, Any]:
     """Add `RATE` records per second, and return the durations.
 
-    The records of each millisecond are added together.
+    All records of a millisecond are added at once.
     """
     took, late, dropped = [], [], 0
     began_cpu, began = time.process_time(), time.perf_counter()
@@ -114,7 +115,7 @@ async def measure(rows: int, *, partitions: int, seconds: float) -> dict[str, An
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run all cases in turn, and return 0."""
+    """Run all cases one after another, and return 0."""
     parser = benchmark_parser(
         "publishing", __doc__, quick="2 seconds each in place of 10, once in place of three times"
     )

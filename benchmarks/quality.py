@@ -1,18 +1,18 @@
 """Compare the quality of a first model of few rows with peers on the same rows.
 
-Run by `make benchmark-quality`. Windows have 2,000, 5,000 and 20,000 rows of the demo's simulator,
-of a long-tailed simulator, of the shop in `examples/shop` (strings, user ids, lists), and with
-`--data` of real Criteo rows. Our training step with its defaults, DeepCTR-Torch's DCN and LightGBM
-train on each window. All three models are evaluated on the same other rows. Our step uses
-preprocessing's vocabularies, and `fit` with the settings of the recommender's file. Figures are
-means over seeds, which draw new rows and initial weights, with minimum and maximum. The
-Bayes-optimal AUC is that of the true probabilities.
+Run by `make benchmark-quality`. Windows have 2,000, 5,000 and 20,000 rows. The rows come from the
+demo's simulator, a long-tailed simulator, the shop in `examples/shop` (strings, user ids, lists),
+and with `--data` also from a Criteo file. Our training step with its defaults, DeepCTR-Torch's DCN
+and LightGBM train on each window. All three models are evaluated on the same evaluation rows. Our
+model uses preprocessing's vocabularies and training's `fit`, with the settings of the recommender's
+file. Each figure is a mean over seeds, with minimum and maximum. A seed draws new rows and initial
+weights. The Bayes-optimal AUC is the AUC of the true click probabilities.
 
 The choice of variants favours both peers. DeepCTR-Torch runs one, two and three passes, in batches
 as small as ours. LightGBM builds 25, 50, 100 and 200 trees, otherwise with its defaults. For each
-peer, only the variant with the lowest log loss on the evaluation rows counts, with only the seconds
-of that variant. DeepCTR-Torch gets the encoded rows. LightGBM gets the raw numbers with their gaps,
-the ids as categories, and for each list the counts of its ids.
+peer, only the variant with the lowest log loss on the evaluation rows counts. The seconds of the
+other variants are left out. DeepCTR-Torch gets the encoded rows. LightGBM gets the raw numbers with
+their gaps, the ids as categories, and for each list the counts of its ids.
 """
 
 import sys
@@ -58,8 +58,8 @@ SIZES = (2_000, 5_000, 20_000)
 HOLDOUT_ROWS = 50_000
 PASSES, TREES = (1, 2, 3), (25, 50, 100, 200)
 _DENSE_MEAN = 4.0
-"""Mean of the long-tailed simulator's dense values on the logarithmic scale, so that none is
-negative."""
+"""Mean of the long-tailed simulator's dense values on a logarithmic scale, large enough to avoid
+negative values."""
 
 
 class Split(NamedTuple):
@@ -84,7 +84,10 @@ def demo_simulator(num_rows: int, seed: int) -> Split:
 
 
 def long_tail(num_rows: int, seed: int) -> Split:
-    """Return rows whose ids are drawn from 1.2 million by Zipf's law, each with its own weight."""
+    """Return rows with ids from a Zipf distribution over 1.2 million ids.
+
+    Each id has its own weight.
+    """
     planted = PlantedLogit(SAMPLE_SLOT_SIZES, seed)
 
     def drawn(count: int, part: int) -> SimulatedRows:
@@ -99,7 +102,7 @@ def long_tail(num_rows: int, seed: int) -> Split:
 
 
 def shop(num_rows: int, seed: int) -> Split:
-    """Return the first pages of the shop's log for training, and the next for evaluation."""
+    """Return the first pages of the shop's log for training, and the next pages for evaluation."""
     from evergreen.recommender_file.form import (
         read_recommender,
     )  # imports the YAML reader, which only the shop needs
@@ -177,7 +180,10 @@ def train_all(split: Split, seed: int) -> dict[str, TrainedScores]:
 def _deepctr(
     recommender: Recommender, sizes: list[int], window: Rows, *, holdout: Rows
 ) -> Iterator[TrainedScores]:
-    """Yield the scores after each pass of DeepCTR-Torch's DCN v1, and of its v2 if ours is a v2."""
+    """Yield the scores of DeepCTR-Torch's DCN after each pass.
+
+    DCN v1 is always included, and DCN v2 is included if our network is a v2.
+    """
     settings, config = (
         recommender.section("training", TrainingSettings),
         network_config(recommender),
@@ -218,7 +224,7 @@ def lightgbm_table(raw: SimulatedRows, rows: Rows, features: Features, *, sizes:
 def _lightgbm(
     train_features: Any, holdout: Any, label: NDArray[np.int32], *, features: Features, seed: int
 ) -> Iterator[TrainedScores]:
-    """Yield the scores with each number of trees."""
+    """Yield the scores of LightGBM for each number of trees."""
     import lightgbm
 
     parameters = {"objective": "binary", "seed": seed, "num_threads": 1, "verbose": -1}

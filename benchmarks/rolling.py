@@ -5,7 +5,7 @@ after every 1, 100, 1,000 and 10,000 rows. River takes one row per call, and kee
 in C++. The monitor's `RowWindow` takes the matured rows of a turn as arrays, and sorts all rows
 when the AUC is read. The monitor reads the AUC once per turn, so a busy monitor reads it after
 thousands of rows. The benchmark checks that the monitor and river end with the same AUC. The limit
-is an empty call in Python, the minimum cost of one row per call.
+is the duration of an empty Python call, because one row per call cannot cost less.
 """
 
 import sys
@@ -111,7 +111,7 @@ def _river(
 
 
 def _starts(every: int) -> range:
-    """Return the first row of each turn, after the window is full."""
+    """Return the first row of each measured turn. Measured turns begin when the window is full."""
     return range(WINDOW, min(NUM_ROWS, WINDOW + _MAX_READINGS * every), every)
 
 
@@ -141,7 +141,7 @@ def _matured(labels: NDArray[np.uint8], scores: NDArray[np.float32]) -> MaturedR
 
 def _seconds_of_an_empty_call() -> float:
     def take(label: bool, score: float) -> None:
-        """Do nothing with the row."""
+        """Ignore the row."""
 
     began = time.perf_counter()
     for _ in range(1_000_000):

@@ -1,14 +1,14 @@
 """Measure the cost of a complete run from trigger to serving, by step.
 
 Run by `make benchmark-round`. A first model trains on a day's first rows, and is released to a real
-Triton. Then incremental runs of every size follow in turn, each over the next rows of that day. A
-run is started like the monitor's local trigger does: `evergreen run` starts as a process, and runs
-every step in the environment of its image. The trigger is the start of that process. The version
-serves when the journal records it as live, after Triton has loaded it and returned the expected
-scores. The notes of the steps give the seconds of the steps and the gaps between them.
+Triton. Then incremental runs of every size follow one after another. Each run reads the next rows
+of that day. As with the monitor's local trigger, `evergreen run` starts as a process, and runs
+every step in the environment of its image. The time of the trigger is the start of this process.
+The version serves once Triton has loaded it and returned the expected scores, and the journal has
+recorded it as live. The notes of the steps give the seconds of the steps and the gaps between them.
 
-The fixed cost is that of a run of `EMPTY_ROWS` rows. The gate accepts every model here, so every
-run ends with a release.
+The fixed cost is the time of a run with `EMPTY_ROWS` rows. The gate accepts every model here, so
+every run ends with a release.
 """
 
 import sys
@@ -37,11 +37,12 @@ from evergreen.runtime.flags import whoami
 from evergreen.storage.uris import local_path
 
 EMPTY_ROWS = 1_000
-"""Number of rows of a run whose time counts as the fixed cost."""
+"""Number of rows in the run whose duration is reported as the fixed cost."""
 TARGETS = {EMPTY_ROWS: 25.0, 100_000: 25.0}
 """Target seconds from trigger to serving, by the number of rows in the run."""
 STARTS = "processes and KFP"
-"""Name of the time that no step reports: the start of the run, KFP, and each step's interpreter."""
+"""Key for the seconds outside all steps: the start of the run, KFP, and the start of each
+interpreter."""
 
 
 class RoundSeconds(NamedTuple):
@@ -52,17 +53,18 @@ class RoundSeconds(NamedTuple):
     serving: float
     """Seconds from the trigger until the new version served."""
     steps: dict[str, float]
-    """Seconds of each step before the new version serves. The key `STARTS` has the remaining
-    seconds."""
+    """Seconds of each step before the new version serves. The key `STARTS` has the seconds outside
+    all steps."""
 
 
 def round_seconds(
     rows: int, notes: Sequence[StepNote], *, triggered: datetime, serving: datetime
 ) -> RoundSeconds:
-    """Return the seconds of a run whose steps left `notes`.
+    """Return the duration of a run and of its steps, computed from the notes of the steps.
 
     Raises:
-        ValueError: a step did not end or began before the trigger, so the notes are of another run.
+        ValueError: a step did not end, or it began before the trigger. The notes then belong to
+            another run.
     """
     steps: dict[str, float] = {}
     for note in notes:
@@ -151,8 +153,9 @@ class Bench:
     def round(self, rows: int) -> RoundSeconds | None:
         """Run the pipeline over the next `rows` rows of the lake, and return its seconds.
 
-        If the last request has more rows after these, the complete request is left out. Returns
-        None if the gate was undecided with so few rows, so that no version was released.
+        If the run would contain only a part of its last request, it leaves out the complete
+        request. Returns None if no version was released, because the gate was undecided with so few
+        rows.
         """
         first, before = self._num_read(), promotion_journal.current(self._folders.store)
         parameters: list[str] = []
@@ -190,7 +193,7 @@ class Bench:
 
 
 def measure(folder: Path, sizes: dict[int, int], *, seed: int) -> dict[int, list[RoundSeconds]]:
-    """Run every size in turn, and return the seconds without those of the first model."""
+    """Run every size, and return the seconds of all runs except the first model's run."""
     simulator = Simulator.create(seed)
     total = BASE_ROWS + sum(rows * count for rows, count in sizes.items())
     write_lake(simulator, str(folder / "lake"), rows=total, days=1, last_day=_DAY, seed=seed)

@@ -1,10 +1,10 @@
 """Compare two folders of encoded rows. A stock NVTabular script wrote the second folder.
 
 Stock ids are ordered by frequency. Categories of equal frequency are in the order of an unstable
-sort. Therefore ids agree if each column has one mapping from the stock ids of all rows to our ids.
-The mapping must be one to one, and must map missing and out-of-vocabulary values to themselves. An
-id must stay in its group of equal frequency. Dense values agree within 1e-6 of the larger of 1 and
-the value, because the stock logarithm has the precision of float32.
+sort. Therefore the check accepts a column if one mapping converts all its stock ids to our ids. The
+mapping must be one to one, and must map missing and out-of-vocabulary values to themselves. The
+mapping may exchange only ids of equal frequency. Dense values may differ by 1e-6 times the larger
+of 1 and the value, because the stock logarithm has only the precision of float32.
 """
 
 from pathlib import Path

@@ -3,8 +3,8 @@
 `python -m benchmarks.scale` writes lakes of 100,000 to 20 million rows. On each lake, extraction,
 validation, preprocessing and the training of a first model run as processes. The figures are
 processor seconds, peak anonymous memory of the step and its children, and bytes left on disk
-(docs/kubernetes/scale.md). The rows are narrow: two numbers and three categories, and `user` has a
-key per 20 rows. A line through the two largest windows extrapolates to a billion rows.
+(docs/kubernetes/scale.md). The rows are narrow, with two numbers and three categories. The column
+`user` has a key per 20 rows. A line through the two largest windows extrapolates to a billion rows.
 
 The cost of a key is measured separately: in counting and admitting, in encoding, and in the served
 graph's look-up table.
@@ -62,7 +62,7 @@ class StepNeeds(NamedTuple):
     peak: int
     """Peak memory in bytes."""
     disk: int
-    """Bytes left on disk."""
+    """Bytes on disk after the step."""
 
 
 class FittedLine(NamedTuple):
@@ -167,7 +167,7 @@ def measure_steps(
 
 
 def count_keys(keys: int) -> None:
-    """Merge two processes' counts of the same categories of a column, and admit all categories."""
+    """Merge two processes' counts of one column's categories, and admit all categories."""
     from components.preprocessing.vocabularies import next_column, unseen_column
     from components.preprocessing.window_statistics import merged
     from evergreen.config.preprocessing import PreprocessingSettings
@@ -267,7 +267,7 @@ def figures(needs: Mapping[str, Sequence[StepNeeds]], keys: Mapping[str, float])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure the steps by window size and the cost of a key, and return 0."""
+    """Measure the steps by window size, measure the cost of a key, and return 0."""
     parser = benchmark_parser("scale", __doc__, quick="small windows and few keys (two minutes)")
     parser.add_argument("--sizes", type=int, nargs="+", help="rows of the windows")
     parser.add_argument(

@@ -2,9 +2,10 @@
 
 `python -m benchmarks.scaling` runs in the training environment, and compares with the PyTorch
 engine. Each engine trains on the same encoded rows from the same Parquet files, with one thread per
-process. Step times at two batch sizes give the cost per step and per row. The additional cost of
-two processes is the exchange, with a part per step and a part per byte. Bytes are computed from the
-plan. If a network namespace can be created, the bytes are also counted by the kernel.
+process. Step times at two batch sizes give the cost per step and per row. Two processes also
+exchange data. The exchange has a cost per step and a cost per byte. The number of bytes is computed
+from TorchRec's plan. If a network namespace can be created, the bytes are also counted by the
+kernel.
 
 This model is extrapolated to GPUs with stated assumptions. No figure was measured on a GPU.
 Finally, TorchRec's planner shards a table of a billion rows without allocating it.
@@ -64,14 +65,14 @@ class Device:
 
 
 GPU = Device(seconds_per_step=1.5e-3, seconds_per_row=1 / 2_000_000)
-"""Assumptions, not measured: kernel launches of one step, and two million rows per second of the
-small network."""
+"""Assumed values that were not measured: the time of the kernel launches of one step, and a speed
+of two million rows per second for the small network."""
 NVLINK = Links(seconds_per_step=0.4e-3, bytes_per_second=150e9)
-"""Assumptions for 8 GPUs of one machine: eight collectives of 50 us, and half of the links' 300
-GB/s."""
+"""Assumed values for 8 GPUs of one machine: eight collectives of 50 us each, and half of the links'
+bandwidth of 300 GB/s."""
 INFINIBAND = Links(seconds_per_step=1.6e-3, bytes_per_second=20e9)
-"""Assumptions for 64 GPUs on eight machines: eight collectives of 200 us, and 80 % of 200 Gbit/s
-per GPU."""
+"""Assumed values for 64 GPUs on eight machines: eight collectives of 200 us each, and 80 % of a
+bandwidth of 200 Gbit/s per GPU."""
 
 
 def exchanged_bytes(workers: int, rows_per_worker: int) -> float:
@@ -99,7 +100,7 @@ def rows_per_second(workers: int, rows_per_worker: int, *, device: Device, netwo
 
 
 def fitted(seconds: dict[int, float]) -> tuple[float, float]:
-    """Return seconds per step and per row, from the step times at two numbers of rows."""
+    """Compute seconds per step and per row from the step times at two numbers of rows."""
     (few, quick), (many, slow) = sorted(seconds.items())
     per_row = (slow - quick) / (many - few)
     return quick - per_row * few, per_row
@@ -129,7 +130,7 @@ def sent_on_loopback() -> int:
 def measure(
     backend: str, folder: Path, *, num_rows: int, scratch: Path, rounds: int
 ) -> dict[str, Any]:
-    """Return one engine's seconds per step and bytes per row, for each batch size of a worker."""
+    """Return seconds per step and bytes per row of one engine, for each batch size per worker."""
     from components.training.backends import make_engine
     from components.training.rows import RowFolder
     from components.training.start import write_initial
@@ -167,7 +168,10 @@ def measure(
 def run_baseline(
     backend: str, processes: int, folder: Path, *, num_rows: int, rounds: int
 ) -> dict[str, Any]:
-    """Run `measure` in new processes, and if allowed in a new network namespace."""
+    """Run `measure` in new processes.
+
+    If the system allows it, the processes get a new network namespace.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         result = Path(scratch) / "result.json"
         parameters = json.dumps([backend, str(folder), num_rows, scratch, rounds])
@@ -215,7 +219,7 @@ def run_baseline(
 
 
 def work(parameters: str) -> int:
-    """Run one process of an engine. The leader measures, and the others follow."""
+    """Run one process of an engine. Only the leader (rank 0) measures."""
     backend, folder, num_rows, scratch, rounds = json.loads(parameters)
     if os.environ.get("RANK", "0") != "0":
         from components.training.torchrec.engine import follow
@@ -228,7 +232,7 @@ def work(parameters: str) -> int:
 
 
 def billion_row_plan(workers: int = 64) -> dict[str, Any]:
-    """Return TorchRec's plan of a table of a billion rows and the sample's tables.
+    """Return TorchRec's plan for the sample's tables and a table with a billion rows.
 
     The plan assumes GPUs of 80 GB. No memory is allocated for the tables.
     """
@@ -262,7 +266,7 @@ def billion_row_plan(workers: int = 64) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, fit, extrapolate and plan."""
+    """Measure both engines, fit the cost model, extrapolate it, and plan a large table."""
     parser = benchmark_parser("scaling", __doc__, quick="half a minute less: one round")
     parser.add_argument("--worker", help="(internal) one process of an engine")
     flags = parser.parse_args(argv)

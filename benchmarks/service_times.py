@@ -1,9 +1,9 @@
 """Measure the duration of a batch on a Triton instance, by number of rows.
 
 `evergreen simulate autoscaler` reads these service times. `python -m benchmarks.service_times
---server HOST:PORT --output FILE` sends one request at a time to a running Triton, so that none
-waits and no two are batched. The server must have no other callers meanwhile. The time is the sum
-of input, inference and output in the server's own counters.
+--server HOST:PORT --output FILE` sends one request at a time to a running Triton, so that requests
+neither wait nor share a batch. The server must have no other callers during this time. The time is
+the sum of input, inference and output in the server's own counters.
 """
 
 import argparse
@@ -38,7 +38,7 @@ _PARTS = ("compute_input", "compute_infer", "compute_output")
 
 
 def measure(address: str, model: str, *, seconds: float) -> list[dict[str, Any]]:
-    """Return the number of requests and the quantiles of their seconds, by number of rows.
+    """Return the number of requests and the quantiles of their seconds, for each number of rows.
 
     Args:
         address: host:port of a Triton's gRPC.
@@ -66,7 +66,7 @@ def measure(address: str, model: str, *, seconds: float) -> list[dict[str, Any]]
 def _seconds_of_requests(
     client: Any, model: str, requests: Sequence[list[Any]], *, seconds: float
 ) -> list[float]:
-    """Send requests one by one for `seconds`, and return an instance's seconds for each of them.
+    """Send requests one by one for `seconds`, and return the instance's time per request.
 
     At least one request is sent.
 
@@ -94,7 +94,7 @@ def _seconds_of_requests(
 
 
 def _settled(client: Any, model: str) -> tuple[int, float]:
-    """Return the result of `_worked` once the last warm-up request is counted."""
+    """Wait until the last warm-up request is counted, and return the result of `_worked`."""
     began, before = time.monotonic(), _worked(client, model)
     while time.monotonic() < began + COUNTED_SECONDS:
         time.sleep(0.05)

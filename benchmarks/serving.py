@@ -3,15 +3,15 @@
 Run by `make benchmark-serving`. Deployment's command releases our model onto the bundled
 tritonserver. `reference` is an NVTabular workflow and the network, as an ensemble of two Python
 models in the same server binary. `web` is our graph under FastAPI and uvicorn, with requests in
-bytes. `floor` is a model that computes nothing, in our server. Before the measurement, all except
-the floor must give the same scores. Client, servers and peers share the machine.
+bytes. `floor` is a model that computes nothing, in our server. Before the measurement, all servers
+except the floor must give the same scores. Client, servers and peers share the machine.
 
 Prints latencies, rows per second, the parts of a request's time, cold starts and releases under
 load, and writes all figures as JSON. A missed target is printed, and the exit code stays 0. If
 servers give different scores, the benchmark fails.
 
-`serving_model` has the model, `measured_servers` the servers, and `serving_runs` the
-measurements.
+`serving_model` defines the model, `measured_servers` starts the servers, and `serving_runs`
+measures them.
 """
 
 import sys
@@ -240,7 +240,7 @@ def _print_closed(results: dict[str, Any]) -> None:
 
 
 def _print_half_load(results: dict[str, Any]) -> None:
-    """Print the open loops, and the parts of the time in the server."""
+    """Print the results of the open loops, and the parts of the time in the server."""
     for batch, result in results.items():
         print(
             f"\nopen loop, {batch} rows, {result['requests_per_second']:,.0f} requests/s (half of "

@@ -1,6 +1,6 @@
 """Create the served workflow, models and requests of the serving benchmark.
 
-The workflow is fitted on rows of the demo's simulator, so that the reference and ours must give
+The workflow is fitted on rows of the demo's simulator, so the reference and our graph must give
 equal scores. The models have the demo's shape and random weights, because speed does not depend on
 training. The expected scores come from NumPy, with `FeatureWorkflow` and the network as in the
 papers.
@@ -41,9 +41,9 @@ NUM_ASKED = 8_192
 
 
 def drawn_features(simulator: Simulator, num_rows: int, seed: int) -> FeatureRows:
-    """Return features of `num_rows` random rows, the same for the same seed.
+    """Return the features of `num_rows` random rows. Equal seeds give equal rows.
 
-    Some rows have categories that are in no fitted row.
+    Some rows contain categories that do not occur in the rows of the fit.
     """
     drawn = simulator.draw(num_rows, np.random.default_rng(seed))
     return FeatureRows(dense=drawn.dense, categorical=drawn.categorical)

@@ -1,10 +1,10 @@
 """Run the measurements of serving: parity, closed loops, open loops, cold starts, releases.
 
 All servers run all the time, and only one server gets requests at a time. The servers take turns
-within each round. ONNX Runtime without a server, in this process, is measured in turn with the
-servers. A percentile is computed within a round, and its figure is the median over rounds with
-minimum and maximum. A ratio divides figures of the same round, so that a slow moment of the machine
-affects both.
+within each round. ONNX Runtime runs in this process without a server. These measurements alternate
+with the servers' measurements. A percentile is computed within a round. The figure has the median,
+minimum and maximum over all rounds. A ratio divides figures of the same round, so that a slow
+moment of the machine affects both.
 """
 
 import asyncio
@@ -39,7 +39,8 @@ from inference_client.rows import FeatureRows
 
 IN_PROCESS, WOKEN = "onnxruntime", "onnxruntime, woken"
 WOKEN_AFTER = 0.0005
-"""Seconds that a core rests before `WOKEN` uses it, like the core of a waiting server."""
+"""Seconds of rest before each batch of `WOKEN`. The core of a waiting server also rests before a
+batch."""
 PARITY = 1e-5
 
 
@@ -56,7 +57,7 @@ class Sizes:
     starts: int = 7
     releases: int = 7
     quiet_seconds: float = 6.0
-    """Seconds of load before each release, and before each load of the echo."""
+    """Seconds of traffic before each release, and before each load of the echo model."""
 
 
 FULL = Sizes()
@@ -115,7 +116,7 @@ class Alone:
         self._session, self._rows = open_graph(graph), rows
 
     def run(self, batch: int, seconds: float, *, threads: int = 1, pause: float = 0.0) -> Answers:
-        """Run batches for `seconds` in each thread, and pause for `pause` seconds before each."""
+        """Run batches for `seconds` in each thread, with a pause of `pause` seconds before each."""
         began = time.monotonic()
         with ThreadPoolExecutor(threads) as pool:
             runs = list(
@@ -240,12 +241,12 @@ async def release_under_load(
     batch: int,
     seed: int,
 ) -> dict[str, Any]:
-    """Release a model during an open loop, and later load the echo again on the same server.
+    """Release a model during an open loop, and later load the echo model again on the same server.
 
-    Triton starts as many processes for the echo as for a version, and the echo computes nothing.
-    The latencies during its load are therefore a limit for every release on this machine.
+    The echo model computes nothing, but Triton starts as many processes for it as for a version. No
+    release on this machine can therefore have lower latencies than a load of the echo model.
 
-    Returns the figures of the release, and the ratio for the echo as `echo_ratio`.
+    Returns the figures of the release, and the ratio for the echo model as `echo_ratio`.
     """
     command, manifest = ours.command(seed)
     caller = server.connect(rows, batch)
@@ -276,7 +277,8 @@ async def release_under_load(
         raise RuntimeError(f"release ended with {process.returncode}: {complaint.decode()[-2000:]}")
     released = Release.read(manifest)
     window = _window(ours, released.version)
-    # Not more than `quiet_seconds` before, and not the first requests on a new connection.
+    # The quiet time is shorter than `quiet_seconds`, and leaves out the first requests on a new
+    # connection.
     quiet = quiet_seconds - 1.0
     echo = window_figures(
         answers, window=(echo_began, echo_ended), quiet=(echo_began - quiet, echo_began)
@@ -290,7 +292,7 @@ async def release_under_load(
 
 
 def _window(ours: Released, version: int) -> tuple[float, float]:
-    """Return when the journal announced the version, and when it recorded it as live.
+    """Return the times when the journal announced the version and recorded it as live.
 
     Both times are values of `time.monotonic`.
     """
@@ -331,9 +333,9 @@ def ratios(ours: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]], fig
 
 
 def least_ms(rounds: dict[str, list[dict[str, Any]]]) -> list[float]:
-    """Return for each round a lower bound of the p50 of any server that runs the graph.
+    """Return a lower bound of the p50 of every server that runs the graph, per round.
 
-    The bound is the sum of the floor's p50 and of ONNX Runtime's p50 after a rest of the core.
+    The bound adds the p50 of the floor and the p50 of ONNX Runtime after a rest of the core.
     """
     return [floor["p50_ms"] + woken["p50_ms"] for floor, woken in zip(rounds[FLOOR], rounds[WOKEN])]
 
@@ -354,8 +356,8 @@ def server_split(
 ) -> dict[str, float] | None:
     """Return the parts of a request's mean time in milliseconds, from two reads of the counters.
 
-    `client and network` is `mean_ms`, the mean at the client, minus the parts of the server.
-    Returns None without requests between the reads.
+    `mean_ms` is the mean at the client. The part `client and network` is `mean_ms` minus the parts
+    of the server. Returns None without requests between the reads.
     """
     moved = increase(before, after)
     if not moved["requests"]:

@@ -12,7 +12,7 @@ def effects_of(
     """Return the sum of the planted effects of each row, as [n].
 
     The rows may have been drawn from other tables. A category that is not in `tables` has no
-    effect. Integers must be among those that `tables` can draw.
+    effect. Integer values must be values that `tables` can draw.
 
     >>> from demo.simulation.simulator import Simulator
     >>> tables = Simulator.create(7).tables

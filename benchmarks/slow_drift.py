@@ -1,6 +1,6 @@
 """Simulate slow drift: properties change continuously, as a pure function of time.
 
-`simulator.Drift` simulates a sudden change. At any hour a `DriftingSimulator` gives a
+`simulator.Drift` simulates a sudden change. At any hour, a `DriftingSimulator` gives a
 `SimulatorSnapshot`, which draws rows with their true click probability. These properties change:
 
 - Planted weights of some columns: a fixed part plus a part that follows a stationary
@@ -8,7 +8,8 @@
   is 2^(-a / half-life).
 - Popularity of their categories: the logarithm of the frequency follows another Ornstein-Uhlenbeck
   process.
-- Categories: new ones appear at a rate, are most popular when they are new, and fade.
+- Categories: new categories appear at a constant rate, are most popular when they are new, and
+  fade.
 
 Bias and strength are adjusted so that the click rate and the spread of the logit stay constant. A
 model therefore loses quality with age only because its knowledge is outdated. Seeds and the hour
@@ -53,12 +54,12 @@ class SlowDrift:
     half_life_hours: float = 12.0
     """Hours after which the autocorrelation of weights and popularities is one half."""
     moving_share: float = 0.07
-    """Share of these columns' planted variance that changes, in [0, 1]. The other part of the
-    variance is constant. With the other defaults, the AUC of the true probabilities of one moment
-    falls by one point (0.01) within a day, and by 1.2 points within two days."""
+    """Share of the planted variance of these columns that changes, in [0, 1]. The rest of the
+    variance is constant. With the other defaults, the true probabilities of one moment lose one
+    point of AUC (0.01) within a day, and 1.2 points within two days."""
     popularity_spread: float = 0.3
-    """Standard deviation of the logarithm of a category's frequency about its mean. 0 means
-    constant frequencies."""
+    """Standard deviation over time of the logarithm of a category's frequency. 0 means constant
+    frequencies."""
     new_category_columns: tuple[str, ...] = DRIFT_COLUMNS[:2]
     """Columns with new categories. Columns with new categories must not be part of an
     interaction."""
@@ -92,10 +93,10 @@ class SimulatorSnapshot:
     def probability_of(
         self, dense: NDArray[np.float32], categorical: NDArray[np.int64]
     ) -> NDArray[np.float64]:
-        """Return the click probabilities [n] that rows of any time would have at this time.
+        """Return the click probabilities [n] of the rows, as if they were drawn at this time.
 
-        No model of this time can score better than these probabilities. If their AUC falls on later
-        rows, drift is the only cause.
+        No model of this time can score better than these probabilities. If the AUC of these
+        probabilities falls on later rows, drift is the only cause.
         """
         return sigmoid(self.strength * effects_of(self.tables, dense, categorical) + self.bias)
 
@@ -111,7 +112,7 @@ class DriftingSimulator:
     def at(self, hours: float) -> SimulatorSnapshot:
         """Return the snapshot at `hours` (0 or more) after the start.
 
-        The drift is stationary from hour 0 on.
+        From hour 0, the drift is a stationary process.
         """
         tables = self.tables_at(hours)
         effects = tables.draw(_CALIBRATION_ROWS, self._calibration()).effects.astype(np.float64)
@@ -128,8 +129,8 @@ class DriftingSimulator:
     def tables_at(self, hours: float) -> Tables:
         """Return the tables of all columns at that time, without strength and bias.
 
-        The calibration of strength and bias, which is left out here, takes nine tenths of the time
-        of `at`.
+        This function leaves out the calibration of strength and bias, which takes nine tenths of
+        the time of `at`.
         """
         return replace(self.simulator.tables, categories=self._categories(self._step_at(hours)))
 
@@ -141,7 +142,7 @@ class DriftingSimulator:
     def _calibration(self) -> Generator:
         """Return a generator that yields the same random numbers for every hour.
 
-        Equal random numbers make bias and strength independent of the sample.
+        With equal random numbers, bias and strength do not vary with the sample.
         """
         return np.random.default_rng([self.simulator.seed, 5])
 
@@ -238,11 +239,11 @@ def ornstein_uhlenbeck(
 def _orthogonal_to(
     path: NDArray[np.float64], fixed: NDArray[np.float64], shares: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return the part of `path` that is orthogonal to the columns' mean and to `fixed`.
+    """Remove from `path` its parts along the columns' mean and along `fixed`.
 
-    The result is scaled to an expected variance of 1 over rows. `fixed` has mean 0 and variance 1
-    over rows, so the variances of the fixed and the moving part add up. The map is linear and
-    constant in time, so it preserves the autocorrelation of the process.
+    The result is scaled so that its expected variance over rows is 1. `fixed` has mean 0 and
+    variance 1 over rows, so the variances of the fixed and the moving part add up. The map is
+    linear and constant in time, so it preserves the autocorrelation of the process.
     """
     path = path - shares @ path
     path = path - fixed * (shares @ (fixed * path))

@@ -2,7 +2,7 @@
 
 In a round, our engine and each peer train on the same rows, one after another, in an order that
 changes per round. A ratio compares two measurements of the same round, so that a busy moment of the
-machine affects both. The first round warms up and does not count. At the end all engines have
+machine affects both. The first round is a warm-up and is not measured. At the end, all engines have
 trained on the same rows with the same batch size, and score the same held-out rows.
 """
 
@@ -44,7 +44,10 @@ point of the sigmoid, this is a difference of 1e-5 between logits."""
 
 
 class NetworksDiffer(Exception):
-    """With equal weights, a peer's scores differ from our network's, so a ratio is meaningless."""
+    """A peer and our network have equal weights but different scores.
+
+    A ratio of their speeds is therefore meaningless.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +67,7 @@ class Case:
 def measure(case: Case, batch_size: int, scratch: Path) -> dict[str, Any]:
     """Return the figures of the case: rows/s, ratio to the fastest peer and AUC.
 
-    The fastest peer is one of those that train with Adam, as our engine does.
+    Only a peer that trains with Adam, like our engine, can be the fastest peer.
 
     Raises:
         NetworksDiffer: our engine and plain PyTorch give different scores with the same weights.
@@ -106,7 +109,7 @@ def measure(case: Case, batch_size: int, scratch: Path) -> dict[str, Any]:
 def products_of_row(config: NetworkConfig) -> int:
     """Return the floating-point operations of a row's products with dense weights.
 
-    The backward pass counts twice as much as the forward pass.
+    The backward pass is counted as two forward passes.
     """
     sizes = [each.numel() for each in build_network(config).parameters() if each.ndim > 1]
     return 6 * sum(sizes)

@@ -1,4 +1,4 @@
-"""A figure of several rounds: median, minimum, maximum, peer and target."""
+"""Define a figure over several rounds, with median, minimum, maximum, peer and target."""
 
 from collections.abc import Sequence
 from statistics import median
@@ -15,7 +15,7 @@ class Spread(NamedTuple):
     def shown(self, spec: str | None = None) -> str:
         """Return the median, with minimum and maximum if rounds differ.
 
-        The default format is that of `short`.
+        The default is the format of `short`.
 
         >>> Spread(1200.0, 1000.0, 1500.0).shown(), Spread(0.5, 0.5, 0.5).shown(".2f")
         ('1,200 (1,000 to 1,500)', '0.50')
@@ -59,7 +59,7 @@ def named(value: Any) -> Any:
 
 
 INTERVAL = "[95 %]"
-"""Suffix of the unit of a share. The minimum and maximum of a share's figure are its 95 %
+"""Suffix that marks the unit of a share. The minimum and maximum of a share's figure are its 95 %
 interval."""
 
 
@@ -118,7 +118,7 @@ class Figure(NamedTuple):
 
 
 def figure_of(row: dict[str, Any]) -> Figure:
-    """Return the figure that a document holds as `row`."""
+    """Return the figure that a document stores as the dictionary `row`."""
     return Figure(**{**row, "value": Spread(**row["value"])})
 
 

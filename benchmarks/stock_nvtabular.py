@@ -1,9 +1,11 @@
-"""Run a stock NVTabular script as in its documentation, the peer of the preprocessing step.
+"""Run a stock NVTabular script as the peer of the preprocessing step.
 
-The script uses the default reader, operators, scheduler and files. The script has one fit, and one
-transform and to_parquet per part. Only the output types are set, because HugeCTR would misread
-others. `python -m benchmarks.stock_nvtabular RAW OUT` fits on `RAW/train`, and writes the encoded
-rows of `RAW/train` and `RAW/holdout` below `OUT`.
+The script follows NVTabular's documentation.
+
+The script uses the default reader, operators, scheduler and files. The script calls fit once, and
+calls transform and to_parquet once per part. Only the output types are set, because HugeCTR would
+misread others. `python -m benchmarks.stock_nvtabular RAW OUT` fits on `RAW/train`, and writes the
+encoded rows of `RAW/train` and `RAW/holdout` below `OUT`.
 """
 
 import sys

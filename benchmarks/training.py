@@ -3,7 +3,7 @@
 Run by `make benchmark-training`. Prints rows per second, AUC and ratios for networks on two tables,
 and writes all figures as JSON. A missed target is printed, and the exit code stays 0. A peer that
 computes another network is an error. A peer that is not installed, or lacks a network, is reported
-as left out. `speed` defines the measurement, and `peers` the peers.
+as left out. `speed` defines the measurement, and `peers` defines the peers.
 """
 
 import sys
@@ -30,8 +30,8 @@ _NETWORKS: dict[str, tuple[NetworkConfig, Features]] = {
     "dlrm": (DlrmConfig(**_COLUMNS), CRITEO),
     "lists": (replace(_SMALL, num_categorical=NUM_CATEGORICAL + 1), _LISTS),
 }
-"""Networks by name: `sample` is NVIDIA's DCN sample, and `lists` has one more vector, the mean of
-up to 20 vectors of the first column."""
+"""Networks by name. `sample` is NVIDIA's DCN sample. `lists` has one more vector, which is the mean
+of up to 20 vectors of the first column."""
 _TABLES = {"1.2M": sum(SAMPLE_SLOT_SIZES), "10M": 10_000_000}
 CASES = tuple(f"{network}-{table}" for table in _TABLES for network in _NETWORKS)
 _ROUNDS_AND_STEPS = {"1.2M": (6, 40), "10M": (5, 16)}
@@ -39,13 +39,13 @@ _QUICK_ROUNDS_AND_STEPS = {"1.2M": (4, 5), "10M": (3, 3)}
 """Number of rounds and of steps in a quick run. The AUCs of a quick run are meaningless, because 15
 steps hardly train a model."""
 _BATCH_SIZE = 2048
-"""Rows per optimizer step. All engines use the same number."""
+"""Rows per optimizer step. All engines use the same batch size."""
 _RATIO_TARGETS = {"1.2M": 5, "10M": 20}
 _AUC_TARGET = 0.002
 
 
 def measure_case(name: str, scratch: Path, *, is_quick: bool) -> dict[str, Any]:
-    """Return our figures and the peers' figures for a network on a table."""
+    """Return our figures and the peers' figures for one network and one table."""
     # Import torch late, because it takes a second, and wrong flags are reported without it.
     from benchmarks import speed
 
@@ -150,7 +150,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def values_read(results: dict[str, Any], table: str) -> Figure:
-    """Return the rate of values in rows with lists, relative to rows with only Criteo's columns.
+    """Return the reading rate of rows with lists, relative to rows with only Criteo's columns.
+
+    The rate is in values per second.
 
     Each element of a list counts as one value.
     """

@@ -1,11 +1,11 @@
 """Compare the power and false alarms of validation and TFDV, for `make benchmark-validation`.
 
-One part has pairs of windows of a stationary simulator, and counts the pairs with any alarm. The
-target is at most the given `false_discovery_rate`. The other part plants a shift in the second
+One part draws pairs of windows from a stationary simulator, and counts the pairs with an alarm. The
+target is a share of at most `false_discovery_rate`. The other part plants a shift in the second
 window, and counts the windows whose shifted feature is named. The target is 95 %. Both methods read
-the same files. The methods are the validation step, called like in a run, and TFDV's drift
-comparator, with the thresholds of its guide and of BigQuery. `benchmarks.validation_study` defines
-windows and shifts.
+the same files. The methods are the validation step as in a run, and TFDV's drift comparator with
+the thresholds of its guide and of BigQuery. `benchmarks.validation_study` defines windows and
+shifts.
 
 Prints tables, and writes all figures as JSON.
 """
@@ -25,7 +25,7 @@ from evergreen.config.validation import ValidationSettings
 
 SIMULATOR_SEED = 7
 FOUND_TARGET = 0.95
-"""Minimum share of the shifted windows whose shifted features are named."""
+"""Target for the share of shifted windows in which every shifted feature is named."""
 FALSE_ALARM_RATE = ValidationSettings.false_discovery_rate
 
 
@@ -35,8 +35,8 @@ class SettingCount:
 
     is_stationary: bool
     hits: int = 0
-    """Number of stationary pairs with any alarm, or of windows whose shifted features are all
-    named."""
+    """Number of pairs with an alarm if the case is stationary. Number of windows in which every
+    shifted feature is named if the case has a shift."""
     windows: int = 0
 
     def add(self, case: StudyCase, alarms: Sequence[str]) -> None:
@@ -107,7 +107,7 @@ def run_study(*, is_quick: bool) -> Counts:
 
 
 def format_table(counts: Mapping[str, Mapping[str, SettingCount]], *, ours: str) -> str:
-    """Return the shares as text. `ours` names the setting whose figures have targets."""
+    """Return the shares as text. Only the figures of the setting `ours` have targets."""
     lines = []
     for case, settings in counts.items():
         is_stationary = next(iter(settings.values())).is_stationary

@@ -2,12 +2,12 @@
 
 Run by `make benchmark-year`. The runs are not executed. Each run is a copy of the demo's last run
 (after `make demo`) with its own names and times, and with the journal lines of the deployment.
-Every fifth night, `evergreen admin collect` removes old files. Large files are hard links, whose
+Every fifth night, `evergreen admin collect` removes old files. Large files are hard links. Their
 sizes count in full. At the end of a day, a month and a year, the real readers of the registry are
 timed in CPU seconds of this process. The cost of a run itself is measured by `benchmarks.round`.
 
-Then the vocabulary of one column is updated by as many runs under the shipped rules, with and
-without a time to live.
+Then equally many runs update the vocabulary of one column under the shipped rules, with and without
+a time to live.
 """
 
 import json
@@ -44,8 +44,8 @@ from monitoring.web.store_status import RunCounter
 BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)
 HOURS = {"a day": 24, "30 days": 720, "a year": 8_760, "10,000 rounds": 10_000}
 TIMES = ("time", "created_at", "published_at", "ended_at", "started_at")
-"""Fields with the time of an action. `evergreen admin collect` decides by these fields what to
-remove."""
+"""Fields that contain the time of an action. `evergreen admin collect` reads these fields to decide
+what it removes."""
 NEW_ITEMS, ROWS, SHELF_DAYS = 20, 2_000, 14
 """Properties of the column: new items per hour, rows per hour, and days for which an item is
 shown."""
@@ -157,8 +157,7 @@ def measured(year: Year, folder: Path, now: datetime) -> dict[str, float]:
 def vocabulary_ids(rounds: int, ttl_days: float) -> dict[str, int]:
     """Return the number of ids of a column after `rounds` hourly runs.
 
-    Also returns how many of the ids have a category, and how many categories are remembered without
-    an id.
+    Also returns how many ids have a category, and how many categories are stored without an id.
     """
     random = np.random.default_rng(0)
     rules = PreprocessingSettings(category_ttl_days=ttl_days)

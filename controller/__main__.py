@@ -1,14 +1,14 @@
 """Run the release controller, the only process that changes what is served.
 
 `python -m controller --store S`. The controller holds the lock of Triton's model repository while
-it runs. In each round it carries out the open requests of the journal (`controller.reconcile`), and
-undoes a change that was interrupted. After the requests, the watchdog probes every Triton server
-and reloads models that answer wrongly (`controller.watchdog`). The baking version is evaluated, and
-rolled back if it is bad (`controller.baking`). The canary is evaluated, and grows or ends
-(`controller.canary.steps`). At the start and once a day the versions' files are compared with their
-hashes (`controller.inspection`), in a separate thread. Between two rounds, and between two of these
-parts of a round, the controller looks for new requests. A rollback therefore waits for at most one
-part.
+it runs. In each round, the controller carries out the open requests of the journal
+(`controller.reconcile`), and undoes an interrupted change. After the requests, the watchdog probes
+every Triton server and reloads models that answer wrongly (`controller.watchdog`). The baking
+version is evaluated, and rolled back if it is bad (`controller.baking`). The canary is evaluated,
+and grows or ends (`controller.canary.steps`). At the start and once a day, a separate thread
+compares the versions' files with their hashes (`controller.inspection`). The controller looks for
+new requests after each part of a round, and between two rounds. A rollback therefore waits for at
+most one part.
 
 A second controller waits until it gets the lock.
 """
@@ -59,8 +59,7 @@ CANARY_SECONDS = 30.0
 class ReleaseController:
     """One controller process that repeats its checks in rounds.
 
-    The file `status` is written after each round, so a file that is not updated shows a hanging
-    process.
+    The file `status` is written after each round. If the file is not updated, the process hangs.
     """
 
     watchdog: Watchdog
@@ -165,12 +164,11 @@ def control(
 ) -> None:
     """Run rounds until `wait` returns True.
 
-    `wait` gets the seconds until the next round. It is called several times per round, because new
-    requests are carried out in between.
+    `wait` gets the seconds until the next round. `wait` is called several times per round, because
+    new requests are carried out between two calls.
 
     Raises:
-        TemporaryError: `check_held`, which is called before each round, found that the lock was
-            lost.
+        TemporaryError: `check_held` found before a round that the lock was lost.
     """
     while True:
         check_held()
@@ -185,7 +183,7 @@ def control(
 
 @dataclass(kw_only=True)
 class Holder:
-    """Class that waits for the repository's lock, and then holds it while a controller runs."""
+    """Class that waits for the repository's lock, and holds the lock while a controller runs."""
 
     site: SiteSettings
     make: Callable[[SiteSettings], ReleaseController]
@@ -201,7 +199,7 @@ class Holder:
         while not self.stop.is_set():
             problem: str | None = None
             try:
-                # Without a recommender there is nothing to serve.
+                # Without a recommender, there is nothing to serve.
                 if self.site.recommender or served_name(self.site.store):
                     repository = self.site.open_repository()
                     with repository.locked():

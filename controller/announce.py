@@ -1,9 +1,9 @@
-"""Check what a request asks for, choose its version, and announce the change in the journal.
+"""Check a request, choose the version to serve, and announce the change in the journal.
 
 A verdict compares a candidate with one champion. If two runs overlap, another model may go live
 after the verdict. The verdict then does not compare the candidate with the live model. The
-candidate is then refused and must be evaluated again. Runs that chose their champion explicitly, or
-chose no champion, are not checked.
+candidate is then refused and must be evaluated again. If a run chose its champion explicitly, or
+chose no champion, the champion is not checked.
 
 A version number that the journal contains is never reused. The registry keeps the graph and the
 golden rows of each version permanently. The gate scores the champion with these files, `verify`
@@ -48,9 +48,9 @@ from evergreen.serving.servers import probe
 logger = logging.getLogger(__name__)
 
 SHADOW_SHARE = 1.0
-"""Share of the requests that both arms score. These requests provide the pairs. If all requests are
-scored by both arms, a canary is decided soonest. Clients drop shadow requests that would delay
-served requests (`inference_client.routing`)."""
+"""Share of the requests that both arms score. These requests provide the pairs. If both arms score
+all requests, a canary is decided as early as possible. Clients drop shadow requests that would
+delay served requests (`inference_client.routing`)."""
 
 
 class StaleVerdict(Refused):
@@ -68,11 +68,11 @@ class Satisfied:
 
 
 def satisfied(site: Site, state: RequestState) -> Satisfied | None:
-    """Return the version that already serves as the request asks, or None.
+    """Return the version that already serves as requested, or None.
 
-    A retried step must not release a model twice, even if the model was rolled back since. A
-    rollback that was requested while a change was in progress is satisfied if that change was
-    undone.
+    A retried step must not release a model twice, even if the model was rolled back since. If a
+    rollback is requested while a change is in progress, the undo of this change satisfies the
+    request.
     """
     request, live, at_work = state.request, site.live, canary_at_work(site.store)
     if state.recorded is not None:
@@ -106,8 +106,8 @@ def satisfied(site: Site, state: RequestState) -> Satisfied | None:
 def _wanted_then(state: RequestState) -> int | None:
     """Return the version that counted as live for the requester. None if no change was in progress.
 
-    During a rollback this is the target of the rollback. During any other change it is the version
-    that was live at that time.
+    During a rollback, this is the target of the rollback. During any other change, the result is
+    the version that was live at that time.
     """
     intent = state.intent_then
     if intent is None:
@@ -272,7 +272,7 @@ def _entry(
     reason: str,
     decision: str | None = None,
 ) -> Promotion:
-    """Return the journal entry about `release` that records the request's change."""
+    """Build the journal entry that records the requested change to `release`."""
     request = state.request
     return site.entry(
         action,
@@ -345,8 +345,8 @@ def check_may_replace(
     """Check that the candidate may replace the live version.
 
     An inconclusive candidate does not replace a running canary, because a new canary would have to
-    collect its evidence from the start. A candidate that passed is released directly, which ends
-    the canary. A person can end the canary first by `canary abort`.
+    collect its evidence from the start. A candidate that passed the gate is released directly, and
+    its release ends the canary. A person can end the canary first by `canary abort`.
 
     Raises:
         ContractError: the live version uses another backend.
@@ -438,7 +438,7 @@ def _number(site: Site, request: ServingRequest, prepared: PreparedVersion) -> R
 def next_version(store: Path, repository: ModelRepository) -> int:
     """Return one more than the highest version in the repository, the journal and the registry.
 
-    Intents in the journal count too.
+    The versions of intents in the journal count too.
     """
     journal = [entry.version for entry in promotion_journal.read_entries(store)]
     manifests = [

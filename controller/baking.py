@@ -1,24 +1,24 @@
 """Evaluate the live version while it bakes, and roll it back if it exceeds a limit.
 
-After its release each version must stay within the limits of its recommender (`contracts.baking`).
+After its release, each version must stay within the limits of its recommender (`contracts.baking`).
 The module `baking` evaluates the servers' counters. Failures are tested sequentially, so the test
-stays valid however often it is repeated. The time in the model is compared with the previous
-version's time in the model, by the ratios of the means and of the p99. The number of reloads by the
+stays valid however often it is repeated. Two ratios compare the time in the model with the previous
+version's time: the ratio of the means, and the ratio of the p99. The number of reloads by the
 watchdog has a limit too. If all servers have histograms, their buckets are summed and give the p99
-of all requests. Without histograms there is one p99 for each server, and the p99 of all servers
-together cannot be computed from these. The p99 of all servers is between the lowest and the highest
-p99 of a single server. The version's lowest p99 is therefore compared with the highest p99 of the
-previous version. Each p99 is a median over time.
+of all requests. Without histograms, there is one p99 per server. The p99 of all servers together
+cannot be computed from the p99 of each server. The p99 of all servers is between the lowest and the
+highest p99 of a single server. The version's lowest p99 is therefore compared with the highest p99
+of the previous version. Each p99 is a median over time.
 
 The monitor evaluates the live traffic, and this module reads its findings from the registry. A
 breach rolls back to the previous version and blocks the model. A blocked model is released again
 only if a person decides so. A version without a breach becomes `baked` after the required time and
 number of rows.
 
-All state of the baking is in the journal, the findings and `baking/counters.json`, so the next
-round makes up for a lost round. To roll back, the controller appends a request to the journal, as a
-person does. The controller ends the baking only under the repository's lock, and only if the
-version is still live and baking.
+All state of the baking is in the journal, the findings and `baking/counters.json`. If a round is
+lost, the next round therefore continues from this state. To roll back, the controller appends a
+request to the journal, as a person does. The controller ends the baking only under the repository's
+lock, and only if the version is still live and baking.
 """
 
 import json
@@ -77,7 +77,8 @@ warm-ups."""
 P99_SECONDS = 10.0
 """Seconds between two readings of the p99."""
 P99_READINGS = 12
-"""Number of p99 readings that are stored and required. They span two minutes."""
+"""Number of p99 readings that are stored, and that a comparison requires. The readings span two
+minutes."""
 NONE, BAKES, ROLLED_BACK = "none", "bakes", "rolled_back"
 _RETRY_ROUNDS = 128
 """Maximum number of rounds between two attempts of a failing rollback. The number of rounds doubles
@@ -209,8 +210,7 @@ class Baking:
                 found = read_buckets(text, arm, source=address)
                 seen[key] |= {f"{_LE}{bound}": count for bound, count in (found or {}).items()}
                 last = kept.seen.get(key)
-                # The first counters of a server include slow warm-ups, and so do the first counters
-                # after a restart.
+                # The counters of a new or restarted server begin with slow warm-ups.
                 if last is not None and all(seen[key][name] >= last[name] for name in COUNTERS):
                     growth = {
                         name: growth[name] + seen[key][name] - last[name] for name in COUNTERS
@@ -222,7 +222,7 @@ class Baking:
         except TemporaryError as error:
             logger.warning("%s", error)
             buckets = None
-            p99 = []  # without the p99 of every server, the lowest and highest p99 are not bounds
+            p99 = []  # the p99 of a missing server could be the lowest or the highest
         new_reloads = reloads.get(version, 0) - self._reloads_seen[version]
         counts[version] = self._with_p99(
             before.plus(growth, reloads=new_reloads), p99, live, buckets=buckets
@@ -249,7 +249,8 @@ class Baking:
     ) -> "VersionCounts":
         """Append a reading of the servers' p99 if one is due.
 
-        `buckets` has the growth of the summed buckets. It is None if a server has no buckets.
+        `buckets` is the growth of each bucket, summed over the servers. The value is None if a
+        server has no buckets.
         """
         told, seconds = (
             [each for each in p99 if each is not None],
@@ -308,11 +309,11 @@ class VersionCounts(ArmCounts):
     """Last readings: seconds since the version went live, and the p99 of all servers' requests in
     microseconds. This time includes the wait in the queue."""
     open_buckets: dict[str, float] = field(default_factory=dict)
-    """Number of requests since the last reading, summed over all servers. The keys are upper bounds
-    of the latency in milliseconds, and the numbers are cumulative."""
+    """Number of requests since the last reading, summed over all servers. Each key is an upper
+    bound of the latency in milliseconds. The counts are cumulative."""
 
     def plus(self, growth: Mapping[str, float], *, reloads: int) -> "VersionCounts":
-        """Return the counts after adding the growth of the counters and of the reloads."""
+        """Return new counts, which include the growth of the counters and of the reloads."""
         counters = {name: getattr(self, name) + growth[name] for name in COUNTERS}
         return replace(self, **counters, reloads=self.reloads + reloads)
 
@@ -340,8 +341,8 @@ def contradiction(found: Findings | None, version: VersionCounts) -> str | None:
     """Return how the servers' counters contradict the monitor's findings, or None if they agree.
 
     The event log contains the requests without a usable score, but anyone with access to the log
-    can publish forged requests. The servers' own counters cannot be forged through the log, so
-    these counters must show at least as many requests of the version.
+    can publish forged requests. The servers' own counters cannot be forged through the log. These
+    counters must therefore show at least as many requests of the version as the findings.
 
     >>> numbers = {UNUSABLE_REQUESTS: 50.0}
     >>> forged = Findings(version=2, state=BAD, reason="NaN", found_at="", numbers=numbers)
@@ -362,10 +363,10 @@ def contradiction(found: Findings | None, version: VersionCounts) -> str | None:
 def check_counts(
     version: VersionCounts, before: VersionCounts | None, limits: RolloutSettings
 ) -> list[Check]:
-    """Check the version's counters, compared with those of the version before.
+    """Check the version's counters against the limits and the previous version's counters.
 
-    If the version before has too few requests, the failure rate is compared with the margin alone.
-    The check of a time in the model is inconclusive if either version has too few requests.
+    If the previous version has too few requests, the failure rate is compared with the margin
+    alone. The check of a time in the model is inconclusive if either version has too few requests.
 
     >>> slow = VersionCounts(success=2000, infer_us=9e6)
     >>> checks = check_counts(slow, VersionCounts(success=2000, infer_us=3e6), RolloutSettings())
@@ -418,7 +419,7 @@ def check_counts(
 def _comparable_p99(
     version: VersionCounts, other: VersionCounts
 ) -> tuple[str, float | None, float | None]:
-    """Return the name of a p99 that both versions have, and its two values in milliseconds."""
+    """Return the name of a p99 that both versions have, and the two values in milliseconds."""
     summed, summed_before = version.summed_p99_ms, other.summed_p99_ms
     if summed is not None and summed_before is not None:
         return "p99 of the time to the response", summed, summed_before

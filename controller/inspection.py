@@ -1,14 +1,15 @@
 """Verify the stored files of all known versions by hash, at the start and once a day.
 
 The inspection is part of the release controller (`controller`). A disk can return wrong bytes
-without an error. Golden rows detect few of these errors: a flipped bit in an embedding row that no
-golden row uses changes no golden score. A corrupt file in Triton's repository is replaced by the
-model registry's copy. A corrupt file in the registry is replaced by the repository's copy. Servers
-then reload the graph.
+without an error. Golden rows detect few of these errors. If no golden row uses an embedding row, a
+flipped bit in that row changes no golden score. A corrupt file in Triton's repository is replaced
+by the model registry's copy. A corrupt file in the registry is replaced by the repository's copy.
+Servers then reload the graph.
 
-Hashing takes minutes, so a separate thread compares the hashes. That thread only reads, and the
-controller carries out requests meanwhile. The controller itself replaces the files, one version per
-round. Before it replaces a file, it compares the hashes of that version again under the lock.
+Hashing takes minutes, so a separate thread compares the hashes. The thread only reads, and the
+controller carries out requests at the same time. The controller itself replaces the files, one
+version per round. Before it replaces a file, it compares the hashes of that version again under the
+lock.
 """
 
 import logging
@@ -58,7 +59,7 @@ class _Search:
 
 @dataclass(kw_only=True)
 class Inspection:
-    """Inspection of the version files of one site. Call `step` repeatedly."""
+    """Check of the version files of one site, by their hashes. Call `step` repeatedly."""
 
     site: SiteSettings
     start: Callable[[Callable[[], None]], None] = in_thread
@@ -70,7 +71,7 @@ class Inspection:
     _search: _Search | None = None
 
     def step(self) -> None:
-        """Start to compare all hashes if that is due, and replace corrupt files that were found.
+        """Start to compare all hashes if that is due, and replace the corrupt files found before.
 
         One call replaces the files of at most one version.
 
@@ -124,6 +125,11 @@ class Inspection:
             search.problems.append(str(error))
         except (TemporaryError, PermanentError) as error:
             search.failure = error
+        except Exception as error:  # otherwise the end of the thread would look like success
+            search.failure = PermanentError(
+                f"the inspection failed: {type(error).__name__}: {error}"
+            )
+            logger.exception("the inspection failed")
         finally:
             search.is_done = True
 
@@ -135,8 +141,8 @@ class Inspection:
             with repository.locked():
                 repository.check_held()
                 self._heal(repository, folders, version)
-        except (ContractError, OSError) as error:
-            search.problems.append(str(error))
+        except (ContractError, OSError, PermanentError) as error:
+            search.problems.append(str(error))  # the other versions are still healed
         search.corrupt.popleft()
 
     def _versions(self, repository: ModelRepository) -> list[tuple[VersionFolders, int]]:
@@ -194,9 +200,9 @@ class Inspection:
 
 
 def remove_stale(store: Path, now: datetime) -> None:
-    """Remove prepared versions that are over a day old and that no open request names.
+    """Remove prepared versions that are over a day old, unless an open request names them.
 
-    These versions are left by steps that were killed before they appended a request.
+    Steps that were killed before they appended a request leave such versions.
     """
     open_ids = {state.id for state in open_requests(store)}
     for folder in (store / PREPARED_FOLDER).glob("*"):

@@ -1,20 +1,20 @@
 """Carry out single moves of the release protocol on files, servers, plan and journal.
 
 `controller.protocol` decides which move comes next, and `controller.reconcile` calls it. A version
-that is no longer in Triton's repository is restored from its copy in the model registry. How long
-the repository keeps versions therefore affects only the duration of a rollback.
+that is no longer in Triton's repository is restored from its copy in the model registry. The time
+for which the repository keeps versions therefore affects only the duration of a rollback.
 
 The rehearsal takes about 0.3 s under traffic. Triton sends requests without a version to the
-highest version as soon as it is loaded. Any error that a load can show must therefore appear before
-the served name is changed.
+highest version as soon as it is loaded. An error during a load must therefore appear before the
+served name is changed.
 
-The longest moves copy and hash files, or load a version on one server after another. Between two
-files and two servers they check whether a later rollback supersedes the change (`Site.proceed`).
+The longest moves copy and hash files, or load a version on one server after another. After each
+file or server, these moves check whether a later rollback supersedes the change (`Site.proceed`).
 
 The configuration is one atomic write. After this write, every server that starts serves the new
-version. Running servers load the version one after another. Servers that appear in the meantime are
-included. Each server is notified, and is probed with golden rows after it has loaded the version.
-Triton itself drains a version that it unloads.
+version. Running servers load the version one after another. A server that appears during this move
+also loads the version. Each server is notified, and is probed with golden rows after it has loaded
+the version. Triton itself drains a version that it unloads.
 
 The configuration names only the new version. Triton loads the new version before it unloads the
 previous version, which first finishes its requests. Keeping the previous version loaded would have
@@ -80,6 +80,7 @@ def load_canary(site: Site, version: int, *, only_missing: bool) -> None:
     golden = golden_rows(site.repository, site.store, version)
 
     def load(server: Triton) -> None:
+        site.proceed()
         if only_missing and server.is_ready(site.names.canary, version):
             return
         bring_up(server, site.names.canary, version=version, golden=golden, patience=site.patience)
@@ -251,8 +252,8 @@ def _restore_servers(site: Site) -> None:
     try:
         fleet = site.fleet
     except TemporaryError:
-        # The intent stays until every server responds, but clients of the others get the version
-        # from before at once.
+        # The intent stays until every server responds. The servers that respond get the previous
+        # version at once.
         for address in addresses(site.settings.triton_urls, site.settings.resolve):
             with closing(site.settings.connect(address)) as server:
                 restore(server)
@@ -374,4 +375,4 @@ BODIES: Mapping[str, Callable[[Site], None]] = {
     END_CANARY: _end_canary,
     END_BAKING: _end_baking,
 }
-"""Functions that carry out the moves that need no request, by move."""
+"""Functions that carry out moves without a request, by the name of the move."""

@@ -1,9 +1,9 @@
-"""Release a stored model that the gate refused, or whose verdict is stale.
+"""Release a stored model although the gate refused it or its verdict is stale.
 
 The command is `python -m controller.promote --store S --model-id M --override REASON`, or
-`evergreen release promote`. This command overrides only the gate's decision. The graph is built and
-its parity is checked with the rows and scores that evaluation stored. The other checks of a release
-apply.
+`evergreen release promote`. This command overrides only the gate's decision. The command builds the
+graph, and checks its parity with the rows and scores that evaluation stored. All other checks of a
+release run too.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 @exits_with_code
 def main(argv: list[str] | None = None) -> int:
-    """Promote the model. After a failure the live version is unchanged."""
+    """Promote the model. After a failure, the live version is unchanged."""
     arguments = build_parser().parse_args(argv)
     site = site_of(arguments)
     candidate = evaluated_model(site.store, arguments.model_id)

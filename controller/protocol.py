@@ -1,10 +1,10 @@
-"""Decide the next move of the release protocol from what is desired and what is observed.
+"""Decide the next move of the release protocol from the desired and the observed state.
 
-This module does no input and no output. A `Desired` is computed from the journal of promotions and
+This module neither reads nor writes. A `Desired` is computed from the journal of promotions and
 requests. An `Observed` is read from the model repository, the traffic plan and the servers. `TABLE`
-is the whole protocol. The first rule whose condition is true names the next move. The controller
-makes that move, observes again, and asks for the next move (`controller.reconcile`). After a crash
-the controller makes the same observation, so recovery needs no code of its own.
+contains the complete protocol. The first rule with a true condition names the next move. The
+controller makes that move, observes again, and asks for the next move (`controller.reconcile`).
+After a crash, the controller makes the same observation, so recovery needs no code of its own.
 
 Each move is one durable write, or one idempotent action on the servers:
 
@@ -17,30 +17,32 @@ Each move is one durable write, or one idempotent action on the servers:
   `LOAD_CANARY`, `UNLOAD_CANARY` (and then its files) and `HEAL`.
 
 A move that fails sets `Observed.attempt` to `FAILED`. The attempt is in the memory of the
-controller that announced the intent. After a restart the attempt is `NONE`, and the intent is
-undone like a failed one. After a crash, the request of the interrupted intent is still open. The
+controller that announced the intent. After a restart, the attempt is `NONE`, and the intent is
+undone like a failed intent. After a crash, the request of the interrupted intent is still open. The
 controller announces such a request again until the request's deadline. A release then gets a new
 version number.
 
 Requests are handled in the order of their entries, except that `ABORT` comes first and `ROLLBACK`
 second. A later rollback supersedes every request that is not recorded yet, and a later abort
-supersedes requests about canaries. A superseded attempt counts as failed. Only a superseded attempt
-of a rollback is finished. A retry of a step has the position of the step's first request, and a
-final answer to the first request is the answer to the retry (`evergreen.registry.requests`).
+supersedes requests about canaries. A superseded attempt counts as failed. A rollback is the
+exception: a superseded rollback is finished. A retry of a step has the position of the step's first
+request in this order. A final answer to the first request is also the answer to the retry
+(`evergreen.registry.requests`).
 
-An abort waits only for the move in progress. It is carried out between two moves of any other
-change, which then goes on. If the abort fails, the abort alone is refused.
+An abort waits only for the move in progress. The abort is carried out between two moves of another
+change, and this change then continues. If the abort fails, only the abort is refused.
 
 An entry of a person and an entry of the controller can be appended at the same time. The order of
-the entries decides. A request is accepted only if no withdrawal of the request precedes the
-acceptance. It is withdrawn only if no acceptance precedes the withdrawal.
+the entries then decides which of the two is valid. A request is accepted only if no withdrawal of
+the request precedes the acceptance. The request is withdrawn only if no acceptance precedes the
+withdrawal.
 
 Each controller gets a lease with a higher number than all leases before. Before each write of the
-repository the number is compared with the newest number there, and the write is refused if a newer
-number exists. An append to the journal cannot be conditional, so its readers ignore an entry whose
-lease is older than that of an entry before it. Suppose that a controller finds an intent which
-another controller announced. It announces the intent again under its own lease, and then undoes the
-change. After that, the other controller can no longer record the change.
+repository, the controller compares its number with the newest number there. If a newer number
+exists, the write is refused. An append to the journal cannot be conditional. Readers of the journal
+therefore ignore an entry if an earlier entry has a newer lease. Suppose that a controller finds an
+intent of another controller. This controller announces the intent again under its own lease, and
+then undoes the change. After that, the other controller can no longer record the change.
 """
 
 from collections.abc import Callable, Iterable
@@ -69,18 +71,18 @@ class OpenRequest:
     """The open request that is handled next."""
 
     kind: str
-    """One of `KINDS`. An `ADVANCE` beyond the last share counts as a `RELEASE`, and a `CANARY` that
+    """One of `KINDS`. An `ADVANCE` beyond the last share counts as a `RELEASE`. A `CANARY` that
     gives a shadow canary its first share counts as an `ADVANCE`."""
     is_accepted: bool = False
     is_expired: bool = False
     """Whether the request's deadline has passed."""
     is_recorded: bool = False
-    """Whether the change that the request asked for is made: the journal contains it, or the plan
-    has no canary for an `ABORT`."""
+    """Whether the requested change is made. A change is made once the journal contains it. An
+    `ABORT` is made once the plan has no canary."""
     is_superseded: bool = False
     """Whether a later rollback or abort supersedes the request."""
     has_failed: bool = False
-    """Whether a move of an `ABORT` failed. For other kinds see `Observed.attempt`."""
+    """Whether a move of an `ABORT` failed. For other kinds, see `Observed.attempt`."""
 
     def __post_init__(self) -> None:
         assert self.kind in KINDS, self.kind
@@ -90,7 +92,7 @@ class OpenRequest:
 class Intent:
     """The last promotion in the journal, if it is only an intent.
 
-    A change whose recording failed counts as an intent until the change is withdrawn.
+    If the recording of a change failed, the change counts as an intent until it is withdrawn.
     """
 
     version: int
@@ -99,7 +101,8 @@ class Intent:
     configuration."""
     is_canary: bool = False
     was_known: bool = False
-    """Whether the version was live or a canary before. Its files are then not removed."""
+    """Whether the version was live or a canary before. If so, the version's files are not
+    removed."""
     lease: int | None = None
     """Lease number of the controller that announced the intent last. None in journal entries of
     older releases."""
@@ -124,8 +127,8 @@ class Server:
     """Observation of one server that answers. A server that does not answer is left out."""
 
     serves: int | None = None
-    """Version that answers under the served name and gives the golden rows their scores. None = the
-    name is not loaded."""
+    """Version that answers under the served name, with the expected scores for the golden rows.
+    None = the name is not loaded."""
     canary: int | None = None
     """Version that answers under the canary's name."""
     candidate: int | None = None
@@ -134,7 +137,7 @@ class Server:
 
 @dataclass(frozen=True, kw_only=True)
 class ShownPlan:
-    """The traffic plan."""
+    """Observed state of the traffic plan."""
 
     stable: int
     canary: int | None = None
@@ -143,15 +146,15 @@ class ShownPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Observed:
-    """State of the model repository and of the servers, and the memory of this controller."""
+    """Observed state of the repository and of the servers, and this controller's own state."""
 
     lease: int = 1
     """Number of this controller's lease."""
     fence: int = 1
     """Highest lease number in the repository."""
     attempt: str = NONE
-    """State of the current attempt in this controller, for an intent or for a request without an
-    intent. An `ABORT` is no attempt."""
+    """State of this controller's current attempt to carry out an intent, or a request without an
+    intent. An `ABORT` is not an attempt."""
     is_blocked: bool = False
     """Whether a move that undoes the intent failed in this attempt."""
     is_rehearsed: bool = False
@@ -166,10 +169,10 @@ class Observed:
     """Version whose files are under the canary's name."""
     plan: ShownPlan | None = None
     is_drained: bool = True
-    """Whether clients have read the traffic plan, because the plan is old enough or does not
-    exist."""
+    """Whether all clients have read the traffic plan. This is assumed if the plan is old enough or
+    does not exist."""
     is_plan_ahead: bool = False
-    """Whether the plan's time is in the future, because the clock was set back."""
+    """Whether the plan's time is in the future. This happens if the clock was set back."""
     servers: tuple[Server, ...] = field(default_factory=tuple)
 
 
@@ -221,7 +224,7 @@ class ProtocolRule:
     condition: str
     """The condition as text, for the documentation."""
     holds: Condition
-    """The condition. The condition also requires `state`."""
+    """The condition as a function. The condition also requires `state`."""
     move: str
     """One of `MOVES`."""
     then: tuple[str, ...]
@@ -332,7 +335,7 @@ def _load_canary(observed: Observed, version: int | None) -> bool:
 
 
 _IN_PROGRESS = ("announced", "published", "configured", "undoing", "undone", "draining", "settled")
-"""States that can follow the end of an abort, because the abort interrupts another change."""
+"""States that can follow the end of an abort that interrupted another change."""
 
 TABLE: tuple[ProtocolRule, ...] = (
     ProtocolRule(
@@ -449,7 +452,7 @@ TABLE: tuple[ProtocolRule, ...] = (
         move=RECORD,
         then=("recorded", "settled"),
     ),
-    # An intent that failed, or that a crash left, is undone.
+    # An intent is undone if it failed, or if a crash interrupted it.
     ProtocolRule(
         state="undoing",
         condition="a controller with an older lease announced the intent",
@@ -515,7 +518,8 @@ TABLE: tuple[ProtocolRule, ...] = (
             _undo(d, o)
             and d.intent is not None
             and not d.intent.was_known
-            # A record whose writing failed may be in the journal until it is withdrawn.
+            # If the writing of a record failed, the record may be in the journal until it is
+            # withdrawn.
             and d.live != _version(d)
             and _version(d) in o.versions
         ),
@@ -625,7 +629,7 @@ TABLE: tuple[ProtocolRule, ...] = (
         move=ACCEPT,
         then=("accepted", "recorded"),
     ),
-    # Remove what is left of a canary that no plan names.
+    # Clean up after a canary that no plan names.
     ProtocolRule(
         state="draining",
         condition="the plan's time is in the future",
@@ -653,7 +657,7 @@ TABLE: tuple[ProtocolRule, ...] = (
         move=END_CANARY,
         then=("settled",),
     ),
-    # Change the servers to what the journal says.
+    # Change the servers so that they agree with the journal.
     ProtocolRule(
         state="servers wrong",
         condition="a server does not answer from the live version",
@@ -678,7 +682,8 @@ TABLE: tuple[ProtocolRule, ...] = (
         then=("settled",),
     ),
 )
-"""The protocol. The first rule that holds is applied. If no rule applies, nothing is left to do."""
+"""Rules of the protocol, in order. The first rule that holds is applied. If no rule applies,
+nothing is left to do."""
 
 
 def next_rule(desired: Desired, observed: Observed) -> ProtocolRule | None:

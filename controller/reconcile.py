@@ -1,10 +1,10 @@
 """Observe a site, choose the next move from the protocol's table, make it, and begin again.
 
 This is the only loop that changes what is served between two probes of the servers. A running
-controller calls it in each round. A command calls it in its own process if no controller is running
-(`carry_out`). If the journal ends with an intent that this process did not write, a controller was
-killed. The loop then undoes the intent like that of a failed change: it restores the configuration
-from before the intent, restores the servers, and withdraws the intent. If the controller is killed
+controller calls the loop in each round. If no controller is running, a command calls the loop in
+its own process (`carry_out`). If the journal ends with an intent that this process did not write, a
+controller was killed. The loop then undoes the intent as it undoes a failed change: it restores the
+earlier configuration, restores the servers, and withdraws the intent. If the controller is killed
 during the undo, the next controller continues the undo.
 """
 
@@ -65,14 +65,20 @@ from evergreen.contracts.requests import (
 from evergreen.registry import promotion_journal, requests
 from evergreen.registry.promotion_journal import Promotion, canary_at_work
 from evergreen.registry.requests import RequestState
-from evergreen.runtime.errors import ContractError, PermanentError, Refused, TemporaryError
+from evergreen.runtime.errors import (
+    ContractError,
+    PermanentError,
+    Refused,
+    TemporaryError,
+    UnreadableFile,
+)
 from evergreen.serving.prepare import remove_prepared
 from evergreen.serving.repository.model_repository import ModelRepository, NotWritable
 
 logger = logging.getLogger(__name__)
 
 HANDLED = (ContractError, TemporaryError, PermanentError, Refused, OSError)
-"""Errors of a move that are answered. Any other exception ends the process."""
+"""Errors of a move that become the answer to its request. Any other exception ends the process."""
 _NAMES = ("Refused", "ContractError", "TemporaryError", "PermanentError")
 
 
@@ -86,7 +92,7 @@ def chosen(states: list[RequestState]) -> RequestState | None:
 def is_superseded(state: RequestState, states: list[RequestState]) -> bool:
     """Return whether a later rollback or abort supersedes the request.
 
-    A retry has the position of the first request.
+    A retry has the same position in the journal as the first request.
     """
     later = states[[each.id for each in states].index(state.first) + 1 :]
     is_done = state.recorded is not None or state.earlier is not None
@@ -156,7 +162,7 @@ def observe(site: Site) -> tuple[Desired, Observed, RequestState | None]:
 
 
 def _only(files: object, whole: list[int]) -> int | None:
-    """Return the complete version, `UNKNOWN` for an incomplete copy, or None without files."""
+    """Return the complete version, `UNKNOWN` if the copy is incomplete, or None without files."""
     return whole[-1] if whole else UNKNOWN if files else None
 
 
@@ -221,7 +227,7 @@ def _next_share(site: Site, request: ServingRequest) -> float | None:
 
 
 def _supersede(site: Site, states: list[RequestState]) -> None:
-    """Fail the running attempt if a later request supersedes its request."""
+    """Fail the running attempt if a later request supersedes the request of this attempt."""
     line = site.attempt.line
     if site.attempt.state != RUNNING or line is None:
         return
@@ -236,7 +242,8 @@ def _check_wanted(site: Site) -> None:
     """Raise an error if a later request supersedes the request of the attempt.
 
     Raises:
-        Refused: a later rollback or abort supersedes the request, which is not a rollback.
+        Refused: a later rollback or abort supersedes the request. A request for a rollback is never
+            refused here.
     """
     states = requests.read_requests(site.store)
     for state in states:
@@ -249,8 +256,8 @@ def drive(site: Site, *, stop: Callable[[], bool] = lambda: False) -> None:
     """Make moves until nothing is to be done, or until `stop` returns True between two changes.
 
     Raises:
-        ContractError, TemporaryError, PermanentError, OSError: a move failed that belongs to no
-        request, or undoing a failed change failed too. The next call tries again.
+        ContractError, TemporaryError, PermanentError, OSError: a move without a request failed, or
+        the undo of a failed change failed too. The next call tries again.
     """
     before: tuple[Desired, Observed, str | None] | None = None
     site.proceed = partial(_check_wanted, site)
@@ -261,7 +268,7 @@ def drive(site: Site, *, stop: Callable[[], bool] = lambda: False) -> None:
         rule = next_rule(desired, observed)
         if rule is None:
             return
-        # The answer to one request can lead to another request that looks the same.
+        # The next request may lead to the same desired and observed state, so compare its id too.
         seen = desired, observed, None if state is None else state.id
         if seen == before:
             raise PermanentError(f"the move {rule.move!r} changed nothing: {rule.condition}")
@@ -282,7 +289,7 @@ def _perform(site: Site, rule: ProtocolRule, state: RequestState | None) -> None
         _move(site, rule, state)
     except BaseException as error:
         if is_abort and state is not None:
-            # The change that the abort interrupts goes on.
+            # The change that the abort interrupted continues.
             logger.error("%s failed: %s", rule.move, error)
             site.errors[state.id] = error
             if not isinstance(error, HANDLED):
@@ -295,7 +302,10 @@ def _perform(site: Site, rule: ProtocolRule, state: RequestState | None) -> None
             if was_blocked or not is_own or not isinstance(error, HANDLED):
                 raise
             return
-        if not is_of_request and attempt.state != RUNNING:
+        is_about_abort = state is not None and state.request.kind == ABORT
+        is_recorded = rule.move == ANSWER and state is not None and state.recorded is not None
+        if is_about_abort or is_recorded or (not is_of_request and attempt.state != RUNNING):
+            # The interrupted change goes on, and a recorded change is answered in the next round.
             raise
         logger.error("%s failed: %s", rule.move, error)
         site.fail(error)
@@ -340,14 +350,14 @@ def _result(site: Site, state: RequestState) -> None:
     else:
         assert found is not None
         version, live = found.version, site.live
-        if live is not None and live.version == version:
+        if state.earlier is not None:
+            reason = f"request {state.first} of run {request.run} was done before"
+        elif live is not None and live.version == version:
             if request.kind == RELEASE:
                 if state.recorded is None:
                     announcing.confirm(site, version)
                 announcing.tidy(site, live)
             reason = f"version {version} is live"
-        elif state.earlier is not None:
-            reason = f"request {state.first} of run {request.run} was done before"
         else:
             reason = f"version {version} is the canary"
     _end(site, state, DONE, reason=reason, version=version)
@@ -365,10 +375,12 @@ def _refuse(site: Site, state: RequestState) -> None:
     elif state.id in site.errors:
         error = site.errors[state.id]
     elif is_superseded(state, requests.read_requests(site.store)):
-        # Not a temporary error, because a retried step would release what a person rolled back.
+        # After a temporary error, a retried step would release what a person rolled back.
         error = Refused("a later request to go back supersedes it")
     else:
         error = TemporaryError(f"its deadline {state.request.deadline} passed before it was done")
+    if isinstance(error, UnreadableFile):  # the storage failed, and not an input
+        error = TemporaryError(str(error))
     site.errors[state.id] = error
     if is_own and site.intent is None:
         site.attempt = Attempt()
@@ -541,17 +553,21 @@ def _lock_or_result(
             stays open.
         ContractError, TemporaryError: as in `carry_out`. The request is withdrawn.
     """
-    store, patience, told = settings.store, settings.patience, False
+    store, patience, is_reported = settings.store, settings.patience, False
 
     def lock_or_result() -> None:
-        nonlocal told
-        if requests.read_request(store, request.request).is_open:
+        nonlocal is_reported
+        try:
+            state = requests.read_request(store, request.request)
+        except UnreadableFile as error:
+            raise TemporaryError(str(error)) from error
+        if state.is_open:
             try:
                 stack.enter_context(repository.locked())
             except TemporaryError as error:
-                if not told:
+                if not is_reported:
                     report(f"{error}; waiting for its answer")
-                told = True
+                is_reported = True
                 raise
 
     try:
@@ -563,10 +579,9 @@ def _lock_or_result(
         is_withdrawn = state.result is not None and state.accepted is None
         if is_withdrawn or not isinstance(error, Exception):  # Ctrl-C ends the waiting
             raise
-        with suppress(*HANDLED):  # the caller reads the result
-            requests.wait_for_result(
-                store, request, clock=settings.clock, sleep=patience.sleep, report=report
-            )
+        requests.wait_for_result(
+            store, request, clock=settings.clock, sleep=patience.sleep, report=report
+        )
 
 
 def _wait(
@@ -624,15 +639,25 @@ def _drive_for(site: Site, request: ServingRequest) -> None:
 def _withdraw_own(
     settings: SiteSettings, request: ServingRequest, error: BaseException
 ) -> RequestState:
-    state = requests.read_request(settings.store, request.request)
-    if state.is_open:
-        state = requests.withdraw(
-            settings.store,
-            request.request,
-            who=request.who,
-            now=settings.clock(),
-            reason=f"{type(error).__name__}: {error}",
-        )
+    """Withdraw a request that nobody has accepted, and return its state.
+
+    Raises:
+        TemporaryError: the journal cannot be read, so the request stays open until its deadline.
+    """
+    try:
+        state = requests.read_request(settings.store, request.request)
+        if state.is_open:
+            state = requests.withdraw(
+                settings.store,
+                request.request,
+                who=request.who,
+                now=settings.clock(),
+                reason=f"{type(error).__name__}: {error}",
+            )
+    except UnreadableFile as unreadable:
+        raise TemporaryError(
+            f"{unreadable}, so request {request.request} stays open until {request.deadline}"
+        ) from unreadable
     if state.accepted is None:
         remove_prepared(settings.store, request.request)
     return state

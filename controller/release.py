@@ -1,4 +1,4 @@
-"""Prepare the version of a stored model for a person's request to serve it.
+"""Prepare a version of a stored model, and the request of a person to serve this version.
 
 The export and the parity check need only the model registry.
 """
@@ -36,7 +36,7 @@ def candidate_request(
         kind: `RELEASE` or `CANARY`.
         candidate: Model, its verdict, and the data with the holdout rows.
         settings: Deployment target of the candidate's recommender, and serving options.
-        share: Share of the traffic of a canary. 0 = score shadow traffic only.
+        share: A canary's share of the traffic. 0 = the canary only scores shadow traffic.
         override: Reason to release the model although the gate refused it, or None.
 
     Raises:

@@ -39,11 +39,11 @@ def rollback(
         settings: Deployment target.
         to_version: Version to make live. None = the version that the live version replaced.
         reason: Reason for the journal.
-        of: Journal entry of the version to roll back, which the controller passes. That version's
-            model is then blocked from automatic releases.
+        of: Journal entry of the version to roll back. Only the controller passes this argument.
+            That version's model is then blocked from automatic releases.
 
     Raises:
-        Refused: the version of `of` is no longer live.
+        Refused: the version in `of` is no longer live.
         ContractError: the version does not exist, its graph is corrupt, or no copy of it is left.
         TemporaryError: a server does not answer, or nobody carried out the request. The live
             version is unchanged.
@@ -61,7 +61,7 @@ def rollback(
 def rollback_request(
     settings: SiteSettings, *, to_version: int | None, reason: str
 ) -> ServingRequest:
-    """Return a request of a person for a rollback."""
+    """Return a person's request for a rollback."""
     request = new_request(
         ROLLBACK,
         who=settings.who,
@@ -88,7 +88,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 @exits_with_code
 def main(argv: list[str] | None = None) -> int:
-    """Roll back. After a failure the live version is unchanged."""
+    """Roll back. After a failure, the live version is unchanged."""
     arguments = build_parser().parse_args(argv)
     settings = site_of(arguments)
     request = rollback_request(settings, to_version=arguments.to, reason=arguments.reason)

@@ -1,13 +1,13 @@
 """Open one deployment target: its registry, its model repository and its servers.
 
 A deployment target is a model registry, a Triton model repository and the Triton servers that read
-it. In the code it is called a site. Only the process that holds the repository's lock changes what
-a site serves (`controller.reconcile`). A running controller holds the lock all the time. Without a
-running controller, a command holds the lock until its own request is done.
+it. The code calls a deployment target a site. Only the process that holds the repository's lock
+changes what a site serves (`controller.reconcile`). A running controller holds the lock all the
+time. Without a running controller, a command holds the lock until its own request is done.
 
-The commands share the flags for the target and for the person who asks. The default target is read
-from `<store>/serving.json`, which the last release wrote. An operator on call therefore needs to
-pass only the registry and a reason.
+The commands share the flags for the target and for the author of a change. The default target is
+read from `<store>/serving.json`, which the last release wrote. An operator on call therefore needs
+to pass only the registry and a reason.
 """
 
 import argparse
@@ -92,7 +92,7 @@ class SiteSettings:
     """Name of the served recommender. None means the name in the registry
     (`recommenders.served_name`)."""
     triton_urls: tuple[str, ...] = ()
-    """Addresses of the running servers, see `servers`. If empty, a release is only published, and
+    """Addresses of the running servers (see `servers`). If empty, a release is only published, and
     servers read it when they start."""
     who: str = field(default_factory=whoami)
     """Person, pipeline run or program that makes the change, for the journal."""
@@ -105,10 +105,11 @@ class SiteSettings:
     stages: CanaryStages = field(default_factory=CanaryStages)
     """How a canary grows."""
     held: ModelRepository | None = None
-    """Model repository whose lock this process holds, or None. `open_repository` returns it."""
+    """Model repository whose lock this process holds, or None. `open_repository` then returns this
+    repository."""
     trace: Callable[[ProtocolRule, Desired, Observed], None] = lambda *_: None
-    """Function that is called before each move with the rule, and with the state that selected the
-    rule."""
+    """Function that is called before each move. Its arguments are the rule, and the state that
+    selected the rule."""
     clock: Callable[[], datetime] = partial(datetime.now, timezone.utc)
     """Current time, with a time zone."""
     checkpoint: Callable[[str], None] = no_checkpoint
@@ -180,12 +181,12 @@ class Attempt:
     """Version whose files were stored in the registry for this attempt."""
     is_rehearsed: bool = False
     is_published: bool = False
-    """Whether a new configuration was written. If True, servers may already have answered from
-    it."""
+    """Whether a new configuration was written. If so, servers may already have answered with this
+    configuration."""
     is_shown: bool = False
     """Whether clients may have read a plan with the canary."""
     is_blocked: bool = False
-    """Whether a move that was to undo the attempt has failed."""
+    """Whether the undo of the attempt has failed."""
     error: BaseException | None = None
     lost: list[str] = field(default_factory=list)
     """Error messages of everything that could not be restored after a failure."""
@@ -193,7 +194,7 @@ class Attempt:
 
 @dataclass(kw_only=True)
 class Site:
-    """Deployment target whose lock is held. `opened` yields it."""
+    """Deployment target whose lock is held. The function `opened` creates a `Site`."""
 
     settings: SiteSettings
     repository: ModelRepository
@@ -205,11 +206,11 @@ class Site:
     errors: dict[str, BaseException] = field(default_factory=dict)
     """Error of each request that failed in this process, by the id of the request."""
     baked: tuple[Promotion, str] | None = None
-    """Journal entry of the version whose baking may end, and the reason. None = the evidence does
-    not allow the end of a baking."""
+    """Journal entry of the version that may end its baking, and the reason. None = the evidence
+    does not allow the end of a baking."""
     proceed: Callable[[], None] = lambda: None
-    """Function that long moves call between two parts. It raises `Refused` if a later request
-    supersedes the change."""
+    """Function that a long move calls between two of its parts. The function raises `Refused` if a
+    later request supersedes the change."""
     recovered: Promotion | None = None
     """Interrupted intent that was withdrawn, or None."""
     _fleet: Fleet | None = None
@@ -249,15 +250,15 @@ class Site:
 
     @property
     def live(self) -> Promotion | None:
-        """Journal entry that made the current live version live, or None."""
+        """Journal entry that made the live version live, or None."""
         return promotion_journal.current(self.store)
 
     @property
     def intent(self) -> Promotion | None:
         """Intent that is neither recorded nor withdrawn, or None.
 
-        A change whose recording failed counts as an intent, although its line may be in the
-        journal.
+        If the recording of a change failed, the change counts as an intent, even if its line is in
+        the journal.
         """
         found = promotion_journal.interrupted(self.store)
         if found is None and self.attempt.state in (RUNNING, FAILED):
@@ -321,8 +322,8 @@ class Site:
 
         After that, the attempt counts as running.
 
-        The attempt is stored in `self` before the append, because an error can follow a complete
-        write.
+        If the append fails, the entry may nevertheless be complete. The attempt is therefore stored
+        in `self` first.
         """
         assert attempt.line is not None
         config = self.repository.read_config()
@@ -438,8 +439,8 @@ def site_of(arguments: argparse.Namespace) -> SiteSettings:
     """Return the settings from the command's flags, and configure the command's logging.
 
     Raises:
-        ContractError: the registry does not exist, or neither the registry nor a flag contains the
-            address of the repository and the servers.
+        ContractError: the registry does not exist. The error is also raised if neither the registry
+            nor a flag contains the address of the repository and the servers.
     """
     log_as_text()
     store = typed_folder(arguments.store, "--store")

@@ -2,10 +2,10 @@
 
 The command `evergreen audit verify VERSION` first compares the hashes of data, workflow, weights
 and graph in the journal, the manifest and the files. Then the command exports the stored model
-again, which must give the same graph, and scores the golden rows. Then the graph scores every
-logged row of the version again in this process. Each score is compared with the logged score,
-served or shadow. The command only reads, and needs no server and no repository. Memory use is
-bounded by the graph and one batch of rows.
+again, and scores the golden rows. The export must give the same graph. Then the graph scores every
+logged row of the version again in this process. Each score is compared with the served score or
+shadow score in the log. The command only reads, and needs no server and no repository. Memory use
+is bounded by the graph and one batch of rows.
 
 docs/reference/exit-codes.md lists the exit codes. Code 1 means that a difference was found.
 """
@@ -61,7 +61,7 @@ DEFAULT_TOLERANCE = 1e-6
 were served in other batches, possibly on a GPU."""
 BATCH_ROWS = 16_384
 _SCORES = ((MODEL_VERSION, SCORE), (SHADOW_VERSION, SHADOW_SCORE))
-"""Pairs of columns with the version and the score of a row. The second pair is filled only in rows
+"""Pairs of columns with the version and the score of a row. The second pair has values only in rows
 with a shadow score."""
 
 
@@ -105,12 +105,12 @@ class Verification:
     num_different: int
     tolerance: float
     max_abs_diff: float | None
-    """Largest difference of one row. None if there is no row, or if a score is not finite."""
+    """Largest difference over all rows. None if there is no row, or if a score is not finite."""
     first_difference: ScoreDifference | None
 
     @property
     def same(self) -> bool:
-        """True if no check failed and no score differs."""
+        """True if all checks passed and all scores are equal."""
         return self.num_different == 0 and all(check.held for check in self.checks)
 
 
@@ -163,7 +163,8 @@ def verify(
                 rows = logged.rows.take(slice(rest))
                 scores = score(session, rows)
                 apart = np.abs(scores.astype(np.float64) - rows.expected.astype(np.float64))
-                # NaN compares false with every tolerance, and must count as a difference.
+                # A comparison of NaN with any tolerance is false, but NaN must count as a
+                # difference.
                 apart = np.where(np.isnan(apart), np.inf, apart)
                 wrong = np.flatnonzero(apart > tolerance)
                 if len(wrong) and first is None:
@@ -256,8 +257,8 @@ def _check_golden(
         expected: Hash of that file in the release, or None.
 
     Returns:
-        The check, and the features of the rows. The features are None if the rows cannot be read,
-        because the columns of the graph are then unknown.
+        The result of the check, and the features of the golden rows. The features are None if the
+        rows cannot be read, because the columns of the graph are then unknown.
     """
     features = None
     try:
@@ -294,9 +295,8 @@ class LoggedRows:
 def read_logged_rows(lake: Objects, version: int, features: Features) -> Iterator[LoggedRows]:
     """Yield the rows of `lake` that `version` scored, ordered by file and row.
 
-    A batch contains either served scores or shadow scores, but not both. For row groups without a
-    row of the version, only the version columns are read. A file of a bucket is downloaded
-    completely.
+    A batch contains either served scores or shadow scores, but not both. If a row group has no row
+    of the version, only its version columns are read. A file of a bucket is downloaded completely.
 
     Raises:
         ContractError: a file is corrupt, or lacks a column. The message names the file.

@@ -7,10 +7,10 @@ watchdog repairs it.
 
 The watchdog reloads models under the controller's lock and never waits for the lock. While a change
 is in progress, the change decides what is served. A reload is a move of the protocol
-(`controller.protocol`). It has its body here and not in `controller.moves`, because it repairs the
-one server that was just probed, writes nothing, and returns a finding. A server that does not
-answer at all is not repaired here, because its supervisor restarts it. The watchdog probes such a
-server again in each round.
+(`controller.protocol`). The reload is implemented here and not in `controller.moves`, because it
+repairs only the server that was just probed, writes nothing, and returns a finding. A server that
+does not answer at all is not repaired here, because its supervisor restarts it. The watchdog probes
+such a server again in each round.
 """
 
 import logging
@@ -59,14 +59,15 @@ _DEAD_STUB = "not healthy"
 """Text in the error message of every request to a model whose stub died. The watchdog reloads a
 model with this error at once."""
 _STRIKES = 2
-"""Consecutive failed probes before a model is reloaded. If a reload does not help, the next reload
-comes after twice as many answers, because a model that is unloaded in each round serves no client.
-"""
+"""Consecutive failed probes before a model is reloaded. If a reload does not help, twice as many
+failed probes must follow before the next reload. A model that is unloaded in each round would serve
+no client."""
 
 _REQUESTS_PER_INSTANCE = 2
-"""Probe requests per instance if there are several instances. Triton uses the instances in turn,
-but an instance that returns late to the queue misses its turn. On a busy machine with two
-instances, 2 of 300 requests went to the same instance as the previous request (Triton 2.51)."""
+"""Number of probe requests per instance if there are several instances. Triton uses the instances
+one after another. An instance that returns late to the queue misses its turn. On a busy machine
+with two instances, 2 of 300 requests went to the same instance as the previous request (Triton
+2.51)."""
 
 
 @dataclass(kw_only=True)
@@ -111,15 +112,15 @@ class Watchdog:
             finding, why = WELL, ""
             for name, version in self._expected_versions().items():
                 key = f"{url} {name}"
-                # A server that does not answer costs the full timeout, so it is asked only once.
+                # A server that does not answer costs the full timeout, so it is probed only once.
                 if finding != GONE:
                     finding, why = self._look_at(url, name, version)
                 findings[key] = finding
                 self.counts[finding] += 1
                 self._rounds[key] = self._rounds[key] + 1 if finding == self._last.get(key) else 1
                 self._last[key] = finding
-                # A pod that ends in a rolling update does not answer in one round, and its address
-                # is no longer listed in the next round.
+                # A pod that ends in a rolling update first does not answer. In the next round, its
+                # address is no longer listed.
                 if self._rounds[key] == (_STRIKES if finding == GONE else 1):
                     logger.log(
                         _LEVELS[finding], "triton %s, version %d: %s%s", key, version, finding, why
@@ -186,7 +187,7 @@ class Watchdog:
         return finding, f": {why}; {how}"
 
     def _check_answers(self, server: Triton, name: str, version: int) -> None:
-        """Check that the model answers requests without a version correctly.
+        """Check that the model answers correctly if a request names no version.
 
         Rows are shuffled to avoid responses from a cache. A single instance can be dead, and a
         request cannot choose its instance, so more requests are sent than there are instances.
@@ -211,7 +212,7 @@ class Watchdog:
         # A load alone fixes a wrong version without interrupting the service. A load has no effect
         # on a dead stub, because Triton sees no change, so the model is unloaded first.
         for unload in (True,) if _DEAD_STUB in trouble else (False, True):
-            if name == self._repository.names.model:  # only reloads of the live version count
+            if name == self._repository.names.model:  # only reloads of the live version are counted
                 self.reloads[version] += 1
             trouble = self._trouble(server, name, version, load=True, unload=unload)
             if trouble is None:
@@ -237,7 +238,7 @@ class Watchdog:
 
     @property
     def _settings(self) -> SiteSettings:
-        """Settings of the watchdog's site."""
+        """Return the site's settings, with the repository that this process holds."""
         return replace(self.site, held=self._repository)
 
     def _trouble(

@@ -1,11 +1,11 @@
 """Run the complete loop once on this machine, for `make demo`.
 
-The stages are: lake, pipeline (first model), Triton with monitor, uploader and traffic, and then
-drift. The monitor detects the drift and requests a run of the pipeline. An incremental model is
-released under traffic, and the AUC recovers. A bad release is rolled back automatically. Finally
-all processes stop, every logged score is recomputed, and summary and report are written. This
-module only orders the stages. `plan` has sizes and command lines, `stack` the processes, and
-`summary` the numbers.
+The stages in order are the lake, the pipeline for the first model, Triton with monitor, uploader
+and traffic, and the drift. The monitor detects the drift and requests a run of the pipeline. An
+incremental model is released under traffic, and the AUC recovers. A bad release is rolled back
+automatically. Finally all processes stop, every logged score is recomputed, and summary and report
+are written. This module only orders the stages. `plan` defines sizes and command lines, `stack`
+runs the processes, and `summary` computes the numbers.
 """
 
 import contextlib
@@ -74,8 +74,8 @@ from evergreen.runtime.errors import ContractError, PermanentError
 from evergreen.runtime.flags import whoami
 
 _PUBLISH_SECONDS = 2.0
-"""Maximum delay in seconds between a line of traffic statistics and the arrival of its records in
-the log."""
+"""Maximum seconds from a line of traffic statistics until the log contains the records of this
+line."""
 _PREPARE_SECONDS, _PROOF_SECONDS, _PROMOTE_SECONDS, _ROLLBACK_SECONDS = 1800.0, 600.0, 120.0, 120.0
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SHOWN_EVENTS = (
@@ -679,7 +679,7 @@ def _start_drift(demo: _Demo) -> bool:
     """Start the drift, wait for the monitor's decision, and return whether it requested a run.
 
     Returns False if the rows ran out first. The drift does not start if the monitor has already
-    requested a run, or if no rows are left.
+    requested a run, or if all rows were sent.
     """
     title = "drift begins"
     if demo.has_decided():

@@ -66,7 +66,7 @@ class LogLocation:
 
     url: str
     variables: dict[str, str] = field(default_factory=dict)
-    """Environment variables that its users need."""
+    """Environment variables that clients of the log need."""
 
 
 def check_log(kind: str) -> None:

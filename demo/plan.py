@@ -1,7 +1,7 @@
 """Choose the demo's sizes, recommender and command lines.
 
-The sizes follow from the number of rows. Each command line fills the flags of a package with these
-sizes. `stack` starts and watches the processes, and `demo` orders the events.
+The sizes follow from the number of rows. The command lines pass these sizes as flags to the
+packages. `stack` starts and watches the processes, and `demo` orders the events.
 """
 
 import gzip
@@ -39,11 +39,11 @@ from evergreen.runtime.errors import ContractError
 _CRITEO_FILE = REPOSITORY / "examples" / "criteo" / "recommender.yaml"
 """File that describes the simulated rows, and a user's rows in Criteo's format."""
 _DRAFTED_FORMS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet")
-"""Endings of the files in a folder from which a recommender can be drafted."""
+"""Endings of the files from which a recommender can be drafted, if the data is a folder."""
 _MAX_CHANGED_VALUES, _MIN_ROWS_PER_VALUE = 1000, 20
 """Limits for the category columns that the drift permutes: maximum number of categories, and
-minimum rows per category. Within these limits, the rows of a short window suffice to train the new
-weights of every category."""
+minimum rows per category. With these limits, a short window has enough rows to train new weights
+for every category."""
 
 SEQUENTIAL, NOTIFY_ONLY = "sequential", "data_drift"
 POLICIES = (SEQUENTIAL, NOTIFY_ONLY)
@@ -51,13 +51,14 @@ POLICIES = (SEQUENTIAL, NOTIFY_ONLY)
 people."""
 
 _BAKE_SECONDS = 2.0
-"""Time in seconds to watch a new version, short because a demo has no hour for it."""
+"""Seconds for which a new version bakes. The time is short, because a demo must not take an
+hour."""
 
 _MAX_REQUEST_RATE = 80.0
 """Requests per second that a laptop can send during a training run."""
 _MAX_REQUEST_ROWS = 256
-"""Maximum rows of a request that is replayed as it is. A request with more rows is sent in
-parts."""
+"""Maximum number of rows of a request that is replayed unchanged. A request with more rows is sent
+in parts."""
 
 _MIN_DATA_ROWS = 1_000
 """Minimum number of rows in a user's data. With fewer rows, the AUC of the held-out tenth is too
@@ -81,8 +82,8 @@ class DemoSettings:
     log: str = "sqlite"
     """Kind of the event log, one of `log_server.LOG_KINDS`."""
     drift_columns: tuple[str, ...] = ()
-    """Columns of `data` that drift (see `demo.simulation.traffic`). Empty means
-    `columns_to_change`."""
+    """Columns of `data` that drift (see `demo.simulation.traffic`). If empty, `columns_to_change`
+    chooses the columns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +95,7 @@ class DemoPlan:
     rate: float
     """Rows per second of traffic."""
     rows_per_request: int
-    """Number of rows per request, or the maximum number with `keeps_requests`."""
+    """Number of rows per request. With `keeps_requests`, this is the maximum number."""
     window_rows: int
     """Capacity of the monitor's window, in rows."""
     min_clicks: int
@@ -110,7 +111,7 @@ class DemoPlan:
     attribution_window_seconds: float = 2.2
     drift_bucket_seconds: float = 2.0
     """Length of a bucket in seconds of event time. The features of each bucket are compared with
-    those of the training rows."""
+    the features of the training rows."""
     drift_grace_seconds: float = 2.0
     """Time in seconds that a bucket waits for late predictions. The client publishes every 0.15
     s."""
@@ -121,8 +122,8 @@ class DemoPlan:
     keeps_requests: bool = False
     """Whether the replay groups the rows by their original requests."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """Further settings of the demo's recommender by path. Settings of the base recommender take
-    precedence."""
+    """Additional settings of the demo's recommender. Each key is the path of a setting. Settings of
+    the base recommender take precedence."""
 
     def recommender(self) -> Recommender:
         """Return the recommender that the demo accepts into its registry.
@@ -162,7 +163,8 @@ def read_verdicts(folders: LocalFolders) -> list[Verdict]:
 
 def plan_for_simulator(settings: DemoSettings) -> DemoPlan:
     """Return sizes for simulated traffic, which never ends."""
-    # A model with fewer training rows is weaker, and a shorter window shows its failure.
+    # With fewer rows, the first model is weaker, and a shorter window is enough to detect its
+    # failure.
     window = max(8_000, min(20_000, settings.rows // 20))
     return DemoPlan(
         base=read_recommender(_CRITEO_FILE),
@@ -172,8 +174,8 @@ def plan_for_simulator(settings: DemoSettings) -> DemoPlan:
         min_clicks=500,
         min_rows_since_breach=window * 4 // 5,
         archive_roll_rows=window,
-        # In simulations of 300 shuffled streams, 0 to 22 % of them accepted the bad release after
-        # 4,000 rows, and none after 10,000 rows.
+        # In simulations, 300 shuffled streams were evaluated. After 4,000 rows, the bad release was
+        # accepted in 0 to 22 % of the streams, and after 10,000 rows in none.
         bake_rows=10_000,
         settings={"gate.min_auc": 0.65, "training.seed": settings.seed},
     )
@@ -190,13 +192,13 @@ def plan_for_data(
 ) -> DemoPlan:
     """Return sizes for a user's rows. The replay lasts at most two minutes for any number of rows.
 
-    Rows are sent in their original requests, or each as its own request if they have none. If this
-    gives more requests per second than a laptop can send, several requests are sent together.
+    Rows are sent in their original requests. Rows without requests are sent as one request each. If
+    a laptop cannot send so many requests per second, several requests are sent together.
 
     A sixth of the rows fills the baseline's window, a quarter passes until the decision, and
     another sixth fills the new version's window. The remaining rows must last for the duration of
-    the training run, which takes 45 s at this rate. Few rows give small windows. Gate and monitor
-    then report how uncertain they are.
+    the training run, which takes 45 s at this rate. If there are few rows, the windows are small.
+    Gate and monitor then report that their results are uncertain.
 
     Args:
         settings: Settings of the user.
@@ -270,8 +272,8 @@ def describe_data(data: Path, draft_to: Path) -> DescribedData:
     a folder and written to `draft_to`.
 
     Raises:
-        ContractError: no recommender can be drafted from the rows, or no column can be the label or
-            a feature.
+        ContractError: no recommender can be drafted from the rows. The error is also raised if no
+            column can be the label or a feature.
     """
     criteo = read_recommender(_CRITEO_FILE)
     if any(map(_is_criteos_text, _files(data))):
@@ -309,7 +311,7 @@ def describe_data(data: Path, draft_to: Path) -> DescribedData:
 
 
 def have_times(data: Path, recommender: Recommender) -> bool:
-    """Return whether rows have the event times that their recommender names.
+    """Return whether the rows have the column of event times that their recommender names.
 
     Returns False if the rows cannot be read.
     """
@@ -362,12 +364,12 @@ def _is_criteos_text(path: Path) -> bool:
 
 
 _MAX_LINE_BYTES = 10_000
-"""Maximum length in bytes of a first line that can be a row of Criteo. Criteo's lines have about
+"""Maximum length in bytes of the first line of a file in Criteo's format. Criteo's lines have about
 300 bytes."""
 
 
 def columns_to_change(replay: Path, features: Features) -> tuple[str, ...]:
-    """Return the numeric features and the columns with few categories, or all if there are none."""
+    """Return the numeric features and the columns with few categories, or else all features."""
     table = pq.read_table(replay, columns=list(features.categorical))
     most = min(_MAX_CHANGED_VALUES, table.num_rows // _MIN_ROWS_PER_VALUE)
     few = [name for name in features.categorical if pc.count_distinct(table[name]).as_py() <= most]

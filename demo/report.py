@@ -134,7 +134,7 @@ def _events(events: Lines, *, start: float) -> EventList:
 
 
 def _gate_checks(summary: DemoSummary, store: Path) -> list[Checks]:
-    """Return the gate's checks of each released version whose card is in the registry."""
+    """Return the gate's checks of each released version, if the registry has the version's card."""
     found = []
     for version in summary.versions:
         path = card_path(store, version.model_id)
@@ -235,7 +235,7 @@ def _auc_chart(
 ) -> PageBlock:
     lines, timeline = [], observed.timeline
     for version in sorted({t["version"] for t in timeline if t["version"] is not None}):
-        # With few clicks the AUC and its interval are meaningless.
+        # With few clicks, the AUC and its interval are meaningless.
         own = [t for t in timeline if t["version"] == version and t["clicks"] >= _MIN_DRAWN_CLICKS]
         lines.append(
             Line(

@@ -53,9 +53,9 @@ invalid."""
 STEP_NICENESS = 10
 """Niceness of a step. A server on the same machine runs at niceness 0."""
 _TORCH_THREADS = "1"
-"""Threads of a step that uses PyTorch, unless OMP_NUM_THREADS is set. Threads of a low-priority
-step wait for each other, and each of them also waits for all other processes. Beside a running
-server, a training step took 25 s with two threads and 9 s with one."""
+"""Number of threads of a step that uses PyTorch, unless OMP_NUM_THREADS is set. Threads of a
+low-priority step wait for each other, and each of them also waits for all other processes. Beside a
+running server, a training step took 25 s with two threads and 9 s with one."""
 _STOP_SECONDS = 5.0
 """Time in seconds in which an interrupted step may end by itself."""
 _YIELD = (
@@ -67,7 +67,7 @@ _YIELD = (
 class PipelineFailed(PermanentError):
     """A task of the pipeline failed, so the run ended.
 
-    The run's notes and the task's log have the reason.
+    The run's notes and the task's log contain the reason.
     """
 
 
@@ -87,7 +87,7 @@ def run_pipeline(
     Args:
         package: The compiled pipeline, for any placement.
         arguments: Parameters that differ from their defaults.
-        locations: Folders and servers that replace those of the compiled file
+        locations: Folders and servers that replace the locations in the compiled file
             (`pipelines.locations`).
         name: Name of the run.
         root: Folder of KFP's artifacts, which are small manifests and reports.
@@ -203,9 +203,9 @@ def _task_handler(
 def yielding(command: Sequence[str]) -> list[str]:
     """Return the command line that runs `command` at low priority.
 
-    The caller must start the command in a session of its own. If Linux shares processor time among
-    sessions first (autogroup), niceness only counts within a session. The session therefore gets
-    the same niceness.
+    The caller must start the command in a session of its own. Linux may first share processor time
+    among sessions (autogroup). In this case, niceness only counts within a session. Therefore the
+    session also gets this niceness.
     """
     return ["sh", "-c", _YIELD, "sh", str(STEP_NICENESS), *command]
 
@@ -218,7 +218,7 @@ def _run_step(command: list[str], environment: Mapping[str, str], log: Any) -> i
         stdout=log,
         stderr=subprocess.STDOUT,
         # KFP starts the step in a shell. Both the shell and the step can be ended, because they
-        # have their own process group. The command also needs its own session for `yielding`.
+        # have their own process group. `yielding` also requires a separate session for the command.
         start_new_session=True,
     )
     try:
@@ -249,8 +249,9 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
 def _kfp_output_to(log_path: Path) -> Iterator[None]:
     """Redirect the output and log of KFP to a file.
 
-    KFP's handlers replace those of the root logger, and print all inputs of a task. This module's
-    own log also goes to the earlier handlers of the root logger, so that a person sees each step.
+    KFP's handlers replace the handlers of the root logger, and print all inputs of a task. This
+    module's own log also goes to the earlier handlers of the root logger, so that a person sees
+    each step.
     """
     root_logger = logging.getLogger()
     handlers, level = root_logger.handlers[:], root_logger.level
@@ -292,7 +293,7 @@ class LocalFolders:
         """Folder of the log files, one file per task and per process."""
 
     def locations(self) -> dict[str, str]:
-        """Create the folders, and return the locations that replace those of a compiled pipeline.
+        """Create the folders, and return the locations for a compiled pipeline.
 
         Raises:
             ContractError: one of the folders cannot be created.
@@ -332,7 +333,8 @@ def run_once(
         folders: Folders of the run.
         parameters: Parameters of the run that differ from their defaults.
         request: The monitor's request, or None for a run that a person started.
-        locations: Folders and servers that replace those of `folders`, such as another lake.
+        locations: Folders and servers that replace the locations in `folders`, such as another
+            lake.
         triton_urls: Servers of a controller that runs only during this run. Empty = a new version
             is only published.
 
@@ -398,7 +400,7 @@ def _outcome_of_stopped(store: Path, run: str, request: RetrainRequest | None) -
 
 @contextlib.contextmanager
 def _controller(folders: LocalFolders, triton_urls: str, *, log: Path) -> Iterator[None]:
-    """Run a controller during the body, unless one is at work already."""
+    """Run a controller while the `with` block runs, unless a controller is already at work."""
     if served_name(folders.store) is None or _is_controlled(folders):
         yield
         return

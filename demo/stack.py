@@ -56,7 +56,7 @@ os.execvp(sys.argv[3], sys.argv[3:])
 
 
 def tethered(command: Sequence[str], death_signal: signal.Signals = signal.SIGTERM) -> list[str]:
-    """Return a command line that runs `command` and signals it when this process is gone.
+    """Return a command line that runs `command`, and signals `command` when this process ends.
 
     Call this function from a thread that lives as long as the command should. Linux sends
     `death_signal` when the thread that started the command ends.
@@ -217,7 +217,7 @@ class Stack:
             every: Seconds between two polls.
 
         Raises:
-            ProcessDied: a process ended meanwhile.
+            ProcessDied: a process ended during this time.
             PermanentError: the condition did not hold within `seconds`.
         """
         deadline = time.monotonic() + seconds

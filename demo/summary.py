@@ -37,7 +37,7 @@ _MIN_REGAINED_SHARE = 0.7
 _MAX_PARITY_DIFFERENCE = 1e-5
 _MAX_ROLLBACK_SECONDS = 60.0
 _WIDE_INTERVAL = 0.06
-"""Width of a 95 % interval of the AUC above which the AUC is called uncertain."""
+"""Maximum width of an AUC's 95 % interval. With a wider interval, the AUC is called uncertain."""
 _SECONDS_BESIDE_RELEASE = 10
 """Seconds of traffic before a release and after it. The release is compared with this traffic."""
 
@@ -57,8 +57,8 @@ class LiveChange:
     why: str
     """Reason in the journal."""
     answered_at: float | None = None
-    """End of the first second in which only this version served requests. None if this version
-    never served alone for a second, or if the demo did not wait for it."""
+    """End of the first second in which only this version served requests. None if there is no
+    second in which only this version served, or if the demo did not wait for such a second."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,26 +71,26 @@ class VerifiedVersion:
     num_different: int
     max_abs_diff: float | None
     wrong_checks: list[str]
-    """Names of the hashes that differ from the released ones."""
+    """Names of the hashes that differ from the released hashes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayedDecisions:
-    """Findings of `evergreen audit replay` about the decisions, replayed from the lake's rows."""
+    """Findings of `evergreen audit replay`, which replays decisions from the lake's rows."""
 
     points: int
     equal: bool
-    """Whether all decisions equal those of the monitor."""
+    """Whether all decisions equal the monitor's decisions."""
     digest: str
     late_requests: int = 0
-    """Number of requests that reached the monitor after their decision point. Requests that are too
-    late are in the lake but were not used in the decision."""
+    """Number of requests that reached the monitor after their decision point. Requests that arrive
+    too late are in the lake, but the decision did not use them."""
     late_rows: int = 0
     """Number of rows that reached the monitor after the end of their feature bucket."""
 
     @property
     def could_differ(self) -> bool:
-        """Whether the lake contains late rows, so that a replayed decision may rightly differ.
+        """Whether the lake contains late rows. If so, a replayed decision may correctly differ.
 
         On a busy machine, records can be late.
         """
@@ -127,7 +127,7 @@ class Observations:
 
 @dataclass(frozen=True, kw_only=True)
 class AucNumbers:
-    """Live AUCs of the old version before, during and after the alarm, and of the new version."""
+    """Live AUCs of the old version (before, during and after the alarm) and of the new version."""
 
     threshold: float | None = None
     """Threshold of the monitor for version 1, or None if the gate had no AUC for it."""
@@ -163,7 +163,7 @@ class TrafficDuring:
     requests_failed: int
     p99_ms: float | None
     """Maximum over all seconds of the 99th percentile within a second. With a few dozen requests
-    per second, this is nearly the latency of the slowest request."""
+    per second, the percentile is nearly the latency of the slowest request."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,13 +174,14 @@ class ReleaseNumbers:
     seconds: float | None
     during: TrafficDuring
     p99_ms_before: float | None
-    """Median 99th percentile of the seconds before the release."""
+    """99th percentile per second in milliseconds: the median over the seconds before the
+    release."""
     p99_ms_after: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class BadReleaseNumbers:
-    """Numbers about the planted bad release, its rollback, and the requests in between."""
+    """Numbers about the planted bad release, its rollback, and the requests between the two."""
 
     made: LiveChange
     rolled_back: LiveChange
@@ -190,7 +191,7 @@ class BadReleaseNumbers:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordNumbers:
-    """Rows that the client published, and rows archived in the lake."""
+    """Numbers of rows that the client published, and of rows archived in the lake."""
 
     published: int
     archived: int
@@ -213,7 +214,7 @@ class FeatureDriftNumbers:
     seconds: float | None
     """Seconds from the drift to the end of the first later bucket that shows the drift."""
     columns: dict[str, float]
-    """Largest effect of each column that drifted, largest first."""
+    """Largest effect size of each drifted column, in descending order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,7 +252,7 @@ class DemoSummary:
     runs: list[RunNumbers]
     """Pipeline runs, oldest first."""
     uncertain: list[str]
-    """Results that are uncertain for lack of rows, one sentence each."""
+    """Results that are uncertain because of too few rows, one sentence each."""
     warnings: list[str] = field(default_factory=list)
     """The gate's warnings, one sentence each."""
     to_turn: list[str] = field(default_factory=list)
@@ -416,7 +417,7 @@ def release_numbers(store: Path, traffic: Lines, version: int) -> ReleaseNumbers
 
 
 def bad_release_numbers(planted: Sequence[LiveChange], traffic: Lines) -> BadReleaseNumbers | None:
-    """Return the planted bad release, its rollback and the requests meanwhile, or None."""
+    """Return the planted bad release, its rollback and the requests between the two, or None."""
     if len(planted) != 2:
         return None
     made, back = planted
@@ -451,7 +452,7 @@ def journal_events(store: Path) -> list[dict[str, Any]]:
 
 
 def uncertainties(observed: Observations, summary: DemoSummary) -> Iterator[str]:
-    """Yield the results that are uncertain for lack of rows, one sentence each."""
+    """Yield one sentence for each result that is uncertain because of too few rows."""
     auc = summary.auc
     for version in summary.versions:
         if version.gate == "inconclusive":
@@ -502,7 +503,7 @@ def uncertainties(observed: Observations, summary: DemoSummary) -> Iterator[str]
 def ways_to_turn(
     observed: Observations, summary: DemoSummary, verdicts: Sequence[Verdict]
 ) -> Iterator[str]:
-    """Yield changes that would complete the loop, with figures.
+    """Yield changes of the demo that would complete the loop, with figures.
 
     Yields nothing if a new version was released and measured.
 
@@ -557,7 +558,7 @@ def _ways_to_alarm(observed: Observations, summary: DemoSummary) -> Iterator[str
         and each["numbers"].get("evidence") is not None
     ]
     if not evaluated:
-        return  # no threshold, as the gate's advice explains
+        return  # the gate's advice explains why there is no threshold
     evidence, needed, since = (
         evaluated[-1][name] for name in ("evidence", "evidence_needed", "rows_since_breach")
     )
@@ -590,7 +591,7 @@ def _ways_to_alarm(observed: Observations, summary: DemoSummary) -> Iterator[str
 
 
 def advice_in_demo(verdict: Verdict, folder: Path) -> list[str]:
-    """Return the gate's advice, with the place in the demo where a setting belongs."""
+    """Return the gate's advice, and add where the demo's user writes a setting."""
     found = []
     for sentence in verdict.advice:
         flags = flags_to_run_again(sentence)
@@ -623,7 +624,7 @@ def ingested_sentences(
         made: Output of `evergreen data ingest`.
         replay: File of the rows to replay.
         most: Maximum number of rows to read.
-        has_times: Whether the rows kept their times.
+        has_times: Whether the rows still have their event times.
     """
     yield (
         f"{made['lake_rows']:,} rows for the lake, the {made['replay_rows']:,} after them for the "
@@ -720,9 +721,9 @@ def serving_sentences(summary: DemoSummary) -> Iterator[str]:
 def failed_promises(summary: DemoSummary, *, simulated: bool) -> list[str]:
     """Return the promises of the demo that this run broke, one sentence each.
 
-    Promises of stages that did not run are not checked. On a user's own rows, the monitor may
-    rightly raise no alarm, and the AUC may rightly not recover. Therefore, for a user's rows, only
-    promises that hold for any data are checked.
+    The promises of a stage are checked only if the stage ran. On a user's own rows, it can be
+    correct that the monitor raises no alarm, or that the AUC does not recover. With a user's rows,
+    the demo therefore checks only the promises that hold for any data.
     """
     promises = [*_loop_promises(summary, simulated=simulated), *_serving_promises(summary)]
     if (found := summary.decisions) is not None:
@@ -849,7 +850,7 @@ def _event_spans(
 def _overlapping(traffic: Lines, start: float, end: float) -> list[Mapping[str, Any]]:
     """Return the lines that overlap with [start, end].
 
-    A line covers the time since the line before it.
+    A line covers the time since the previous line.
     """
     begins = [0.0, *(line["time"] for line in traffic)]
     return [line for line, begin in zip(traffic, begins) if begin <= end and line["time"] >= start]

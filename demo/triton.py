@@ -1,10 +1,10 @@
 """Run a real tritonserver on this machine, from the wheel of the serving environment.
 
-The demo, development and tests use it. The server gets free ports, and must be ready before a
-deadline. The server ends with its owner. The owner stops it at exit, and the kernel kills it if the
-owner is killed. The wheel (nvidia-pytriton) has one stub of the python backend per Python version,
-but not at the path where the server looks. Therefore stub and backend are copied into a runtime
-folder.
+The demo, development and tests use this server. The server gets free ports, and must be ready
+before a deadline. The server ends with its owner. The owner stops the server at exit. If the owner
+is killed, the kernel kills the server. The wheel (nvidia-pytriton) has one stub of the python
+backend per Python version, but not at the path where the server looks. Therefore stub and backend
+are copied into a runtime folder.
 
 This Triton (2.51) lacks the security fixes of later releases. The server therefore listens only on
 loopback, has no HTTP endpoint except the metrics, and refuses clients' shared memory and changes of
@@ -55,7 +55,7 @@ def models_to_load(repository: Path) -> list[str]:
 def check_repository(repository: Path) -> None:
     """Check that Triton can start with the content of `repository`, which may be empty.
 
-    A model that was not released by us names no versions in its configuration, and is not checked.
+    A model from another source names no versions in its configuration, and is not checked.
 
     Raises:
         ContractError: a configured version is absent or lacks a file. Triton would hang at its
@@ -125,7 +125,7 @@ def prepare(venv: Path, runtime: Path) -> PreparedWheel:
         # The first python3 on PATH interprets model.py. PYTHONPATH would not change this
         # interpreter.
         "PATH": f"{python.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
-        # Without this path the stub loads another libpython, or lacks libcudart and hangs the
+        # Without this path, the stub loads another libpython, or lacks libcudart and hangs the
         # server.
         "LD_LIBRARY_PATH": f"{libraries}:{Path(packages) / 'nvidia_pytriton.libs'}",
         "OMP_NUM_THREADS": "1",
@@ -141,14 +141,15 @@ logger = logging.getLogger(__name__)
 DEFAULT_VENV = Path(__file__).resolve().parents[1] / ".venvs" / "serving"
 """Environment with the server's wheel and the imports of `model.py`."""
 _NAME = "evergreen_"
-"""Prefix of every server's name. The owner's process id and the server's gRPC port follow."""
+"""Prefix of every server's name. The rest of the name is the owner's process id and the server's
+gRPC port."""
 _SHM = Path("/dev/shm")
 _SHM_BYTES = 4 * 2**20
 """Initial shared memory of one model instance in bytes. Triton's default is too large for small
 machines."""
 _ATTEMPTS = 3
-"""Number of starts with new free ports, because another process may take a port before the server
-does."""
+"""Maximum number of starts, each with new free ports. Another process may take a port before the
+server does."""
 RESTRICTED = "shared-memory,trace,logging"
 """Protocols that no client may use."""
 _TAKEN = "already in use"
@@ -168,7 +169,7 @@ class TritonSettings:
     """Settings of the server's start and stop."""
 
     ready_seconds: float = 60.0
-    """Maximum time from start to ready. A model whose code cannot run would hang Triton's start
+    """Maximum time from start to ready. If a model's code cannot run, Triton hangs at its start
     forever."""
     stop_seconds: float = 10.0
     """Time from SIGTERM to SIGKILL. An idle server needs 1.5 to 3.5 s to stop."""
@@ -181,12 +182,12 @@ class TritonSettings:
 class TritonServer:
     """One tritonserver that runs between `start` and `stop`, or inside a `with`.
 
-    At its start the server loads the models of the repository, and later models only on request.
-    The configurations in the repository name the versions. A server that restarts after a kill
-    during a release therefore loads the latest published versions.
+    At its start, the server loads all models of the repository. The server loads later models only
+    on request. The configurations in the repository name the versions. A server that restarts after
+    a kill during a release therefore loads the latest published versions.
 
-    Call `start` from a thread that lives longer than the server. The kernel treats the end of that
-    thread as the end of the owner. Paths may contain spaces.
+    Call `start` from a thread that lives longer than the server. For the kernel, the end of that
+    thread is the end of the owner. Paths may contain spaces.
 
     Args:
         repository: Model repository, which is created if it is absent.
@@ -444,7 +445,7 @@ class TritonServer:
             raise
 
     def _is_ready(self) -> bool:
-        # The metrics port opens last. A server that cannot open this port ends. The check calls
+        # The metrics port opens last. If a server cannot open this port, it ends. The check calls
         # gRPC only after that, because a refused gRPC connection would delay the next attempt.
         if not answers(self.metrics_url):
             return False

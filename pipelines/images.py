@@ -1,9 +1,9 @@
 """Map each step to its image, and each image to its local environment.
 
 There is one image per step, built by the Dockerfile of its component. There is one pinned lock per
-environment. Steps with the same needs share a lock. Validation's image has a newer TFDV than its
-environment, pinned by `validation-trixie.lock`. `pipelines.placement` decides the nodes and
-resources of each step, and `tools.build_images` builds the images.
+environment. Steps with the same needs share a lock. TFDV is newer in validation's image than in its
+environment. The lock of the image is `validation-trixie.lock`. `pipelines.placement` decides the
+nodes and resources of each step, and `tools.build_images` builds the images.
 """
 
 ENVIRONMENT_OF_STEP = {
@@ -16,7 +16,7 @@ ENVIRONMENT_OF_STEP = {
     "run_outcome": "driver",
 }
 """Environment of each step. The image of a step installs the lock file of this environment.
-Validation's image installs the lock `validation-trixie` instead. On a laptop the step runs in
+Validation's image installs the lock `validation-trixie` instead. On a laptop, the step runs in
 `.venvs/<environment>`."""
 
 TRAINING_IMAGES = {"pytorch": "training", "torchrec": "training", "hugectr": "training_hugectr"}
@@ -34,7 +34,7 @@ DOCKERFILES = {
 repository's root."""
 
 STEP_OF_VARIANT = {"training_hugectr": "training", "preprocessing_gpu": "preprocessing"}
-"""Step of each image that uses NVIDIA's Merlin image as its base and does not install the step's
+"""Step of each image that is based on NVIDIA's Merlin image. These images do not install the step's
 lock."""
 
 _PREFIX = "evergreen-"

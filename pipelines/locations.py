@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 LOCATIONS = ("lake", "store", "work", "server", "device", "served")
-"""Names of the folders and servers that a compiled pipeline contains. They are arguments of steps
-and fields of `placement.Placement`."""
+"""Names of the folders and servers that a compiled pipeline contains. These names are arguments of
+steps and fields of `placement.Placement`."""
 
 
 def locations_of(document: Any) -> dict[str, str]:
@@ -48,7 +48,7 @@ def replace_locations(document: Any, locations: Mapping[str, str]) -> None:
 
 
 def _given(document: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the name and the value of each folder and server among the arguments of tasks."""
+    """Yield the name and the value of each task argument that is a folder or a server."""
     for group in (document["root"], *document["components"].values()):
         for task in group.get("dag", {}).get("tasks", {}).values():
             parameters = task.get("inputs", {}).get("parameters", {})

@@ -52,12 +52,12 @@ def read_parameters(
         package: File of the compiled pipeline.
         pairs: Parameters as NAME=VALUE.
         settings: Settings as SECTION.NAME=VALUE, appended to the parameter `settings`.
-        from_scratch: Whether to train without a parent and to compare with no champion.
+        from_scratch: Whether to train without a parent, and without a comparison with a champion.
 
     Raises:
-        ContractError: the file is absent or not a compiled pipeline, a pair has no `=`, the
-            pipeline has no such parameter, or a pair names a model although the run is from
-            scratch.
+        ContractError: the file is absent or not a compiled pipeline, a pair has no `=`, or the
+            pipeline has no such parameter. A run from scratch also raises the error if a pair names
+            a model.
     """
     names = _parameters(package).keys()
     parameters: dict[str, str] = {}

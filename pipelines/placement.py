@@ -1,6 +1,6 @@
 """Define where and how each step runs: image, nodes, GPU, volume, memory, variables, and retries.
 
-The placement for a cluster can be a YAML file with the fields of `Placement`. In this file
+The placement for a cluster can be a YAML file with the fields of `Placement`. In this file,
 `${NAME}` is replaced by the value from `cluster.env` in the same folder. The cluster's manifests
 are rendered from the same values. The runner on a laptop uses the same compiled file, and ignores
 volumes, GPUs and limits. `pipelines.retraining` defines the steps and their data flow.
@@ -111,17 +111,17 @@ class Placement:
     """Prefix of the images, such as `europe-docker.pkg.dev/project/repository`. An empty text means
     local image names."""
     tag: str = "dev"
-    """Tag of the images. On a cluster it is the git revision, never `latest`."""
+    """Tag of the images. On a cluster, the tag is the git revision and never `latest`."""
     image_pull_secrets: tuple[str, ...] = ()
     """Names of Secrets with credentials for the image registry, if the nodes' own credentials are
     not sufficient."""
     volume: str = "evergreen"
-    """Name of a ReadWriteMany volume claim for the work files and the model registry. The lake is
-    on it too, unless it is in a bucket."""
+    """Name of a ReadWriteMany volume claim for the work files and the model registry. If the lake
+    is not in a bucket, it is on this volume too."""
     mount_path: str = "/evergreen"
     """Folder in the pods where the volume is mounted."""
     accelerator: str = "nvidia.com/gpu"
-    """Extended resource that training requests. Empty means no GPU. On GKE a MIG slice is also
+    """Extended resource that training requests. Empty means no GPU. On GKE, a MIG slice is also
     called `nvidia.com/gpu`, and `gpu_nodes` selects its nodes by their partition size. With the
     strategy `mixed`, NVIDIA's device plugin names a slice by its size, such as
     `nvidia.com/mig-1g.5gb`."""
@@ -135,9 +135,9 @@ class Placement:
     needs: Mapping[str, NeedsChange] = field(default_factory=dict)
     """Changed resources of steps, by the name of the step."""
     run_as_user: int | None = None
-    """User id for the steps' containers. If it is set, the containers cannot run as root. If it is
-    None, the image's own user is used, and root is not refused. The images of this project use the
-    user id 10001."""
+    """User id for the steps' containers. With a user id, the containers cannot run as root. With
+    None, the containers have the image's own user, and root is not refused. The images of this
+    project use the user id 10001."""
     security_context: typing.Literal["set", "omit"] = "set"
     """Whether the pods get the settings of `run_as_user`. Set `omit` for Kubeflow Pipelines before
     2.16, which refuses pods with a security context."""
@@ -146,13 +146,14 @@ class Placement:
     secrets: tuple[Variables, ...] = ()
     """Environment variables from Secrets."""
     lake: str = ""
-    """Folder or gs://bucket/prefix of the click logs, with day=YYYY-MM-DD partitions of Parquet.
-    Empty means `lake` on the volume."""
+    """Folder or gs://bucket/prefix of the click logs, with day=YYYY-MM-DD partitions of Parquet. An
+    empty text means the folder `lake` on the volume."""
     store: str = ""
     """Folder of the model registry: models, releases, promotion journal, notes of runs. An empty
-    text means `store` on the volume."""
+    text means the folder `store` on the volume."""
     work: str = ""
-    """Folder for the runs' intermediate files. Empty means `work` on the volume."""
+    """Folder for the runs' intermediate files. An empty text means the folder `work` on the
+    volume."""
     server: typing.Literal["onnxruntime", "python"] = "onnxruntime"
     """Serving runtime. `onnxruntime` is in NGC's Triton images, and `python` is in the server that
     is bundled for laptops."""
@@ -161,8 +162,8 @@ class Placement:
     backend: typing.Literal["pytorch", "hugectr", "torchrec"] = "pytorch"
     """Trainer of the training step, which also decides its image."""
     fbgemm: typing.Literal["cpu", "gpu"] = "cpu"
-    """Build of FBGEMM, TorchRec's kernels, in the training image. `gpu` states that the image was
-    built with `--build-arg FBGEMM=fbgemm-gpu`, which `torchrec` needs with an accelerator."""
+    """Build of FBGEMM (TorchRec's kernels) in the training image. `gpu` states that the image was
+    built with `--build-arg FBGEMM=fbgemm-gpu`. `torchrec` needs this build with an accelerator."""
     training_gpus: int = 1
     """Number of GPUs of the training step, which share each batch. Only `hugectr` and `torchrec`
     support more than one GPU."""
@@ -181,14 +182,14 @@ class Placement:
     """Folder or gs://bucket/prefix of the archive of served rows. Validation compares the training
     rows with these rows. An empty text means no comparison."""
     extraction_dask_scheduler: str = ""
-    """Address of a running Dask scheduler whose workers have extraction's image. Empty means
-    processes in the step's pod."""
+    """Address of a running Dask scheduler whose workers have extraction's image. With an empty
+    text, the step uses processes in its own pod."""
     preprocessing_dask_scheduler: str = ""
     """Address of a running Dask scheduler whose workers have preprocessing's image. Empty means
     processes in the step's pod."""
     beam_options: str = ""
     """Beam pipeline options for statistics of very large windows, such as
-    `--runner=DataflowRunner`. If it is empty, the statistics are computed in the step's own
+    `--runner=DataflowRunner`. With an empty text, the step computes the statistics in its own
     process."""
     num_retries: int = 2
     """Number of retries of a step, whatever its exit code. Steps replace their own partial output.
@@ -198,8 +199,8 @@ class Placement:
     training_retries: int = 4
     """Number of retries of training, the longest step. A retry resumes from the checkpoint, so that
     the loss of a node costs only minutes. Preemptible nodes need a larger number. Retry n, counted
-    from 0, delays the report of a permanent error by 10 s * 3^n. The four default retries delay it
-    by 7 minutes."""
+    from 0, delays the report of a permanent error by 10 s * 3^n. The four default retries delay the
+    report by 7 minutes."""
 
     def __post_init__(self) -> None:
         expect(self, "at least 1", lambda value: value >= 1, "training_gpus", "training_processes")
@@ -252,7 +253,7 @@ class Placement:
     def needs_of(self, step: str) -> Needs:
         """Return the resources of `step` on this cluster.
 
-        For training these are the resources of each pod.
+        For training, these are the resources of each pod.
         """
         change = dataclasses.asdict(self.needs.get(step, NeedsChange()))
         return dataclasses.replace(
@@ -292,9 +293,8 @@ def place(task: dsl.PipelineTask, step: str, placement: Placement) -> dsl.Pipeli
     task.set_caching_options(False)
     num_retries = placement.training_retries if step == "training" else placement.num_retries
     if num_retries:
-        # Argo measures the timeout from the start of the first try. The limit must be long enough
-        # for all tries, each with its maximum time. With a lower limit, Argo would end or skip a
-        # retry.
+        # Argo measures the timeout from the start of the first try. The limit must cover all tries,
+        # each with its maximum time. With a lower limit, Argo would end or skip a retry.
         longest = (num_retries + 1) * (needs.timeout_seconds + _MAX_WAIT_SECONDS)
         task.set_retry(
             num_retries,
@@ -453,11 +453,12 @@ def read_placement(path: Path | None, overrides: Mapping[str, Any]) -> Placement
 
     Args:
         path: YAML file, or None for the defaults.
-        overrides: Fields that replace those of the file, such as flags of a command.
+        overrides: Values that replace fields of the file, such as values of a command's flags.
 
     Raises:
         ContractError: the file cannot be read, is not a mapping, has an unknown field or a wrong
-            type, names a value that `cluster.env` lacks, or describes a placement that cannot work.
+            type, or names a value that `cluster.env` lacks. The error also means that the placement
+            cannot work.
     """
     fields: Any = dict(overrides)
     if path:

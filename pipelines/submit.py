@@ -1,9 +1,9 @@
 """Upload the pipeline to a Kubeflow Pipelines server, and start or schedule runs.
 
-`evergreen submit` uses this module for people and for CI. The monitor needs no schedule, because it
-decides itself when its runs are due, and starts only one at a time. `evergreen.runtime.kubeflow`
-connects to the server. A version with the same name and content is reused, and a schedule with the
-same name is replaced.
+People and CI use this module by `evergreen submit`. The monitor needs no schedule. The monitor
+itself decides when its runs are due, and starts only one run at a time.
+`evergreen.runtime.kubeflow` connects to the server. A version with the same name and content is
+reused, and a schedule with the same name is replaced.
 """
 
 import hashlib
@@ -33,13 +33,14 @@ class RunRequest:
     """Parameters and options of a run, or of all runs of a schedule."""
 
     source: Path | PipelineVersion
-    """Path of a compiled file, or an uploaded version."""
+    """Path of a compiled pipeline, or a version of an uploaded pipeline."""
     parameters: Mapping[str, Any]
     """Values of pipeline parameters that differ from the defaults."""
     experiment: str = EXPERIMENT
     """Name of the experiment, which is created if it is absent."""
     service_account: str = SERVICE_ACCOUNT
-    """Kubernetes service account of the pods. If it is empty, the server chooses the account."""
+    """Kubernetes service account of the pods. If the name is empty, the server chooses the
+    account."""
 
 
 def upload(
@@ -88,9 +89,9 @@ def upload(
 def start(server: KubeflowServer, run: RunRequest, *, name: str) -> str:
     """Start one run under this name, and return its id.
 
-    The run's description has the reason and the recommender from its parameters. If the server's
-    response is lost, the server may still have created the run. A new run with this name is
-    therefore assumed to be the one that was created.
+    The run's description contains two of its parameters: the reason and the recommender. If the
+    server's response is lost, the server may still have created the run. A new run with this name
+    is therefore assumed to be the created run.
 
     Raises:
         TemporaryError: the server does not respond, and no run with this name has appeared.
@@ -147,9 +148,9 @@ def schedule(
 ) -> str:
     """Schedule runs by `cron` (UTC, seconds first), and return the schedule's id.
 
-    An earlier schedule of the same name is replaced. A run that becomes due while another run is
-    active waits for the end of that run. If several runs were missed in the meantime, only the last
-    one is started.
+    An earlier schedule of the same name is replaced. If a run becomes due while another run is
+    active, it waits for the end of the active run. If several runs were missed, only the last one
+    is started.
 
     Raises:
         ContractError: `cron` does not have six fields.

@@ -110,8 +110,8 @@ def build_command(
     """Return the engine's command that builds image `name` in the repository's root.
 
     If the environment names another package index (`INDEXES`), wheels come from there. If a
-    `--build-arg` has no value, the engine reads the value from the environment. The address of the
-    index is therefore in no file and no log of this program.
+    `--build-arg` has no value, the engine reads the value from the environment. Therefore no file
+    and no log of this program contains the address of the index.
     """
     facts = {"VERSION": tag, "REVISION": revision, "SOURCE": source}
     command = [engine, "build", "--file", DOCKERFILES[name], "--tag", reference]
@@ -125,7 +125,7 @@ def build_command(
 def _push_command(engine: str, name: str, reference: str) -> list[str]:
     """Return the engine's command that pushes image `name`.
 
-    Podman writes the digest that the registry computed to `_digest_file`.
+    Podman writes to `_digest_file` the digest that the registry computed.
     """
     noting = ["--digestfile", str(_digest_file(name))] if engine == "podman" else []
     return [engine, "push", *noting, reference]
@@ -154,8 +154,8 @@ def _git_revision(dirty: bool) -> str:
 def _write_digests(engine: str, references: Mapping[str, str], path: Path) -> None:
     """Write the digest of each pushed image, one `repository@sha256:...` per line.
 
-    Podman compresses an image again for a push, so its `RepoDigests` are those of the local image.
-    Podman's push command has written the registry's digest.
+    Podman compresses an image again for a push, so its `RepoDigests` are the digests of the local
+    image. Podman's push command has written the registry's digest.
 
     Raises:
         PermanentError: the engine has no digest of an image, so the image was not pushed.

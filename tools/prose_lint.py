@@ -1,8 +1,8 @@
 """Check the docstrings and comments of Python files against the style in CONTRIBUTING.md.
 
-Prints one line per fault, and exits with 1 if a fault was found. Faults are: a function's docstring
-without a verb at its start, an opening word of a fragment, a semicolon in a first paragraph, a
-sentence over 35 words, and a word that the glossary replaces.
+Prints one line per fault, and exits with 1 if a fault was found. There are five kinds of faults: no
+verb at the start of a function's docstring, an opening word of a fragment, a semicolon in a first
+paragraph, a sentence over 35 words, and a word that the glossary replaces.
 """
 
 import ast
@@ -100,7 +100,10 @@ def _glossary_faults(text: str) -> Iterator[str]:
 
 @exits_with_code
 def main() -> int:
-    """Check the tracked Python files in the given folders, or all, and return the exit code."""
+    """Check the tracked Python files, and return the exit code.
+
+    The arguments select folders. Without arguments, all files are checked.
+    """
     command = ["git", "ls-files", "--", *sys.argv[1:]]
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     paths = [Path(name) for name in listed if name.endswith(".py")]

@@ -1,6 +1,6 @@
 """Take the pictures of README.md from a finished demo: the status page, light and dark.
 
-`make screenshots` runs this program after `make demo`. It needs Chromium.
+`make screenshots` runs this program after `make demo`. The program needs Chromium.
 """
 
 import argparse

@@ -1,8 +1,10 @@
-"""Fit the feature workflow on a Parquet file like preprocessing, and write it in two forms.
+"""Fit the feature workflow on a Parquet file, and write the workflow in two forms.
+
+The fit is the same as in preprocessing.
 
 `python -m benchmarks.serving_peers.fit_workflow RAW_FOLDER NUM_ROWS OUTPUT` writes
 `OUTPUT/features`, from which our graph is built, and `OUTPUT/nvtabular`, the NVTabular workflow of
-the reference. Both forms give equal encodings.
+the reference. Both forms encode rows equally.
 """
 
 import sys

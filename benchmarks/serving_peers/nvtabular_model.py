@@ -1,11 +1,11 @@
-"""The reference's first half for Triton's python backend: an NVTabular workflow.
+"""First half of the reference for Triton's python backend: an NVTabular workflow.
 
 This model encodes the raw rows of each request like merlin-systems' `WorkflowRunner`. The tensors
 become a data frame, the workflow's operators run on it, and its columns become tensors again. The
 model is faster than merlin-systems in two ways: rows arrive as two tensors instead of one per
 column, and only features are encoded. The model's vocabularies stay in memory. Four fifths of the
-model's time are 26 merges of pandas frames, one per column. A merge takes as long for one row as
-for a thousand.
+model's time are spent in 26 merges of pandas frames, one merge per column. A merge takes as long
+for one row as for a thousand.
 """
 
 import json
@@ -44,8 +44,8 @@ class TritonPythonModel:
     def _encode(self, request: Any) -> list[Any]:
         dense = pb_utils.get_input_tensor_by_name(request, "dense").as_numpy()
         raw = pb_utils.get_input_tensor_by_name(request, "categorical").as_numpy()
-        # NVTabular represents a missing category as null, and the columns are float64 as in the
-        # fit.
+        # NVTabular represents a missing category as null. The columns are float64, because the fit
+        # used float64.
         categorical = np.where(raw == self._missing, np.nan, raw.astype(np.float64))
         frame = pd.DataFrame(dense, columns=self._dense)
         frame[self._categorical] = categorical

@@ -2,14 +2,15 @@
 
 The input is two folders of raw Parquet files. There are two methods:
 
-- `ours`: `validate`, called like in a run, with default settings and rules. The earlier window is
-  validated like the rows of a first run, whose model folder is then the champion. Every check that
-  does not pass, by any rule, is an alarm of its feature.
-- `TFDV`: its drift comparator, used as in its guide, with statistics of two frames and one
-  threshold for all features. The guide ("Get started", Checking data skew and drift) sets an
-  L-infinity of 0.01 for categories. For numbers, TFDV's guide names the Jensen-Shannon divergence
-  but no threshold, so 0.01 is used as well. The other threshold is 0.3 for numbers and categories.
-  This value is the documented default of BigQuery's ML.VALIDATE_DATA_SKEW, which calls TFDV.
+- `ours`: the function `validate` as in a run, with default settings and rules. The earlier window
+  is validated like the rows of a first run. The model folder of this run is then the champion. If
+  any check of a feature does not pass, the feature has an alarm.
+- `TFDV`: TFDV's drift comparator on the statistics of two data frames, as in TFDV's guide. All
+  features have the same threshold. For categories, the guide ("Get started", Checking data skew and
+  drift) uses an L-infinity threshold of 0.01. For numbers, TFDV's guide names the Jensen-Shannon
+  divergence without a threshold, so this threshold is 0.01 too. The second threshold is 0.3, for
+  numbers and for categories. This value is the documented default of BigQuery's
+  ML.VALIDATE_DATA_SKEW, which calls TFDV.
 
 TFDV is imported at its first use, so that the plan can be read without TFDV.
 """
@@ -22,9 +23,9 @@ from typing import Any
 from evergreen.contracts.criteo import CATEGORICAL, DENSE, FEATURES
 
 Method = Callable[[Path, Path], "dict[str, list[str]]"]
-"""Function that takes the earlier and the later folder. The function returns the features with an
-alarm, by the name of the method's setting. Both folders are in one folder, into which the function
-may write."""
+"""Function that receives the folders of the earlier and the later window. For each setting of the
+method, the function returns the features with an alarm. Both folders have the same parent, and the
+function may write into the parent."""
 
 OURS, TFDV = "ours", "TFDV"
 THRESHOLDS = {"TFDV, threshold 0.01": 0.01, "TFDV, threshold 0.3": 0.3}
@@ -33,7 +34,7 @@ THRESHOLDS = {"TFDV, threshold 0.01": 0.01, "TFDV, threshold 0.3": 0.3}
 def alarms_by_ours(before: Path, now: Path) -> dict[str, list[str]]:
     """Return the features with a check that did not pass.
 
-    A check of the complete window counts as the feature `dataset`.
+    If a check is about the complete window, its feature is `dataset`.
     """
     checks = _validate_window(now, now.parent / "validation", _champion_of(before)).checks
     return {OURS: sorted({check.column for check in checks if not check.passed})}
@@ -61,7 +62,7 @@ def _validate_window(rows: Path, folder: Path, model: Path | None) -> Any:
 
 @lru_cache(maxsize=1)
 def _champion_of(rows: Path) -> Path:
-    """Return the model folder that a first run on these rows would have left."""
+    """Return a model folder as a first run on these rows would leave it."""
     from tests.support.validation_models import release_validated
 
     report = _validate_window(rows, rows.parent / "first validation", None)
@@ -69,7 +70,7 @@ def _champion_of(rows: Path) -> Path:
 
 
 def alarms_by_tfdv(before: Path, now: Path) -> dict[str, list[str]]:
-    """Return the features whose distance is above each of `THRESHOLDS`.
+    """Return the features with a distance above each of `THRESHOLDS`.
 
     A feature without values has no distance, and raises no alarm.
     """

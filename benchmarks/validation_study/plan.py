@@ -41,7 +41,7 @@ class StudyCase:
 
 @dataclass(frozen=True, kw_only=True)
 class PairSeries:
-    """Pairs of windows with one number of rows, and the cases that are tested on these pairs."""
+    """Pairs of windows with the same number of rows, and the cases tested on these pairs."""
 
     rows: int
     """Rows of each window."""
@@ -100,7 +100,7 @@ def _shifted(
 
 
 def _chosen(shifts: Sequence[Shift], quick: bool) -> Sequence[Shift]:
-    """Return all shifts, or the first one of each kind."""
+    """Return all shifts, or the first shift of each kind."""
     return [
         s
         for i, s in enumerate(shifts)
@@ -111,11 +111,13 @@ def _chosen(shifts: Sequence[Shift], quick: bool) -> Sequence[Shift]:
 def show(
     series: PairSeries, number: int, simulator: Simulator, *, methods: Mapping[str, Method]
 ) -> Iterator[tuple[StudyCase, dict[str, list[str]]]]:
-    """Yield the features with an alarm for each case and pair of `series`, by method and setting.
+    """Yield the cases of every pair, each with the features that have an alarm.
+
+    The features are listed by method and setting.
 
     Args:
         series: Pairs of windows of one kind.
-        number: Number that separates the random numbers of different series.
+        number: Part of the random seed, different for each series.
         simulator: Simulator of the rows.
         methods: Methods by name.
     """

@@ -1,10 +1,10 @@
-"""Draw windows of a stationary simulator in requests like those of a log, and plant shifts.
+"""Draw windows of a stationary simulator with requests as in a log, and plant shifts.
 
 The simulator draws independent rows, but the rows of a real log depend on each other. The rows of a
 request share the user's columns, so that 20,000 rows have as much information about these columns
-as 313 independent rows. Each shift changes only the property in its name. In a user's column a
-shift changes complete requests, and in an item's column single rows. The correlation of rows within
-a request therefore stays the same. `methods` finds the shifts.
+as 313 independent rows. Each shift changes only the property in its name. In a user's column, a
+shift changes complete requests. In an item's column, a shift changes single rows. The correlation
+of rows within a request therefore stays the same. `methods` finds the shifts.
 """
 
 from collections.abc import Callable
@@ -27,8 +27,8 @@ USER_COLUMNS = DENSE[:6] + CATEGORICAL[:13]
 properties of an item."""
 _FIRST_SECOND = 1_760_000_000.0
 EQUAL, UNEQUAL, INDEPENDENT = "equal", "unequal", "independent"
-"""Kinds of requests: 64 rows each, 64 rows on average (geometric, so that some have hundreds), and
-one row each."""
+"""Kinds of requests: 64 rows each, 64 rows on average, and one row each. The sizes around the
+average are geometric, so some requests have hundreds of rows."""
 
 
 class DrawnWindow(NamedTuple):
@@ -149,7 +149,7 @@ def double_category(
 
 
 def doubled_category(values: NDArray[np.int64]) -> tuple[int, float]:
-    """Return the most frequent of `values` with a share of at most `MAX_SHARE`, and its share.
+    """Return the most frequent value with a share of at most `MAX_SHARE`, and its share.
 
     Ties are broken by value.
     """
@@ -213,7 +213,7 @@ def _between(
 ) -> NDArray[np.float32]:
     """Round each value to the integer below or above, at random.
 
-    The rounding keeps the mean on `scale`. Rows of a request are rounded equally.
+    The rounding keeps the mean on `scale`. All rows of a request use the same random number.
     """
     low = np.floor(values)
     up = (scale(values) - scale(low)) / (scale(low + 1) - scale(low))
@@ -224,7 +224,10 @@ def _between(
 def _strike(
     window: DrawnWindow, column: str, share: float, *, random: Generator
 ) -> NDArray[np.bool_]:
-    """Return which rows [n] change: complete requests for a user's column, else single rows."""
+    """Return which rows [n] change.
+
+    In a user's column, complete requests change. In other columns, single rows change.
+    """
     struck = random.random(len(window.request)) < share
     return struck[window.request] if column in USER_COLUMNS else struck
 

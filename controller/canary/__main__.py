@@ -64,7 +64,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 @exits_with_code
 def main(argv: list[str] | None = None) -> int:
-    """Run one command. After a failure the live version is unchanged."""
+    """Run one command. After a failure, the live version is unchanged."""
     arguments = build_parser().parse_args(argv)
     site = site_of(arguments)
     if arguments.command == "start":

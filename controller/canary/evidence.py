@@ -1,8 +1,8 @@
 """Read a canary's evidence: pairs of scores with labels, and the servers' counters of each arm.
 
 A pair is a row that both the stable version and the canary scored. Pairs are read from the
-monitor's archive and the lake, which contain the matured rows. Either arm may have served the row,
-because the draw of requests for shadow scoring depends neither on the arm nor on the rows. The rows
+monitor's archive and the lake, which contain the matured rows. The choice of requests for shadow
+scoring depends neither on the arm nor on the rows, so either arm may have served the row. The rows
 of a ranked list were chosen by the serving arm, so ranked lists have no shadow columns
 (`monitoring.state.archive`). If all traffic is ranked, there are no pairs, and a person advances
 the canary.
@@ -13,16 +13,16 @@ any division, which avoids a mean of means. The counters of a new or restarted s
 warm-up, which is slow (measured: 70 requests at three times the usual time). The warm-up requests
 would weigh more in the smaller arm. A server without a recorded baseline is therefore left out
 (`uncounted`). The next step records its baseline. When a server leaves, its requests are no longer
-in the counts of either arm. A restarted server whose counters exceed its whole baseline at the next
-step is not detected. The counts of both arms are then too low, but never negative.
+in the counts of either arm. A restart is not detected if the server's counters exceed the complete
+baseline at the next step. The counts of both arms are then too low, but never negative.
 
 Triton reports totals and no medians. The p99 is therefore read in two forms. The quantiles of a
 server (`QUANTILES`) cannot be summed over servers. The buckets of a histogram (`HISTOGRAM`) can be
-summed, and give one p99 of all servers. Triton 2.51 has the histogram only for decoupled models,
-and Triton 26.01 and later for all (triton-inference-server/server#8580). The histogram is off
-unless the server has the flag `--metrics-config=histogram_latencies=true`. Triton's default buckets
-begin at 100 ms, so the configuration of our models sets finer ones. The histogram counts whole
-milliseconds, so two versions whose p99 differs by less than 1 ms may have equal counts.
+summed. The sums give one p99 of all servers. Triton 2.51 has the histogram only for decoupled
+models, and Triton 26.01 and later for all (triton-inference-server/server#8580). The histogram is
+off unless the server has the flag `--metrics-config=histogram_latencies=true`. Triton's default
+buckets begin at 100 ms, so the configuration of our models sets finer ones. The histogram counts
+whole milliseconds, so two versions whose p99 differs by less than 1 ms may have equal counts.
 
 Requests that are rejected before they reach a model are not counted. Requests that the response
 cache answers count as successful. `evergreen.serving.canary_policy` decides from this evidence.
@@ -68,7 +68,8 @@ COUNTERS = {
     "infer_us": "nv_inference_compute_infer_duration_us",
     "cache_hits": "nv_cache_num_hits_per_model",
 }
-"""Triton's name of each counter. `infer_us` sums the time in the model of all computed requests."""
+"""Triton's name of each counter. `infer_us` is the total time of all computed requests in the
+model."""
 QUANTILES = "nv_inference_compute_infer_summary_us"
 """Triton's quantiles of the time in the model, computed over the requests of the last minute on one
 server."""
@@ -96,8 +97,8 @@ def read_pairs(
 ) -> Pairs:
     """Read the oldest pairs of two versions.
 
-    A file may move from the archive to the lake during the read. If the archive is first in
-    `places`, the file is seen at least once. Memory grows with `most` and not with the lake. The
+    A file may move from the archive to the lake during the read. If the archive comes first in
+    `places`, such a file is read at least once. Memory grows with `most` and not with the lake. The
     files of a lake in a bucket are downloaded one by one. A corrupt file is logged as a warning and
     skipped.
 
@@ -150,7 +151,7 @@ def _oldest(tables: Sequence[Any], most: int) -> Any:
 def _shadow_rows(archived: ArchivedFile, schema: Any) -> Any:
     """Return the columns of one file, or None if it has no shadow scores, has moved or is corrupt.
 
-    Older files may lack the column of the users, which is then null.
+    Older files may lack the column of the users. The values of this column are then null.
     """
     try:
         with archived.opened() as file:
@@ -302,8 +303,8 @@ def bucket_quantile(buckets: Mapping[str, float], quantile: float) -> float | No
     Triton observes whole milliseconds, rounded down (`UpdateResponseMetrics` in its core). A bucket
     with the upper bound `b` therefore contains all requests below `floor(b) + 1` milliseconds.
 
-    Returns the end of the largest finite bucket if the quantile is above it, and None without
-    requests or without a finite bound.
+    If the quantile is above the largest finite bucket, returns the end of this bucket. Returns None
+    without requests or without a finite bound.
 
     >>> bucket_quantile({"0.5": 50.0, "1.0": 100.0, "+Inf": 100.0}, 0.99)
     1.98

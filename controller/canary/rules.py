@@ -1,4 +1,4 @@
-"""Flags for the evidence about a canary and for the rules that it is evaluated by."""
+"""Flags for the evidence about a canary, and for the rules of its evaluation."""
 
 import argparse
 from dataclasses import fields
@@ -11,7 +11,7 @@ _DEFAULTS: dict[str, Any] = {rule.name: rule.default for rule in fields(CanaryPo
 
 
 def add_evidence_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags for the places of matured rows and for the rules."""
+    """Add the flags for the locations of matured rows and for the canary's rules."""
     parser.add_argument(
         "--archive", type=typed_uri, help="the monitor's archive, folder or its URI"
     )

@@ -1,17 +1,18 @@
 """Grow, release or abort a canary (1, 5, 25 % of the traffic, then all), and unload it.
 
-A canary is prepared and announced like a release. Two points differ from a release: the canary is
-loaded under another name, and clients find the canary through the traffic plan instead of the
+A canary is prepared and announced like a release. A canary differs from a release in two points: it
+is loaded under another name, and clients find it through the traffic plan instead of the
 configuration.
 
 The running controller calls `step` in each of its rounds. A step may run at any time and
 repeatedly, because all its state is in the journal, the traffic plan and the evidence. The evidence
-leads to a request (`advance` or `abort`), like the command of a person. A shadow canary serves
+leads to a request (`advance` or `abort`), as a person's command does. A shadow canary serves
 traffic only after it is started again with a share, or advanced.
 
 The journal names the canary's version (`canary_at_work`), and the plan tells clients how to use it.
 The order of the writes is in the table of the protocol (`controller.protocol`). If a plan names a
-canary that is not in the journal, the plan is reset. Files of a canary without a plan are removed.
+canary that is not in the journal, the plan is reset. If no plan names a canary, its files are
+removed.
 """
 
 import logging
@@ -68,14 +69,14 @@ class Step:
 
     action: str
     """`none` (no canary), `held`, `grown`, `released`, `aborted`, `draining`, `ended` (unloaded
-    everywhere) or `changed` (a request changed the canary first). After `released` and `aborted`
+    everywhere) or `changed` (a request changed the canary first). After `released` and `aborted`,
     the plan names only the live version."""
     reason: str
     version: int | None = None
     share: float | None = None
     """Share of the traffic after the step."""
     wait_seconds: float | None = None
-    """Seconds until the next step is useful, if known."""
+    """Seconds to wait until the next step is useful, or None if unknown."""
     decision: CanaryDecision | None = None
 
 
@@ -88,7 +89,7 @@ class CanarySettings:
 
     site: SiteSettings
     evidence: tuple[Objects, ...] = ()
-    """Matured rows: the monitor's archive, then the lake."""
+    """Sources of matured rows, in this order: the monitor's archive, and the lake."""
     metrics: tuple[str, ...] = ()
     """Metrics ports of all servers, host:port or dns:///name:port. Without metrics ports, labels
     can abort the canary, but the canary never grows."""
@@ -113,10 +114,10 @@ _CHANGED_MEANWHILE = Step(
 
 
 def step(settings: CanarySettings) -> Step:
-    """Evaluate the canary, repair what a crash left, and make one change.
+    """Evaluate the canary, repair the state that a crash left, and make one change.
 
     A bad canary is aborted even if some servers do not answer. Otherwise a server that is down
-    would keep the bad canary in service on the other servers. Without a canary no server is
+    would keep the bad canary in service on the other servers. Without a canary, no server is
     contacted, because there may be no server before the first model.
 
     Raises:
@@ -232,7 +233,7 @@ def _abort(
     decision: CanaryDecision | None = None,
 ) -> Step:
     site = settings.site
-    # If a start was killed before its journal entry, only the plan names the canary.
+    # If the process was killed before it wrote the journal entry, only the plan names the canary.
     if (at_work := canary_at_work(site.store)) is None:
         found = site.open_repository().read_plan()
         if found is None or found.canary is None:
@@ -262,7 +263,7 @@ def status(settings: CanarySettings) -> Step:
 
 
 def _settle(settings: CanarySettings) -> Step:
-    """Finish what a crash or an earlier step left, and say what remains of the canary."""
+    """Finish work that a crash or an earlier step left, and report what remains of the canary."""
     repository = settings.site.open_repository()
     at_work, versions = canary_at_work(settings.site.store), repository.canary.whole()
     version = at_work.version if at_work else next(iter(versions), None)
@@ -370,7 +371,7 @@ def _evaluate(plan: TrafficPlan, settings: CanarySettings) -> tuple[CanaryDecisi
 def _began(plan: TrafficPlan, store: Path) -> datetime:
     """Return when the canary was first recorded, or else when the plan was published.
 
-    The start of a shadow canary counts as such a record.
+    A canary that starts as a shadow canary is recorded at this start.
     """
     lines = [
         each

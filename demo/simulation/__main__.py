@@ -72,7 +72,7 @@ def add_server_flags(parser: argparse.ArgumentParser, *, is_required: bool = Tru
 
 
 def client_settings(options: argparse.Namespace) -> "ClientSettings":
-    """Return the client's settings that the flags of `add_server_flags` state."""
+    """Return the client's settings from the flags that `add_server_flags` added."""
     from inference_client.scoring import ClientSettings
 
     return make_settings(ClientSettings, **read_flags(ClientSettings, options))

@@ -1,11 +1,11 @@
 """Replay traffic through `RecommenderClient` at a given rate, and report the clicks later.
 
 The load is open-loop: requests start at their scheduled times and do not wait for earlier answers,
-up to a limit in flight. At the limit the replay falls behind. If the replay is more than a second
-late, it skips the missed part of the schedule instead of sending a burst. `traffic` provides the
-rows, and the monitor measures the quality of the scores. In a process of its own (`run_replay`),
-the replay reads commands from standard input, and writes one line per second and a summary. The end
-of standard input stops the process, so it ends with its parent.
+up to a limit in flight. When the replay reaches this limit, it falls behind its schedule. If the
+replay is more than a second late, it skips the missed part of the schedule instead of sending a
+burst. `traffic` provides the rows, and the monitor measures the quality of the scores. In a process
+of its own (`run_replay`), the replay reads commands from standard input, and writes one line per
+second and a summary. The end of standard input stops the process, so it ends with its parent.
 """
 
 import asyncio
@@ -66,7 +66,8 @@ class ReplaySettings:
     """Number of rows after which the replay stops. None means that the replay stops only on
     command."""
     max_in_flight: int = 16
-    """Maximum concurrent requests. At this limit the replay falls behind."""
+    """Maximum concurrent requests. When the replay reaches this limit, it falls behind its
+    schedule."""
     max_consecutive_failures: int = 20
 
     def __post_init__(self) -> None:
@@ -114,7 +115,7 @@ class Replay:
         """Seconds of the schedule that were skipped because the server or the event log was too
         slow."""
         self.exhausted = False
-        """Whether the source has no more rows."""
+        """Whether all rows of the source were returned."""
         self.failure: str | None = None
         """Why the replay gave up after too many consecutive failures, or None."""
 
@@ -138,7 +139,7 @@ class Replay:
     async def send(self) -> None:
         """Send requests until a stop, the end of the traffic, `max_rows`, or too many failures.
 
-        Requests in flight are waited for and never cancelled (see `transport`).
+        The replay waits for requests in flight and never cancels them (see `transport`).
         """
         due, rows_left = self._timing.timer(), self._settings.max_rows or float("inf")
         while not self._stopping:
@@ -225,9 +226,9 @@ class _ReplayStatistics:
 
     def __init__(self) -> None:
         self.sent = self.failed = 0
-        """Requests sent, and requests that failed after all retries."""
+        """Number of requests sent, and number of requests that failed after all retries."""
         self.rows = self.clicks = 0
-        """Rows answered, and clicks among them."""
+        """Number of answered rows, and number of clicks on these rows."""
         self.drift_time: float | None = None
         """Time of the drift in seconds since the epoch, or None before it."""
         self._versions: Counter[int] = Counter()
@@ -302,8 +303,8 @@ class _ReplayStatistics:
     def summary(self) -> dict[str, Any]:
         """Return all counts and metrics of the replay. A number that is undefined is None.
 
-        Percentiles cover the first 200,000 answers, and `bayes_auc` each phase's first 2,000,000
-        rows.
+        Percentiles cover the first 200,000 answers, and `bayes_auc` covers each phase's first
+        2,000,000 rows.
         """
         return {
             "requests": {"sent": self.sent, "failed": self.failed},

@@ -2,8 +2,8 @@
 
 A simulator is defined by its parameters. The same parameters give the same rows in every process,
 so a simulator is stored as a small JSON file. The true logit is bias + strength * (dense effects +
-one weight per category + a few pair interactions). Each column's effect has the share of variance
-in `tables`. The rows can be written as a lake for extraction, with day partitions in the raw
+one weight per category + a few pair interactions). `tables` defines the share of variance of each
+column's effect. The rows can be written as a lake for extraction, with day partitions in the raw
 schema. Each file is complete or absent.
 """
 
@@ -64,14 +64,14 @@ class SimulatedRows(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Drift:
-    """Change of a simulator."""
+    """Sudden change of a simulator."""
 
     seed: int
     columns: tuple[str, ...] = DRIFT_COLUMNS
     """Categorical columns whose planted weights are permuted."""
     new_category_columns: tuple[str, ...] = DRIFT_COLUMNS[:2]
     new_category_share: float = 0.1
-    """Share of those columns' rows that get new categories."""
+    """Share of the rows of these columns that get new categories."""
     new_categories: int = 8
     """Number of new categories per column."""
 
@@ -86,7 +86,7 @@ class Drift:
 
 @dataclass(frozen=True, kw_only=True)
 class Simulator:
-    """Parameters of a simulator, see `Simulator.create`."""
+    """Parameters of a simulator (see `Simulator.create`)."""
 
     seed: int
     click_rate: float
@@ -102,7 +102,7 @@ class Simulator:
         Kaggle's click rate is 0.25.
 
         Raises:
-            ContractError: the click rate is outside (0, 1), or the AUC outside (0.5, 0.95].
+            ContractError: the click rate is outside (0, 1), or the AUC is outside (0.5, 0.95].
         """
         if not 0.0 < click_rate < 1.0:
             raise ContractError(f"click_rate is {click_rate}, expected a share in (0, 1)")
@@ -216,7 +216,7 @@ def drawn_rows(
 
 
 def sigmoid(logit: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the probabilities of logits in float64."""
+    """Convert logits to probabilities, computed in float64."""
     return 1.0 / (1.0 + np.exp(-logit.astype(np.float64)))
 
 
@@ -257,7 +257,7 @@ class LakeReport:
     clicks: int
     days: list[str]
     bayes_auc: float | None
-    """Bayes-optimal AUC of these rows. None unless both classes are present."""
+    """Bayes-optimal AUC of these rows. None if the rows do not contain both classes."""
 
 
 def write_lake(
@@ -269,7 +269,7 @@ def write_lake(
     is complete when its last file exists.
 
     Raises:
-        ContractError: there are fewer rows than days, no days, a day exists already, or `uri` is
+        ContractError: there are no days or fewer rows than days, a day exists already, or `uri` is
             neither a folder nor a bucket.
         TemporaryError, PermanentError: the lake cannot be written.
     """

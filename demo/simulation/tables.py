@@ -28,7 +28,7 @@ from evergreen.contracts.criteo import (
 )
 
 RECOMMENDER = CRITEO_RECOMMENDER
-"""Recommender of simulated rows, unless another one with the same features is given."""
+"""Recommender of simulated rows, unless another recommender with the same features is given."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class SimulatedDenseColumn:
     """
 
     missing: float
-    """Share of rows without a value. Columns with equal shares have no value in the same rows, as
-    in the real log."""
+    """Share of rows without a value. Two columns with equal shares lack their values in the same
+    rows, as in the real log."""
     minimum: int
     median: int
     p99: int
@@ -118,7 +118,7 @@ are folded into a few buckets."""
 INTERACTION_BUCKETS = 8
 
 DRIFT_COLUMNS = ("C2", "C14", "C17", "C23")
-"""Columns with most of the signal, whose rotation has the largest effect."""
+"""Columns with most of the signal. A rotation of their weights has the largest effect."""
 
 assert tuple(DENSE_COLUMNS) == DENSE
 assert tuple(CATEGORY_COLUMNS) == CATEGORICAL
@@ -237,15 +237,15 @@ class CategoryTable:
 
     @property
     def row_shares(self) -> NDArray[np.float64]:
-        """Share of all rows per entry. The missing value is the last entry."""
+        """Share of each category among all rows. The missing value is the last entry."""
         return np.append(self.frequencies * (1.0 - self.missing), self.missing)
 
     def rotated(self, random: Generator) -> "CategoryTable":
         """Return a table with the same categories and frequencies, but with permuted weights.
 
-        Of several random permutations the one with the lowest correlation to the old weights is
-        used. With few categories, a single permutation may keep half of the relation to the old
-        weights, or reverse the relation.
+        Several random permutations are drawn, and the one with the lowest correlation to the old
+        weights is used. With few categories, a single permutation may keep half of the relation to
+        the old weights, or reverse the relation.
         """
         shares, old = self.row_shares, self.weights.astype(np.float64)
         best, best_relation = old, np.inf
@@ -259,7 +259,7 @@ class CategoryTable:
     def with_new_categories(self, count: int, share: float, random: Generator) -> "CategoryTable":
         """Return the column with `count` new categories.
 
-        The new categories get `share` of the rows that are not missing.
+        `share` is the share of the new categories among the rows with a value.
         """
         rest = np.arange(1, count + 1, dtype=np.float64) ** -1.0
         frequencies = np.concatenate([self.frequencies * (1.0 - share), share * rest / rest.sum()])

@@ -2,9 +2,9 @@
 
 A source returns rows request by request. The module `replay` sends the rows, and `simulation` knows
 the true probabilities. Files are Parquet with the recommender's column names in any order, with or
-without labels. Columns with a fixed served value may be absent. `evergreen data ingest` converts
-other files to Parquet and separates malformed rows. Here the first malformed value is an error with
-its file and row.
+without labels. A column may be absent if serving replaces it by a fixed value. `evergreen data
+ingest` converts other files to Parquet and separates malformed rows. Here, the first malformed
+value raises an error that contains its file and row.
 """
 
 from collections.abc import Iterator, Sequence
@@ -60,11 +60,11 @@ def read_rows(
 ) -> Iterator[LabelledRows]:
     """Yield the rows of the files in batches, in order.
 
-    The label column has the name that the recommender gives it, or the name of the raw schema.
+    The name of the label column comes from the recommender, or from the raw schema.
 
     Raises:
         ContractError: a file is corrupt or not Parquet, lacks a column, or has an invalid value.
-            The message has the file and the row.
+            The message contains the file and the row.
     """
     for path in files:
         try:
@@ -160,7 +160,7 @@ class SimulatedTraffic:
         self._at = 0
 
     def take(self, rows: int) -> Request:
-        """Draw the next request, see `Traffic.take`. The source is never exhausted."""
+        """Draw the next request (see `Traffic.take`). The source is never exhausted."""
         # Draw rows in advance, because drawing 64 rows takes as long as drawing 1,000.
         if self._chunk is None or self._at + rows > len(self._chunk.label):
             self._chunk, self._at = self._simulator.draw(max(rows, _CHUNK_ROWS), self._random), 0
@@ -171,7 +171,7 @@ class SimulatedTraffic:
         return Request(features, chunk.label[part], chunk.probability[part])
 
     def drift(self) -> None:
-        """Switch to the drifted simulator, see `Traffic.drift`.
+        """Switch to the drifted simulator (see `Traffic.drift`).
 
         Rows that were drawn in advance are discarded.
         """
@@ -194,7 +194,7 @@ class SimulatedTraffic:
 
 
 class FileTraffic:
-    """Labelled rows of a file or of a folder of files. Each row is sent once, in order.
+    """Labelled rows of a file or a folder. Each row is sent once, in order.
 
     Drift permutes the distinct values of categorical columns, and mirrors numeric columns at their
     median, so that the lowest value becomes the highest. The labels stay with their rows, so the
@@ -210,7 +210,7 @@ class FileTraffic:
         seed: int = 0,
         keeps_requests: bool = False,
     ) -> None:
-        """Open the data.
+        """Open the files of rows.
 
         Args:
             path: File, or folder of files.
@@ -251,7 +251,7 @@ class FileTraffic:
         self._label = np.empty(0, dtype=np.int32)
 
     def take(self, rows: int) -> Request | None:
-        """Return the next rows, see `Traffic.take`. The last request may be shorter."""
+        """Return the next rows (see `Traffic.take`). The last request may be shorter."""
         while len(self._label) < rows and (batch := next(self._batches, None)) is not None:
             known = [] if self._features is None else [self._features]
             self._features = concatenated([*known, batch.features])
@@ -277,7 +277,7 @@ class FileTraffic:
         return Request(features, label, None)
 
     def drift(self) -> None:
-        """Change the drift columns, see `Traffic.drift`."""
+        """Change the drift columns (see `Traffic.drift`)."""
         if not self._drift_columns:
             raise ContractError("--drift-columns is empty, expected it for drift")
         self._has_drifted = True
@@ -314,9 +314,9 @@ def _is_present(values: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def _mirrored(values: NDArray[Any], counts: NDArray[np.int64]) -> NDArray[Any]:
-    """Map each of the ascending `values` to its mirror image at the median.
+    """Replace each of the ascending `values` by its mirror image at the median.
 
-    The number of rows below the image equals the number of rows above the value.
+    A value with k rows above it is replaced by a value with k rows below it.
 
     >>> _mirrored(np.array([0.0, 1.0, 5.0]), np.array([1, 1, 1])).tolist()
     [5.0, 1.0, 0.0]

@@ -33,7 +33,7 @@ def _describe(outcome: SimulatedRun, *, objective_ms: float) -> str:
 
     Args:
         outcome: The simulated run.
-        objective_ms: Queue time in milliseconds. A request that waited longer counts as late.
+        objective_ms: Queue time in milliseconds. A request that waited longer is counted as late.
     """
     waits = np.concatenate(outcome.waits)
     counters, wanted = outcome.counters, [moment.wanted for moment in outcome.moments]
@@ -64,7 +64,7 @@ def _describe(outcome: SimulatedRun, *, objective_ms: float) -> str:
 def _time_line(outcome: SimulatedRun) -> Iterator[str]:
     """Yield a header, and one line for each span of several syncs.
 
-    In a long simulation each line covers more syncs.
+    In a long simulation, each line covers more syncs.
     """
     yield f"{'time':>6}  {'ready':>5}  {'wanted':>6}  {'served/s':>8}  {'p50 ms':>8}  {'p99 ms':>8}"
     size = -(-len(outcome.moments) // _MOST_LINES)

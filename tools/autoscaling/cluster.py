@@ -1,7 +1,7 @@
 """Simulation of the Deployment's pods and their nodes, from creation to readiness.
 
-Scheduling is simple: each pod gets its own node, or its own slice of a node. An idle node is used
-if there is one, and otherwise a new node. `queueing` simulates the requests in a pod.
+Scheduling is simple: each pod gets its own node, or its own slice of a node. A pod gets an idle
+node if there is one, or else a new node. `queueing` simulates the requests in a pod.
 """
 
 import math
@@ -35,8 +35,8 @@ class StartTimes:
     node: float = 330.0
     """Time from the creation of an unschedulable pod until a node with the image is ready. The
     default consists of 150 s until the node is ready and 180 s to pull Triton's image, about 8 GB
-    compressed at 50 MB/s. GKE's documentation gives minutes for a node, and more for nodes with GPU
-    drivers."""
+    compressed at 50 MB/s. According to GKE's documentation, a node takes minutes, and a node with
+    GPU drivers takes longer."""
     pod: float = 15.0
     """Time from the container's start to a loaded model: Triton's start, the download of the model
     from the bucket, and warm-up. Triton's own start takes 0.4 s with the laptop's wheel
@@ -62,7 +62,7 @@ class Pod:
 class Cluster:
     """The Deployment's pods. The method `scale` changes the number of pods.
 
-    `scrape_offset` returns the offset of a pod's scrapes in seconds, for the number of the pod.
+    `scrape_offset` receives the number of a pod, and returns the offset of its scrapes in seconds.
     """
 
     times: StartTimes
@@ -71,7 +71,7 @@ class Cluster:
     pods: list[Pod] = field(default_factory=list)
     """Pods that have not stopped yet."""
     _idle_nodes: list[tuple[float, float]] = field(default_factory=list)
-    """Nodes without a pod. For each node there are two times: when the node and the image were
+    """Nodes without a pod. For each node, there are two times: when the node and the image were
     ready, and when the node lost its pod."""
     _number: int = 0
     _seconds_of_gone: float = 0.0
@@ -97,7 +97,10 @@ class Cluster:
             self.pods[-1].ready_at = 0.0
 
     def scale(self, now: float, wanted: int) -> None:
-        """Create pods, or delete pods: first those that are not ready, then the newest ones."""
+        """Create or delete pods.
+
+        Pods that are not ready are deleted first, and then the newest pods.
+        """
         staying = self.staying()
         for _ in range(wanted - len(staying)):
             idle = min(self._idle_nodes, default=None)

@@ -1,6 +1,6 @@
 """Simulation of Kubernetes' HorizontalPodAutoscaler with the shipped manifests.
 
-The algorithm is that of the controller in Kubernetes 1.29 and later (pkg/controller/podautoscaler:
+The algorithm comes from the controller in Kubernetes 1.29 and later (pkg/controller/podautoscaler:
 `replica_calculator.go`, `horizontal.go`). The simulation covers metrics of type External, which
 KEDA and prometheus-adapter provide. This module reads the shipped ScaledObject, so that the
 simulation uses the same configuration as a cluster. The module `simulation` provides pods and
@@ -18,14 +18,15 @@ import yaml
 from evergreen.runtime.errors import ContractError
 
 SYNC_SECONDS = 15.0
-"""Seconds between two syncs, the default of kube-controller-manager."""
+"""Seconds between two syncs. The value is the default of kube-controller-manager."""
 _TOLERANCE = 0.1
-"""Relative distance from the target within which nothing changes, the controller's default."""
+"""Relative distance from the target within which the number of replicas stays the same. The value
+is the controller's default."""
 
 
 @dataclass(frozen=True)
 class ScalingPolicy:
-    """Limit on the change of the number of pods within a period, in pods or per cent."""
+    """Maximum change of the number of pods within a period, in pods or per cent."""
 
     type: str
     value: int
@@ -75,7 +76,7 @@ class PodCounts:
     """Counts of the Deployment's pods, as the controller counts them."""
 
     existing: int
-    """Number of pods without those that are being deleted."""
+    """Number of pods that are not being deleted."""
     ready: int
     """Number of running and ready pods. A pod that is being deleted counts until it has ended."""
 
@@ -96,7 +97,7 @@ class Controller:
         Args:
             now: Time in seconds.
             current: Number of replicas that the Deployment requests.
-            pods: Counts of its pods.
+            pods: Counts of the Deployment's pods.
             readings: Value of each metric by name. The value of an unavailable metric is None or
                 absent.
         """
@@ -143,7 +144,7 @@ class Controller:
         return 1 - _TOLERANCE <= ratio <= 1 + _TOLERANCE
 
     def _stabilised(self, now: float, current: int, proposal: int) -> int:
-        """Return the number of replicas nearest to `current` within all recent recommendations."""
+        """Limit `current` to the range of all recent recommendations."""
         up_since = now - self.spec.up.stabilization_seconds
         down_since = now - self.spec.down.stabilization_seconds
         lowest = min([proposal, *(n for at, n in self._recommended if at > up_since)])
@@ -179,8 +180,8 @@ class Controller:
             if policy.type == "Pods":
                 limits.append(start + sign * policy.value)
             else:
-                # Round up when scaling up, because one replica could otherwise never become two.
-                # Round down when scaling down.
+                # Round up when scaling up, because one replica would otherwise stay one replica
+                # forever. Round down when scaling down.
                 share = start * (1 + sign * policy.value / 100)
                 limits.append(math.ceil(share) if sign > 0 else int(share))
         widest = max if (rules.select == "Max") == (sign > 0) else min
@@ -195,7 +196,7 @@ def _thousandths(value: float) -> int:
 
 
 QUEUE_METRIC, PENDING_METRIC = "triton_queue_microseconds_per_request", "triton_pending_requests"
-"""Names of the metrics that scale Triton, as the rules in the manifests publish them."""
+"""Names of the metrics that scale Triton. The rules in the manifests publish these names."""
 SHIPPED_AUTOSCALER = (
     Path(__file__).resolve().parents[2] / "k8s" / "components" / "keda" / "scaled-object.yaml"
 )

@@ -2,8 +2,9 @@
 
 The model is Triton's dynamic batcher without delay. A free instance takes as many waiting requests
 as fit into a batch. A request that finds the queue full is refused at once. If a request has waited
-too long, it is refused when its turn comes. Triton also checks every half second, so its refusals
-differ by up to half a second. The simulation handles each event at its exact time.
+too long, it is refused when its turn comes. Triton checks the waiting requests every half second
+too, so the times of its refusals differ by up to half a second. The simulation handles each event
+at its exact time.
 
 The duration of a batch comes from a JSON file of measured times, written by
 `benchmarks/service_times.py`. No times were measured on a GPU in this project.
@@ -33,13 +34,13 @@ shipped manifest was chosen for the network `demo`."""
 
 @dataclass(frozen=True)
 class ServiceTimes:
-    """Duration of a batch in seconds by its number of rows, and its distribution."""
+    """Durations of batches in seconds by number of rows, and their distribution."""
 
     rows: tuple[int, ...]
     """Numbers of rows, ascending."""
     medians: tuple[float, ...]
-    """Median seconds at each of `rows`, interpolated linearly. Beyond the largest of `rows`, the
-    last slope continues, but the time never decreases."""
+    """Median seconds at each of `rows`, interpolated linearly. For more rows than the largest of
+    `rows`, the last slope continues. The time never decreases."""
     quantiles: tuple[tuple[float, float], ...] = ((0.0, 1.0), (1.0, 1.0))
     """Pairs of a probability and a multiple of the median, in ascending order. Values in between
     are interpolated linearly."""
@@ -48,7 +49,7 @@ class ServiceTimes:
 
     @cache  # noqa: B019 - one set of times lives as long as the command
     def of_rows(self, rows: int) -> float:
-        """Return the median seconds of a batch with so many rows."""
+        """Return the median seconds of a batch with this number of rows."""
         if rows > self.rows[-1] and len(self.rows) > 1:
             slope = (self.medians[-1] - self.medians[-2]) / (self.rows[-1] - self.rows[-2])
             return self.medians[-1] + max(slope, 0.0) * (rows - self.rows[-1])
@@ -69,7 +70,7 @@ class ServiceTimes:
 def shipped_or_file(text: str) -> Path:
     """Return the file of the shipped network named `text`.
 
-    If there is none, return `text` as a path.
+    If no shipped network has this name, return `text` as a path.
     """
     shipped = SHIPPED / f"{text}-cpu.json"
     return shipped if shipped.is_file() else Path(text)
@@ -79,7 +80,7 @@ def read_service_times(path: Path) -> ServiceTimes:
     """Return the times of a file of `benchmarks/service_times.py`.
 
     The multiple for each probability is the median over all measured numbers of rows. Other work on
-    the machine may disturb the measurement at one number of rows, but rarely at most of these
+    the machine may disturb the measurement for one number of rows, but rarely for most of the
     numbers.
 
     Raises:
@@ -110,7 +111,7 @@ def read_service_times(path: Path) -> ServiceTimes:
 class PodSettings:
     """Settings of the served model in a pod.
 
-    The default values are those of the `config.pbtxt` of an image.
+    The default values come from the `config.pbtxt` of an image.
     """
 
     instances: int = ServingOptions.instances

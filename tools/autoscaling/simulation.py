@@ -48,8 +48,8 @@ def fleet_metrics(samples: Mapping[str, Iterable[Sample]], now: float) -> dict[s
     A value is None if no pod has enough samples in the window.
 
     Args:
-        samples: Samples by pod, ascending in time, of every pod that was scraped in the window,
-            including removed pods.
+        samples: Samples of each pod that was scraped in the window, in ascending time. Removed pods
+            are included.
         now: Time in seconds.
     """
     last = round(now * 1000)
@@ -78,8 +78,8 @@ def fleet_metrics(samples: Mapping[str, Iterable[Sample]], now: float) -> dict[s
 def _counter_rate(samples: Sequence[tuple[int, float]], first: int, last: int) -> float:
     """Return PromQL's `rate`: the growth of a counter per second, extrapolated to the window.
 
-    The result equals that of Prometheus 2.42. Prometheus 3 excludes the left end of the window. The
-    difference matters only for a sample at exactly that millisecond.
+    The result equals the result of Prometheus 2.42. Prometheus 3 excludes the left end of the
+    window. The difference matters only for a sample at exactly that millisecond.
 
     Args:
         samples: Pairs of a time in milliseconds and a value. At least two pairs are needed, in
@@ -98,7 +98,8 @@ def _counter_rate(samples: Sequence[tuple[int, float]], first: int, last: int) -
     spacing = sampled / (len(samples) - 1)
     to_start, to_end = (start - first) / 1000, (last - end) / 1000
     if growth > 0 and start_value >= 0:
-        # A counter is never negative, so the extrapolation ends at the time when it would be 0.
+        # A counter is never negative, so the extrapolation does not go back beyond the time when
+        # the counter would be 0.
         to_start = min(to_start, sampled * start_value / growth)
     for gap in (to_start, to_end):
         covered += gap if gap < spacing * 1.1 else spacing / 2
@@ -134,8 +135,8 @@ class SimulatedRun:
 
     moments: list[SyncState] = field(default_factory=list)
     waits: list[NDArray[np.float32]] = field(default_factory=list)
-    """Queue times in seconds of the requests whose batch started between two syncs, one array per
-    sync. The last array has the requests after the last sync."""
+    """Queue times in seconds, one array per sync. An array has the requests whose batch started
+    since the previous sync. The last array has the requests after the last sync."""
     num_arrived: int = 0
     num_without_pod: int = 0
     """Number of requests that arrived while no pod was ready."""
@@ -219,7 +220,7 @@ class Simulation:
     ) -> int:
         """Send the requests that arrive before `until` to the ready pods.
 
-        Returns the number of requests of this step that were sent until now.
+        Returns the number of requests of this step that have been sent so far.
         """
         last = int(np.searchsorted(requests.arrivals, until))
         if last == num_dispatched:

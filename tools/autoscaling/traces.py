@@ -22,8 +22,8 @@ DEFAULT_ROWS = 1024
 """Default number of rows in a request (candidates to rank), if the trace has no column for it."""
 _MOST_SECONDS = 31 * 86400.0
 _MOST_OF_STEP = 2e7
-"""Maximum number of requests in one step of a trace. The requests of a step are drawn at once,
-which takes half a gigabyte at this maximum."""
+"""Maximum number of requests in one step of a trace. All requests of a step are drawn at once. At
+this maximum, they take half a gigabyte."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +128,7 @@ def read_trace(path: Path) -> Trace:
 def day(peak: float, seed: int, rows: int) -> Trace:
     """Return a day in minutes, with a minimum at 04:00, a maximum at 16:00 and 5 % noise.
 
-    At 22:00 the rate triples at once for 20 minutes.
+    At 22:00, the rate triples at once for 20 minutes.
 
     Args:
         peak: Requests per second at the maximum.
