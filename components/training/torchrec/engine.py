@@ -376,9 +376,9 @@ class _Worker:
 _CHECKED = {"restore", "open_rows"}
 """Calls in which each worker reads files and does not communicate. If a call fails in one worker,
 the error is sent to the other workers."""
-_FAILURE = "evergreen failure"
+_FAILURE = "failure of a worker"
 """Key in the group's store under which a worker writes its error before it ends."""
-_FAILURE_READ = "evergreen failure was read"
+_FAILURE_READ = "failure was read"
 """Key that the leader sets after it has read the error."""
 _LEADER_SECONDS = 20.0
 """Maximum seconds that a worker waits for the leader to read the error."""
