@@ -6,7 +6,9 @@ undoes a change that was interrupted. After the requests, the watchdog probes ev
 and reloads models that answer wrongly (`controller.watchdog`). The baking version is evaluated, and
 rolled back if it is bad (`controller.baking`). The canary is evaluated, and grows or ends
 (`controller.canary.steps`). At the start and once a day the versions' files are compared with their
-hashes (`controller.inspection`). Between two rounds the controller looks for new requests.
+hashes (`controller.inspection`), in a separate thread. Between two rounds, and between two of these
+parts of a round, the controller looks for new requests. A rollback therefore waits for at most one
+part.
 
 A second controller waits until it gets the lock.
 """
@@ -88,8 +90,11 @@ class ReleaseController:
         problems: list[str] = []
         self._try(self.reconcile, problems)
         findings = self._try(self.watchdog.look, problems) or {}
+        self.answer()
         baked = self._try(partial(self.baking.step, self.watchdog.reloads), problems)
+        self.answer()
         self._try(self._step_canary, problems)
+        self.answer()
         self._try(self.inspection.step, problems)
         self.write_status(findings, baked=baked, problem="; ".join(dict.fromkeys(problems)) or None)
 
@@ -99,10 +104,8 @@ class ReleaseController:
         Raises:
             ContractError, TemporaryError, PermanentError, OSError: as in `reconcile.drive`.
         """
-        site = self.site
-        stages = (self.canary or CanarySettings(site=site)).stages
-        patience = replace(site.patience, lock_seconds=0.0)
-        with reconciled(replace(site, patience=patience), stages=stages) as done:
+        patience = replace(self.site.patience, lock_seconds=0.0)
+        with reconciled(replace(self.site, patience=patience)) as done:
             self.num_recovered += done.recovered is not None
 
     def answer(self) -> None:
@@ -260,11 +263,12 @@ def main(argv: list[str] | None = None) -> int:
     evidence = tuple(open_objects(uri) for uri in (arguments.archive, arguments.lake) if uri)
 
     def make(held: SiteSettings) -> ReleaseController:
+        canary = CanarySettings(site=held, evidence=evidence, metrics=metrics, policy=policy)
         return ReleaseController(
-            watchdog=Watchdog(site=held),
-            baking=Baking(site=held, metrics=metrics),
-            inspection=Inspection(site=held),
-            canary=CanarySettings(site=held, evidence=evidence, metrics=metrics, policy=policy),
+            watchdog=Watchdog(site=canary.target),
+            baking=Baking(site=canary.target, metrics=metrics),
+            inspection=Inspection(site=canary.target),
+            canary=canary,
             status=arguments.status,
         )
 

@@ -70,12 +70,16 @@ class Satisfied:
 def satisfied(site: Site, state: RequestState) -> Satisfied | None:
     """Return the version that already serves as the request asks, or None.
 
-    A retried step must not release a model twice. A rollback that was requested while a change was
-    in progress is satisfied if that change was undone.
+    A retried step must not release a model twice, even if the model was rolled back since. A
+    rollback that was requested while a change was in progress is satisfied if that change was
+    undone.
     """
     request, live, at_work = state.request, site.live, canary_at_work(site.store)
     if state.recorded is not None:
         return Satisfied(version=state.recorded.version)
+    if state.earlier is not None:
+        version = state.earlier.version
+        return None if version is None else Satisfied(version=version)
     if request.kind in (RELEASE, CANARY) and live is not None:
         if live.model_id == request.model_id and live.version in site.repository.versions():
             return Satisfied(version=live.version)
@@ -133,6 +137,8 @@ def announce(site: Site, state: RequestState) -> None:
         ContractError: the request or a file is invalid.
         TemporaryError: a server does not answer, or a previous canary is still draining.
     """
+    if state.earlier is not None:
+        raise Refused(state.earlier.reason)
     _ = site.fleet  # every server must respond before anything is written
     kind = state.request.kind
     if kind == RELEASE:
@@ -156,15 +162,14 @@ def _announce_release(site: Site, state: RequestState) -> None:
     options = _options(request)
     check_may_replace(site, verdict, options, is_override=request.is_override)
     release = _number(site, request, prepared)
-    line = site.entry(
+    line = _entry(
+        site,
+        state,
         promotion_journal.PROMOTE if request.is_override else promotion_journal.RELEASE,
-        release,
+        release=release,
         reason=f"{request.reason}; the verdict was: {verdict.reason}"
         if request.is_override
         else verdict.reason,
-        who=request.who,
-        request=state.id,
-        trigger_id=request.trigger_id,
         decision=verdict.decision,
     )
     site.announce(Attempt(line=line, options=options, new_version=release.version))
@@ -207,16 +212,15 @@ def _announce_canary(site: Site, state: RequestState) -> None:
         published_at=site.now(),
         reason=verdict.reason,
     )
-    line = site.entry(
+    line = _entry(
+        site,
+        state,
         promotion_journal.CANARY,
-        release,
+        release=release,
         reason=verdict.reason,
-        who=request.who,
-        request=state.id,
-        trigger_id=request.trigger_id,
         decision=verdict.decision,
-        share=share,
     )
+    line = replace(line, share=share)
     site.announce(Attempt(line=line, options=options, plan=plan, new_version=release.version))
 
 
@@ -226,15 +230,15 @@ def _announce_promotion(site: Site, state: RequestState) -> None:
     if at_work is None:
         raise Refused("there is no canary, expected one to release")
     target = read_release(site.store, at_work.version)
-    line = site.entry(
+    line = _entry(
+        site,
+        state,
         promotion_journal.PROMOTE,
-        target,
+        release=target,
         reason=request.reason,
-        who=request.who,
-        request=state.id,
-        trigger_id=target.trigger_id,
         decision=at_work.decision,
     )
+    line = replace(line, trigger_id=target.trigger_id)
     site.announce(Attempt(line=line, options=site.repository.options_for(target.version)))
 
 
@@ -254,15 +258,31 @@ def _announce_rollback(site: Site, state: RequestState) -> None:
         wanted = _wanted_then(state)
         version = wanted if wanted is not None else _replaced_by(site.store, live)
     target = _target_release(site, live, version)
-    line = site.entry(
-        promotion_journal.ROLLBACK,
-        target,
-        reason=request.reason,
-        who=request.who,
-        request=state.id,
-    )
+    line = _entry(site, state, promotion_journal.ROLLBACK, release=target, reason=request.reason)
     line = replace(line, blocked_model_id=live.model_id if request.replaces else None)
     site.announce(Attempt(line=line, options=site.repository.options_for(target.version)))
+
+
+def _entry(
+    site: Site,
+    state: RequestState,
+    action: str,
+    *,
+    release: Release,
+    reason: str,
+    decision: str | None = None,
+) -> Promotion:
+    """Return the journal entry about `release` that records the request's change."""
+    request = state.request
+    return site.entry(
+        action,
+        release,
+        reason=reason,
+        who=request.who,
+        request=state.id,
+        trigger_id=request.trigger_id,
+        decision=decision,
+    )
 
 
 def check_plan(site: Site, request: ServingRequest) -> None:
@@ -381,6 +401,7 @@ def _number(site: Site, request: ServingRequest, prepared: PreparedVersion) -> R
     folder = graph_folder(site.store, version)
     with whole_directory(folder, replace=True) as building:
         for name in (GRAPH_FILE, DATA_FILE, GOLDEN_FILE):
+            site.proceed()
             if (prepared.folder / name).exists():
                 shutil.copyfile(prepared.folder / name, building / name)
         # The lease may have expired during the preparation. Another controller may then have used

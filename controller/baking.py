@@ -40,8 +40,7 @@ from controller.canary.evidence import (
     read_buckets,
     read_p99,
 )
-from controller.protocol import END_BAKING, next_move
-from controller.reconcile import observe
+from controller.reconcile import drive
 from controller.rollback import rollback
 from controller.site import SiteSettings, opened
 from evergreen.config.release import RolloutSettings
@@ -181,15 +180,11 @@ class Baking:
 
     def _end(self, line: Promotion, reason: str) -> BakingStep:
         with opened(self.site) as site:
-            desired, observed, _ = observe(site)
-            if (
-                baking(site.store) != line
-                or next_move(replace(desired, is_baked=True), observed) != END_BAKING
-            ):
-                return BakingStep(
-                    action=NONE, reason="a change is in progress", version=line.version
-                )
-            site.append(line.baked(site.now(), self.site.who, reason))
+            site.baked = line, reason
+            drive(site)
+            if site.baked is not None:
+                reason = "another change was made first"
+                return BakingStep(action=NONE, reason=reason, version=line.version)
         logger.info("version %d is baked: %s", line.version, reason)
         return BakingStep(action=BAKED, reason=reason, version=line.version)
 

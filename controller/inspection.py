@@ -5,10 +5,17 @@ without an error. Golden rows detect few of these errors: a flipped bit in an em
 golden row uses changes no golden score. A corrupt file in Triton's repository is replaced by the
 model registry's copy. A corrupt file in the registry is replaced by the repository's copy. Servers
 then reload the graph.
+
+Hashing takes minutes, so a separate thread compares the hashes. That thread only reads, and the
+controller carries out requests meanwhile. The controller itself replaces the files, one version per
+round. Before it replaces a file, it compares the hashes of that version again under the lock.
 """
 
 import logging
 import shutil
+import threading
+from collections import deque
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -31,55 +38,106 @@ RETRY_SECONDS = 300.0
 not repair."""
 
 
+def in_thread(work: Callable[[], None]) -> None:
+    """Run `work` in a separate thread, which does not delay the end of the process."""
+    threading.Thread(target=work, name="inspection", daemon=True).start()
+
+
+@dataclass(kw_only=True)
+class _Search:
+    """Comparison of all hashes, which may run in another thread."""
+
+    corrupt: deque[tuple[VersionFolders, int]] = field(default_factory=deque)
+    """Versions with a corrupt file that was not replaced yet."""
+    problems: list[str] = field(default_factory=list)
+    """Error messages of versions that could not be compared or repaired."""
+    failure: TemporaryError | PermanentError | None = None
+    """Error that ended the search early."""
+    is_done: bool = False
+
+
 @dataclass(kw_only=True)
 class Inspection:
     """Inspection of the version files of one site. Call `step` repeatedly."""
 
     site: SiteSettings
+    start: Callable[[Callable[[], None]], None] = in_thread
+    """Function that runs the comparison of all hashes beside the controller."""
     healed: list[str] = field(default_factory=list)
     """Paths of the files that were replaced since the start."""
     _due: float | None = None
     _problem: str | None = None
+    _search: _Search | None = None
 
     def step(self) -> None:
-        """Compare all hashes if the inspection is due, and replace corrupt files.
+        """Start to compare all hashes if that is due, and replace corrupt files that were found.
+
+        One call replaces the files of at most one version.
 
         Raises:
             ContractError: both copies of a file are corrupt. The error is raised again by every
                 call until the next inspection.
             TemporaryError: a deployment is running, or the storage does not answer. The next call
                 tries again.
+            PermanentError: the storage rejected a read.
         """
         now = self.site.patience.clock()
-        if self._due is not None and now < self._due:
-            if self._problem is not None:
-                raise ContractError(self._problem)
-            return
-        self._due, self._problem = now + RETRY_SECONDS, None
-        if not promotion_journal.read_entries(self.site.store):
-            self._due = None  # inspect right after the first release
-            return
-        try:
-            self._inspect()
-        except ContractError as error:
-            self._problem = str(error)
-            raise
+        if self._search is None:
+            if self._due is not None and now < self._due:
+                if self._problem is not None:
+                    raise ContractError(self._problem)
+                return
+            self._due, self._problem = now + RETRY_SECONDS, None
+            if not promotion_journal.read_entries(self.site.store):
+                self._due = None  # inspect right after the first release
+                return
+            search = self._search = _Search()
+            repository = self.site.open_repository()
+            self.start(lambda: self._compare(repository, search))
+        search = self._search
+        if search.corrupt:
+            self._replace(search)
+        if search.is_done and not search.corrupt:
+            self._search = None
+            self._end(search, now)
+
+    def _end(self, search: _Search, now: float) -> None:
+        """Set the time of the next inspection, and report what could not be repaired."""
+        if search.failure is not None:
+            raise search.failure
+        remove_stale(self.site.store, self.site.clock())
+        if search.problems:
+            self._problem = "; ".join(search.problems)
+            raise ContractError(self._problem)
         self._due = now + DAY_SECONDS
 
-    def _inspect(self) -> None:
-        repository, problems = self.site.open_repository(), []
-        for folders, version in self._versions(repository):
-            try:
-                if find_corrupt(folders, self.site.store, version):
-                    with repository.locked():
-                        # Hashing takes minutes, in which a lease can pass to another controller.
-                        repository.check_held()
-                        self._heal(repository, folders, version)
-            except (ContractError, OSError) as error:  # the other versions are still inspected
-                problems.append(str(error))
-        remove_stale(self.site.store, self.site.clock())
-        if problems:
-            raise ContractError("; ".join(problems))
+    def _compare(self, repository: ModelRepository, search: _Search) -> None:
+        """Compare all hashes. This method only reads, and may run in another thread."""
+        try:
+            for folders, version in self._versions(repository):
+                try:
+                    if find_corrupt(folders, self.site.store, version):
+                        search.corrupt.append((folders, version))
+                except (ContractError, OSError) as error:  # the other versions are still compared
+                    search.problems.append(str(error))
+        except (ContractError, OSError) as error:
+            search.problems.append(str(error))
+        except (TemporaryError, PermanentError) as error:
+            search.failure = error
+        finally:
+            search.is_done = True
+
+    def _replace(self, search: _Search) -> None:
+        """Replace the corrupt files of one version."""
+        folders, version = search.corrupt[0]
+        repository = self.site.open_repository()
+        try:
+            with repository.locked():
+                repository.check_held()
+                self._heal(repository, folders, version)
+        except (ContractError, OSError) as error:
+            search.problems.append(str(error))
+        search.corrupt.popleft()
 
     def _versions(self, repository: ModelRepository) -> list[tuple[VersionFolders, int]]:
         """Return the versions that are both in the journal and in the repository."""
@@ -107,16 +165,16 @@ class Inspection:
             raise TemporaryError(
                 "a killed deployment must be rolled back before its files are inspected"
             )
-        if (folders, version) not in self._versions(repository):
+        known = {(each.uri, number) for each, number in self._versions(repository)}
+        if (folders.uri, version) not in known:
             return
         healed = heal(folders, store, version, options=repository.options_for(version))
         self.healed += healed
         live = promotion_journal.current(store)
-        is_served = folders is repository.canary or (live is not None and live.version == version)
+        is_canary = folders.uri == repository.canary.uri
+        is_served = is_canary or (live is not None and live.version == version)
         if is_served and any(path.startswith(folders.uri) for path in healed):
-            name = (
-                repository.names.canary if folders is repository.canary else repository.names.model
-            )
+            name = repository.names.canary if is_canary else repository.names.model
             self._reload(name, version, repository)
 
     def _reload(self, name: str, version: int, repository: ModelRepository) -> None:

@@ -8,6 +8,9 @@ The rehearsal takes about 0.3 s under traffic. Triton sends requests without a v
 highest version as soon as it is loaded. Any error that a load can show must therefore appear before
 the served name is changed.
 
+The longest moves copy and hash files, or load a version on one server after another. Between two
+files and two servers they check whether a later rollback supersedes the change (`Site.proceed`).
+
 The configuration is one atomic write. After this write, every server that starts serves the new
 version. Running servers load the version one after another. Servers that appear in the meantime are
 included. Each server is notified, and is probed with golden rows after it has loaded the version.
@@ -30,6 +33,7 @@ from controller.protocol import (
     ADOPT,
     CONFIGURE,
     DISCARD,
+    END_BAKING,
     END_CANARY,
     LOAD_CANARY,
     PLACE_CANARY,
@@ -51,6 +55,7 @@ from controller.site import Attempt, Fallback, Site, live_version
 from evergreen.registry import promotion_journal
 from evergreen.registry.models import graph_folder, read_release, release_path
 from evergreen.registry.promotion_journal import Promotion, canary_at_work
+from evergreen.registry.requests import last_abort
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
 from evergreen.serving.intact import check_kept, golden_rows, heal
 from evergreen.serving.parity import GoldenRows
@@ -111,7 +116,7 @@ def _stage(site: Site) -> None:
             f"version {version} is no longer in the repository, and {folder} contains no copy of it"
         )
     check_kept(site.store, read_release(site.store, version))
-    site.repository.stage(version, folder, options)
+    site.repository.stage(version, folder, options, proceed=site.proceed)
     site.checkpoint("staged")
 
 
@@ -120,6 +125,7 @@ def _rehearse(site: Site) -> None:
     golden = GoldenRows.load(graph_folder(site.store, version) / GOLDEN_FILE)
 
     def rehearse(server: Triton) -> None:
+        site.proceed()
         bring_up(
             server, site.names.candidate, version=version, golden=golden, patience=site.patience
         )
@@ -154,6 +160,7 @@ def _serve(site: Site) -> None:
     golden = golden_rows(site.repository, site.store, version)
 
     def serve(server: Triton) -> None:
+        site.proceed()
         bring_up(server, name, version=version, golden=golden, patience=site.patience)
         probe(server, name, version=version, golden=golden, named=False)
         logger.info("triton %s serves version %d", server.url, version)
@@ -328,9 +335,23 @@ def _unload_canary(site: Site) -> None:
 def _end_canary(site: Site) -> None:
     at_work, plan = canary_at_work(site.store), site.repository.read_plan()
     assert at_work is not None
-    reason = plan.reason if plan else "no plan names it"
-    action = promotion_journal.CANARY_ENDED
-    site.append(replace(at_work, action=action, reason=reason, share=None))
+    abort = last_abort(site.store)
+    ended = replace(
+        at_work,
+        action=promotion_journal.CANARY_ENDED,
+        reason=abort.reason if abort else plan.reason if plan else "no plan names it",
+        who=abort.who if abort else site.settings.who,
+        request=abort.request if abort else None,
+        share=None,
+    )
+    site.append(ended)
+
+
+def _end_baking(site: Site) -> None:
+    assert site.baked is not None
+    line, reason = site.baked
+    site.append(line.baked(site.now(), site.settings.who, reason))
+    site.baked = None
 
 
 BODIES: Mapping[str, Callable[[Site], None]] = {
@@ -351,5 +372,6 @@ BODIES: Mapping[str, Callable[[Site], None]] = {
     ADOPT: _adopt,
     UNLOAD_CANARY: _unload_canary,
     END_CANARY: _end_canary,
+    END_BAKING: _end_baking,
 }
 """Functions that carry out the moves that need no request, by move."""

@@ -22,10 +22,14 @@ undone like a failed one. After a crash, the request of the interrupted intent i
 controller announces such a request again until the request's deadline. A release then gets a new
 version number.
 
-Requests are handled in the order of their entries, except that `ROLLBACK` and `ABORT` come first. A
-later rollback supersedes every request that is not recorded yet, and a later abort supersedes
-requests about canaries. A superseded attempt counts as failed. Only a superseded attempt of a
-rollback is finished.
+Requests are handled in the order of their entries, except that `ABORT` comes first and `ROLLBACK`
+second. A later rollback supersedes every request that is not recorded yet, and a later abort
+supersedes requests about canaries. A superseded attempt counts as failed. Only a superseded attempt
+of a rollback is finished. A retry of a step has the position of the step's first request, and a
+final answer to the first request is the answer to the retry (`evergreen.registry.requests`).
+
+An abort waits only for the move in progress. It is carried out between two moves of any other
+change, which then goes on. If the abort fails, the abort alone is refused.
 
 An entry of a person and an entry of the controller can be appended at the same time. The order of
 the entries decides. A request is accepted only if no withdrawal of the request precedes the
@@ -51,8 +55,8 @@ UNKNOWN = -1
 
 ANNOUNCED_KINDS = (RELEASE, ROLLBACK, CANARY)
 """Kinds of requests that need an intent, because servers load a version for them."""
-URGENT_KINDS = (ROLLBACK, ABORT)
-"""Kinds of requests that are handled first."""
+URGENT_KINDS = (ABORT, ROLLBACK)
+"""Kinds of requests that are handled before all others, in this order."""
 SUPERSEDED_KINDS = {
     ROLLBACK: (RELEASE, ROLLBACK, CANARY, ADVANCE),
     ABORT: (CANARY, ADVANCE),
@@ -75,6 +79,8 @@ class OpenRequest:
     has no canary for an `ABORT`."""
     is_superseded: bool = False
     """Whether a later rollback or abort supersedes the request."""
+    has_failed: bool = False
+    """Whether a move of an `ABORT` failed. For other kinds see `Observed.attempt`."""
 
     def __post_init__(self) -> None:
         assert self.kind in KINDS, self.kind
@@ -145,7 +151,7 @@ class Observed:
     """Highest lease number in the repository."""
     attempt: str = NONE
     """State of the current attempt in this controller, for an intent or for a request without an
-    intent."""
+    intent. An `ABORT` is no attempt."""
     is_blocked: bool = False
     """Whether a move that undoes the intent failed in this attempt."""
     is_rehearsed: bool = False
@@ -301,13 +307,9 @@ def _may_open(desired: Desired) -> bool:
     return _open(desired) and (_settled(desired) or _asks(desired, (ABORT,)))
 
 
-def _aborts(desired: Desired, observed: Observed) -> bool:
-    """Return whether an accepted abort is to be carried out.
-
-    An abort does not wait for an intent in progress.
-    """
-    is_failed = _settled(desired) and observed.attempt == FAILED
-    return _accepted(desired) and _asks(desired, (ABORT,)) and not is_failed
+def _aborts(desired: Desired) -> bool:
+    """Return whether an abort is accepted. An abort does not wait for an intent in progress."""
+    return _accepted(desired) and _asks(desired, (ABORT,))
 
 
 def _failed(desired: Desired, observed: Observed) -> bool:
@@ -329,6 +331,9 @@ def _load_canary(observed: Observed, version: int | None) -> bool:
     return all(server.canary == version for server in observed.servers)
 
 
+_IN_PROGRESS = ("announced", "published", "configured", "undoing", "undone", "draining", "settled")
+"""States that can follow the end of an abort, because the abort interrupts another change."""
+
 TABLE: tuple[ProtocolRule, ...] = (
     ProtocolRule(
         state="fenced",
@@ -337,20 +342,27 @@ TABLE: tuple[ProtocolRule, ...] = (
         move=STAND_DOWN,
         then=(),
     ),
-    # Ending a canary waits for nothing else.
+    # An abort is carried out between two moves of any other change.
+    ProtocolRule(
+        state="abort failed",
+        condition="a move of the abort failed",
+        holds=lambda d, o: _aborts(d) and d.request is not None and d.request.has_failed,
+        move=REFUSE,
+        then=_IN_PROGRESS,
+    ),
     ProtocolRule(
         state="abort accepted",
         condition="the plan names a canary",
-        holds=lambda d, o: _aborts(d, o) and _plan_canary(o) is not None,
+        holds=lambda d, o: _aborts(d) and _plan_canary(o) is not None,
         move=RESET_PLAN,
         then=("abort done",),
     ),
     ProtocolRule(
         state="abort done",
         condition="the plan names no canary",
-        holds=_aborts,
+        holds=lambda d, o: _aborts(d),
         move=ANSWER,
-        then=("undoing", "undone", "draining", "settled"),
+        then=_IN_PROGRESS,
     ),
     ProtocolRule(
         state="requested",

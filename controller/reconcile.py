@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from controller import announce as announcing
@@ -43,9 +44,7 @@ from controller.protocol import (
     next_rule,
 )
 from controller.site import (
-    DEFAULT_STAGES,
     Attempt,
-    CanaryStages,
     Site,
     SiteSettings,
     live_version,
@@ -56,9 +55,11 @@ from evergreen.contracts.requests import (
     ACCEPTED,
     ADVANCE,
     CANARY,
+    CANCELLED,
     DONE,
     REFUSED,
     RELEASE,
+    ROLLBACK,
     ServingRequest,
 )
 from evergreen.registry import promotion_journal, requests
@@ -66,6 +67,7 @@ from evergreen.registry.promotion_journal import Promotion, canary_at_work
 from evergreen.registry.requests import RequestState
 from evergreen.runtime.errors import ContractError, PermanentError, Refused, TemporaryError
 from evergreen.serving.prepare import remove_prepared
+from evergreen.serving.repository.model_repository import ModelRepository, NotWritable
 
 logger = logging.getLogger(__name__)
 
@@ -77,14 +79,18 @@ _NAMES = ("Refused", "ContractError", "TemporaryError", "PermanentError")
 def chosen(states: list[RequestState]) -> RequestState | None:
     """Return the request that is handled next, or None."""
     found = [state for state in states if state.is_open]
-    urgent = [state for state in found if state.request.kind in URGENT_KINDS]
+    urgent = [state for kind in URGENT_KINDS for state in found if state.request.kind == kind]
     return next(iter([*urgent, *found]), None)
 
 
 def is_superseded(state: RequestState, states: list[RequestState]) -> bool:
-    """Return whether a later rollback or abort supersedes the request."""
-    later = states[[each.id for each in states].index(state.id) + 1 :]
-    return state.recorded is None and any(
+    """Return whether a later rollback or abort supersedes the request.
+
+    A retry has the position of the first request.
+    """
+    later = states[[each.id for each in states].index(state.first) + 1 :]
+    is_done = state.recorded is not None or state.earlier is not None
+    return not is_done and any(
         state.request.kind in SUPERSEDED_KINDS.get(each.request.kind, ())
         for each in later
         if each.result is None
@@ -107,6 +113,7 @@ def observe(site: Site) -> tuple[Desired, Observed, RequestState | None]:
         share=(at_work.share or 0.0) if at_work else 0.0,
         intent=None if intent is None else _intent(site, intent),
         request=None if state is None else _open_request(site, state, states),
+        is_baked=site.baked is not None and promotion_journal.baking(site.store) == site.baked[0],
     )
     versions = set(repository.versions())
     if intent is not None and site.attempt.state != RUNNING:
@@ -141,7 +148,7 @@ def observe(site: Site) -> tuple[Desired, Observed, RequestState | None]:
             canary=plan.canary.version if plan.canary else None,
             share=plan.canary_share,
         ),
-        is_drained=ahead is None or -ahead >= site.stages.drain_seconds,
+        is_drained=ahead is None or -ahead >= site.settings.stages.drain_seconds,
         is_plan_ahead=ahead is not None and ahead > 0,
         servers=(_servers(site, desired, placed),) if site.settings.triton_urls else (),
     )
@@ -191,6 +198,7 @@ def _open_request(site: Site, state: RequestState, states: list[RequestState]) -
         is_expired=state.is_expired(site.settings.clock()),
         is_recorded=state.accepted is not None and announcing.satisfied(site, state) is not None,
         is_superseded=is_superseded(state, states),
+        has_failed=state.request.kind == ABORT and state.id in site.errors,
     )
 
 
@@ -209,7 +217,7 @@ def _next_share(site: Site, request: ServingRequest) -> float | None:
         return request.share
     plan = site.repository.read_plan()
     now = plan.canary_share if plan is not None else 0.0
-    return next((share for share in site.stages.shares if share > now), None)
+    return next((share for share in site.settings.stages.shares if share > now), None)
 
 
 def _supersede(site: Site, states: list[RequestState]) -> None:
@@ -224,6 +232,19 @@ def _supersede(site: Site, states: list[RequestState]) -> None:
             site.fail(Refused("a later request to go back supersedes it"))
 
 
+def _check_wanted(site: Site) -> None:
+    """Raise an error if a later request supersedes the request of the attempt.
+
+    Raises:
+        Refused: a later rollback or abort supersedes the request, which is not a rollback.
+    """
+    states = requests.read_requests(site.store)
+    for state in states:
+        is_own = state.id == site.attempt.request and state.request.kind != ROLLBACK
+        if is_own and is_superseded(state, states):
+            raise Refused("a later request to go back supersedes it")
+
+
 def drive(site: Site, *, stop: Callable[[], bool] = lambda: False) -> None:
     """Make moves until nothing is to be done, or until `stop` returns True between two changes.
 
@@ -232,6 +253,7 @@ def drive(site: Site, *, stop: Callable[[], bool] = lambda: False) -> None:
         request, or undoing a failed change failed too. The next call tries again.
     """
     before: tuple[Desired, Observed, str | None] | None = None
+    site.proceed = partial(_check_wanted, site)
     while True:
         desired, observed, state = observe(site)
         if desired.intent is None and stop():
@@ -252,12 +274,20 @@ def drive(site: Site, *, stop: Callable[[], bool] = lambda: False) -> None:
 
 def _perform(site: Site, rule: ProtocolRule, state: RequestState | None) -> None:
     attempt, is_undoing = site.attempt, rule.state in ("undoing", "undone")
-    is_of_request = rule.state in ("accepted", "abort accepted") or rule.move == ANSWER
+    is_abort = rule.state in ("abort accepted", "abort done")
+    is_of_request = not is_abort and (rule.state == "accepted" or rule.move == ANSWER)
     if is_of_request and state is not None:
         attempt = site.attempt = Attempt(request=state.id)
     try:
         _move(site, rule, state)
     except BaseException as error:
+        if is_abort and state is not None:
+            # The change that the abort interrupts goes on.
+            logger.error("%s failed: %s", rule.move, error)
+            site.errors[state.id] = error
+            if not isinstance(error, HANDLED):
+                raise
+            return
         if is_undoing:
             was_blocked, attempt.is_blocked = attempt.is_blocked, True
             attempt.lost.append(str(error))
@@ -316,6 +346,8 @@ def _result(site: Site, state: RequestState) -> None:
                     announcing.confirm(site, version)
                 announcing.tidy(site, live)
             reason = f"version {version} is live"
+        elif state.earlier is not None:
+            reason = f"request {state.first} of run {request.run} was done before"
         else:
             reason = f"version {version} is the canary"
     _end(site, state, DONE, reason=reason, version=version)
@@ -330,6 +362,8 @@ def _refuse(site: Site, state: RequestState) -> None:
             kind = TemporaryError if isinstance(error, TemporaryError) else PermanentError
             error = kind("; ".join([str(error), *attempt.lost]))
             error.__cause__ = attempt.error
+    elif state.id in site.errors:
+        error = site.errors[state.id]
     elif is_superseded(state, requests.read_requests(site.store)):
         # Not a temporary error, because a retried step would release what a person rolled back.
         error = Refused("a later request to go back supersedes it")
@@ -383,7 +417,7 @@ def _grow(site: Site, state: RequestState) -> None:
         raise Refused("there is no canary, expected one that can grow")
     share = _next_share(site, request)
     is_first = request.kind == CANARY
-    baseline = {} if is_first else site.stages.read_baseline(plan)
+    baseline = {} if is_first else site.settings.stages.read_baseline(plan)
     reason = "the shadow canary gets its first share" if is_first else request.reason
     site.repository.write_plan(
         plan.next(canary_share=share, reason=reason, published_at=site.now(), baseline=baseline)
@@ -434,13 +468,13 @@ _REQUEST_BODIES: dict[str, Callable[[Site, RequestState], None]] = {
 
 
 @contextmanager
-def reconciled(settings: SiteSettings, *, stages: CanaryStages = DEFAULT_STAGES) -> Iterator[Site]:
+def reconciled(settings: SiteSettings) -> Iterator[Site]:
     """Open the site after all outstanding work of the site is done.
 
     Raises:
         ContractError, TemporaryError, PermanentError: as in `opened` and `drive`.
     """
-    with opened(settings, stages=stages) as site:
+    with opened(settings) as site:
         drive(site)
         yield site
 
@@ -449,18 +483,17 @@ def carry_out(
     settings: SiteSettings,
     request: ServingRequest,
     *,
-    stages: CanaryStages = DEFAULT_STAGES,
     report: Callable[[str], None] = lambda _: None,
 ) -> RequestState:
     """Append the request, and return its state after it was done.
 
     If a controller is running, it carries the request out. Otherwise this process takes the lock
-    and carries the request out.
+    and carries the request out. A process that may not write the model repository waits for a
+    running controller, so it needs rights to the registry alone.
 
     Args:
         settings: Deployment target.
         request: Request that has not been appended to the journal yet.
-        stages: How a canary grows.
         report: Function that is called with progress messages.
 
     Raises:
@@ -469,44 +502,101 @@ def carry_out(
         TemporaryError: a server does not answer, or nobody accepted the request, which is then
             withdrawn. The live version is unchanged.
     """
-    store, patience, told = settings.store, settings.patience, False
-    # A command that cannot open the repository must not leave a request that is carried out later.
-    repository = settings.open_repository()
+    store, repository = settings.store, None
+    problem: Exception | None = None
+    try:
+        repository = settings.open_repository()
+    except (PermanentError, TemporaryError) as error:
+        problem = error
     request = requests.append_request(store, request)
     with ExitStack() as stack:
-
-        def lock_or_result() -> None:
-            nonlocal told
-            if requests.read_request(store, request.request).is_open:
-                try:
-                    stack.enter_context(repository.locked())
-                except TemporaryError as error:
-                    if not told:
-                        report(f"{error}; waiting for its answer")
-                    told = True
-                    raise
-
-        try:
-            patience.until_done(lock_or_result, patience.lock_seconds)
-        except BaseException as error:
-            state = _withdraw_own(settings, request, error)
-            is_withdrawn = state.result is not None and state.accepted is None
-            if is_withdrawn or not isinstance(error, Exception):  # Ctrl-C ends the waiting
-                raise
-            requests.wait_for_result(
-                store, request, clock=settings.clock, sleep=patience.sleep, report=report
-            )
-        if repository.is_locked:
-            site = Site(
-                settings=replace(settings, held=repository),
-                repository=repository,
-                stack=stack,
-                stages=stages,
-            )
-            _drive_for(site, request)
+        if repository is not None:
+            try:
+                _lock_or_result(settings, request, repository, stack=stack, report=report)
+            except (NotWritable, PermanentError) as error:
+                problem = error
+            else:
+                if repository.is_locked:
+                    held = replace(settings, held=repository)
+                    _drive_for(Site(settings=held, repository=repository, stack=stack), request)
+        if problem is not None:
+            _wait(settings, request, report, problem=problem)
     state = requests.read_request(store, request.request)
     requests.expect_done(state)
     return state
+
+
+def _lock_or_result(
+    settings: SiteSettings,
+    request: ServingRequest,
+    repository: ModelRepository,
+    *,
+    stack: ExitStack,
+    report: Callable[[str], None],
+) -> None:
+    """Wait until this process has the lock, or until a running controller has done the request.
+
+    Raises:
+        NotWritable, PermanentError: this process has no rights to write the repository. The request
+            stays open.
+        ContractError, TemporaryError: as in `carry_out`. The request is withdrawn.
+    """
+    store, patience, told = settings.store, settings.patience, False
+
+    def lock_or_result() -> None:
+        nonlocal told
+        if requests.read_request(store, request.request).is_open:
+            try:
+                stack.enter_context(repository.locked())
+            except TemporaryError as error:
+                if not told:
+                    report(f"{error}; waiting for its answer")
+                told = True
+                raise
+
+    try:
+        patience.until_done(lock_or_result, patience.lock_seconds)
+    except (NotWritable, PermanentError):
+        raise
+    except BaseException as error:
+        state = _withdraw_own(settings, request, error)
+        is_withdrawn = state.result is not None and state.accepted is None
+        if is_withdrawn or not isinstance(error, Exception):  # Ctrl-C ends the waiting
+            raise
+        with suppress(*HANDLED):  # the caller reads the result
+            requests.wait_for_result(
+                store, request, clock=settings.clock, sleep=patience.sleep, report=report
+            )
+
+
+def _wait(
+    settings: SiteSettings,
+    request: ServingRequest,
+    report: Callable[[str], None],
+    *,
+    problem: Exception,
+) -> None:
+    """Wait for a running controller, because this process cannot write the model repository.
+
+    Raises:
+        The errors of `requests.wait_for_result`. If no controller accepts the request, the message
+        contains `problem`.
+    """
+    report(f"{problem}; waiting for a running controller")
+    try:
+        requests.wait_for_result(
+            settings.store,
+            request,
+            clock=settings.clock,
+            sleep=settings.patience.sleep,
+            report=report,
+        )
+    except BaseException as error:
+        state = _withdraw_own(settings, request, error)
+        is_withdrawn = state.result is not None and state.result.action == CANCELLED
+        if is_withdrawn and isinstance(error, Exception):
+            raise TemporaryError(f"{error}; this process cannot do it: {problem}") from problem
+        raise
 
 
 def _drive_for(site: Site, request: ServingRequest) -> None:
@@ -534,13 +624,15 @@ def _drive_for(site: Site, request: ServingRequest) -> None:
 def _withdraw_own(
     settings: SiteSettings, request: ServingRequest, error: BaseException
 ) -> RequestState:
-    state = requests.withdraw(
-        settings.store,
-        request.request,
-        who=request.who,
-        now=settings.clock(),
-        reason=f"{type(error).__name__}: {error}",
-    )
+    state = requests.read_request(settings.store, request.request)
+    if state.is_open:
+        state = requests.withdraw(
+            settings.store,
+            request.request,
+            who=request.who,
+            now=settings.clock(),
+            reason=f"{type(error).__name__}: {error}",
+        )
     if state.accepted is None:
         remove_prepared(settings.store, request.request)
     return state

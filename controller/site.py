@@ -69,6 +69,18 @@ Settings = TypeVar("Settings", bound="SiteSettings")
 
 
 @dataclass(frozen=True, kw_only=True)
+class CanaryStages:
+    """How a canary grows."""
+
+    shares: tuple[float, ...] = CanaryPolicy.shares
+    """Share of each stage, ascending."""
+    drain_seconds: float = DRAIN_SECONDS
+    """Seconds until clients have read a plan."""
+    read_baseline: Callable[[TrafficPlan], Baseline] = lambda _: {}
+    """Returns the servers' counters at the start of a stage."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class SiteSettings:
     """Deployment target, the person or run that deploys to it, and the timeouts."""
 
@@ -90,6 +102,8 @@ class SiteSettings:
     patience: Patience = field(default_factory=Patience)
     connect: Connect = Triton
     resolve: Resolve = resolve
+    stages: CanaryStages = field(default_factory=CanaryStages)
+    """How a canary grows."""
     held: ModelRepository | None = None
     """Model repository whose lock this process holds, or None. `open_repository` returns it."""
     trace: Callable[[ProtocolRule, Desired, Observed], None] = lambda *_: None
@@ -148,21 +162,6 @@ class Fallback(NamedTuple):
     golden: GoldenRows
 
 
-@dataclass(frozen=True, kw_only=True)
-class CanaryStages:
-    """How a canary grows."""
-
-    shares: tuple[float, ...] = CanaryPolicy.shares
-    """Share of each stage, ascending."""
-    drain_seconds: float = DRAIN_SECONDS
-    """Seconds until clients have read a plan."""
-    read_baseline: Callable[[TrafficPlan], Baseline] = lambda _: {}
-    """Returns the servers' counters at the start of a stage."""
-
-
-DEFAULT_STAGES = CanaryStages()
-
-
 @dataclass(kw_only=True)
 class Attempt:
     """State of the change that this process is making."""
@@ -199,13 +198,18 @@ class Site:
     settings: SiteSettings
     repository: ModelRepository
     stack: ExitStack
-    stages: CanaryStages = DEFAULT_STAGES
     attempt: Attempt = field(default_factory=Attempt)
     known: Server | None = None
     """Models that every server has loaded, as far as this process knows. None = the models that the
     journal names."""
     errors: dict[str, BaseException] = field(default_factory=dict)
     """Error of each request that failed in this process, by the id of the request."""
+    baked: tuple[Promotion, str] | None = None
+    """Journal entry of the version whose baking may end, and the reason. None = the evidence does
+    not allow the end of a baking."""
+    proceed: Callable[[], None] = lambda: None
+    """Function that long moves call between two parts. It raises `Refused` if a later request
+    supersedes the change."""
     recovered: Promotion | None = None
     """Interrupted intent that was withdrawn, or None."""
     _fleet: Fleet | None = None
@@ -387,7 +391,7 @@ def live_version(config: str | None) -> int | None:
 
 
 @contextmanager
-def opened(settings: SiteSettings, *, stages: CanaryStages = DEFAULT_STAGES) -> Iterator[Site]:
+def opened(settings: SiteSettings) -> Iterator[Site]:
     """Take the lock if this process does not hold it yet, and open the site.
 
     Servers are contacted only when a move needs them.
@@ -399,12 +403,7 @@ def opened(settings: SiteSettings, *, stages: CanaryStages = DEFAULT_STAGES) -> 
     repository, patience = settings.open_repository(), settings.patience
     with ExitStack() as stack:
         patience.until_done(lambda: stack.enter_context(repository.locked()), patience.lock_seconds)
-        yield Site(
-            settings=replace(settings, held=repository),
-            repository=repository,
-            stack=stack,
-            stages=stages,
-        )
+        yield Site(settings=replace(settings, held=repository), repository=repository, stack=stack)
 
 
 def add_site_flags(parser: argparse.ArgumentParser, *, author: str = "") -> None:

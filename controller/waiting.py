@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from controller.reconcile import carry_out
-from controller.site import DEFAULT_STAGES, CanaryStages, SiteSettings
+from controller.site import SiteSettings
 from evergreen.contracts.requests import ServingRequest
 from evergreen.registry.requests import RequestState, append_request
 
@@ -24,7 +24,6 @@ def ask(
     request: ServingRequest,
     *,
     waits: bool,
-    stages: CanaryStages = DEFAULT_STAGES,
 ) -> RequestState | None:
     """Append the request, and return its state after it was done.
 
@@ -37,6 +36,4 @@ def ask(
         append_request(settings.store, request)
         print(f"request {request.request} is in the journal until {request.deadline}")
         return None
-    return carry_out(
-        settings, request, stages=stages, report=lambda text: print(text, file=sys.stderr)
-    )
+    return carry_out(settings, request, report=lambda text: print(text, file=sys.stderr))

@@ -7,8 +7,10 @@ watchdog repairs it.
 
 The watchdog reloads models under the controller's lock and never waits for the lock. While a change
 is in progress, the change decides what is served. A reload is a move of the protocol
-(`controller.protocol`). A server that does not answer at all is not repaired here, because its
-supervisor restarts it. The watchdog probes such a server again in each round.
+(`controller.protocol`). It has its body here and not in `controller.moves`, because it repairs the
+one server that was just probed, writes nothing, and returns a finding. A server that does not
+answer at all is not repaired here, because its supervisor restarts it. The watchdog probes such a
+server again in each round.
 """
 
 import logging
@@ -44,12 +46,14 @@ HEALED = "healed"
 """Finding: the model answered wrongly, but answers correctly after a reload."""
 ILL = "ill"
 """The model still answers wrongly after a reload."""
-FINDINGS = (WELL, GONE, BUSY, SUSPECT, SKIPPED, HEALED, ILL)
+UNPROBED = "unprobed"
+"""The model cannot be probed, because no copy of the version's golden rows is intact."""
+FINDINGS = (WELL, GONE, BUSY, SUSPECT, SKIPPED, HEALED, ILL, UNPROBED)
 
 _LEVELS = {
     **dict.fromkeys((WELL, BUSY, SKIPPED), logging.INFO),
     **dict.fromkeys((SUSPECT, HEALED), logging.WARNING),
-    **dict.fromkeys((GONE, ILL), logging.ERROR),
+    **dict.fromkeys((GONE, ILL, UNPROBED), logging.ERROR),
 }
 _DEAD_STUB = "not healthy"
 """Text in the error message of every request to a model whose stub died. The watchdog reloads a
@@ -100,7 +104,7 @@ class Watchdog:
         The result is empty if no version is live.
 
         Raises:
-            ContractError: the journal or a live version is corrupt.
+            ContractError: the journal is corrupt.
         """
         findings = {}
         for url in self._addresses():
@@ -150,6 +154,8 @@ class Watchdog:
                 return self._evaluate(server, name, version)
         except (TemporaryError, PermanentError) as error:
             return GONE, f": {error}"
+        except ContractError as error:  # the other models and servers are still probed
+            return UNPROBED, f": {error}"
 
     def _evaluate(self, server: Triton, name: str, version: int) -> tuple[str, str]:
         key = f"{server.url} {name}"
@@ -222,8 +228,12 @@ class Watchdog:
             if is_live
             else Server(serves=desired.live, canary=UNKNOWN)
         )
-        rule = next_rule(desired, replace(observed, servers=(wrong,)))
-        return rule is not None and rule.move == (HEAL if is_live else LOAD_CANARY)
+        observed = replace(observed, servers=(wrong,))
+        rule = next_rule(desired, observed)
+        if rule is None or rule.move != (HEAL if is_live else LOAD_CANARY):
+            return False
+        self.site.trace(rule, desired, observed)
+        return True
 
     @property
     def _settings(self) -> SiteSettings:

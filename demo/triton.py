@@ -41,9 +41,14 @@ from evergreen.runtime.onnx_runtime import SILENT
 def models_to_load(repository: Path) -> list[str]:
     """Return the models that a server loads at its start.
 
-    The server loads every model that has a configuration, except the candidates of a rehearsal.
+    The server loads every model that has a configuration, except the candidates of a rehearsal. A
+    configuration of comments alone counts as absent (`serving.repository.model_repository`).
     """
-    names = sorted(path.parent.name for path in repository.glob(f"*/{CONFIG_FILE}"))
+    names = sorted(
+        path.parent.name
+        for path in repository.glob(f"*/{CONFIG_FILE}")
+        if any(line and not line.startswith("#") for line in path.read_text().splitlines())
+    )
     return [name for name in names if not name.endswith(CANDIDATE_SUFFIX)]
 
 

@@ -66,7 +66,11 @@ class Journal:
             clock,
         )
         self._decisions = state / DECISIONS_FILE
-        self._decided_until = _last_time(self._decisions)
+        self.last_decision = _last_line(self._decisions)
+        """Newest line in the file of decisions when the monitor started, or None."""
+        self._decided_until = (
+            None if self.last_decision is None else float(self.last_decision["time"])
+        )
         self._max_file_bytes = max_file_bytes
         self._waiting: deque[tuple[Path, str]] = deque()
         """Lines of points and events that could not be written yet, oldest first."""
@@ -143,9 +147,10 @@ class Journal:
         append_line(path, line)
 
 
-def _last_time(path: Path) -> float | None:
-    """Return `time` of the last complete line of the file or of its predecessor, or None."""
+def _last_line(path: Path) -> dict[str, Any] | None:
+    """Return the last complete line of the file or of its predecessor, or None."""
     for each in (path, path.with_name(f"{path.name}.1")):
         if each.exists() and (complete := each.read_bytes().split(b"\n")[:-1]):
-            return float(json.loads(complete[-1])["time"])
+            found: dict[str, Any] = json.loads(complete[-1])
+            return found
     return None

@@ -34,7 +34,7 @@ from monitoring.metrics.open_labels import ClickDelays, OpenEstimate, estimate_o
 from monitoring.metrics.window import Kpis, VersionWindows, measure_version
 from monitoring.policies.evaluation import Evaluator, serving_ahead
 from monitoring.policies.policies import make_policies
-from monitoring.policies.policy import DecisionPoint
+from monitoring.policies.policy import Decision, DecisionPoint
 from monitoring.released_models import ReleasedModels
 from monitoring.retraining.actions import DecisionHandler
 from monitoring.retraining.new_versions import NewVersions
@@ -351,8 +351,10 @@ class Monitor:
         self._last_record_time: float | None = None
         self._newest: tuple[float, int] | None = None
         """Time and model version of the newest non-canary prediction."""
-        self._last_decision: DecisionPoint | None = None
-        self._decision_text: str | None = None
+        last = self.journal.last_decision
+        self._decided_at = float(last["time"]) if last else None
+        self._decisions = tuple(map(Decision.of, last["decisions"] if last else ()))
+        self._decision_text = f"{last['action']}: {last['reason']}" if last else None
         self._forgot_at = clock()
         self._unmeasured: set[int] = set()
         """Versions to measure again, because some of their rows matured since the last
@@ -712,10 +714,8 @@ class Monitor:
         decision = self.actions.consider(
             point.decision, point.decisions, now=self._clock(), data_until=point.time
         )
-        self._last_decision, self._decision_text = (
-            point,
-            f"{decision.action.value}: {decision.reason}",
-        )
+        self._decided_at, self._decisions = point.time, point.decisions
+        self._decision_text = f"{decision.action.value}: {decision.reason}"
 
     def _close_drift(self) -> None:
         """Pass the ended drift buckets to the evaluator, and store the open buckets."""
@@ -827,9 +827,9 @@ class Monitor:
             windows=self._measurements.shown,
             open_labels=self._measurements.open_labels,
             drift=self._drift.shown(self.serving_version),
-            decided_at=self._last_decision.time if self._last_decision else None,
+            decided_at=self._decided_at,
             decision=self._decision_text,
-            decisions=self._last_decision.decisions if self._last_decision else (),
+            decisions=self._decisions,
             actions=self.actions.status(now),
             store_status=store_status,
         )

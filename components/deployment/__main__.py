@@ -7,7 +7,9 @@ request in time, the step withdraws it and ends with code 3.
 docs/reference/exit-codes.md lists the exit codes. Code 1 means that the model must not be released:
 the verdict rejects it, `rollout` is `none`, the verdict compared it with a model that is no longer
 live, or a canary is running. Only a new run can help, because a retry of the step gives the same
-result. After codes 2 and 3 the previous live version is still live.
+result. A retry after code 0 gives the same result too, even if the version was rolled back since.
+After codes 2 and 3 the previous live version is still live, and a retry asks again. The retry is
+refused if somebody asked for a rollback since the first request of the run.
 """
 
 import argparse
@@ -17,6 +19,7 @@ from contextlib import suppress
 from dataclasses import fields
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from evergreen.config.release import (
     AUTO,
@@ -30,11 +33,14 @@ from evergreen.config.release import (
 from evergreen.registry import promotion_journal, runs
 from evergreen.registry.model_cards import card_path, read_card
 from evergreen.runtime.durable import own_umask, write_whole
-from evergreen.runtime.errors import ContractError, Refused
+from evergreen.runtime.errors import ContractError, Refused, TemporaryError
 from evergreen.runtime.exit_codes import exits_with_code
 from evergreen.runtime.flags import CommandParser
 from evergreen.runtime.plain_text import log_as_text
 from evergreen.serving.repository.triton_config import DEVICES, SERVERS, ServingOptions
+
+if TYPE_CHECKING:
+    from evergreen.contracts.requests import ServingAnswer, ServingRequest
 
 logger = logging.getLogger(__name__)
 
@@ -103,8 +109,7 @@ def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
     from evergreen.contracts import requests as kinds
     from evergreen.contracts.checks import PASS
     from evergreen.contracts.manifests import Model, RawDataset, Verdict
-    from evergreen.registry.models import read_release, read_serving_place
-    from evergreen.registry.requests import ask, open_requests
+    from evergreen.registry.requests import ask, expect_done, final_answer, open_requests
     from evergreen.serving.canary_policy import FIRST_SHARE
     from evergreen.serving.prepare import prepare_request, remove_prepared
     from evergreen.storage.references import read_reference
@@ -130,6 +135,11 @@ def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
             f"{verdict.sentence}"
         )
     store = local_path(arguments.store)
+    if (earlier := final_answer(store, arguments.run, model.model_id)) is not None:
+        # A retry after the answer. A person may have rolled the version back since.
+        logger.info("request %s of this run was answered already", earlier.id)
+        _report_release(arguments, note, request=earlier.request, result=expect_done(earlier))
+        return
     options = ServingOptions(
         server=arguments.server,
         device=arguments.device,
@@ -137,8 +147,7 @@ def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
     )
     if rollout == AUTO:
         # `auto` means `full` for the first version, because a canary has no version to compare
-        # with. When a step is retried, its own model may already be live. In both cases `auto`
-        # means `full`.
+        # with. The model of a retried step may already be live. In both cases `auto` means `full`.
         live = promotion_journal.current(store)
         replaces = live is not None and live.model_id != model.model_id
         rollout = CANARY if replaces and verdict.decision != PASS else FULL
@@ -150,6 +159,7 @@ def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
         who=arguments.who or arguments.run,
         now=_now,
         seconds=arguments.answer_seconds,
+        run=arguments.run,
         trigger_id=arguments.trigger_id or None,
         share={CANARY: FIRST_SHARE, SHADOW: 0.0}.get(rollout),
     )
@@ -157,14 +167,37 @@ def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
     try:
         result = ask(store, request, clock=_now, sleep=time.sleep, report=logger.info)
     finally:
-        with suppress(ContractError):  # an unreadable journal must not hide the first error
+        # An unreadable journal must not hide the first error.
+        with suppress(ContractError, TemporaryError):
             if not any(state.id == request.request for state in open_requests(store)):
                 remove_prepared(store, request.request)
+    _report_release(arguments, note, request=request, result=result)
+
+
+def _report_release(
+    arguments: argparse.Namespace,
+    note: runs.StepNote,
+    *,
+    request: "ServingRequest",
+    result: "ServingAnswer",
+) -> None:
+    """Write the manifest, the note and the model's card of a request that is done."""
+    from evergreen.contracts.manifests import Verdict
+    from evergreen.contracts.requests import RELEASE
+    from evergreen.registry.models import read_release, read_serving_place
+    from evergreen.storage.uris import local_path
+
+    store = local_path(arguments.store)
+    rollout = FULL if request.kind == RELEASE else CANARY if request.share else SHADOW
     assert result.version is not None
     done = read_release(store, result.version)
     done.write(arguments.output)
     place = read_serving_place(store)
     serves = SERVES[rollout] if place is not None and place.triton_urls else "is published"
+    served = (promotion_journal.current(store), promotion_journal.canary_at_work(store))
+    if done.version not in {each.version for each in served if each is not None}:
+        serves = "served for this run before and serves no longer"
+    verdict = Verdict.read(arguments.verdict)
     note.reason = f"version {done.version} {serves}; {verdict.sentence}"
     note.facts = {
         "rollout": rollout,
@@ -173,7 +206,7 @@ def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
         "parity_max_abs_diff": done.parity_max_abs_diff,
         "parity_rows": done.parity_rows,
     }
-    _store_card(arguments, store, model.model_id)
+    _store_card(arguments, store, done.model_id)
 
 
 def _now() -> datetime:

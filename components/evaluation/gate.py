@@ -214,6 +214,7 @@ def _fewest_requests(click: NDArray[np.int8], group: NDArray[np.int64]) -> tuple
 
 
 def _check_floor(evidence: _Evidence, settings: GateSettings) -> Check:
+    """Check the candidate's AUC against the AUC threshold of the gate, `gate.min_auc`."""
     found, floor = evidence.estimates.candidate, settings.min_auc
     ways = ["bring features or rows that predict the clicks better"]
     if found is not None and (lower := math.floor(found.low * 100) / 100) > _CHANCE:

@@ -153,6 +153,8 @@ def remove_straddling(
 ) -> int:
     """Remove from `folder`/holdout the rows of requests that also have training rows.
 
+    Such rows would leak training data into the holdout.
+
     The function needs 4 bytes of memory for each request of the holdout. Each worker needs memory
     for the request ids of one file.
 

@@ -101,7 +101,7 @@ class PlannedDay(NamedTuple):
 
 
 class AheadFile(NamedTuple):
-    """A file with rows that are ahead of the clock."""
+    """A file with rows whose time is in the future, ahead of the clock."""
 
     file: str
     """Path relative to the lake."""

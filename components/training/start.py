@@ -121,7 +121,7 @@ def read_parent(training_set: TrainingSet) -> Model | None:
 def continue_from(
     parent: Model, training_set: TrainingSet, config: NetworkConfig, *, into: Path, seed: int = 0
 ) -> Path:
-    """Write the parent's weights, moments and step count in the layout of this run's vocabularies.
+    """Write a warm start: the parent's weights, moments and step count for this run's vocabularies.
 
     The written weights give logits for rows that are downsampled at the training set's rate,
     whatever the parent's own rate was. The logits do not include the parent's `served_shift`.

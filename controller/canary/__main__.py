@@ -29,7 +29,7 @@ _SUMMARIES = {
     "start": "load an evaluated model beside the live one and send it traffic",
     "status": "evaluate the canary without changing anything",
     "advance": "give it the next share or release it, whatever the evidence is",
-    "abort": "take all traffic from the canary at once",
+    "abort": "take all traffic from the canary after the move in progress",
 }
 
 

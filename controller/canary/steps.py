@@ -97,13 +97,14 @@ class CanarySettings:
     fetch: Fetch = fetch
 
     @property
-    def stages(self) -> CanaryStages:
-        """How the canary grows."""
-        return CanaryStages(
+    def target(self) -> SiteSettings:
+        """Deployment target on which canaries grow as the rules say."""
+        stages = CanaryStages(
             shares=self.policy.shares,
             drain_seconds=self.drain_seconds,
             read_baseline=lambda plan: _read_counters(plan, self)[0] or {},
         )
+        return replace(self.site, stages=stages)
 
 
 _CHANGED_MEANWHILE = Step(
@@ -167,7 +168,9 @@ def advance(settings: CanarySettings, reason: str) -> Step:
 
 
 def abort(settings: CanarySettings, reason: str) -> Step:
-    """Take all traffic from the canary at once, even if servers do not answer.
+    """Take all traffic from the canary, even if servers do not answer.
+
+    The abort waits for the move in progress and for nothing else.
 
     Later, `step` unloads the canary after the clients have read the plan.
 
@@ -202,7 +205,7 @@ def _advance(
     site = settings.site
     version = canary_at_work(site.store)
     request = canary_request(settings, ADVANCE, reason, plan=plan)
-    carry_out(site, request, stages=settings.stages)
+    carry_out(settings.target, request)
     at_work = canary_at_work(site.store)
     action, share, wait = (
         (RELEASED, 1.0, settings.drain_seconds)
@@ -229,12 +232,13 @@ def _abort(
     decision: CanaryDecision | None = None,
 ) -> Step:
     site = settings.site
-    at_work, found = canary_at_work(site.store), site.open_repository().read_plan()
     # If a start was killed before its journal entry, only the plan names the canary.
-    if at_work is None and (found is None or found.canary is None):
-        return NO_CANARY
+    if (at_work := canary_at_work(site.store)) is None:
+        found = site.open_repository().read_plan()
+        if found is None or found.canary is None:
+            return NO_CANARY
     request = canary_request(settings, ABORT_REQUEST, reason, plan=plan)
-    carry_out(site, request, stages=settings.stages)
+    carry_out(settings.target, request)
     return Step(
         action=ABORTED,
         reason=reason,
@@ -262,7 +266,7 @@ def _settle(settings: CanarySettings) -> Step:
     repository = settings.site.open_repository()
     at_work, versions = canary_at_work(settings.site.store), repository.canary.whole()
     version = at_work.version if at_work else next(iter(versions), None)
-    with reconciled(settings.site, stages=settings.stages) as site:
+    with reconciled(settings.target) as site:
         plan, is_over = site.repository.read_plan(), not site.repository.canary.whole()
         reason = plan.reason if plan else "no plan names it"
         if plan is not None and plan.canary is not None:
@@ -293,7 +297,7 @@ def _proceed(
     Raises:
         Refused: the plan changed since the evidence was read.
     """
-    with reconciled(settings.site, stages=settings.stages) as site:
+    with reconciled(settings.target) as site:
         if site.repository.read_plan() != plan:
             return _CHANGED_MEANWHILE
         at_work = canary_at_work(site.store)

@@ -10,7 +10,7 @@ class GateSettings:
     """Limits that a candidate must meet."""
 
     min_auc: float = 0.6
-    """Minimum AUC of a released model."""
+    """AUC threshold of the gate: the minimum AUC of a released model."""
     max_auc_loss: float = 0.002
     """Maximum AUC by which the candidate may trail the champion (non-inferiority margin)."""
     max_slice_loss: float = 0.02

@@ -62,6 +62,9 @@ class ServingRequest:
     """First share of a `canary`. 0 = shadow traffic only."""
     trigger_id: str | None = None
     """Retrain request that a `release` or `canary` answers."""
+    run: str | None = None
+    """Pipeline run whose step asks. A second request of the same run for the same model is a retry
+    of the first. None = a person or the controller asks."""
     options: dict[str, Any] = field(default_factory=dict)
     """Serving options of a `release` or `canary`
     (`evergreen.serving.repository.triton_config.ServingOptions`)."""

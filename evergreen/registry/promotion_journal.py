@@ -35,7 +35,7 @@ from evergreen.contracts.requests import (
     ServingRequest,
 )
 from evergreen.runtime.durable import append_record, read_records, write_whole
-from evergreen.runtime.errors import ContractError
+from evergreen.runtime.errors import ContractError, UnreadableFile
 
 JOURNAL_FILE = "journal.jsonl"
 INTENT = "intent"
@@ -131,9 +131,9 @@ def read_lines(store: Path) -> tuple[Line, ...]:
     controller that wrote the line lost its lease between its last check and the append.
 
     Raises:
-        ContractError: the file cannot be read, a complete line is neither a promotion nor a request
-            nor an answer, or a line differs from its checksum. The message names the file and the
-            line.
+        UnreadableFile: the file cannot be read now.
+        ContractError: a complete line is neither a promotion nor a request nor an answer, or a line
+            differs from its checksum. The message names the file and the line.
     """
     path = store / JOURNAL_FILE
     try:
@@ -143,7 +143,7 @@ def read_lines(store: Path) -> tuple[Line, ...]:
     except FileNotFoundError:
         return ()
     except OSError as error:
-        raise ContractError(f"{path} cannot be read: {error.strerror}") from error
+        raise UnreadableFile(f"{path} cannot be read: {error.strerror}") from error
     return _parsed_lines(path, (known.st_ino, known.st_size, known.st_mtime_ns))
 
 

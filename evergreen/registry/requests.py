@@ -11,9 +11,14 @@ after they have appended their line.
 
 A request that releases a model refers to a folder with its prepared version
 (`evergreen.serving.prepare`).
+
+A step of the pipeline can be retried, and then asks again. A request is a retry if an earlier
+request has the same run and the same model. If the earlier request is done or was refused by a
+check or a person, its answer is final and the retry gets the same answer. Otherwise the retry has
+the position of the first request, so that a rollback between the two supersedes the retry too.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
@@ -21,6 +26,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from evergreen.contracts.requests import (
+    ABORT,
     ACCEPTED,
     CANCELLED,
     DONE,
@@ -30,6 +36,7 @@ from evergreen.contracts.requests import (
     ServingRequest,
 )
 from evergreen.registry.promotion_journal import (
+    CANARY,
     INTENT,
     LIVE_ACTIONS,
     WITHDRAWN,
@@ -39,7 +46,13 @@ from evergreen.registry.promotion_journal import (
     moment_of,
     read_lines,
 )
-from evergreen.runtime.errors import ContractError, PermanentError, Refused, TemporaryError
+from evergreen.runtime.errors import (
+    ContractError,
+    PermanentError,
+    Refused,
+    TemporaryError,
+    UnreadableFile,
+)
 
 GRACE_SECONDS = 600.0
 """Seconds that the waiting side still waits for an accepted request after the request's
@@ -65,6 +78,11 @@ class RequestState:
     """Whether the change in progress was a rollback."""
     recorded: Promotion | None = None
     """Journal line of the change that was requested. None if the change was not made."""
+    first: str = ""
+    """Id of the first request of the same run for the same model. The id of this request if it is
+    no retry."""
+    earlier: ServingAnswer | None = None
+    """Final answer to an earlier request of the same run for the same model, or None."""
 
     @property
     def id(self) -> str:
@@ -117,7 +135,64 @@ def fold(lines: Sequence[Line]) -> list[RequestState]:
             if line.request in found and line.action != INTENT:
                 recorded = None if line.action == WITHDRAWN else line
                 found[line.request] = replace(found[line.request], recorded=recorded)
-    return list(found.values())
+    return _with_retries(found.values())
+
+
+def _with_retries(states: Iterable[RequestState]) -> list[RequestState]:
+    """Return the requests in their order, with `first` and `earlier` of each request."""
+    firsts: dict[tuple[str, str | None], str] = {}
+    finals: dict[str, ServingAnswer] = {}
+    found = []
+    for state in states:
+        first = state.id
+        if (run := state.request.run) is not None:
+            first = firsts.setdefault((run, state.request.model_id), state.id)
+        found.append(replace(state, first=first, earlier=finals.get(first)))
+        if state.result is not None and _is_final(state):
+            finals.setdefault(first, state.result)
+    return found
+
+
+def _is_final(state: RequestState) -> bool:
+    """Return whether a retry of the request gets the same answer."""
+    result = state.result
+    return result is not None and (
+        result.action == DONE or (result.action, result.error) == (REFUSED, Refused.__name__)
+    )
+
+
+def last_abort(store: Path) -> ServingRequest | None:
+    """Return the last abort that was done since the newest canary started, or None.
+
+    The order of the journal's lines decides.
+
+    Raises:
+        ContractError: as in `read_requests`.
+    """
+    aborts = {
+        state.id: state.request
+        for state in read_requests(store)
+        if state.request.kind == ABORT and state.result is not None and state.result.action == DONE
+    }
+    found = version = None
+    for line in read_lines(store):
+        if isinstance(line, Promotion) and line.action == CANARY and line.version != version:
+            found, version = None, line.version
+        elif isinstance(line, ServingAnswer) and line.action == DONE and line.request in aborts:
+            found = aborts[line.request]
+    return found
+
+
+def final_answer(store: Path, run: str, model_id: str) -> RequestState | None:
+    """Return the request of the run for the model whose answer is final, or None.
+
+    Raises:
+        ContractError, TemporaryError: as in `read_requests`.
+    """
+    for state in read_requests(store):
+        if (state.request.run, state.request.model_id) == (run, model_id) and _is_final(state):
+            return state
+    return None
 
 
 def _answered(state: RequestState, answer: ServingAnswer) -> RequestState:
@@ -228,9 +303,11 @@ def ask(
 ) -> ServingAnswer:
     """Append the request, and wait for its result as `wait_for_result` does.
 
-    If the waiting is interrupted, the request is withdrawn unless it is accepted already.
+    If the waiting is interrupted, the request is withdrawn unless it is accepted already. Only the
+    registry is read and written, so the caller needs no rights to the model repository.
     """
     try:
+        # The append may have succeeded even if it raises an error.
         append_request(store, request)
         return wait_for_result(store, request, clock=clock, sleep=sleep, report=report)
     except BaseException as error:
@@ -264,12 +341,20 @@ def wait_for_result(
     Raises:
         TemporaryError: no controller accepted the request before its deadline, and it is withdrawn.
             The error is also raised if the controller that accepted the request has not answered
-            for a long time.
+            for a long time, or if the journal has been unreadable for a long time.
         Refused, ContractError, PermanentError: the controller's reason to refuse the request.
     """
     deadline, is_reported = moment_of(request.deadline), False
+    end = deadline + timedelta(seconds=GRACE_SECONDS)
     while True:
-        state, now = read_request(store, request.request), clock()
+        now = clock()
+        try:
+            state = read_request(store, request.request)
+        except UnreadableFile as error:
+            if now > end:
+                raise TemporaryError(f"{error}, so the result is unknown") from error
+            sleep(poll_seconds)
+            continue
         if state.result is not None:
             return expect_done(state)
         if state.accepted is not None and not is_reported:
@@ -280,7 +365,7 @@ def wait_for_result(
             state = withdraw(store, request.request, who=request.who, now=now, reason=reason)
             if state.result is not None:
                 expect_done(state)
-        elif now > deadline + timedelta(seconds=GRACE_SECONDS) and state.accepted is not None:
+        elif now > end and state.accepted is not None:
             raise TemporaryError(
                 f"request {request.request} was accepted by {state.accepted.who} at "
                 f"{state.accepted.time} and has no result yet"

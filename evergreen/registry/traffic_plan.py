@@ -86,6 +86,8 @@ class TrafficPlan(Manifest):
     published_at: str
     """ISO 8601 UTC."""
     reason: str
+    lease: int = 0
+    """Number of the controller's lease that wrote the plan. 0 in plans of older releases."""
     baseline: Baseline = field(default_factory=dict)
     """Counters of the servers at the time when the plan was published. The controller subtracts the
     baseline from later counters, and clients ignore the baseline. The counters are part of the

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 from uuid import uuid4
 
-from evergreen.runtime.errors import ContractError, TemporaryError
+from evergreen.runtime.errors import ContractError, TemporaryError, UnreadableFile
 
 T = TypeVar("T")
 
@@ -160,8 +160,9 @@ def read_records(path: Path, kind: Callable[..., T], *, name: str) -> list[T]:
         name: Name of a record in error messages.
 
     Raises:
-        ContractError: the file cannot be read, a complete line is not a record, or a line differs
-            from its checksum. The message names file and line.
+        UnreadableFile: the file cannot be read now.
+        ContractError: a complete line is not a record, or a line differs from its checksum. The
+            message names file and line.
     """
     records = []
     try:
@@ -169,7 +170,7 @@ def read_records(path: Path, kind: Callable[..., T], *, name: str) -> list[T]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise ContractError(f"{path} cannot be read: {error.strerror}") from error
+        raise UnreadableFile(f"{path} cannot be read: {error.strerror}") from error
     # If only the newline of the last line is corrupt, the line's checksum is valid, so the line
     # must not be ignored.
     if _has_checksum(torn[:-1]):

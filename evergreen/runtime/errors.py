@@ -14,6 +14,10 @@ class ContractError(ValueError):
     """The input is invalid. The message names the thing, its value and the expected value."""
 
 
+class UnreadableFile(ContractError):
+    """A file exists and cannot be read now. A network share can recover from this error."""
+
+
 class TemporaryError(Exception):
     """The same call can succeed later. Retry the action after a delay."""
 

@@ -21,6 +21,7 @@ from evergreen.runtime.errors import (
     Preempted,
     Refused,
     TemporaryError,
+    UnreadableFile,
 )
 from evergreen.runtime.plain_text import printable
 
@@ -67,6 +68,11 @@ def exits_with_code(main: Callable[P, int]) -> Callable[P, int]:
     ...     raise ContractError("num_rows is 0, expected at least 1")
     >>> main()
     2
+    >>> @exits_with_code
+    ... def read() -> int:
+    ...     raise UnreadableFile("journal.jsonl cannot be read: Stale file handle")
+    >>> read()
+    3
     >>> gc.get_threshold()[0]
     50000
     """
@@ -88,6 +94,8 @@ def exits_with_code(main: Callable[P, int]) -> Callable[P, int]:
             )
         except Refused as error:
             return _print_error("refused", error, ExitCode.REFUSED)
+        except UnreadableFile as error:
+            return _print_error("error", error, ExitCode.FAILED)
         except ContractError as error:
             return _print_error("error", error, ExitCode.BAD_INPUT)
         except Preempted as error:

@@ -77,6 +77,7 @@ def prepare_request(
     who: str,
     now: Callable[[], datetime],
     seconds: float,
+    run: str | None = None,
     trigger_id: str | None = None,
     share: float | None = None,
     override: str | None = None,
@@ -91,6 +92,7 @@ def prepare_request(
         who: Person or pipeline run that makes the request.
         now: Returns the current time. The time to the deadline starts when the version is prepared.
         seconds: Time until the deadline in seconds.
+        run: Pipeline run that asks, or None if a person asks.
         trigger_id: Retrain request that the version answers, or None.
         share: First share of a canary.
         override: Person's reason to release the model whatever the verdict is, or None.
@@ -118,6 +120,7 @@ def prepare_request(
     return replace(
         request,
         model_id=model.model_id,
+        run=run,
         trigger_id=trigger_id,
         options=asdict(options),
         share=share,

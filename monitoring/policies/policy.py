@@ -222,6 +222,11 @@ class Decision:
     """Contains at least `version` and `policies.rate_limit.OBSERVED_NUMBERS`. An undefined number
     is None."""
 
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> "Decision":
+        """Return the decision of a JSON object that `document` returned."""
+        return cls(**{**document, "action": Action(document["action"])})
+
     def document(self) -> dict[str, Any]:
         """Return the decision as a JSON object."""
         return {

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _UNUSABLE, _ROLLED_BACK = "unusable_scores", "rolled_back"
-"""Names of two documents: the `_UnusableRows`, and the last reported rollback in the promotion
-journal."""
+"""Names of two documents: the `_UnusableRows`, and the position in the promotion journal up to
+which rollbacks were reported."""
 _LOOK_SECONDS = 2.0
 """Seconds between two reads of the promotion journal."""
 
@@ -104,7 +104,9 @@ class NewVersions:
         self._unusable = _UnusableRows(**(documents.read_document(_UNUSABLE) or {}))
         self._is_new = self._unusable.rows > 0
         """Whether rows without a usable score arrived since the last test."""
-        self._reported = (documents.read_document(_ROLLED_BACK) or {"line": None})["line"]
+        self._reported: int | None = (documents.read_document(_ROLLED_BACK) or {}).get("position")
+        """Number of journal entries up to which rollbacks were reported. None = this state folder
+        is new, so earlier rollbacks are not reported."""
         self._written: Findings | None = None
         self._reported_bad: int | None = None
         """The bad version that was last reported to people."""
@@ -160,11 +162,17 @@ class NewVersions:
             return False
         self._looked_at = now
         try:
+            entries = promotion_journal.read_entries(self._store)
             live = promotion_journal.current(self._store)
         except (ContractError, OSError) as error:
             logger.warning("the promotion journal cannot be read: %s", error)
             return False
-        if live is None or live.blocked_model_id is None or live.time == self._reported:
+        # Clocks may differ, so the order of the entries decides and not their times.
+        position = len(entries) - entries[::-1].index(live) if live is not None else 0
+        if self._reported is not None and position <= self._reported:
+            return False
+        if self._reported is None or live is None or live.blocked_model_id is None:
+            self._set_reported(position)
             return False
         text = (
             f"version {live.previous_version} was rolled back, {live.version} is live again: "
@@ -173,9 +181,12 @@ class NewVersions:
         self._journal.emit(
             "rolled_back", text, version=live.previous_version, live_version=live.version
         )
-        self._documents.write_documents({_ROLLED_BACK: {"line": live.time}})
-        self._reported = live.time
+        self._set_reported(position)
         return True
+
+    def _set_reported(self, position: int) -> None:
+        self._documents.write_documents({_ROLLED_BACK: {"position": position}})
+        self._reported = position
 
     def _evaluate_scores(self, now: float) -> None:
         self._is_new = False

@@ -20,7 +20,7 @@ import msgspec
 from evergreen.runtime.errors import ContractError, TemporaryError
 from monitoring.journal import DECISIONS_FILE, TIMELINE_FILE
 from monitoring.metrics.window import Kpis
-from monitoring.policies.policy import Action, Decision
+from monitoring.policies.policy import Decision
 from monitoring.policies.rate_limit import RunMemory
 from monitoring.retraining.actions import ActionStatus, describe_actions
 from monitoring.retraining.notifications import DRIFT as DRIFT_INCIDENT
@@ -95,10 +95,7 @@ def read_snapshot(state: Path, *, now: float) -> Snapshot:
         drift=_shown_drift(documents.content.get(DRIFT), version),
         decided_at=float(last["time"]) if last else None,
         decision=f"{last['action']}: {last['reason']}" if last else None,
-        decisions=tuple(
-            Decision(**{**each, "action": Action(each["action"])})
-            for each in (last["decisions"] if last else ())
-        ),
+        decisions=tuple(map(Decision.of, last["decisions"] if last else ())),
         actions=_actions(state, documents.content, now) if documents.content else None,
     )
 

@@ -129,12 +129,11 @@ def answering_in_container(
     """Carry out release requests in a container of the controller, as its user."""
     name = "evergreen-tested-controller"
     flags = [f"--store={folders.store}", f"--repository={folders.repository.as_uri()}"]
+    flags += ["--triton-urls=", "--interval-seconds=0.2"]
     command = ["podman", "run", "--rm", f"--name={name}", *CONFINED, "--network=none", mount]
     command += ["--entrypoint=python", images["deployment"], "-m", "controller", *flags]
     with open(folders.root / "controller.log", "wb") as log:
-        process = subprocess.Popen(
-            [*command, "--interval-seconds=0.2"], env=podman("run"), stdout=log, stderr=log
-        )
+        process = subprocess.Popen(command, env=podman("run"), stdout=log, stderr=log)
         try:
             yield
         finally:

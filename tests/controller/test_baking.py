@@ -14,7 +14,6 @@ from controller.__main__ import ReleaseController
 from controller.baking import BAKES as STILL
 from controller.baking import COUNTERS_FILE, NONE, ROLLED_BACK, Baking
 from controller.inspection import Inspection
-from controller.release import release
 from controller.watchdog import Watchdog
 from evergreen.contracts.baking import BAD, BAKES, WELL, Findings
 from evergreen.registry.promotion_journal import (
@@ -28,6 +27,8 @@ from evergreen.registry.promotion_journal import (
     write_findings,
 )
 from evergreen.runtime.errors import ContractError, PermanentError, Refused, TemporaryError
+from tests.support.controllers import run_now
+from tests.support.deployments import release
 from tests.support.real_servers import FAULT, change_code
 from tests.support.recommenders import accept_into, shop_with
 from tests.support.served_names import MODEL_NAME
@@ -163,7 +164,7 @@ def controller(settings, triton, tmp_path):
     return ReleaseController(
         watchdog=Watchdog(site=settings),
         baking=baking,
-        inspection=Inspection(site=settings),
+        inspection=Inspection(site=settings, start=run_now),
         status=tmp_path / "status.json",
     )
 

@@ -10,8 +10,7 @@ import pytest
 
 from controller.canary import steps as canary
 from controller.canary.__main__ import main
-from controller.release import ReleaseSettings, release
-from controller.release import start_canary as start
+from controller.release import ReleaseSettings
 from controller.rollback import rollback
 from controller.watchdog import Watchdog
 from evergreen.registry.models import keep_verdict
@@ -25,6 +24,8 @@ from evergreen.storage.uris import open_objects
 from tests.support.canaries import watch
 from tests.support.clocks import Clock
 from tests.support.crashes import Killed
+from tests.support.deployments import release
+from tests.support.deployments import start_canary as start
 from tests.support.served_names import CANARY_NAME, MODEL_NAME, NAMES
 from tests.support.shadow_rows import write_shadow_rows
 from tests.support.triton_double import Altered, TritonDouble

@@ -10,7 +10,6 @@ import pytest
 from controller.canary import steps as canary
 from controller.canary.__main__ import main
 from controller.canary.evidence import counted, fetch
-from controller.release import start_canary as start
 from evergreen.registry.models import keep_verdict
 from evergreen.registry.promotion_journal import current, read_entries
 from evergreen.registry.traffic_plan import Arm
@@ -20,6 +19,7 @@ from evergreen.storage.uris import open_objects
 from inference_client.routing import PlanFollower, PlannedClient
 from inference_client.scoring import shadow_of
 from tests.support.canaries import watch
+from tests.support.deployments import start_canary as start
 from tests.support.processes import wait_for
 from tests.support.real_servers import BackgroundTraffic, under_load
 from tests.support.served_names import CANARY_NAME, MODEL_NAME

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from controller.promote import main
-from controller.release import ReleaseSettings, release
+from controller.release import ReleaseSettings
 from evergreen.registry.models import keep_verdict
 from evergreen.registry.promotion_journal import append_promotion, current, read_journal
 from evergreen.serving.repository.triton_config import ServingOptions
+from tests.support.deployments import release
 
 
 @pytest.fixture

@@ -16,7 +16,8 @@ from tests.support.protocol_model import Ask, ProtocolModel, Scenario, Violation
 
 NEW, OTHER = Ask(RELEASE, model="new"), Ask(RELEASE, model="other")
 BACK, DEMAND = Ask(ROLLBACK), Ask(ROLLBACK, replaces=0)
-TRIED, ENDED, GROWN = Ask(CANARY, model="tried"), Ask(ABORT), Ask(ADVANCE)
+TRIED, ENDED, GROWN = Ask(CANARY, model="tried", share=1), Ask(ABORT), Ask(ADVANCE)
+OF_RUN = Ask(RELEASE, model="new", run="run-1")
 
 ONE_REQUEST = {
     "a release": Scenario(asks=(NEW,)),
@@ -32,8 +33,11 @@ TWO_REQUESTS = {
     "a canary, and its end": Scenario(asks=(TRIED, ENDED), jumps=1, recalls=0),
     "a canary, and its release": Scenario(asks=(TRIED, GROWN), recalls=0),
     "a canary, and its next share": Scenario(asks=(TRIED, GROWN), shares=(1, 2), recalls=0),
+    "a release, and an abort": Scenario(asks=(NEW, ENDED), recalls=0),
+    "a release, and the step's retry": Scenario(asks=(OF_RUN, OF_RUN)),
 }
 QUIET = {"recalls": 0, "failures": 0}
+RETRIED = Scenario(asks=(OF_RUN, BACK, OF_RUN), **QUIET)
 
 
 @pytest.mark.parametrize("name", ONE_REQUEST)
@@ -47,6 +51,10 @@ def test_all_states_of_one_request_keep_every_property(name):
 def test_kill_and_pause_during_two_requests_keep_every_property(name):
     scenario = dataclasses.replace(TWO_REQUESTS[name], **QUIET)
     assert explore(ProtocolModel(scenario)).states > 1_000
+
+
+def test_retry_after_a_persons_rollback_changes_nothing_in_any_state():
+    assert explore(ProtocolModel(RETRIED)).states > 1_000
 
 
 @pytest.mark.slow
@@ -191,6 +199,9 @@ MUTANTS = {
     ),
     "do not record the canary's end": Mutant(
         "journal", scenario=CANARY_ENDED, table=without(protocol.END_CANARY)
+    ),
+    "treat a retry as a new request": Mutant(
+        "a retry does not overrule", scenario=RETRIED, built_in="treat a retry as a new request"
     ),
     "leave the plan of a canary that was released": Mutant(
         "come to an end", scenario=CANARY_RELEASED, table=without(protocol.RESET_PLAN, "plan wrong")

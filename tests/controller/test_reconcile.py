@@ -9,14 +9,19 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from controller.__main__ import Holder
+from controller import inspection
+from controller import moves as moves_module
+from controller.__main__ import Holder, ReleaseController
+from controller.baking import Baking
+from controller.inspection import Inspection
 from controller.protocol import FAILED, next_rule
 from controller.reconcile import _refuse, _withdraw, drive, reconciled
-from controller.release import start_canary
 from controller.rollback import main as rollback_command
-from controller.rollback import rollback_request
+from controller.rollback import rollback, rollback_request
 from controller.site import opened
-from evergreen.contracts.requests import ACCEPTED, CANCELLED, DONE, REFUSED, RELEASE
+from controller.watchdog import Watchdog
+from demo.triton import models_to_load
+from evergreen.contracts.requests import ABORT, ACCEPTED, CANCELLED, DONE, REFUSED, RELEASE
 from evergreen.contracts.serving import versions_of
 from evergreen.registry.models import graph_folder
 from evergreen.registry.promotion_journal import (
@@ -28,20 +33,29 @@ from evergreen.registry.promotion_journal import (
 from evergreen.registry.requests import (
     answer,
     append_request,
+    new_request,
     open_requests,
     read_request,
     read_requests,
     withdraw,
 )
-from evergreen.runtime.errors import PermanentError, TemporaryError
+from evergreen.registry.traffic_plan import Arm
+from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
 from evergreen.serving.prepare import prepare_request
-from evergreen.serving.repository.model_repository import ModelRepository
+from evergreen.serving.repository.model_repository import ModelRepository, NotWritable
+from evergreen.storage.folder import FolderObjects
 from evergreen.storage.uris import open_objects
+from tests.support.clocks import Clock
+from tests.support.controllers import answering, run_now
 from tests.support.crashes import Killed
+from tests.support.deployments import start_canary
+from tests.support.processes import wait_for
 from tests.support.served_names import MODEL_NAME, NAMES
+from tests.support.traffic_plans import make_plan
+from tests.support.triton_double import TritonDouble
 
 
-def requested(world, seed, *, seconds=60.0):
+def requested(world, seed, *, seconds=60.0, run=None):
     """Append a request to release the model of `seed`."""
     settings = world.settings
     request = prepare_request(
@@ -52,6 +66,7 @@ def requested(world, seed, *, seconds=60.0):
         who="a run",
         now=settings.clock,
         seconds=seconds,
+        run=run,
     )
     return append_request(settings.store, request)
 
@@ -303,16 +318,346 @@ def test_lease_numbers_go_on_after_the_repository_was_emptied(world):
     world.check_all_is_well(2)
 
 
-def test_command_that_cannot_open_repository_leaves_no_request(world, monkeypatch):
+class Unwritable(ModelRepository):
+    """Repository that this process may read and not write, like a folder of another user."""
+
+    @contextmanager
+    def locked(self):
+        raise NotWritable("the model repository is not writable")
+        yield
+
+
+def without_rights(world):
+    """Return settings of a person who has no rights to the model repository."""
+    repository = Unwritable(open_objects(world.settings.repository), NAMES)
+    return dataclasses.replace(world.settings, held=repository)
+
+
+def ticking(settings, clock):
+    patience = dataclasses.replace(settings.patience, sleep=lambda seconds: clock.advance(1.0))
+    return dataclasses.replace(settings, patience=patience, clock=clock.moment)
+
+
+def test_rights_to_the_registry_are_enough_to_wait_for_a_controller(world):
+    world.release(1), world.release(2)
+    with answering(world.settings):
+        assert rollback(without_rights(world), reason="drill").version == 1
+    world.check_all_is_well(1)
+
+
+def test_without_rights_and_without_a_controller_the_request_is_withdrawn(world):
+    world.release(1), world.release(2)
+    clock = Clock(datetime.now(timezone.utc).timestamp())
+    with pytest.raises(TemporaryError, match=r"no controller answered.*is not writable"):
+        rollback(ticking(without_rights(world), clock), reason="drill")
+    assert read_requests(world.settings.store)[-1].result.action == CANCELLED
+    world.check_all_is_well(2)
+
+
+def test_repository_that_cannot_be_opened_does_not_stop_a_request(world, monkeypatch):
     world.release(1), world.release(2)
 
     def refuse(settings):
         raise PermanentError("no credentials for the bucket")
 
+    opens = type(world.settings).open_repository
+    clock = Clock(datetime.now(timezone.utc).timestamp())
+
+    def advance(seconds):
+        clock.advance(1.0)
+        with monkeypatch.context() as own:
+            own.setattr(type(world.settings), "open_repository", opens)
+            reconcile(world)
+
+    patience = dataclasses.replace(world.settings.patience, sleep=advance)
     monkeypatch.setattr(type(world.settings), "open_repository", refuse)
-    with pytest.raises(PermanentError, match="no credentials"):
-        world.rollback()
-    assert open_requests(world.settings.store) == []
+    settings = dataclasses.replace(world.settings, patience=patience, clock=clock.moment)
+    assert rollback(settings, reason="drill").version == 1
+
+
+def test_command_for_an_unknown_target_leaves_no_request(world, tmp_path):
+    (tmp_path / "empty").mkdir()
+    settings = dataclasses.replace(world.settings, store=tmp_path / "empty", recommender=None)
+    with pytest.raises(ContractError, match="no release and no recommender"):
+        rollback(settings, reason="drill")
+    assert read_requests(settings.store) == []
+
+
+# Retries of a step.
+
+
+def test_retry_of_an_answered_step_gets_its_answer_and_releases_nothing(world):
+    world.release(1)
+    first = requested(world, 2, run="run-7")
+    reconcile(world)
+    world.release(3)
+    again = requested(world, 2, run="run-7")
+    reconcile(world)
+    assert state_of(world, again).result.version == state_of(world, first).result.version == 2
+    world.check_all_is_well(3)
+
+
+@pytest.mark.parametrize("is_before", [True, False], ids=["before the answer", "after the answer"])
+def test_retry_does_not_overrule_a_persons_rollback(world, is_before):
+    world.release(1), world.release(3)
+    first = requested(world, 2, run="run-7", seconds=0.0 if is_before else 60.0)
+    reconcile(world, clock=lambda: datetime.now(timezone.utc) + timedelta(seconds=1))
+    back = append_request(
+        world.settings.store, rollback_request(world.settings, to_version=None, reason="drill")
+    )
+    reconcile(world)
+    live = state_of(world, back).result.version
+    again = requested(world, 2, run="run-7")
+    reconcile(world)
+    result = state_of(world, again).result
+    if is_before:
+        assert state_of(world, first).result.action == CANCELLED
+        assert (result.action, result.error) == (REFUSED, "Refused")
+    else:
+        assert (result.action, result.version) == (DONE, 3)
+    world.check_all_is_well(live)
+
+
+def test_retry_after_a_temporary_failure_is_carried_out(world):
+    world.release(1)
+    requested(world, 2, run="run-7", seconds=0.0)
+    reconcile(world, clock=lambda: datetime.now(timezone.utc) + timedelta(seconds=1))
+    again = requested(world, 2, run="run-7")
+    reconcile(world)
+    assert state_of(world, again).result.action == DONE
+    world.check_all_is_well(2)
+
+
+def test_same_model_of_another_run_or_of_a_person_is_no_retry(world):
+    world.release(1)
+    requested(world, 2, run="run-7")
+    reconcile(world)
+    world.rollback()
+    other = requested(world, 2, run="run-8")
+    reconcile(world)
+    assert state_of(world, other).result.version == 3
+    world.check_all_is_well(3)
+
+
+# Aborts beside another change.
+
+
+def asked_between(world, name, kind, **changes):
+    """Return a checkpoint that appends a person's request at `name`, and the list of requests."""
+    asked = []
+
+    def ask(checkpoint):
+        if checkpoint == name and not asked:
+            now = world.settings.clock()
+            request = new_request(kind, who="anna", reason="stop it", now=now, seconds=60.0)
+            request = dataclasses.replace(request, **changes)
+            asked.append(append_request(world.settings.store, request))
+
+    return ask, asked
+
+
+@pytest.mark.parametrize("change", ["release", "rollback"])
+def test_abort_is_done_between_two_moves_of_another_change(world, change):
+    world.release(1), world.release(2)
+    start_canary(*world.candidate(3), settings=world.settings)
+    if change == "release":
+        request = requested(world, 4)
+    else:
+        back = rollback_request(world.settings, to_version=1, reason="drill")
+        request = append_request(world.settings.store, back)
+    ask, asked = asked_between(world, "config written", ABORT)
+    moves = []
+    trace = lambda rule, *_: moves.append(rule.move)  # noqa: E731
+    reconcile(world, checkpoint=ask, trace=trace)
+    assert state_of(world, asked[0]).result.action == DONE
+    assert state_of(world, request).result.action == DONE
+    after = moves[moves.index("write configuration") + 1 :]
+    assert after[:4] == [
+        *("accept request", "write plan without canary", "answer request", "load on servers")
+    ]
+    assert "restore configuration" not in moves, "the other change goes on"
+    world.check_all_is_well(4 if change == "release" else 1)
+
+
+def test_abort_that_fails_leaves_the_other_change_alone(world):
+    world.release(1), world.release(2)
+    start_canary(*world.candidate(3), settings=world.settings)
+    request = requested(world, 4)
+    ask, asked = asked_between(world, "staged", ABORT, plan=10**6)
+    reconcile(world, checkpoint=ask)
+    result = state_of(world, asked[0]).result
+    assert (result.action, result.reason) == (
+        REFUSED,
+        "the plan changed while its evidence was read",
+    )
+    assert state_of(world, request).result.action == DONE
+    world.check_all_is_well(4)
+
+
+def test_rollback_that_arrives_while_files_are_hashed_is_carried_out_first(world, monkeypatch):
+    world.release(1), world.release(2)
+    hashing, is_free = threading.Event(), threading.Event()
+    find = inspection.find_corrupt
+
+    def slow(*arguments):
+        hashing.set()
+        assert is_free.wait(60)
+        return find(*arguments)
+
+    monkeypatch.setattr(inspection, "find_corrupt", slow)
+    path = world.repository.objects.root / MODEL_NAME / "2" / "model.onnx"
+    right = path.read_bytes()
+    path.write_bytes(b"x" * len(right))
+    controller = ReleaseController(
+        watchdog=Watchdog(site=world.settings),
+        baking=Baking(site=world.settings),
+        inspection=Inspection(site=world.settings),
+    )
+    controller.round()
+    assert hashing.wait(60)
+    back = rollback_request(world.settings, to_version=None, reason="drill")
+    back = append_request(world.settings.store, back)
+    controller.answer()
+    assert state_of(world, back).result.version == 1
+    is_free.set()
+    wait_for(lambda: controller.round() or path.read_bytes() == right)
+    assert controller.inspection.healed == [path.as_uri()]
+
+
+def rolled_back_at(world, monkeypatch, owner, name):
+    """Ask for a rollback at the first call of a function, and return a list of the request."""
+    asked, real = [], getattr(owner, name)
+
+    def ask_back(*arguments, **more):
+        if not asked:
+            back = rollback_request(world.settings, to_version=None, reason="it is bad")
+            asked.append(append_request(world.settings.store, back))
+        return real(*arguments, **more)
+
+    monkeypatch.setattr(owner, name, ask_back)
+    return asked
+
+
+def test_rollback_interrupts_the_copy_and_the_hashing_of_a_candidate(world, monkeypatch):
+    world.release(1)
+    request, written = requested(world, 2), []
+    back = rolled_back_at(world, monkeypatch, moves_module, "check_kept")
+    real = FolderObjects.write
+
+    def write(objects, name, *arguments, **more):
+        written.append(name)
+        return real(objects, name, *arguments, **more)
+
+    monkeypatch.setattr(FolderObjects, "write", write)
+    reconcile(world)
+    assert not [name for name in written if name.startswith(f"{NAMES.candidate}/")]
+    assert state_of(world, request).result.error == "Refused"
+    assert state_of(world, back[0]).result.action == DONE
+    world.check_all_is_well(1)
+
+
+def test_rollback_interrupts_loading_between_two_servers(world):
+    world.release(1)
+    request, asked, loaded = requested(world, 2), [], []
+
+    def connect(url):
+        server = world.connect(url)
+
+        def load(name):
+            loaded.append((url, name))
+            TritonDouble.load(server, name)
+            if name == NAMES.candidate and not asked:
+                back = rollback_request(world.settings, to_version=None, reason="it is bad")
+                asked.append(append_request(world.settings.store, back))
+
+        server.load = load
+        return server
+
+    reconcile(world, connect=connect)
+    first = world.settings.triton_urls[0]
+    assert [url for url, name in loaded if name == NAMES.candidate] == [first]
+    assert state_of(world, request).result.action == REFUSED
+    assert state_of(world, asked[0]).result.version == 1
+    world.check_all_is_well(1)
+
+
+def test_request_is_carried_out_between_two_parts_of_a_round(world):
+    world.release(1), world.release(2)
+    back = []
+
+    class Looking(Watchdog):
+        def look(self):
+            asked = rollback_request(world.settings, to_version=None, reason="drill")
+            back.append(append_request(world.settings.store, asked))
+            return {}
+
+    class Evaluating(Baking):
+        def step(self, reloads):
+            assert state_of(world, back[0]).result.version == 1
+            back.append("evaluated")
+
+    controller = ReleaseController(
+        watchdog=Looking(site=world.settings),
+        baking=Evaluating(site=world.settings),
+        inspection=Inspection(site=world.settings, start=run_now),
+    )
+    controller.round()
+    assert back[1] == "evaluated"
+
+
+def test_fenced_holder_cannot_write_the_first_configuration(world):
+    objects = open_objects(world.settings.repository)
+    settings = dataclasses.replace(world.settings, recommender=MODEL_NAME)
+    with opened(settings) as stale:
+        (objects.root / f".{MODEL_NAME}.lock").unlink()
+        heir = ModelRepository(open_objects(world.settings.repository), NAMES, holder="heir")
+        with heir.locked():
+            stale.repository.check_held = lambda: None  # paused between its check and its write
+            with pytest.raises(TemporaryError, match="another controller changed"):
+                stale.repository.write_config("name: 1")
+            assert heir.read_config() is None
+            assert models_to_load(objects.root) == []
+            heir.write_config("name: 2")
+    assert world.repository.read_config() == "name: 2"
+
+
+def test_late_first_plan_of_a_fenced_holder_is_replaced(world):
+    world.release(1)
+    objects = open_objects(world.settings.repository)
+    with opened(world.settings) as stale:
+        (objects.root / f".{MODEL_NAME}.lock").unlink()
+        heir = ModelRepository(open_objects(world.settings.repository), NAMES, holder="heir")
+        with heir.locked():
+            stale.repository.check_held = lambda: None
+            late = make_plan(canary=Arm(model_name=NAMES.canary, version=2), share=0.05)
+            stale.repository.write_plan(late)
+            plan = heir.read_plan()
+            assert plan.lease == stale.repository.lease < heir.lease
+            stable = dataclasses.replace(plan.stable, version=1)
+            heir.write_plan(
+                plan.without_canary(stable=stable, published_at=plan.published_at, reason="late")
+            )
+            assert heir.read_plan().lease == heir.lease
+            with pytest.raises(TemporaryError):
+                stale.repository.write_plan(heir.read_plan().next())
+
+
+def test_end_of_a_canary_names_the_person_who_ended_it(world):
+    world.release(1)
+    start_canary(*world.candidate(2), settings=dataclasses.replace(world.settings, who="bob"))
+    now = world.settings.clock()
+    request = new_request(ABORT, who="anna", reason="stop it", now=now, seconds=60.0)
+    append_request(world.settings.store, request)
+    reconcile(world)
+    reconcile(world, clock=lambda: datetime.now(timezone.utc) + timedelta(minutes=1))
+    start, end = read_entries(world.settings.store)[-2:]
+    assert (start.action, start.who) == ("canary", "bob")
+    assert (end.action, end.who, end.reason, end.request) == (
+        "canary_ended",
+        "anna",
+        "stop it",
+        request.request,
+    )
 
 
 def test_interrupted_command_does_not_wait_for_an_accepted_request(world):

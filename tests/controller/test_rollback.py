@@ -5,13 +5,13 @@ import shutil
 
 import pytest
 
-from controller.release import release
 from controller.rollback import main, rollback
 from evergreen.registry.models import champion, graph_folder
 from evergreen.registry.promotion_journal import current
 from evergreen.runtime.errors import ContractError
 from evergreen.serving.repository.triton_config import ServingOptions, read_options
 from evergreen.storage.uris import local_path
+from tests.support.deployments import release
 from tests.support.real_servers import live_version, under_load
 from tests.support.served_names import CANDIDATE_NAME
 

@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from controller import verify as module
-from controller.release import release
 from controller.verify import main, verify
 from evergreen.config.features import MISSING_CATEGORY
 from evergreen.contracts import raw_rows
@@ -20,6 +19,7 @@ from evergreen.registry.promotion_journal import read_entries
 from evergreen.serving.parity import GoldenRows
 from evergreen.storage.folder import FolderObjects
 from evergreen.storage.uris import local_path, open_objects
+from tests.support.deployments import release
 from tests.support.recommenders import SHOP, arrays_of
 
 VERSION = 1

@@ -14,7 +14,6 @@ from controller import watchdog as module
 from controller.__main__ import POLL_SECONDS, ReleaseController, control, main
 from controller.baking import Baking
 from controller.inspection import Inspection
-from controller.release import release, start_canary
 from controller.site import opened
 from controller.watchdog import BUSY, GONE, HEALED, ILL, SKIPPED, SUSPECT, WELL, Watchdog
 from demo.triton import TritonServer, TritonSettings
@@ -33,6 +32,8 @@ from evergreen.serving.repository.model_repository import ModelRepository
 from evergreen.serving.repository.triton_config import ServingOptions
 from evergreen.serving.servers import Triton
 from evergreen.storage.uris import open_objects
+from tests.support.controllers import run_now
+from tests.support.deployments import release, start_canary
 from tests.support.model_repository import with_versions
 from tests.support.paths import REPOSITORY
 from tests.support.processes import wait_for
@@ -193,7 +194,9 @@ def test_server_with_another_version_gets_live_one_without_failures(
 def test_change_that_was_killed_is_undone(deploy, client, watchdog, settings, raw_rows):
     deploy(1), deploy(2)
     controller = ReleaseController(
-        watchdog=watchdog, baking=Baking(site=settings), inspection=Inspection(site=settings)
+        watchdog=watchdog,
+        baking=Baking(site=settings),
+        inspection=Inspection(site=settings, start=run_now),
     )
     with opened(settings) as site:
         config = site.repository.read_config()
@@ -351,7 +354,7 @@ def test_round_that_fails_is_logged_and_next_one_comes(
     controller = ReleaseController(
         watchdog=watchdog,
         baking=Baking(site=settings),
-        inspection=Inspection(site=settings),
+        inspection=Inspection(site=settings, start=run_now),
         status=tmp_path / "status.json",
     )
     control(controller, POLL_SECONDS, wait)

@@ -4,8 +4,9 @@ import dataclasses
 
 import pytest
 
-from controller.release import ReleaseSettings, release
+from controller.release import ReleaseSettings
 from evergreen.serving.repository.triton_config import ServingOptions
+from tests.support.deployments import release
 from tests.support.stored_models import make_candidate, make_parts, raw_rows  # noqa: F401  fixtures
 
 

@@ -24,7 +24,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from controller.release import ReleaseSettings, release
+from controller.release import ReleaseSettings
 from demo.stack import LOOPBACK
 from demo.triton import DEFAULT_VENV, prepare
 from evergreen.config.release import QUEUE_MICROSECONDS
@@ -32,6 +32,7 @@ from evergreen.serving.repository.triton_config import ServingOptions
 from evergreen.serving.servers import Triton
 from inference_client.scoring import ClientSettings, ScoringClient
 from tests.k8s.pod import TritonPod, expanded, flag, triton_container, variables
+from tests.support.deployments import release
 from tests.support.processes import wait_for
 from tests.support.real_servers import RetryingTraffic
 from tests.support.rendering import find, pod_template, workloads

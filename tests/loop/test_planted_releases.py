@@ -18,7 +18,7 @@ import pytest
 from controller.__main__ import ReleaseController
 from controller.baking import BAKES, COUNTERS_FILE, NONE, P99_READINGS, ROLLED_BACK, Baking
 from controller.inspection import Inspection
-from controller.release import ReleaseSettings, release
+from controller.release import ReleaseSettings
 from controller.watchdog import Watchdog
 from demo.triton import TritonServer, TritonSettings
 from evergreen.contracts.manifests import ModelQuality
@@ -40,6 +40,8 @@ from inference_client.recommender import SyncRecommenderClient
 from inference_client.rows import FeatureRows
 from inference_client.scoring import ClientSettings
 from inference_client.timing import Timing
+from tests.support.controllers import run_now
+from tests.support.deployments import release
 from tests.support.monitors import WINDOW, Bench
 from tests.support.planted_models import expit
 from tests.support.real_servers import FAULT, change_code
@@ -99,7 +101,7 @@ class Site:
         self.controller = ReleaseController(
             watchdog=Watchdog(site=self.settings),
             baking=Baking(site=self.settings, metrics=(triton.metrics_address,)),
-            inspection=Inspection(site=self.settings),
+            inspection=Inspection(site=self.settings, start=run_now),
             status=folder / "status.json",
         )
         held_out = np.tile(self.truth, 5)

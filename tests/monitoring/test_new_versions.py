@@ -1,5 +1,6 @@
 """Tests of a baking version in the running monitor: findings, notification, cooldown."""
 
+import shutil
 from dataclasses import replace
 from datetime import datetime, timezone
 
@@ -9,7 +10,14 @@ import pytest
 from evergreen.contracts.baking import BAD
 from evergreen.contracts.manifests import ModelQuality, Verdict
 from evergreen.registry.models import verdict_paths
-from evergreen.registry.promotion_journal import ROLLBACK, append_promotion, baking, read_findings
+from evergreen.registry.promotion_journal import (
+    RELEASE,
+    ROLLBACK,
+    append_promotion,
+    baking,
+    read_entries,
+    read_findings,
+)
 from monitoring.retraining import new_versions
 from tests.support.crashes import Kill
 from tests.support.monitors import DRIFT, WINDOW, Bench, prediction, publish, traffic
@@ -173,3 +181,44 @@ def test_version_that_does_not_bake_has_no_findings(two_versions):
     publish(b.log, prediction("bad", version=2, scores=np.full(8, np.nan)))
     b.turn(2, 1.0)
     assert read_findings(b.settings.store, 2) is None
+
+
+def test_monitor_with_new_state_does_not_report_an_earlier_rollback(two_versions):
+    b = two_versions
+    b.turn(1, 20.0)
+    take_back(b)
+    shutil.rmtree(b.settings.state)
+    b.start()
+    b.turn(3, 20.0)
+    assert b.kinds().count("rolled_back") == 0
+    assert not b.monitor.actions.retraining.memory.blocked_by
+
+
+def test_two_rollbacks_with_the_same_time_are_both_reported(two_versions):
+    """The journal repeats the time of the line before if the clock was set back."""
+    b = two_versions
+    b.turn(1, 20.0)
+    take_back(b)
+    b.turn(2, 20.0)
+    first = read_entries(b.settings.store)[-1]
+    again = replace(first, action=RELEASE, version=3, previous_version=1, blocked_model_id=None)
+    append_promotion(b.settings.store, again)
+    append_promotion(b.settings.store, replace(first, previous_version=3))
+    assert len({line.time for line in read_entries(b.settings.store)[-3:]}) == 1
+    b.turn(2, 20.0)
+    assert b.kinds().count("rolled_back") == 2
+
+
+def test_restarted_monitor_shows_the_last_decision(two_versions):
+    b = two_versions
+    traffic(b, "before", auc="good")
+    b.turn(2, WINDOW)
+    before = b.monitor._snapshot()
+    assert before.decision is not None
+    b.start()
+    after = b.monitor._snapshot()
+    assert (after.decision, after.decided_at, after.decisions) == (
+        before.decision,
+        before.decided_at,
+        before.decisions,
+    )

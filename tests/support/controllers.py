@@ -15,11 +15,11 @@ def answering(settings):
 
     def run():
         while not stop.wait(0.02):
-            if (settings.recommender or served_name(settings.store)) and open_requests(
-                settings.store
-            ):
-                with suppress(*HANDLED), reconciled(settings):
-                    pass
+            with suppress(*HANDLED):
+                name = settings.recommender or served_name(settings.store)
+                if name and open_requests(settings.store):
+                    with reconciled(settings):
+                        pass
 
     thread = threading.Thread(target=run, name="controller", daemon=True)
     thread.start()
@@ -28,3 +28,8 @@ def answering(settings):
     finally:
         stop.set()
         thread.join(60)
+
+
+def run_now(work):
+    """Run an inspection in the controller's own thread, so that a round ends with its result."""
+    work()

@@ -3,13 +3,14 @@
 import dataclasses
 from pathlib import Path
 
-from controller.release import ReleaseSettings, release
+from controller.release import ReleaseSettings
 from controller.rollback import rollback
 from evergreen.contracts.serving import versions_of
 from evergreen.registry.models import graph_sha256
 from evergreen.registry.promotion_journal import current, interrupted, read_entries
 from evergreen.serving.repository.model_repository import ModelRepository
 from evergreen.storage.uris import open_objects
+from tests.support.deployments import release
 from tests.support.served_names import CANDIDATE_NAME, NAMES
 from tests.support.triton_double import Altered, TritonDouble
 

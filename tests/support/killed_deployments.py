@@ -19,8 +19,7 @@ from pathlib import Path
 from tests.support.crashes import Kill, sigkill
 
 IMPORTS = (
-    "from controller import baking, rollback; from controller import release; "
-    "from tests.support import crash_chain"
+    "from controller import baking, rollback; from tests.support import crash_chain, deployments"
 )
 """Imports of the process that is forked."""
 PROGRAM = "import sys; from tests.support.killed_deployments import main; main(sys.argv[1])"
@@ -47,9 +46,9 @@ def connect_of(job):
 
 
 def deploy(job):
-    from controller.release import release
     from controller.rollback import rollback
     from evergreen.contracts.manifests import Model, RawDataset, Verdict
+    from tests.support.deployments import release
 
     kill = Kill(job["kill_at"], visit=job["occurrence"], end=sigkill)
     settings = settings_of(job, kill.reach)

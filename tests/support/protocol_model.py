@@ -42,7 +42,7 @@ class Line(NamedTuple):
     was_known: bool
     request: int
     lease: int
-    share: int = 0
+    share: float = 0
 
 
 class Ask(NamedTuple):
@@ -50,6 +50,12 @@ class Ask(NamedTuple):
 
     kind: str
     model: str = ""
+    run: str = ""
+    """Pipeline run that asks. A second request of the same run for the same model is a retry."""
+    share: float = 0
+    """First share of a `CANARY`. 0 = shadow traffic only."""
+    has_old_plan: bool = False
+    """Whether the plan has changed since the evidence for the request was read."""
     replaces: int | None = None
     live_then: int | None = None
     intent_then: int | None = None
@@ -57,6 +63,10 @@ class Ask(NamedTuple):
     is_accepted: bool = False
     is_expired: bool = False
     result: str | None = None
+    is_final: bool = False
+    """Whether a retry gets the same result."""
+    version: int | None = None
+    """Version in the result."""
     recorded: int | None = None
 
 
@@ -68,7 +78,7 @@ class Journal(NamedTuple):
     """Version that was live before the current live version."""
     last: tuple[str, int] = ("live", 1)
     canary: int | None = None
-    share: int = 0
+    share: float = 0
     intent: Line | None = None
     numbers: tuple[tuple[int, str, int | None], ...] = ((1, "first", None),)
     """Announced versions with their models, and the versions that were live before them."""
@@ -89,7 +99,7 @@ class Files(NamedTuple):
     staged: int | None = None
     versions: frozenset[int] = frozenset({1})
     placed: int | None = None
-    plan: tuple[int, int | None, int] | None = None
+    plan: tuple[int, int | None, float] | None = None
     is_drained: bool = True
     is_ahead: bool = False
 
@@ -112,6 +122,10 @@ class Controller(NamedTuple):
     line: Line | None = None
     is_blocked: bool = False
     is_rehearsed: bool = False
+    is_refused: bool = False
+    """Whether the attempt failed because a check or a later request was against it."""
+    failed_abort: int | None = None
+    """Position of an abort whose move failed."""
     known: Server | None = None
     paused: tuple[int, Line | None, int | None] | None = None
     """Move that the controller checked before a pause: the number of the rule, the observed intent,
@@ -136,9 +150,9 @@ class View(NamedTuple):
 
     live: int
     canary: int | None
-    share: int
+    share: float
     intent: tuple[int, int | None, bool, bool, int] | None
-    request: tuple[str, bool, bool, bool, bool] | None
+    request: tuple[str, bool, bool, bool, bool, bool] | None
     lease: int
     attempt: str
     is_blocked: bool
@@ -159,13 +173,14 @@ class View(NamedTuple):
                 lease=lease,
             )
         if self.request is not None:
-            kind, is_accepted, is_expired, is_recorded, is_superseded = self.request
+            kind, is_accepted, is_expired, is_recorded, is_superseded, has_failed = self.request
             request = protocol.OpenRequest(
                 kind=kind,
                 is_accepted=is_accepted,
                 is_expired=is_expired,
                 is_recorded=is_recorded,
                 is_superseded=is_superseded,
+                has_failed=has_failed,
             )
         plan = None
         if files.plan is not None:
@@ -206,7 +221,7 @@ class Scenario:
     asks: tuple[Ask, ...]
     """Requests in the order in which they are appended to the journal. Each request can be appended
     at any time."""
-    shares: tuple[int, ...] = (1,)
+    shares: tuple[float, ...] = (1,)
     crashes: int = 1
     failures: int = 1
     restarts: int = 0
@@ -293,15 +308,33 @@ class ProtocolModel:
         """Return the position of the next request to handle, or None."""
         results = (None, CANCELLED) if self.mutant == "begin withdrawn requests" else (None,)
         found = [at for at, ask in enumerate(journal.asks) if ask.result in results]
-        urgent = [at for at in found if journal.asks[at].kind in URGENT_KINDS]
+        urgent = [at for kind in URGENT_KINDS for at in found if journal.asks[at].kind == kind]
         return next(iter([*urgent, *found]), None)
+
+    def first(self, journal: Journal, at: int) -> int:
+        """Return the position of the first request of the same run for the same model."""
+        ask = journal.asks[at]
+        if not ask.run or self.mutant == "treat a retry as a new request":
+            return at
+        return next(
+            position
+            for position, each in enumerate(journal.asks)
+            if (each.run, each.model) == (ask.run, ask.model)
+        )
+
+    def earlier(self, journal: Journal, at: int) -> Ask | None:
+        """Return an earlier request of the run whose result is final, or None."""
+        first = self.first(journal, at)
+        same = [each for each in range(first, at) if self.first(journal, each) == first]
+        return next((journal.asks[each] for each in same if journal.asks[each].is_final), None)
 
     def is_superseded(self, journal: Journal, at: int) -> bool:
         """Return whether a later rollback or abort supersedes the request."""
         ask = journal.asks[at]
-        return ask.recorded is None and any(
+        is_done = ask.recorded is not None or self.earlier(journal, at) is not None
+        return not is_done and any(
             ask.kind in SUPERSEDED_KINDS.get(later.kind, ())
-            for later in journal.asks[at + 1 :]
+            for later in journal.asks[self.first(journal, at) + 1 :]
             if later.result in (None, DONE) or (later.result == REFUSED and later.replaces is None)
         )
 
@@ -312,10 +345,24 @@ class ProtocolModel:
             return mine.line
         return state.journal.intent
 
-    def next_share(self, state: State, ask: Ask) -> int | None:
+    def kind(self, state: State, ask: Ask) -> str:
+        """Return the kind of the moves that the request needs."""
+        if ask.kind == CANARY and self.gives_first_share(state, ask):
+            return ADVANCE
+        if ask.kind == ADVANCE and self.next_share(state, ask) is None:
+            return RELEASE
+        return ask.kind
+
+    def gives_first_share(self, state: State, ask: Ask) -> bool:
+        """Return whether a canary request lets its shadow canary serve traffic."""
+        canary, plan = state.journal.canary, state.files.plan
+        is_same = canary is not None and state.journal.model(canary) == ask.model
+        return bool(is_same and plan and plan[1] is not None and plan[2] == 0 and ask.share)
+
+    def next_share(self, state: State, ask: Ask) -> float | None:
         """Return the share of the canary's next stage, or None after the last."""
         if ask.kind == CANARY:
-            return 1
+            return ask.share
         now = state.files.plan[2] if state.files.plan else 0
         return next((share for share in self.scenario.shares if share > now), None)
 
@@ -330,9 +377,12 @@ class ProtocolModel:
         journal, ask = state.journal, state.journal.asks[at]
         if ask.recorded is not None:
             return ask.recorded
+        if (earlier := self.earlier(journal, at)) is not None:
+            return earlier.version
         if ask.kind in (RELEASE, CANARY) and journal.model(journal.live) == ask.model:
             return journal.live
-        if ask.kind == CANARY and journal.canary and journal.model(journal.canary) == ask.model:
+        is_same = journal.canary and journal.model(journal.canary) == ask.model
+        if ask.kind == CANARY and is_same and not self.gives_first_share(state, ask):
             return journal.canary
         wanted = self.wanted_then(ask)
         if ask.kind == ROLLBACK and ask.replaces is None and wanted == journal.live:
@@ -348,12 +398,14 @@ class ProtocolModel:
         at, line, request = self.chosen(journal), self.intent(state, me), None
         if at is not None:
             ask = journal.asks[at]
-            kind = ask.kind
-            if kind == ADVANCE and self.next_share(state, ask) is None:
-                kind = RELEASE
+            kind = self.kind(state, ask)
             is_recorded = ask.is_accepted and self.satisfied(state, at) is not None
             is_superseded = self.is_superseded(journal, at)
-            request = (kind, ask.is_accepted, ask.is_expired, is_recorded, is_superseded)
+            has_failed = mine.failed_abort == at
+            request = (
+                *(kind, ask.is_accepted, ask.is_expired),
+                *(is_recorded, is_superseded, has_failed),
+            )
         is_own = at is not None and mine.request == at
         if probed:
             servers = state.servers
@@ -385,7 +437,7 @@ class ProtocolModel:
             return state
         ask = state.journal.asks[mine.line.request]
         if ask.kind != ROLLBACK and self.is_superseded(state.journal, mine.line.request):
-            return self._with(state, me, attempt=FAILED)
+            return self._with(state, me, attempt=FAILED, is_refused=True)
         return state
 
     def rule(self, state: State, me: int) -> protocol.ProtocolRule | None:
@@ -419,10 +471,18 @@ class ProtocolModel:
         expect(lease >= journal.lease, "entries of a fenced controller have no effect")
         return state._replace(journal=change(journal)._replace(lease=lease), flushed=None)
 
-    def _answered(self, journal: Journal, at: int, result: str) -> Journal:
+    def _answered(
+        self,
+        journal: Journal,
+        at: int,
+        result: str,
+        *,
+        is_final: bool = False,
+        version: int | None = None,
+    ) -> Journal:
         asks, ask = list(journal.asks), journal.asks[at]
         if ask.result is None and not (result == CANCELLED and ask.is_accepted):
-            asks[at] = ask._replace(result=result)
+            asks[at] = ask._replace(result=result, is_final=is_final, version=version)
         return journal._replace(asks=tuple(asks))
 
     def _promoted(self, journal: Journal, line: Line, action: str) -> Journal:
@@ -471,6 +531,7 @@ class ProtocolModel:
 
     def is_stale(self, journal: Journal, ask: Ask) -> bool:
         """Return whether the model that the gate compared with is no longer live."""
+        ask = journal.asks[self.first(journal, journal.asks.index(ask))]
         then = journal.live if ask.live_then is None else ask.live_then
         return journal.model(then) != journal.model(journal.live)
 
@@ -485,6 +546,8 @@ class ProtocolModel:
             request=at,
             lease=lease,
         )
+        if self.earlier(journal, at) is not None:
+            return None
         if ask.kind in (RELEASE, CANARY):
             if self.is_stale(journal, ask) or ask.model in journal.blocked:
                 return None
@@ -492,9 +555,9 @@ class ProtocolModel:
                 return None
             number = self.next_number(state)
             is_canary = ask.kind == CANARY
-            return line._replace(version=number, is_canary=is_canary, share=int(is_canary))
+            return line._replace(version=number, is_canary=is_canary, share=ask.share)
         if ask.kind == ADVANCE:
-            if journal.canary is None:
+            if journal.canary is None or ask.has_old_plan:
                 return None
             return line._replace(version=journal.canary, was_known=True)
         if ask.replaces is not None and journal.live != ask.replaces:
@@ -528,6 +591,7 @@ class ProtocolModel:
             ask = state.journal.asks[at]
             expect(ask.result is None, "an answered request is not begun")
             expect(not ask.is_expired, "no request is begun after its deadline")
+            self.check_retry(state.journal, at)
             made = self._entry(state, me, lambda j: self._announce(j, line))
             if self.mutant == "do not flush the intent":
                 made = made._replace(flushed=state.journal)
@@ -567,10 +631,20 @@ class ProtocolModel:
             result = results.get(move, CANCELLED)
             if move == protocol.ANSWER:
                 self.check_done(state, at)
-            made = self._entry(state, me, lambda j: self._answered(j, at, result))
+            is_own = mine.request == at and mine.attempt == FAILED
+            is_final = move == protocol.ANSWER or (
+                move == protocol.REFUSE
+                and (mine.is_refused if is_own else self.is_superseded(state.journal, at))
+            )
+            version = self.satisfied(state, at) if move == protocol.ANSWER else None
+            made = self._entry(
+                state,
+                me,
+                lambda j: self._answered(j, at, result, is_final=is_final, version=version),
+            )
             if move == protocol.REFUSE and mine.request == at and line is None:
                 made = self._with(made, me, **_FORGOTTEN)
-            if move == protocol.ANSWER:
+            if move == protocol.ANSWER and rule.state != "abort done":
                 made = self._with(made, me, **{**_FORGOTTEN, "request": at})
             return made
         if move == protocol.RECORD_SHARE:
@@ -616,6 +690,10 @@ class ProtocolModel:
             plan = (live, version, line.share if line else 0)
             files = files._replace(plan=plan, is_drained=False, is_ahead=False)
         elif move == protocol.RESET_PLAN:
+            at = self.chosen(state.journal)
+            is_abort = rule.state == "abort accepted" and at is not None
+            if is_abort and state.journal.asks[at].has_old_plan:
+                return None
             if files.plan is not None:
                 had = files.plan[1] is not None or rule.state == "draining"
                 drained = files.is_drained and not had
@@ -630,7 +708,7 @@ class ProtocolModel:
         elif move == protocol.GROW:
             ask = state.journal.asks[self.chosen(state.journal) or 0]
             share = self.next_share(state, ask)
-            if files.plan is None or files.plan[1] is None or share is None:
+            if files.plan is None or files.plan[1] is None or share is None or ask.has_old_plan:
                 return None
             files = files._replace(plan=(*files.plan[:2], share), is_drained=False, is_ahead=False)
         else:
@@ -643,10 +721,14 @@ class ProtocolModel:
         line = self.intent(state, me)
         if move == protocol.REHEARSE:
             server = server._replace(candidate=None)
-        elif move in (protocol.SERVE, protocol.HEAL, protocol.RESTORE_SERVERS):
+        elif move in (protocol.SERVE, protocol.HEAL):
             server = server._replace(serves=files.config)
-            if move == protocol.RESTORE_SERVERS:
-                server = server._replace(candidate=None)
+        elif move == protocol.RESTORE_SERVERS:
+            known = state.controllers[me].known
+            server = server._replace(candidate=None)
+            # A server that was not told of the new version keeps what it has.
+            if known is None or line is None or known.serves != line.before:
+                server = server._replace(serves=files.config)
         elif move == protocol.LOAD_CANARY:
             server = server._replace(canary=files.placed)
         elif move == protocol.UNLOAD_CANARY:
@@ -686,11 +768,16 @@ class ProtocolModel:
             return state._replace(files=state.files._replace(placed=None))
         return state
 
+    def is_of_request(self, rule: protocol.ProtocolRule) -> bool:
+        """Return whether the move begins or ends an attempt. An abort is no attempt."""
+        return rule.state == "accepted" or (
+            rule.move == protocol.ANSWER and rule.state != "abort done"
+        )
+
     def begin(self, state: State, me: int, rule: protocol.ProtocolRule) -> State:
         """Return the state after the controller has started a move."""
-        is_of_request = rule.state in ("accepted", "abort accepted") or rule.move == protocol.ANSWER
         at = self.chosen(state.journal)
-        if is_of_request and at is not None:
+        if self.is_of_request(rule) and at is not None:
             return self._with(state, me, **{**_FORGOTTEN, "request": at})
         if rule.move == protocol.REHEARSE:
             return self._know(state, me, candidate=UNKNOWN)
@@ -712,26 +799,36 @@ class ProtocolModel:
         else:
             made = self.write(state, me, rule)
         if made is None:
-            return self.failed(state, me, rule)
+            return self.failed(state, me, rule, is_refused=self.is_refusal_final(state))
         # A move that changes nothing is an error, which ends the round.
         return self._ended(made, me) if made == before else made
 
-    def failed(self, state: State, me: int, rule: protocol.ProtocolRule) -> State:
+    def is_refusal_final(self, state: State) -> bool:
+        """Return whether the request that is handled next is refused for good."""
+        at = self.chosen(state.journal)
+        kind = "" if at is None else state.journal.asks[at].kind
+        # A canary that is draining is temporary.
+        return kind != CANARY or state.journal.canary is not None
+
+    def failed(
+        self, state: State, me: int, rule: protocol.ProtocolRule, *, is_refused: bool = False
+    ) -> State:
         """Return the state after a move has raised an error, as in `reconcile._perform`."""
         mine, at = state.controllers[me], self.chosen(state.journal)
+        if rule.state in ("abort accepted", "abort done"):
+            return self._with(state, me, failed_abort=at)
         if rule.state in ("undoing", "undone"):
             is_own = at is not None and mine.request == at
             if mine.is_blocked or not is_own:
                 return self._ended(state, me)
             return self._with(state, me, is_blocked=True)
-        is_of_request = rule.state in ("accepted", "abort accepted") or rule.move == protocol.ANSWER
-        if is_of_request or mine.attempt == RUNNING:
-            return self._with(state, me, attempt=FAILED)
+        if self.is_of_request(rule) or mine.attempt == RUNNING:
+            return self._with(state, me, attempt=FAILED, is_refused=is_refused)
         return self._ended(state, me)
 
     def _ended(self, state: State, me: int) -> State:
         """Return the state after the end of a round. The controller forgets what it observed."""
-        return self._with(state, me, **_FORGOTTEN, known=None)
+        return self._with(state, me, **_FORGOTTEN, failed_abort=None, known=None)
 
     # -- transitions
 
@@ -911,12 +1008,29 @@ class ProtocolModel:
 
     # The following methods check the properties.
 
+    def check_retry(self, journal: Journal, at: int) -> None:
+        """Check that a change is neither made twice for a run nor after a person's rollback."""
+        ask = journal.asks[at]
+        same = [
+            position
+            for position, each in enumerate(journal.asks[:at])
+            if ask.run and (each.run, each.model) == (ask.run, ask.model)
+        ]
+        expect(
+            all(journal.asks[each].result != DONE for each in same),
+            "a run releases a model once",
+        )
+        later = journal.asks[same[0] :] if same else ()
+        overruled = [each for each in later if each.kind == ROLLBACK and each.result == DONE]
+        expect(not overruled, "a retry does not overrule a rollback")
+
     def check_done(self, state: State, at: int) -> None:
         """Check the effect of a request whose result is `done`."""
         journal, files, ask = state.journal, state.files, state.journal.asks[at]
         if ask.kind == RELEASE:
             is_live = journal.model(journal.live) == ask.model
-            expect(is_live or ask.recorded is not None, "a release that is done was live")
+            was_live = ask.recorded is not None or self.earlier(journal, at) is not None
+            expect(is_live or was_live, "a release that is done was live")
         if ask.kind == ROLLBACK and ask.replaces is not None:
             expect(journal.live != ask.replaces, "a demanded version is gone when it is done")
         if ask.kind == ABORT:
@@ -972,6 +1086,7 @@ _FORGOTTEN = {
     "line": None,
     "is_blocked": False,
     "is_rehearsed": False,
+    "is_refused": False,
 }
 
 

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from controller.release import ReleaseSettings, release
+from controller.release import ReleaseSettings
 from demo.triton import TritonServer, TritonSettings
 from evergreen.registry.models import GRAPH_FILE
 from evergreen.serving.graph.export import export
@@ -16,6 +16,7 @@ from evergreen.serving.servers import Triton
 from evergreen.storage import uris
 from evergreen.storage.bucket import BucketObjects
 from evergreen.storage.folder import FolderObjects
+from tests.support.deployments import release
 from tests.support.file_world import World
 from tests.support.model_repository import OPTIONS, small_version, with_versions
 from tests.support.served_names import MODEL_NAME, NAMES

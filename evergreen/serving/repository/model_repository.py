@@ -18,9 +18,12 @@ notifies the servers (`controller.moves`).
 
 The object `<name>.fence.json` contains the number of the lock, which grows by one each time a
 controller takes the lock. The lock holder compares its number with this object before each change,
-and writes the number into the configuration as a comment. If the previous holder did not release
-the lock, the new holder first writes the configuration and the plan again. The next conditional
-write of the previous holder therefore fails, even if that holder is still running.
+and writes the number into the configuration as a comment and into the traffic plan. If the previous
+holder did not release the lock, the new holder first writes the configuration and the plan again.
+The next conditional write of the previous holder therefore fails, even if that holder is still
+running. If there is no configuration yet, the new holder writes only the comment, which counts as
+no configuration. If there is no plan yet, a late first plan of the previous holder is replaced,
+because its lease number is lower.
 
 `version.json` lists every file of its version with size and SHA-256. If a folder lacks this file,
 or if a listed file is absent or has another size, the folder is an interrupted copy and not a
@@ -76,6 +79,10 @@ RECORD_FILE = "version.json"
 _LEASE_COMMENT = "# lease "
 """Start of the configuration's first line, which names the lease of the holder that wrote it."""
 _SERVED_MODEL = Path(__file__).resolve().parents[1] / "served_model.py"
+
+
+class NotWritable(ContractError):
+    """This process has no rights to write the folder of the model repository."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -324,7 +331,8 @@ class ModelRepository:
         Inside another `locked` of this object, the call does nothing.
 
         Raises:
-            ContractError: the folder is not writable. The message names the path.
+            NotWritable: this process has no rights to write the folder. The message names the path.
+            ContractError: the path cannot be a folder. The message names the path.
             TemporaryError: another controller holds the lock. The message names the holder.
         """
         if self.is_locked:
@@ -362,11 +370,10 @@ class ModelRepository:
         self._plan_generation = ABSENT if plan is None else plan.generation
         if not was_released:
             logger.warning("lease %d of %s was not released", number, self.published.uri)
-            if config is not None:
-                self.write_config(_without_lease(config.content.decode(errors="replace")))
+            self._write_config("" if config is None else _text(config.content))
             if plan is not None:
                 self._plan_generation = self.objects.write(
-                    self._plan, plan.content, if_generation=self._plan_generation
+                    self._plan, self._with_lease(plan.content), if_generation=plan.generation
                 )
 
     def _release_fence(self) -> None:
@@ -420,9 +427,9 @@ class ModelRepository:
                 folder / f".{self.names.model}.lock", os.O_RDWR | os.O_CREAT, 0o644
             )
         except OSError as error:
-            raise ContractError(
-                f"model repository {folder} is not writable: {error.strerror}"
-            ) from error
+            has_rights = error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS)
+            kind = ContractError if has_rights else NotWritable
+            raise kind(f"model repository {folder} is not writable: {error.strerror}") from error
         finally:
             own_umask(before)
         try:
@@ -476,8 +483,21 @@ class ModelRepository:
         """
         return sorted(self.published.sizes())
 
-    def stage(self, version: int, folder: Path, options: ServingOptions) -> None:
+    def stage(
+        self,
+        version: int,
+        folder: Path,
+        options: ServingOptions,
+        *,
+        proceed: Callable[[], None] = lambda: None,
+    ) -> None:
         """Copy a version from `folder` to the candidate's name, and verify the written files.
+
+        Args:
+            version: Number of the version.
+            folder: Folder with the graph and its golden rows.
+            options: Serving options of the version.
+            proceed: Function that is called before each file. Its error ends the copy.
 
         Raises:
             PermanentError: a written file differs from its source, or the disk is full.
@@ -485,7 +505,9 @@ class ModelRepository:
         self.check_held()
         self._remove_interrupted()
         self.discard_candidate()
+        proceed()
         for name, content in assemble(version, folder, options).items():
+            proceed()
             self.objects.write(
                 f"{self.names.candidate}/{version}/{name}", content, if_generation=ABSENT
             )
@@ -495,6 +517,7 @@ class ModelRepository:
         rehearsed = replace(options, response_cache=False, instances=1)
         golden = GoldenRows.load(folder / GOLDEN_FILE)
         self._write_loadable(self.names.candidate, version, golden=golden, options=rehearsed)
+        proceed()
         try:
             self.staged.check(version)
         except ContractError as error:
@@ -567,8 +590,7 @@ class ModelRepository:
     def read_config(self) -> str | None:
         """Return the configuration, or None if it is absent."""
         stored = self.objects.read(self._config)
-        # A corrupt byte in the old text must not prevent a rollback from replacing the text.
-        return None if stored is None else _without_lease(stored.content.decode(errors="replace"))
+        return None if stored is None else _text(stored.content) or None
 
     def write_config(self, text: str | None) -> None:
         """Replace the configuration atomically, which publishes the versions that it names.
@@ -584,15 +606,18 @@ class ModelRepository:
                 self.objects.delete(self._config, if_generation=self._config_generation)
                 self._config_generation = ABSENT
             else:
-                self._config_generation = self.objects.write(
-                    self._config,
-                    f"{_LEASE_COMMENT}{self.lease}\n{text}".encode(),
-                    if_generation=self._config_generation,
-                )
+                self._write_config(text)
         except Changed as error:
             raise Changed(
                 f"another controller changed {self.uri}/{self._config} since this one began"
             ) from error
+
+    def _write_config(self, text: str) -> None:
+        self._config_generation = self.objects.write(
+            self._config,
+            f"{_LEASE_COMMENT}{self.lease}\n{text}".encode(),
+            if_generation=self._config_generation,
+        )
 
     def options_for(self, version: int) -> ServingOptions:
         """Return the current serving options, with the backend for which `version` was staged."""
@@ -642,7 +667,7 @@ class ModelRepository:
         )
 
     def write_plan(self, plan: TrafficPlan) -> None:
-        """Write the traffic plan atomically.
+        """Write the traffic plan with the number of this lease, atomically.
 
         Raises:
             ContractError: the plan's sequence number does not follow the number of the replaced
@@ -653,14 +678,29 @@ class ModelRepository:
         stored = self.objects.read(self._plan)
         sequence = 0
         if stored is not None:
-            sequence = TrafficPlan.loads(stored.content, source=f"{self.uri}/{self._plan}").sequence
+            before = TrafficPlan.loads(stored.content, source=f"{self.uri}/{self._plan}")
+            sequence = before.sequence
+            if self._plan_generation == ABSENT and before.lease < self.lease:
+                # A fenced holder wrote the first plan late. Its write could not be conditional.
+                self._plan_generation = stored.generation
         if plan.sequence != sequence + 1:
             raise ContractError(
                 f"sequence of the traffic plan is {plan.sequence}, expected {sequence + 1}"
             )
         self._plan_generation = self.objects.write(
-            self._plan, plan.dumps(), if_generation=self._plan_generation
+            self._plan,
+            replace(plan, lease=self.lease).dumps(),
+            if_generation=self._plan_generation,
         )
+
+    def _with_lease(self, content: bytes) -> bytes:
+        """Return the stored plan with the number of this lease, or a corrupt plan unchanged."""
+        try:
+            plan = TrafficPlan.loads(content, source=f"{self.uri}/{self._plan}")
+        except ContractError as error:
+            logger.error("%s", error)
+            return content
+        return replace(plan, lease=self.lease).dumps()
 
     def _named(self) -> set[int]:
         config = self.read_config()
@@ -710,6 +750,14 @@ class ModelRepository:
     def _remove(self, prefix: str) -> None:
         for each in self.objects.list(prefix):
             self.objects.delete(each.name)
+
+
+def _text(content: bytes) -> str:
+    """Return the configuration without the lease number.
+
+    A corrupt byte must not prevent a rollback from replacing the text, so such a byte is replaced.
+    """
+    return _without_lease(content.decode(errors="replace"))
 
 
 def _without_lease(text: str) -> str:

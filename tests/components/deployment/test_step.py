@@ -11,6 +11,7 @@ import pytest
 from components.deployment.__main__ import main
 from components.deployment.component import deployment
 from controller.reconcile import reconciled
+from controller.rollback import rollback
 from controller.site import SiteSettings
 from evergreen.contracts.manifests import RawDataset, Release, Verdict
 from evergreen.contracts.requests import CANCELLED
@@ -18,6 +19,7 @@ from evergreen.registry import requests, runs
 from evergreen.registry.models import keep_verdict
 from evergreen.registry.promotion_journal import canary_at_work, current
 from evergreen.registry.requests import read_requests
+from evergreen.runtime.errors import ContractError
 from evergreen.storage.uris import local_path
 from tests.support.controllers import answering
 from tests.support.file_modes import argo_umask, too_open
@@ -263,3 +265,37 @@ def test_request_that_no_controller_accepts_is_withdrawn_and_never_carried_out(
         pass
     assert current(store) is None
     assert list((store / "prepared").iterdir()) == []
+
+
+def test_retry_after_a_rollback_reports_the_first_answer_and_changes_nothing(step, tmp_path):
+    store = tmp_path / "store"
+    assert step(True, "run-1") == 0
+    step.evaluate(True, 3, champion_model_id=current(store).model_id)
+    assert step(True, "run-2") == 0
+    site = SiteSettings(store=store, repository=str(tmp_path / "repository"))
+    assert rollback(site, reason="it is slow").version == 1
+    lines = len(read_requests(store))
+    assert step(True, "run-2") == 0
+    [note] = runs.read_notes(store, "run-2")
+    assert note.facts["version"] == Release.read(tmp_path / "release.json").version == 2
+    assert note.reason.startswith("version 2 served for this run before and serves no longer")
+    assert (current(store).version, len(read_requests(store))) == (1, lines)
+
+
+def test_retry_of_a_step_that_was_rolled_back_before_its_release_is_refused(step, tmp_path, capsys):
+    store = tmp_path / "store"
+    assert step(True, "run-1") == 0
+    step.evaluate(True, 3, champion_model_id=current(store).model_id)
+    assert step(True, "run-2", urls=("127.0.0.1:9",)) == 3
+    site = SiteSettings(store=store, repository=str(tmp_path / "repository"))
+    with pytest.raises(ContractError):  # version 1 is the first
+        rollback(site, reason="something is wrong")
+    assert step(True, "run-2") == 1
+    assert "a later request to go back supersedes it" in capsys.readouterr().err
+    assert current(store).version == 1
+
+
+def test_journal_that_cannot_be_read_now_is_3_and_not_bad_input(step, tmp_path, capsys):
+    (tmp_path / "store" / "journal.jsonl").mkdir()
+    assert step(True, "run-1") == 3
+    assert "journal.jsonl cannot be read: Is a directory" in capsys.readouterr().err

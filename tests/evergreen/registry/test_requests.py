@@ -2,6 +2,7 @@
 
 import errno
 import itertools
+import json
 from dataclasses import replace
 from datetime import timedelta
 
@@ -9,13 +10,15 @@ import pytest
 
 from evergreen.contracts.requests import (
     ACCEPTED,
+    CANARY,
     CANCELLED,
     DONE,
     REFUSED,
+    RELEASE,
     ROLLBACK,
 )
 from evergreen.registry import requests
-from evergreen.registry.promotion_journal import read_entries, read_lines
+from evergreen.registry.promotion_journal import JOURNAL_FILE, read_entries, read_lines
 from evergreen.registry.requests import (
     answer,
     append_request,
@@ -197,3 +200,85 @@ def test_request_that_was_appended_before_an_error_is_withdrawn(tmp_path, clock,
     with pytest.raises(OSError, match="Input/output"):
         ask(tmp_path, request, clock=clock.moment, sleep=clock.advance)
     assert read_request(tmp_path, request.request).result.action == CANCELLED
+
+
+def test_journal_that_cannot_be_read_for_a_while_is_read_again(
+    tmp_path, append, append_answer, clock
+):
+    request, journal = append(), tmp_path / JOURNAL_FILE
+    append_answer(request, ACCEPTED)
+    hidden = journal.rename(tmp_path / "hidden")
+    journal.mkdir()  # reading a folder is an error of the operating system
+
+    def sleep(seconds):
+        clock.advance(seconds)
+        if len(clock.slept) == 3:
+            journal.rmdir()
+            hidden.rename(journal)
+            append_answer(request, DONE, version=2)
+        clock.slept.append(seconds)
+
+    assert wait_for_result(tmp_path, request, clock=clock.moment, sleep=sleep).version == 2
+
+
+def test_journal_that_stays_unreadable_is_a_temporary_error(tmp_path, append, clock):
+    request = append()
+    (tmp_path / JOURNAL_FILE).unlink()
+    (tmp_path / JOURNAL_FILE).mkdir()
+    with pytest.raises(TemporaryError, match="the result is unknown"):
+        wait_for_result(
+            tmp_path, request, clock=clock.moment, sleep=lambda seconds: clock.advance(60.0)
+        )
+
+
+def test_order_of_lines_decides_whatever_their_times_are(tmp_path, append, append_answer, clock):
+    """Two machines write, and the clock of one of them is an hour ahead."""
+    first, second = append(), append()
+    clock.advance(3600)
+    append_answer(first, ACCEPTED)
+    clock.advance(-3600)
+    append_answer(first, CANCELLED), append_answer(first, DONE, version=1)
+    append_answer(second, CANCELLED)
+    clock.advance(3600)
+    append_answer(second, ACCEPTED), append_answer(second, DONE, version=2)
+    lines = (tmp_path / JOURNAL_FILE).read_text()
+    results = [
+        state.result.action
+        for state in map(lambda r: read_request(tmp_path, r.request), (first, second))
+    ]
+    assert results == [DONE, CANCELLED]
+    for hours in (0, 5):  # the same lines with other times
+        other = tmp_path / str(hours)
+        other.mkdir()
+        for number, line in enumerate(lines.splitlines()):
+            record = {
+                **json.loads(line),
+                "time": f"2026-03-01T{(number * hours) % 24:02}:00:00+00:00",
+            }
+            del record["crc32"]
+            with open(other / JOURNAL_FILE, "a") as file:
+                file.write(json.dumps(record) + "\n")
+        assert [state.result.action for state in requests.read_requests(other)] == results
+
+
+def of_run(clock, run, model, kind=RELEASE):
+    request = new_request(kind, who=run, reason="r", now=clock.moment(), seconds=60.0)
+    return replace(request, run=run, model_id=model)
+
+
+def test_final_answer_is_that_of_the_runs_first_request_for_the_model(
+    tmp_path, clock, append_answer
+):
+    first, again, other = (
+        append_request(tmp_path, of_run(clock, "run-1", model)) for model in ("m", "m", "n")
+    )
+    assert requests.final_answer(tmp_path, "run-1", "m") is None
+    append_answer(first, REFUSED, error="TemporaryError", reason="no server")
+    assert requests.final_answer(tmp_path, "run-1", "m") is None, "a retry asks again"
+    append_answer(again, DONE, version=2)
+    assert requests.final_answer(tmp_path, "run-1", "m").id == again.request
+    assert requests.final_answer(tmp_path, "run-1", "n") is None
+    third = append_request(tmp_path, of_run(clock, "run-1", "m", CANARY))
+    state = read_request(tmp_path, third.request)
+    assert (state.first, state.earlier.version) == (first.request, 2)
+    assert read_request(tmp_path, other.request).earlier is None

@@ -18,12 +18,12 @@ from itertools import cycle
 import numpy as np
 import pytest
 
-from controller.release import release
 from evergreen.registry.models import keep_verdict
 from evergreen.registry.promotion_journal import current, interrupted, read_entries, read_journal
 from evergreen.runtime.exit_codes import ExitCode
 from inference_client.scoring import ClientSettings, ScoringClient
 from tests.support.campaigns import Program, faults
+from tests.support.deployments import release
 from tests.support.paths import REPOSITORY
 from tests.support.processes import wait_for
 from tests.support.real_servers import BackgroundTraffic, live_version

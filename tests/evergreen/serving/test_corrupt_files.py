@@ -9,14 +9,15 @@ import pytest
 from controller.__main__ import ReleaseController
 from controller.baking import Baking
 from controller.inspection import DAY_SECONDS, RETRY_SECONDS, Inspection
-from controller.release import release
 from controller.site import opened
-from controller.watchdog import SUSPECT, WELL, Watchdog
+from controller.watchdog import SUSPECT, UNPROBED, WELL, Watchdog
 from evergreen.contracts.serving import versions_of
 from evergreen.registry.models import graph_folder, release_path
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
 from evergreen.serving.intact import find_corrupt, golden_rows
 from evergreen.serving.repository.model_repository import ModelRepository, VersionFolders
+from tests.support.controllers import run_now
+from tests.support.deployments import release, start_canary
 from tests.support.errors import raises
 from tests.support.real_servers import live_version
 from tests.support.served_names import MODEL_NAME, NAMES
@@ -67,7 +68,7 @@ def clock(world):
 
 @pytest.fixture
 def inspection(world, clock):
-    return Inspection(site=world.settings)
+    return Inspection(site=world.settings, start=run_now)
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -277,8 +278,21 @@ def test_inspection_of_holder_with_an_old_lease_replaces_nothing(world):
         (world.repository.objects.root / f".{MODEL_NAME}.lock").unlink()
         heir = ModelRepository(world.repository.objects, NAMES, holder="heir")
         with heir.locked(), raises(TemporaryError, "no longer holds"):
-            Inspection(site=stale.settings).step()
+            Inspection(site=stale.settings, start=run_now).step()
     assert served(world, 1, "model.onnx").read_bytes() == corrupt
+
+
+def test_corrupt_golden_rows_of_the_live_version_leave_the_canary_watched(world):
+    world.release(1)
+    start_canary(*world.candidate(2), settings=world.settings)
+    for path in (served(world, 1, "golden.npz"), kept(world, 1, "golden.npz")):
+        flip(path)
+    found = Watchdog(site=world.settings).look()
+    assert found == {
+        f"{server.url} {name}": finding
+        for server in world.servers
+        for name, finding in ((NAMES.model, UNPROBED), (NAMES.canary, WELL))
+    }
 
 
 def test_golden_rows_that_disk_cannot_read_are_read_from_other_copy(world, monkeypatch):
@@ -308,6 +322,6 @@ def test_real_server_refuses_to_load_flipped_weights(
         with pytest.raises(PermanentError, match=r"model.onnx has sha256 \w{64}, expected"):
             client.load(MODEL_NAME)
     assert set(Watchdog(site=settings).look().values()) == {SUSPECT}
-    Inspection(site=settings).step()
+    Inspection(site=settings, start=run_now).step()
     assert live_version(client, raw_rows(5)) == 1
     assert (client.infer(MODEL_NAME, *raw_rows(5))[0] == before).all()

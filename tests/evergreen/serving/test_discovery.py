@@ -5,11 +5,12 @@ import socket
 
 import pytest
 
-from controller.release import ReleaseSettings, release
+from controller.release import ReleaseSettings
 from evergreen.registry.promotion_journal import current
 from evergreen.runtime.errors import ContractError, TemporaryError
 from evergreen.serving import servers
 from evergreen.serving.servers import NotListening, Patience, Triton, parse_urls, resolve
+from tests.support.deployments import release
 from tests.support.served_names import MODEL_NAME
 from tests.support.triton_double import Altered, TritonDouble
 

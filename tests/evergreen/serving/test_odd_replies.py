@@ -22,6 +22,7 @@ from controller.watchdog import ILL, SUSPECT, WELL, Watchdog
 from evergreen.registry.traffic_plan import Arm
 from evergreen.runtime.errors import PermanentError, TemporaryError
 from evergreen.serving.servers import Triton
+from tests.support.controllers import run_now
 from tests.support.http_double import HttpDouble, Reply
 from tests.support.recommenders import accept_into, shop_with
 from tests.support.served_names import CANARY_NAME, MODEL_NAME
@@ -116,7 +117,7 @@ def controlled(world, tmp_path):
         controller = ReleaseController(
             watchdog=Watchdog(site=site),
             baking=Baking(site=site, fetch=lambda address: ""),
-            inspection=Inspection(site=site),
+            inspection=Inspection(site=site, start=run_now),
             status=status,
         )
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing
 import numpy as np
 import pytest
 
-from controller.release import ReleaseSettings, release
+from controller.release import ReleaseSettings
 from demo.triton import TritonServer, TritonSettings
 from evergreen.contracts.manifests import Release
 from evergreen.contracts.serving import MAX_BATCH_ROWS
@@ -18,6 +18,7 @@ from evergreen.serving.repository.model_repository import ModelRepository
 from evergreen.serving.repository.triton_config import ServingOptions
 from evergreen.serving.servers import Triton
 from evergreen.storage.uris import local_path, open_objects
+from tests.support.deployments import release
 from tests.support.real_servers import live_version, under_load
 from tests.support.served_names import MODEL_NAME, NAMES
 from tests.support.triton_double import Altered, TritonDouble

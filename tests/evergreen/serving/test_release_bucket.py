@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from controller.reconcile import reconciled
-from controller.release import ReleaseSettings, release
+from controller.release import ReleaseSettings
 from controller.rollback import rollback
 from evergreen.contracts.manifests import Release
 from evergreen.contracts.serving import versions_of
@@ -16,6 +16,7 @@ from evergreen.serving.parity import GoldenRows, open_graph, score
 from evergreen.serving.repository.model_repository import ModelRepository
 from evergreen.serving.repository.triton_config import ServingOptions
 from evergreen.storage.uris import open_objects
+from tests.support.deployments import release
 from tests.support.recommenders import SHOP
 from tests.support.served_names import MODEL_NAME, NAMES
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from controller import site
-from controller.release import release
 from evergreen.registry.models import graph_folder, release_path
 from evergreen.registry.promotion_journal import current, interrupted, read_entries, read_journal
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
 from evergreen.serving.repository.model_repository import ModelRepository
 from evergreen.serving.servers import Patience, Triton
+from tests.support.deployments import release
 from tests.support.real_servers import kill_stubs
 from tests.support.served_names import CANDIDATE_NAME, MODEL_NAME
 from tests.support.triton_double import Altered

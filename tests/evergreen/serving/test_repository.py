@@ -1,5 +1,7 @@
 """Tests of the model repository in a folder and in a bucket: its content, and who may change it."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from google.protobuf import text_format
@@ -214,7 +216,8 @@ def test_traffic_plans_follow_one_another_by_number(open_objects):
         with raises(ContractError, "traffic plan", 1, "expected 2"):
             repository.write_plan(plan(1))
         repository.write_plan(plan(2))
-    assert ModelRepository(open_objects(), NAMES).read_plan() == plan(2)
+    written = dataclasses.replace(plan(2), lease=repository.lease)
+    assert ModelRepository(open_objects(), NAMES).read_plan() == written
 
 
 def test_configuration_is_not_written_over_anothers(open_objects, put_live):

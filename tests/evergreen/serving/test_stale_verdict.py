@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from controller.announce import StaleVerdict
-from controller.release import release
 from evergreen.registry.promotion_journal import read_entries, read_journal
+from tests.support.deployments import release
 
 
 @pytest.fixture

@@ -4,9 +4,7 @@ import dataclasses
 
 import pytest
 
-from controller import release as serving_canary
 from controller.canary import steps
-from controller.release import release
 from controller.rollback import rollback
 from controller.watchdog import HEALED, WELL, Watchdog
 from demo.triton import models_to_load
@@ -17,6 +15,7 @@ from evergreen.registry.promotion_journal import current
 from evergreen.runtime.errors import ContractError, TemporaryError
 from evergreen.storage.uris import local_path
 from inference_client.routing import PlanFollower
+from tests.support.deployments import release, start_canary
 from tests.support.errors import raises
 from tests.support.real_servers import under_load
 from tests.support.recommenders import SHOP
@@ -82,7 +81,7 @@ def test_releases_of_one_recommender_leave_other_alone_without_failures(
         shop.release(12)
         assert click.kept() == before
         before = shop.kept()
-        serving_canary.start_canary(*click.candidate(2), settings=click.settings, share=0.5)
+        start_canary(*click.candidate(2), settings=click.settings, share=0.5)
         assert shop.kept() == before
         before = click.kept()
         rollback(shop.settings, reason="drill")
