@@ -142,7 +142,7 @@ def test_image_starts_its_program_and_prints_help_without_heavy_imports(name, im
 
 
 def draws_pages(name: str) -> bool:
-    """Return whether the image's own code, besides the core, renders pages."""
+    """Return whether the image contains code outside of `evergreen` that renders pages."""
     sources = {source for origin, source, _ in stages(name)[-1].copies() if not origin} - {
         "evergreen"
     }

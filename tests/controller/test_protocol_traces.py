@@ -3,7 +3,7 @@
 The controller runs over the files of a registry and a repository and over two servers. Hypothesis
 chooses requests, withdrawals, deadlines, clocks and faults. Before each move the controller reports
 what it sees, and the model must be in the same state. The model then makes the move that the table
-names. Fixed scripts make every rule of the table occur that can occur here.
+names. Fixed scripts trigger every rule of the table that can occur here.
 """
 
 import dataclasses
@@ -134,7 +134,7 @@ def traces(world, snapshot):
             self.state = self.state._replace(files=files, journal=journal._replace(numbers=numbers))
             self.asked, self.pending, self.bakes = [], None, False
 
-        # What others do.
+        # Moves of people, the pipeline and the monitor.
 
         @initialize(seed=st.sampled_from(SEEDS))
         def first_release_is_asked(self, seed):
@@ -284,7 +284,7 @@ def traces(world, snapshot):
 
         @rule()
         def watchdog_looks(self):
-            """Probe the servers until the watchdog reloads what answers wrongly."""
+            """Let the watchdog probe the servers and reload the models with wrong scores."""
             held = self.model._with(self.state, 0, lease=self.state.files.fence)
             if self.model.rules(self.model.observe(held, 0)) is not None:
                 return  # a change is not finished, so the watchdog reloads nothing

@@ -120,7 +120,7 @@ def test_findings_are_reported(tmp_path):
 
 
 class KeysWithMarkup(dict):
-    """Dictionary for lookups by the original keys, whose iteration yields keys with `MARKUP`."""
+    """Dictionary whose lookups use the original keys. Iterations yield the keys with `MARKUP`."""
 
     def __iter__(self):
         return (f"{key}{MARKUP}" if isinstance(key, str) else key for key in super().__iter__())

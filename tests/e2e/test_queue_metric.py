@@ -75,7 +75,7 @@ def test_shipped_query_equals_mean_of_server_under_load_and_zero_when_idle(serve
     wait_for(lambda: statistics(client)[1] >= client.answered)
     microseconds, requests = statistics(client)
     assert requests == client.answered >= 246
-    # Every server is scraped twice, because counters of one scrape may differ in age.
+    # Every server is scraped twice, because one scrape may contain newer and older counters.
     counted = f'sum by (pod) (nv_inference_request_success{{pod="{BUSY}"}})'
     wait_for(lambda: prometheus.query(f"min_over_time(({counted})[2s:1s])") == {BUSY: requests})
 

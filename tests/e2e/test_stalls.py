@@ -1,4 +1,4 @@
-"""Tests that the server answers many callers without the pauses of a lost wake-up."""
+"""Tests that no wake-up is lost when many callers use the server, as this would cause pauses."""
 
 import asyncio
 import time

@@ -103,7 +103,7 @@ class Model:
         """End the readers.
 
         A reader's thread that waits for its first source may miss the request to end. In HugeCTR
-        24.06 up to 45 % of the waiting threads miss the request to end.
+        24.06, up to 45 % of the waiting threads miss the request.
         """
         readers = (getattr(self, name, None) for name in ("_train_reader", "_eval_reader"))
         if not all(reader.is_started for reader in readers if reader is not None):

@@ -54,7 +54,7 @@ def flag(container: Manifest, name: str) -> str:
 
 
 class PodPorts(NamedTuple):
-    """Ports on which the server of a pod listens. Images have the HTTP endpoint for probes."""
+    """Ports on which the server of a pod listens. The images use the HTTP port for probes."""
 
     http: int
     grpc: int

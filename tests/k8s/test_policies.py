@@ -139,7 +139,7 @@ def _of_image(image: str) -> list[str]:
 
 
 def _of_environment(container: Manifest) -> list[str]:
-    """Return variables with a secret's name whose value is not from a Secret."""
+    """Return variables that have a secret's name but whose value is not from a Secret."""
     return [
         f"variable {entry['name']} holds what belongs in a Secret"
         for entry in container.get("env", ())

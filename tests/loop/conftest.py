@@ -146,7 +146,10 @@ def turned(tmp_path_factory, run_to_end):
 
 @pytest.fixture(scope="session")
 def write_kaggle() -> Callable[[Path, int], Path]:
-    """Writes simulated rows as a CSV of Kaggle's re-issues: Id, Label, I1.., C1.."""
+    """Writes simulated rows as a CSV file with the columns of Kaggle's copies.
+
+    The columns are Id, Label, I1.., C1..
+    """
 
     def write(path: Path, rows: int) -> Path:
         drawn = Simulator.create(11).draw(rows, np.random.default_rng([11, 1]))

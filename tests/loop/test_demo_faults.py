@@ -48,7 +48,7 @@ def test_ctrl_c_in_middle_of_step_leaves_nothing(tmp_path, started):
 
 
 def _shared_memory(command):
-    """Return the shared memory of the demo's Triton, whose names contain its owner's process id."""
+    """List the shared memory files of the demo's Triton by the process id in their names."""
     shared = "/dev/shm"
     return [
         name for name in os.listdir(shared) if name.startswith(f"evergreen_{command.process.pid}_")

@@ -1,4 +1,4 @@
-"""Tests of a publisher's hostile records: they stop no monitor and fill no memory."""
+"""Tests that a publisher's hostile records neither stop a monitor nor fill its memory."""
 
 import signal
 import time

@@ -38,8 +38,8 @@ OLDER_PACKAGES_TOO = (
 PLAIN = [image for image in DOCKERFILES if environment(image)]
 """Images that contain no NVIDIA software."""
 TRITON = "nvcr.io/nvidia/tritonserver:26.10-py3"
-"""NVIDIA's image, replaced by the laptop's tritonserver. Triton's container also owns the
-namespaces of the pod."""
+"""NVIDIA's image, replaced by the laptop's tritonserver. All containers of the pod share the
+namespaces of this container."""
 SERVED_AT = [f"{service}.evergreen.svc.cluster.local" for service in ("triton", "triton-headless")]
 """Host names of the cluster, which resolve to this machine in a container."""
 HANDED_OVER = ("PATH", "VIRTUAL_ENV", "PYTHONPATH", "TMPDIR")

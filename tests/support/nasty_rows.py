@@ -105,7 +105,8 @@ def nasty_rows(workflow, num_rows, seed=0, *, dense_up_to=1e7, strange_dense=Tru
     categorical = np.empty((num_rows, len(features.place_names)), np.int64)
     for place, slot in enumerate(features.places.slots):
         known = random.choice(np.append(workflow.vocabularies[slot], 7), num_rows)
-        # An encoding by slot offsets would confuse a key `beside` with a key of another slot.
+        # The keys in `beside` are far from a slot's known keys, so they could equal a key of
+        # another slot after an offset is added.
         beside = known + random.integers(-3, 4, num_rows) * 2 ** random.integers(31, 36, num_rows)
         unseen = random.integers(0, 2**32, num_rows)
         kinds = np.stack(

@@ -19,7 +19,10 @@ from tests.support.crashes import Kill
 
 
 class Disk(Kill):
-    """Watches changes below `root`, and crashes before change or flush number `crash_at`."""
+    """Watches changes below `root`.
+
+    The disk crashes before the change or flush of number `crash_at`.
+    """
 
     def __init__(self, root: Path, crash_at: int | None) -> None:
         super().__init__(crash_at)

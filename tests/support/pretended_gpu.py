@@ -45,10 +45,10 @@ class GpuTensor(Tensor):
 
 
 class _Calls(TorchFunctionMode):
-    """Handles calls that torch decides by the real device before it runs an operator."""
+    """Handles calls in which torch checks the device before it runs an operator."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        # Without an index, torch would ask the GPU's driver for the current one.
+        # If the device has no index, torch asks the GPU's driver for the index of the current GPU.
         args = [DEVICE if _is_device(each, "cuda") else each for each in args]
         kwargs = {
             name: DEVICE if _is_device(each, "cuda") else each
@@ -97,7 +97,10 @@ class _Operators(TorchDispatchMode):
 
 @contextmanager
 def pretended_gpu():
-    """Provide a pretended GPU within the body, in this thread and the threads of `pretend`."""
+    """Provide a pretended GPU within the `with` block.
+
+    The GPU exists in the current thread and in the threads of `pretend`.
+    """
     with _Calls(), _Operators():
         yield
 

@@ -21,8 +21,8 @@ class Prometheus:
 
     `pods` contains the metrics URL of each pod by name.
 
-    Prometheus adds the labels that the Prometheus Operator adds for a PodMonitor. `interval` is the
-    scrape interval, which tests keep short. `flags` are further flags of the server.
+    Prometheus adds the same labels as the Prometheus Operator adds for a PodMonitor. `interval` is
+    the scrape interval, which tests keep short. `flags` are further flags of the server.
     """
 
     def __init__(self, folder, pods, *, interval="1s", namespace="evergreen", flags=()):

@@ -123,9 +123,9 @@ class Controller(NamedTuple):
     is_blocked: bool = False
     is_rehearsed: bool = False
     is_refused: bool = False
-    """Whether the attempt failed because a check or a later request was against it."""
+    """Whether the attempt ended because a check failed or a later request superseded it."""
     failed_abort: int | None = None
-    """Position of an abort whose move failed."""
+    """Position of the abort request whose move failed."""
     known: Server | None = None
     paused: tuple[int, Line | None, int | None] | None = None
     """Move that the controller checked before a pause: the number of the rule, the observed intent,
@@ -354,7 +354,7 @@ class ProtocolModel:
         return ask.kind
 
     def gives_first_share(self, state: State, ask: Ask) -> bool:
-        """Return whether a canary request lets its shadow canary serve traffic."""
+        """Return whether a canary request gives traffic to its shadow canary."""
         canary, plan = state.journal.canary, state.files.plan
         is_same = canary is not None and state.journal.model(canary) == ask.model
         return bool(is_same and plan and plan[1] is not None and plan[2] == 0 and ask.share)
@@ -392,7 +392,7 @@ class ProtocolModel:
     def observe(self, state: State, me: int, *, probed: bool = False) -> View:
         """Return the controller's observation of the state.
 
-        If `probed` is true, the observation includes the servers, like that of the watchdog.
+        If `probed` is true, the observation includes probes of the servers, as the watchdog's does.
         """
         journal, files, mine = state.journal, state.files, state.controllers[me]
         at, line, request = self.chosen(journal), self.intent(state, me), None
@@ -530,7 +530,7 @@ class ProtocolModel:
         return 1 + max(used)
 
     def is_stale(self, journal: Journal, ask: Ask) -> bool:
-        """Return whether the model that the gate compared with is no longer live."""
+        """Return whether another model went live after the gate's comparison."""
         ask = journal.asks[self.first(journal, journal.asks.index(ask))]
         then = journal.live if ask.live_then is None else ask.live_then
         return journal.model(then) != journal.model(journal.live)
@@ -975,8 +975,8 @@ class ProtocolModel:
         """Make a move after a pause that followed its check.
 
         If another controller took the lock during the pause, the holder's next check fails and the
-        holder stops. A write of the repository is conditional, but neither an append to the journal
-        nor a server's load is.
+        holder stops. A write to the repository is conditional. An append to the journal and a load
+        of a server are not conditional.
         """
         mine, fence = state.controllers[me], state.files.fence
         assert mine.paused is not None
@@ -1096,7 +1096,7 @@ class Explored(NamedTuple):
     states: int
     transitions: int
     longest: int
-    """Largest number of moves from any state until all is settled, if nothing is disturbed."""
+    """Number of moves until all is settled, from the worst state and without disturbances."""
 
 
 def canonical(state: State) -> State:

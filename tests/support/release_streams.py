@@ -1,9 +1,9 @@
 """Simulated traffic under continuous retraining, as the reference for the monitor's decisions.
 
 A model version is released every few seconds. A version was trained on the rows whose labels were
-final at its training. The newest tenth of the training window is the gate's holdout. A version that
-was trained on rows from after a drift predicts as well as versions did before the drift. Other
-versions have a lower AUC on rows from after the drift. The scores are binormal, see
+final at its training. The newest tenth of the training window is the gate's holdout. After a drift,
+a version has its former AUC if its training rows include rows from after the drift. Other versions
+have a lower AUC on rows from after the drift. The scores are binormal, see
 `tests.support.click_streams`. Each request has one row.
 """
 
@@ -52,8 +52,7 @@ class Releases:
     changed_again_at: float | None = None
     """Time of the second drift."""
     learns: bool = True
-    """Whether a version that was trained on rows from after the drift predicts as well as versions
-    did before the drift."""
+    """Whether training on rows from after the drift restores the AUC from before the drift."""
     learned_after: float = 300.0
     """Time in seconds for which rows from after a drift must arrive before a version trained on
     them predicts well again."""
@@ -73,7 +72,7 @@ class Releases:
         return (version - 1 - self.holdout_share) * self.every - self.window
 
     def knows_the_change(self, version: int, changed_at: float | None = None) -> bool:
-        """Return whether the version was trained on enough rows that are newer than a drift."""
+        """Return whether the version was trained on enough rows from after a drift."""
         changed_at = self.changed_at if changed_at is None else changed_at
         if changed_at is None:
             return False

@@ -1,4 +1,7 @@
-"""Reference rounding of served tables, in float64 and one number after another."""
+"""Reference implementation of the rounding of served tables.
+
+It uses float64 and no vectorization.
+"""
 
 import numpy as np
 

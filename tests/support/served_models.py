@@ -139,7 +139,7 @@ def open_bucket(cloud_storage):
 
 @pytest.fixture
 def make_version(tmp_path):
-    """Creates a folder with a graph and golden rows. Each number gives other content.
+    """Creates a folder with a graph and golden rows. The content depends on the number.
 
     The graph's bytes are meaningless.
     """

@@ -1,8 +1,9 @@
 """A finished training run on disk. The candidate and the champion have known quality.
 
 Labels are drawn from a planted linear logit over the raw features. A model is the planted logit
-plus noise on its weights. The candidate is stored as weights: a DCN with a linear output and no
-effect of its other layers. The champion is stored as the served graph of a linear network.
+plus noise on its weights. The candidate is stored as the weights of a DCN, in which all layers
+except a linear output have no effect. The champion is stored as the served graph of a linear
+network.
 """
 
 from collections.abc import Callable
@@ -50,7 +51,10 @@ class Linear:
     categories: tuple[np.ndarray, ...]
 
     def noisy(self, scale: float, seed: int) -> "Linear":
-        """Return the model with noise, whose deviation is `scale` times that of the weights."""
+        """Return the model with noise on its weights.
+
+        The noise's deviation is `scale` times the deviation of the weights.
+        """
         random, scale = np.random.default_rng(seed), scale * SPREAD
         return Linear(
             (self.dense + scale / 2 * random.normal(size=NUM_DENSE)).astype(np.float32),

@@ -1,4 +1,4 @@
-"""Tests of lineage: which versions of which days a model or its parents were trained on."""
+"""Tests of lineage: the versions of each day on which a model or its parents were trained."""
 
 import json
 import re

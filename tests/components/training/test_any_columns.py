@@ -91,7 +91,7 @@ widths."""
 def list_options_of(number, categorical, embed):
     """Return list options.
 
-    Every other list shares the categories of a column. Lists that share categories have the same
+    Every second list shares the categories of a column. Lists that share categories have the same
     pooling.
     """
     if number % 2 == 0 or not categorical:

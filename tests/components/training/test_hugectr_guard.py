@@ -1,4 +1,4 @@
-"""Tests that the step ends with a failure where HugeCTR aborts or hangs, over the double."""
+"""Tests with the double that the step fails cleanly where HugeCTR aborts or hangs."""
 
 import signal
 

@@ -216,7 +216,7 @@ def test_hugectr_without_its_library_says_so(planted, tmp_path, monkeypatch):
 
 
 def evicted(training_set):
-    """Return the same rows as of a run in which a category was evicted.
+    """Return the same rows with the workflow of a run in which a category was evicted.
 
     The id of this category becomes a tombstone.
     """

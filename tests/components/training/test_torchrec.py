@@ -78,7 +78,7 @@ def test_two_processes_train_model_of_one_and_growing_run_continues_it(
 @pytest.fixture
 def begun(step_flags, planted, make_training_set, environment, workers, tmp_path):
     """A running step of two processes that has saved, its workers by rank, and its training set."""
-    workers.be(1)  # Otherwise the step would act as a worker.
+    workers.be(1)  # with more workers, the step would act as a worker
     training_set = make_training_set(*planted.rows(4_000)[:3])
     flags = step_flags(training_set, backend="torchrec", processes=2, training=LONG)
     command = [sys.executable, "-m", "components.training", *flags]

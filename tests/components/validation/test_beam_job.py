@@ -238,7 +238,7 @@ class Bucket(FileSystem):
                     del self.objects[name]
 
 
-Bucket.__abstractmethods__ = frozenset()  # A job never requests this.
+Bucket.__abstractmethods__ = frozenset()  # a job never calls the missing methods
 
 
 @pytest.fixture

@@ -111,7 +111,7 @@ def test_counts_and_moments_are_truth_whatever_number_of_processes(files, frame,
         if len(expected) <= 1024:
             assert counts == expected.to_dict()
             assert found.columns[name].distinct == len(expected)
-        else:  # A summary of 1024 counters may miss a 1024th of the rows.
+        else:  # with 1024 counters, a summary may miss up to 1/1024 of the rows
             assert all(
                 abs(expected[value] - count) <= len(values) / 1024
                 for value, count in counts.items()
@@ -139,7 +139,7 @@ class RowLabels:
 
 
 class KilledAtTheLastShare(RowLabels):
-    """A worker that gets SIGKILL at the last share, like from the kernel when memory is short."""
+    """A worker that gets SIGKILL at the last share, as if the kernel killed it to free memory."""
 
     def add(self, batch, first_row):
         if first_row > 6000:

@@ -32,7 +32,7 @@ HEADER = "click,ts,user,item,price,tags"
 
 
 def row(n, **others):
-    """Return one row of a log of four days with 50 rows each, with some values replaced."""
+    """Return row `n` of a log, with some values replaced. The log has four days of 50 rows."""
     usual = {
         "click": int(n % 5 == 0),
         "ts": f"2026-05-{n // 50 + 1:02}T08:00:{n % 50:02}Z",

@@ -114,7 +114,8 @@ def test_server_serves_only_what_configuration_names(site, make_version):
         repository.write_config(repository.config_for(1, OPTIONS))
         with start("one.log") as server:
             client = connect(server)
-            # The warm-up ran each golden row once, and one batch of these rows, on every instance.
+            # On every instance, the warm-up ran each golden row once, and then a batch of golden
+            # rows.
             wait_for(lambda: num_requests(server, 1) == OPTIONS.warmup_rows + WARMUP_BATCH)
             assert answers(client, rows[0]) == 1
 

@@ -1,4 +1,4 @@
-"""Tests of comparisons of samples whose requests consist of similar rows."""
+"""Tests of clustered comparisons: the rows of one request are alike in both samples."""
 
 import numpy as np
 import pytest

@@ -41,7 +41,7 @@ def once(
 @pytest.mark.parametrize(
     ("current", "ready", "value", "wanted"),
     [
-        # Example of the documentation: a value of twice the target doubles the replicas.
+        # From the documentation: if the value is twice the target, the number of replicas doubles.
         (2, 2, 200, 4),
         (4, 4, 50, 2),  # a value of half the target halves the replicas
         (2, 2, 109, 2),  # a ratio within the tolerance of 0.1 changes nothing
@@ -174,8 +174,8 @@ def _most(direction: Rules, numbers: list[int], is_up: bool) -> int:
     allowed = []
     for policy in direction.policies:
         syncs = int(policy.period_seconds // 15)
-        # A change exactly one period ago no longer counts. The period starts with the number of
-        # replicas after such a change.
+        # A change exactly one period ago is outside the period. Its number of replicas is the start
+        # of the period.
         start = numbers[-syncs] if len(numbers) >= syncs else numbers[0]
         end = start + policy.value if is_up else start - policy.value
         if policy.type == "Percent":
