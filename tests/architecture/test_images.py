@@ -32,8 +32,8 @@ from tests.support.sources import HEAVY, PACKAGES, imports_of, value_after
 STEPS = sorted(ENVIRONMENT_OF_STEP)
 IMAGES = sorted(DOCKERFILES)
 OURS_ALONE = [image for image in IMAGES if environment(image)]
-"""Images that install only one lock of the project. All other images contain the project's code
-over an image of NVIDIA."""
+"""Images that install only one lock of the project. All other images add the project's code to an
+image of NVIDIA."""
 IN_SLIM_BASE = {
     *(
         "libc.so.6",

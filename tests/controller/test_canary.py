@@ -199,7 +199,7 @@ def place(tmp_path, make_candidate):
 
 
 def assert_clean(place):
-    """Check that no server, plan or folder has a canary, and that no canary runs by the journal."""
+    """Check that no server, plan or folder has a canary, and that the journal reports none."""
     assert canary_at_work(place.store) is None
     plan = place.plan()
     assert plan is None or (

@@ -102,7 +102,10 @@ class Load(BackgroundTraffic):
 
 @pytest.fixture
 def beside(deploy, settings, make_candidate, triton, client, tmp_path):
-    """The server serves version 1. Starts version 2 as a canary and returns its settings."""
+    """The server serves version 1.
+
+    Starts version 2 as a canary and returns the canary's settings.
+    """
     deploy(1)
     metrics = triton.metrics_url.removeprefix("http://").removesuffix("/metrics")
 

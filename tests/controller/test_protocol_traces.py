@@ -374,7 +374,7 @@ def traces(world, snapshot):
                 self.pending, self.loads_before, self.broken = chosen, self.loads, None
 
         def _finish(self, error):
-            """Make the pending move in the model, with its outcome in the controller."""
+            """Make the pending move in the model. Its outcome is the outcome in the controller."""
             chosen, self.pending = self.pending, None
             if chosen is None:
                 return
@@ -443,7 +443,10 @@ def traces(world, snapshot):
 
 
 def prepared(world, seed, folder):
-    """Return a request to release the model of `seed`, and a copy of its prepared version."""
+    """Prepare a release of the model made with `seed`.
+
+    Return the request, and the folder of the prepared files.
+    """
     request = prepare_request(
         RELEASE,
         world.candidate(seed),

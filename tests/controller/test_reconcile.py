@@ -528,7 +528,10 @@ def test_rollback_that_arrives_while_files_are_hashed_is_carried_out_first(world
 
 
 def rolled_back_at(world, monkeypatch, owner, name):
-    """Ask for a rollback at the first call of a function, and return a list of the request."""
+    """Request a rollback when a function is first called.
+
+    Return a list to which the request is appended.
+    """
     asked, real = [], getattr(owner, name)
 
     def ask_back(*arguments, **more):

@@ -182,7 +182,7 @@ def keep_learnt(
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Every kind of file in which a shop can have rows.
+    """Every kind of file that can contain rows of a shop.
 
     The product's own code writes all files.
     """

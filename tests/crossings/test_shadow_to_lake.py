@@ -53,7 +53,7 @@ PLAIN = [
 
 
 def _archived(folder, records):
-    """Run a monitor over `records` with a click on row 1 of each, and return its folder."""
+    """Run a monitor over `records` and return its folder. Row 1 of each record is clicked."""
     bench = Bench(
         folder,
         attribution_window_seconds=WINDOW,

@@ -1,8 +1,8 @@
 """Tests of the metric that scales Triton, through a real Prometheus.
 
 The expected values do not come from Prometheus. The server's statistics extension counts
-nanoseconds, and the clients count answers. Both servers start at zero before the first scrape. All
-load is in the query's window, so the query covers everything that the servers counted.
+nanoseconds, and the clients count answers. The counters of both servers are zero before the first
+scrape. All load is in the query's window, so the query covers everything that the servers counted.
 """
 
 import pytest

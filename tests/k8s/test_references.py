@@ -44,7 +44,7 @@ class Cluster:
         return (kind, namespace, name) in self._known or (kind, namespace, name) in GIVEN
 
     def pods(self, namespace: str, selector: Manifest) -> list[Manifest]:
-        """Return the pod templates of the namespace that a LabelSelector selects."""
+        """Return the pod templates that a LabelSelector selects in the namespace."""
         return [
             template
             for workload in self.manifests

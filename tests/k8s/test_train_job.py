@@ -1,4 +1,4 @@
-"""Tests of training as a TrainJob: placement, the step, and its rights."""
+"""Tests of training as a TrainJob: placement, the step, and the step's rights."""
 
 import ast
 import json

@@ -58,7 +58,7 @@ class Command:
         return self.output_path.read_text(errors="replace")
 
     def wait_for(self, condition: Callable[[], bool], *, seconds: float = 400) -> None:
-        """Wait until `condition` is true, and fail if the command ends before."""
+        """Wait until `condition` is true, and fail if the command ends first."""
         deadline = time.monotonic() + seconds
         while not condition():
             assert self.process.poll() is None, (

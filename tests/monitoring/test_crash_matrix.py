@@ -264,7 +264,7 @@ class Chain:
                 assert values_of(archived, SHOP.features)[1] == prediction.categorical[row].tolist()
 
     def _expect_late_outcomes(self, rows: list[dict], late: list[dict]) -> None:
-        """Assert that a click within the window is a label, or is late because it arrived late.
+        """Assert that each click within the window is either a label or a late outcome.
 
         Outcomes of all other kinds are late outcomes. Each outcome occurs once.
         """

@@ -120,8 +120,8 @@ def images(podman, tmp_path_factory):
     logs = REPOSITORY / "build" / "test-images"
     logs.mkdir(parents=True, exist_ok=True)
     builds = {}
-    # Images of one lock share a layer and are built one after another. Different locks are built in
-    # parallel, because podman uses one core to find that a layer exists.
+    # Images of one lock share a layer and are built one after another. Images of different locks
+    # are built in parallel, because podman checks on one core whether a layer exists.
     for locked in sorted({lock(image) for image in PLAIN}):
         names = [image for image in PLAIN if lock(image) == locked]
         command = [

@@ -570,7 +570,7 @@ class KfpServer(HttpDouble):
 
 
 def not_ended(run: dict) -> dict:
-    """Return the fields of a new run that were not requested."""
+    """Return the fields of a new run that its request did not contain."""
     history = [{"update_time": run["created_at"], "state": "PENDING"}]
     return {
         "scheduled_at": run["created_at"],

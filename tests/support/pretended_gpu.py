@@ -106,7 +106,7 @@ def pretended_gpu():
 
 
 class _Threads(ThreadPoolExecutor):
-    """Threads in which the pretended GPU is there too."""
+    """Threads in which the pretended GPU is available too."""
 
     def submit(self, function, *args, **kwargs):
         """Run a function in a thread."""
@@ -119,7 +119,7 @@ class _Threads(ThreadPoolExecutor):
 
 
 def pretend(monkeypatch, *modules):
-    """Replace torch's own functions for a GPU, and the threads of these modules."""
+    """Replace torch's functions for GPUs, and the thread pools of the modules."""
     facts = SimpleNamespace(name="pretended GPU", total_memory=TOTAL_BYTES)
     replaced = {
         "_lazy_init": lambda: None,
@@ -134,7 +134,7 @@ def pretend(monkeypatch, *modules):
     for name, function in replaced.items():
         monkeypatch.setattr(torch.cuda, name, function)
     monkeypatch.setattr(Tensor, "pin_memory", lambda self: self.clone())
-    # `Module.to` would otherwise keep the parameters, whose type is that of the CPU.
+    # By default, `Module.to` would keep the CPU's parameters and only replace their data.
     monkeypatch.setattr(torch.__future__, "_overwrite_module_params_on_conversion", True)
     for module in modules:
         monkeypatch.setattr(module, "ThreadPoolExecutor", _Threads)

@@ -1,4 +1,4 @@
-"""The default recommender of tests, and Criteo's where digests or published figures need it."""
+"""The recommenders of tests: the default one, and Criteo's for digests and published figures."""
 
 import json
 import shlex

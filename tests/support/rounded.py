@@ -1,7 +1,4 @@
-"""Reference implementation of the rounding of served tables.
-
-It uses float64 and no vectorization.
-"""
+"""Reference rounding of served tables, number by number in float64."""
 
 import numpy as np
 

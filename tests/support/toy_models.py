@@ -2,7 +2,7 @@
 
 The product does not know the toy network: one hidden layer on concat(vectors, dense values). Tests
 with the toy network depend only on the exported graph. `scores` computes reference scores from raw
-values in float64 NumPy. It follows the docstrings of `evergreen.contracts.workflow`.
+values in float64 NumPy. The docstrings of `evergreen.contracts.workflow` define the formulas.
 """
 
 import math

@@ -1,7 +1,7 @@
 """The doubles of Triton: a server in files, models of known scores, and both over real gRPC.
 
-`TritonDouble` follows the real server's rules and replaces it in this process. `GrpcTriton` serves
-a `TritonDouble` or a `ScoringDouble` over Triton's protocol, and its calls can be corrupted.
+`TritonDouble` replaces the real server in this process and follows its rules. `GrpcTriton` serves a
+`TritonDouble` or a `ScoringDouble` over Triton's protocol, and its calls can be corrupted.
 `Altered` replaces methods of a double or of a real connection. Other tests check the real server.
 """
 

@@ -204,7 +204,7 @@ class Round:
         """Add old rows to the holdout. The labels of the old rows are drawn from the model `truth`.
 
         Returns:
-            The labels, and a function that returns a model's scores of the old rows.
+            Labels of the old rows, and a function that scores these rows with a model.
         """
         import pyarrow as pa
         import pyarrow.parquet as pq

@@ -1,6 +1,6 @@
 """Tests of unreadable files in a lake.
 
-A few are skipped, and training uses them once they are repaired.
+A few unreadable files are skipped. Training uses the files once they are repaired.
 """
 
 import json

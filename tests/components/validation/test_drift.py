@@ -62,7 +62,7 @@ def test_of_windows_that_stand_still_no_more_alarm_than_rate_says(in_requests, w
         entries = measure_drift(now, KeptWindows((before,)), settings, shown=ShownValues())
         alarms += any(entry.drifted for entry in entries)
         significant += any(entry.q_value <= rate for entry in entries)
-    # With 30 draws at 20 %, more than 14 occur in 1 of 1000 cases.
+    # With 30 draws at 20 %, more than 14 alarms occur in 1 of 1000 cases.
     assert alarms <= significant <= 14
 
 

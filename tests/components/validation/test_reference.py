@@ -1,4 +1,4 @@
-"""Tests of validation's reference for the monitor: exact, and split into fair halves."""
+"""Tests of validation's reference for the monitor: it is exact, and is split into fair halves."""
 
 from collections import Counter
 from itertools import chain, pairwise

@@ -48,7 +48,7 @@ def by_tfdv():
 )
 @pytest.mark.filterwarnings(
     "ignore:invalid value encountered:RuntimeWarning"
-)  # TFDV's, for infinite numbers
+)  # TFDV warns about infinite numbers
 def test_statistics_equal_tfdv_on_same_dataframe(checked, by_tfdv, odd):
     rows = checked(5000, **odd)
     found, expected = statistics_of(rows), by_tfdv(rows)
@@ -121,7 +121,7 @@ def test_counts_and_moments_are_truth_whatever_number_of_processes(files, frame,
 
 
 class RowLabels:
-    """Counts the rows themselves."""
+    """Counts the rows without TFDV."""
 
     features = criteo.CRITEO
 

@@ -45,7 +45,7 @@ def row(n, **others):
 
 
 def rows(**others):
-    """Return 200 CSV rows. The keyword `n7` replaces the row of number 7."""
+    """Return 200 CSV rows. If a keyword `n7` is given, its value replaces row 7."""
     return [others.get(f"n{n}", row(n)) for n in range(200)]
 
 

@@ -65,9 +65,7 @@ def test_bounds_are_extremes_over_every_labeling(rows):
 
 
 class World:
-    """Simulated rows over `span` seconds.
-
-    Their scores are good or bad, and their clicks arrive late.
+    """Simulated rows over `span` seconds. The scores are good or bad, and the clicks arrive late.
 
     Clicks after the attribution window do not count.
     """

@@ -46,7 +46,8 @@ def world(seed: int, num: int = 60):
     random = np.random.default_rng(seed)
     made = []
     for i in range(num):
-        # The times include whole seconds, so that many are equal, or exactly at a decision point.
+        # The times include whole seconds, so that many times are equal or exactly at a decision
+        # point.
         time = START + (float(random.integers(90)) if i % 3 else float(random.random() * 90))
         in_the_middle = START + 30 <= time < START + 60 and not START + 40 <= time < START + 43
         is_canary = bool(random.random() < 0.3) and not in_the_middle
