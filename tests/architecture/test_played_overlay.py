@@ -102,7 +102,8 @@ def playable(manifests, workload, claims):
     pods share one network. /dev/shm is removed, because podman provides it.
     """
     workload = copy.deepcopy(workload)
-    # Podman 4.3 waits 20 s for an init container that has ended, and fails if it must remove it.
+    # Podman 4.3 waits 20 s for an init container that has ended, and fails if the container must be
+    # removed.
     workload["metadata"]["annotations"] = {"io.podman.annotations.init.container.type": "always"}
     spec = pod_spec(workload)
     spec["hostNetwork"] = True

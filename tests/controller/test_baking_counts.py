@@ -98,7 +98,8 @@ class Rounds:
             world.settings.store, shop_with(release={"bake_seconds": 7200.0, "bake_rows": 0})
         )
         self.latencies = None
-        """Latencies of all requests since the release by server, if the servers have histograms."""
+        """For each server, the latencies of all requests since the release. None if the servers
+        have no histograms."""
         self.baking = Baking(site=world.settings, metrics=ADDRESSES, fetch=self.fetch)
 
     def fetch(self, address):

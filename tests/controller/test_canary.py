@@ -707,7 +707,7 @@ def test_kill_at_any_step_is_put_right_by_next_one(tmp_path, make_candidate, sta
 
 
 def _killed_at_crash(place, act):
-    """Run `act`. After the crash every further write fails too, as after a kill."""
+    """Run `act`. After the crash, every further write fails too, as after a kill."""
     from controller import site as site_module
     from evergreen.registry import requests
 

@@ -1,4 +1,4 @@
-"""Tests of pairs and counters: each row and each request counts once, and only for its own arm."""
+"""Tests of pairs and counters: each row and request is counted once, for its own arm."""
 
 import os
 import re

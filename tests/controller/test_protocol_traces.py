@@ -374,7 +374,10 @@ def traces(world, snapshot):
                 self.pending, self.loads_before, self.broken = chosen, self.loads, None
 
         def _finish(self, error):
-            """Make the pending move in the model. Its outcome is the outcome in the controller."""
+            """Make the pending move in the model.
+
+            The move has the same outcome as in the controller.
+            """
             chosen, self.pending = self.pending, None
             if chosen is None:
                 return

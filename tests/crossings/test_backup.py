@@ -156,7 +156,7 @@ def test_release_during_copy_leaves_no_backup(installation, tmp_path, monkeypatc
 
 @pytest.fixture
 def lost(installation, tmp_path):
-    """A backup of an installation that is lost, and a description of the lost content."""
+    """The backup of a lost installation, and a description of the lost content."""
     for number in range(5):
         (installation / "lake" / "day=2026-01-01").mkdir(exist_ok=True)
         path = installation / "lake" / "day=2026-01-01" / f"part-{number}.parquet"

@@ -1,7 +1,8 @@
 """Tests of clicks that arrive after their row was archived, from the monitor to extraction.
 
-The simulated stream knows which rows are clicked within the attribution window, however late and
-often the log delivers a click. Neither the monitor nor training uses a click after the window.
+The simulated stream contains the expected labels. A row is clicked if a click happened within the
+attribution window, however late and often the log delivers the click. Neither the monitor nor
+training uses a click after the window.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""Tests that no wake-up is lost when many callers use the server, as this would cause pauses."""
+"""Tests that the server answers many callers without pauses, as no wake-up is lost."""
 
 import asyncio
 import time

@@ -94,7 +94,10 @@ def podman(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def images(podman, tmp_path_factory):
-    """Build the images by the project's own command over stand-in bases, and return references."""
+    """Build the images with the project's command over stand-in bases.
+
+    Return the images' references.
+    """
     variables = podman("build")
     for base in sorted({stage.base for image in PLAIN for stage in stages(image)}):
         name = f"docker.io/library/{base}"

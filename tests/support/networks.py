@@ -17,8 +17,8 @@ def shaped(kind: str, settings, **widths) -> NetworkConfig:
 def vectors_of(tables, places, ids):
     """Return the vectors of rows with ids [n, positions], in the order of a network's inputs.
 
-    Lists are summed or averaged over their filled positions. A list's vector has the place of the
-    list's positions.
+    Lists are summed or averaged over their filled positions. The vector of a list is at the
+    position of the list.
 
     Args:
         tables: The table of each slot.

@@ -103,7 +103,7 @@ def _grid(rate: float) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArra
 
 @lru_cache(maxsize=64)
 def mean_log_odds(rate: float) -> float:
-    """Return the mean log-odds with which `rate` of the rows are clicked."""
+    """Return the mean log-odds for which the share of clicks is `rate`."""
     at = np.linspace(-6.0, 6.0, 241)
     weights = np.exp(-(at**2) / 2) / np.exp(-(at**2) / 2).sum()
     low, high = -20.0, 10.0

@@ -51,7 +51,8 @@ class Ask(NamedTuple):
     kind: str
     model: str = ""
     run: str = ""
-    """Pipeline run that asks. A second request of the same run for the same model is a retry."""
+    """Pipeline run that requests the change. A second request of the same run for the same model is
+    a retry."""
     share: float = 0
     """First share of a `CANARY`. 0 = shadow traffic only."""
     has_old_plan: bool = False
@@ -726,7 +727,7 @@ class ProtocolModel:
         elif move == protocol.RESTORE_SERVERS:
             known = state.controllers[me].known
             server = server._replace(candidate=None)
-            # A server that was not told of the new version keeps what it has.
+            # A server that has not received the new version keeps its loaded versions.
             if known is None or line is None or known.serves != line.before:
                 server = server._replace(serves=files.config)
         elif move == protocol.LOAD_CANARY:
@@ -769,7 +770,7 @@ class ProtocolModel:
         return state
 
     def is_of_request(self, rule: protocol.ProtocolRule) -> bool:
-        """Return whether the move begins or ends an attempt. An abort is no attempt."""
+        """Return whether the move begins or ends an attempt. An abort is not an attempt."""
         return rule.state == "accepted" or (
             rule.move == protocol.ANSWER and rule.state != "abort done"
         )
@@ -1009,7 +1010,7 @@ class ProtocolModel:
     # The following methods check the properties.
 
     def check_retry(self, journal: Journal, at: int) -> None:
-        """Check that a change is neither made twice for a run nor after a person's rollback."""
+        """Check that no change is made twice for a run, or after a person's rollback."""
         ask = journal.asks[at]
         same = [
             position

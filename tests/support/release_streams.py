@@ -58,10 +58,10 @@ class Releases:
     """Minimum time in seconds from a drift to the newest training row of a version that predicts
     well again."""
     gate_half_width: float = 0.0
-    """Half the width of the gate's confidence interval. 0 means that the gate knows the exact
-    AUC."""
+    """Half the width of the gate's confidence interval. If the width is 0, the gate measured the
+    exact AUC."""
     holdout_share: float = 0.1
-    """Share of a run's rows, the newest ones, on which its model is evaluated. A run gets the rows
+    """Share of a run's newest rows, on which the run's model is evaluated. A run gets the rows
     between two releases."""
 
     def version_at(self, time: float) -> int:

@@ -64,7 +64,7 @@ def sleeping_triton(
 ) -> Iterator[tuple[TritonServer, Client]]:
     """Start a server whose models sleep, and a client of the server.
 
-    `models` has the seconds by name.
+    `models` maps a name to seconds.
     """
     options = ServingOptions(instances=1, queue_timeout_microseconds=LONGEST)
     for name, seconds in models.items():

@@ -213,8 +213,8 @@ class ScoringDouble:
         self.failures: list[tuple[grpc.StatusCode, str]] = []
         self.always: tuple[grpc.StatusCode, str] | None = None
         self.canary_version: int | str | None = None
-        """Version under the canary's name. None = no canary is served. A text makes the reply
-        contain an invalid version."""
+        """Version under the canary's name. None = no canary is served. If a text is given, the
+        reply contains an invalid version."""
         self.canary_failure: tuple[grpc.StatusCode, str] | None = None
         self.canary_wait: asyncio.Event | None = None
         self.model_names: list[str] = []

@@ -40,7 +40,8 @@ CONFIG = DcnConfig(
 )
 BIAS = -1.0
 SPREAD = 0.7
-"""Standard deviation of the planted weights of categories. It is half as large for numbers."""
+"""Standard deviation of the planted weights of categories. For numbers, the deviation is half as
+large."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ Files arrive late. Some rounds fail, are refused or are retried. Some rounds sta
 some rounds start from an older parent. The newest rows of every round are held out from training.
 The test keeps its own ledger of the rows in each file, the arrival of each file, and the rows on
 which each lineage was trained. The test counts the rows in the folders that preprocessing reads for
-training. It does not use the counts in manifests. `tests/crossings/test_rounds.py` counts the rows
+training. The counts in manifests are not used. `tests/crossings/test_rounds.py` counts the rows
 that the training step reads.
 """
 

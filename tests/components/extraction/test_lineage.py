@@ -1,4 +1,4 @@
-"""Tests of lineage: the versions of each day on which a model or its parents were trained."""
+"""Tests of lineage: which version of each day was used to train a model and its parents."""
 
 import json
 import re

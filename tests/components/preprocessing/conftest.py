@@ -107,8 +107,7 @@ def run_step(tmp_path):
         for engine in get_args(get_type_hints(PreprocessingSettings)["engine"]):
             training_set = run_once(raw_path, run=run, expect=expect, engine=engine, **options)
             folder = tmp_path / "big data" / run / "preprocessing"
-            # The step records the engine's name in its arguments, so the arguments are not
-            # compared.
+            # The file raw_dataset.json contains the engine's name, so the file is not compared.
             files = [
                 path
                 for path in folder.rglob("*")

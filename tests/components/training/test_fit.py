@@ -427,7 +427,7 @@ def test_non_finite_loss_or_score_stops_fit_before_anything_is_saved(
 
 
 class DivergingEngine(LogisticEngine):
-    """Its weights become NaN after some steps if the learning rate is above the settings' rate."""
+    """If the learning rate is above the settings' rate, the weights become NaN after some steps."""
 
     def __init__(self, *arguments, steps, **keywords):
         super().__init__(*arguments, **keywords)

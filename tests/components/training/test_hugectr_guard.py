@@ -1,4 +1,4 @@
-"""Tests with the double that the step fails cleanly where HugeCTR aborts or hangs."""
+"""Tests of aborts and hangs of HugeCTR, as the double simulates them: the step fails cleanly."""
 
 import signal
 

@@ -108,7 +108,7 @@ def test_misuse_ends_with_2_and_one_line(
     step, training_set, capsys, tmp_path, monkeypatch, changed, message
 ):
     monkeypatch.setitem(sys.modules, "hugectr", None)  # Other tests replace the module by a double.
-    monkeypatch.setenv(GUARDED, "1")  # HugeCTR's step otherwise runs in another process.
+    monkeypatch.setenv(GUARDED, "1")  # by default, HugeCTR's step runs in another process
     assert step(training_set, **changed)[0] == 2
     (line,) = [x for x in capsys.readouterr().err.splitlines() if x.startswith("error: ")]
     assert message in line

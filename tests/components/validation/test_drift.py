@@ -47,7 +47,7 @@ def test_every_feature_has_finite_drift_and_unchanged_window_no_warning(checked,
 
 
 def test_of_windows_that_stand_still_no_more_alarm_than_rate_says(in_requests, window_of):
-    """Rows of a request share five columns.
+    """The rows of a request have equal values in five columns.
 
     At a false-alarm rate of 20 %, the count of alarms exceeds the binomial bound in 1 of 1000
     cases.
@@ -313,8 +313,8 @@ def test_rates_and_difference_are_those_of_rows(clicked):
     assert (found.rate_now, found.rate_before) == (now.mean(), before.mean())
     assert found.difference == pytest.approx(now.mean() - before.mean())
     assert (found.num_rows_now, found.num_rows_before, found.newest) == (3000, 5000, None)
-    # The likelihood ratio test of two shares. As continuity correction, half of an effective row is
-    # moved to the other sample.
+    # The likelihood ratio test of two shares. For the continuity correction, half of an effective
+    # row is moved to the other sample.
     both, half = np.concatenate([now, before]).mean(), found.design_effect / 2
     deviance = 0.0
     for part, clicks in ((now, now.sum() - half), (before, before.sum() + half)):

@@ -96,7 +96,7 @@ GAPS = st.one_of(
 def arrivals(draw):
     """Draw the times of requests.
 
-    Within an interval the rate is constant, and intervals are separated by gaps.
+    Within an interval, the rate is constant. Intervals are separated by gaps.
     """
     gaps = []
     for rate, num, gap in draw(

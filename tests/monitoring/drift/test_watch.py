@@ -155,7 +155,10 @@ def test_other_scores_are_drift_of_score_alone(reference, rows):
 
 
 def test_irrelevant_change_is_no_drift_however_many_rows_show_it(reference, rows):
-    """With minimum effect sizes of 0 every difference counts, and with 1 no difference counts."""
+    """With minimum effect sizes of 0, every difference is a change.
+
+    With 1, no difference is a change.
+    """
     rows.dense[:, criteo.DENSE.index("I5")] *= 2
     assert names(report_on(reference, rows).drifted) == {"I5"}
     large = replace(SETTINGS, numeric_drift=1.0)

@@ -1,4 +1,7 @@
-"""Tests from drift to the end of a single run on Kubeflow, with faults and two monitors."""
+"""Tests of the path from a drift to the end of one run on Kubeflow, with faults.
+
+Some tests run two monitors.
+"""
 
 import pytest
 
