@@ -300,7 +300,7 @@ def test_newer_tfdv_of_image_decides_like_older_tfdv_of_laptop(
 
     volume.chmod(0o755)
     for run in ("r1", "r2"):
-        # Both folders then contain the same champion.
+        # After the copy, both folders contain the same champion.
         shutil.copytree(laptop, image, dirs_exist_ok=True)
         give_to_user(image)
         (older, report, page), (newer, its_report, its_page) = (

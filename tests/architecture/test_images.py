@@ -52,9 +52,9 @@ OPTIONAL = (
     "libcaffe2_nvrtc.so",
 )
 """Libraries that may be absent. Numba has a fallback for its threading layers. Torch's kernel
-compiler needs a library of the GPU driver, which is mounted on nodes with a GPU."""
+compiler needs a library of the GPU driver. Nodes with a GPU mount this library."""
 ONLY_IN_TESTS = "mpi4py"
-"""Package that needs a library of MPI, which only tests install."""
+"""Package that needs MPI's library. Only test environments have this library."""
 CUDA_FOLDER = "nvidia"
 """Folder of CUDA's own packages, if torch is the CUDA build. The packages contain transports for
 networks that a node may lack."""

@@ -36,7 +36,7 @@ def result_of(found, name):
 def world(
     seed, num_pairs, *, stable_noise=0.5, canary_noise=0.5, rows=1, canary_shift=0.0, base=-1.0
 ):
-    """Return pairs of scores by two models, which observe the true logit with noise.
+    """Return pairs of scores by two models. Each model observes the true logit with noise.
 
     Rows of one request share most of the logit and the noise.
     """

@@ -139,7 +139,7 @@ class KeysWithMarkup(dict):
 
 
 KINDS = ("number", "category", "label", "block", "warn", "info")
-"""Kinds of columns and severities in a validation report, which select how they are drawn."""
+"""Kinds of columns and severities in a validation report. They select the form on the page."""
 
 
 def with_markup(value):

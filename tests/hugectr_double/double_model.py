@@ -23,7 +23,7 @@ from double_table import Table
 logger = logging.getLogger("hugectr")
 ERROR = double_api.ENUMS["Error_t"]
 READER_CLASS: dict[str, type] = {}
-"""Reader class, which `hugectr` sets."""
+"""Class of the reader. The module `hugectr` sets the class."""
 
 
 class Model:

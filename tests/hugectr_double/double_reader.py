@@ -174,7 +174,7 @@ class Reader:
 
 
 class _ThreadError(Exception):
-    """An error in a reader's thread, which ends the thread and nothing else."""
+    """An error that ends a reader's thread and nothing else."""
 
 
 def _without_nulls(column: pa.Array) -> pa.Array:

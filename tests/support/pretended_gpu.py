@@ -1,7 +1,7 @@
 """A pretended GPU: tensors whose device is `cuda:0`, and whose values are computed on the CPU.
 
-An operation on tensors of both devices is an error, as on a real GPU, and so is a tensor of the GPU
-that NumPy reads. Sums and products are those of the CPU, so scores can be compared.
+An operation on tensors of both devices is an error, as on a real GPU. If NumPy reads a tensor of
+the GPU, this is an error too. Sums and products are those of the CPU, so scores can be compared.
 """
 
 from concurrent.futures import ThreadPoolExecutor

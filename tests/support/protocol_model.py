@@ -801,7 +801,7 @@ class ProtocolModel:
             made = self.write(state, me, rule)
         if made is None:
             return self.failed(state, me, rule, is_refused=self.is_refusal_final(state))
-        # A move that changes nothing is an error, which ends the round.
+        # If a move changes nothing, the round ends with an error.
         return self._ended(made, me) if made == before else made
 
     def is_refusal_final(self, state: State) -> bool:

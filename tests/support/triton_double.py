@@ -38,7 +38,7 @@ DTYPES = {"FP32": "<f4", "INT64": "<i8"}
 
 
 class TritonDouble:
-    """The server `url` over `repository`.
+    """The server at `url`, which loads models from `repository`.
 
     A load reads config.pbtxt and loads exactly the versions that the file names, if their warm-up
     rows exist. If one version fails to load, no version is loaded. A server answers from its own

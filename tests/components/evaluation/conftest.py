@@ -126,7 +126,7 @@ linear (float[rows, 2] dense, float[rows, 5, 1] embeddings) => (float[rows] logi
 
 
 def write_graph(folder: Path, linear: Linear, workflow: FeatureWorkflow) -> None:
-    """Write the served graph of the model, with a network that the product does not know."""
+    """Write the served graph of the model. The network is not one of the product's networks."""
     from onnx import numpy_helper, parser
 
     from evergreen.serving.graph import export

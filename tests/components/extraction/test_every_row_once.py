@@ -120,7 +120,8 @@ def numbered_rows(raw_table, seed: int, request_rows: int):
 def rows_read(uri: str | None, num_rows: int) -> list[int]:
     """Return the numbers of a folder's rows as preprocessing reads them.
 
-    Preprocessing reads all files by name, and as many rows as the manifest says.
+    Preprocessing reads all files in the order of their names. It reads as many rows as the manifest
+    states.
     """
     paths = sorted(local_path(uri).glob("*.parquet")) if uri else []
     numbers = [

@@ -292,7 +292,7 @@ def replaced(table, name, column):
 
 @pytest.fixture
 def archive(tmp_path):
-    """Writes a table as the served rows of its days."""
+    """Writes a table as served rows, with a folder for each day."""
 
     def write(table):
         for rows, folder in day_folders(tmp_path / "archive", table):

@@ -67,7 +67,7 @@ def test_bounds_are_extremes_over_every_labeling(rows):
 class World:
     """Simulated rows over `span` seconds. The scores are good or bad, and the clicks arrive late.
 
-    Clicks after the attribution window do not count.
+    Clicks after the attribution window are ignored.
     """
 
     def __init__(self, draw_delays, seed, *, n=3000, span=900.0, is_changed=False):
