@@ -5,9 +5,9 @@ check, with a broken model, and without a repository. Each test checks whether t
 whether it would be killed, and whether a release can reach it. The end of a pod must not lose
 started work or fail a client's request. Kubernetes removes a deleted pod from its Service, runs the
 preStop hook, and only then sends SIGTERM. During the preStop hook, a gRPC client would keep its
-connection to the deleted pod. The server limits the age of connections, so that they move, and the
-preStop hook waits longer than the maximum age. A forwarder replaces the Service. Existing
-connections do not move when the forwarder's target changes.
+connection to the deleted pod. The server limits the age of connections, so clients open new
+connections to other pods. The preStop hook waits longer than the maximum age. A forwarder replaces
+the Service. Existing connections do not move when the forwarder's target changes.
 """
 
 import asyncio

@@ -55,8 +55,8 @@ class Releases:
     """Whether a version gets back the former AUC by training on rows that are newer than the
     drift."""
     learned_after: float = 300.0
-    """Minimum time in seconds from a drift to the newest training row of a version that predicts
-    well again."""
+    """Time in seconds. If a version's newest training row is later than a drift by this time, the
+    version predicts well again."""
     gate_half_width: float = 0.0
     """Half the width of the gate's confidence interval. If the width is 0, the gate measured the
     exact AUC."""

@@ -196,7 +196,7 @@ class Round:
         return [f"--{name}={value}" for name, value in flags.items()]
 
     def scores(self, linear: Linear) -> np.ndarray:
-        """Compute the model's probabilities of the holdout rows in float64 from the formula."""
+        """Compute the holdout rows' probabilities from the model's formula, in float64."""
         return 1 / (1 + np.exp(-logits(linear, self.workflow, self.dense, self.categorical)))
 
     def add_old_rows(

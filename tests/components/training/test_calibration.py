@@ -29,7 +29,7 @@ SHOP = FEATURES.categorical.index("shop")
 
 
 def thinned(labels, dense, ids, rate, seed=3):
-    """Return all clicks. Each other row is returned with probability `rate`."""
+    """Return all clicks. Every row without a click is returned with probability `rate`."""
     kept = (labels == 1) | (np.random.default_rng(seed).random(len(labels)) < rate)
     return labels[kept], dense[kept], ids[kept]
 

@@ -41,7 +41,7 @@ class BucketServer(TritonServer):
         return [*flags, "--model-repository=gs://models/triton", f"--load-model={MODEL_NAME}"]
 
 
-# All other tests with a real server use a folder. The case `folder` is therefore slow here.
+# The case `folder` runs only in slow runs, because all other tests with a real server use a folder.
 @pytest.fixture(params=[pytest.param("folder", marks=pytest.mark.slow), "bucket"])
 def site(request, tmp_path):
     """The repository, and a function that starts another server over it."""

@@ -133,8 +133,8 @@ def test_bounds_and_error_of_estimate_shrink_until_labels_are_final(name, is_cha
     assert (np.diff(widths) <= 0).all()
     assert widths[-1] < widths[0] / 10
     assert errors[-1] < errors[0] / 2
-    # At the first time, a third of the rows has open labels. The estimate is already much more
-    # precise than the bounds.
+    # At the first point in time, a third of the rows has open labels. The estimate is already much
+    # more precise than the bounds.
     assert errors[0] < 0.08
 
 
