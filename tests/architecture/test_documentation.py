@@ -85,7 +85,7 @@ def test_make_targets_exist(page):
 
 
 def unsourced(text: str, results: dict[str, str]) -> list[str]:
-    """Return the speeds in a paragraph that do not occur in the results that it links.
+    """Return the speeds in a paragraph that do not occur in the linked results.
 
     Figures in code are ignored. A table is part of the paragraph above it. A paragraph with "not
     measured again since" and a date needs no source.

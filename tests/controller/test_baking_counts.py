@@ -1,4 +1,4 @@
-"""Tests of a baking version with simulated server counters: a worse p99, and equal versions."""
+"""Tests of baking with simulated counters: a version with a worse p99, and equal versions."""
 
 import json
 from dataclasses import replace

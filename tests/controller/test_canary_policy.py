@@ -60,7 +60,7 @@ def world(
 
 
 def run(seed, policy=POLICY, counts=HEALTHY, **planted):
-    """Return how a canary of this simulator ends, and its number of pairs at that time.
+    """Return the end of a canary of this simulator, and the number of pairs at that time.
 
     The policy evaluates the canary twice after each planned number of pairs.
     """

@@ -1,4 +1,4 @@
-"""Tests of backup and restore: which data is restored after a lost disk, and which is not."""
+"""Tests of backup and restore after a lost disk: some data is restored, and some is not."""
 
 import hashlib
 import io

@@ -71,7 +71,10 @@ def _archived(folder, records):
 
 @pytest.fixture(scope="module")
 def monitor_folders(tmp_path_factory):
-    """The folders of two monitors with equal records: one with shadow scores, one without."""
+    """The folders of two monitors.
+
+    Their records are equal, but only one monitor has shadow scores.
+    """
     with_shadow, without = (
         tmp_path_factory.mktemp("with shadow"),
         tmp_path_factory.mktemp("without"),

@@ -1,4 +1,4 @@
-"""Tests of the metric that scales Triton, through a real Prometheus.
+"""Tests of the metric by which Triton is scaled, with a real Prometheus.
 
 The expected values do not come from Prometheus. The server's statistics extension counts
 nanoseconds, and the clients count answers. The counters of both servers are zero before the first
@@ -36,7 +36,9 @@ def prometheus(servers, tmp_path_factory):
 
 
 def statistics(client: Client):
-    """Return queue microseconds and successful requests from the server's statistics."""
+    """Return queue time (microseconds) and number of successful requests by the server's
+    statistics.
+    """
     models = client.grpc.get_inference_statistics(as_json=True)["model_stats"]
     queue_ns = sum(int(each["inference_stats"]["queue"].get("ns", 0)) for each in models)
     return queue_ns / 1000, sum(

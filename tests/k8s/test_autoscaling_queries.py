@@ -1,4 +1,4 @@
-"""Tests that the shipped queries are correct for recorded servers, by Prometheus' own engine.
+"""Tests of the shipped queries on the counters of recorded servers, with Prometheus' own engine.
 
 NVIDIA's reference query gives wrong results. The series are counters of real Tritons
 (`queue_series.json`). The expected values are computed from the recorded counters. One test

@@ -97,9 +97,7 @@ def test_every_folder_is_on_volume_of_required_kind(monitor, settings, uploader)
 
 
 def runs_namespace(settings) -> str:
-    """Return the namespace of the pipeline's pods: Kubeflow's namespace, or the profile's
-    namespace.
-    """
+    """Return the namespace of the pipeline's pods: either Kubeflow's or the profile's namespace."""
     return settings.actions.kubeflow.kubeflow_namespace or "kubeflow"
 
 

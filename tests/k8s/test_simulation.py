@@ -1,4 +1,4 @@
-"""Tests of the simulated clicks on a new cluster: one simulator, and valid flags."""
+"""Tests of simulated clicks on a new cluster: one simulator runs, and its flags are valid."""
 
 import socket
 import subprocess

@@ -1,4 +1,4 @@
-"""Tests of a Triton pod's life by its manifest's arguments and probes, on the real server.
+"""Tests of the life of a Triton pod with the manifest's arguments and probes, on the real server.
 
 The tests start the pod before any release, with a model, with a canary, with a version in parity
 check, with a broken model, and without a repository. Each test checks whether the pod gets traffic,

@@ -1,4 +1,4 @@
-"""Tests of a failing or interrupted demo: last line, exit code, and no process left running."""
+"""Tests of a failing or interrupted demo: last line, exit code, and the end of all processes."""
 
 import os
 import signal

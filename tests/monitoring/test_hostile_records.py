@@ -74,7 +74,7 @@ def minutes() -> list[bytes]:
 def probed(processes):
     """Yield the response time of each call of /healthz in seconds.
 
-    A call with another status than 200 counts as infinity.
+    A call with another status than 200 has an infinite response time.
     """
     seconds: list[float] = []
     over = Event()

@@ -1,4 +1,4 @@
-"""Tests of a baking version in the running monitor: findings, notification, cooldown."""
+"""Tests of a baking version in the running monitor: findings, notification and cooldown."""
 
 import shutil
 from dataclasses import replace

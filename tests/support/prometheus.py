@@ -88,7 +88,9 @@ class Prometheus:
             return False
 
     def query(self, query, **at):
-        """Return the result of the query at a time, by the label `pod`. The default time is now.
+        """Return the result of the query at a time, for each value of the label `pod`.
+
+        The default time is now.
 
         Samples without the label `pod` have an empty key.
         """

@@ -324,7 +324,7 @@ class ProtocolModel:
         )
 
     def earlier(self, journal: Journal, at: int) -> Ask | None:
-        """Return an earlier request of the run whose result is final, or None."""
+        """Return an earlier request of the same run if its result is final, otherwise None."""
         first = self.first(journal, at)
         same = [each for each in range(first, at) if self.first(journal, each) == first]
         return next((journal.asks[each] for each in same if journal.asks[each].is_final), None)

@@ -82,8 +82,8 @@ def settings(triton, client, tmp_path):
         store=tmp_path / "store",
         repository=triton.repository.as_uri(),
         triton_urls=(triton.grpc_url,),
-        # Use one instance, which starts in half the time of two. Most tests send no parallel
-        # requests.
+        # Use one instance, because two instances take twice as long to start. Most tests send no
+        # parallel requests.
         options=ServingOptions(instances=1),
         trigger_id="drift-7",
         who="run-7",

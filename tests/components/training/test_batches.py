@@ -1,4 +1,4 @@
-"""Tests of batches: their rows, their table rows, and how their thread ends."""
+"""Tests of batches: the rows, the table rows, and the end of the thread."""
 
 import threading
 from contextlib import closing

@@ -146,7 +146,7 @@ def test_equally_good_rate_is_chosen_as_rarely_with_long_requests(rows_a_request
     def shared(deviation):
         """Return a normal number for each row.
 
-        Half of its variance is shared by the rows of a request.
+        Half of the variance is shared by the rows of a request.
         """
         of_request = np.repeat(random.normal(size=num_requests), rows_a_request)
         return deviation * (of_request + random.normal(size=6_400)) / 2**0.5

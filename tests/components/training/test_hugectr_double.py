@@ -1,4 +1,4 @@
-"""Tests that the double ends as HugeCTR 24.06 does: each case follows HugeCTR's sources."""
+"""Tests that the double ends as HugeCTR 24.06 does. Each case follows HugeCTR's source code."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Tests of the order of a pass: every row once, ordered by the seed, with rehearsal rows."""
+"""Tests of a pass: every row comes once, in the seed's order, with the rehearsal rows."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Tests of the step from flags to a model in the registry."""
+"""Tests of the training step, from its flags to a model in the registry."""
 
 import json
 import subprocess

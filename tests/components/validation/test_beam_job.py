@@ -180,7 +180,7 @@ def test_counts_that_were_written_and_read_are_same(raw_table, tmp_path):
 
 
 class Bucket(FileSystem):
-    """Named objects like in a bucket, without folders, so that a folder never exists.
+    """Objects by name, as in a bucket. There are no folders, so a folder never exists.
 
     `delete` of a name that ends in a slash is recursive, as in Beam's `GCSFileSystem`.
     """

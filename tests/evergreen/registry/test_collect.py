@@ -1,4 +1,4 @@
-"""Tests of deletion by age: only complete folders that no rollback needs."""
+"""Tests of deletion by age: only complete folders are deleted, if no rollback needs them."""
 
 import os
 import shutil

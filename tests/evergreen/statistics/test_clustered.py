@@ -36,7 +36,7 @@ def sample(values, requests, cells):
 def drawn(random, requests, size, share_alike, probabilities):
     """Draw rows of requests.
 
-    With probability `share_alike` a row has its request's value, otherwise its own.
+    With probability `share_alike`, a row has its request's value, otherwise its own.
     """
     own = random.choice(len(probabilities), requests * size, p=probabilities)
     common = np.repeat(random.choice(len(probabilities), requests, p=probabilities), size)

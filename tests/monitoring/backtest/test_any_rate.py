@@ -1,4 +1,4 @@
-"""Tests that the monitor and a replay make the same decisions, for any rates, gaps and turns.
+"""Tests that the monitor and a replay make the same decisions at any rate of requests.
 
 The rates are between one request a day and thousands a second, with gaps of hours. The monitor runs
 a turn after each request, after several requests, or once at the end, as after a long stop. The

@@ -1,4 +1,4 @@
-"""Tests of drift detection: planted shifts are found, stationary data raises no alarm."""
+"""Tests of drift detection: planted shifts are found, and stationary data raises no alarm."""
 
 import json
 from dataclasses import replace

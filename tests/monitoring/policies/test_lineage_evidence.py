@@ -1,4 +1,4 @@
-"""Tests of which rows count as evidence about the serving version."""
+"""Tests of the rows that are evidence about the serving version."""
 
 import json
 
