@@ -36,8 +36,9 @@ def prometheus(servers, tmp_path_factory):
 
 
 def statistics(client: Client):
-    """Return queue time (microseconds) and number of successful requests by the server's
-    statistics.
+    """Return the queue time in microseconds and the number of successful requests.
+
+    The server's statistics contain both numbers.
     """
     models = client.grpc.get_inference_statistics(as_json=True)["model_stats"]
     queue_ns = sum(int(each["inference_stats"]["queue"].get("ns", 0)) for each in models)

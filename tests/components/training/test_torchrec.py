@@ -79,7 +79,7 @@ def test_two_processes_train_model_of_one_and_growing_run_continues_it(
 def begun(step_flags, planted, make_training_set, environment, workers, tmp_path):
     """A running step of two processes that has saved its fit.
 
-    Also the workers by rank, and the training set.
+    Yields the step's process, the workers' process ids by rank, and the training set.
     """
     workers.be(1)  # with more workers, the step would act as a worker
     training_set = make_training_set(*planted.rows(4_000)[:3])
