@@ -124,6 +124,11 @@ class Inspection:
             search.problems.append(str(error))
         except (TemporaryError, PermanentError) as error:
             search.failure = error
+        except Exception as error:  # otherwise the end of the thread would look like success
+            search.failure = PermanentError(
+                f"the inspection failed: {type(error).__name__}: {error}"
+            )
+            logger.exception("the inspection failed")
         finally:
             search.is_done = True
 
@@ -135,8 +140,8 @@ class Inspection:
             with repository.locked():
                 repository.check_held()
                 self._heal(repository, folders, version)
-        except (ContractError, OSError) as error:
-            search.problems.append(str(error))
+        except (ContractError, OSError, PermanentError) as error:
+            search.problems.append(str(error))  # the other versions are still healed
         search.corrupt.popleft()
 
     def _versions(self, repository: ModelRepository) -> list[tuple[VersionFolders, int]]:

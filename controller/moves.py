@@ -80,6 +80,7 @@ def load_canary(site: Site, version: int, *, only_missing: bool) -> None:
     golden = golden_rows(site.repository, site.store, version)
 
     def load(server: Triton) -> None:
+        site.proceed()
         if only_missing and server.is_ready(site.names.canary, version):
             return
         bring_up(server, site.names.canary, version=version, golden=golden, patience=site.patience)

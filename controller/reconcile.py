@@ -65,7 +65,13 @@ from evergreen.contracts.requests import (
 from evergreen.registry import promotion_journal, requests
 from evergreen.registry.promotion_journal import Promotion, canary_at_work
 from evergreen.registry.requests import RequestState
-from evergreen.runtime.errors import ContractError, PermanentError, Refused, TemporaryError
+from evergreen.runtime.errors import (
+    ContractError,
+    PermanentError,
+    Refused,
+    TemporaryError,
+    UnreadableFile,
+)
 from evergreen.serving.prepare import remove_prepared
 from evergreen.serving.repository.model_repository import ModelRepository, NotWritable
 
@@ -295,7 +301,10 @@ def _perform(site: Site, rule: ProtocolRule, state: RequestState | None) -> None
             if was_blocked or not is_own or not isinstance(error, HANDLED):
                 raise
             return
-        if not is_of_request and attempt.state != RUNNING:
+        is_about_abort = state is not None and state.request.kind == ABORT
+        is_recorded = rule.move == ANSWER and state is not None and state.recorded is not None
+        if is_about_abort or is_recorded or (not is_of_request and attempt.state != RUNNING):
+            # The interrupted change goes on, and a recorded change is answered in the next round.
             raise
         logger.error("%s failed: %s", rule.move, error)
         site.fail(error)
@@ -340,14 +349,14 @@ def _result(site: Site, state: RequestState) -> None:
     else:
         assert found is not None
         version, live = found.version, site.live
-        if live is not None and live.version == version:
+        if state.earlier is not None:
+            reason = f"request {state.first} of run {request.run} was done before"
+        elif live is not None and live.version == version:
             if request.kind == RELEASE:
                 if state.recorded is None:
                     announcing.confirm(site, version)
                 announcing.tidy(site, live)
             reason = f"version {version} is live"
-        elif state.earlier is not None:
-            reason = f"request {state.first} of run {request.run} was done before"
         else:
             reason = f"version {version} is the canary"
     _end(site, state, DONE, reason=reason, version=version)
@@ -369,6 +378,8 @@ def _refuse(site: Site, state: RequestState) -> None:
         error = Refused("a later request to go back supersedes it")
     else:
         error = TemporaryError(f"its deadline {state.request.deadline} passed before it was done")
+    if isinstance(error, UnreadableFile):  # the storage failed, and not an input
+        error = TemporaryError(str(error))
     site.errors[state.id] = error
     if is_own and site.intent is None:
         site.attempt = Attempt()
@@ -541,17 +552,21 @@ def _lock_or_result(
             stays open.
         ContractError, TemporaryError: as in `carry_out`. The request is withdrawn.
     """
-    store, patience, told = settings.store, settings.patience, False
+    store, patience, is_reported = settings.store, settings.patience, False
 
     def lock_or_result() -> None:
-        nonlocal told
-        if requests.read_request(store, request.request).is_open:
+        nonlocal is_reported
+        try:
+            state = requests.read_request(store, request.request)
+        except UnreadableFile as error:
+            raise TemporaryError(str(error)) from error
+        if state.is_open:
             try:
                 stack.enter_context(repository.locked())
             except TemporaryError as error:
-                if not told:
+                if not is_reported:
                     report(f"{error}; waiting for its answer")
-                told = True
+                is_reported = True
                 raise
 
     try:
@@ -563,10 +578,9 @@ def _lock_or_result(
         is_withdrawn = state.result is not None and state.accepted is None
         if is_withdrawn or not isinstance(error, Exception):  # Ctrl-C ends the waiting
             raise
-        with suppress(*HANDLED):  # the caller reads the result
-            requests.wait_for_result(
-                store, request, clock=settings.clock, sleep=patience.sleep, report=report
-            )
+        requests.wait_for_result(
+            store, request, clock=settings.clock, sleep=patience.sleep, report=report
+        )
 
 
 def _wait(
@@ -624,15 +638,25 @@ def _drive_for(site: Site, request: ServingRequest) -> None:
 def _withdraw_own(
     settings: SiteSettings, request: ServingRequest, error: BaseException
 ) -> RequestState:
-    state = requests.read_request(settings.store, request.request)
-    if state.is_open:
-        state = requests.withdraw(
-            settings.store,
-            request.request,
-            who=request.who,
-            now=settings.clock(),
-            reason=f"{type(error).__name__}: {error}",
-        )
+    """Withdraw a request that nobody has accepted, and return its state.
+
+    Raises:
+        TemporaryError: the journal cannot be read, so the request stays open until its deadline.
+    """
+    try:
+        state = requests.read_request(settings.store, request.request)
+        if state.is_open:
+            state = requests.withdraw(
+                settings.store,
+                request.request,
+                who=request.who,
+                now=settings.clock(),
+                reason=f"{type(error).__name__}: {error}",
+            )
+    except UnreadableFile as unreadable:
+        raise TemporaryError(
+            f"{unreadable}, so request {request.request} stays open until {request.deadline}"
+        ) from unreadable
     if state.accepted is None:
         remove_prepared(settings.store, request.request)
     return state

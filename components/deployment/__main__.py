@@ -1,15 +1,15 @@
 """Run the deployment step from the command line: `python -m components.deployment --help`.
 
 The step exports the graph, checks its parity, and appends a request to the journal of the model
-registry. The controller carries the request out and answers it. If no controller accepts the
-request in time, the step withdraws it and ends with code 3.
+registry. The controller carries out the request and records an answer. If no controller accepts the
+request in time, the step withdraws the request and ends with code 3.
 
 docs/reference/exit-codes.md lists the exit codes. Code 1 means that the model must not be released:
-the verdict rejects it, `rollout` is `none`, the verdict compared it with a model that is no longer
-live, or a canary is running. Only a new run can help, because a retry of the step gives the same
-result. A retry after code 0 gives the same result too, even if the version was rolled back since.
-After codes 2 and 3 the previous live version is still live, and a retry asks again. The retry is
-refused if somebody asked for a rollback since the first request of the run.
+the verdict is a rejection, `rollout` is `none`, the champion of the verdict is no longer live, or a
+canary is running. Only a new run can help, because a retry of the step gives the same result. A
+retry after code 0 gives the same result too, even if the version was rolled back since. After codes
+2 and 3, the previous live version is still live, and a retry asks again. The retry is refused if
+somebody asked for a rollback since the first request of the run.
 """
 
 import argparse
@@ -146,8 +146,8 @@ def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
         **{each.name: getattr(configured, each.name) for each in fields(ServingSettings)},
     )
     if rollout == AUTO:
-        # `auto` means `full` for the first version, because a canary has no version to compare
-        # with. The model of a retried step may already be live. In both cases `auto` means `full`.
+        # `auto` means `full` in two cases. The first version has no earlier version for a
+        # comparison with a canary. The model of a retried step may already be live.
         live = promotion_journal.current(store)
         replaces = live is not None and live.model_id != model.model_id
         rollout = CANARY if replaces and verdict.decision != PASS else FULL

@@ -1,7 +1,7 @@
 """Evaluation as a plain command.
 
-Exit codes are those of every command (docs/reference/exit-codes.md); 1 = the gate refused the
-candidate.
+Exit code 1 means that the gate refused the candidate (docs/reference/exit-codes.md lists the other
+codes).
 """
 
 import argparse
@@ -122,7 +122,7 @@ def _run(arguments: argparse.Namespace) -> Verdict:
     scores = ScoreHistogram.of(evaluation.scored.candidate)
     scores.write(scores_path(store, evaluation.verdict.candidate_model_id))
     verdict = keep_verdict(store, evaluation.verdict, raw)
-    # Written last, so that a verdict implies that all other files exist.
+    # Written last: if the verdict exists, all other files exist.
     verdict.write(arguments.output)
     return verdict
 

@@ -72,14 +72,14 @@ def evaluate(
         raw: The rows.
         training_set: The same rows, encoded with the candidate's workflow.
         model: The candidate.
-        champion: The release to compare with. None skips the comparison with a champion, so that
+        champion: The release for the comparison. None skips the comparison with a champion, so that
             only the floor and the calibration are checked.
-        champion_reference: How the run chose the champion. This choice is written to the verdict.
+        champion_reference: How the run chose the champion. The verdict records this choice.
         settings: The limits.
         final: Folder for the scores. A folder of an earlier try is replaced.
 
     Raises:
-        ContractError: The inputs do not belong together, or one is corrupt.
+        ContractError: The inputs do not belong together, or an input is corrupt.
         Refused: The champion changed since extraction.
     """
     _expect_same_round(raw, training_set, model)
@@ -206,7 +206,7 @@ def _expect_same_round(raw: RawDataset, training_set: TrainingSet, model: Model)
 
 
 def _expect_same_champion(raw: RawDataset, champion: Release | None) -> None:
-    """Refuse a champion other than the one that extraction chose.
+    """Refuse a champion that extraction did not choose.
 
     Another champion may have been trained on the held-out rows.
     """

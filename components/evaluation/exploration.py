@@ -5,12 +5,12 @@ rule of `contracts.exploration`. The estimate also uses the candidate's scores o
 estimate is information for people, and no check of the gate uses it.
 
 Two neighbours of a list are disputed if the candidate scores the lower one higher. The gain of a
-disputed pair is the number of clicks on its two rows if they are swapped, minus the number if they
-are not swapped. The rest of the list stays as it was served. The estimate is the mean gain over all
-disputed pairs. A swap is the smallest step from the live order towards the candidate's, and the log
-contains such swaps with known probabilities. The clicks on a list in the candidate's own order are
-not estimated, because the log hardly ever contains such a list. The effect of a swap on other rows
-of the list is not estimated either.
+disputed pair is the number of clicks on its two rows with a swap, minus the number of clicks
+without a swap. The rest of the list stays in the served order. The estimate is the mean gain over
+all disputed pairs. A swap is the smallest step from the live order towards the candidate's order,
+and the log contains swaps with known probabilities. The clicks on a list in the candidate's own
+order are not estimated, because the log hardly ever contains this list. The estimate also ignores
+the effect of a swap on other rows of the list.
 
 A list of k rows that was explored with probability s adds a term X. If a pair was swapped, X is the
 excess of that pair if it is disputed, else 0. If no pair was swapped, X = -s / ((1 - s)(k - 1))
@@ -18,11 +18,12 @@ times the sum of the disputed pairs' excess. A pair's excess is its clicks minus
 clicks. The expected clicks of a pair are the sum of its two served scores, times the ratio of
 clicks to expected clicks in the earlier lists. The expected clicks do not depend on the order of
 the pair. The expectation of X is therefore s / (k - 1) times the sum of the gains of the list's
-disputed pairs. The sum of X is divided by the expected number of swaps of disputed pairs, which is
-the sum of s (disputed pairs) / (k - 1). The result is unbiased. The method is inverse propensity
-weighting. It weights both orders of a pair, and the weight of a list is its probability s.
-Subtracting the expected clicks removes the variance of the number of swaps, as self-normalized
-weights do (Swaminathan and Joachims 2015, NeurIPS), and adds no bias.
+disputed pairs. The sum of X is divided by the expected number of swaps of disputed pairs. This
+number is the sum of s d / (k - 1), where d is the number of disputed pairs of a list. The result is
+unbiased. The method is inverse propensity weighting. The estimate gives a weight to both orders of
+a pair, and the weight of a list is its probability s. Subtracting the expected clicks removes the
+variance of the number of swaps, as self-normalized weights do (Swaminathan and Joachims 2015,
+NeurIPS), and adds no bias.
 
 The interval uses |X| <= 2 and psi(lambda) = -log(1 - lambda) - lambda. For each lambda in (0, 1),
 exp((lambda / 2) sum(X - E X) - psi(lambda) sum (X / 2)^2) is a nonnegative supermartingale of mean
@@ -50,8 +51,8 @@ _ALPHA = 0.05
 MIN_SWAPS = 30
 """An estimate needs at least this number of swaps of disputed pairs."""
 _LAMBDAS = 0.8 / 2.0 ** np.arange(7)
-"""Values of lambda. The large values give narrow intervals for few swaps. The small values give
-narrow intervals for a million swaps."""
+"""Values of lambda. The large values of lambda give narrow intervals for few swaps. The small
+values of lambda give narrow intervals for a million swaps."""
 _LARGEST = 2.0
 """Upper bound of |X|, because a pair has at most two clicks."""
 
@@ -59,8 +60,8 @@ _LARGEST = 2.0
 class ShownRows(NamedTuple):
     """Rows of randomized rankings.
 
-    Every array is [n]. One list follows the other, and the rows of a list are in the order in which
-    they were shown.
+    Every array has the shape [n]. One list follows the other, and the rows of a list are in the
+    order in which they were shown.
     """
 
     lists: NDArray[np.int64]
@@ -69,7 +70,7 @@ class ShownRows(NamedTuple):
     propensities: NDArray[np.float64]
     labels: NDArray[np.float64]
     served: NDArray[np.float64]
-    """Scores that ordered the list. 0 if unknown."""
+    """Scores by which the list was ordered. 0 if unknown."""
     candidate: NDArray[np.float32]
 
 
@@ -101,7 +102,7 @@ def read_shown(folder: Path, scored: ScoredHoldout) -> ShownRows:
 def reordering_gain(rows: ShownRows) -> ReorderingGain | None:
     """Return the estimate and its interval, or None if no list was explored.
 
-    Lists are ignored if positions 1 to k are incomplete, k is 1, or their propensities do not
+    Lists are ignored if k is 1, if positions 1 to k are incomplete, or if their propensities do not
     follow the rule.
     """
     explored = _explored_pairs(rows)
@@ -135,10 +136,10 @@ def reordering_gain(rows: ShownRows) -> ReorderingGain | None:
 
 
 def deviation_bound(sums: NDArray[np.float64]) -> float:
-    """Return a bound on how far the sum of the terms is from the sum of their expectations.
+    """Return a bound on the distance between the sum of the terms and its expectation.
 
-    The bound holds for all n simultaneously, with a probability of at least 1 - `_ALPHA`. The terms
-    [n] are in [-2, 2].
+    The bound holds for all n simultaneously, with a probability of at least 1 - `_ALPHA`. Each of
+    the n terms is in [-2, 2].
     """
     variance = float(np.square(sums / _LARGEST).sum())
     price = math.log(2 * len(_LAMBDAS) / _ALPHA)
@@ -152,8 +153,8 @@ def _calibration_before(
 ) -> NDArray[np.float64]:
     """Return each pair's ratio of clicks to expected clicks.
 
-    The ratio uses the clicks and expected clicks of all earlier lists. For the first list the ratio
-    is 1.
+    The ratio uses the clicks and expected clicks of all earlier lists. For the first list, the
+    ratio is 1.
     """
     sums = [np.bincount(of_pair, each) for each in (clicks, scores)]
     seen, expected = (1.0 + np.cumsum(each) - each for each in sums)
@@ -164,13 +165,13 @@ def _calibration_before(
 class _ExploredPairs(NamedTuple):
     """Pairs of neighbours.
 
-    Every array is [pairs]. The lists of the pairs are complete and follow the rule.
+    Every array has the shape [pairs]. The lists of the pairs are complete and follow the rule.
     """
 
     upper: NDArray[np.int64]
     """Row in the upper position of the pair, as shown."""
     lists: NDArray[np.int64]
-    """Number of the pair's list, from 0."""
+    """Number of the list that contains the pair, from 0."""
     share: NDArray[np.float64]
     """Probability with which one pair of the list was swapped."""
     is_swapped: NDArray[np.bool_]

@@ -3,23 +3,23 @@
 Two checks compare a 95 % interval with a limit. The floor check compares the candidate's AUC with a
 floor. The champion check compares the AUC difference between candidate and champion with the
 allowed degradation (non-inferiority). The intervals are computed by DeLong's method. Rows of one
-user count as dependent, or rows of one request if the user is unknown. An interval check passes if
-the whole interval is on the good side of the limit, and fails if the whole interval is on the bad
-side. If the limit is within the interval, the check is inconclusive. If the result is inconclusive,
-a canary can collect more evidence.
+user count as dependent. If the user is unknown, rows of one request count as dependent. An interval
+check passes if the whole interval is on the good side of the limit, and fails if the whole interval
+is on the bad side. If the limit is within the interval, the check is inconclusive. If the result is
+inconclusive, a canary can collect more evidence.
 
 Two other checks either pass or fail, and fail only on significant evidence. The slice check tests
-for each slice of the rows whether its log loss increases by more than is allowed (one-sided tests,
-Holm's correction over all slices). The calibration check tests whether expected clicks are off by
-more than a factor. docs/design/gate.md shows the power of each check. The slice check and the
-calibration check use sample weights, because both depend on the click rate. An AUC does not depend
-on the click rate, so all rows count equally in it. Other modules of this package compute the
-scores.
+whether the log loss of a slice increases by more than the allowed degradation. The tests are
+one-sided, with Holm's correction over all slices. The calibration check tests whether expected
+clicks are off by more than a factor. docs/design/gate.md shows the power of each check. The slice
+check and the calibration check use sample weights, because both depend on the click rate. An AUC
+does not depend on the click rate, so the AUC checks use no weights. Other modules of this package
+compute the scores.
 
-A candidate can be weak in a slice although it is good overall. Slices are all rows, rows by the age
-of their categories and items, hours of the day, positions in ranked lists, and frequent values of
-every column. A row of a list column belongs to the slice of each frequent element that it contains.
-Columns that identify a user are not sliced by value.
+A candidate can be weak in a slice although it is good overall. There are slices for all rows, for
+the age of categories and items, for hours of the day, for positions in ranked lists, and for
+frequent values of every column. A row of a list column belongs to the slice of each frequent
+element that it contains. Columns that identify a user are not sliced by value.
 """
 
 import math
@@ -61,16 +61,16 @@ from evergreen.statistics.metrics import (
 
 MIN_CLASS_REQUESTS = 10
 """Minimum number of requests (or users) that have a click. The same minimum applies to requests
-that have a row without a click. With fewer requests an interval is not reliable.
+that have a row without a click. With fewer requests, an interval is not reliable.
 
-In simulations in which only 4 to 9 requests have clicks, some 95 % intervals cover the true value
-in only 92 % of the windows (docs/design/gate.md).
+If only 4 to 9 requests have clicks, some 95 % intervals cover the true value in only 92 % of
+simulated windows (docs/design/gate.md).
 """
 _CHANCE = 0.5
 """AUC of random scores."""
 SLICE_ALPHA = 0.05
-"""Maximum probability that the slice check refuses a model that degrades no slice by more than is
-allowed. The maximum holds for all slices together."""
+"""Maximum probability of a false refusal by the slice check, over all slices together. A refusal is
+false if no slice degrades by more than the allowed degradation."""
 _TOP_VALUES = 5
 _MAX_POSITION = 10
 MAX_SHOWN = 40
@@ -89,7 +89,7 @@ class Estimates(NamedTuple):
     candidate: AucEstimate | None
     champion: AucEstimate | None
     difference: AucDifference | None
-    """Candidate minus champion."""
+    """Candidate's AUC minus champion's AUC."""
 
 
 def _estimate(
@@ -113,8 +113,8 @@ class GateDecision(NamedTuple):
     checks: Sequence[Check]
     estimates: Estimates
     slice_p_values: Mapping[str, float]
-    """One-sided p-value of each tested slice. The hypothesis is that the slice degrades by no more
-    than is allowed."""
+    """One-sided p-value of each tested slice. The hypothesis is that the slice degrades by at most
+    the allowed degradation."""
 
     @property
     def decision(self) -> str:
@@ -123,7 +123,7 @@ class GateDecision(NamedTuple):
 
 
 class _Evidence(NamedTuple):
-    """Everything that the checks measure, with one entry per row in each array."""
+    """Data that the checks measure. Each array has one entry per row."""
 
     click: NDArray[np.int8]
     candidate: ArrayLike
@@ -152,9 +152,8 @@ def decide(
         candidate: The candidate's scores, [n].
         champion: The champion's scores, [n]. None skips the champion check and the slice check.
         groups: User or request of each row, [n]. The rows of one group are not independent.
-        weights: Sample weight of each row, [n]. None = all rows count alike.
-        slices: Mask [n] for each slice, which selects the rows of the slice. The keys are names.
-            Slices may overlap.
+        weights: Sample weight of each row, [n]. None means equal weights.
+        slices: Mask [n] of the rows in each slice, by name of the slice. Slices may overlap.
         settings: The limits.
 
     Raises:
@@ -202,7 +201,7 @@ def _check_requests(click: NDArray[np.int8], group: NDArray[np.int64]) -> Check 
 
 
 def _fewest_requests(click: NDArray[np.int8], group: NDArray[np.int64]) -> tuple[str, int]:
-    """Return the class, clicks or non-clicks, that fewer requests have.
+    """Return the class with fewer requests (clicks or rows without a click).
 
     Also return the number of these requests.
     """
@@ -265,7 +264,10 @@ def _check_interval(
 
 
 def _more_rows(found: AucEstimate | AucDifference, limit: float, *, num_rows: int) -> str:
-    """Return how many held-out rows would decide the check if the value stays the same."""
+    """Return a phrase with the number of held-out rows that would decide the check.
+
+    The value is assumed to stay the same.
+    """
     distance, width = abs(found.auc - limit), (found.high - found.low) / 2
     # An interval's width shrinks with the root of the number of rows.
     is_far = distance > width / 100
@@ -296,8 +298,7 @@ def _check_slices(evidence: _Evidence, settings: GateSettings) -> Check | None:
 def _check_calibration(evidence: _Evidence, settings: GateSettings) -> Check:
     """Fail if expected clicks are off by significantly more than the factor.
 
-    The check passes if the expected clicks of the champion are further off than those of the
-    candidate.
+    The check passes if the candidate's expected clicks are less wrong than the champion's.
     """
     click, weights, factor = evidence.click, evidence.weights, settings.max_calibration_factor
     scores = np.asarray(evidence.candidate, np.float64)
@@ -329,7 +330,7 @@ _CHECKS: tuple[Callable[[_Evidence, GateSettings], Check | None], ...] = (
     _check_slices,
     _check_calibration,
 )
-"""The table of checks. A check returns None if the rows have nothing for it to measure."""
+"""The table of checks. A check returns None if it does not apply to the rows."""
 
 
 def _slice_p_values(
@@ -387,13 +388,13 @@ def holm(p_values: Mapping[str, float], alpha: float) -> list[str]:
 def cut_slices(
     scored: ScoredHoldout, *, is_first_round: bool | None, shown: ShownValues
 ) -> dict[str, NDArray[np.bool_]]:
-    """Return a mask [n] for each slice, which selects the rows of the slice. The keys are names.
+    """Return a mask [n] of the rows in each slice, by name of the slice.
 
     Args:
         scored: The rows.
-        is_first_round: Whether the model has no parent. In a model without a parent every category
-            is new, so there is no slice of new categories. None = it is not known which categories
-            are new.
+        is_first_round: Whether the model has no parent. In a model without a parent, every category
+            is new, so there is no slice of new categories. None means that the new categories are
+            unknown.
         shown: Names of the categories. Columns whose values are hidden are not sliced.
     """
     slices = {"all rows": np.ones(len(scored.labels), dtype=bool)}
@@ -483,7 +484,7 @@ def _by_newness(
 def _by_value(
     column: str, values: NDArray[np.int64], shown: ShownValues
 ) -> Iterator[tuple[str, NDArray[np.bool_]]]:
-    """Yield the name and the mask [n] of each slice of a column. The `values` are [n, slots].
+    """Yield the name and the mask [n] of each slice of a column. `values` has the shape [n, slots].
 
     A row belongs to the slice of each of its values, or to `missing` if it has no value.
     """

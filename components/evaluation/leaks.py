@@ -1,10 +1,11 @@
 """Find the columns that leak the label, if the candidate's AUC is suspiciously high.
 
 A column leaks the label if it is filled after the click or derived from the click. With a leaking
-column a model ranks the held-out rows almost perfectly, but the model is useless in production,
+column, a model ranks the held-out rows almost perfectly, but the model is useless in production,
 where the value does not exist yet. Each column is measured alone. A numeric column's AUC is the AUC
-of its values. The AUC of any other column is the AUC of its click rates by value in the training
-rows. The gate only warns, and people decide whether to remove a column.
+of its values. For any other column, the score of a value is the value's click rate in the training
+rows, and the AUC is computed from the scores. The gate only warns, and people decide whether to
+remove a column.
 """
 
 from collections.abc import Iterator
@@ -32,7 +33,7 @@ _BATCH_ROWS = 65_536
 
 
 def column_aucs(raw: RawDataset) -> dict[str, float]:
-    """Return the AUC of each column as the only score of the held-out rows, highest first.
+    """Return the AUC that each column alone reaches on the held-out rows, highest first.
 
     Args:
         raw: The rows. Columns that the run left out are not measured.
@@ -42,7 +43,8 @@ def column_aucs(raw: RawDataset) -> dict[str, float]:
         unless the held-out rows have both labels.
     """
     found = {}
-    # If a column is served as one constant value, it cannot rank rows when the candidate is scored.
+    # If a column is served as one constant value, the column cannot rank rows when the candidate is
+    # scored.
     for column in (
         name for name in raw.recommender.features.needed if name not in raw.excluded_columns
     ):
@@ -51,8 +53,8 @@ def column_aucs(raw: RawDataset) -> dict[str, float]:
         scores = [rates.of(values)]
         if column in raw.recommender.features.numeric:
             numbers = values[:, 0]
-            # A missing value can leak the label too, so it is ranked below all numbers and then
-            # above them.
+            # A missing value can leak the label too. Therefore missing values are ranked below all
+            # numbers in one score, and above all numbers in another score.
             scores += [np.where(np.isnan(numbers), end, numbers) for end in (-np.inf, np.inf)]
         aucs = [roc_auc(labels, _ranks(each)) for each in scores]
         known = [max(auc, 1 - auc) for auc in aucs if auc is not None]
@@ -105,7 +107,7 @@ class _ClickRates:
     def of(self, values: NDArray[Any]) -> NDArray[np.float64]:
         """Return a click rate for each row [n].
 
-        If the row has a list, this is the mean rate of its values.
+        For a list, the result is the mean rate of its values.
 
         Unknown values have the overall rate.
         """

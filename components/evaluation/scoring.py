@@ -57,9 +57,9 @@ class RawBatch(NamedTuple):
     positions: NDArray[np.int32]
     """Position in the ranked list, from 1. 0 if the row belongs to no list."""
     dense: NDArray[np.float32]
-    """[n, d], NaN = missing."""
+    """Numeric values, [n, d]. Missing values are NaN."""
     categorical: NDArray[np.int64]
-    """[n, `Features.places`], `MISSING_CATEGORY` = missing."""
+    """Categories, [n, `Features.places`]. Missing categories are `MISSING_CATEGORY`."""
     weights: NDArray[np.float32]
     """Sample weights. All ones if rows have no weights."""
 
@@ -69,9 +69,9 @@ class EncodedBatch(NamedTuple):
 
     labels: NDArray[np.int8]
     dense: NDArray[np.float32]
-    """[n, d], normalised."""
+    """Normalised numeric values, [n, d]."""
     ids: NDArray[np.int64]
-    """[n, `Features.id_places`], slot-local."""
+    """Slot-local ids, [n, `Features.id_places`]."""
 
 
 NEW_ITEM, UNKNOWN_ITEM = 1, 2
@@ -214,7 +214,7 @@ def score_holdout(
         features: The recommender's features.
         named: The columns that name user, item and weight.
         score_candidate: See `candidate_scorer`.
-        score_champion: See `champion_scorer`. None without a champion.
+        score_champion: See `champion_scorer`. None if there is no champion.
         slot_sizes: Number of ids per categorical column.
         new_ids: Ids that were assigned in this run, per column.
     """
@@ -385,8 +385,8 @@ def _expect_hash(name: str, stated: str | None, found: str) -> None:
 def parquet_files(folder: Path) -> list[Path]:
     """Return the Parquet files of `folder` in row order.
 
-    If there is a file list of HugeCTR, it defines the order. Without a file list, files are ordered
-    by name.
+    If HugeCTR's file list exists, the list defines the order. Without a file list, files are
+    ordered by name.
 
     Raises:
         ContractError: There are no files, or the list is wrong.

@@ -1,6 +1,6 @@
 """Duplicate rows: keep one copy of each (request id, row), and count the dropped copies by kind.
 
-Copies with equal content are redeliveries. Among copies with different content the newest copy is
+Copies with equal content are redeliveries. Among copies with different content, the newest copy is
 kept. The newest copy is the one with the latest event time. Among copies with the same event time,
 a copy with a click is newer, because a click comes after its row was shown. If the copies are still
 tied, the content itself decides, so that the result never depends on the order of files. Rows of a
@@ -22,7 +22,7 @@ from evergreen.runtime.errors import ContractError
 
 KEY = [REQUEST_ID, ROW]
 _NEWEST = [EVENT_TIME, LABEL]
-"""Columns by which two copies are compared, in this order, to find the newer copy."""
+"""Columns that decide which of two copies is newer: first the event time, then the label."""
 
 
 @dataclass(kw_only=True)
@@ -35,7 +35,7 @@ class Copies:
     """Copies with the same features as the kept copy, but with another label, time, weight or
     score."""
     num_conflicting: int = 0
-    """Copies whose features differ from those of the kept copy."""
+    """Copies with other features than the kept copy."""
     example: str = ""
     """First conflict, for messages."""
 
@@ -59,7 +59,7 @@ class Copies:
         source: str,
         key: tuple[str, str] = (REQUEST_ID, ROW),
     ) -> None:
-        """Check that few rows share their key with a row that has other features.
+        """Check that few rows have the same key as a row with other features.
 
         Args:
             num_kept: Number of rows that were kept.
@@ -203,7 +203,7 @@ def _comparable(table: Any) -> Any:
 
 
 def _equal_next(table: Any, names: list[str]) -> NDArray[np.bool_]:
-    """Return for each row but the last whether its values equal those of the next row."""
+    """Return for each row, except the last, whether its values equal those of the next row."""
     return _equal(table.slice(0, table.num_rows - 1), table.slice(1), names)
 
 
@@ -223,7 +223,7 @@ def _equal(left: Any, right: Any, names: list[str]) -> NDArray[np.bool_]:
 
 
 def _example(rows: Any, features: Features) -> str:
-    """Describe two rows with the same key by the first feature in which they differ."""
+    """Describe how two rows with the same key differ, by the first feature that differs."""
     one, other = rows.to_pylist()
     name = next(name for name in features.names if one[name] != other[name])
     return (

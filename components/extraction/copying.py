@@ -1,7 +1,7 @@
-"""Copying of a window's rows and of late rows out of the lake.
+"""Copy a window's rows and late rows out of the lake.
 
-Several workers copy the rows. The division of the rows into tasks depends on the rows and not on
-the workers, so that the files do not depend on the workers either.
+Several workers copy the rows. The rows are divided into tasks independently of the workers, so that
+the files do not depend on the workers.
 """
 
 import logging
@@ -29,8 +29,8 @@ from evergreen.runtime.workers import Workers
 logger = logging.getLogger(__name__)
 
 WINDOW, LATE = "all", "late"
-"""Temporary folders of the copied rows. `LATE` is also the prefix of the late rows' files, so that
-they sort before `part`."""
+"""Temporary folders of the copied rows. Files of late rows have the prefix `LATE`, so that these
+files sort before `part` files."""
 MALFORMED_FILE = "malformed.jsonl"
 _TASK_ROWS = 4 * FILE_ROWS
 """Approximate number of rows that a worker copies in one task."""
@@ -48,13 +48,13 @@ class CopiedRows:
     num_late_clicks: int = 0
     """Number of rows whose label a late click changed."""
     num_changed: Counter[date] = field(default_factory=Counter)
-    """See `SortedRows.num_changed`, by day."""
+    """Number of labels that late clicks changed, by day."""
     days: Counter[int] = field(default_factory=Counter)
     """Number of rows of each day. Days are numbered since 1970."""
     first_time: int = 0
-    """Time of the oldest row, microseconds since the epoch. 0 without rows."""
+    """Time of the oldest row, microseconds since the epoch. 0 if there are no rows."""
     last_time: int = 0
-    """Time of the newest row, microseconds since the epoch. 0 without rows."""
+    """Time of the newest row, microseconds since the epoch. 0 if there are no rows."""
 
     @classmethod
     def of(cls, rows: SortedRows) -> "CopiedRows":
@@ -182,7 +182,7 @@ class _CopiedTask(NamedTuple):
 
 
 def _divide(plan: WindowPlan) -> list[_CopyTask]:
-    """Divide the window's chunks into tasks. The late rows are one more task."""
+    """Divide the window's chunks into tasks. One more task copies the late rows."""
     chunks, late_chunks = plan.chunks, plan.late_chunks
     num_tasks = max(1, round(sum(chunk.num_rows for chunk in chunks) / _TASK_ROWS))
     shares = (

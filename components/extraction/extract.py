@@ -18,8 +18,8 @@ The folder contains:
 - `words.json`: counts of string categories, if a column has them.
 
 Unreadable files and files with unsuitable content are left out (see `evergreen.rows.unfit`). The
-first pass over the rows finds all files to leave out, and the next pass does not read them. The
-result therefore equals that of a lake without these files.
+first pass over the rows finds all files to leave out, and the next pass does not read them.
+Therefore the result is the same as for a lake without these files.
 """
 
 import hashlib
@@ -75,13 +75,13 @@ def extract(
     """Write the window's rows to `folder`, replacing its content, and return their manifest.
 
     Args:
-        lake: Lake with the rows. Unfit files are left out of it.
+        lake: Lake with the rows. The call leaves unfit files out of the lake.
         window: Times of the rows.
         folder: Output folder.
         recommender: Recommender with its settings.
         baselines: Parent and champion of the candidate.
-        dask_scheduler: Address of the Dask scheduler whose workers copy the rows. If the
-            address is empty, processes on this machine copy the rows.
+        dask_scheduler: Address of the Dask scheduler whose workers copy the rows. If the address is
+            empty, processes on this machine copy the rows.
 
     Raises:
         ContractError: a setting is wrong, there are too few rows for training or the holdout, or
@@ -289,7 +289,8 @@ def _expect_rows(
     """Check that the rows suffice for training and for a holdout.
 
     Returns:
-        The number of the oldest rows that parent or champion were trained on.
+        The number of rows at the start of the window that were used to train the parent or the
+        champion.
 
     Raises:
         ContractError: too few rows were copied, or too few are newer than the training rows of
@@ -328,7 +329,7 @@ def _expect_rows(
 
 
 def _window_end_needed(lake: Lake, reader: RowReader, newest: int, *, attribution: int) -> str:
-    """Return a phrase that says which end of the window would leave enough rows, for messages.
+    """Return a phrase for messages: which end of the window would leave enough rows.
 
     Only rows after the time `newest` are counted.
     """

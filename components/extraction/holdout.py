@@ -1,12 +1,12 @@
 """The split of a window's rows into training rows and the holdout.
 
 The holdout consists of the newest rows. No row with a time or a request of the holdout was used to
-train the candidate, its parent or the champion. A model looks better than it is on its own training
-rows, and on other rows of the same requests, because the rows of a request are alike. The split is
-therefore a point in time after the newest training row of the parent and the champion. A row after
-the split is dropped if its request has rows before the split. The dropped row is not lost, because
-the next run begins after the newest training row of this run. If all other rows of a request are
-before the window, this run cannot detect the request. Late rows
+train the candidate, its parent or the champion. On its own training rows, a model looks better than
+it is. The same holds for other rows of the same requests, because the rows of a request are alike.
+The split is therefore a point in time after the newest training row of the parent and the champion.
+A row after the split is dropped if its request has rows before the split. The dropped row is not
+lost, because the next run begins after the newest training row of this run. If all other rows of a
+request are before the window, this run cannot detect the request. Late rows
 (`components.extraction.seen_files`) precede the other rows in training and are never held out.
 """
 
@@ -41,7 +41,7 @@ class RowSplit(NamedTuple):
     num_newer: int
     """Rows after the split."""
     newer_days: Counter[int]
-    """Number of rows after the split of each day. Days are numbered since 1970."""
+    """Number of rows after the split, for each day. Days are numbered since 1970."""
     last_trained: int
     """Time of the newest row before the split, microseconds since the epoch."""
 
@@ -56,8 +56,8 @@ def split_rows(
 
     Args:
         copied: Rows in `folder`.
-        num_trained: Number of the window's oldest rows that the baselines were trained on. These
-            rows are not held out.
+        num_trained: The first `num_trained` rows of the window were used to train the baselines.
+            These rows are not held out.
         holdout_fraction: Share of the window's rows that is held out, in (0, 1).
         window: Window of the rows, for messages.
         folder: Existing folder.
@@ -78,7 +78,7 @@ def split_rows(
         )
     last_trained = _time_at(parts, num_older - 1)
     split_newest(parts, num_rows - num_older, older=folder / TRAIN, newest=folder / HOLDOUT)
-    # The names of the late rows' files sort before those of the other rows.
+    # The names of late files sort before the names of the other files.
     for part in copied.late.parts:
         part.path.rename(folder / TRAIN / part.path.name)
     for temporary in (folder / WINDOW, folder / LATE):
@@ -153,14 +153,14 @@ def remove_straddling(
 ) -> int:
     """Remove from `folder`/holdout the rows of requests that also have training rows.
 
-    Such rows would leak training data into the holdout.
+    Rows of these requests would leak training data into the holdout.
 
     The function needs 4 bytes of memory for each request of the holdout. Each worker needs memory
     for the request ids of one file.
 
     Args:
         folder: Folder of the split rows.
-        split: Numbers of the split rows.
+        split: Numbers of rows on both sides of the split.
         trained: Folders of training rows.
         window: Window of the rows, for messages.
         workers: Workers that read the files.

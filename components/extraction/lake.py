@@ -1,4 +1,4 @@
-"""Plan of what a run reads of a lake: which parts of which files, in which order.
+"""Plan of what a run reads from a lake: which parts of which files, in which order.
 
 A lake consists of files `day=YYYY-MM-DD/*.parquet` in the raw schema. Days do not overlap in time,
 so reading days in order gives rows in order. A day with more rows than fit in memory is divided
@@ -6,8 +6,8 @@ into chunks, which are sorted separately. `CHUNK_ROWS` limits the rows of a chun
 statistics of the row groups allow. Rows with the same time cannot be divided, even if there are
 many.
 
-`Lake.plan` lists the chunks of a window, and all files that the run leaves out. It reads footers
-and event times. `components.extraction.reader` reads the rows of the chunks.
+`Lake.plan` lists the chunks of a window, and all files that the run leaves out. The plan reads only
+footers and event times. `components.extraction.reader` reads the rows of the chunks.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ class RowGroup(NamedTuple):
     """A row group, from the footer of its file."""
 
     times: GroupTimes | None
-    """Range of the event times. None if it is unknown."""
+    """Range of the event times. None if the range is unknown."""
     num_rows: int
 
 
@@ -55,38 +55,41 @@ class LakeChunk(NamedTuple):
 
     day: date
     files: list[Path]
-    """Files of the day in which the statistics of the row groups allow rows of the interval. The
-    first chunk of a day has all files, so that rows without a time or of another day are found."""
+    """Files of the day that may have rows of the interval, by the statistics of their row groups.
+    The first chunk of a day has all files, so that rows without a time or of another day are found.
+    """
     corrected: frozenset[Path]
-    """Files among `files` that a back-fill wrote. Their rows replace copies in the other files."""
+    """Files among `files` that a back-fill wrote. Back-filled rows replace copies in the other
+    files."""
     span: TimeSpan
     num_rows: float
     """Approximate number of rows in the interval, from the statistics of the row groups."""
     reports_strays: bool
-    """Whether rows without a time, or of another day, are reported (`RawParquet.with_strays`)."""
+    """Whether rows without a time and rows of another day are reported
+    (`RawParquet.with_strays`)."""
     trained_files: tuple[Path, ...] = ()
-    """Files of the day whose rows earlier runs of the lineage used for training. Copies of these
-    rows in `files` are left out. Only chunks of late rows have such files."""
+    """Files of the day on which earlier runs of the lineage were trained. If a row of `files` has a
+    copy in these files, the row is left out. Empty unless the chunk has late rows."""
 
 
 class PlannedFile(NamedTuple):
-    """A file that has late rows, or may have rows of the window."""
+    """One file of a `PlannedDay`."""
 
     path: Path
     size: int
     """Size in bytes."""
     sha256: str | None
-    """SHA-256 of the content. None if it is not known before the file is read."""
+    """SHA-256 of the content. None if the hash is not known before the file is read."""
 
 
 class PlannedDay(NamedTuple):
-    """Files and chunks that a run reads of one day."""
+    """Files and chunks of one day that a run reads."""
 
     day: date
     version: int
     """Back-filled version, or 0 if the day was never back-filled."""
     files: list[PlannedFile]
-    """Files that have late rows, or may have rows of the window."""
+    """Files with late rows, and files that may have rows of the window."""
     chunks: list[LakeChunk]
     """Chunks with the window's rows, in the order of time."""
     late_chunks: list[LakeChunk]
@@ -112,7 +115,7 @@ class AheadFile(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class WindowPlan:
-    """Everything that a run reads of the lake for one window, and everything that it leaves out."""
+    """Parts of the lake that a run reads for one window, and parts that it leaves out."""
 
     source_uri: str
     """URI of the lake."""
@@ -203,7 +206,7 @@ def _row_groups(path: Path) -> list[RowGroup]:
 
 
 def _may_hold_rows(groups: Iterable[RowGroup], span: TimeSpan) -> bool:
-    """Return whether the statistics of a file's row groups allow a row within `span`."""
+    """Return whether a file may have rows within `span`, by the statistics of its row groups."""
     return any(times is None or span.overlaps(times.first, times.last) for times, _ in groups)
 
 
@@ -289,14 +292,14 @@ class Lake:
         The files are fetched, and the late clicks on their rows are read.
 
         Args:
-            window: The window. Rows in it that are ahead of the clock are not read.
-            max_unfit_fraction: Maximum share of unfit files, in [0, 1], among the files with rows
-                of the window or late rows, and among the files of late clicks. Files that an
-                earlier run of the lineage left out do not count.
+            window: The window. Rows of the window that are ahead of the clock are not read.
+            max_unfit_fraction: Maximum share of unfit files, in [0, 1]. The maximum applies to the
+                files with rows of the window or late rows, and separately to the files of late
+                clicks. Files that an earlier run of the lineage left out are in neither share.
 
         Raises:
             UnfitFiles: files are corrupt.
-            ContractError: the share of files that were left out before is too large.
+            ContractError: the share of unfit files is too large.
         """
         ahead_files, left_out = self._ahead_files(), self._left_out_files()
         for day, searched in self._searched_files().items():
@@ -355,7 +358,7 @@ class Lake:
             day: The day.
             files: Files of the day.
             paths: Local copy of each file.
-            span: Part of the window on this day. It may be empty.
+            span: Part of the window on this day, possibly empty.
             late: Files with late rows, by the span of these rows.
 
         Raises:
@@ -366,7 +369,8 @@ class Lake:
         split = partial(split_into_chunks, day, chunk_rows=self.chunk_rows)
         trained_files = tuple(paths[file] for file in files.files if file not in late_files)
         late_chunks = [
-            # Strays are reported once. On a day of the window, its first chunk reports them.
+            # Rows without a time, or of another day, are reported once. If the day is part of the
+            # window, the first chunk of the window's rows reports these rows.
             chunk._replace(
                 reports_strays=chunk.reports_strays and span.is_empty, trained_files=trained_files
             )
@@ -416,7 +420,8 @@ class Lake:
     def _left_out_files(self) -> list[LeftOutFile]:
         """Return the unseen files whose rows this run leaves out, by day and name.
 
-        If the run does not read the day, a bucket's file is not downloaded just to count its rows.
+        If the run does not read the day, the rows of a bucket's file are not counted, because the
+        file would have to be downloaded.
         """
         found = []
         for day in self.files.days:
@@ -433,7 +438,7 @@ class Lake:
         return found
 
     def _count(self, file: ObjectInfo, span: TimeSpan) -> int | None:
-        """Return the number of rows of a file within `span`, or None if it is not readable."""
+        """Return the number of a file's rows within `span`, or None if the file is not readable."""
         try:
             return _count_rows(self.files.paths([file])[0], span)
         except ContractError as error:
@@ -444,7 +449,7 @@ class Lake:
         """Return the files with rows that are ahead of the clock, by day and name.
 
         Raises:
-            UnfitFiles: such files are corrupt.
+            UnfitFiles: files are corrupt.
         """
         if self.ahead_from is None:
             return []
@@ -483,8 +488,8 @@ class Lake:
 
         Args:
             end: Time in microseconds since the epoch.
-            num_days: Number of the newest days to read. If `end` is within a day, the hours before
-                it count as a day.
+            num_days: Number of the newest days to read. If `end` is within a day, the part of this
+                day before `end` counts as one day.
             chunk_rows: Approximate rows of a chunk.
         """
         late = self._late_files()

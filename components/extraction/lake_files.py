@@ -4,8 +4,9 @@ A lake in a folder is read in place. Objects of a bucket are downloaded when the
 is listed once, and a run reads only the listed files. Files that an uploader or a back-fill adds
 later belong to a later run. Objects of a bucket are downloaded into a cache, at the generations in
 the listing, so that no object is downloaded twice. If an object was replaced or removed since the
-listing, the run fails with a temporary error. Names, bytes and order of the copies are those of the
-bucket. A window's rows and digest therefore equal those of the same lake in a folder.
+listing, the run fails with a temporary error. Copies have the same names, bytes and order as the
+objects of the bucket. Therefore a window has the same rows and the same digest as with a copy of
+the lake in a folder.
 
 In the cache, `objects/<generation>/<name>` is complete and never changes. A name with the suffix
 `.part` is an unfinished download, which the next run continues. Only one run at a time uses the
@@ -170,7 +171,7 @@ def newest_complete(names: Iterable[str]) -> int:
 
 
 def is_own_file(name: str) -> bool:
-    """Return whether a name, relative to the day's folder, is a file of version 0.
+    """Return whether a name in the day's folder is a file of version 0.
 
     >>> [is_own_file(name) for name in ("a.parquet", "_half.parquet", "version=1/a.parquet")]
     [True, False, False]
@@ -179,7 +180,7 @@ def is_own_file(name: str) -> bool:
 
 
 def _has_place(name: str) -> bool:
-    """Return whether a file of this name, relative to the lake, is allowed in a lake.
+    """Return whether a lake may contain a file with this relative name.
 
     Hidden files are allowed anywhere.
 
@@ -286,10 +287,11 @@ def files_of_day(objects: Objects, day: date, names: Mapping[str, ObjectInfo]) -
     Args:
         objects: Objects of the lake.
         day: The day.
-        names: Objects in the day's folder, by name within it.
+        names: Objects in the day's folder, by name within the folder.
 
     Raises:
-        ContractError: a marker is corrupt, or a file that it names is absent or of another size.
+        ContractError: a marker is corrupt, or a file named in a marker is absent or has another
+            size.
     """
     own = [each for name, each in sorted(names.items()) if is_own_file(name)]
     version = newest_complete(names)
@@ -334,8 +336,8 @@ def replace_file(objects: Objects, file: ObjectInfo, content: Path, *, num_gone:
     Readers see either the old or the new file. A file of a complete version gets another name, and
     one write of the version's marker switches to the new name. If the marker does not name the
     file, the file is removed, because nobody reads it. Any other file keeps its name, so that later
-    runs recognize it as seen. Before such a file is replaced, its new size is added to the markers
-    of the versions that replace it.
+    runs recognize it as seen. Before the file is replaced, its new size is added to the markers of
+    the versions that replace the file.
 
     Raises:
         Changed: another writer came first.
@@ -401,7 +403,7 @@ class DownloadCache:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the cache for this run, and wait for another run that uses it."""
+        """Wait until no other run uses the cache, and lock the cache for this run."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with open(self.folder / "lock", "w") as lock:
             try:
@@ -417,7 +419,8 @@ class DownloadCache:
         Raises:
             Changed, TemporaryError: see `Objects.fetch`. Received bytes are kept, and the next call
                 requests the rest.
-            PermanentError: also if the disk is full. Complete objects are kept.
+            PermanentError: see `Objects.fetch`. A full disk also raises this error. Complete
+                objects are kept.
         """
         missing = [
             each
@@ -440,10 +443,10 @@ class DownloadCache:
         logger.info("fetched them")
 
     def prune(self) -> None:
-        """Remove the objects that this run did not use, and the folders that are then empty."""
+        """Remove the objects that this run did not use, and then the empty folders."""
         for path in sorted(
             self.objects_folder.rglob("*"), reverse=True
-        ):  # the content of a folder precedes the folder
+        ):  # a folder comes after its content
             if path.is_dir():
                 if not any(path.iterdir()):
                     path.rmdir()
@@ -453,7 +456,7 @@ class DownloadCache:
     def _is_whole(self, wanted: ObjectInfo) -> bool:
         """Return whether the cache has the complete object with the listed bytes.
 
-        A file with other bytes is removed.
+        A file with the wrong bytes is removed.
         """
         path = self.path(wanted)
         if not path.is_file() or path.stat().st_size != wanted.size:
@@ -539,7 +542,7 @@ class LakeFiles:
         """Object names of the local files that were requested."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for a worker process, without the means to download files."""
+        """Return the state for a worker process, which cannot download files."""
         kept = {"uri": self.uri, "name": self.name, "outcomes": self.outcomes}
         return {**kept, "unfit": {}, "_objects": None, "_cache": None, "_names": {}}
 
@@ -572,11 +575,11 @@ class LakeFiles:
 
     @property
     def unfit_rows(self) -> list[QuarantinedFile]:
-        """Unfit files of rows."""
+        """Unfit files that contain rows."""
         return [each for each in self.unfit.values() if not each.file.startswith(f"{_OUTCOMES}/")]
 
     def own_files(self, day: date) -> dict[str, ObjectInfo]:
-        """Return the listed files of a day's version 0. The keys are names."""
+        """Return the listed files of a day's version 0, by name."""
         return {
             name: each
             for name, each in sorted(self._rows.get(day, {}).items())
@@ -642,7 +645,7 @@ def opened_lake(
 ) -> Iterator[LakeFiles]:
     """Open the lake at `uri`.
 
-    A ContractError of the body names the lake's own files instead of their local copies.
+    A ContractError raised in the `with` body names the lake's own files and not their local copies.
 
     Args:
         uri: `gs://bucket/prefix`, `file://` or an absolute path.
@@ -653,7 +656,7 @@ def opened_lake(
         **settings: Further arguments of `DownloadCache`.
 
     Raises:
-        ContractError: `uri` has none of these forms, or the location does not exist.
+        ContractError: `uri` has another form, or the location does not exist.
         TemporaryError, PermanentError: the bucket cannot be listed.
     """
     if not is_bucket_uri(uri):

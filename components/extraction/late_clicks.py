@@ -1,10 +1,11 @@
-"""Clicks that arrived after their rows were archived, in `outcomes/day=*/` of a lake.
+"""Late clicks: clicks that arrived after their rows were archived.
 
 Late clicks (`evergreen.contracts.raw_rows.OUTCOME_TYPES`) are joined to the rows when the rows are
-read. A row with such a click gets label 1 if the click happened within the attribution window that
-the file states. The time at which the click was reported does not matter. Labels therefore mean the
-same as in the monitor. A click after the window, other events, outcomes of other rows, and
-repetitions change nothing.
+read. A lake has late clicks in `outcomes/day=*/`. A late click sets the label of its row to 1 if
+the click happened within the attribution window, which the file states. The time at which the click
+was reported does not matter. Labels therefore mean the same as in the monitor. The label does not
+change for a click after the window, for other events, for outcomes of other rows, or for
+repetitions.
 """
 
 import hashlib
@@ -41,8 +42,8 @@ logger = logging.getLogger(__name__)
 _SCHEMA = arrow_schema(OUTCOME_TYPES)
 _COUNTS_FROM = "counts_from"
 """Name of a column. A click counts for a row if the row's event time is at least this value. The
-value is the click's time minus the attribution window, in microseconds since the epoch as float64,
-which is exact to the year 2255."""
+value is the click's time minus the attribution window. The unit is microseconds since the epoch, as
+float64, which is exact to the year 2255."""
 _NO_CLICKS = (
     _SCHEMA.empty_table().select(KEY).append_column(_COUNTS_FROM, pa.array([], pa.float64()))
 )
@@ -55,7 +56,7 @@ prediction's day."""
 class LateClicks:
     """The late clicks of one lake.
 
-    Only the clicks on rows since a first day are read.
+    Clicks on older rows than the requested first day are not read.
     """
 
     files: LakeFiles
@@ -66,7 +67,10 @@ class LateClicks:
     `_COUNTS_FROM` of its clicks."""
 
     def copy(self) -> "LateClicks":
-        """Return a copy with the same clicks, which records only the files that it reads itself."""
+        """Return a copy with the same clicks.
+
+        The copy records only the files that it reads itself.
+        """
         return LateClicks(self.files, _clicks=dict(self._clicks))
 
     def join(self, table: Any, day: date) -> tuple[Any, int]:
@@ -125,7 +129,9 @@ class LateClicks:
         return hashlib.sha256(lines.encode()).hexdigest()
 
     def read_for_rows(self, oldest: date) -> None:
-        """Read the clicks on rows of the day `oldest` and of later days, unless they were read.
+        """Read the clicks on rows of the day `oldest` and of later days.
+
+        Days that were read before are skipped.
 
         Raises:
             UnfitFiles: files of outcomes are corrupt, or lack a column.

@@ -1,8 +1,8 @@
-"""`evergreen data lineage`: list which version of which day each model was trained on.
+"""`evergreen data lineage`: list on which days and versions each model was trained.
 
 The command changes nothing. A model that continues a parent also depends on the parent's training
-rows. If a day was back-filled later, its old rows affect every descendant, up to the next model
-that was trained from scratch.
+rows. If a day is back-filled later, the replaced rows still affect every descendant, up to the next
+model that is trained from scratch.
 """
 
 import argparse
@@ -32,7 +32,8 @@ class ModelLineage:
     """A model and its ancestors."""
 
     models: list[Model]
-    """The model, its parent, the parent's parent and so on, as far as the registry has them."""
+    """The model, its parent, the parent's parent and so on, as far as the registry has these
+    models."""
     is_live: bool
     lost: str | None
     """Id of the first ancestor that is no longer in the registry. None if the registry has all
@@ -44,7 +45,7 @@ class ModelLineage:
         """Return the lineage as a JSON document.
 
         Args:
-            day: The only day to report. None = all.
+            day: The only day to report. None means all days.
             versions: Newest version of each day in the lake. None if no lake was named.
 
         Returns:
@@ -53,8 +54,8 @@ class ModelLineage:
             `last_learned_time` and `last_event_time`. `days` starts with the days of the model's
             own run. Each entry has day, version, num_rows, num_late_rows, num_holdout_rows, replay,
             and the model_id of the model that was trained on it. If `versions` is given, each entry
-            also has its lake_version (None if the lake lacks the day) and whether the rows are
-            outdated. `unknown` lists the ancestors whose days were not recorded.
+            also has its lake_version and whether the rows are outdated. The lake_version is None if
+            the lake lacks the day. `unknown` lists the ancestors whose days were not recorded.
         """
         days = []
         for model, entry in [(each, entry) for each in self.models for entry in each.days]:
@@ -90,11 +91,11 @@ class ModelLineage:
 
 
 def find_lineages(store: Path, *, model: str | None = None) -> list[ModelLineage]:
-    """Return the lineages of all models of the registry, oldest first, or of one model.
+    """Return the lineage of each model in the registry, oldest first, or of only one model.
 
     Args:
         store: Folder of the model registry.
-        model: Id of the only model, or `current`. None = all.
+        model: Id of the only model, or `current`. None means all models.
 
     Raises:
         ContractError: there is no such model, no version is live, or a manifest is corrupt.
@@ -170,7 +171,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.json:
         print(json.dumps({"models": documents}, indent=2))
         return 0
-    # A model with unknown ancestors may depend on the day, so it is printed too.
+    # A model with unknown ancestors is printed too, because its ancestors may have been trained on
+    # the day.
     to_print = [each for each in documents if day is None or each["days"] or each["unknown"]]
     if not to_print:
         print("no model saw it" if found else "there is no model in the store")
@@ -196,7 +198,7 @@ COLUMNS = (
 
 
 def _rows(document: dict[str, Any]) -> Iterator[tuple[str | None, ...]]:
-    """Yield one table row for each day that a model was trained on."""
+    """Yield one table row for each day on whose rows a model was trained."""
     for seen in document["days"]:
         notes = ["replayed"] if seen["replay"] else []
         if seen.get("outdated"):
@@ -214,7 +216,7 @@ def _rows(document: dict[str, Any]) -> Iterator[tuple[str | None, ...]]:
 
 
 def _sentences(document: dict[str, Any]) -> Iterator[str]:
-    """Yield what the table does not say about a model."""
+    """Yield facts about a model that the table does not contain, as sentences."""
     model_id = document["model_id"]
     parent = document["parent_model_id"]
     yield (

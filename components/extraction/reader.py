@@ -68,7 +68,7 @@ class RowReader:
     def tables(self, chunks: Iterable[LakeChunk], malformed: MalformedRows) -> Iterator[SortedRows]:
         """Yield the rows of each chunk. Chunks without rows and without copies are skipped.
 
-        If the chunks are in the order of time, the rows are in this order across tables too.
+        If the chunks are in time order, all rows are in time order.
 
         Raises:
             ContractError: a file is corrupt or too malformed.
@@ -94,7 +94,7 @@ class RowReader:
         return SortedRows(chunk.day, table, copies, num_changed, num_late_clicks)
 
     def _sorted(self, chunk: LakeChunk, malformed: MalformedRows) -> tuple[Any, Copies]:
-        """Return the rows of a chunk, sorted and each once, and the counts of left-out copies."""
+        """Return a chunk's rows, sorted and without duplicates, and count the dropped copies."""
         appended = [path for path in chunk.files if path not in chunk.corrected]
         if not chunk.corrected or not appended:
             return newest_copies(self._table(chunk, malformed), self.features)
@@ -132,13 +132,13 @@ class RowReader:
     def _without_trained(
         self, table: Any, chunk: LakeChunk, malformed: MalformedRows
     ) -> tuple[Any, Copies]:
-        """Leave out the rows that also occur as a valid row of the chunk's `trained_files`.
+        """Leave out the rows that the chunk's `trained_files` also contain as valid rows.
 
         These files are read one batch at a time.
         """
         trained = chunk._replace(files=list(chunk.trained_files), reports_strays=False)
         requests = table.column(REQUEST_ID).combine_chunks()
-        # The malformed rows of these files were checked by the runs that trained on the files.
+        # The runs that trained on these files have already checked the malformed rows of the files.
         with MalformedRows(
             Path(os.devnull), max_fraction=1.0, collects_unfit=malformed.collects_unfit
         ) as ignored:

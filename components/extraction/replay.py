@@ -5,10 +5,10 @@ measures how much a model has forgotten.
 
 Rows are sampled by a hash of their identity and the window. A repeated task therefore draws the
 same rows, and a run with another window draws other rows. Every request belongs to the same side in
-every run, so no run replays a held-out request. (An older model may have been trained on the
-request before it was held out.) Reading is bounded in two ways. Only one chunk is in memory at a
-time. From long days only as many rows are read as the sample needs. The rows come from chunks that
-are spread evenly over the rows before the window.
+every run, so no run replays a held-out request. An older model may nevertheless have been trained
+on the request before the request was held out. Reading is bounded in two ways. Only one chunk is in
+memory at a time. From a long day, only the rows that the sample needs are read. The rows come from
+chunks that are spread evenly over the rows before the window.
 """
 
 import logging
@@ -40,20 +40,21 @@ logger = logging.getLogger(__name__)
 REPLAYED, HELD_OUT = "replay", "replay_holdout"
 _MALFORMED_FILE = "replay_malformed_rows.jsonl"
 _HELD_OUT_SHARE = 1 / 8
-"""Share of the old requests that are held out. The holdout of new rows is a tenth of a window, and
-the days before the window have the rows of several windows."""
+"""Share of the old requests that are held out. The days before the window have the rows of several
+windows, so an eighth of the old rows suffices for a holdout as large as the window's own."""
 _MAX_HELD_OUT_ROWS = 100_000
 """Maximum number of held-out rows. With 3 % clicks, this number gives an AUC with a standard error
-of 0.005, and a paired difference with a smaller one. Sixteen rows are read for each held-out row.
-Without this limit, a run with a long window would read more old rows than new rows."""
+of 0.005, and a paired difference with a smaller standard error. Sixteen rows are read for each
+held-out row. Without this limit, a run with a long window would read more old rows than new rows.
+"""
 _READ_PER_DRAWN = 2
 """Oversampling factor, to make up for malformed rows."""
 _MIN_CHUNKS = 32
 """Minimum number of chunks that are read, if so many chunks exist. 32 chunks are more than four
 chunks a day over a week, so that the sample of a day does not come from a single hour."""
 _FEW_CHUNKS = 8
-"""Minimum number of chunks for small samples, for which 32 chunks would give fewer than
-`_ROWS_OF_CHUNK` rows each. Reading a chunk takes 0.1 s of a core, even for a few rows. In a run of
+"""Minimum number of chunks for a small sample. With 32 chunks, each chunk would give fewer than
+`_ROWS_OF_CHUNK` rows. Reading a chunk takes 0.1 s on one core, even for a few rows. In a run of
 1,000 rows, reading 32 chunks took a fifth of the run's time."""
 _ROWS_OF_CHUNK = 25
 _INTERVAL_ROWS = BATCH_ROWS // 4
@@ -82,24 +83,25 @@ def draw_replay(
 ) -> DrawnReplay:
     """Sample rows older than `before` into `folder`/replay and `folder`/replay_holdout.
 
-    A folder is not created for a side without rows. Malformed rows are written to
+    A folder without rows is not created. Malformed rows are written to
     `folder`/replay_malformed_rows.jsonl and do not stop the step, because an earlier run checked
-    them. Unfit files are left out of the lake. If too many files are unfit, the step stops, but
-    only if training rows are wanted.
+    them. Unfit files are left out of the lake. If too many files are unfit and the settings ask for
+    training rows, the step stops.
 
     Args:
         lake: Lake with the rows.
-        reader: Reader of the rows. Its counts are updated.
+        reader: Reader of the rows. The call updates the reader's counts.
         before: Time of the window's first row in microseconds. Older rows of the newest
             `replay_days` days are sampled.
-        split: Numbers of the window's rows. The training sample is `replay_share` of all training
-            rows. The holdout sample has as many rows as the window's holdout, but at most
-            `_MAX_HELD_OUT_ROWS`. If fewer rows exist, all of them are sampled.
+        split: Number of training rows and number of holdout rows of the window. The training sample
+            is `replay_share` of all training rows. The holdout sample has as many rows as the
+            window's holdout, but at most `_MAX_HELD_OUT_ROWS`. If fewer rows exist, all of them are
+            sampled.
         settings: Settings of the extraction.
         folder: Existing folder for the output.
 
     Raises:
-        ContractError: too many files are unfit, and training rows are wanted.
+        ContractError: too many files are unfit, and the settings ask for training rows.
     """
     wanted = {
         REPLAYED: settings.num_replayed(split.num_train),

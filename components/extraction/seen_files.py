@@ -1,11 +1,11 @@
-"""The lake's files that a lineage of models has seen, and the late rows in files it has not seen.
+"""The lake's files that a lineage of models has seen, and the late rows in unseen files.
 
 Late rows are rows at or before the watermark in a file that the parent's lineage has not seen. The
 parent's manifest names the files of the newest days (`Model.files`). Every row is therefore newer
 than the watermark, in a seen file, or late. A file belongs to one day. If a file was not seen, all
 of its rows up to the watermark are late. Back-filled versions are not late, because a later window
 or replay reads them again. Unseen files of days older than `late_days` are counted and named.
-Unseen files of older days stay unseen, so that a later run can train on them.
+Unseen files of older days stay unseen, so that a later run can train on these files.
 """
 
 import logging
@@ -40,7 +40,7 @@ class LineageRecord(NamedTuple):
         """Return `RawDataset.files`. `newest` is the time of the newest training row."""
         days = days_up_to(newest, MAX_LATE_DAYS)
         found = {day: self.seen.get(day, {}) for day in days}
-        # The first day is always recorded. Later days that are absent had no files.
+        # The first day is always recorded. If a later day is absent, the day had no files.
         return {str(day): files for day, files in found.items() if files or day == days[0]}
 
     def unread_up_to(self, newest: int) -> dict[str, dict[str, str]]:
@@ -76,8 +76,8 @@ class SeenFiles:
     watermark: int
     """Time of the newest training row, microseconds since the epoch."""
     searched: Mapping[date, Mapping[str, int]] = field(default_factory=dict)
-    """Sizes in bytes by file name, for the days that are searched for late rows and whose files are
-    known. Rows of other days are never late."""
+    """Sizes in bytes by file name, for each day that is searched for late rows. Days whose files
+    are not recorded are absent. Rows of other days are never late."""
     late_days: int = 0
     """Number of days before the watermark's day that are searched for late rows."""
     recorded: Mapping[date, Mapping[str, int]] = field(default_factory=dict)
@@ -86,8 +86,8 @@ class SeenFiles:
     left_out_before: int
     """Time in microseconds since the epoch. Rows before this time are left out of this run."""
     trained_until: Mapping[date, Mapping[str, int | None]] = field(default_factory=dict)
-    """Files that the lineage left out as unfit, by day and name. The value is the time of the
-    newest row of the file that was used for training, microseconds since the epoch. The value is
+    """Files that the lineage left out as unfit, by day and name. For each file, the value is the
+    time of its newest row that was used for training, in microseconds since the epoch. The value is
     None if no row was used."""
     starts_new_record: bool = False
     """Whether this run ignores the parent's record of seen files and starts a new record, for
@@ -130,7 +130,7 @@ class SeenFiles:
         }
 
     def reads_part_of(self, day: date) -> bool:
-        """Return whether this run reads rows of the day, even if it leaves out older rows of it."""
+        """Return whether this run reads at least some rows of the day."""
         end = day_span(day).end
         assert end is not None
         return end > self.left_out_before
@@ -147,8 +147,9 @@ class SeenFiles:
 
         Args:
             files: Files of version 0 of each day, by name within the day's folder.
-            left_out: Names, relative to the lake, of files that do not count as seen.
-            unfit: Names, relative to the lake, of files that this run leaves out as unfit.
+            left_out: Names of files that do not count as seen. The names are relative to the lake.
+            unfit: Names of files that this run leaves out as unfit. The names are relative to the
+                lake.
             window: Window of the run.
         """
         continues = not self.starts_new_record
@@ -173,12 +174,12 @@ class SeenFiles:
         return record
 
     def _untrained_span(self, day: date, file: ObjectInfo) -> TimeSpan:
-        """Return the part of the day whose rows in this unseen file were not used for training."""
+        """Return the span of time in which rows of this unseen file were not used for training."""
         newest = self.trained_until.get(day, {}).get(base_name(file))
         return day_span(day).clipped(TimeSpan(None if newest is None else newest + 1, None))
 
     def warn_of_changed(self, day: date, files: Iterable[ObjectInfo]) -> None:
-        """Log the seen files of a day that were changed after the lineage had seen them."""
+        """Log files of a day that were changed after the lineage had seen them."""
         for file in files:
             size = self.searched.get(day, {}).get(base_name(file), file.size)
             if size != file.size:
@@ -222,7 +223,7 @@ NOTHING_SEEN = SeenFiles(watermark=0, left_out_before=0, starts_new_record=True)
 
 
 def days_up_to(newest: int, num_before: int) -> list[date]:
-    """Return the day of the time `newest`, and `num_before` days before it, in order.
+    """Return `num_before` days and then the day that contains the time `newest`, in order.
 
     `newest` is in microseconds since the epoch.
 
@@ -238,10 +239,10 @@ def seen_files(parent: Model | None, late_days: int, *, start: str = "") -> Seen
 
     Args:
         parent: Model that the run continues.
-        late_days: Number of days before the watermark's day that are searched for late rows. 0 =
-            none.
-        start: Requested start of the window. If the start is given, no row is late. Empty = after
-            the watermark.
+        late_days: Number of days before the watermark's day that are searched for late rows. With
+            0, no day before the watermark's day is searched.
+        start: Requested start of the window. If `start` is given, no row is late. If it is empty,
+            the window starts after the watermark.
 
     Raises:
         ContractError: the model's manifest contains an invalid time or day.

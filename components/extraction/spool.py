@@ -1,10 +1,12 @@
-"""Temporary storage of a user's rows on disk, sorted and deduplicated by DuckDB.
+"""Temporary storage on disk for rows that a user imports.
+
+DuckDB sorts the rows and removes duplicates.
 
 DuckDB uses the disk if the rows do not fit into its memory limit. A row is an event with an
-identity, (request id, row). A row without a request id gets one from a hash of its content, so that
-the same row in a renamed or grown file is the same event. If files contain several copies of a row,
-equal copies are dropped. Among different copies of a row the last copy is kept. Rows that the lake
-already has are left out.
+identity, (request id, row). A row without a request id gets an id from a hash of its content.
+Therefore the same row in a renamed or longer file is the same event. If files contain several
+copies of a row, equal copies are dropped. Among different copies of a row, the last copy is kept.
+Rows that the lake already has are left out.
 """
 
 from collections.abc import Iterator, Sequence
@@ -50,14 +52,14 @@ class RowCounts:
     rows: int
     """Events that were kept."""
     clicks: int
-    """Kept events with label 1."""
+    """Number of kept events with label 1."""
     copies: Copies
     """Number of dropped copies. The last copy of each row is kept."""
     known: int
-    """Rows that were left out because the lake has them already."""
+    """Rows that were left out because the lake already has the rows."""
     repeated: int
-    """Kept events that equal an earlier event except for the label. These events have no id of
-    their own."""
+    """Number of kept events that equal an earlier event except for the label. These events have no
+    own id."""
 
 
 class Known(NamedTuple):
@@ -72,7 +74,7 @@ class Known(NamedTuple):
 
 
 class Spool:
-    """A user's rows in a folder. The rows are written once, then read in order.
+    """Temporary folder for rows that a user imports. The rows are written once, then read in order.
 
     Args:
         folder: Existing folder for the rows and for DuckDB's temporary files.
@@ -246,8 +248,8 @@ class Events:
             with_times: Whether events must also have equal times.
 
         Returns:
-            The number of events that were left out, and the number of events whose key is in the
-            lake with other features.
+            The number of events that were left out, and the number of events that are in the lake
+            with other features.
 
         Raises:
             ContractError: a file is not readable Parquet, or not in the lake's schema.
@@ -285,7 +287,10 @@ class Events:
         )
 
     def days(self) -> list[int]:
-        """Return the days with events as days since 1970, or an empty list without times."""
+        """Return the days that have events, as numbers of days since 1970.
+
+        The list is empty if the events have no times.
+        """
         query = "SELECT DISTINCT time // 86400000000 FROM events WHERE time IS NOT NULL ORDER BY 1"
         return [day for (day,) in self._fetch(query)]
 

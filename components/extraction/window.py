@@ -1,4 +1,4 @@
-"""The rows on which a run trains: the window, the watermark, and immature rows.
+"""Rules for the rows of a run: the window, the watermark, and immature rows.
 
 This module defines which rows belong to a run and reads no rows. `components.extraction.lake` lists
 the files, and `components.extraction.holdout` selects the holdout.
@@ -38,19 +38,20 @@ def resolve_window(
     """Return the window [start, end) of a run.
 
     The window ends `attribution` before its requested end, or before the end of the lake. The next
-    run reads the younger rows. A row's age is counted from that end and not from this machine's
-    clock, so a retry reads the same rows.
+    run reads the younger rows. A row's age does not depend on this machine's clock, so a retry
+    reads the same rows.
 
     Args:
-        start: ISO 8601, inclusive. Empty = after the parent's last training row.
-        end: ISO 8601, exclusive. Empty = to the last row.
+        start: ISO 8601, inclusive. If it is empty, the window starts after the parent's last
+            training row.
+        end: ISO 8601, exclusive. If it is empty, the window ends with the last row.
         parent: Model that the run continues. Used only if `start` is empty.
-        full_days: Length of the window in days if there is neither a start nor a parent. 0 = from
-            the first row.
+        full_days: Length of the window in days if there is neither a start nor a parent. With 0,
+            the window starts with the first row.
         attribution: Microseconds after which a row's label is final.
         newest: Function that returns the time of the newest row, microseconds since the epoch, or
-            None. The function is called only if the window depends on its result, because it may
-            download a file.
+            None. The function is called only if the window depends on the result, because the call
+            may download a file.
 
     Raises:
         ContractError: a time is not ISO 8601, or the window is empty.
@@ -79,7 +80,7 @@ def resolve_window(
 
 @dataclass(frozen=True, kw_only=True)
 class Baselines:
-    """The stored models that a run's candidate is compared with.
+    """The stored models of a run: the parent and the champion.
 
     All steps of the run use the same models.
     """
@@ -100,7 +101,7 @@ class Baselines:
     def watermark(self) -> int | None:
         """Return the time of the models' newest training row, in microseconds since the epoch.
 
-        Returns None without models.
+        Returns None if there are no models.
         """
         return max(map(watermark, self.models), default=None)
 
@@ -138,14 +139,15 @@ def find_baselines(store: Path, *, parent: str, champion: str, features: Feature
 def expect_past(baselines: Baselines, ahead_from: int) -> None:
     """Check that no model was trained on a row that is ahead of the clock.
 
-    The watermark of such a model would be later than the rows of the following runs.
+    Otherwise the model's watermark would be later than the rows of the following runs.
 
     Args:
-        baselines: Models that the run continues and compares with.
+        baselines: The parent and the champion of the run.
         ahead_from: First time that is ahead of the clock, microseconds since the epoch.
 
     Raises:
-        ContractError: a model was trained on such a row. The message says how to continue.
+        ContractError: a model was trained on a row that is ahead of the clock. The message says how
+            to continue.
     """
     for model in baselines.models:
         if (newest := watermark(model)) >= ahead_from:

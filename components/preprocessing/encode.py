@@ -65,8 +65,8 @@ def encode_parts(
         features: The fitted workflow.
         plans: Partitions of each part, in row order.
         aside: Temporary folder to write into.
-        final: Folder to which the caller moves `aside` later. HugeCTR's file lists contain its
-            paths.
+        final: Folder to which the caller moves `aside` later. HugeCTR's file lists contain paths in
+            `final`.
         workers: Processes that share the partitions.
 
     Raises:

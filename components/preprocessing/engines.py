@@ -21,7 +21,7 @@ Columns = dict[str, NDArray[Any]]
 class EncodingEngine(Protocol):
     """Interface of an engine: a module of this package whose functions return callables.
 
-    The callables take record batches of `raw_partitions.read_partition`. These callables can be
+    Each callable takes a record batch of `raw_partitions.read_partition`. These callables can be
     used in a forked process and sent to a Dask worker.
     """
 

@@ -37,10 +37,10 @@ def statistics_of_all(
     Args:
         shares: Partitions of each task, at least one task.
         unscaled: Result of `engines.EncodingEngine.unscaler` for the numeric columns to fit. None
-            if there are no such columns.
+            if there are no numeric columns to fit.
         workers: Processes that share the tasks.
         scratch: Temporary folder, which this function creates and removes. Workers exchange counts
-            of millions of categories by files in it.
+            of millions of categories through files in this folder.
     """
     scratch.mkdir()
     tasks = [(share, scratch / str(number)) for number, share in enumerate(shares)]
@@ -94,7 +94,7 @@ def next_workflow(
 ) -> tuple[FeatureWorkflow, list[Column]]:
     """Return the workflow of this run, and the columns that the next run continues.
 
-    Without a parent the workflow is fitted on these rows alone. With a parent, dense columns are
+    Without a parent, the workflow is fitted on these rows alone. With a parent, dense columns are
     transformed as in the parent's workflow, because the parent's weights were trained with these
     transforms. Only columns that the parent lacks are fitted on these rows.
 
@@ -166,9 +166,9 @@ def _boundaries(
 ) -> NDArray[np.float32]:
     """Return the quantiles i / `num_buckets` of a column.
 
-    Each quantile is a value of the column (NumPy's method `higher`), so it is exact in float32. A
-    quantile is dropped if it equals another quantile or the smallest value, so that no bucket is
-    empty.
+    Each quantile is a value of the column (NumPy's method `higher`), so the quantile is exact in
+    float32. A quantile is dropped if it equals another quantile or the smallest value, so that no
+    bucket is empty.
 
     Args:
         values: Distinct values of the column, ascending.

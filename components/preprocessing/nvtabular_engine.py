@@ -5,8 +5,8 @@ files in the order of our ids, and `Normalize` uses given moments. NVTabular the
 exactly the numbers of the served graph. `numpy_engine` computes the same encoding.
 
 NVTabular plans, executes and types the graphs, and Categorify looks up every id. The operators in
-this module override methods of NVTabular's operator interface. Each operator has one of three
-reasons, which its docstring states:
+this module override methods of NVTabular's operator interface. Each operator exists for one of
+three reasons, and its docstring states the reason:
 
 - The operator is faster. Categorify gets each distinct value of a column once, because its merge
   and sort of all rows would take 10 to 20 times as long as everything else.
@@ -56,13 +56,14 @@ class DistinctCategorify(ops.Categorify):  # type: ignore[misc]
     """Variant of Categorify that looks up each distinct value of a column once.
 
     The operator also accepts a partition in which a column has no value at all. NVTabular 23.8
-    raises an error for such a partition.
+    raises an error for a partition without values.
     """
 
     def __init__(self, vocabularies: dict[str, str], features: Features, *, folder: Path) -> None:
         """Create the operator for the columns `Features.id_names`.
 
-        A missing value becomes padding in a list feature and the id of missing values elsewhere.
+        In a list feature, a missing value becomes padding. Elsewhere, a missing value becomes the
+        id of missing values.
 
         Args:
             vocabularies: Vocabulary file of each slot. The category column of each file is named by
@@ -132,7 +133,10 @@ class Emptied(ops.Operator):  # type: ignore[misc]
     """
 
     def __init__(self, names: tuple[str, ...]) -> None:
-        """Store the names of the columns to empty. Other columns of the selection are unchanged."""
+        """Store the names of the columns to make missing.
+
+        Other columns of the selection are unchanged.
+        """
         super().__init__()
         self._names = names
 
@@ -328,8 +332,9 @@ def _present(columns: tuple[str, ...], excluded: tuple[str, ...]) -> Any:
 def _without_tombstones(vocabulary: NDArray[np.int64]) -> NDArray[np.int64]:
     """Replace each tombstone of the vocabulary by a different negative value.
 
-    An id is a position, so each id needs a value. Negative values do not occur in raw rows. The
-    negative values must be different, because NVTabular looks up ids by a merge. If a negative
-    value passed the checks of raw rows, equal values would duplicate its row.
+    A tombstone still needs a value, because an id is a position in the vocabulary. Negative values
+    do not occur in raw rows. The negative values must be different, because NVTabular looks up ids
+    by a merge. If a negative value passed the checks of raw rows, equal values would duplicate its
+    row.
     """
     return np.where(vocabulary == TOMBSTONE, TOMBSTONE - np.arange(len(vocabulary)), vocabulary)

@@ -28,8 +28,9 @@ from evergreen.runtime.errors import ContractError, run_again
 logger = logging.getLogger(__name__)
 
 ADMISSION_FILE = "admission.npz"
-"""File with int64 arrays for each column, named by the column's position. `0` has the time at which
-each id was last seen. `0_candidates`, `0_sightings` and `0_last_seen` describe the candidates."""
+"""File with int64 arrays for each column, named by the column's position. Array `0` contains the
+time at which each id of column 0 was last seen. The arrays `0_candidates`, `0_sightings` and
+`0_last_seen` describe the candidates of this column."""
 
 
 def save_columns(columns: Sequence[Column], folder: Path) -> None:
@@ -79,7 +80,7 @@ class ParentWorkflow:
     model: Model
     features: FeatureWorkflow
     columns: dict[str, Column]
-    """Columns by slot."""
+    """Column of each slot, by slot."""
 
     @property
     def scaling(self) -> dict[str, tuple[float, float]]:
@@ -91,7 +92,7 @@ class ParentWorkflow:
 def expect_parents_columns(
     features: Features, excluded_columns: list[str], parent: ParentWorkflow | None
 ) -> None:
-    """Check that the columns of this run mean the same as the parent's.
+    """Check that the columns of this run have the same meaning as the parent's columns.
 
     Added and removed columns are allowed, and a warning names them.
 

@@ -5,10 +5,10 @@ files with `evergreen.contracts.workflow`, because the served graph is built fro
 alone.
 
 This module also does negative downsampling. Only a share of the training rows without a click is
-kept. This also applies to replayed rows. The choice is the same in every try. Extraction does not
+kept. Replayed rows are downsampled too. The choice is the same in every try. Extraction does not
 downsample. Validation and the monitor's reference therefore see all rows, and windows of runs with
 different rates stay comparable. Categories are counted after downsampling. Held-out rows are never
-downsampled. `components.training.start` corrects the bias for the rate.
+downsampled. `components.training.start` corrects the model's bias for the share of kept rows.
 """
 
 import logging
@@ -56,16 +56,16 @@ _GROUP_ROWS = 65_536
 _DOWNSAMPLED_ROWS = 250_000
 """Approximate number of rows of a downsampled file."""
 _FIT_ROWS = 65_536
-"""Maximum rows of a partition while categories are counted. A row group of the raw rows has the
-same number of rows, so processes get similar numbers of rows."""
+"""Maximum rows of a partition while categories are counted. The row groups of the raw rows have
+this size too, so processes get similar numbers of rows."""
 
 _TRAIN, _HOLDOUT, _WORKFLOW = "train", "holdout", "workflow"
 _REPLAY, _REPLAY_HOLDOUT = "replay", "replay_holdout"
 """Parts of the dataset with rehearsed old rows. Old rows are encoded with this run's workflow, but
 the workflow is not fitted on these rows."""
 _SCRATCH = ".scratch"
-"""Temporary folder. The folder first contains counts of parts of the rows, and later files of the
-engine."""
+"""Temporary folder. At first, the folder contains counts of parts of the rows. Afterwards, the
+folder contains files of the engine."""
 _DOWNSAMPLED = ".downsampled"
 """Temporary folder for the training rows that `negative_rate` keeps."""
 
@@ -174,7 +174,7 @@ def preprocess(
         dask_scheduler: Address of a Dask scheduler. Empty to use this machine.
 
     Returns:
-        The manifest, and numbers about the training set for the run's report.
+        The manifest, and numbers of the training set that the run's report shows.
 
     Raises:
         ContractError: the raw rows do not match their manifest, a setting is wrong, or the parent
@@ -323,7 +323,8 @@ def _fit_workflow(
     features = raw.recommender.features
     new = tuple(name for name in features.numeric if parent is None or name not in parent.scaling)
     unscaled = engine.unscaler(features, new) if new else None
-    # pyarrow imports pandas lazily, if it is installed. Trigger this import once, before forking.
+    # pyarrow imports pandas lazily, if pandas is installed. Import pandas once, before the
+    # processes are forked.
     pa.scalar(0)
     shares = forked.shares(plan, workers.num_shares, weight=lambda partition: partition.num_rows)
     workflow, columns = fitting.next_workflow(

@@ -142,7 +142,7 @@ def distinct_values(values: Any) -> tuple[NDArray[Any], NDArray[Any]]:
 def _grouped(metadata: Any, partition_rows: int) -> list[tuple[tuple[int, ...], int]]:
     """Combine consecutive row groups up to `partition_rows` rows.
 
-    Returns the row groups and the number of rows of each combination.
+    Returns for each combination its row groups and its number of rows.
     """
     grouped: list[tuple[tuple[int, ...], int]] = []
     for group in range(metadata.num_row_groups):

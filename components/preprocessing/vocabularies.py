@@ -1,11 +1,11 @@
 """Update the vocabulary of one column from run to run.
 
 A category is admitted when its count, summed over the runs, reaches the frequency threshold. A
-category is evicted if it has not occurred for a given time. Ids never move: an evicted category
-leaves a tombstone. A later run reuses the ids of tombstones before it appends new ids. The result
-depends only on the parent's column and the counts of this run, so a retry has the same result.
-`window_statistics` counts the rows. The module `parent` defines the file with which the next run
-continues the columns.
+category without a row for a given time is evicted. Ids never move: an evicted category leaves a
+tombstone. A later run reuses the ids of tombstones before it appends new ids. The result depends
+only on the parent's column and the counts of this run, so a retry has the same result.
+`window_statistics` counts the rows. The module `parent` defines the file from which the next run
+continues.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Candidates:
 
     categories: NDArray[np.int64]
     sightings: NDArray[np.int64]
-    """Count of each category over all runs since it was last dropped."""
+    """Number of rows with each category, over all runs since the category was last dropped."""
     last_seen: NDArray[np.int64]
 
 
@@ -37,13 +37,13 @@ class Column:
     vocabulary: NDArray[np.int64]
     """See `FeatureWorkflow.vocabularies`."""
     last_seen: NDArray[np.int64]
-    """Time at which each id's category was last seen. This is the time of the newest row in the
-    last window that had the category. The time of a tombstone is 0."""
+    """Time at which each id's category was last seen. The value is the time of the newest row in
+    the last window with the category. The time of a tombstone is 0."""
     candidates: Candidates
 
 
 def unseen_column(vocabulary: NDArray[np.int64]) -> Column:
-    """Return a column without candidates, whose categories have not been seen."""
+    """Return a column with unseen categories and without candidates."""
     nothing = Candidates(
         **dict.fromkeys(("categories", "sightings", "last_seen"), np.zeros(0, np.int64))
     )
@@ -60,17 +60,17 @@ def next_column(
     now: int,
     rules: PreprocessingSettings,
 ) -> Column:
-    """Return the column after this run.
+    """Update the parent's column with the categories of this run.
 
     New categories are ordered by count, largest first, then by value. The first new categories
     reuse the ids of the parent's tombstones, lowest id first. The ids of categories that are
     evicted in this run stay free until the next run.
 
     Args:
-        parent: The column before this run.
+        parent: The parent's column.
         seen: Distinct categories of this run's training rows, in any order.
         counts: Number of rows of each category in `seen`.
-        now: Time of the window's newest row. This time becomes the `last_seen` of all categories in
+        now: Time of the window's newest row. The time becomes the `last_seen` of all categories in
             the window.
         rules: Settings for the admission of categories.
 
@@ -92,7 +92,7 @@ def next_column(
 
     counted = _add_counts(parent.candidates, seen[~is_live], counts[~is_live], now=now)
     # If the threshold was lowered, the counts of earlier runs alone may suffice. A category without
-    # a row in this run could not be trained, so it is not admitted.
+    # a row in this run could not be trained, so the category is not admitted.
     is_here = np.isin(counted.categories, seen[~is_live], assume_unique=True)
     enters = is_here & (counted.sightings >= rules.frequency_threshold)
     new = counted.categories[enters][np.argsort(-counted.sightings[enters], kind="stable")]
@@ -122,7 +122,7 @@ def _add_counts(
 def _retained(
     counted: Candidates, is_out: NDArray[np.bool_], *, now: int, rules: PreprocessingSettings
 ) -> NDArray[np.int64]:
-    """Return the positions of the candidates to save for the next run, ascending."""
+    """Return the ascending positions of the candidates that are saved for the next run."""
     if rules.ttl:
         is_out = is_out & (now - counted.last_seen <= rules.ttl)
     places = np.flatnonzero(is_out)

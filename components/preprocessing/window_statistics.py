@@ -1,7 +1,7 @@
 """Statistics of a run's rows: counts of each slot's categories, and moments of numeric columns.
 
 Counts and sums are integers, so statistics of parts of the rows merge without loss. The result is
-equal bit for bit however the rows are divided. The engines decide which values are counted.
+equal bit for bit, however the rows are divided. The engines decide which values are counted.
 """
 
 from collections.abc import Mapping
@@ -51,7 +51,7 @@ Moments = dict[str, _Moment]
 """Moments by column name."""
 
 Statistics = tuple[dict[str, _Counts], Moments]
-"""Counts by slot, and moments by column. For a bucketed column the clipped values are counted. All
+"""Counts by slot, and moments by column. For a bucketed column, the clipped values are counted. All
 other fitted columns have moments."""
 
 
@@ -90,7 +90,7 @@ def merged(found: list[Statistics]) -> Statistics:
 def _counts(values: Any) -> _Counts:
     """Count the distinct values of an Arrow array, without nulls.
 
-    Arrow's hash table is three times as fast as pandas'.
+    Arrow's hash table is three times as fast as the hash table of pandas.
     """
     distinct, counts = (each.to_numpy() for each in values.drop_null().value_counts().flatten())
     order = np.argsort(distinct)

@@ -1,8 +1,8 @@
 """The exit handler: record the outcome of a run, and send a notification.
 
 The state that KFP passes does not show the outcome. The hosted backend passes COMPLETE or FAILED
-without a message. The local backend passes SUCCEEDED or FAILED, and names the exit handler itself.
-The outcome is therefore derived from the steps' notes (`evergreen.registry.runs`).
+without a message. The local backend passes SUCCEEDED or FAILED, and its message is about the exit
+handler. The outcome is therefore derived from the steps' notes (`evergreen.registry.runs`).
 
 A notification is sent for a run that a person or a schedule started. A run of the monitor has a
 `trigger_id`, and the monitor announces it as part of the incident. A failed notification does not
@@ -156,7 +156,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Record and print the outcome, and notify the webhook of the environment variable."""
+    """Record and print the outcome, and notify the webhook that the environment variable names."""
     log_as_text("%(asctime)s %(name)s %(message)s")
     arguments = build_parser().parse_args(argv)
     print(record(**vars(arguments)))

@@ -1,8 +1,8 @@
 """One trial of a hyper-parameter search on a cluster: start a run, wait, and print its metrics.
 
 Katib's collector reads the metrics from standard output, such as `auc=0.78`. Katib chooses the
-settings of each trial from the manifest of `evergreen search --katib`. Runs of trials release
-nothing.
+settings of each trial from the manifest of `evergreen search --katib`. A run of a trial releases no
+model.
 """
 
 import json

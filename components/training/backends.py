@@ -81,10 +81,11 @@ def make_engine(
         config: Configuration of the network.
         slot_sizes: Number of ids of each slot.
         settings: Settings of the fit.
-        scratch: Folder for the temporary files of HugeCTR on several nodes, which all see this
-            folder. One node uses a folder on its own disk, below TMPDIR.
+        scratch: Folder for HugeCTR's temporary files on several nodes. All nodes see this folder.
+            One node uses a folder on its own disk, below TMPDIR.
         num_gpus: GPUs of each node that share a batch. PyTorch uses one GPU.
-        features: Features that a row looks up. If it is None, each slot is looked up once.
+        features: Features that a row looks up. If `features` is None, a row looks up each slot
+            once.
 
     Raises:
         ContractError: there is no such backend, or it does not support the network or a setting.

@@ -1,12 +1,13 @@
 """Correct the bias of the final logit, as the last step of a fit.
 
 After training, a model's mean prediction is several percent too high or too low, because the last
-rows have a strong effect on the bias. Correcting the bias alone makes the mean prediction equal to
-the click rate of the newest training rows. The correction changes no ranking. `start` corrects for
-negative downsampling, and `fit` corrects for features that are served as one value.
+rows have a strong effect on the bias. The correction changes only the bias. Afterwards, the mean
+prediction equals the click rate of the newest training rows. The correction changes no ranking.
+`start` corrects for negative downsampling, and `fit` corrects for features that are served as one
+value.
 
-Rows may have weights. Only the ratios of the weights count: if all weights are 3, the result is the
-same as if all are 1.
+Rows may have weights. Only the ratios of the weights matter: if all weights are 3, the result is
+the same as if all are 1.
 """
 
 import math
@@ -15,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 _PRIOR_DEVIATION = 0.1
-"""Standard deviation of the shift's normal prior. It was measured in fits without the correction. A
-few dozen clicks determine the click rate only to about ten percent. The prior prevents a few clicks
-from shifting a parent that was calibrated on many more clicks."""
+"""Standard deviation of the shift's normal prior. The value was measured in fits without the
+correction. A few dozen clicks determine the click rate only to about ten percent. The prior
+prevents a few clicks from shifting a parent that was calibrated on many more clicks."""
 _MIN_PROBABILITY = 1e-7
 _NEWEST_PARTS = (1, 3, 10)
 """Parts of the rows that can set the bias: all rows, the newest third, or the newest tenth."""
@@ -31,17 +32,18 @@ def newest_bias_shift(
     probabilities: NDArray[np.float32],
     weights: NDArray[np.float32] | None = None,
 ) -> float:
-    """Return the `bias_shift` of the largest part of the rows that agrees with the newest rows.
+    """Return the shift of the bias that fits the newest rows.
 
-    The parts are all rows, the newest third and the newest tenth. A part fits if its shift explains
-    the clicks of the newest tenth to within three standard errors (binomial). If the click rate
-    changed within the window, the correction therefore does not undo what the model has learned of
+    The parts are all rows, the newest third and the newest tenth. The result is the `bias_shift` of
+    the largest part that fits. A part fits if, after its shift, the expected clicks of the newest
+    tenth differ from the clicks by at most three standard errors (binomial). Therefore, if the
+    click rate changed within the window, the correction does not undo what the model has learned of
     the change.
 
     Args:
         labels: 0 or 1 in order of time, [n].
         probabilities: Predictions of the model, [n].
-        weights: Sample weights, [n], or None if all rows count equally.
+        weights: Sample weights, [n], or None for equal weights.
 
     >>> labels = np.tile([1.0, 0.0, 0.0, 0.0], 10_000)  # one click in four rows
     >>> round(newest_bias_shift(labels, np.full(40_000, 0.25)), 3)
@@ -79,9 +81,9 @@ def bias_shift(
     `_evidence`.
 
     Args:
-        labels: 0 or 1, [n].
+        labels: Labels, 0 or 1, [n].
         probabilities: Predictions of the model, [n].
-        weights: Sample weights, [n], or None if all rows count equally.
+        weights: Sample weights, [n], or None for equal weights.
 
     >>> labels, probabilities = np.repeat([0.0, 1.0], [30_000, 10_000]), np.full(40_000, 0.2)
     >>> round(bias_shift(labels, probabilities), 3)  # log(0.25 / 0.75) - log(0.2 / 0.8) is 0.288

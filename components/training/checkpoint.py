@@ -33,7 +33,7 @@ _LOSSES = "row_losses-{:02d}.npy"
 """Name pattern of the files with a trial's row losses. The name contains the number of the
 trial."""
 _NUM_BLOCKS = 20
-"""Number of time blocks. With fewer blocks the standard error is too uncertain. With more blocks
+"""Number of time blocks. With fewer blocks, the standard error is too uncertain. With more blocks,
 too many requests are split between two blocks."""
 
 
@@ -57,14 +57,14 @@ class Position:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrialEvaluation:
-    """Evaluation of a trial's network on rows that it has not been trained on yet."""
+    """Evaluation of a trial's network on rows that the trial has not yet used for training."""
 
     scores: Mapping[str, float | None]
     """`auc` and `log_loss`, or None where undefined."""
     row_losses: NDArray[np.float64]
     """Log loss of each row, after the correction of the bias at the end of a fit. The loss of a
-    weighted row is multiplied by its weight. All trials use the same rows. Empty if the trial
-    diverged."""
+    weighted row is multiplied by its weight. All trials use the same rows. The array is empty if
+    the trial diverged."""
 
 
 DIVERGED = TrialEvaluation(scores={"auc": None, "log_loss": None}, row_losses=np.empty(0))
@@ -144,7 +144,7 @@ class CheckpointFolder:
         return name
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Make `checkpoint` the current one, and remove files that it does not name."""
+        """Make `checkpoint` the current checkpoint, and remove files that it does not name."""
         for number, evaluation in enumerate(checkpoint.evaluations):
             if evaluation is not self._losses_on_disk.get(number):
                 with whole_file(self.path / _LOSSES.format(number)) as file:
@@ -183,7 +183,7 @@ class CheckpointFolder:
         return found
 
     def forget(self) -> None:
-        """Remove the checkpoint. If this is interrupted, `load` finds nothing."""
+        """Remove the checkpoint. If the removal is interrupted, `load` finds nothing."""
         (self.path / _PROGRESS).unlink(missing_ok=True)
         shutil.rmtree(self.path, ignore_errors=True)
 

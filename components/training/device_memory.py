@@ -26,7 +26,7 @@ def device_memory_reported(
         config: Configuration of the network.
         slot_sizes: Number of ids of each slot.
         batch_size: Rows of an optimizer step.
-        places: Places that a row looks up.
+        places: Slot of each categorical position, and the positions of each list.
 
     Raises:
         PermanentError: torch could not allocate memory on the GPU.
@@ -52,8 +52,8 @@ def device_memory_reported(
 def free_memory() -> str:
     """Return the free and the total memory of each GPU, as nvidia-smi reports them.
 
-    Returns "unknown" if there is no nvidia-smi, or if it does not report the memory. nvidia-smi
-    does not report the memory of a MIG slice.
+    Returns "unknown" if there is no nvidia-smi, or if nvidia-smi does not report the memory. For a
+    MIG slice, nvidia-smi does not report the memory.
     """
     if (program := shutil.which("nvidia-smi")) is None:
         return "unknown"

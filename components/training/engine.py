@@ -51,7 +51,7 @@ class Engine(Protocol):
     def segment_batches(self, batch_size: int) -> int:
         """Return the number of batches to pass to one call of `learn`.
 
-        Between two calls a fit checks the loss and may save.
+        Between two calls, a fit checks the loss and may save.
         """
 
     def learn(

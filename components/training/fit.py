@@ -6,14 +6,15 @@ run trains on its rows in time order, because the click behaviour can change wit
 
 An incremental run tries several constant learning rates, each from the parent's weights. A low rate
 preserves what the parent has learned, and a high rate follows a change. The last tenth of the rows
-is scored before it is used for training (progressive validation: Blum, Kalai and Langford 1999).
-The scores of the last tenth choose the rate, so no rows have to be held out. If a later rate scores
-worse, the trial of this rate ends early. `benchmarks.quality` has the measurements.
+is scored before these rows are used for training (progressive validation: Blum, Kalai and Langford
+1999). The scores of the last tenth choose the rate, so no rows have to be held out. If a later rate
+scores worse, the trial of this rate ends early. `benchmarks.quality` has the measurements.
 
-Rows may have sample weights. The weights count in every step, in the choice of the rate and in the
-correction of the bias, but not in an AUC. The model's own weights are not in memory here, but in
-folders that the engine restores and saves. `row_order` orders the rows of a pass, `start` writes
-the initial weights, `calibration` corrects the logit, and `step` publishes the model.
+Rows may have sample weights. The weights are used in every step, in the choice of the rate and in
+the correction of the bias, but in no AUC. The engine restores the model's weights from folders and
+saves the weights to folders. This module does not load the weights. `row_order` orders the rows of
+a pass, `start` writes the initial weights, `calibration` corrects the logit, and `step` publishes
+the model.
 """
 
 import logging
@@ -56,8 +57,8 @@ _EVALUATED_SHARE = 0.1
 """Share of a pass that is scored before the network trains on it. The scored rows are the last rows
 of the pass."""
 _DECAYING_SHARE = 0.5
-"""Share of a first model's steps in which its learning rate falls to zero. The decay covers the
-last steps."""
+"""Share of a first model's steps in which the learning rate falls to zero. The decay is at the end
+of the fit."""
 _MAX_SCORED_ROWS = 1 << 20
 """Maximum number of rows that are scored at a time. If there are more rows, evenly spaced rows are
 scored. A million rows determine a click rate of 3 % to within 0.6 % of its value."""
@@ -66,7 +67,7 @@ _PART_ROWS = 1 << 16
 _CHECKED_ROWS = 1 << 12
 """Number of rows whose scores must be finite before a trial's weights are saved."""
 _EMIT_SECONDS = 10.0
-"""Time between two reports within a pass."""
+"""Seconds between two reports within a pass."""
 
 Numbers = Mapping[str, float | None]
 """Numbers that a fit reports at one step, by name. An undefined number is None."""
@@ -83,8 +84,8 @@ class FitJob:
     """Folder of the parent's weights, in the layout of the training set. None to train from
     scratch."""
     checkpoint_path: Path
-    """Folder for the checkpoints of this fit. The fit continues from a checkpoint that it finds
-    there."""
+    """Folder for the checkpoints of this fit. The fit continues from a checkpoint in this
+    folder."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -95,16 +96,16 @@ class FitResult:
     """Folder of the final weights (`evergreen.networks.files`). The model's probabilities are
     correct for all rows, even if the training rows were downsampled."""
     optimizer_step: int
-    """Optimizer steps taken, including those of earlier runs."""
+    """Number of optimizer steps, including steps of earlier runs."""
     progressive: Mapping[str, float | None]
     """`auc` and `log_loss` of a tenth of the rows, scored just before training on them. In an
-    incremental run, the scored tenth is the newest rows. If the training set is downsampled, these
-    rows are downsampled too. The click rate of these rows then differs from that of the held-out
-    rows, and the two log losses are not comparable."""
+    incremental run, the scored tenth consists of the newest rows. If the training set is
+    downsampled, these rows are downsampled too. These rows then have another click rate than the
+    held-out rows, and the two log losses are not comparable."""
     learning_rate: float
     """The learning rate that was chosen."""
     rows_per_second: float | None
-    """Training rows per second in this process, or None if it trained on no rows."""
+    """Training rows per second in this process, or None if the process trained on no rows."""
     served_shift: float
     """See `Model.served_shift`."""
 
@@ -141,7 +142,7 @@ class _DivergedError(PermanentError):
 
 
 class _TrialLost(Exception):  # noqa: N818 - no error
-    """The rate of this trial is worse than an earlier rate, whatever further training does."""
+    """The rate of this trial cannot win any more, because an earlier rate is better."""
 
 
 class _Fit:
@@ -243,7 +244,7 @@ class _Fit:
             yield slice(at, min(at + _PART_ROWS, self._num_new))
 
     def _weights(self, which: slice | NDArray[np.int64]) -> NDArray[np.float32] | None:
-        """Return the sample weights of some rows, or None if all rows count equally."""
+        """Return the sample weights of some rows, or None for equal weights."""
         return None if self._rows.weights is None else self._rows.weights[which]
 
     def _begin(self) -> Checkpoint:
@@ -288,7 +289,7 @@ class _Fit:
         return self._folder.path / weights
 
     def _end_trial(self) -> None:
-        """Save the trial's weights if they are the best so far."""
+        """Save the trial's weights if the weights are the best so far."""
         trial = self._state.now.trial
         if best_of(self._state.evaluations) == trial:
             self._scores(
@@ -404,10 +405,10 @@ class _Fit:
         self._on_disk = self._state = state
 
     def _evaluate(self, order: PassOrder) -> None:
-        """Evaluate the trial on the rest of the pass. Replayed rows do not count.
+        """Evaluate the trial on the rest of the pass. Replayed rows are not evaluated.
 
         Trials are compared after the correction of the bias, which `_finish` applies anyway. At a
-        high rate the bias varies from step to step, and this variation would hide what the network
+        high rate, the bias varies from step to step, and this variation would hide what the network
         has learned.
         """
         first, chunks = self._evaluated_at * self._batch_size, []

@@ -1,14 +1,14 @@
 """Handle SIGTERM during training: save the fit and end, so that a later run can continue it.
 
 Kubernetes sends SIGTERM before it drains a node, and kills the process 30 seconds later. A fit in
-progress is saved first. Outside a fit the process ends at once, because its output is complete or
-absent. `evergreen.runtime.exit_codes` has the exit code. SIGUSR1 has the same effect, because
-`mpirun` kills its processes less than a second after SIGTERM, but only forwards SIGUSR1.
+progress is saved first. Outside a fit, the process ends at once, because its output is complete or
+absent. `evergreen.runtime.exit_codes` has the exit code. SIGUSR1 has the same effect. `mpirun` only
+forwards SIGUSR1, but kills its processes less than a second after SIGTERM.
 
-On Kubeflow a retry does not depend on the exit code, because Argo retries after every failure. On
-Kubeflow the save may also be cut short. According to its source, KFP's launcher, which is the
-parent process of the step, does not handle SIGTERM, so the container ends with the launcher. A
-retry after such an end continues from the last save of `checkpoint_minutes`.
+On Kubeflow, a retry does not depend on the exit code, because Argo retries after every failure. On
+Kubeflow, the save may also be cut short. KFP's launcher is the parent process of the step.
+According to its source, the launcher does not handle SIGTERM, so the container ends with the
+launcher. After a container has ended, a retry continues from the last save of `checkpoint_minutes`.
 """
 
 import signal
@@ -33,9 +33,9 @@ class StopRequest:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Do not end the process on SIGTERM within the body.
+        """Defer SIGTERM while the `with` body runs.
 
-        The body can then check for the request itself and save its work.
+        The code in the body can then check for the request and save its work.
         """
         self._deferred = True
         try:

@@ -118,8 +118,8 @@ class PassOrder:
 
     def _to_rows(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         part = self._part
-        # Number of replay rows before and up to each position. Every interval of the pass has its
-        # share of replay rows.
+        # Number of replay rows before each position, and up to and including each position. Every
+        # interval of the pass has its share of replay rows.
         before, until = ((positions + end) * part.num_replayed // len(self) for end in (0, 1))
         rows = positions - before
         if part.num_replayed:

@@ -41,7 +41,7 @@ class Rows:
     """Rows in time order."""
 
     labels: NDArray[np.float32]
-    """0 or 1, [n]."""
+    """Labels, 0 or 1, [n]."""
     dense: NDArray[np.float32]
     """Normalised values, [n, numeric columns]."""
     ids: NDArray[np.int32]
@@ -71,7 +71,7 @@ class Rows:
 
 @dataclass(frozen=True, kw_only=True)
 class RowFolder:
-    """A Parquet folder in HugeCTR's form, and the facts that its manifest states."""
+    """A Parquet folder in HugeCTR's form, and the facts of its manifest."""
 
     path: Path
     """Folder with Parquet files and `_file_list.txt`. The list may contain paths of another
@@ -105,8 +105,8 @@ def open_rows(
 
     Row groups outside the `share` are zeros, which take no room on disk or in memory. The flat
     files have no name once they are open. The flat files disappear with the arrays, however the
-    process ends. A later process can therefore not find them. A later process decodes the rows
-    again, which takes less than a tenth of the time of one pass.
+    process ends. A later process does not find the flat files and decodes the rows again, which
+    takes less than a tenth of the time of one pass.
 
     Args:
         folders: At least one folder. All folders have the same features, and either all or none
@@ -117,9 +117,8 @@ def open_rows(
 
     Raises:
         ContractError: a file is absent or corrupt, has unexpected columns, types or nulls, or its
-            number of rows differs from the manifest. The error is also raised for a wrong value:
-            one that is not finite, a label other than 0 or 1, a weight below 0, or an id outside
-            its slot.
+            number of rows differs from the manifest. The error is also raised for a value that is
+            not finite, a label other than 0 or 1, a weight below 0, or an id outside its slot.
         PermanentError: the flat files cannot be written, for example because the disk is full.
     """
     cache.mkdir(parents=True, exist_ok=True)
@@ -223,8 +222,8 @@ def _decode_group(group: _RowGroup, into: Rows, slot_sizes: list[int]) -> None:
 
 
 def _iterate_batches(group: _RowGroup) -> Iterator[Any]:
-    # Without memory mapping, the compressed pages of each column of a row group are copied first
-    # (290 instead of 140 MB).
+    # Without memory mapping, the compressed pages of each column of a row group are copied first.
+    # This takes 290 MB instead of 140 MB.
     with (
         reading_parquet(group.path),
         parquet_file(group.path, metadata=group.metadata, memory_map=True) as file,

@@ -1,4 +1,4 @@
-"""Initial weights of a fit: fresh weights, or a parent's in the layout of this run's vocabularies.
+"""Initial weights of a fit: fresh weights, or a parent's weights in the layout of this run.
 
 A parent's table is copied in chunks from one mapped file to another, so that no complete table has
 to be in memory. Extraction chooses the parent, and `evergreen.contracts.workflow` describes the
@@ -6,10 +6,10 @@ changes of the vocabularies.
 
 This module also corrects for negative downsampling (`TrainingSet.negative_rate`). Suppose that rows
 without a click are kept with probability r, whatever their features. The odds of a click among the
-kept rows are then 1/r times the odds among all rows. The logits of a model of the kept rows are too
-large by log(1/r). The ranking of this model is right, but its probabilities are wrong. Adding
-log(r) to the bias corrects every logit (King and Zeng 2001, "Logistic Regression in Rare Events
-Data", prior correction).
+kept rows are then 1/r times the odds among all rows. The logits of a model that was trained on the
+kept rows are too large by log(1/r). The ranking of this model is right, but its probabilities are
+wrong. Adding log(r) to the bias corrects every logit (King and Zeng 2001, "Logistic Regression in
+Rare Events Data", prior correction).
 
 The registry stores corrected weights, and a fit uses uncorrected weights. The correction is
 therefore subtracted when a fit starts from a parent, and added once when the final weights of the
@@ -83,9 +83,9 @@ def write_initial(
     """Write fresh weights into `folder`, without optimizer state.
 
     Equal seeds give equal weights. The dense parameters are the network's initial parameters. The
-    bias is the log-odds of the click rate, because with small data sets training would need
-    hundreds of steps to find it. The vectors of a slot are drawn from U(+-f/sqrt(slot size)), where
-    f is the network's `fresh_vectors`.
+    bias is the log-odds of the click rate. With small data sets, training would need hundreds of
+    steps to find this bias. The vectors of a slot are drawn from U(+-f/sqrt(slot size)), where f is
+    the network's `fresh_vectors`.
 
     Args:
         folder: Folder to write.
@@ -93,7 +93,8 @@ def write_initial(
         slot_sizes: Number of ids of each slot.
         click_rate: Share of clicks, in (0, 1).
         seed: Seed of the weights.
-        places: Places that a row looks up. If it is None, each slot is looked up once.
+        places: Slot of each categorical position, and the positions of each list. If `places` is
+            None, a row looks up each slot once.
     """
     dense = _fresh_dense(config, seed)
     tables = tables_of(places or one_each(slot_sizes), config.widths)
@@ -112,7 +113,7 @@ def read_parent(training_set: TrainingSet) -> Model | None:
     """Return the model that this run continues, or None to train from scratch.
 
     Raises:
-        ContractError: its manifest is absent or corrupt.
+        ContractError: the parent's manifest is absent or corrupt.
     """
     uri = training_set.parent_model_uri
     return model_in(local_path(uri)) if uri else None
@@ -196,16 +197,16 @@ def grow(
     """Write a stored model in the layout of new vocabularies and columns.
 
     The following parts are copied bit for bit: the rows and moments of ids whose category stays,
-    the reserved ids, and the dense parameters. The score of a row that has only such ids does not
+    the reserved ids, and the dense parameters. The score of a row with only these ids does not
     change.
 
     An id that has a new category starts with the out-of-vocabulary row of its slot, because the
-    category was scored with this row until now. The moments of such an id are zero, because it has
-    no history of its own. The row and the moments of a tombstone are zero.
+    category was scored with this row until now. The moments of an id with a new category are zero,
+    because the new category has no history. The row and the moments of a tombstone are zero.
 
     Columns are matched by name. New columns do not change the logits, except for rounding, because
-    their dense parameters and moments are zero. The vectors of new columns are those of a fresh
-    model, or zero (`NetworkConfig.takes_new_vectors_at_zero`). Parameters of removed columns are
+    their dense parameters and moments are zero. New columns have the vectors of a fresh model, or
+    vectors of zero (`NetworkConfig.takes_new_vectors_at_zero`). Parameters of removed columns are
     dropped.
 
     Args:

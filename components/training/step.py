@@ -1,9 +1,9 @@
 """Run the training step: fit a network and publish a model to the registry.
 
 A model is published completely or not at all. If the work folder and the registry are on the same
-disk, the model's weights are moved and not copied. Then a large table is written only once. The
-network's ONNX graph is exported with the weights, so that deployment does not need torch. The
-evaluation step decides whether the model is good enough.
+disk, the model's weights are moved and not copied. In this case, a large table is written only
+once. The network's ONNX graph is exported with the weights, so that deployment does not need torch.
+The evaluation step decides whether the model is good enough.
 """
 
 import hashlib
@@ -79,8 +79,7 @@ def publish(
         logger.info("model %s is already in the registry", model_id)
         return Model.read(final / Model.MANIFEST)
     with whole_directory(final, replace=True) as parts:
-        # The weights are moved last. If another part is absent, the weights are still in the fit's
-        # folder.
+        # Move the weights last, so that they stay in the fit's folder if another part is absent.
         _copy_parts(parts, workflow_path, report)
         _move(weights, parts / Model.WEIGHTS)
         sha256 = {name: sha256_tree(parts / name) for name in Model.PARTS if name != Model.WEIGHTS}
@@ -163,7 +162,7 @@ class TrainingRun:
     config: NetworkConfig
     settings: TrainingSettings
     num_gpus: int = 1
-    """GPUs that share a batch. More than one only for `hugectr`."""
+    """GPUs that share a batch. Only `hugectr` supports more than one."""
 
 
 def train(
@@ -181,7 +180,7 @@ def train(
         training_set: Manifest of the encoded rows.
         report: Manifest of the statistics and the schema.
         clock: Current time in UTC.
-        stop: Request to stop, or None if nothing can request it.
+        stop: Request to end the fit early, or None.
 
     Raises:
         ContractError: an input does not match its manifest, or this run cannot continue its parent.
@@ -282,7 +281,7 @@ def _start_from(
 @contextmanager
 def _engine(request: TrainingRun, training_set: TrainingSet, folder: Path) -> Iterator[Engine]:
     scratch = folder / _SCRATCH
-    shutil.rmtree(scratch, ignore_errors=True)  # a killed try leaves tables and other files in it
+    shutil.rmtree(scratch, ignore_errors=True)  # a killed try leaves tables and other files behind
     engine = make_engine(
         request.backend,
         request.config,
@@ -318,8 +317,8 @@ def _begin(folder: Path, fingerprint: str, clock: Callable[[], datetime]) -> dat
         if attempt["fingerprint"] == fingerprint:
             return datetime.fromisoformat(attempt["created_at"])
         logger.info("the earlier try of this run had other inputs: starting from scratch")
-        # The attempt file is removed first. If the removal of the other files is interrupted, a
-        # later try with the old inputs would otherwise use the remaining files.
+        # The attempt file is removed first. Otherwise an interrupted removal would leave files that
+        # a later try with the old inputs would use.
         path.unlink()
     if folder.exists():
         shutil.rmtree(folder)  # otherwise this try would continue from files of another try

@@ -3,8 +3,8 @@
 The job's workers run this same step on the same shared volume. `pipelines.placement` sets image,
 nodes and command, and the engine coordinates the processes. The job of a step has a fixed name, so
 a retried step finds the job of its earlier try. A retried step continues to follow a running job,
-and it replaces a failed job. The runtime of `k8s/components/kubeflow-trainer` restarts lost
-workers, which continue from the last save of the fit.
+and replaces a failed job. The runtime of `k8s/components/kubeflow-trainer` restarts lost workers,
+which continue from the last save of the fit.
 
 This module uses the Kubernetes client, because Kubeflow's SDK (0.5) can only send Python functions.
 """
@@ -45,8 +45,8 @@ certificates are in the same folder."""
 _LOG_OVERLAP_SECONDS = 60
 """Overlap with the previous read of a log. The overlap is longer than a request can take."""
 _TEMPORARY_STATUSES = (401, 408, 409, 429)
-"""HTTP statuses besides 5xx after which a retry can help: a token is being rotated, or a conflict
-ends with the next try."""
+"""HTTP statuses below 500 after which a retry can help. Examples are a token that is being rotated,
+and a conflict between two requests."""
 _MAX_NAME_LENGTH = 45
 """Kubernetes allows 63 characters, and JobSet names its pods `<job>-launcher-0-0-abcde`."""
 
@@ -70,7 +70,7 @@ class TrainJobs:
         Args:
             configuration: Address, token and certificates of the API server.
             namespace: Namespace of the jobs.
-            timeout_seconds: Timeouts of each request, to connect and to read.
+            timeout_seconds: Timeouts of each request in seconds: to connect, and to read.
         """
         # The API server is in this cluster, so a proxy from the environment must not be used.
         configuration.proxy = None
@@ -191,7 +191,7 @@ def train_elsewhere(
 ) -> None:
     """Train as the TrainJob in `flags.train_job`.
 
-    The model manifest of the job's workers is copied, and so are the facts of their note.
+    The step copies the workers' model manifest and the facts of their note.
 
     Raises:
         ContractError: the workers rejected their input, or another program created a job with this
@@ -225,8 +225,8 @@ def train_elsewhere(
 def job_name(run: str) -> str:
     """Return the name of a run's TrainJob.
 
-    If Kubernetes allows the run's name, it is the name of the job. Otherwise the job's name
-    consists of the allowed characters of the run's name and a hash.
+    If Kubernetes allows the run's name, the job has the same name. If Kubernetes does not allow the
+    run's name, the job's name consists of the allowed characters of the run's name and a hash.
 
     >>> job_name("evergreen-retraining-x7k2p"), job_name("Run 7")
     ('evergreen-retraining-x7k2p', 'run-7-94d812ac')
@@ -264,7 +264,7 @@ def _ensure(
 ) -> None:
     """Create the job, unless a job of an earlier try runs or has succeeded.
 
-    If a job has failed or has another spec, it is deleted first. The function waits until the
+    A job that has failed or has another spec is deleted first. The function waits until the
     deletion is complete.
     """
     job = build_job(name, spec)
@@ -361,7 +361,7 @@ class _Log:
         ranked = []
         for each in self._jobs.pods(self._name):
             labels, made = each.metadata.labels or {}, each.metadata.creation_timestamp
-            # With MPI the launcher's log has the output of all workers.
+            # With MPI, the launcher's log has the output of all workers.
             part = labels.get("jobset.sigs.k8s.io/replicatedjob-name")
             if (
                 labels.get("batch.kubernetes.io/job-completion-index") == "0"

@@ -1,7 +1,7 @@
 """The validation step on a command line: check whether rows are fit for training.
 
-Exit codes are those of docs/reference/exit-codes.md: 0 for pass and warn, 1 for fail. The report
-has the reasons. Parsing needs the standard library only. TFDV is imported when the work begins.
+The exit code is 0 for pass and warn, and 1 for fail (docs/reference/exit-codes.md). The report
+lists the reasons. Parsing needs the standard library only. TFDV is imported when the work begins.
 """
 
 import argparse

@@ -2,8 +2,9 @@
 
 The batches, TFDV's options and the row counter come from `tfdv_statistics`. Beam's options name the
 runner that processes the batches. The job returns its results through files in `--temp_location`.
-If that location is a bucket, the input files are copied into it, because a runner's machines cannot
-read this machine's disk. If that location is a folder, the machines read the input files directly.
+If the location is a bucket, the input files are copied into the bucket, because a runner's machines
+cannot read this machine's disk. If that location is a folder, the machines read the input files
+directly.
 """
 
 import contextlib
@@ -48,7 +49,8 @@ from evergreen.storage.uris import is_bucket_uri
 logger = logging.getLogger(__name__)
 
 NumberedBatch = tuple[int, pa.RecordBatch]
-"""Number of a batch's first row, and the batch. Rows are numbered over all files."""
+"""Number of the first row, and the batch that starts with this row. Rows are numbered over all
+files."""
 _AddressedPart = tuple[str, FilePart]
 """File address for a runner's machine, and the row group to read."""
 
@@ -87,7 +89,7 @@ def _check_runner(options: PipelineOptions) -> None:
     runner, google = options.view_as(StandardOptions).runner, options.view_as(GoogleCloudOptions)
     needed = {"runner": runner, "temp_location": google.temp_location}
     if is_dataflow := "dataflow" in str(runner).lower():
-        # Without this option Beam would use its own image, which lacks this package.
+        # Without this option, Beam would use its own image, which lacks this package.
         image = options.view_as(WorkerOptions).sdk_container_image
         needed |= {"project": google.project, "region": google.region, "sdk_container_image": image}
     if missing := [f"--{name}" for name, value in needed.items() if not value]:

@@ -31,7 +31,7 @@ from evergreen.statistics.comparison import ColumnDrift
 
 _CERTAIN_ROWS = 10
 """A column without values has certainly changed if at least this number of rows with a value was
-expected. The probability that all of them are absent by chance is e^-10."""
+expected. The probability that all of these values are absent by chance is e^-10."""
 
 _RESULT_OF_ACTION = {BLOCK: FAIL, QUARANTINE: WARN, WARN: WARN, NOTIFY: WARN, INFO: PASS}
 _COVERED_BY_RULES = ("FEATURE_TYPE_NOT_PRESENT", "SCHEMA_MISSING_COLUMN")
@@ -79,7 +79,7 @@ class Observation:
     """Lower end of the value's 95 % interval."""
     high: float | None = None
     limit: float | None = None
-    """Limit that the value is compared with."""
+    """Limit for the value."""
     bound: str = AT_MOST
     """How the value is compared with the limit, such as `at most`."""
     at_most: str | None = None
@@ -93,7 +93,7 @@ Observations = Iterator[Observation]
 def check(measured: Measured, rules: ValidationSettings) -> list[RuleCheck]:
     """Return the checks of all rules, the worst first.
 
-    A rule has no check if the rule is off or had no data to compare with.
+    A rule has no check if the rule is off or had no data for a comparison.
     """
     observed = (each for observe in _OBSERVERS for each in observe(measured, rules))
     checks = apply_rules(observed, rules)
@@ -107,7 +107,7 @@ def check(measured: Measured, rules: ValidationSettings) -> list[RuleCheck]:
 
 
 def apply_rules(observed: Iterable[Observation], rules: ValidationSettings) -> list[RuleCheck]:
-    """Return one check per observation. Observations of rules that are off give no check."""
+    """Return one check per observation. If a rule is off, its observations give no check."""
     return [
         RuleCheck(
             name=f"{each.column}: {each.rule}",
@@ -130,7 +130,7 @@ def apply_rules(observed: Iterable[Observation], rules: ValidationSettings) -> l
 
 
 def _is_compared(rule: str, measured: Measured) -> bool:
-    """Return whether the rule had data to compare with."""
+    """Return whether the rule had data for a comparison."""
     is_drift = rule in ("drift", "new_categories")
     return not (
         is_drift
@@ -154,7 +154,7 @@ def _observe_rows(measured: Measured, rules: ValidationSettings) -> Observations
 
 
 def _observe_columns(measured: Measured, rules: ValidationSettings) -> Observations:
-    """Yield the columns of the lake's files that the schema does not contain with the same type."""
+    """Yield the lake's columns that are not in the schema or have another type."""
     known = {feature.name for feature in measured.schema.feature}
     for each in measured.rows.dataset.schema_mismatches:
         column, found_type, file = each["column"], each["arrow_type"], each["file"]
@@ -190,7 +190,7 @@ def _observe_files(measured: Measured, rules: ValidationSettings) -> Observation
 
 
 def _observe_domain(measured: Measured, rules: ValidationSettings) -> Observations:
-    """Yield the rows outside the schema's domain, and their share if they were quarantined."""
+    """Yield the number of rows outside the schema's domain, and the share of quarantined rows."""
     rows, num_gone = measured.rows, measured.rows.dataset.num_quarantined
     if rows.num_outside is None:
         detail = f"rule {DOMAIN} found nothing to compare with: there is no schema yet"
@@ -221,8 +221,8 @@ def _observe_domain(measured: Measured, rules: ValidationSettings) -> Observatio
 def _observe_anomalies(measured: Measured, rules: ValidationSettings) -> Observations:
     """Yield TFDV's anomalies, each with its rule.
 
-    Anomalies are left out if another rule reports the same problem in more detail. If a low share
-    of rows with a value may be chance, the action is at most `info`.
+    Anomalies are left out if another rule reports the same problem in more detail. If the low share
+    of rows with a value may be due to chance, the action is at most `info`.
     """
     columns = measured.statistics.columns
     wanted = {feature.name: feature for feature in measured.schema.feature}
@@ -311,10 +311,11 @@ def _empty_column(
 
 
 def observe_click_rate(label: LabelShift | None, rules: ValidationSettings) -> Observations:
-    """Yield an observation if the click rate differs from that of the earlier windows.
+    """Yield an observation if the click rate differs from the click rate of the earlier windows.
 
-    The click rate must differ from the merged windows and from the newest window. Both differences
-    must exceed the factor, and must be statistically significant.
+    The click rate must differ from the click rate of the merged windows and from the click rate of
+    the newest window. Both differences must exceed the factor, and must be statistically
+    significant.
     """
     if label is None:
         return

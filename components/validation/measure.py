@@ -1,9 +1,9 @@
 """Measure a run's rows: statistics, anomalies, drift, click rate and skew.
 
 The rows are compared with all windows of the champion's lineage, merged into one
-(`evergreen.statistics.comparison`). A change is not reported if the champion was already trained on
-it. A champion counts as trained on a change if its newest window is large enough to show the change
-but does not differ from these rows.
+(`evergreen.statistics.comparison`). If the champion was already trained on a change, the change is
+not reported. A champion counts as trained on a change under two conditions: its newest window is
+large enough to show the change, and these rows do not differ from that window.
 
 A model's folder contains the profiles of two windows (`manifests.Model.WINDOWS`): the newest
 window, and all older windows merged into one. Each profile has at most 2 MB.
@@ -52,11 +52,11 @@ class KeptWindows:
 
     @property
     def newest(self) -> TableProfile:
-        """Window of rows that the model itself was trained on."""
+        """Window on which the model itself was trained."""
         return self.windows[-1]
 
     def followed_by(self, window: TableProfile) -> "KeptWindows":
-        """Return the windows with `window` as the newest. Earlier windows are merged into one.
+        """Return these windows followed by `window`. Earlier windows are merged into one.
 
         The new window replaces the newest one if both have the same rows.
         """
@@ -109,7 +109,7 @@ class Champion:
 
     folder: Path
     statistics: TableStatistics
-    """TFDV's statistics of the window that the champion itself was trained on."""
+    """TFDV's statistics of the window on which the champion itself was trained."""
     windows: KeptWindows
     """Profiles of all windows in the champion's lineage."""
 
@@ -195,10 +195,10 @@ def measure(
 
     Args:
         rows: The rows.
-        schema: The schema in force. None = the schema is inferred from the rows.
+        schema: The schema in force. None means that the schema is inferred from the rows.
         champion: The model to compare with, or None.
         settings: Thresholds of the measurements.
-        served: Archive of served rows to compare with. None = no comparison.
+        served: Archive of served rows, for the comparison. None means no comparison.
         summarize: Function that computes TFDV's statistics of files (`summarize_files`).
         shown: Names of the categories in reports.
 

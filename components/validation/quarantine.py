@@ -7,7 +7,7 @@ values are always allowed.
 Quarantined rows are stored in the model registry, because the step's folder is removed with the
 work folder. Each run that quarantined rows has a folder `<store>/quarantine/runs/<run>` with
 `quarantine.json` and `rows/*.parquet` (raw columns and `quarantine_reason`). Only `cli.forget`
-removes quarantined rows, namely those of a forgotten user. The number of rows in `quarantine.json`
+removes quarantined rows: the rows of a forgotten user. The number of rows in `quarantine.json`
 still includes the removed rows. The lake does not change, so it still contains the quarantined
 rows.
 """
@@ -53,18 +53,18 @@ Reasons = dict[int, str]
 
 @dataclass(frozen=True, kw_only=True)
 class ScreenedRows:
-    """Rows to check and to train on."""
+    """Rows for the check and for training."""
 
     dataset: RawDataset
     """Manifest of the rows. If no row was quarantined, this is the manifest of the run's own
     dataset."""
     files: list[Path]
-    """Files of the rows. Their paths are valid until the step's folder is complete."""
+    """Files of the rows. The paths of the files are valid until the step's folder is complete."""
     num_outside: int | None = None
     """Number of rows outside the schema's domain. None if the rows were not screened against the
     domain."""
     examples: list[str] = field(default_factory=list)
-    """Reasons of the first rows outside the domain."""
+    """Reason for each of the first rows outside the domain."""
     quarantined: Path | None = None
     """Temporary folder of the quarantined rows, which are moved when the step's folder is complete.
     None if no row was quarantined."""
@@ -86,7 +86,7 @@ def screen_rows(
 
     Args:
         raw: Manifest of the rows.
-        schema: The schema in force. None = there is no schema yet.
+        schema: The schema in force. None means that there is no schema yet.
         action: Action of the rule. The action `quarantine` separates the rows outside the domain.
             Any other action only counts these rows.
         folder: The step's folder, which is not complete yet. Rows are written to the subfolders

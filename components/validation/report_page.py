@@ -1,4 +1,4 @@
-"""The HTML report: checks, and one small chart per column, ordered by the certainty of the drift.
+"""The HTML report: checks, and one small chart per column. The most certain drift comes first.
 
 The only input of the page is the document of `report`. The numbers of each chart are also in a
 collapsed table, for people who cannot see the chart. The two series of bars differ in shape and
@@ -31,8 +31,8 @@ from evergreen.reports.svg import Bar, BarChart
 
 Entry = Mapping[str, Any]
 Cells = Mapping[str, Callable[[Entry], object]]
-"""Functions that make the cells of a table row from an entry. The keys are the columns'
-headings."""
+"""Function for each column of a table, by the column's heading. The function returns the cell of an
+entry."""
 _FIRST_CHECKS = 8
 """Maximum number of checks on the first screen."""
 
@@ -70,10 +70,10 @@ def _state(document: Entry) -> Banner:
 
 
 def _checks(document: Entry) -> list[PageBlock]:
-    """Return a table of the first checks, the worst first, and a fold with the other checks.
+    """Return a table of the worst checks, and a collapsed table of the other checks.
 
-    The first checks are those that failed or have a value. If there are no such checks, the first
-    checks are chosen from all checks.
+    The first table has checks that failed or have a value. If there are no such checks, the first
+    table has the worst of all checks.
     """
     names = [each.name for each in fields(RuleCheck)]
     checks = [RuleCheck(**{name: check[name] for name in names}) for check in document["checks"]]

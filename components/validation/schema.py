@@ -3,13 +3,12 @@
 The first run infers the schema. For a feature that is added later, the first run with the feature
 infers its rules. Categories are strings (see `tfdv_statistics`) without a list of allowed values,
 because new categories appear daily. Lists of categories may have any length. The label is required
-in every training row, is 0 or 1, and is not served. The share of rows in which a feature has a
-value must not be below that of the first run by more than sampling error. A feature without any
-value in the first run is optional. Numeric columns must stay below `range_factor` times the first
-run's extremes, and must not contain NaN or infinity. If at least `_SIGNED_ROWS` rows of the first
-run had values and none was negative, negative values are not allowed. Drift thresholds are settings
-of the step. Later runs use a schema file that changes only when people accept a new version
-(`schema_versions`).
+in every training row, is 0 or 1, and is not served. The share of rows with a value may be smaller
+than in the first run only by sampling error. A feature without any value in the first run is
+optional. Numeric columns must stay below `range_factor` times the first run's extremes, and must
+not contain NaN or infinity. If at least `_SIGNED_ROWS` rows of the first run had values and none
+was negative, negative values are not allowed. Drift thresholds are settings of the step. Later runs
+use a schema file that changes only when people accept a new version (`schema_versions`).
 """
 
 from collections.abc import Container
@@ -68,7 +67,7 @@ def check_schema(
     """Check the statistics of training rows by the schema in force, or infer their schema.
 
     Args:
-        in_force: The schema in force. None = there is no schema yet.
+        in_force: The schema in force. None means that there is no schema yet.
         statistics: TFDV's statistics of the rows.
         raw: Manifest of the rows.
         range_factor: Factor by which numeric values may exceed the extremes of the first run.
@@ -130,7 +129,7 @@ def fitted_to(
 ) -> Any:
     """Return `schema` fitted to the recommender's features, or `schema` itself if it fits already.
 
-    New features get the rules that `infer_schema` makes of these rows. Removed features become
+    New features get the rules that `infer_schema` infers from these rows. Removed features become
     optional.
     """
     known = {feature.name: feature for feature in schema.feature}
@@ -175,7 +174,7 @@ def _set_bounds(feature: Any, observed: ColumnStatistics, factor: float) -> None
     domain, least, most = feature.float_domain, observed.least, observed.most
     if least is None or most is None:
         return
-    # Use 1 instead of an extreme of zero, because a multiple of zero is zero.
+    # An extreme of zero has no useful multiple, so 1 is used instead.
     domain.min = least - (factor - 1) * max(abs(least), 1.0)
     domain.max = most + (factor - 1) * max(abs(most), 1.0)
     if least >= 0 and observed.num_values >= _SIGNED_ROWS:
@@ -185,10 +184,10 @@ def _set_bounds(feature: Any, observed: ColumnStatistics, factor: float) -> None
 def possible_shares(share: float, rows: int) -> tuple[float, float]:
     """Return the lowest and highest true share that are consistent with an observed share.
 
-    The result is the exact interval of Clopper and Pearson. The confidence level equals that of a
-    normal distribution within `_STANDARD_ERRORS` standard errors. Only `rows / _ALIKE_ROWS` rows
-    count as independent. A column of the context is missing either in all rows of a request or in
-    none.
+    The result is the exact interval of Clopper and Pearson. The confidence level is the probability
+    that a normal variable is within `_STANDARD_ERRORS` standard errors. Only `rows / _ALIKE_ROWS`
+    rows count as independent. A column of the context is missing either in all rows of a request or
+    in none.
 
     >>> low, high = possible_shares(0.5, 64_000)
     >>> round(low, 3), round(high, 3)
@@ -210,9 +209,9 @@ def propose_schema(schema: Any, statistics: TableStatistics, raw: RawDataset) ->
     """Return a copy of `schema` that TFDV has adapted to the rows.
 
     Returns None if the rows satisfy `schema`. Only changes of features are proposed: wider bounds,
-    more values of a domain, fewer values present, or a new column. All other rules stay, as do all
-    rules of the label, because rows that break these rules are wrong. `raw` lists columns of the
-    lake for which the schema may have no feature.
+    more values of a domain, fewer values present, or a new column. The label's rules and all other
+    rules do not change, because rows that break these rules are wrong. New columns come from `raw`,
+    which lists columns of the lake without a feature in the schema.
     """
     if not statistics.num_rows:
         return None
@@ -226,7 +225,8 @@ def propose_schema(schema: Any, statistics: TableStatistics, raw: RawDataset) ->
             or not seen.num_values
             or feature.name in (raw_rows.LABEL, *raw.excluded_columns)
         ):
-            # TFDV would mark a column without values as deprecated and no longer check it.
+            # TFDV would mark a column without values as deprecated and would no longer check the
+            # column.
             feature.CopyFrom(old)
         if seen is not None and feature.name in checked:
             share = seen.num_values / seen.num_rows

@@ -1,4 +1,4 @@
-"""Schema files, and the versions that people accept by `evergreen data schema`.
+"""Schema files, and the versions that people accept with the command `evergreen data schema`.
 
 The module needs protobuf but not TFDV. The module runs in the validation environment, or on a
 cluster in the validation image (`python -m components.validation.schema_versions`). Every schema
@@ -9,8 +9,8 @@ names every changed feature, so that no rule changes unnoticed.
 
 Accepted versions are stored as `<store>/schemas/<n>.pbtxt`, numbered from 1.
 `<store>/schemas/journal.jsonl` records who accepted which version and why. A version is valid once
-the journal has a line for it. A schema file without a journal entry is left by a killed command,
-and the next accepted version overwrites it.
+the journal has a line for the version. A killed command may leave a schema file without a journal
+entry. The next accepted version overwrites this file.
 """
 
 import argparse
@@ -41,8 +41,7 @@ from evergreen.storage.uris import local_path, typed_folder
 TRAINING, SERVING = "TRAINING", "SERVING"
 _JOURNAL = "journal.jsonl"
 _SCHEMA_WIDE = "schema"
-"""Name for the parts of a schema that belong to no feature: environments, and value lists that
-features share."""
+"""Name for the parts of a schema that belong to no feature: environments and shared value lists."""
 
 
 def read_schema(path: Path) -> Any:
@@ -115,7 +114,7 @@ def compare_schemas(old: Any, new: Any) -> dict[str, str]:
 
 
 def _texts(schema: Any) -> dict[str, list[str]]:
-    """Return the lines of each feature, and of the other parts."""
+    """Return the lines of text for each feature, and for the parts that belong to no feature."""
     texts, rest = defaultdict[str, list[str]](list), schema_pb2.Schema()
     rest.CopyFrom(schema)
     del rest.feature[:]
@@ -376,7 +375,7 @@ def _live_schema(store: Path) -> tuple[str, Path] | None:
 
 
 def _find_schema(store: Path, which: str, work: str) -> Path:
-    """Return the file of the schema that a person named."""
+    """Return the path of the schema file that `which` names."""
     live = _live_schema(store)
     if which == "force" and (path := schema_in_force(store, live[1] if live else None)):
         return path

@@ -1,9 +1,9 @@
 """Train/serve skew: differences between training rows and the rows that were served.
 
 The training rows are compared with archived rows that were served in the same span of time. Rows
-with the same key (request_id, row) are compared value by value. A difference is therefore certain
-and not an estimate from distributions. Values are equal if they have the same bits, except for the
-sign of zero. Two missing values count as equal. If fewer than `_MIN_JOINED` rows join, nothing is
+with the same key (request_id, row) are compared value by value. Therefore a difference is certain,
+and no estimate from distributions. Values are equal if they have the same bits, except for the sign
+of zero. Two missing values count as equal. If fewer than `_MIN_JOINED` rows join, nothing is
 compared. Labels are never compared, because served rows have no labels yet.
 
 With more than `_SAMPLED_ROWS` training rows, only some requests are compared, chosen by a hash of
@@ -50,8 +50,8 @@ _SAMPLED_ROWS = 262_144
 """Approximate number of compared training rows. Each row takes 280 bytes per side with 39
 features."""
 _EQUAL_RATIOS = 0.9
-"""Minimum share of the ratios that must be close to their median. Otherwise the median is not
-reported as a factor."""
+"""Minimum share of the ratios that must be close to their median. If fewer ratios are close, the
+median is not reported as a factor."""
 
 
 class EventSpan(NamedTuple):
@@ -83,7 +83,8 @@ class ServedRowFacts:
     last_event_time: str | None
     """Newest event time of the compared training rows. None if the comparison has no rows."""
     one_request_in: int
-    """One of this number of requests was compared. 1 = all requests were compared."""
+    """One in this number of requests was compared. The value 1 means that all requests were
+    compared."""
     num_joined: int
     num_only_training: int
     num_only_served: int
@@ -105,7 +106,7 @@ class SkewEntry:
     """Number of joined rows."""
     differing: int
     only_training: int
-    """Number of differing rows with a value only in training."""
+    """Number of differing rows that have a value only in training."""
     only_served: int
     factor: float | None
     """Training values divided by served values, if nearly all ratios are equal."""
@@ -127,7 +128,7 @@ def open_served(uri: str) -> Objects:
     """Open the archive of served rows at an absolute path, `file://` or `gs://bucket/prefix`.
 
     Raises:
-        ContractError: `uri` has none of these forms, or is not a folder.
+        ContractError: `uri` has another form, or is not a folder.
         PermanentError: There are no credentials for the bucket.
     """
     if not is_bucket_uri(uri) and not local_path(uri).is_dir():
@@ -223,9 +224,9 @@ def read_served(
     A batch has the columns of `schema`.
 
     A file is ignored if a column of `words` contains text, because such rows were ingested by
-    people and not served. A file is also ignored if it is corrupt, lacks a column or has a column
-    of another type. The reason for an ignored file is added to `unread`. The comparison continues
-    with the other files.
+    people and not served. A corrupt file is also ignored, and so is a file without one of the
+    columns or with a column of another type. The reason for an ignored file is added to `unread`.
+    The comparison continues with the other files.
     """
     for archived in archived_files(archive, days=span.days()):
         try:
@@ -369,7 +370,7 @@ def _column_values(table: pa.Table, name: str, options: ListOptions | None) -> N
 
 
 def _common_factor(mine: NDArray[np.float32], theirs: NDArray[np.float32]) -> float | None:
-    """Return the common factor between values that differ, or None if there is none."""
+    """Return the factor between `mine` and `theirs` if nearly all ratios are equal, else None."""
     both = np.isfinite(mine) & np.isfinite(theirs) & (mine != 0) & (theirs != 0)
     ratios = mine[both].astype(np.float64) / theirs[both]
     if not len(ratios):

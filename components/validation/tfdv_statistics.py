@@ -60,7 +60,7 @@ class ColumnStatistics:
 
     @property
     def missing_share(self) -> float | None:
-        """Share of rows in which the column has no value. None without rows."""
+        """Share of rows in which the column has no value. None if there are no rows."""
         return self.num_missing / self.num_rows if self.num_rows else None
 
 
@@ -130,7 +130,7 @@ def read_part(
     Args:
         part: The row group.
         features: The recommender's features.
-        opened: The file as an open binary stream. None = the function opens `part.path`.
+        opened: The file as an open binary stream. None means that the function opens `part.path`.
 
     Raises:
         ContractError: The file is corrupt.
@@ -178,9 +178,10 @@ def summarize_files(
 ) -> TableStatistics:
     """Read Parquet files once, and return TFDV's statistics of their rows.
 
-    Without files the statistics describe 0 rows. Copies of `counter` count the rows, and are
+    Without files, the statistics describe 0 rows. Copies of `counter` count the rows, and are
     merged into `counter` in the order of the rows. By default, there are `usual_processes`
-    processes. There are fewer if a process would otherwise get less than `_ROWS_PER_PROCESS` rows.
+    processes. There are fewer processes if a process would otherwise get less than
+    `_ROWS_PER_PROCESS` rows.
 
     Raises:
         ContractError: A file cannot be read.

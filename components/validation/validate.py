@@ -54,14 +54,14 @@ class Inputs:
     """Folder of the registry for the rows that this run quarantines (`quarantine.rows_folder`)."""
     rules: ValidationSettings
     champion: Champion | None = None
-    """Model to compare with."""
+    """Model for the comparison."""
     parent_windows: KeptWindows = KeptWindows(())
     """Windows of the model that the run continues. Without windows, the model is trained from
     scratch."""
     schema_path: Path | None = None
-    """Path of the schema in force. None = the schema is inferred from the rows."""
+    """Path of the schema in force. None means that the schema is inferred from the rows."""
     served: Objects | None = None
-    """Served rows that the training rows are compared with. None disables the comparison."""
+    """Served rows for the comparison with the training rows. None disables the comparison."""
     summarize: Callable[..., TableStatistics] = summarize_files
     """Function that computes the statistics of files, on this machine or on a runner of Beam."""
 
@@ -82,7 +82,7 @@ class Validated(NamedTuple):
 
     report: ValidationReport
     dataset: RawDataset
-    """Rows for later steps: the run's own manifest, or one without the quarantined rows."""
+    """Rows for later steps: the run's own manifest, or a manifest without the quarantined rows."""
 
 
 def validate(inputs: Inputs) -> Validated:

@@ -45,7 +45,7 @@ since 1970."""
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnNames:
-    """Names that the columns of every raw row have in a user's files.
+    """Column names in a user's files, for the columns that every raw row has.
 
     A column whose name is not the default must be in the files. A column with its default name may
     be absent, except the label. If the column `row` is absent, the rows of a request are numbered
@@ -64,12 +64,12 @@ class ColumnNames:
     weight: str | None = None
     """Sample weight of the row, a finite number of at least 0. For example, the weight is 10 for a
     row without a click if only one in ten of these rows is in the file. Rows that the monitor
-    archived have weight 1. Training weights the loss of each row. The gate uses the weights in the
-    metrics that depend on the click rate. Without this key no row is weighted. The backend
-    `hugectr` does not support weights."""
+    archived have weight 1. In training, the weight multiplies the loss of the row. The gate uses
+    the weights in the metrics that depend on the click rate. Without this key, all rows have weight
+    1. The backend `hugectr` does not support weights."""
     request_id: str = "request_id"
     """Column with the id of the request. Rows with the same id were shown together. Without this
-    column each row is its own request."""
+    column, each row is its own request."""
     row: str = "row"
     """Number of the row in its request. Without this column, the rows of a request are numbered in
     file order."""
@@ -80,7 +80,7 @@ class ColumnNames:
     """Time format of the files: `iso`, `YYYYMMDD`, `YYMMDDhh`, `YYYYMMDDhh`, `YYMMDDhhmm`,
     `YYYYMMDDhhmm`, `YYYYMMDDhhmmss`, `seconds`, `milliseconds`, `microseconds` or `nanoseconds`. If
     no format is set, the reader detects it from the values. The files are refused if two formats
-    fit, or if times fall outside 1990 to tomorrow."""
+    fit, or if a time is before 1990 or after tomorrow."""
     user: str | None = None
     """Categorical feature that identifies the user. If a user feature is named, the gate treats the
     rows of a user as correlated, and reports how well each user's rows are ranked."""
@@ -107,5 +107,5 @@ class ColumnNames:
 
     @property
     def has_weights(self) -> bool:
-        """Return whether rows have sample weights."""
+        """Return whether a weight column is named."""
         return self.weight is not None

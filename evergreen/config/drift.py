@@ -14,15 +14,15 @@ class DriftThresholds:
     """
 
     categorical_drift: float = 0.02
-    """Minimum change of one category's share that counts as drift. A change that chance can explain
-    does not count."""
+    """Minimum change of a category's share for a drift of the column. If chance can explain a
+    change, the change is no drift."""
     categorical_drift_relative: float = 0.5
     """Minimum change relative to the category's previous share. The effective limit is the smaller
     of this limit and `categorical_drift`, but never below 0.002."""
     numeric_drift: float = 0.003
-    """Minimum Jensen-Shannon divergence, in bits beyond what chance adds, that counts as drift."""
+    """Minimum bias-corrected Jensen-Shannon divergence, in bits, for a drift of the column."""
     missing_drift: float = 0.02
-    """Minimum change of a column's share of missing values that counts as drift."""
+    """Minimum change of the share of missing values for a drift of the column."""
     false_discovery_rate: float = 0.05
     """False discovery rate: maximum expected share of false alarms among the columns reported as
     drifted."""

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from evergreen.runtime.errors import ContractError, expect
 
 MAX_LATE_DAYS, _MAX_REPLAY_DAYS = 366, 3_660
-"""A model's manifest lists every file of the days that extraction looks back, so the number of
-these days is limited."""
+"""Both settings are limited, because a model's manifest lists every file of these days."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,16 +22,16 @@ class ExtractionSettings:
 
     holdout_fraction: float = 0.1
     """Share of the window's rows that is held out from training, in (0, 1). The newest rows are
-    held out. The training rows and the holdout each contain at least one row. The holdout has fewer
-    rows if a baseline was trained on some of them."""
+    held out. The training rows and the holdout each contain at least one row. If a baseline was
+    trained on some of these rows, the holdout is smaller."""
     max_malformed_fraction: float = 0.01
-    """Maximum share of malformed rows in a file, in [0, 1]. A file with a larger share is unfit.
-    Criteo's own files have no malformed rows. The default tolerates a torn line or a bad
-    concatenation, and catches a file whose columns have moved."""
+    """Maximum share of malformed rows in a file, in [0, 1]. If a file has a larger share of
+    malformed rows, the file is unfit. Criteo's own files have no malformed rows. The default
+    tolerates a torn line or a bad concatenation, and catches a file whose columns have moved."""
     max_conflicting_fraction: float = 0.01
     """Maximum share of conflicting rows, in [0, 1]. Two rows conflict if they have the same request
-    id and row number, but different features. Only the newest row of a conflict is used. The step
-    stops if the share is larger, because request and row number then do not identify a row. Copies
+    id and row number, but different features. Only the newest row of a conflict is used. If the
+    share is larger, the step stops, because request id and row number do not identify a row. Copies
     with equal features are not conflicts."""
     max_quarantined_file_fraction: float = 0.1
     """Maximum share of unfit files, in [0, 1], among all files that have rows of the window or late
@@ -41,29 +40,30 @@ class ExtractionSettings:
     repaired, a later run trains on its rows. The same limit applies to late-outcome files and to
     the files of replayed days."""
     replay_share: float = 0.0
-    """Share of older rows among the training rows, in [0, 1). 0 = only rows of the window."""
+    """Share of older rows among the training rows, in [0, 1). 0 = only rows of the window are used
+    for training."""
     replay_days: int = 7
-    """Number of days before the window from which older rows are drawn: the newest days that have
-    rows. Older rows are used for training. The gate also measures the model on older rows, to show
-    what the model has forgotten. The measurement reads as many older rows as the holdout has, at
-    most 100,000, for any `replay_share`. 0 = no older row is read."""
+    """Number of days from which older rows are drawn for training. They are the newest days before
+    the window that have rows. The gate also measures the model on older rows, to show what the
+    model has forgotten. The measurement reads as many older rows as the holdout has, at most
+    100,000, for any `replay_share`. 0 = no older rows are read."""
     full_days: float = 0.0
     """Length of the window in days if the run has no parent. The window ends at `window_end`, or
-    after the last row. The length applies if the run does not set `window_start`. 0 = from the
-    first row."""
+    after the last row. The length applies if the run does not set `window_start`. 0 = the window
+    starts with the first row."""
     late_days: int = 1
-    """Late rows: those that reached the lake after the parent was trained, and whose time is before
-    the parent's last row. The value is the maximum age of a late row, in days before the parent's
-    last training row. The limit applies only if the run does not set `window_start`. 0 = no late
-    rows."""
+    """A late row reached the lake after the parent was trained, but its time is before the parent's
+    last row. The value is the maximum age of a late row, in days before the parent's last training
+    row. The limit applies only if the run does not set `window_start`. 0 = no late rows."""
     pass_over: tuple[str, ...] = ()
-    """Patterns of file names relative to the lake that are not read, such as `notes/*`. A file that
-    is neither a click log nor in this list stops the step, because its rows would be missing."""
+    """Patterns of files that are not read, such as `notes/*`. The names are relative to the lake.
+    If another file is not a click log, the step stops, because the rows of the file would be
+    missing."""
     columns: tuple[str, ...] = ()
-    """Features to train on. Empty = all."""
+    """Features to train on. Empty = all features."""
     attribution_hours: float = 0.0
-    """Hours after a row in which its click may still arrive. The next run reads the rows that are
-    younger than this number of hours. 0 = labels are final."""
+    """Maximum delay of a click after its row, in hours. Rows that are younger than this delay are
+    left to the next run. 0 = labels are final."""
 
     def __post_init__(self) -> None:
         expect(self, "more than 0 and less than 1", lambda value: 0 < value < 1, "holdout_fraction")
@@ -101,7 +101,7 @@ class ExtractionSettings:
         return round(self.attribution_hours * 3_600_000_000)
 
     def num_replayed(self, num_train_rows: int) -> int:
-        """Return the number of old rows that are `replay_share` of all training rows.
+        """Return how many old rows give the share `replay_share` of all training rows.
 
         >>> ExtractionSettings(replay_share=0.2).num_replayed(1000)
         250

@@ -25,7 +25,7 @@ INDICATOR = "{name}/missing"
 """Name of the dense input that indicates whether the feature `name` is missing. No feature's name
 has a slash."""
 _PLACE = "{name}/{number}"
-"""Name of the column for one position of the list `name`. Positions are counted from 0."""
+"""Column name of one position of the list `name`. Positions are counted from 0."""
 LENGTH = "{name}/length"
 """Name under which the lengths of the list `name` are counted. The elements of the list are counted
 under the list's own name."""
@@ -34,13 +34,14 @@ _NUMBER = r"[+-]?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?"
 _CLIP = re.compile(rf"clip\(({_NUMBER})(?:\.\.({_NUMBER}))?\)")
 _BUCKETS = re.compile(r"quantile_buckets\(([1-9]\d{0,8})\)", re.ASCII)
 MAX_COLUMNS = 4096
-"""Maximum columns of the tensors of one recommender. Each position in a list becomes one column."""
+"""Maximum number of tensor columns of a recommender. Each position in a list becomes one column."""
 MAX_NAME = 200
 """Maximum length of a feature's name in characters."""
 MAX_WIDTH = 4096
 """Maximum length of a category's vector."""
 _MAX_BUCKETS = 1024
-"""Maximum buckets of one feature. Serving compares each row with the lower end of every bucket."""
+"""Maximum number of buckets of a feature. Serving compares each row with the lower end of every
+bucket."""
 
 
 def category_of(text: str) -> int:
@@ -48,8 +49,9 @@ def category_of(text: str) -> int:
 
     A number must be written as Python prints it. `true` and `false`, in any case, become 1 and 0.
     Programs write truth values in different cases (`plain_word`). The hash is the upper 52 bits of
-    the text's BLAKE2b with 8 bytes. Among a million texts, the probability that two have the same
-    category is 1 in 9,000. `contracts.values.word_of` converts a value of any type to its text.
+    the 8-byte BLAKE2b hash of the text. Among a million texts, the probability that two have the
+    same category is 1 in 9,000. `contracts.values.word_of` converts a value of any type to its
+    text.
 
     >>> [category_of(text) for text in ("7", "07", "red", "True", "false")]
     [7, 777266936069733, 244716414365860, 1, 0]
@@ -95,10 +97,10 @@ class CategoricalOptions:
     """Value that the served model uses in every row instead of the row's own, such as 1 for the
     position of an item in a list. Training uses the real values, so that the network learns their
     effect. With a fixed position, the model does not rank an item higher only because the item was
-    shown at a high position before. The gate also evaluates the model with this value, so that the
-    mean score of the rows that were served with the value equals the click rate of these rows. A
-    request may omit a feature that is served with a fixed value. A logged row without the feature
-    does not help to learn the feature's effect."""
+    shown at a high position before. The gate also evaluates the model with this value. In rows that
+    were served with the value, the mean score then equals the click rate. A request may omit a
+    feature that is served with a fixed value. A logged row without the feature contributes nothing
+    to the learned effect of the feature."""
     embed: int | None = None
     """Length of the categories' vectors, at least 1. null = the model's `embedding_dim`. Only the
     network `dcn` supports vectors of different lengths. The other networks multiply vectors with
@@ -121,8 +123,8 @@ class ListOptions:
     """Type of the elements, as for a categorical feature. If `table` is set, the type is that of
     the feature in `table`."""
     max: int = 10
-    """Maximum number of elements per row. The other elements of a longer list are dropped
-    (`keep`)."""
+    """Maximum number of elements per row. If a list is longer, `keep` decides which elements are
+    dropped."""
     keep: Literal["newest", "oldest"] = "newest"
     """Which elements of a longer list are used: the last ones (`newest`) or the first ones
     (`oldest`)."""
@@ -132,8 +134,8 @@ class ListOptions:
     """Categorical feature whose vocabulary and embedding vectors the list uses. If no table is
     named, the list has its own vocabulary and vectors."""
     embed: int | None = None
-    """Length of the elements' vectors, as for a categorical feature. If `table` is set, the length
-    is that of the vectors of the feature in `table`."""
+    """Length of the elements' vectors, as for a categorical feature. If `table` names a feature,
+    the list uses the vectors of that feature, and their length."""
     separator: str = "|"
     """Text between the elements in a text file. A field in brackets is read as a JSON list,
     whatever the separator is."""
@@ -213,8 +215,8 @@ class NumericOptions:
     `minmax` (0 to 1), with statistics of the first run's rows. If all values of the first run are
     equal, this step only subtracts their common value. `quantile_buckets(n)` converts the number to
     one of n buckets, which have about equally many rows of the first run. `quantile_buckets` is
-    used alone or after a `clip`. Each bucket has an embedding vector, and so has a missing value.
-    The vector replaces the dense input. Equal quantiles are merged, so that there are fewer
+    used alone or after a `clip`. Each bucket has an embedding vector, which replaces the dense
+    input. A missing value has a vector too. Equal quantiles are merged, so that there are fewer
     buckets. Later runs reuse the buckets and the scaling. The quantiles are exact (NumPy's method
     `higher`), and the first run needs 12 bytes for each distinct value of the column."""
     embed: int | None = None
@@ -500,7 +502,7 @@ class Features:
 
     @property
     def places(self) -> Places:
-        """Return the slot and the list of each position on the categorical axis of tensors.
+        """Return the slot of each position on the categorical axis, and the positions of each list.
 
         >>> last, tags = ListOptions(max=2, table="item"), ListOptions(max=1, pool="sum")
         >>> names = {"numeric": (), "categorical": ("user", "item"), "lists": ("last", "tags")}
@@ -541,7 +543,7 @@ class Features:
 
     @property
     def vector_names(self) -> tuple[str, ...]:
-        """Return the feature of each vector that a network takes. A list has one pooled vector."""
+        """Return the feature of each input vector of a network. A list has one pooled vector."""
         return self.categorical + self.lists + self.bucketed
 
     @property
@@ -640,9 +642,10 @@ class Features:
         return FROM_SCRATCH if self.places_lost(before) else "-p parent=none"
 
     def places_lost(self, other: "Features") -> list[str]:
-        """Return the tensor columns of `other` that rows with these features cannot fill.
+        """Return the tensor columns of `other` that are missing in rows with these features.
 
-        If the two sides keep different elements of a list, all columns of the list are returned.
+        If `self` and `other` keep different elements of a list, all columns of the list are
+        returned.
         """
         lost = [name for name in other.numeric if name not in self.numeric]
         for name, place in zip(other.place_features, other.place_names):
@@ -657,8 +660,8 @@ class Features:
     def joined(self, other: "Features") -> "Features":
         """Return the features of `self` and `other` together.
 
-        Within each kind, features that only `other` has come last. If both have a column, the
-        options of `self` apply.
+        Within each kind, the features of `self` come first, then the additional features of
+        `other`. If both have a column, the options of `self` apply.
 
         >>> other = Features(numeric=("c", "a"), categorical=())
         >>> Features(numeric=("a",), categorical=("b",)).joined(other).names

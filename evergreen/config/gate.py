@@ -12,13 +12,13 @@ class GateSettings:
     min_auc: float = 0.6
     """AUC threshold of the gate: the minimum AUC of a released model."""
     max_auc_loss: float = 0.002
-    """Maximum AUC by which the candidate may trail the champion (non-inferiority margin)."""
+    """Maximum difference by which the candidate's AUC may be below the champion's AUC
+    (non-inferiority margin)."""
     max_slice_loss: float = 0.02
-    """Maximum relative increase of the candidate's log loss over the champion's in each slice. A
-    slice consists of all rows, of an hour of the day, of a position, of rows with new categories,
-    or of rows with one of the five most frequent values of a column. A row belongs to the slice of
-    each element of its lists. Slices therefore overlap, and the tests are corrected for their
-    number."""
+    """Maximum relative increase of the log loss in each slice, compared with the champion. The
+    slices are all rows, each hour of the day, each position, the rows with new categories, and each
+    of the five most frequent values of a column. A row belongs to the slice of each element of its
+    lists. Slices therefore overlap, and the tests are corrected for the number of slices."""
     max_calibration_factor: float = 1.5
     """Maximum ratio of expected to observed clicks, and of observed to expected clicks."""
 

@@ -30,9 +30,9 @@ class NetworkConfig:
     takes_widths: ClassVar[bool] = False
     """Whether the vectors of a row may have different widths."""
     fresh_vectors: ClassVar[float] = 1.0
-    """Bound of the values of a new vector, in units of 1/sqrt(rows of its slot). HugeCTR uses 1.
-    Networks that multiply vectors use smaller bounds, because products of large random values are
-    noise that training must first remove."""
+    """Bound of the values of a new vector, in units of 1/sqrt(rows of its slot). The bound is 1 in
+    HugeCTR. Networks that multiply vectors use smaller bounds, because products of large random
+    values are noise that training must first remove."""
     takes_new_vectors_at_zero: ClassVar[bool] = False
     """Whether new vectors must start at zero when a column is added to a trained network. Set this
     to True if other vectors would change the network's logits. If False, the weights of the added
@@ -50,7 +50,7 @@ class NetworkConfig:
     tower: tuple[int, ...] = (128, 64)
     """Widths of the tower's hidden layers."""
     dropout: float = 0.0
-    """Share of tower activations that training sets to zero. 0 = none."""
+    """Share of tower activations that training sets to zero. 0 = no dropout."""
 
     def __post_init__(self) -> None:
         _require_at_least(0, "num_dense", self.num_dense)
@@ -93,16 +93,14 @@ class NetworkConfig:
     ) -> dict[str, tuple[int, list[Hashable]]]:
         """Return the dense parameters whose shapes depend on the columns.
 
-        If columns are added, the network returns the same logits as before as long as its weights
-        at the new positions are zero.
+        Adding columns does not change the logits while the weights at the new positions are zero.
 
         Args:
             vectors: Names of a row's vectors, [num_categorical].
             dense: Names of a row's dense values, [num_dense].
 
         Returns:
-            For each parameter, the number of an axis, and the names of the columns that own the
-            positions on this axis.
+            For each parameter, the number of an axis, and the column of each position on this axis.
         """
         raise NotImplementedError
 
@@ -161,7 +159,7 @@ class DeepFmConfig(NetworkConfig):
     takes_new_vectors_at_zero = True
 
     def __post_init__(self) -> None:
-        """Refuse vectors that are too short for a first-order weight and a factor."""
+        """Refuse vectors with fewer than two values, for the first-order weight and a factor."""
         super().__post_init__()
         _require_at_least(2, "embedding_dim", self.embedding_dim)
 

@@ -1,6 +1,6 @@
 """The section `monitor`: the rows to compare, the meaning of drift, and when a run is requested.
 
-The settings are divided into classes by concern. In a recommender's file the settings of all
+The settings are divided into classes by concern. In a recommender's file, the settings of all
 concerns form one flat list.
 """
 
@@ -14,8 +14,8 @@ from evergreen.config.spec import Recommender
 from evergreen.runtime.errors import ContractError, expect
 
 _MAX_GRACE_BUCKETS = 8
-"""Maximum grace period, as a number of drift buckets. With the maximum, ten buckets of three
-versions are open at a time, which is the capacity of the drift watch."""
+"""Maximum grace period, as a number of drift buckets. With this maximum, ten buckets of three
+versions are open at a time, and the drift watch has no room for more."""
 _MIN_DECIDE_SECONDS = 0.001
 POLICY_NAMES = ("threshold", "sequential", "data_drift", "schedule")
 """Names of the policies in `monitoring.policies.policies`, in the same order."""
@@ -23,13 +23,14 @@ POLICY_NAMES = ("threshold", "sequential", "data_drift", "schedule")
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSettings:
-    """Settings of the rows that the policies evaluate, and of how often this happens."""
+    """Settings for the rows that the policies evaluate, and for the time between evaluations."""
 
     window_rows: int = 20_000
-    """Number of the newest matured rows of each model version from which the KPIs are computed."""
+    """Number of rows from which the KPIs of a model version are computed: its newest matured
+    rows."""
     attribution_window_seconds: float = 1800.0
-    """Time after a prediction in which a click counts, in seconds. The label of a prediction
-    becomes final when this time has passed."""
+    """Attribution window, in seconds: maximum delay of a click after its prediction. The label of a
+    prediction becomes final when this time has passed."""
     decide_seconds: float = 10.0
     """Event time between two decision points, in seconds. Decision points are the multiples of this
     interval."""
@@ -86,16 +87,16 @@ class PolicySettings:
     requested if any of these policies decides to retrain, and the first of them gives the reason.
     """
     notify_only: str = ""
-    """Comma-separated policies whose confirmed drift only notifies people and starts no run, such
-    as `data_drift`."""
+    """Comma-separated names of policies that start no run, such as `data_drift`. If such a policy
+    confirms a drift, people are notified."""
     min_clicks: int = 200
-    """Minimum clicks, and minimum rows without a click, of a window that is evaluated."""
+    """Minimum number of clicks, and of rows without a click, in an evaluated window."""
     consecutive_breaches: int = 3
-    """Number of consecutive breaches that confirm a drift. Each decision point counts at most one
+    """Number of consecutive breaches that confirm a drift. Each decision point adds at most one
     breach."""
     min_rows_since_breach: int = 0
-    """Minimum number of rows that must mature after the first breach. With enough rows, the run can
-    train on data from after the change."""
+    """Minimum number of rows that must mature after the first breach. If there are enough rows, the
+    run can train on rows that are newer than the change."""
     auc_threshold: float = 0.0
     """Minimum AUC of the evaluated windows. A window is a breach if the 95 % interval of its AUC is
     completely below this value. 0 = not set. The policy `threshold` needs a value, because a
@@ -104,15 +105,16 @@ class PolicySettings:
     """Maximum probability of any false alarm between two changes. The bound covers all event time
     between two changes, and all versions released in between."""
     sequential_tolerance: float = 0.02
-    """Tolerance below the lower end of the gate's interval, before the live AUC counts as drift.
-    The tolerance allows for differences between served rows and the gate's rows."""
+    """The live AUC counts as drift if it is more than this tolerance below the lower end of the
+    gate's interval. The tolerance allows for differences between served rows and the gate's rows.
+    """
     drift_buckets: int = 3
     """Consecutive drifted buckets that confirm a data drift."""
     drift_columns: int = 1
-    """Minimum drifted columns of a drifted bucket."""
+    """Minimum number of drifted columns in a drifted bucket."""
     max_serving_seconds: float = 7 * 86_400.0
-    """Maximum serving time of a version in seconds. The policy `schedule` requests a run if a
-    version serves for longer."""
+    """Maximum serving time of a version in seconds. If a version serves for a longer time, the
+    policy `schedule` requests a run."""
 
     def __post_init__(self) -> None:
         if self.notify_only and not set(split_names(self.notify_only)) <= set(POLICY_NAMES):
@@ -151,7 +153,7 @@ class RateLimitSettings:
     """Pause after a run that failed or was refused, in seconds. The pause doubles with each
     consecutive failure, up to a day."""
     daily_budget: int = 4
-    """Maximum requests in any 24 hours."""
+    """Maximum number of requests in any 24 hours."""
 
     def __post_init__(self) -> None:
         expect(self, "at least 1", lambda value: value >= 1, "daily_budget")
@@ -195,12 +197,12 @@ class DriftSettings(DriftThresholds):
     """Length of a bucket in seconds of event time. The predictions of each bucket are compared with
     the training rows. 0 = no drift detection."""
     drift_min_rows: int = 2000
-    """Minimum rows of a comparison. A bucket with fewer rows is merged into the next bucket of the
-    same version."""
+    """Minimum number of rows for a comparison. A bucket with fewer rows is merged into the next
+    bucket of the same version."""
     false_discovery_rate: float = 0.01
     """False discovery rate: maximum expected share of false alarms among the columns reported as
     drifted or outlying. If nothing has changed, the false discovery rate is the probability of any
-    alarm in a bucket. The default is below that of validation, because there are many buckets
+    alarm in a bucket. The default is lower than in validation, because many buckets are tested
     between two runs."""
     outlier_drift: float = 0.005
     """Minimum increase of a numeric column's share of outliers that raises an alarm."""

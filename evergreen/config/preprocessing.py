@@ -24,13 +24,13 @@ class PreprocessingSettings:
     """Frequency threshold: minimum count of a category in the training rows, summed over runs,
     before it gets its own id. At least 1."""
     category_ttl_days: float = 0.0
-    """Days without an occurrence in any window after which a category loses its id or its count. 0
-    = never."""
+    """A category loses its id or its count if it occurs in no window for this number of days. 0 =
+    categories never expire."""
     max_candidates: int = 1_000_000
-    """Maximum categories per column that have no id yet and whose counts are saved for the next
-    run. The least frequent categories are dropped first. Among equal counts, the categories that
-    occurred longest ago are dropped first, and then those with higher numbers. A category needs 24
-    bytes of memory."""
+    """Maximum candidates per column. A candidate is a category without an id, whose count is saved
+    for the next run. The least frequent categories are dropped first. If counts are equal, the
+    categories that occurred longest ago are dropped first, and then the categories with higher
+    numbers. A category needs 24 bytes of memory."""
     partition_rows: int = 250_000
     """Rows that a process has in memory at a time, and rows per output file. A Parquet row group
     with more rows is not split."""

@@ -73,7 +73,7 @@ def flat_values(settings: Any) -> dict[str, Any]:
 
 
 def make_settings(kind: type[S], /, **values: Any) -> S:
-    """Return a section from values by name that already have the fields' types.
+    """Return a section from values by name. The values must already have the types of the fields.
 
     A setting without a value gets its default.
 
@@ -120,7 +120,7 @@ def read_mapping(kind: type[S], values: Mapping[str, Any], *, path: str) -> S:
 
 
 def _refuse_unknown(hint: Any, value: Any, path: str) -> None:
-    """Refuse names that are not fields of the dataclasses in a type, at any depth.
+    """Refuse names that are not fields of the dataclass `hint` or of a nested dataclass.
 
     msgspec itself would ignore unknown names.
     """
@@ -198,7 +198,7 @@ def add_flags(
         kind: The section.
         prefix: Text before the name in each flag, such as `triton_`.
         variables: Prefix of the environment variables with the defaults, for the help text. Empty =
-            none.
+            the flags have no variables.
     """
     for name, setting in flat_settings(kind).items():
         default = (
@@ -380,7 +380,7 @@ def _converted(text: str, hint: Any, name: str) -> Any:
     Args:
         text: The text.
         hint: Type of the setting.
-        name: Flag, variable or option from which the text comes, for errors.
+        name: Name of the flag, variable or option with this text, for error messages.
     """
     kind = _bare(hint)
     if kind is bool:

@@ -13,12 +13,12 @@ FLOAT32, _FLOAT16, INT8 = TABLE_TYPES = ("float32", "float16", "int8")
 AUTO, FULL, CANARY, SHADOW, UNRELEASED = ROLLOUTS = ("auto", "full", "canary", "shadow", "none")
 """How an accepted model gets its traffic: all at once, a growing share, or none while its scores
 are logged. With `auto`, a model is released in full after a pass, or if no version is live. With
-`auto`, the model becomes a canary if the gate was inconclusive. With `none` the model is registered
-but not deployed."""
+`auto`, the model becomes a canary if the gate was inconclusive. With `none`, the model is
+registered but not deployed."""
 _MAX_INSTANCES = 64
 _MAX_QUEUED = 1_000_000
 QUEUED_REQUESTS, QUEUE_MICROSECONDS = 512, 5_000_000
-"""Limits of the queue in a server whose queue may have limits."""
+"""Default limits of the queue, for servers that support queue limits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,12 +30,13 @@ class ServingSettings:
     """
 
     instances: int = 2
-    """Copies of the model that run in parallel (per GPU, on `gpu`)."""
+    """Number of copies of the model that run in parallel. With `gpu`, this is the number for each
+    GPU."""
     response_cache: bool = False
     """Whether the server may answer an equal request from its cache. The server must have a cache
     (flag `--cache-config`). The cache key is a hash of the model's name, the version, and the names
     and bytes of the inputs. The key does not depend on the weights. A version number must therefore
-    never be given to other weights. Deployment uses each number only once."""
+    never be given to other weights. Deployment uses each version number only once."""
     warmup_rows: int = 4
     """Golden rows that the model must answer before it reports ready. 0 = none."""
     max_queued_requests: int | None = None
@@ -47,8 +48,8 @@ class ServingSettings:
     up to half a second later. 0 = no limit. If absent, 5,000,000 with server `onnxruntime` and no
     limit with `python`."""
     max_queue_delay_microseconds: int = 0
-    """Maximum time that a batch waits for more requests. 0 = a batch takes the queued requests at
-    once, so that a single request does not wait."""
+    """Maximum time that a batch waits for more requests. 0 = a batch does not wait, so a single
+    request is not delayed."""
 
     def __post_init__(self) -> None:
         expect(
@@ -108,29 +109,32 @@ class BakingSettings:
     `bake_seconds` are both 0, versions do not bake."""
     bake_rows: int = 100_000
     """Number of matured rows after which baking ends if there is no evidence against the version. 0
-    = live traffic is not evaluated, and only the servers' counters are."""
+    = only the servers' counters are evaluated, not live traffic."""
     bake_alpha: float = 0.01
     """Maximum probability that a good version is ever rolled back because of its outcomes or
     scores."""
     max_auc_loss: float = 0.02
-    """Maximum AUC loss on live traffic. The reference is the AUC that the gate measured, or the
-    predecessor's live AUC if that was lower. The reference uses the lower end of the 95 % interval
-    of each AUC."""
+    """Maximum AUC loss on live traffic, compared with a reference. The reference is the AUC at the
+    gate or the predecessor's live AUC, whichever is lower. For each AUC, the lower end of the 95 %
+    interval is used."""
     max_calibration_ratio: float = 1.5
     """Maximum ratio of observed to predicted clicks, and of predicted to observed clicks."""
     min_click_rate_ratio: float = 0.5
     """Minimum ratio of the version's click rate to the click rate of its predecessor."""
     max_unusable_scores: float = 0.001
     """Maximum share of rows whose score is not a number from 0 to 1. The check needs at least 100
-    unusable rows of 50 requests over 30 s, and the servers must have counted as many requests."""
+    unusable rows from 50 requests over 30 s. The servers must also have counted at least 50
+    requests."""
     max_failure_margin: float = 0.01
-    """Maximum increase of the rate of failed requests over the predecessor's."""
+    """Maximum increase of the rate of failed requests, compared with the predecessor."""
     max_latency_ratio: float = 2.0
-    """Maximum mean time in the model, as a multiple of the predecessor's."""
+    """Maximum ratio of the mean time in the model to the predecessor's mean time."""
     max_p99_ratio: float = 3.0
-    """Maximum p99 of the time in the model, as a multiple of the predecessor's."""
+    """Maximum ratio of the time in the model to the predecessor's time, both at the 99th
+    percentile."""
     max_reloads: int = 2
-    """Maximum reloads of the version by a server because its answers were wrong or absent."""
+    """Maximum number of reloads of the version. A server reloads a version if its answers are wrong
+    or absent."""
 
     def __post_init__(self) -> None:
         for name, low, high in _BOUNDS:
@@ -170,8 +174,8 @@ class RolloutSettings(TableSettings, ServingSettings, BakingSettings):
     """Way in which an accepted model gets its traffic. `full` sends all traffic at once and
     requires that the gate passed. `canary` sends a small share first, which grows while the version
     does no worse. `shadow` scores live requests and logs the scores, but serves nothing. `none`
-    registers the model, and it is deployed only if a person promotes it. `auto` is `full` after a
-    pass or as the first version, and `canary` if the gate was inconclusive."""
+    only registers the model, which a person can promote later. `auto` means `full` if the gate
+    passed or no version is live, and `canary` if the gate was inconclusive."""
 
     def __post_init__(self) -> None:
         for kind in (TableSettings, ServingSettings, BakingSettings):

@@ -1,8 +1,8 @@
 """Content of a recommender's file: name, features, and the settings that differ from the defaults.
 
 Extraction copies the description into its manifest, and every later manifest repeats it. Each step
-therefore finds its section in its input. `cli.recommender` reads a recommender's file, and
-`registry.recommenders` stores accepted recommenders.
+therefore finds its section of the description in its input manifest. `cli.recommender` reads a
+recommender's file, and `registry.recommenders` stores accepted recommenders.
 """
 
 import dataclasses
@@ -40,18 +40,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Recommender:
-    """Content of the file of one recommender.
+    """Content of a recommender's file.
 
     Raises:
-        ContractError: the name is invalid, a feature is the label or has the name of a column of
-            every row, or a section is unknown or not a mapping.
+        ContractError: the name is invalid, a feature has the name of the label or of another
+            standard column, or a section is unknown or not a mapping.
     """
 
     name: str
     """Name of the served model, and label of its metrics."""
     features: Features
     data: ColumnNames = ColumnNames()
-    """Names that the user's files give to the columns of every row."""
+    """Names of the standard columns in the user's files."""
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Settings that differ from the defaults, by section (`SECTIONS`) and name."""
 
@@ -127,7 +127,7 @@ class Recommender:
 
     @property
     def columns_of_users(self) -> tuple[str, ...]:
-        """Return the feature that identifies the user, and the lists that use its table.
+        """Return the user feature, and the lists that share its table.
 
         The result is empty if no feature identifies the user.
         """
@@ -173,7 +173,7 @@ class Recommender:
         return read_mapping(kind, self.settings.get(name, {}), path=name)
 
     def with_settings(self, changes: Mapping[str, Any]) -> "Recommender":
-        """Return a copy of the recommender with changed settings, given by path.
+        """Return a copy of the recommender with the settings in `settings`, whose keys are paths.
 
         Raises:
             ContractError: a path does not name a section and a setting. The reader of the section

@@ -33,10 +33,11 @@ class SolverSettings:
     """Steps between two readings of the training loss. Each reading of the loss
     waits for the GPU."""
     stage_rows: int = 1_048_576
-    """Rows of one set of Parquet files, which is written while the previous set is trained."""
+    """Number of rows in one set of Parquet files. A set is written while the network is trained on
+    the previous set."""
     call_minutes: float = 30.0
-    """Maximum duration of one call, or of `loss_interval` steps, in minutes. After some errors
-    HugeCTR waits for ever. If HugeCTR exceeds this limit, the step ends with exit code 3, and its
+    """Maximum duration of one call, or of `loss_interval` steps, in minutes. After some errors,
+    HugeCTR waits forever. If HugeCTR exceeds this limit, the step ends with exit code 3, and its
     log has the traceback."""
 
     def __post_init__(self) -> None:
@@ -59,20 +60,20 @@ class TrainingSettings:
     """Learning rate of Adam, for dense parameters and embeddings, at the start of a first model. An
     incremental run multiplies the learning rate by a factor from `round_rates`."""
     round_rates: tuple[float, ...] = (0.1, 1.5)
-    """Factors for the learning rate that an incremental run tries. A factor replaces an earlier
-    factor only if its result is better by more than a standard error. On 20,000 rows of unchanged
-    traffic, the factor 0.1 gained 0.002 AUC and the factor 1.5 lost 0.006. If the newest third of
-    the rows has changed, the factor 0.1 recovers 26 % of the lost AUC and the factor 1.5 recovers
-    78 %."""
+    """Factors of the learning rate. An incremental run tries each factor. A factor replaces an
+    earlier factor only if its result is better by more than a standard error. On 20,000 rows of
+    unchanged traffic, the factor 0.1 gained 0.002 AUC and the factor 1.5 lost 0.006. If the newest
+    third of the rows has changed, the factor 0.1 recovers 26 % of the lost AUC and the factor 1.5
+    recovers 78 %."""
     beta1: float = 0.9
     """Decay of Adam's mean of gradients, per step."""
     beta2: float = 0.999
     """Decay of Adam's mean of squared gradients, per step."""
     epsilon: float = 1e-7
     """Constant that is added to the square root of Adam's second moment. The moment has no bias
-    correction. Both follow HugeCTR."""
+    correction, as in HugeCTR."""
     batch_size: int = 2048
-    """Maximum rows per optimizer step. A step has fewer rows if a pass would otherwise have less
+    """Maximum rows per optimizer step. A step has fewer rows if a pass would otherwise have fewer
     than `min_steps` steps."""
     min_steps: int = 600
     """Minimum optimizer steps in a pass, unless batches would become smaller than `min_batch_size`.

@@ -2,10 +2,10 @@
 
 Actions:
 - `block`: the run ends here, because training on the rows would be wrong.
-- `quarantine`: the offending rows are stored separately with their reason, and the run continues
-  with the others. Only the rule `domain` supports this action.
+- `quarantine`: the invalid rows are stored separately with the reason, and the run continues with
+  all other rows. Only the rule `domain` supports this action.
 - `warn`: the finding is reported, and the run continues.
-- `notify`: like `warn`, and the message about the run's end repeats the finding.
+- `notify`: the finding is reported as with `warn`, and again in the message at the end of the run.
 - `info`: the finding is reported, and the decision stays `pass`.
 - `off`: the rule is not applied.
 
@@ -32,7 +32,7 @@ class ValidationSettings(DriftThresholds):
     """
 
     actions: dict[str, str] = field(default_factory=dict)
-    """Actions of rules that differ from their default in `RULES`, such as `{"column_empty":
+    """Actions that differ from the rule's default in `RULES`, such as `{"column_empty":
     "warn"}`."""
 
     mean_drift: float = 0.1
@@ -45,7 +45,7 @@ class ValidationSettings(DriftThresholds):
     """Maximum factor by which the share of clicks may rise or fall. A larger change is reported as
     a finding."""
     skew_share: float = 0.001
-    """Maximum share of rows, joined between training and serving, whose value may differ."""
+    """Maximum share of rows whose value in training differs from the value that was served."""
     range_factor: float = 1000.0
     """Maximum factor by which a value may lie beyond the smallest or largest value of the first
     run. The factor is applied when the schema is inferred. In counts with a heavy tail, one request
@@ -84,7 +84,7 @@ BLOCK, QUARANTINE, WARN, NOTIFY, INFO, OFF = "block", "quarantine", "warn", "not
 ACTIONS = (BLOCK, QUARANTINE, WARN, NOTIFY, INFO, OFF)
 
 DATASET = "dataset"
-"""Column of a check that is not about a single column."""
+"""Value of `RuleCheck.column` for a check of the data set."""
 DOMAIN = "domain"
 """Rule about single rows. Only the rule `domain` can quarantine rows."""
 

@@ -1,8 +1,8 @@
-"""Checks of a decision, each with a measured value, a limit and a result, and their text form.
+"""Checks of a decision, and their text form.
 
-Validation, the gate, the canary and the baking produce checks. Pages and messages display the
-checks. A decision is a list of checks, and the worst check decides. All text about a decision is
-built in this module.
+A check has a measured value, a limit and a result. Validation, the gate, the canary and the baking
+produce checks. Pages and messages display the checks. A decision is a list of checks, and the worst
+check decides. All text about a decision is built in this module.
 """
 
 import math
@@ -35,8 +35,7 @@ class Check:
     """Lower end of the value's 95 % interval. None if the value has no interval."""
     high: float | None = None
     limit: float | None = None
-    """Limit of the value, at which the result of the check changes. None if the check has no
-    limit."""
+    """Value at which the result of the check changes. None if the check has no limit."""
     bound: str = AT_LEAST
     """How the value is compared with the limit, such as `at least`."""
     is_difference: bool = False
@@ -71,7 +70,7 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class RuleCheck(Check):
-    """Check of one column or of the data set, made by a rule whose action is a setting.
+    """Result of a validation rule for one column, or for the data set.
 
     The action decides the result: `block` fails, `warn`, `notify` and `quarantine` warn, and `info`
     passes. A rule that found nothing has one check, which passes.
@@ -82,7 +81,7 @@ class RuleCheck(Check):
     column: str = ""
     """Column, or `dataset`. Empty if the rule found nothing."""
     action: str = ""
-    """Action that followed. Empty if the rule found nothing."""
+    """Action of the rule. Empty if the rule found nothing."""
     num_quarantined: int = 0
     """Number of rows that the rule quarantined."""
 
@@ -177,7 +176,7 @@ def metrics(checks: Iterable[Check]) -> dict[str, float]:
 
 
 def _number_text(check: Check, value: float | None = None) -> str:
-    """Return the value of a check, or another number in the same format, as text."""
+    """Return `value`, or else the value of the check, as text in the format of the check."""
     shown = check.value if value is None else value
     if shown is None:
         return "unknown"
@@ -214,6 +213,6 @@ def _named(check: Check, shown: Sequence[Check]) -> str:
 def _valued(check: Check) -> str:
     """Return the name and the value of a check as text.
 
-    A colon separates the value from a name that ends with a number.
+    If the name ends with a digit, a colon follows the name.
     """
     return f"{check.name}{':' if check.name[-1:].isdigit() else ''} {_number_text(check)}"

@@ -3,9 +3,9 @@
 The inference client applies the rule, and logs the propensity of each row. Evaluation weights each
 click by its propensity.
 
-In a list of k >= 2 rows, one of the k - 1 pairs of neighbours is swapped with probability `share`.
-All pairs of neighbours have the same probability of a swap. If no pair is swapped, the list is
-shown in the order of its scores.
+A list of k >= 2 rows has k - 1 pairs of neighbours. With probability `share`, one of these pairs is
+chosen at random, and its rows are swapped. If no pair is swapped, the list is shown in the order of
+its scores.
 
 The propensity of a row is the probability of the position where it was shown:
 - share / (k - 1), if the row belongs to the swapped pair.
@@ -16,8 +16,8 @@ If `share` is below 1/2, each swapped row has a propensity below 1/2, and each o
 propensity above 1/2. The propensities alone therefore identify the swapped pair and the value of
 `share`.
 
-Swaps of neighbours are the least visible exploration that can measure the value of a ranking
-(FairPairs: Radlinski and Joachims 2006, AAAI; swap interventions: Joachims, Swaminathan and
+Swaps of neighbours are the least visible exploration that can measure the value of a ranking.
+See FairPairs (Radlinski and Joachims 2006, AAAI) and swap interventions (Joachims, Swaminathan and
 Schnabel 2017, WSDM).
 """
 
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from evergreen.runtime.errors import ContractError
 
 MAX_SHARE = 0.5
-"""Upper bound of the share of lists to explore, exclusive."""
+"""Exclusive upper bound of the share of lists to explore."""
 
 
 def check_share(share: float) -> None:
@@ -49,7 +49,7 @@ def explored(
 
     Args:
         order: The rows of the list, best first, [k], k >= 1.
-        share: See `check_share`. With a share of 0 the order does not change, and all propensities
+        share: See `check_share`. If the share is 0, the order does not change, and all propensities
             are 1.
         chance: A uniform random number in [0, 1).
 

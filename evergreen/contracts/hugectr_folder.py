@@ -1,8 +1,8 @@
 """Folder of encoded rows in HugeCTR's format: Parquet files, and a file list that orders them.
 
 Preprocessing writes folders in this format, and training and evaluation read them row by row. The
-first line of the file list is the number of files. Each other line is the path of a file.
-`manifests.TrainingSet` has the columns and types.
+first line of the file list is the number of files. Each further line is the path of a file.
+`manifests.TrainingSet` defines the columns and their types.
 """
 
 from collections.abc import Sequence

@@ -202,8 +202,9 @@ class RawDataset(Manifest):
     not set a start, the window begins a number of days before its end, or directly after the
     parent's last training row. None = the window starts with the first row."""
     window_end: str | None
-    """End of the window, exclusive. If the run sets an end, the window ends earlier by the hours
-    that are reserved for the next run. None means that the window ends with the last row."""
+    """End of the window, exclusive. If the run sets an end, the window ends `attribution_hours`
+    earlier, because the next run reads the rows of these hours. None means that the window ends
+    with the last row."""
     first_event_time: str
     """Time of the oldest row of the window. Late rows (`num_late_rows`) can be older than the
     window."""
@@ -224,11 +225,12 @@ class RawDataset(Manifest):
     num_train_rows: int
     num_holdout_rows: int
     num_malformed: int
-    """Number of malformed rows in the files that were read. `malformed_uri` lists them with their
-    reasons."""
+    """Number of malformed rows in the files that were read. `malformed_uri` lists the malformed
+    rows with their reasons."""
     malformed_uri: str | None
     num_duplicates: int
-    """Rows left out because another row has the same `request_id`, `row` and content."""
+    """Number of rows that were left out because another row has the same `request_id`, `row` and
+    content."""
     digest: str
     """SHA-256 of the Parquet files, used as the version of the data."""
     parent_model_id: str | None = None
@@ -236,25 +238,25 @@ class RawDataset(Manifest):
     champion_model_id: str | None = None
     """Model with which the candidate is compared. None = no comparison."""
     num_updated: int = 0
-    """Rows left out because another copy of the row is used. The copy has the same features, but a
-    different label, time or score."""
+    """Number of rows that were left out because another copy of the row is used. The copy has the
+    same features, but a different label, time or score."""
     num_conflicting: int = 0
-    """Rows left out because another copy of the row is used, whose features differ."""
+    """Number of rows that were left out because a copy with different features is used."""
     num_ahead: int = 0
-    """Rows left out because their event times are in the future. A later run reads these rows. The
-    files of these rows are in `ahead_uri`. Each file in `ahead_uri` has a number of rows and a
-    reason."""
+    """Number of rows that were left out because their event times are in the future. A later run
+    reads these rows. The files of these rows are in `ahead_uri`. For each file, `ahead_uri` also
+    has the number of rows and the reason."""
     ahead_uri: str | None = None
     num_left_files: int = 0
     """Files that are new to the parent's lineage but too old for this run. The rows in these files
     are older than the limit of late rows, or older than the window that the run sets."""
     num_left_rows: int | None = 0
-    """Number of rows of the files that `num_left_files` counts. None if the rows of a file could
-    not be counted."""
+    """Number of rows in the files that the run left out (`num_left_files`). None if the rows of a
+    file could not be counted."""
     num_straddling_rows: int = 0
-    """Rows newer than `last_learned_time` that are neither training rows nor held out, because
-    their requests also have training rows. These straddling rows belong to the window of the next
-    run, like the held-out rows."""
+    """Number of straddling rows. They are newer than `last_learned_time`, and some rows of their
+    requests are training rows. Straddling rows are neither used for training nor held out, and
+    belong to the window of the next run."""
     replay_uri: str | None = None
     """Folder of training rows that were drawn from days before the window. The schema is that of
     `train_uri`. None = no replay."""
@@ -292,18 +294,18 @@ class RawDataset(Manifest):
     files: dict[str, dict[str, int]] = field(default_factory=dict)
     """Files of the lake that the lineage has seen, without back-filled versions. Each day
     (YYYY-MM-DD) maps file names to sizes in bytes. The list covers the 366 days up to the last
-    training row. A file of one of these 366 days that is not in the list is a late file. The first
-    day always has an entry. A later day without an entry had no files. Days before the first entry
-    are not covered."""
+    training row. If a file of these 366 days is not in the list, it is a late file. The first day
+    always has an entry. A later day without an entry had no files. Days before the first entry are
+    not covered."""
     quarantined_files: list[dict[str, Any]] = field(default_factory=list)
     """Files of the lake that the run left out because their rows cannot be read. Each entry has
     four fields: file (relative to the lake), num_rows (of its footer, or None), reason, and known
     (whether an earlier run of the lineage also left the file out)."""
     unread_files: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Files that the lineage skipped and has not read since, by day and name. Back-filled versions
-    are not included. The value is a time (ISO 8601). The lineage was trained on the rows of the
-    file up to the time in its entry. The time is empty if the lineage was trained on no row of the
-    file. When an unread file becomes readable, its rows are late rows."""
+    """Files that the lineage skipped and has not read since, without back-filled versions. The keys
+    are day and file name. The value is a time (ISO 8601): the lineage was trained on the file's
+    rows up to this time. The time is empty if the lineage was trained on no row of the file. When
+    an unread file becomes readable, its rows are late rows."""
     schema_mismatches: list[dict[str, Any]] = field(default_factory=list)
     """Unexpected columns of the window's files. A column is unexpected if it is unknown, or if it
     contains no numbers although the recommender expects numbers. Each column has one entry with
@@ -356,7 +358,8 @@ class ValidationReport(Manifest):
     decision: str
     """`pass`, `warn` or `fail`: the worst result among the checks."""
     checks: list[RuleCheck]
-    """The worst first. A rule that is off, or had nothing to compare with, has no check."""
+    """Checks of all rules, the worst result first. A rule has no check if it is off, or if it had
+    nothing to compare with."""
     drift: list[dict[str, Any]]
     """Drift of each checked feature, compared with the windows of the parent's lineage. Each entry
     has the form of `evergreen.statistics.comparison.ColumnDrift`. The list is empty if the model
@@ -381,15 +384,15 @@ class ValidationReport(Manifest):
     """Differences between training rows and served rows, one for each feature, in the form of
     `components.validation.skew.SkewEntry`. The list is empty if too few rows could be joined."""
     served: dict[str, Any] | None = None
-    """Counts of the rows that were compared to find skew, as
-    `components.validation.skew.ServedRowFacts`. None if the run names no archive of served rows."""
+    """Row counts of the skew check (`components.validation.skew.ServedRowFacts`). None if the run
+    names no archive of served rows."""
     windows_uri: str | None = None
     """Column profiles of all training windows of the lineage, for the next run's drift check. None
     without rows."""
 
     @property
     def findings(self) -> list[RuleCheck]:
-        """Checks of rules that have a finding, including findings that pass as `info`."""
+        """Return the checks with a finding, including findings with the action `info`."""
         return [check for check in self.checks if check.action]
 
 
@@ -435,9 +438,9 @@ class TrainingSet(Manifest):
     excluded_columns: list[str] = field(default_factory=list)
     """See `RawDataset.excluded_columns`."""
     negative_rate: float = 1.0
-    """Share of the non-click training and replayed rows that downsampling retained, in (0, 1]. The
-    holdout is not downsampled. Training corrects the model's bias by the logarithm of
-    `negative_rate` (`training.start`)."""
+    """Share of rows that downsampling retained, in (0, 1], among the training and replayed rows
+    without a click. The holdout is not downsampled. Training corrects the model's bias by the
+    logarithm of `negative_rate` (`training.start`)."""
     num_sampled_out: int = 0
     """Number of training rows that were dropped because of `negative_rate`, not counting replayed
     rows."""
@@ -479,7 +482,7 @@ class Model(Manifest):
     REFERENCE: ClassVar[str] = "statistics/reference.npz"
     """Counts of the training rows for the monitor (`evergreen.statistics.reference`)."""
     WINDOWS: ClassVar[str] = "statistics/windows.npz"
-    """Summaries of all windows on which the model's lineage was trained
+    """Summaries of all training windows of the model's lineage
     (`components.validation.measure.KeptWindows`)."""
     PARTS: ClassVar[tuple[str, ...]] = (WEIGHTS, WORKFLOW, "statistics")
     """Names of the model's folders next to the manifest."""
@@ -514,8 +517,7 @@ class Model(Manifest):
     """SHA-256 of the files of each part: `weights`, `workflow` and `statistics`."""
     created_at: str
     window_start: str | None = None
-    """See `RawDataset.window_start`. The start refers to the rows of the model's own run, without
-    late and replayed rows."""
+    """See `RawDataset.window_start`. Late and replayed rows are ignored."""
     negative_rate: float = 1.0
     """See `TrainingSet.negative_rate`. The stored weights are already corrected for downsampling,
     so that scores refer to all rows."""
@@ -530,11 +532,11 @@ class Model(Manifest):
     """`TrainingSet` of the model. None in the model registry, because the encoded rows are deleted
     earlier than the models."""
     days: list[dict[str, Any]] = field(default_factory=list)
-    """Days of the rows on which the model was trained in its own run. Each day has its version (see
+    """Days of the training rows of the model's own run. Each day has its version (see
     `RawDataset.seen_days`)."""
     files: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Files that were in the lake at the time of the model's run (see `RawDataset.files`). A file
-    that is not listed here counts as late."""
+    """Files that were in the lake at the time of the model's run (see `RawDataset.files`). If a
+    file is not in this list, it is a late file."""
     unread_files: dict[str, dict[str, str]] = field(default_factory=dict)
     """See `RawDataset.unread_files`."""
     recommender: Recommender
@@ -586,9 +588,10 @@ class RowsQuality:
 
 @dataclass(frozen=True, kw_only=True)
 class ReorderingGain:
-    """Gain in clicks if lists were shown in the candidate's order, estimated from explored lists.
+    """Estimated gain in clicks if lists were shown in the candidate's order.
 
-    Values are None if too few disputed pairs were swapped (`components.evaluation.exploration`).
+    The gain is estimated from explored lists (`components.evaluation.exploration`). Values are None
+    if exploration swapped too few of the pairs that the candidate orders differently.
     """
 
     gain: float | None = None
@@ -716,7 +719,7 @@ CURRENT = "current"
 """Value of the parameters `parent` and `champion`: the model that is live according to the
 promotion journal. If no model is live, the value has the same meaning as `NONE`."""
 NONE = "none"
-"""Value of the parameters `parent` and `champion` that means no model. A run without a parent
+"""Value of the parameters `parent` and `champion` if there is no model. A run without a parent
 trains from scratch. Without a champion, the gate only checks the minimum AUC and the calibration.
 """
 RUN_PARAMETERS = (
@@ -745,7 +748,7 @@ class RetrainRequest(Manifest):
     """ISO 8601 UTC, inclusive. Empty = the window starts after the parent's last training row, or
     with the first row if there is no parent."""
     window_end: str
-    """Exclusive end of the window. Empty = to the last row."""
+    """Exclusive end of the window. Empty = the window ends with the last row."""
     parent: str = CURRENT
     champion: str = CURRENT
     observed: dict[str, float | None]

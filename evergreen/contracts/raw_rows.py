@@ -1,12 +1,12 @@
 """Raw rows: each row is one shown item with its features, its label and its version.
 
-The version is the model version that served the item. Users' files, the simulator and the monitor's
-archive write raw rows. Extraction, validation, preprocessing and serving read raw rows.
-`evergreen.config.features` defines the features.
+The version is the model version that served the item. Raw rows are in users' files, and the
+simulator and the monitor write raw rows. Extraction, validation, preprocessing and serving read raw
+rows. `evergreen.config.features` defines the features.
 
-Raw rows are Parquet: `label` int32, then the features (null if missing), then the log columns. Rows
-of a lake have the same columns, but a column of categories may contain strings instead
-(`lake_types`). The monitor's archive contains categories only.
+The columns of a raw Parquet file are `label` (int32), the features (null if missing), and the log
+columns. Rows of a lake have the same columns, but a column of categories may contain strings
+instead (`lake_types`). The monitor's archive contains categories only.
 """
 
 from collections.abc import Sequence
@@ -28,12 +28,12 @@ column are null for the file's rows."""
 
 SHADOW_TYPES: dict[str, str] = {SHADOW_VERSION: "int32", SHADOW_SCORE: "float32"}
 """Optional columns after the raw columns. A file has these columns if a shadow version scored at
-least one of its rows (`evergreen.registry.traffic_plan`). In rows without shadow scores the columns
-are null. Readers of raw rows select columns by name and skip the shadow columns. Only the reader of
-the canary's evidence reads them."""
+least one of its rows (`evergreen.registry.traffic_plan`). In rows without shadow scores, the
+columns are null. Readers of raw rows select columns by name and skip the shadow columns. Only the
+reader of the canary's evidence reads the shadow columns."""
 
 CANARY_TYPES: dict[str, str] = {CANARY: "bool"}
-"""Optional column that is true in rows that a canary answered. A file without canary rows lacks the
+"""Optional column, true in the rows that a canary answered. A file without canary rows lacks the
 column. The optional columns follow the raw columns in this order: shadow, canary."""
 
 WEIGHT_TYPES: dict[str, str] = {WEIGHT: "float32"}
@@ -55,8 +55,8 @@ ROW_TYPES: dict[str, str] = {
 """Arrow type of each column that all raw rows have. The feature columns are inserted after the
 first of these columns."""
 FINITE = "a finite number"
-"""Rule that error messages state for numeric values. The rule does not apply to missing values. The
-function `is_infinite` finds values that break the rule."""
+"""Rule for numeric values, as stated in error messages. The rule does not apply to missing values.
+The function `is_infinite` finds values that break the rule."""
 _LIST = "list<{type}>"
 """Arrow type of a list whose elements have `type`."""
 
@@ -85,7 +85,7 @@ def raw_types(features: Features, *, weighted: bool = False) -> dict[str, str]:
 
 
 def lake_types(features: Features, *, weighted: bool = False) -> dict[str, str]:
-    """Return the Arrow type of each column that rows in a user's files have, in file order."""
+    """Return the Arrow type of each column in a user's files, in file order."""
     words = {
         name: _LIST.format(type="string") if name in features.lists else "string"
         for name in features.words
@@ -131,7 +131,7 @@ def microseconds(time: float) -> int:
 
 
 def is_visible(name: str) -> bool:
-    """Return whether readers of a lake or an archive use a file with this name.
+    """Return whether the readers of a lake or an archive read files with the name `name`.
 
     A name with a leading dot or underscore belongs to an unfinished file or a note.
 
@@ -149,7 +149,7 @@ VERSION_PARTITION = "version={version}"
 are numbered from 1. Parquet files directly in the day's folder are version 0, to which the uploader
 appends. Readers use the complete version with the highest number. Readers also use files of version
 0 that arrived after the back-filled version was written. The marker of the back-filled version does
-not name those files (`components.extraction.lake_files`)."""
+not name the later files (`components.extraction.lake_files`)."""
 VERSION_COMPLETE = "_SUCCESS"
 """Marker file in the folder of a complete version. The marker is written last, because files of a
 bucket cannot be renamed. Readers ignore a version without the marker."""
@@ -249,7 +249,7 @@ def list_lengths(column: Any) -> "NDArray[np.int64]":
     """Return the length of each list in an Arrow array. A null list has the length 0."""
     import numpy as np
 
-    # Arrow may store elements for a null list. Elements of null lists do not count.
+    # Arrow may store elements for a null list. Elements of null lists are ignored.
     is_null = column.is_null().to_numpy(zero_copy_only=False)
     lengths: NDArray[np.int64] = np.where(is_null, 0, np.diff(column.offsets.to_numpy())).astype(
         np.int64

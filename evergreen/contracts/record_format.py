@@ -10,8 +10,8 @@ few bytes longer than its numbers. The number of a field is a hash of the kind a
 feature. If a column is added, dropped or moved, the field numbers of the other columns stay the
 same. If a packed field contains fixed-size numbers, its bytes equal those of a field of type bytes
 (little endian). NumPy therefore reads these bytes directly. Decoding 64 rows of 39 columns with
-NumPy takes a fifth of the time that Protobuf's Python objects take. A nested message is a field of
-bytes too. The features of many messages can therefore be read as one array (`_Layout`).
+NumPy takes a fifth of the time that Protobuf's Python objects take. A nested message is stored like
+a field of bytes. The features of many messages can therefore be read as one array (`_Layout`).
 """
 
 import hashlib
@@ -55,8 +55,8 @@ _ARRAYS: Mapping[str, np.dtype[Any]] = {
     "sfixed32": np.dtype("<i4"),
     "sfixed64": np.dtype("<i8"),
 }
-"""For each Protobuf type of a repeated number field, its NumPy type. The packed form of a repeated
-number field equals the bytes of an array."""
+"""NumPy type for each Protobuf type of repeated numbers. The packed form of a repeated number field
+equals the bytes of an array."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ time."""
 _PREDICTION_ARRAYS = ("positions", "propensities", "shadow_scores")
 """Optional arrays of a prediction record."""
 _FRAME_BYTES, _COLUMN_BYTES = 1000, 8
-"""Maximum bytes of a message in addition to the numbers in its arrays. `_FRAME_BYTES` covers the
+"""Maximum size of a message in bytes, without the numbers in its arrays. `_FRAME_BYTES` covers the
 ids, the names and the digest. `_COLUMN_BYTES` covers the tag and the length of each feature."""
 
 
@@ -149,7 +149,7 @@ class RecordFormat:
 
         Raises:
             ContractError: the names of two features have the same hash. With 200 columns, the
-                probability is 1 in 840.
+                probability of equal hashes is 1 in 840.
         """
         self.features = features
         sizes = {
@@ -315,7 +315,7 @@ class RecordFormat:
         before: float = END_OF_TIME,
         versions: Container[int] | None = None,
     ) -> tuple[list[tuple[Predictions, NDArray[np.int64]]], list[int]]:
-        """Decode messages in bulk, and find those that must be decoded one at a time by `decode`.
+        """Decode messages in bulk, and find the messages that `decode` must decode one at a time.
 
         A message can be decoded in bulk if it has all columns, but no propensities and no shadow
         scores. Messages with the same number of rows are decoded together.
@@ -391,7 +391,7 @@ class RecordFormat:
         Returns 0 if no valid record has these sizes.
         """
         num_rows, rest = divmod(score_bytes, _ARRAYS["float"].itemsize)
-        # The encoding adds bytes to the numbers of the features. Without this check, a corrupt
+        # The encoded features are longer than the features' numbers. Without this check, a corrupt
         # message could request a layout of any size.
         is_valid = (
             not rest
@@ -515,8 +515,8 @@ class _Layout:
         whole = _serialized(kind(**{name: bytes(size * num_rows) for name, size in columns}))
         self.size = len(whole)
         self.heads: list[tuple[str, bytes]] = []
-        """For each field, its name and the bytes before its numbers, which are the tag and the
-        length."""
+        """Name and head of each field. The head consists of the tag and the length, and the numbers
+        follow."""
         self.starts: dict[str, int] = {}
         end = 0
         for name, size in columns:
@@ -633,7 +633,7 @@ def _line(row: _FieldRow) -> str:
 def _message_types(messages: Mapping[str, tuple[_FieldRow, ...]]) -> tuple[Any, Any]:
     """Return the Protobuf classes for `LogRecord` and `Features`.
 
-    In the class for `LogRecord`, arrays and features are plain fields of bytes.
+    In the class for `LogRecord`, the type of arrays and features is `bytes`.
     """
     file = descriptor_pb2.FileDescriptorProto(
         name="record.proto", package="evergreen", syntax="proto3"

@@ -1,6 +1,6 @@
 """Requests to the controller, and its answers, as entries of the promotion journal.
 
-Steps of the pipeline and commands of people append a `ServingRequest`. The controller appends
+A pipeline step or a person's command appends a `ServingRequest`. The controller appends
 `ServingAnswer`s to the journal. Nobody changes an entry later.
 """
 
@@ -32,7 +32,7 @@ its next share, and end the canary."""
 
 @dataclass(frozen=True, kw_only=True)
 class ServingRequest:
-    """Request for one change of what the controller serves."""
+    """Request to the controller to change the served versions."""
 
     time: str
     """ISO 8601 UTC."""
@@ -54,17 +54,17 @@ class ServingRequest:
     live by then. If the rollback succeeds,
     the version's model is blocked from automatic releases."""
     plan: int | None = None
-    """Sequence number of the traffic plan that an automatic `advance` or `abort` decides about."""
+    """Sequence number of the traffic plan that an automatic `advance` or `abort` refers to."""
     is_override: bool = False
     """Whether a `release` ignores the decision of the gate. If True, `reason` is the text of a
     person."""
     share: float | None = None
-    """First share of a `canary`. 0 = shadow traffic only."""
+    """First share of the traffic for a `canary`. 0 = shadow traffic only."""
     trigger_id: str | None = None
-    """Retrain request that a `release` or `canary` answers."""
+    """Retrain request whose run made this `release` or `canary` request."""
     run: str | None = None
-    """Pipeline run whose step asks. A second request of the same run for the same model is a retry
-    of the first. None = a person or the controller asks."""
+    """Pipeline run whose step made the request. If the same run requests the same model again, the
+    second request is a retry. None = a person or the controller made the request."""
     options: dict[str, Any] = field(default_factory=dict)
     """Serving options of a `release` or `canary`
     (`evergreen.serving.repository.triton_config.ServingOptions`)."""
@@ -85,8 +85,8 @@ class ServingAnswer:
     """Controller that answered, or the requester that withdrew the request."""
     reason: str
     version: int | None = None
-    """Version that serves as a result of the request. None if the request released no version."""
+    """Version that gets traffic because of the request. None if the request released no version."""
     error: str | None = None
     """Name of the error class if the request was refused, such as `Refused` or `TemporaryError`."""
     lease: int | None = None
-    """Number of the controller's lease. None for a withdrawal."""
+    """Number of the controller's lease. None if the requester withdrew the request."""

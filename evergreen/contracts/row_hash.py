@@ -66,7 +66,7 @@ def uniforms(identities: NDArray[np.uint64], salt: int) -> NDArray[np.float64]:
     (False, True)
     """
     hashes = mix(identities ^ mix(np.uint64(salt % 2**64)))
-    # float64 represents the upper 53 bits exactly. The conversion of all 64 bits could round up to
-    # 1.
+    # float64 represents the upper 53 bits exactly. If all 64 bits were converted, the result could
+    # be rounded up to 1.
     evenly: NDArray[np.float64] = (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return evenly

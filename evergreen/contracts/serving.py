@@ -17,7 +17,7 @@ from evergreen.config.spec import CANARY_SUFFIX, CANDIDATE_SUFFIX
 from evergreen.runtime.errors import ContractError
 
 PYTHON = "python"
-"""Triton backend of the laptop's server. It runs `CODE_FILE`."""
+"""Triton backend of the laptop's server, which runs `CODE_FILE`."""
 CONFIG_FILE = "config.pbtxt"
 """Configuration file of a model, in the model's folder of the repository."""
 CODE_FILE = "model.py"
@@ -106,7 +106,7 @@ def input_tensors(features: Features) -> tuple[Tensor, ...]:
 
 
 def named_inputs(dense: NDArray[Any], categorical: NDArray[Any]) -> dict[str, NDArray[Any]]:
-    """Return the tensors of a request by name, for rows [n, d] and [n, c].
+    """Return the tensors of a request by name: numeric features [n, d] and categories [n, c].
 
     A tensor with no columns is omitted.
     """
@@ -118,7 +118,7 @@ class ColumnMap:
     """Conversion of rows to the columns of a model.
 
     Columns are matched by name. If the rows lack a column of the model, the column is filled with
-    the missing value. The columns of the rows and those of the model both have the form of
+    the missing value. The columns of the rows and of the model are given in the form of
     `Features.columns`.
     """
 

@@ -103,7 +103,8 @@ def word_of(value: object, *, holds_words: bool, exact_below: int = EXACT_FLOATS
         value: None, a bool, int, float or str.
         holds_words: Whether the feature's type is `string`. If the feature has no string
             categories, a text must be a whole number or a truth value.
-        exact_below: Limit for floats, from `EXACT_BELOW` for the float's original type.
+        exact_below: Exclusive upper limit of a float, which depends on its original type
+            (`EXACT_BELOW`).
 
     Raises:
         NoCategory: The value has an unsupported type, is a whole number beyond 64 bits, or is a
@@ -135,7 +136,7 @@ def _word_of_text(text: str, *, holds_words: bool) -> str:
     if not _WHOLE.fullmatch(text):
         raise NoCategory(text, _A_CATEGORY)
     digits, point, _ = text.partition(".")
-    if point:  # Python prints floats with a point
+    if point:  # Python prints floats with a decimal point
         return str(_whole(float(digits), _A_CATEGORY, exact_below=EXACT_FLOATS, written=text))
     if not LEAST_WHOLE <= int(digits) < END_OF_WHOLE:
         raise NoCategory(text, _A_CATEGORY)

@@ -17,7 +17,7 @@ from evergreen.runtime.durable import write_whole
 from evergreen.runtime.errors import ContractError
 
 LISTED_WORDS = 1000
-"""Maximum texts listed per column."""
+"""Maximum number of texts that are listed per column."""
 _HELD_WORDS = 20 * LISTED_WORDS
 """Maximum texts per column that are counted in memory. When a column has more texts, the less
 frequent half of them is dropped."""

@@ -56,7 +56,7 @@ def unscaled(features: Features, dense: NDArray[np.float32]) -> NDArray[np.float
 
     The numbers are not scaled. NaN is missing. The result has the type float32. The logarithm is
     computed in float64 and rounded, because float32 logarithms differ in their last bits between
-    libraries and processors. In some libraries the last bits even depend on the position in the
+    libraries and processors. In some libraries, the last bits even depend on the position in the
     array.
     """
     options = [features.options_of(name) for name in features.numeric]
@@ -85,8 +85,8 @@ class FeatureWorkflow:
     Raises:
         ContractError: the numbers of columns and features differ, a category occurs twice or is
             outside [0, 2^52), or a std is not positive. The error is also raised if bucket
-            boundaries are not ascending or too many. The error is also raised if an excluded column
-            is not a feature, occurs twice, or has a vocabulary.
+            boundaries are not ascending, or if there are too many. The error is also raised if an
+            excluded column is not a feature, occurs twice, or has a vocabulary.
     """
 
     features: Features
@@ -97,8 +97,8 @@ class FeatureWorkflow:
     """Value that the last step subtracts from each numeric feature, [d]: the mean, the minimum for
     `minmax`, or 0."""
     stds: NDArray[np.float32]
-    """Divisor of each numeric feature after the subtraction, [d]: the standard deviation, the width
-    of the range for `minmax`, or 1."""
+    """Divisor of each numeric feature, [d]: the standard deviation, the width of the range for
+    `minmax`, or 1. The subtraction comes before the division."""
     frequency_threshold: int
     """Minimum count of a category, summed over runs, to enter a vocabulary. The value is the
     setting of the newest run."""
@@ -210,9 +210,9 @@ class FeatureWorkflow:
         return ids
 
     def encode_position(self, position: int, categories: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the ids [n] of the categories at one position of `features.id_places`.
+        """Return the ids [n] of the categories in one column.
 
-        See `encode_categorical`.
+        `position` is the position of the column in `features.id_places`. See `encode_categorical`.
         """
         feature = self.features.id_features[position]
         absent = PADDING_ID if feature in self.features.lists else MISSING_ID
@@ -230,7 +230,7 @@ class FeatureWorkflow:
     def with_buckets(
         self, dense: NDArray[np.float32], categorical: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Return the categories of rows, [n, `features.places`], followed by their buckets.
+        """Return the columns of categories, followed by the columns of buckets.
 
         Args:
             dense: Raw numbers, [n, d].

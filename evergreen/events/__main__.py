@@ -129,7 +129,7 @@ def _document(message: DeadLetter) -> dict[str, object]:
 
 
 def _beginning(message: DeadLetter) -> str:
-    """Return the first bytes of a message. Special characters are escaped."""
+    """Return the first bytes of a message as text, with special characters escaped."""
     return repr(message.payload[:_SHOWN_BYTES])[2:-1] + (
         "..." if len(message.payload) > _SHOWN_BYTES else ""
     )

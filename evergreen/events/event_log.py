@@ -49,7 +49,7 @@ class Publisher(Protocol):
     def publish(self, messages: Sequence[tuple[str, bytes]]) -> None:
         """Store (id, payload) messages durably. When the call returns, all messages are stored.
 
-        After an error some of the messages may be stored. Publish all messages again with the same
+        After an error, some of the messages may be stored. Publish all messages again with the same
         ids. If a message is published twice, every backend except SQLite may deliver it twice. A
         different payload under a known id counts as another message and is delivered too.
 
@@ -57,8 +57,8 @@ class Publisher(Protocol):
             ContractError: a payload is larger than `MAX_MESSAGE_BYTES`. Nothing was sent.
             TemporaryError: the log is unreachable or busy. Publish the same messages again after
                 this error.
-            PermanentError: the log refuses permanently, for example without the topic or the
-                permission.
+            PermanentError: the log refuses the messages permanently, for example because the topic
+                or the permission is missing.
         """
 
     def close(self) -> None:
@@ -69,7 +69,7 @@ class Subscriber(Protocol):
     """The reading side of one subscription. Several readers of a subscription share its messages.
 
     Every method except `problem` and `close` raises TemporaryError if the log is unreachable or
-    busy, and PermanentError if it refuses permanently.
+    busy, and PermanentError if the log refuses the call permanently.
     """
 
     def pull(self, max_messages: int) -> list[Delivery]:
@@ -77,8 +77,7 @@ class Subscriber(Protocol):
 
         The oldest messages come first if the backend orders messages. The call never waits for a
         message. The call ends with the message that brings the total payload to `MAX_PULL_BYTES`.
-        If a pull returns less than both of its limits allow, the log has no more messages at the
-        moment.
+        If a pull reaches neither of its two limits, the log has no more messages at the moment.
         """
 
     def acknowledge(self, tokens: Iterable[str]) -> None:

@@ -39,7 +39,9 @@ class _SqliteOptions:
 
 
 def partition_urls(url: str) -> list[str]:
-    """Return the URLs of the logs that `url` names: one per number of its range, or `url` alone.
+    """Return the URLs of the logs that `url` names.
+
+    If `url` has a range, there is one URL for each number of the range, else only `url`.
 
     The same range may occur several times in `url`.
 
@@ -63,8 +65,8 @@ def open_publisher(url: str, *, clock: Callable[[], float] = time.time) -> Publi
     """Open the log that `url` names for writing. No permission to read the log is needed.
 
     Raises:
-        ContractError: the scheme or an option is unknown, or the URL lacks a part, or a folder or
-            library is missing.
+        ContractError: the scheme or an option is unknown, a part of the URL is missing, or a folder
+            or library does not exist.
         TemporaryError: the log cannot be opened now.
     """
     parts = _parse_one(url)

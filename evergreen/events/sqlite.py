@@ -1,6 +1,6 @@
 """Event log that is embedded in one SQLite file. SQLite is the default log on a laptop.
 
-The inference client and the monitor open the same file from two processes. In WAL mode both
+The inference client and the monitor open the same file from two processes. In WAL mode, both
 processes can work at the same time. With `synchronous=FULL`, messages are durable when `publish`
 returns. The file must not be on a network drive.
 """
@@ -102,7 +102,7 @@ class SqliteLog:
         while True:
             try:
                 # Page size of a new file. With SQLite's default of 4 kB, a message of 64 rows would
-                # fill a chain of five pages. Reading would take 15 % longer with these chains.
+                # fill a chain of five pages, and reading would take 15 % longer.
                 self._connection.execute("PRAGMA page_size=16384")
                 self._connection.execute("PRAGMA journal_mode=WAL")
                 self._connection.execute("PRAGMA synchronous=FULL")
@@ -173,8 +173,9 @@ class SqliteLog:
                 "WHERE number = ? AND attempts = ? AND state = 'waiting'",
                 [tuple(map(int, token.split("/"))) for token in ended],
             )
-            # Delete some of the oldest ids: more than were added, but a limited number, so that no
-            # call takes long. A time in the future was recorded before the clock was set back.
+            # Delete more of the oldest ids than were added. The number of deleted ids is limited,
+            # so that no call takes long. A time in the future was recorded before the clock was set
+            # back.
             now = self._clock()
             connection.execute(
                 "DELETE FROM messages WHERE NOT leased_until BETWEEN ? AND ? AND number IN"
@@ -186,7 +187,7 @@ class SqliteLog:
             self._pulled.pop(token, None)
 
     def dead_letter(self, bad: Sequence[tuple[str, str]]) -> None:
-        """See `event_log.Subscriber`. Runs in one transaction."""
+        """See `event_log.Subscriber`. All changes are made in one transaction."""
         now = self._clock()
         with self._transaction() as connection:
             connection.executemany(

@@ -45,7 +45,7 @@ class LogUrl:
 
     @classmethod
     def parse(cls, text: str) -> "LogUrl":
-        """Return a URL as its parts. If an option occurs twice, its last value is used.
+        """Return the parts of the URL `text`. If an option occurs twice, its last value is used.
 
         Raises:
             ContractError: `text` is not a URL.

@@ -12,7 +12,7 @@ import os
 def share_cores() -> None:
     """Let OpenMP's threads sleep while they wait. Call this before torch is imported.
 
-    By default OpenMP's threads spin while they wait at barriers. On a laptop whose cores also
+    By default, OpenMP's threads spin while they wait at barriers. On a laptop whose cores also
     served live traffic, the spinning made a fit about 20 times slower (63 s instead of 3 to 5 s).
     If `OMP_WAIT_POLICY` is already set in the environment, its value is not changed.
     """

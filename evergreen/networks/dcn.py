@@ -5,7 +5,7 @@ x0 is concat(vectors, dense values). A cross layer of DCN v1 (Wang et al. 2017, 
 al. 2021, arXiv 2008.13535) is `x_{l+1} = x0 * (x_l U_l V_l + b_l) + x_l`. The logit is one linear
 layer on concat(tower, cross). HugeCTR's layer MultiCross computes the same function.
 
-The suffixes of tensor names are those of `network`. Further suffixes: L is the number of cross
+`network` defines the suffixes of the tensor names. Further suffixes: L is the number of cross
 layers, M is L + 1, and K is the rank of a cross layer's matrices.
 """
 
@@ -37,7 +37,7 @@ class Dcn(Network):
             )
         self.cross_bias = nn.Parameter(torch.zeros(shape))
         self.tower = mlp(config.input_width, config.tower, dropout=config.dropout)
-        # The final layer is split into two parameters. With split parameters, the exported graph
+        # The final layer is split into two parameters. After the split, the exported graph
         # multiplies only by constants. ONNX Runtime packs constants once, so its results have equal
         # bits for any number of rows.
         final_1 = linear(config.tower[-1] + config.input_width, 1, bias=False).weight.detach()
@@ -46,14 +46,14 @@ class Dcn(Network):
         self._cross_logits = self._by_matrices if rank else self._by_vectors
 
     def forward(self, dense_BD: Tensor, embeddings_BFE: Tensor) -> Tensor:
-        """Return the logits, see `Network`."""
+        """Return the logits. See `Network`."""
         x0_BX = torch.cat([embeddings_BFE.flatten(1), dense_BD], dim=1)
         return (affine(self.tower(x0_BX), self.final_tower, self.bias) + self._cross_logits(x0_BX))[
             :, 0
         ]
 
     def _by_vectors(self, x0_BX: Tensor) -> Tensor:
-        """Return the part of the logits that the cross layers of DCN v1 contribute, [B, 1].
+        """Return the contribution of the cross layers of DCN v1 to the logits, [B, 1].
 
         The output of every cross layer is `scale * x0 + shift`. There is one scale for each row,
         and one shift vector for all rows. The recursion is x_{l+1} = (scale_l + x_l . w_l) * x0 +
@@ -71,7 +71,7 @@ class Dcn(Network):
         return scale_B1 * product_B1 + constants_M[-1]
 
     def _by_matrices(self, x0_BX: Tensor) -> Tensor:
-        """Return the part of the logits that the cross layers of DCN v2 contribute, [B, 1]."""
+        """Return the contribution of the cross layers of DCN v2 to the logits, [B, 1]."""
         cross_BX = x0_BX
         for u_XK, v_KX, bias_X in zip(self.cross_u, self.cross_v, self.cross_bias):
             cross_BX = x0_BX * torch.addmm(bias_X, cross_BX @ u_XK, v_KX) + cross_BX

@@ -10,8 +10,8 @@ of the squares) / 2.
 Sums over fields and factors are computed as matrix products with ones. ONNX Runtime's own sums can
 differ in the last bits, depending on the row's position in the batch.
 
-The suffixes of tensor names are those of `network`. Further suffixes: K is the number of factors (E
-- 1), and N is the number of fields (F + D).
+`network` defines the suffixes of the tensor names. Further suffixes: N is the number of fields, F +
+D. K is the number of factors in a vector, which is one less than E.
 """
 
 import torch
@@ -26,7 +26,7 @@ class DeepFm(Network):
     """Network that adds first-order weights, pairwise products and the output of a tower."""
 
     field_sums: Tensor
-    """Matrix that sums each factor over the fields, [K, N * K]."""
+    """Matrix that sums each factor over all fields, [K, N * K]."""
     pair_sum: Tensor
     """Weights of the squares, [1, K + N * K]: 0.5 for the squared sums and -0.5 for the squared
     factors."""
@@ -59,7 +59,7 @@ class DeepFm(Network):
         self.final = linear(config.tower[-1], 1, bias=False)
 
     def forward(self, dense_BD: Tensor, embeddings_BFE: Tensor) -> Tensor:
-        """Return the logits, see `Network`."""
+        """Return the logits. See `Network`."""
         first_BF, factors_BFK = embeddings_BFE[:, :, 0], embeddings_BFE[:, :, 1:]
         fields_BX = torch.cat(
             [factors_BFK, dense_BD.unsqueeze(2) * self.dense_factors], dim=1

@@ -4,11 +4,11 @@ Naumov et al. published the network (2019, arXiv 1906.00091).
 
 The bottom tower converts the dense values to an additional vector. The bottom tower has one hidden
 layer, as wide as the last layer of the top tower. The inputs of the top tower are the output of the
-bottom tower, and the dot products of all pairs of different vectors. Without dense values the
+bottom tower, and the dot products of all pairs of different vectors. Without dense values, the
 network has no bottom tower, and the top tower gets only the dot products.
 
-The suffixes of tensor names are those of `network`. Further suffixes: N is the number of vectors
-(F, or F + 1 with dense values), and P is the number of pairs.
+`network` defines the suffixes of the tensor names. Further suffixes: N is the number of vectors (F,
+or F + 1 with dense values), and P is the number of pairs.
 """
 
 import torch
@@ -37,7 +37,7 @@ class Dlrm(Network):
         self.final = linear(config.tower[-1], 1, bias=False)
 
     def forward(self, dense_BD: Tensor, embeddings_BFE: Tensor) -> Tensor:
-        """Return the logits, see `Network`."""
+        """Return the logits. See `Network`."""
         dense_BE, vectors_BNE = dense_BD, embeddings_BFE
         if self.bottom is not None:
             dense_BE = self.bottom(dense_BD)

@@ -1,10 +1,10 @@
 """A model's files: `weights.safetensors`, `optimizer.safetensors` and `network.onnx` in one folder.
 
-Training writes them. Evaluation, deployment and the next incremental run read these files. The
-weights file has the embedding table of all slots as `embeddings`, and the dense parameters under
-their `state_dict` names. If vectors have different widths, there is one table for each width, such
-as `embeddings/8`. The optimizer file has Adam's two moments of each tensor as `<name>.exp_avg` and
-`<name>.exp_avg_sq`, and the number of steps in its metadata. The row of an id in its table is
+Training writes these files. Evaluation, deployment and the next incremental run read these files.
+The weights file has the embedding table of all slots as `embeddings`, and the dense parameters
+under their `state_dict` names. If vectors have different widths, there is one table for each width,
+such as `embeddings/8`. The optimizer file has Adam's two moments of each tensor as `<name>.exp_avg`
+and `<name>.exp_avg_sq`, and the number of steps in its metadata. The row of an id in its table is
 `offset[slot] + id`, where `offset` is the running sum of the sizes of the table's slots.
 
 The weights file and the optimizer file are memory-mapped for reading and for writing. A table that
@@ -33,7 +33,7 @@ NETWORK_FILE = "network.onnx"
 TABLE = "embeddings"
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 ROWS_PER_CHUNK = 1 << 16
-"""Number of rows copied at a time: 4 MB for vectors of width 16."""
+"""Number of rows that are copied at a time. For vectors of width 16, these rows have 4 MB."""
 _HEADER_ALIGNMENT = 64
 
 FloatArray = NDArray[np.float32]
@@ -193,7 +193,9 @@ def chunks(start: int, stop: int) -> Iterator[slice]:
 
 
 def slot_offsets(slot_sizes: Sequence[int]) -> NDArray[np.int64]:
-    """Return the table row of each slot's first id, which is the sum of the sizes of earlier slots.
+    """Return the table row of each slot's first id.
+
+    This row is the sum of the sizes of all earlier slots.
 
     >>> slot_offsets([3, 5, 2])
     array([0, 3, 8])
@@ -218,7 +220,8 @@ class Table(NamedTuple):
     columns: tuple[int, ...]
     """Id columns whose vectors come from this table."""
     places: Places
-    """Layout of these columns. The slot numbers in this layout are positions in `slots`."""
+    """Slot of each of the `columns`, and the lists among the columns. A slot is given by its
+    position in `slots`."""
     vectors: tuple[int, ...]
     """Positions of this table's vectors among all vectors of a row."""
 
@@ -227,7 +230,7 @@ class Table(NamedTuple):
         return [slot_sizes[slot] for slot in self.slots]
 
     def offsets(self, slot_sizes: Sequence[int]) -> NDArray[np.int64]:
-        """Return the first table row of the slot of each id column."""
+        """Return, for each id column, the first table row of its slot."""
         return slot_offsets(self.sizes(slot_sizes))[list(self.places.slots)]
 
 
@@ -237,7 +240,7 @@ def one_each(slot_sizes: Sequence[int]) -> Places:
 
 
 def spans_of(places: Places) -> list[tuple[int, int, str | None]]:
-    """Return the start, the end and the pooling of each vector of a row.
+    """Return the start and the end position of each vector of a row, and how the vector is pooled.
 
     If a vector comes from a single position, its pooling is None.
 
@@ -255,7 +258,7 @@ def tables_of(places: Places, widths: Sequence[int] = ()) -> tuple[Table, ...]:
     """Return the layout of the tables, ascending by width.
 
     Args:
-        places: Places that a row looks up.
+        places: Slots that a row looks up, and the lists of the row.
         widths: Width of each of the row's vectors. An empty sequence means that all vectors have
             the same width.
 

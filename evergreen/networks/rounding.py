@@ -2,7 +2,8 @@
 
 All rounding of tables happens in this module. `scoring` rounds the vectors that it looks up, and
 the tables of the served graph are rounded by the same functions. Vectors are rounded independently
-of each other, so the gate evaluates exactly the numbers that are served. Training never rounds.
+of each other, so the gate evaluates exactly the numbers that are served. Training never rounds
+vectors.
 """
 
 from typing import Any, NamedTuple

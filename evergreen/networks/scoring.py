@@ -1,4 +1,4 @@
-"""Click probabilities of encoded rows, from a network and its embedding tables.
+"""Compute click probabilities of encoded rows with a network and its embedding tables.
 
 Training scores rows with this module before it trains on them. Evaluation uses this module to score
 the candidates of all training engines.
@@ -53,8 +53,8 @@ class Scorer:
             values: Contents of each table.
             tables: Layout of the tables.
             slot_sizes: Number of ids of each slot.
-            numbers: Number type of `rounding.TABLE_TYPES` to which vectors are rounded when they
-                are looked up. All number types except float32 need tables on the CPU.
+            numbers: Number type to which vectors are rounded, see `rounding.TABLE_TYPES`. All
+                number types except float32 need tables on the CPU.
 
         Raises:
             ContractError: the values and the tables have different numbers of rows.
@@ -89,8 +89,8 @@ class Scorer:
                 result, as in every matrix product.
 
         Raises:
-            ContractError: dense values and ids have different numbers of rows, or the number of id
-                columns is not the number of places.
+            ContractError: dense values and ids have different numbers of rows, or `ids` does not
+                have one column for each of `places.slots`.
         """
         if len(dense) != len(ids) or ids.shape[1:] != (self._num_positions,):
             raise ContractError(
@@ -136,7 +136,7 @@ def pooled(vectors_BPE: Tensor, is_there_BP: Tensor, places: Places) -> Tensor:
         vectors_BPE: Embedding vector of each position.
         is_there_BP: Whether the position has an id. Positions without an id are ignored when a list
             is pooled.
-        places: Slots and lists of the table's positions.
+        places: Slot of each position, and the lists among the positions.
     """
     if not places.lists:
         return vectors_BPE
@@ -203,11 +203,12 @@ def load_scorer(
         folder: Folder of the model.
         config: Configuration of the network.
         slot_sizes: Number of ids of each slot.
-        places: Slots and lists of a row's positions. None means that each slot is looked up once.
+        places: Slot of each position of a row, and the lists among the positions. None means that
+            each slot is looked up once.
         numbers: Number type of the tables, see `rounding.TABLE_TYPES`.
 
     Raises:
-        ContractError: the same cases as in `load_network`.
+        ContractError: See `load_network`.
     """
     network, values = load_network(folder, config, slot_sizes)
     tables = tables_of(places or one_each(slot_sizes), config.widths)

@@ -1,4 +1,4 @@
-"""Format of a webhook message, and one POST of it. The caller decides when to retry.
+"""Format a message for a webhook, and send it once. The caller decides when to retry.
 
 The format is the JSON that Slack's incoming webhooks and most other services accept: an object with
 `text`. The address must be secret, because everybody who knows it can write to the channel. Error
@@ -87,7 +87,7 @@ class Answer(NamedTuple):
     state: str
     """`delivered`, `retry` (a later attempt may help) or `refused` (a retry cannot help)."""
     reason: str = ""
-    """Reason of a failure, without the secret address."""
+    """Reason for a failure, without the secret address."""
     retry_after: float | None = None
     """Seconds to wait before the next attempt, if the server specified this time."""
 
@@ -129,7 +129,7 @@ def post(url: str, body: bytes, *, timeout_seconds: float = _TIMEOUT_SECONDS) ->
     except (
         ValueError,
         http.client.InvalidURL,
-    ):  # raised for an invalid host name or path, which the error text contains
+    ):  # raised for an invalid host name or path; the text of the error contains the address
         return Answer("refused", NO_ADDRESS)
     except (OSError, http.client.HTTPException) as error:
         return Answer("retry", f"no answer: {type(error).__name__}")

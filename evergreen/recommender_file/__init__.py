@@ -1,5 +1,5 @@
 """The file `recommender.yaml`: reading, checking, writing, drafting from rows, and trying on rows.
 
-`evergreen.config` defines a description. `evergreen.registry.recommenders` stores accepted
-descriptions.
+The class `evergreen.config.spec.Recommender` contains the values of the file.
+`evergreen.registry.recommenders` stores the accepted files.
 """

@@ -34,7 +34,7 @@ from evergreen.runtime.errors import ContractError
 from evergreen.statistics.metrics import roc_auc
 
 SAMPLE_ROWS = 1_000_000
-"""Maximum rows that are read, from the start of a file."""
+"""Maximum number of rows to read. Reading begins at the start of the file."""
 MAX_BYTES = 1 << 30
 """Maximum memory of the sampled columns in bytes. Reading stops when the sample exceeds this
 size."""
@@ -44,8 +44,8 @@ INTEGER, FLOAT, BOOLEAN, TIME, TEXT, OTHER = "integer", "float", "boolean", "tim
 """Kinds of columns. A column of floats that are all whole numbers is `INTEGER`, because pandas
 writes integers with missing values as floats."""
 TOLERATED = 0.01
-"""Maximum share of rows whose value is not of the column's kind. Rows with another kind of value
-count as malformed. Extraction tolerates the same share of malformed rows."""
+"""Maximum share of rows whose value is not of the column's kind. A row with a value of another kind
+is malformed, and extraction accepts the same share of malformed rows."""
 ELEMENT_END = "\x1f"
 """Separator for the elements of a Parquet list that is stored as a text."""
 _EXACT = 2.0**53
@@ -60,7 +60,7 @@ class SampledColumn:
 
     name: str
     type: str
-    """Arrow type of the column in the file. In text files the type of every column is `TEXT`."""
+    """Arrow type of the column in the file. In text files, every column has the type `TEXT`."""
     values: Any
     """Arrow array of the distinct values. Lists of a Parquet file are texts with `ELEMENT_END`
     between the elements."""
@@ -84,10 +84,7 @@ class SampledColumn:
 
     @cached_property
     def is_present(self) -> NDArray[np.bool_]:
-        """Return whether each of `values` is a real value.
-
-        Some texts mean that a value is missing.
-        """
+        """Return whether each of `values` is present. Some texts mean that a value is missing."""
         if self.kind_of_type == OTHER:
             return np.ones(len(self.values), bool)
         if is_text(self.values.type):
@@ -97,7 +94,10 @@ class SampledColumn:
         return np.ones(len(self.values), bool)
 
     def rows_with(self, mask: NDArray[np.bool_]) -> int:
-        """Return the number of rows whose value is selected by a mask over `values`."""
+        """Return the number of rows whose value is present and has True in the mask.
+
+        The mask is over `values`.
+        """
         return int(self.counts[mask & self.is_present].sum())
 
     @cached_property
@@ -130,7 +130,7 @@ class SampledColumn:
 
     @cached_property
     def kind_of_type(self) -> str:
-        """Return the kind that follows from the type in the file.
+        """Return the kind of column that the type in the file implies.
 
         A column of type `TEXT` can have any kind.
         """
@@ -184,13 +184,16 @@ class SampledColumn:
 
     @cached_property
     def is_whole(self) -> NDArray[np.bool_]:
-        """Return whether each of `values` is an exact whole number or has leading zeros."""
+        """Return whether each of `values` is a whole number or has leading zeros.
+
+        A number that is too large to be exact is not a whole number.
+        """
         if self.kind_of_type not in (TEXT, INTEGER, FLOAT):
             return np.zeros(len(self.values), bool)
         if self.kind_of_type != TEXT:
             return _mask(CATEGORIES.parse(self.values).values.is_valid())
-        # The parsing rule handles each text separately, which is slow. In most columns no text is a
-        # number.
+        # The parsing rule is slow, because it parses each text separately. In most columns, no text
+        # is a number, so there is nothing to parse.
         found = _matching(self.values, _NEARLY_WHOLE)
         found[found] = _mask(
             CATEGORIES.parse(self.values.filter(pa.array(found))).values.is_valid()
@@ -219,7 +222,10 @@ class SampledColumn:
 
     @cached_property
     def kind(self) -> str:
-        """Return the kind of the column. A tolerated share of the values may have another kind."""
+        """Return the kind of the column.
+
+        At most the share `TOLERATED` of the values may have another kind.
+        """
         found = self.kind_of_type
         if self.is_list or found in (BOOLEAN, TIME, INTEGER, OTHER) or not self.num_present:
             return found if found != TEXT or self.num_present else OTHER
@@ -230,7 +236,7 @@ class SampledColumn:
 
     @cached_property
     def _masks(self) -> dict[str, NDArray[np.bool_]]:
-        """Return a mask over `values` for each kind: whether the value belongs to the kind.
+        """Return, for each kind, which of `values` belong to the kind.
 
         The first kind that fits is the kind of the column.
         """
@@ -242,7 +248,7 @@ class SampledColumn:
         return {BOOLEAN: self.is_truth, INTEGER: self.is_whole, FLOAT: is_number}
 
     def num_unfit(self, mask: NDArray[np.bool_]) -> int:
-        """Return the number of rows whose value exists and is not selected by the mask."""
+        """Return the number of rows whose value is present and has False in the mask."""
         return self.num_present - self.rows_with(mask)
 
     @cached_property
@@ -282,7 +288,9 @@ class SampledColumn:
         return min(exact), max(exact)
 
     def row_values(self, of_values: NDArray[Any], absent: Any) -> NDArray[Any]:
-        """Return, for each row, the entry of `of_values` at the index of the row's value.
+        """Return an array with one entry of `of_values` for each row.
+
+        The index of a row's entry in `of_values` is the index of the row's value in `values`.
 
         For a row without a value, the result is `absent`.
         """
@@ -319,8 +327,7 @@ class ColumnSample:
 def read_sample(path: Path, *, rows: int = SAMPLE_ROWS, max_bytes: int = MAX_BYTES) -> ColumnSample:
     """Read the first rows of a file.
 
-    For each column, the result has the distinct values. The result also has the index of each row's
-    value.
+    For each column, the result has the distinct values, and the index of the value of each row.
 
     Args:
         path: The file, in any format that `open_rows` reads.
@@ -386,7 +393,7 @@ class Coder:
         self._parts: list[Any] = []
         self._type = TEXT
         self.num_bytes = 0
-        """Memory that the column needs until now, in bytes."""
+        """Memory in bytes that the added rows need."""
 
     def add(self, column: Any) -> None:
         """Add the next rows of the column, an Arrow array of any type."""
@@ -418,7 +425,7 @@ class Coder:
         self._parts.append(encoded)
 
     def column(self, name: str) -> SampledColumn:
-        """Return the column with all rows added."""
+        """Return the column that consists of all added rows."""
         kind = self._parts[-1].type if self._parts else pa.dictionary(pa.int32(), pa.string())
         parts = [part if part.type == kind else part.cast(kind) for part in self._parts]
         chunks = pa.chunked_array(parts, kind)
@@ -549,20 +556,20 @@ def _shape(text: str) -> str:
 
 
 _MIN_PER_LABEL = 20
-"""The check whether a column alone predicts the label needs at least this number of rows of each
-label."""
+"""Minimum number of rows of each label for the check whether a column alone predicts the label."""
 DECIDING_AUC = 0.99
 """Maximum AUC that a feature may have when it is used alone. A column with a higher AUC is not used
 as a feature, because it was recorded after the label or is the label itself."""
 
 
 def deciding_auc(column: SampledColumn, labels: NDArray[np.int8]) -> float | None:
-    """Return the AUC with which a column alone predicts the label, or None with too few rows.
+    """Return the AUC of a column that is used alone to predict the label.
 
-    The result is the largest of three AUCs. One AUC orders rows by the column's numbers, ascending
-    or descending. Another AUC uses only whether a value is present. The last AUC orders rows by the
-    share of clicks among the rows with the same value. The shares are computed from a random half
-    of the rows and applied to the other half, so that values that occur once have no effect.
+    The result is the largest of three AUCs. For the first AUC, rows are ordered by the column's
+    numbers, ascending or descending. For the second AUC, rows are ordered by whether a value is
+    present. For the third AUC, rows are ordered by the share of clicks among the rows with the same
+    value. The shares are computed from a random half of the rows and applied to the other half, so
+    that values that occur once have no effect. Returns None if there are too few rows.
 
     Args:
         column: The column.
@@ -620,7 +627,9 @@ class RepeatedKeys(NamedTuple):
 
 
 def find_copies(key: Sequence[SampledColumn], content: Sequence[SampledColumn]) -> RepeatedKeys:
-    """Return how many rows repeat a key, and how many of them differ in content.
+    """Count the rows that repeat the key of another row.
+
+    Rows that repeat a key but differ in content are also counted separately.
 
     Args:
         key: Columns that identify a row, at least one.
@@ -641,11 +650,7 @@ def find_copies(key: Sequence[SampledColumn], content: Sequence[SampledColumn]) 
 
 
 def _combinations(columns: Sequence[SampledColumn]) -> NDArray[np.int64]:
-    """Return a number for each row.
-
-    The number identifies the combination of the row's values. Rows with the same number are equal
-    in all columns.
-    """
+    """Return a number for each row. Rows have the same number if they are equal in all columns."""
     found = np.zeros(columns[0].num_rows, np.int64)
     for column in columns:
         size = len(column.values) + 1

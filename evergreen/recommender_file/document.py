@@ -20,7 +20,7 @@ from evergreen.runtime.errors import ContractError, first_line
 MAX_BYTES = 1 << 18
 """Maximum size of a file in bytes."""
 _MAX_DEPTH = 20
-"""Maximum depth of nested lists and mappings. A recommender has four levels."""
+"""Maximum depth of nested lists and mappings. The file of a recommender has a depth of four."""
 _MAX_VALUES = 50_000
 """Maximum keys and values of one file. The parser takes about 30 microseconds for each key or
 value."""
@@ -50,7 +50,7 @@ class Document(NamedTuple):
     def refusal(self, path: str, problem: str) -> ContractError:
         """Return an error about the value at `path`, with a line number.
 
-        If the path has no line, the nearest enclosing path is used.
+        If `path` is not in the file, the error has the line of the nearest enclosing path.
         """
         while path not in self.lines:
             path = re.sub(r"(^|\.|\[)[^.\[]*$", "", path)
@@ -60,8 +60,8 @@ class Document(NamedTuple):
     def located(self, path: str) -> Iterator[None]:
         """Add a line number to an error that the body of the `with` statement raises.
 
-        If the error message starts with a path, the number is the line of this path. If the message
-        starts with no path, the number is the line of the argument `path`.
+        If the error message starts with the path of a value, the line number is the line of that
+        value. Otherwise, the line number is the line of the value at `path`.
         """
         try:
             yield
@@ -145,7 +145,7 @@ def dump_text(text: str) -> str:
 
 
 def expand_range(name: NameRange) -> list[str]:
-    """Return the names of a range.
+    """Return all names in a range such as `I9..I11`.
 
     Raises:
         ContractError: the range is descending or has more than `MAX_COLUMNS` names. The error

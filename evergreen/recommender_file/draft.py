@@ -55,8 +55,8 @@ def draft(sample: ColumnSample, *, name: str, now: float | None = None) -> str:
     Args:
         sample: The first rows of the click log.
         name: Name of the recommender.
-        now: Current time in seconds since 1970. A time more than a day later is invalid. None = the
-            machine's clock.
+        now: Current time in seconds since 1970. A time more than a day after `now` is invalid. None
+            = the machine's clock.
 
     Raises:
         ContractError: No column can be a feature.
@@ -164,7 +164,8 @@ def _line_of_feature(
 ) -> str:
     """Return the line that describes a feature in the drafted file.
 
-    The text is a name, or a name with options if another feature of the same kind has options.
+    The line contains only a name. If another feature of the same kind has options, the line
+    contains the name and the options.
     """
     name = dump_text(feature[0].name)
     if any(guess.options for _, guess in of_kind):

@@ -45,13 +45,13 @@ OPTIONS: dict[str, type[Any]] = {
     "categorical": CategoricalOptions,
     "lists": ListOptions,
 }
-"""For each kind of column, the class of the column's options."""
+"""Class of the options for each kind of column."""
 _FIELDS = {
     "numeric": "numeric_options",
     "categorical": "categorical_options",
     "lists": "list_options",
 }
-"""For each kind of column, the field of `Features` with the options."""
+"""Field of `Features` with the options, for each kind of column."""
 KINDS = tuple(OPTIONS)
 
 
@@ -82,8 +82,8 @@ def parse_recommender(text: str, *, source: str) -> Recommender:
         source: Name of the source, for errors.
 
     Raises:
-        ContractError: the text is not YAML, a key is unknown, missing or repeated, a value is
-            wrong, or the class of a section refuses it.
+        ContractError: the text is not YAML, a key is unknown, missing or repeated, or a value is
+            wrong.
     """
     document = load_document(text, source=source)
     values = _mapping(document, "", document.value, keys=_KEYS)
@@ -147,7 +147,7 @@ def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _written_columns(features: Features, kind: str) -> list[str] | dict[str, Any]:
-    """Return the columns of a kind as a file contains them.
+    """Return the columns of a kind in the form in which a file contains them.
 
     The result is a mapping with options if at least one column of the kind has options.
     """

@@ -53,8 +53,8 @@ _MAX_ELEMENTS = 50
 _MAX_FEW = 50
 """Maximum distinct values of an integer column that is treated as categories."""
 MANY = 20_000
-"""Number of distinct values in a sample from which a column of categories may need more memory than
-a server has."""
+"""If the sample of a column has at least this number of distinct categories, the column may need
+more memory than a server has."""
 _MOST_DATES = 100
 """Maximum values of a column that are compared with unsupported forms of dates."""
 _MOST_LABELS = 20_000
@@ -70,12 +70,13 @@ _MAX_ENTITY_SHARE = 0.5
 "unknown"."""
 _MAX_REQUEST_ROWS = 10_000
 _FROM_ROWS = 100
-"""Minimum rows to conclude that a column identifies rows because each row has a different value."""
+"""Minimum number of rows to conclude that a column is a row id. Each row must have a different
+value."""
 _MAX_WORDS = 5
-"""If a column of numbers has at most this number of distinct texts, these texts are assumed to mean
-a missing number."""
+"""Maximum number of distinct texts in a column of numbers. Such texts are assumed to mean that the
+number is missing."""
 _WIDE = 10**9
-"""Smallest whole number that is treated as an id, unless the column's name is that of a
+"""Smallest whole number that is treated as an id, unless the column's name is typical of a
 quantity."""
 
 
@@ -97,7 +98,7 @@ class Guesses:
     columns: list[tuple[SampledColumn, Guess]]
     """Columns and guesses in file order."""
     questions: dict[str, str]
-    """Questions for the user, keyed by the field of `ColumnNames` that could not be guessed."""
+    """Questions for the user. Each key is a field of `ColumnNames` that could not be guessed."""
     time_format: str | None = None
     """Value for `ColumnNames.time_format`. None if the times are ISO 8601."""
     entities: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -117,8 +118,8 @@ def guess_all(sample: ColumnSample, *, now: float | None = None) -> Guesses:
 
     Args:
         sample: First rows of the file.
-        now: Current time in seconds since 1970. A time more than a day later is invalid. None = the
-            machine's clock.
+        now: Current time in seconds since 1970. A time more than a day after `now` is invalid. None
+            = the machine's clock.
     """
     return _Guesser(sample, time.time() if now is None else now).guess()
 
@@ -455,9 +456,9 @@ class _Guesser:
     # -- features
 
     def _guess_row_name(self, column: SampledColumn) -> Guess | None:
-        """Return the guess that a column is left out because it numbers or names the rows.
+        """Return the guess that a column is left out because it is an id of the rows.
 
-        Returns None if the column neither numbers nor names the rows.
+        Returns None if the column is not an id of the rows.
         """
         is_unique = column.distinct == column.num_rows and column.num_rows > 1
         if not is_unique or column.kind in (FLOAT, OTHER) or column.is_list:
@@ -591,7 +592,7 @@ def _label_tier(column: SampledColumn) -> int:
 
 
 def _answers(column: SampledColumn) -> list[str]:
-    """Return the two words of a text column that holds exactly two, or an empty list."""
+    """Return the values of a text column with exactly two distinct values, or an empty list."""
     if column.kind != TEXT or column.is_list or column.distinct != 2:
         return []
     present = np.flatnonzero(column.is_present & (column.counts > 0))
@@ -617,13 +618,16 @@ def _is_label(column: SampledColumn) -> bool:
     ):
         return False
     has = [column.rows_with(column.labels == label) > 0 for label in (0, 1)]
-    # If a column has the name of a label, one of the two labels may be absent. A column with 1 and
-    # missing values is not a label, because a missing value may not mean 0.
+    # If a column has the name of a label, one of the two labels may be absent. If a column contains
+    # only 1 and missing values, it is not a label, because a missing value may not mean 0.
     return all(has) or (is_named and any(has) and not num_missing)
 
 
 def _has_both(label: SampledColumn) -> bool:
-    """Return whether each label has enough rows to conclude that an equal column is a copy."""
+    """Return whether both labels have enough rows.
+
+    With fewer rows, another column may be equal to the label by chance.
+    """
     return min(label.rows_with(label.labels == each) for each in (0, 1)) >= _MIN_EACH
 
 
@@ -689,8 +693,8 @@ def _is_dated(column: SampledColumn) -> bool:
 def _is_surely_time(column: SampledColumn) -> bool:
     """Return whether a column certainly contains times.
 
-    The column has either a name that is used only for times, or a common name for times together
-    with values that look like times. Small numbers do not count as times.
+    The name of the column is used only for times, or the name is common for times and the values
+    look like times. Small numbers do not count as times.
     """
     if names.letters(column.name) in names.CERTAIN_TIMES:
         return True

@@ -18,16 +18,16 @@ from evergreen.recommender_file.columns import (
 from evergreen.rows.values import CATEGORIES, NUMBERS, WORDS, ListRule
 
 BRACKETS = "[]"
-"""Value of `separator` for Parquet lists and for lists in JSON's or Python's brackets. A list in
-brackets needs no separator."""
+"""Value of `separator` for lists that need no separator: Parquet lists, and texts with brackets, as
+in JSON or Python."""
 OBJECTS, DECIMAL_COMMA = "objects", "decimal comma"
 """Reasons why texts of a column cannot be used as lists."""
 _MOST_LOOKED_AT = 20_000
 _SEPARATED_SHARE = 0.25
 """A column looks like lists if at least this share of its distinct texts contains a separator."""
 _MIN_REPEATS = 3.0
-"""On average, each distinct element must occur at least this often in the texts. If the elements
-occur this often, texts with a separator count as lists, whatever the column's name is."""
+"""Minimum average number of times that each distinct element occurs in the texts. If elements occur
+this often, texts with a separator are lists, even if the column's name does not suggest lists."""
 _MOST_LETTERS = 40
 """Maximum number of characters of an element. A longer text is assumed to be a sentence."""
 

@@ -35,7 +35,7 @@ TARGETS = (
     "islabel",
     "isclickedlabel",
 )
-"""Names of label columns that do not say which event the label means."""
+"""Names of label columns that do not contain the event, such as a click."""
 CONVERSIONS = (
     "converted",
     "conversion",
@@ -121,8 +121,8 @@ _OUTCOMES = re.compile(
     r"|(^|_)(revenue|payout|gmv|gross_bookings?|sales_amount|click_time|click_timestamp|click_ts|clicked_at"
     r"|converted_at|purchased_at)(_|$)"
 )
-"""Names of numbers and times that become known only after the row was shown. The words of a name
-are separated by underscores."""
+"""Names of columns with numbers and times that become known only after the row was shown. The words
+of a name are separated by underscores."""
 TIMES = (
     "eventtime",
     "timestamp",
@@ -290,7 +290,7 @@ INDEXES = (
     "pk",
     "seq",
 )
-"""Names of columns that number or identify rows."""
+"""Names of columns with row numbers or row ids."""
 _ID_ENDS = frozenset(
     {"id", "idx", "no", "nr", "num", "key", "code", "hash", "uuid", "guid", "token"}
 )
@@ -604,5 +604,5 @@ def is_prose(name: str) -> bool:
 
 
 def is_outcome(name: str) -> bool:
-    """Return whether a column's name is typical of a value known only after the row was shown."""
+    """Return whether a column with this name usually gets its value after the row was shown."""
     return _OUTCOMES.search("_".join(words(name))) is not None

@@ -18,8 +18,8 @@ from evergreen.config.spec import SECTIONS
 from evergreen.recommender_file.form import OPTIONS
 
 OF_FEATURES = ("num_dense", "num_categorical", "widths")
-"""Fields of a network's configuration that follow from the features. Users cannot set these
-fields."""
+"""Fields of a network's configuration whose values are computed from the features. Users cannot set
+these fields."""
 _HEAD = """## Sections of the recommender's file
 
 Every key is optional and has the default below. [The recommender's file](recommender-file.md)

@@ -35,7 +35,7 @@ class DaySpan:
 
     @property
     def is_usual(self) -> bool:
-        """Return whether no row is before 2000."""
+        """Return whether all times are in 2000 or later."""
         return self.first >= USUAL
 
 
@@ -65,8 +65,8 @@ def read_times(column: SampledColumn, *, now: float) -> Times | NoTimes:
     """Return the format and the days of a column of times, or the reason why they are unknown.
 
     Args:
-        column: Any column.
-        now: Current time in seconds since 1970. A time more than a day later is invalid.
+        column: Column of any kind.
+        now: Current time in seconds since 1970. A time more than a day after `now` is invalid.
     """
     present = np.flatnonzero(column.is_present & (column.counts > 0))
     if not len(present) or column.is_list:
@@ -128,9 +128,10 @@ def _no_times(column: SampledColumn, few: SampledColumn, *, now: float) -> NoTim
 def _read(
     column: SampledColumn, form: str, *, now: float, earliest: int
 ) -> tuple[Any, DaySpan | None]:
-    """Return the times of `values` in microseconds, and the days of the times in range.
+    """Return the times of the column's `values` in microseconds, and the days that they span.
 
-    The result is -1 for a value that is not a time.
+    The time of a value that is not a time is -1. Times before `earliest` or after tomorrow are
+    ignored in the days.
     """
     found = (
         TimeRule(form=form).parse(column.values).values.cast(pa.int64()).fill_null(-1).to_numpy()

@@ -1,10 +1,8 @@
-"""Trial of a recommender's file on rows.
+"""Test a recommender's file on some rows, before the rows are ingested.
 
-The trial shows what `ingest` would do, and describes the rows.
-
-The trial reads the rows with the reader and the rules of `ingest`. All rows are counted. Results
-that need values (categories, repeated rows, leaks) are computed from the first `SAMPLE_ROWS` rows.
-The trial writes nothing.
+The trial shows what `ingest` would do, and describes the rows. The trial reads the rows with the
+reader and the rules of `ingest`. All rows are counted. Results that need values (categories,
+repeated rows, leaks) are computed from the first `SAMPLE_ROWS` rows. The trial writes nothing.
 """
 
 import json
@@ -65,8 +63,8 @@ class TriedFeature:
     auc: float | None
     """AUC of the column alone (see `deciding_auc`). None if there are too few rows."""
     new_share: float | None
-    """Share of rows in the newest tenth whose category does not occur in earlier rows. None for
-    features of any other kind."""
+    """Share of rows with a new category, among the newest tenth of the rows. A category is new if
+    it does not occur in earlier rows. None if the feature is not categorical."""
 
     @property
     def is_constant(self) -> bool:
@@ -91,7 +89,7 @@ class TriedFile:
     """Time format of the file. None if the file has no times."""
     is_text: bool
     refusal: str | None = None
-    """Reason why `ingest` would stop at this file. None if the file would not stop `ingest`."""
+    """Error with which `ingest` would stop at this file, or None."""
 
 
 @dataclass(kw_only=True)
@@ -109,12 +107,13 @@ class Trial:
     days: Counter[int] = field(default_factory=Counter)
     """Number of rows on each UTC day. Days are counted since 1970."""
     span: tuple[int, int] | None = None
-    """Times of the oldest and the newest row, in microseconds since 1970. None without times."""
+    """Times of the oldest and the newest row, in microseconds since 1970. None if the rows have no
+    times."""
     num_sampled: int = 0
-    """Number of sampled rows, from which the following fields are computed."""
+    """Number of rows in the sample. The following fields are computed from the sample."""
     features: list[TriedFeature] = field(default_factory=list)
     users: int | None = None
-    """Number of distinct users. None without `data.user`."""
+    """Number of distinct users. None if the setting `data.user` is empty."""
     items: int | None = None
     equal_rows: int = 0
     """Rows that are equal to an earlier row in every column."""
@@ -122,8 +121,8 @@ class Trial:
     """Rows without a request id that are equal to an earlier row in every column except the
     label."""
     copies: RepeatedKeys | None = None
-    """Counts of rows whose key occurs in another row. None if the files lack the column of the
-    request id or of the row number."""
+    """Counts of rows whose key occurs in another row. None if the files have no column with request
+    ids, or no column with row numbers."""
     refusals: list[str] = field(default_factory=list)
     """Reasons why `ingest` would refuse the files."""
 
@@ -156,7 +155,7 @@ def try_rows(
         recommender: Recommender of the rows.
         now: Current time in seconds since 1970, to find rows in the future. None = the machine's
             clock.
-        sample_rows: Maximum number of sampled rows, from which some results are computed.
+        sample_rows: Maximum number of rows in the sample from which some results are computed.
 
     Raises:
         ContractError: There is no file of rows.
@@ -222,7 +221,7 @@ def _time_form(reader: Any, recommender: Recommender, *, now: float) -> str | No
 
 
 class _ValueCollector:
-    """Collector of the content of the rows."""
+    """Collector of the values in the rows, from which the results of the trial are computed."""
 
     def __init__(self, recommender: Recommender, trial: Trial, sample_rows: int) -> None:
         self.recommender, self.trial, self._left = recommender, trial, sample_rows

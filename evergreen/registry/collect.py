@@ -2,9 +2,9 @@
 
 The command removes the work folders of ended runs and the leftovers of killed writes. The command
 also removes the weights, vocabularies, statistics and graphs of models that no rollback needs.
-Manifests, verdicts, cards, reports, notes and the journal are small and are never removed. The
-command also never removes the live model, a canary, the newest versions that were live, and the
-work folders of runs without an outcome. The age of a file does not matter in these cases.
+Manifests, verdicts, cards, reports, notes and the journal are small and are never removed. The live
+model, a canary, the newest versions that were live, and the work folders of runs without an outcome
+are never removed either, however old the files are.
 
 Each folder is renamed before its files are removed. A killed command therefore leaves either intact
 folders or leftovers, and the next call removes the leftovers. During the command, no active run may
@@ -50,7 +50,7 @@ class Removable:
     def remove(self) -> None:
         """Remove the file or folder.
 
-        If the call is killed, it leaves a renamed file or folder, which the next call finds.
+        If the call is killed, a renamed file or folder remains. The next call finds it.
         """
         if not self.path.exists():
             return  # an enclosing folder was already removed
@@ -72,8 +72,8 @@ def find(
     Args:
         store: Folder of the model registry.
         work: Folder of the runs' intermediate files. None = do not search for intermediate files.
-        before: Time limit. Files of runs that ended later, and files that were made later, are not
-            returned.
+        before: Newest time of the files to return. Files are not returned if they, or the runs that
+            they belong to, are newer.
         keep_versions: Number of versions to keep: the live version, and the newest versions that
             were live before.
 
@@ -132,8 +132,8 @@ def _work_of_runs(store: Path, work: Path, before: datetime) -> list[Removable]:
 def _left_behind(folder: Path, pattern: str, before: datetime) -> list[Removable]:
     """Return the leftovers of collections and of writes that were killed.
 
-    A leftover of a write is skipped if any of its files is younger than `before`, because the write
-    may still be active.
+    If any file of a leftover is newer than `before`, the leftover is not returned, because the
+    write may still be active.
     """
     found = []
     for path in sorted(folder.glob(pattern)):

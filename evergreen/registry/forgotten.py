@@ -1,8 +1,8 @@
 """Record of models whose training rows were later removed by `evergreen admin forget`.
 
 The record contains no user ids. When the rows are removed, the record is the only evidence that a
-model was trained on them. A model that was trained on removed rows must be replaced. A command adds
-its line to the record before it removes the first row.
+model was trained on them. A model that was trained on removed rows must be replaced. The command
+that removes rows adds a line to the record before it removes the first row.
 
 Layout: `<store>/forgotten.jsonl`.
 """
@@ -38,10 +38,10 @@ def keep_forgotten(store: Path, models: Sequence[str], *, now: datetime) -> None
 
 
 def removed_at(store: Path, model_id: str) -> str | None:
-    """Return when rows on which the model was trained were last removed.
+    """Return the time of the last removal of rows on which the model was trained.
 
-    Removed rows of the model's ancestors count too. Returns None if no training rows of the model
-    or its ancestors were removed.
+    Removed training rows of the model's ancestors are included. Returns None if no training rows of
+    the model or its ancestors were removed.
 
     Raises:
         ContractError: the record or a model's manifest is corrupt.

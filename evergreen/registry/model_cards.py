@@ -45,7 +45,7 @@ class SliceQuality(RowsQuality):
     name: str
     click_rate: float | None
     p_value: float | None
-    """One-sided p-value of the test whether the model is worse than the limit on this slice. None
+    """One-sided p-value of the test whether the degradation on this slice exceeds the limit. None
     if the slice was not tested."""
 
     @property
@@ -76,8 +76,7 @@ class Ancestor:
 
     model_id: str
     window_start: str | None
-    """See `Model.window_start`. The fields `last_learned_time` and `num_train_rows` are also copies
-    of fields of `Model`."""
+    """See `Model.window_start`. `Model` also describes `last_learned_time` and `num_train_rows`."""
     last_learned_time: str
     num_train_rows: int
     created_at: str
@@ -116,19 +115,18 @@ class ModelCard(Manifest):
     raw: RawDataset
     verdict: Verdict
     gate: Mapping[str, float]
-    """Limits of the gate by name. One of the limits is the minimum number of requests of each class
-    for an interval."""
+    """Limits of the gate by name."""
     slices: list[SliceQuality]
-    """Slices, ordered by the result of the model. The slice with the worst result comes first."""
+    """Slices. The slice with the worst result comes first."""
     calibration: list[CalibrationBin]
     champion_calibration: list[CalibrationBin]
     """Calibration of the champion on the same rows. Empty if there is no champion."""
     validation: ValidationReport | None
-    """Drift, skew and findings in the training rows. None if evaluation received no validation
-    report."""
+    """Report of validation on the training rows: drift, skew and findings. None if evaluation
+    received no report."""
     lineage: list[Ancestor] = field(default_factory=list)
-    """Ancestors, beginning with the parent, as far back as the registry has manifests. At most
-    `MAX_ANCESTORS`."""
+    """Ancestors, beginning with the parent, as far back as the registry has manifests. The list has
+    at most `MAX_ANCESTORS` entries."""
     served: list[ServedSpan] = field(default_factory=list)
     """Oldest first."""
     blocked: Promotion | None = None

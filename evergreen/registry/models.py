@@ -82,7 +82,7 @@ def graph_sha256(folder: Path) -> str:
 
 
 def verdict_paths(store: Path, model_id: str) -> tuple[Path, Path]:
-    """Return the paths of a model's last `Verdict`, and of the `RawDataset` that was evaluated."""
+    """Return the paths of a model's last `Verdict` and of the `RawDataset` behind this verdict."""
     folder = store / "verdicts" / model_id
     return folder / "verdict.json", folder / "raw_dataset.json"
 
@@ -296,17 +296,17 @@ def parent(store: Path, reference: str) -> Model | None:
 def learned_later(model: Model, models: Mapping[str, Model]) -> list[str]:
     """Return the descendants of `model` that trained on all of its evaluation rows.
 
-    For each branch of the lineage, only the first of these descendants is returned. If the window
-    of a run begins after some of the rows (`window_start`), the run did not train on all of them.
-    The search then continues with later runs of the same branch. A row counts as a training row
-    even if it was downsampled away or quarantined.
+    For each branch of the lineage, only the first of these descendants is returned. If the training
+    window of a run begins after some of the rows (`window_start`), the run did not train on all
+    rows. The search then continues with later runs of the same branch. A row counts as a training
+    row even if it was downsampled away or quarantined.
 
     Args:
         model: Model with the evaluation rows.
         models: All models of the registry by id.
 
     Raises:
-        ValueError: a field of a manifest that must contain a time does not contain one.
+        ValueError: a manifest has no valid time in a field that must contain a time.
     """
     found = []
 

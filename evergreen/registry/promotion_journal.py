@@ -1,11 +1,11 @@
-"""The promotion journal: which version was live when, who made it live, and why.
+"""The promotion journal: when each version was live, who made the version live, and why.
 
-The journal is an append-only file of JSON lines. Deployment writes it. The next run reads its
-champion from the journal.
+The journal is an append-only file of JSON lines. Deployment writes the journal. The next run reads
+its champion from the journal.
 
 The journal is a write-ahead log. Before any server is notified of a version, an `intent` line
-records the version and its hashes, so every answer comes from a version in the journal. A line of
-another action follows when the live version has changed. If the last line is an intent, a
+records the version and its hashes, so every answer comes from a version in the journal. After the
+live version has changed, another line records the change. If the last line is an intent, a
 deployment is active or was killed. If a deployment was killed, the next deployment first rolls it
 back.
 
@@ -43,10 +43,11 @@ INTENT = "intent"
 RELEASE = "release"
 ROLLBACK = "rollback"
 PROMOTE = "promote"
-"""A canary, or a model that the gate had refused, becomes live."""
+"""Action of a line: `version` becomes live. Before, the version was a canary, or the gate had
+refused its model."""
 WITHDRAWN = "withdrawn"
-"""Action of a line that cancels the preceding intent, because it failed. The live version did not
-change."""
+"""Action of a line that cancels the preceding intent. The change that was intended failed. The live
+version did not change."""
 CANARY = "canary"
 """`version` answers a part of the traffic. `share` is the canary's share of the traffic. The live
 version answers the rest of the traffic."""
@@ -84,22 +85,23 @@ class Promotion:
     """Person, pipeline run or program that performed the action. The value is `controller` if the
     controller rolls a version back."""
     decision: str | None = None
-    """Decision of the gate on the model. None if the action needed no decision."""
+    """Decision of the gate about the model. None if the action needed no decision."""
     parent_model_id: str | None = None
     sha256: dict[str, str] = field(default_factory=dict)
     """Hashes of the version's files, as in the version's `Release`."""
     share: float | None = None
-    """Share of the traffic. Lines with `canary` have a share, and so does the intent before the
-    first of these lines."""
+    """Share of the traffic. Lines with the action `canary` have a share. The intent before a new
+    canary also has a share."""
     blocked_model_id: str | None = None
     """Id of the model that an automatic `rollback` removed from traffic. The model is not released
     again unless a person overrides the block."""
     config: str | None = None
     """Text of Triton's configuration before the change that an `intent` announces. The text is
-    restored if the deployment is interrupted. The field is None if there was no configuration, or
-    if a later promotion exists."""
+    restored if the deployment is interrupted. This text is None if there was no configuration, or
+    if the journal has a later promotion."""
     request: str | None = None
-    """Id of the request that led to the line. None if the controller acted on its own evidence."""
+    """Id of the request that led to the line. None if the controller made the change without a
+    request."""
     lease: int | None = None
     """Number of the controller's lease. None in lines of older releases."""
 
@@ -175,6 +177,7 @@ def _parsed_lines(path: Path, _identity: tuple[int, int, int]) -> tuple[Line, ..
             raise ContractError(
                 f"{path} line {number} has the lease {entry.lease!r}, expected a number"
             )
+        _check_ids(entry, f"{path} line {number}")
         if isinstance(entry, Promotion) and (
             type(entry.version) is not int or entry.action not in ACTIONS
         ):
@@ -192,8 +195,19 @@ def _parsed_lines(path: Path, _identity: tuple[int, int, int]) -> tuple[Line, ..
     return tuple(_unfenced(lines))
 
 
+def _check_ids(entry: Line, source: str) -> None:
+    """Check the fields by which lines are found. They must be strings or absent."""
+    for name in ("request", "run", "model_id"):
+        value = getattr(entry, name, None)
+        if not isinstance(value, str | None):
+            raise ContractError(f"{source} has the {name} {value!r}, expected a string")
+
+
 def _check_request(request: ServingRequest, source: str) -> None:
-    """Check the fields of a request from which the controller derives actions and file names."""
+    """Check the kind and the id of a request.
+
+    The controller derives its action from the kind, and the name of a folder from the id.
+    """
     if request.kind not in KINDS:
         raise ContractError(
             f"{source} is a request of kind {request.kind!r}, expected one of {', '.join(KINDS)}"
@@ -224,8 +238,8 @@ def newest_lease(store: Path) -> int:
 def read_effective(store: Path) -> list[Promotion]:
     """Return the lines about canaries, baking and live versions, without withdrawn lines.
 
-    If a deployment failed while it wrote a line, the following `withdrawn` line cancels it. Raises
-    the errors of `read_entries`.
+    If a deployment failed while it wrote a line, a `withdrawn` line follows and cancels that line.
+    Raises the errors of `read_entries`.
     """
     lines: list[Promotion] = []
     before: Promotion | None = None
@@ -298,8 +312,9 @@ def interrupted(store: Path) -> Promotion | None:
 def canary_at_work(store: Path) -> Promotion | None:
     """Return the newest line of the running canary, with its share, or None if there is no canary.
 
-    A canary ends by a `canary_ended` line or by any line that changes the live version. If the
-    start of a canary failed while its line was written, the following `withdrawn` line cancels it.
+    A canary ends with a `canary_ended` line, or with any line that changes the live version. If the
+    start of a canary failed while its line was written, a `withdrawn` line follows and cancels the
+    start.
     """
     found: Promotion | None = None
     before: Promotion | None = None
@@ -318,15 +333,15 @@ def canary_at_work(store: Path) -> Promotion | None:
 
 
 def live_at(store: Path, moment: datetime) -> tuple[Promotion, Promotion | None] | None:
-    """Return the journal lines that began and ended the live time around `moment`.
+    """Return the journal lines that began and ended the live time of the version live at `moment`.
 
     Args:
         store: Folder of the model registry.
         moment: Time with a time zone.
 
     Returns:
-        Both lines. The second line has the value None if the version is still live. If no version
-        was live at `moment`, None is returned.
+        Both lines. The second line is None if the version is still live. The result is None if no
+        version was live at `moment`.
     """
     promotions = read_journal(store)
     for entry, after in zip(reversed(promotions), [None, *reversed(promotions)]):
@@ -368,7 +383,7 @@ def write_findings(store: Path, findings: Findings) -> None:
 
 
 def read_findings(store: Path, version: int) -> Findings | None:
-    """Return the monitor's findings on a version, or None if there are none yet.
+    """Return the monitor's findings on a version, or None before the first findings.
 
     Raises:
         ContractError: the file does not contain findings on this version.
@@ -392,7 +407,7 @@ def baking(store: Path) -> Promotion | None:
 
     Baking starts with the release or promotion of a version. Baking ends when the version is
     `baked`, or when another version goes live. The first version does not bake, because a rollback
-    would have no target. A version that a rollback made live does not bake either, because it
+    would have no target. If a rollback makes a version live, the version does not bake, because it
     served before.
     """
     live = current(store)

@@ -4,7 +4,7 @@
 Accepted versions are stored as `<store>/recommender/<n>.json`, numbered from 1.
 `<store>/recommender/journal.jsonl` records who accepted each version, when and why. A version
 exists as soon as the journal has its line. If a file has no line in the journal, the command that
-wrote it was killed. The next `accept` overwrites a file without a journal line.
+wrote the file was killed. The next `accept` overwrites a file without a journal line.
 """
 
 import hashlib
@@ -62,8 +62,8 @@ def accepted(store: Path, reference: str) -> Recommender:
     Args:
         store: Folder of the model registry.
         reference: `current` (the newest version), the number of a version, or at least 8 digits of
-            its digest. An absolute path or `file://` URI of another registry names its newest
-            version.
+            its digest. An absolute path or `file://` URI of another registry refers to the newest
+            version in that registry.
 
     Raises:
         ContractError: the version does not exist, or its file is absent or was changed.
@@ -123,8 +123,8 @@ def logged_recommender(store: Path) -> Recommender | None:
 
     The columns of the live model and of all earlier versions of the same name are included, because
     clients adopt a change one after another. If the live model has another name, the log contains
-    that model's rows, so the live model's recommender is returned. Returns None if there is no
-    recommender.
+    the rows of the live model. In this case, the recommender of the live model is returned. Returns
+    None if there is no recommender.
 
     Raises:
         ContractError: see `_served_recommender`.

@@ -12,10 +12,11 @@ after they have appended their line.
 A request that releases a model refers to a folder with its prepared version
 (`evergreen.serving.prepare`).
 
-A step of the pipeline can be retried, and then asks again. A request is a retry if an earlier
-request has the same run and the same model. If the earlier request is done or was refused by a
-check or a person, its answer is final and the retry gets the same answer. Otherwise the retry has
-the position of the first request, so that a rollback between the two supersedes the retry too.
+If a step of the pipeline is retried, the step makes its request again. A request is a retry if an
+earlier request has the same run and the same model. If the earlier request is done, or if a check
+or a person refused it, the answer is final, and the retry gets the same answer. Otherwise, the
+retry has the position of the first request in the journal. A rollback between the two requests
+therefore also supersedes the retry.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -55,8 +56,7 @@ from evergreen.runtime.errors import (
 )
 
 GRACE_SECONDS = 600.0
-"""Seconds that the waiting side still waits for an accepted request after the request's
-deadline."""
+"""Maximum number of seconds to wait for the result of an accepted request after its deadline."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,22 +65,23 @@ class RequestState:
 
     request: ServingRequest
     accepted: ServingAnswer | None = None
-    """First acceptance, unless a withdrawal precedes it."""
+    """First line that accepts the request. None if no line accepts it, or if a withdrawal comes
+    first."""
     result: ServingAnswer | None = None
     """First `done` or `refused` entry, or the withdrawal. A withdrawal after an acceptance does not
     count."""
     live_then: int | None = None
     """Version that was live when the request was appended. None if no version was live."""
     intent_then: Promotion | None = None
-    """Intent of the change that was in progress when the request was appended. None if no change
-    was in progress."""
+    """Intent line of the change that was in progress when the request was appended. None if no
+    change was in progress."""
     rollback_then: bool = False
     """Whether the change in progress was a rollback."""
     recorded: Promotion | None = None
     """Journal line of the change that was requested. None if the change was not made."""
     first: str = ""
-    """Id of the first request of the same run for the same model. The id of this request if it is
-    no retry."""
+    """Id of the first request of the same run for the same model. If this request is not a retry,
+    it is the id of this request."""
     earlier: ServingAnswer | None = None
     """Final answer to an earlier request of the same run for the same model, or None."""
 
@@ -139,7 +140,7 @@ def fold(lines: Sequence[Line]) -> list[RequestState]:
 
 
 def _with_retries(states: Iterable[RequestState]) -> list[RequestState]:
-    """Return the requests in their order, with `first` and `earlier` of each request."""
+    """Return the requests in the same order, and set `first` and `earlier` of each request."""
     firsts: dict[tuple[str, str | None], str] = {}
     finals: dict[str, ServingAnswer] = {}
     found = []
@@ -164,10 +165,10 @@ def _is_final(state: RequestState) -> bool:
 def last_abort(store: Path) -> ServingRequest | None:
     """Return the last abort that was done since the newest canary started, or None.
 
-    The order of the journal's lines decides.
+    "Since" refers to the order of the lines in the journal.
 
     Raises:
-        ContractError: as in `read_requests`.
+        ContractError: See `read_requests`.
     """
     aborts = {
         state.id: state.request
@@ -184,10 +185,12 @@ def last_abort(store: Path) -> ServingRequest | None:
 
 
 def final_answer(store: Path, run: str, model_id: str) -> RequestState | None:
-    """Return the request of the run for the model whose answer is final, or None.
+    """Return the request of the run for the model, if the answer to this request is final.
+
+    Returns None if there is no such request.
 
     Raises:
-        ContractError, TemporaryError: as in `read_requests`.
+        ContractError, TemporaryError: See `read_requests`.
     """
     for state in read_requests(store):
         if (state.request.run, state.request.model_id) == (run, model_id) and _is_final(state):
@@ -209,7 +212,7 @@ def read_requests(store: Path) -> list[RequestState]:
     """Return every request of the journal, oldest first.
 
     Raises:
-        ContractError: as in `promotion_journal.read_lines`.
+        ContractError: See `promotion_journal.read_lines`.
     """
     return fold(read_lines(store))
 
@@ -270,7 +273,8 @@ def answer(
 ) -> RequestState:
     """Append an answer, and return the new state of the request.
 
-    The returned state shows whether the answer counts.
+    The new state shows whether the answer is valid. For example, a withdrawal after an acceptance
+    is not valid.
     """
     append_entry(
         store,
@@ -339,10 +343,11 @@ def wait_for_result(
         report: Function that is called with a sentence when the request is accepted.
 
     Raises:
-        TemporaryError: no controller accepted the request before its deadline, and it is withdrawn.
-            The error is also raised if the controller that accepted the request has not answered
-            for a long time, or if the journal has been unreadable for a long time.
-        Refused, ContractError, PermanentError: the controller's reason to refuse the request.
+        TemporaryError: no controller accepted the request before its deadline, so the request is
+            withdrawn. The error is also raised if the controller that accepted the request has not
+            answered for a long time, or if the journal has been unreadable for a long time.
+        Refused, ContractError, PermanentError: the controller refused the request. The error
+            contains the reason.
     """
     deadline, is_reported = moment_of(request.deadline), False
     end = deadline + timedelta(seconds=GRACE_SECONDS)

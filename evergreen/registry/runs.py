@@ -1,8 +1,8 @@
 """Files of a run in the model registry: a note and a report of each step, and the run's outcome.
 
 The exit handler reads the notes to find out which step failed and why, because neither KFP backend
-passes this information to the handler. On the hosted backend the exit handler gets an empty
-message. On the local backend the exit handler gets only its own name. The monitor shows the
+passes this information to the handler. On the hosted backend, the exit handler gets an empty
+message. On the local backend, the exit handler gets only its own name. The monitor shows the
 outcomes and the reports. Each step decides what its report contains.
 
 Layout: `<store>/runs/<run>/<step>.json`, `<step>_report.html` and `.json`, and `outcome.json` from
@@ -42,7 +42,7 @@ HTML, _JSON = "html", "json"
 STEPS = ("extraction", "validation", "preprocessing", "training", "evaluation", "deployment")
 _LAST_STEP = STEPS[-1]
 STOPPED = "STOPPED"
-"""State of a run on this machine that SIGTERM or Ctrl-C ended."""
+"""State of a run on this machine, if SIGTERM or Ctrl-C ended the run."""
 _CANCELED_STATES = frozenset({"CANCELED", "CANCELLED", "CANCELING"})
 _FAILED_STATES = _CANCELED_STATES | {"FAILED", "ERROR"}
 """States of a failed run in Kubeflow, in the spellings of its API and its backends."""
@@ -55,8 +55,8 @@ class StepNote:
     step: str
     state: str = "running"
     """State of the step: `running`, `done`, `refused`, `preempted` or `failed`. `refused` means
-    that the step ran without an error and its decision is negative. `preempted` means that the step
-    was stopped, saved its state and waits for a retry."""
+    that the step ran without an error, and that its decision is negative. `preempted` means that
+    the step was stopped, saved its state and waits for a retry."""
     reason: str = ""
     started_at: str = ""
     seconds: float | None = None
@@ -70,12 +70,13 @@ class RunOutcome:
 
     run: str
     trigger_id: str
-    """Retrain request of the monitor, or of a command with `trigger_id`. Empty if a person or a
-    schedule started the run."""
+    """Id of the retrain request from the monitor, or from a command with `trigger_id`. Empty if a
+    person or a schedule started the run."""
     state: str
     """`released`, `canary`, `evaluated`, `refused` or `failed`. `canary` means that the version is
     a canary beside the live version. `evaluated` means that the gate accepted the model, but the
-    settings request no release. `refused` means that validation or the gate refused."""
+    settings request no release. `refused` means that validation refused the rows, or that the gate
+    refused the model."""
     step: str
     """Step that decided the outcome."""
     reason: str
@@ -116,8 +117,8 @@ def store_name(run: str, resource: str, run_id: str) -> str:
 
     Args:
         run: Kubeflow's name of the run. Empty if a schedule started the run.
-        resource: Name of the run's workflow, which Kubeflow also uses as the name of a schedule's
-            run.
+        resource: Name of the run's workflow. If a schedule starts a run, Kubeflow also uses this
+            name for the run.
         run_id: Kubeflow's id of the run, a UUID. Empty in a local run, because the name of a local
             run is unique.
 
@@ -157,7 +158,7 @@ def kubeflow_name(run: str) -> tuple[str, str]:
 
 
 SEARCH_RUN = "search"
-"""Kind of run of a hyperparameter search. The name of each trial begins with this kind."""
+"""Kind of the runs of a hyperparameter search. The name of each trial begins with this kind."""
 
 
 def new_run_name(kind: str) -> str:
@@ -214,7 +215,7 @@ def noted(store: Path, run: str, step: str) -> Iterator[StepNote]:
     """Record the state of `step` in its note while the body runs.
 
     The state is `running` at first. When the body ends, the state becomes `done`, unless the body
-    has set another state. After an error the state is `refused`, `preempted` or `failed`. If the
+    has set another state. After an error, the state is `refused`, `preempted` or `failed`. If the
     step is retried, its note replaces the note of the earlier attempt.
     """
     started = time.monotonic()
@@ -309,7 +310,7 @@ def find_outcome(store: Path, run: str) -> RunOutcome | None:
     recorded = _read_record(run_folder(store, run) / _OUTCOME_FILE, RunOutcome)
     if recorded is None:
         return None
-    # In a copied store the URIs must point to the copy.
+    # In a copied store, the URIs must point to the copy.
     recorded = replace(recorded, reports=reports_of(store.absolute(), run))
     try:
         recorded_at = moment_of(recorded.ended_at)
@@ -334,8 +335,9 @@ def find_outcome(store: Path, run: str) -> RunOutcome | None:
         kfp_state="unknown",
         ended_at=ended_at.isoformat(),
     )
-    # For a retried run the exit handler does not run again. No handler therefore reports a killed
-    # step or the end of the retry. A retried run may therefore still be active.
+    # The exit handler does not run again for a retried run. Therefore, it is not recorded that a
+    # step of the retry was killed, or that the retry ended. A retried run may therefore still be
+    # active.
     is_over = outcome.state != "failed" or last.state == "failed"
     return outcome if is_over else None
 
@@ -356,7 +358,7 @@ def conclude(
         notes: Notes of the run's steps in step order. A step whose note is still `running` was
             killed.
         run: The registry's name of the run.
-        trigger_id: Retrain request that the run answers. Empty = none.
+        trigger_id: Id of the retrain request that led to the run. Empty = none.
         kfp_state: The run's state in Kubeflow, in any spelling, or `STOPPED`.
         ended_at: When the run ended, ISO 8601.
     """

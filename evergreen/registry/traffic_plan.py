@@ -19,11 +19,11 @@ from evergreen.contracts.manifests import Manifest
 from evergreen.runtime.errors import ContractError, expect
 
 PLAN_POLL_SECONDS = 1.0
-"""Longest interval at which a client reads the plan again."""
+"""Maximum number of seconds between two reads of the plan by a client."""
 DRAIN_SECONDS = 5 * PLAN_POLL_SECONDS
-"""Seconds between the plan that ends a canary and the unloading of its version. Until the canary is
-unloaded, every client reads the new plan, and requests under the old plan are answered. If a client
-still requests the unloaded canary, the client repeats the request on the stable arm."""
+"""Seconds between the plan that ends a canary and the unloading of its version. In this time, every
+client reads the new plan, and the requests under the old plan are answered. If a client still
+requests the unloaded canary, the client repeats the request on the stable arm."""
 
 Baseline = Mapping[str, Mapping[str, Mapping[str, float]]]
 """Counters by source, then by arm (`STABLE`, `CANARY`), then by name."""
@@ -42,7 +42,7 @@ def traffic_file(model_name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """One model that may answer.
+    """A model that answers requests, or scores them as shadow traffic.
 
     Raises:
         ContractError: the name is empty, or the version is not a whole number above 0.
@@ -63,7 +63,7 @@ class Arm:
 
 @dataclass(frozen=True, kw_only=True)
 class TrafficPlan(Manifest):
-    """Plan that tells clients which model answers which share of requests (see the module).
+    """Plan of the traffic: the models that answer requests, and their shares (see the module).
 
     Raises:
         ContractError: a field has the wrong type, a share is outside [0, 1], a share is set without
@@ -75,19 +75,20 @@ class TrafficPlan(Manifest):
     number."""
     stable: Arm
     canary: Arm | None
-    """New version with its own model name, or None."""
+    """Model and version of the canary. The canary has its own model name. None if there is no
+    canary."""
     canary_share: float
     """Share of the keys whose requests the canary answers."""
     shadow_share: float
-    """Share of the requests that are also scored by the arm that does not answer. The scores of the
-    second arm are logged and never served."""
+    """Share of the requests that both arms score. The scores of the arm that does not answer are
+    logged and never served."""
     salt: str
     """Salt of the sticky hash. The salt stays the same while a canary grows."""
     published_at: str
     """ISO 8601 UTC."""
     reason: str
     lease: int = 0
-    """Number of the controller's lease that wrote the plan. 0 in plans of older releases."""
+    """Lease number of the controller that wrote the plan. 0 in plans of older releases."""
     baseline: Baseline = field(default_factory=dict)
     """Counters of the servers at the time when the plan was published. The controller subtracts the
     baseline from later counters, and clients ignore the baseline. The counters are part of the
@@ -140,8 +141,8 @@ class TrafficPlan(Manifest):
     def shadow_for(self, key: str, request_id: str) -> Arm | None:
         """Return the arm that scores this request as shadow traffic, or None.
 
-        The random draw depends on the request id and not on the key. The sample can therefore
-        include requests of every user, whichever arm answers them.
+        The random draw depends on the request id and not on the key. Requests of every user can
+        therefore be shadow traffic.
         """
         if self.canary is None or _fraction(self.salt, "shadow", request_id) >= self.shadow_share:
             return None

@@ -24,7 +24,7 @@ class ShownEvent:
     kind: str
     text: str
     times: int = 1
-    """Number of equal consecutive events that this line shows."""
+    """Number of equal consecutive events, which are shown as one line."""
     after: str = ""
     """Time from the start of the incident or run until the event, as text."""
 

@@ -88,7 +88,11 @@ def card_page(card: ModelCard) -> str:
 
 
 def _auc_chart(card: ModelCard) -> list[PageBlock]:
-    """Return a chart of both models' AUC on the held-out rows, if it has an interval."""
+    """Return a chart of the AUC of both models on the held-out rows.
+
+    A model without an interval for its AUC is not in the chart. The list is empty if no model has
+    an interval.
+    """
     verdict = card.verdict
     intervals = [
         Interval(label=name, value=of.auc, low=of.auc_low, high=of.auc_high)
@@ -131,7 +135,7 @@ def _answer(verdict: Verdict) -> str:
 def _state(card: ModelCard) -> tuple[Badge, Banner]:
     """Return the model's state (live, canary, earlier live, blocked) as a badge and a banner.
 
-    The state of a model that never served is the gate's decision.
+    If a model never served, its state is the decision of the gate.
     """
     last = card.served[-1] if card.served else None
     decision = card.verdict.decision

@@ -1,8 +1,8 @@
 """HTML pages from typed blocks, with one frame and one style sheet.
 
-A page is one file that works offline, without scripts, and in a width of 480 px. The first screen
-of a page shows the state, the chart of the AUC if there is one, and the decision with its checks.
-All text is escaped, because no block accepts markup.
+A page is one file. The page works offline and without scripts, and fits a window with a width of
+480 px. The first screen of a page shows the state, the chart of the AUC if there is one, and the
+decision with its checks. All text is escaped, because no block accepts markup.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -108,7 +108,7 @@ class Banner(PageBlock):
 
 @dataclass(frozen=True)
 class Tiles(PageBlock):
-    """A few numbers, each of them below its name."""
+    """A few numbers, each below its name."""
 
     TEMPLATE: ClassVar[str] = "tiles.html.j2"
     facts: Mapping[str, object]
@@ -116,7 +116,7 @@ class Tiles(PageBlock):
 
 @dataclass(frozen=True, kw_only=True)
 class PageTable(PageBlock):
-    """A table whose first cell names its row.
+    """A table. The first cell of each row is the name of the row.
 
     With more than three columns, each row becomes a record in a narrow window.
     """
@@ -130,7 +130,10 @@ class PageTable(PageBlock):
 
     @property
     def width(self) -> str:
-        """CSS class that decides at which width each row is shown as a record."""
+        """CSS class of the table.
+
+        The class decides below which width each row is shown as a record.
+        """
         return "few" if len(self.head) <= 3 else "several" if len(self.head) <= 8 else "many"
 
 
@@ -194,7 +197,7 @@ class Checks(PageBlock):
 
     @property
     def folded(self) -> list[CheckRow]:
-        """Rows whose details are folded."""
+        """Rows with details that are hidden until the reader unfolds them."""
         return [row for row in self.rows if row.detail and row.is_good]
 
 
@@ -260,7 +263,7 @@ def html_page(
 
 
 def refusal_page(step: str, reason: str) -> str:
-    """Return the page of a step that refused before it had a report.
+    """Return the page of a step that refused its input before it wrote a report.
 
     Kubeflow shows an error if a step has no page.
     """

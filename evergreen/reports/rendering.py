@@ -48,7 +48,10 @@ def render(template: str, **values: object) -> str:
 
 
 class PageBlock:
-    """Part of a page that has its own template. Templates and table cells can contain a block."""
+    """Part of a page.
+
+    Each class of parts has its own template. Templates and table cells can contain a block.
+    """
 
     TEMPLATE: ClassVar[str]
     """Template file. The template refers to the block as `block`."""

@@ -1,7 +1,7 @@
 """Charts as inline SVG from templates: lines over time with events, and small bars.
 
 Positions are percentages of the plot's width and height. A chart therefore fills the width of the
-window and is lower on a phone, while its texts do not change their size.
+window, and is lower on a phone. The size of the texts does not change.
 """
 
 import math
@@ -18,8 +18,8 @@ RIGHT = 14
 TOP = 42
 BOTTOM = 34
 _MARK_ROWS = 3
-"""Number of text rows above the chart, over which event names are distributed so that they do not
-overlap."""
+"""Number of text rows above the chart. Event names are distributed over these rows, so that the
+names do not overlap."""
 _CHARACTER = 0.85
 """Approximate width of a character on a desktop, in percent of the plot's width."""
 _SERIES_SHARE = 1 / 8
@@ -182,7 +182,7 @@ def _firsts(marks: Sequence[Mark], *, apart: float) -> list[Mark]:
 def _draw_marks(marks: Sequence[tuple[float, Mark]]) -> list[_DrawnMark]:
     """Place the name of each mark in the first row that has space for it, and return the marks.
 
-    Near the right edge a name is written on the left side of its line.
+    Near the right edge, a name is written on the left side of its line.
     """
     ends = [-math.inf] * _MARK_ROWS
     drawn = []
@@ -244,7 +244,7 @@ class _DrawnInterval:
 
 @dataclass(frozen=True, kw_only=True)
 class IntervalChart(PageBlock):
-    """Chart of estimates with their intervals, one per row, and a limit."""
+    """Chart with one estimate and its interval in each row, and with a limit."""
 
     TEMPLATE: ClassVar[str] = "interval_chart.html.j2"
 
@@ -260,7 +260,10 @@ class IntervalChart(PageBlock):
 def interval_chart(
     intervals: Sequence[Interval], *, label: str, limit: float | None = None
 ) -> IntervalChart:
-    """Return the chart of at least one interval. A limit of None is not drawn."""
+    """Return a chart of the intervals.
+
+    There must be at least one interval. A limit of None is not drawn.
+    """
     values = [each for found in intervals for each in (found.value, found.low, found.high)]
     values += [] if limit is None else [limit]
     pad = (max(values) - min(values) or 1.0) * 0.05
@@ -307,12 +310,15 @@ def ticks(low: float, high: float, about: int) -> list[float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """Bar that shows the current share of rows. A second bar behind it shows the earlier share."""
+    """Bar that shows the current share of rows.
+
+    A wider bar behind this bar shows the earlier share.
+    """
 
     label: str
     now: float
     before: float | None
-    """Share of rows in the earlier sample. None if there is no earlier sample."""
+    """Earlier share of rows. None if there are no earlier rows."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,9 +4,9 @@
 that would fill the memory.
 
 Every reader of archived rows uses this module: the backtest, the canary's evidence, the
-verification of a version and validation's skew. `monitoring.state.archive` writes the archive's
-files, and its uploader moves them. Archives and lakes consist of files `day=YYYY-MM-DD/*.parquet`
-with the types of `contracts.raw_rows`, in a folder or a bucket. A back-filled version of a day
+verification of a version and validation's skew. `monitoring.state.archive` writes the files of the
+archive and moves them. Archives and lakes consist of files `day=YYYY-MM-DD/*.parquet` with the
+types of `contracts.raw_rows`, in a folder or a bucket. A back-filled version of a day
 (`day=D/version=N/`) is left out, because it corrects the served rows. The callers decide which
 parts of a file they read.
 """
@@ -57,7 +57,8 @@ _CHECKED = {"write_page_checksum": True} if _supports_checksums() else {}
 def parquet_file(source: Any, **options: Any) -> pq.ParquetFile:
     """Open a Parquet file whose pages are verified by their checksums while they are read.
 
-    Files from other writers may lack checksums. Errors are pyarrow's (see `reading_parquet`).
+    Files from other writers may lack checksums. The function raises pyarrow's own errors (see
+    `reading_parquet`).
     """
     return pq.ParquetFile(source, **_VERIFIED, **options)
 
@@ -76,7 +77,7 @@ _MAX_ROWS_PER_BYTE = 100
 """Maximum number of rows for each byte of a file. The key and the time of each row occupy more than
 1/100 byte."""
 _FREE_ROWS = 65_536
-"""Number of rows that any file may have in addition to `_MAX_ROWS_PER_BYTE` per byte."""
+"""Number of rows that a file of any size may have, in addition to `_MAX_ROWS_PER_BYTE` per byte."""
 _MAX_GROUP_ROWS = 1 << 24
 _MAX_GROUP_BYTES = 4 << 30
 """Maximum bytes of a row group before compression."""
@@ -241,8 +242,9 @@ def archived_files(
 
     Args:
         archive: The archive.
-        days: UTC days to list, YYYY-MM-DD. Every day needs its own listing. None = all days.
-        first_day: First day to return. None = no first day.
+        days: UTC days to list, YYYY-MM-DD. The storage is listed once for each day. None = all
+            days.
+        first_day: Earliest day to return. None = no limit.
 
     Raises:
         TemporaryError, PermanentError: the bucket cannot be listed.
@@ -284,7 +286,7 @@ def _holds_served_rows(name: str) -> bool:
 
 
 def _split_name(name: str) -> tuple[str, str]:
-    """Return the day from the name of the file's folder, and the rest of the name."""
+    """Return the day from the name of the file's folder, and the name of the file."""
     folder, _, file = name.partition("/")
     return folder.removeprefix(DAY_PARTITION.format(day="")), file
 

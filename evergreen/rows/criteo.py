@@ -70,8 +70,8 @@ def criteo_rows(path: Path, head: Head, rows: TextRows, *, labelled: bool = True
         labelled: Whether rows must have a label. If False, the header may lack the label.
 
     Raises:
-        ContractError: The file has none of the formats, or its header lacks a Criteo column or
-            names it twice.
+        ContractError: The file has none of the formats, or its header lacks a Criteo column or has
+            a column twice.
     """
     names = [name.lower() for name in rows.names]
     if LABEL in names or (not labelled and COLUMNS[1].lower() in names):
@@ -130,4 +130,4 @@ RULES = {
     **dict.fromkeys(CRITEO.numeric, _INTEGERS),
     **dict.fromkeys(CRITEO.categorical, _HEX),
 }
-"""Rule of each column."""
+"""Parsing rule of each column."""

@@ -1,4 +1,4 @@
-"""Detection of the formats of files with rows, and reading of the rows in the raw schema.
+"""Detect the format of a file of rows, and read the rows in the raw schema.
 
 A file is Parquet, text with a header, JSON lines, or Criteo's text. `ColumnNames` has the names of
 the file's columns. The values of every format are parsed by the same rules (`values`,
@@ -74,7 +74,7 @@ _TRAIN, _TEST = (re.compile(rf"{name}\.txt(\.gz)?", re.IGNORECASE) for name in (
 
 
 class FileRows(Protocol):
-    """Rows of a file in any format. The columns are those of the file."""
+    """Rows of a file in any format. The columns and their names are as in the file."""
 
     @property
     def path(self) -> Path:
@@ -82,7 +82,10 @@ class FileRows(Protocol):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the columns of the file in file order. A column without a name is ""."""
+        """Return the columns of the file in file order.
+
+        A column without a name in the file gets the name "".
+        """
 
     def chunks(self, wanted: Sequence[str]) -> Iterator[Chunk]:
         """Yield the wanted columns of all rows in file order, in bounded memory."""
@@ -212,7 +215,7 @@ def _is_parquet(path: Path) -> bool:
 
 
 def unlabelled_reader(path: Path, recommender: Recommender) -> "FileReader":
-    """Return the reader of a file whose rows will only be scored.
+    """Return the reader for a file of rows that need no labels, because they are only scored.
 
     The reader reads the features, but not label, ids and times. A feature that is served with a
     fixed value may be absent from the file.
@@ -409,12 +412,12 @@ class NumberedRows(NamedTuple):
     numbers: NDArray[np.int64]
     """Line number of each row, or its row number in Parquet, from 1."""
     rejected: list[Rejected]
-    """Malformed rows and rejected lines between these rows, ordered by line."""
+    """Rejected lines between these rows, and malformed rows among these rows, ordered by line."""
     features: frozenset[str]
     """Features that the file contains."""
 
     def first(self, num_rows: int) -> "NumberedRows":
-        """Return the first `num_rows` rows, counting malformed rows."""
+        """Return the first rows. Malformed rows count towards `num_rows`."""
         lines = sorted([*self.numbers.tolist(), *(each.line for each in self.rejected)])[:num_rows]
         num_kept = int(np.searchsorted(self.numbers, lines[-1], side="right")) if lines else 0
         rejected = [each for each in self.rejected if lines and each.line <= lines[-1]]

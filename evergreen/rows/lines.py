@@ -2,9 +2,9 @@
 
 A record is one line, or several lines if a quoted field has line breaks. This module decides for
 each line whether it belongs to a record of several lines. An unbalanced quote therefore affects at
-most its own line. Every line of a file is counted once: as part of a record, rejected, blank, a
-comment, or the header (`LineCounts`). DuckDB splits each record into fields (see the module
-`text`).
+most its own line. Every line of a file is counted once (`LineCounts`): as part of a record, as
+rejected, as blank, as a comment, or as a header. DuckDB splits each record into fields (see the
+module `text`).
 """
 
 import bz2
@@ -72,7 +72,7 @@ class LineCounts:
     """Number of records and single lines that did not become rows. The file of malformed rows lists
     the line number and the reason of each rejected line."""
     continued: int = 0
-    """Number of lines that continue a record. The first line of each record is not counted."""
+    """Number of lines of records, not counting the first line of each record."""
     header: int = 0
     """Lines with the names of the columns. A file has several header lines if files with headers
     were concatenated."""
@@ -92,7 +92,7 @@ class LineCounts:
 
 
 class Rejected(NamedTuple):
-    """Line or record of several lines that does not form a valid row."""
+    """Line, or record of several lines, that is not a valid row."""
 
     line: int
     """Number of the first line, from 1."""
@@ -172,7 +172,7 @@ class Dialect:
     def literal(self, text: str) -> str | None:
         """Return the line as a record whose quotes are plain characters.
 
-        Returns None if that record has a wrong number of fields.
+        Returns None if the record would have a wrong number of fields.
         """
         parts = text.removesuffix("\n").split(self.delimiter)
         if len(parts) != self.num_fields:
@@ -211,8 +211,8 @@ class Records(NamedTuple):
     """Counts of the block's lines. `rows` is the number of records."""
     texts: "LineTexts"
     rest: Block | None
-    """Lines at the end of the block whose record may continue in the next block. None if every
-    record is complete."""
+    """Last lines of the block, if the record of these lines may continue in the next block. None if
+    every record is complete."""
 
 
 @dataclass(frozen=True)
@@ -513,9 +513,9 @@ class _Splitter:
     def _without_last_delimiter(self) -> Any:
         """Remove an extra delimiter from the end of lines, and return the lines.
 
-        If a line has only one empty field too many, at its end, the line becomes a record. The
-        whole block is processed at once. If every row of a file ends in a delimiter, processing it
-        line by line would be slow.
+        A line becomes a record if it has one field too many, and if the last field is empty. The
+        whole block is processed at once. If every row ends in a delimiter, it would be slow to
+        process the file line by line.
         """
         lines, dialect = self._lines, self._dialect
         mark = dialect.delimiter.encode()

@@ -57,8 +57,8 @@ class RawParquet:
     """Day of the file. Rows of another day are malformed, because rows must be in the order of
     days."""
     with_strays: bool = True
-    """Whether this reader reports rows without a time, and rows of another day, as malformed. For
-    each day, exactly one reader reports these rows."""
+    """Whether this reader reports rows without a time, and rows of another day, as malformed. If
+    several readers read the same day, only one of them must report these rows."""
     unread: frozenset[str] = frozenset()
     """Names of features that are not read and that are null in the rows. A file may lack the
     features that are not read."""
@@ -68,7 +68,7 @@ class RawParquet:
     """Whether strings and integers are returned in the form in which the lake stores them. If
     False, strings and integers are converted to categories."""
     words: WordCounts | None = None
-    """Counter of the texts read. None = texts are not counted."""
+    """Counter of the texts in the rows. None = texts are not counted."""
     has_times: bool = True
     """See `Reader.has_times`."""
 
@@ -161,7 +161,7 @@ class RawParquet:
         """Convert the values of a column, or the elements of its lists, to the type `wanted`."""
         if pa.types.is_floating(
             values.type
-        ):  # also for categories, because pandas represents a missing category by NaN
+        ):  # categories need this too, because pandas represents a missing category by NaN
             values = nan_to_null(values)
         if pa.types.is_dictionary(values.type):
             values = values.cast(values.type.value_type)
@@ -169,8 +169,8 @@ class RawParquet:
             if name in self.features.numeric and is_text(values.type):
                 values = without_missing_words(values)
             return values.cast(wanted) if values.type != wanted else values
-        # A text that represents a whole number is accepted as this number, and the column is
-        # reported (`columns`).
+        # A text of digits is converted to its whole number. `find_schema_mismatches` reports that
+        # the column has an unexpected type.
         holds_words = name in self.features.words
         if self.words and holds_words and not pa.types.is_integer(values.type):
             self.words.add(name, texts(values))

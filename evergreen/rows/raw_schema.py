@@ -85,8 +85,8 @@ def excluded_columns(columns: Sequence[str], features: Features) -> list[str]:
 def unread_columns(excluded: Collection[str], champion: Model | None) -> frozenset[str]:
     """Return the excluded features that no reader needs.
 
-    The result contains each excluded feature that the champion does not use. Without a champion the
-    result contains all excluded features.
+    The result contains each excluded feature that the champion does not use. Without a champion,
+    the result contains all excluded features.
 
     Raises:
         ContractError: the champion's workflow is corrupt.
@@ -178,8 +178,8 @@ def _is_number(found: Any) -> bool:
 logger = logging.getLogger(__name__)
 
 CHECKED_FROM_ROWS = 10_000
-"""After this number of rows, a file is checked while it is read. If a file has too many malformed
-rows, the step then stops before the end of the file. Each file is checked again at its end."""
+"""After this number of rows, a file is checked while it is read. If the file has too many malformed
+rows, the step stops without reading the rest of the file. Each file is checked again at its end."""
 _NUM_EXAMPLES = 3
 Named = Callable[[Path], str]
 """Function that converts the path of a file to its displayed name."""
@@ -193,7 +193,7 @@ class _FileCounts:
 
 
 class MalformedRows:
-    """Collector of malformed rows, which it writes to the JSONL file at `path`.
+    """Collector of malformed rows. The collector writes the rows to the JSONL file at `path`.
 
     If no row is malformed, no file is created. The folder of `path` is either published or
     discarded as a unit.
@@ -225,7 +225,7 @@ class MalformedRows:
         self._counts: dict[Path, _FileCounts] = {}
         self._mismatches: dict[str, SchemaMismatch] = {}
         self._absent: dict[Path, tuple[int, frozenset[str]]] = {}
-        """Names of the features that each file lacks, with the start of the file's day."""
+        """Start of the day of each file, and the names of the features that the file lacks."""
         self._file: IO[str] | None = None
 
     def __enter__(self) -> "MalformedRows":
@@ -254,7 +254,7 @@ class MalformedRows:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state that merging needs.
+        """Return the state of the collector, which another process can merge.
 
         The result lacks the open file and the function for displayed names.
         """
@@ -297,7 +297,7 @@ class MalformedRows:
         """Record a file whose rows cannot be read.
 
         Raises:
-            ContractError: `error` is raised, unless unfit files are collected.
+            ContractError: `error` itself, if unfit files are not collected.
         """
         if not self.collects_unfit:
             raise error
@@ -331,10 +331,12 @@ class MalformedRows:
         ]
 
     def count(self, path: Path, num_rows: int) -> None:
-        """Count rows of `path`, including malformed ones. Check the file once it has enough rows.
+        """Count rows of `path`, including malformed ones.
+
+        If enough rows of the file are counted, the share of its malformed rows is checked.
 
         Raises:
-            ContractError: too many of the rows that were counted until now are malformed.
+            ContractError: too many of the counted rows are malformed.
         """
         counts = self._counts.setdefault(path, _FileCounts())
         counts.num_rows += num_rows
@@ -345,11 +347,12 @@ class MalformedRows:
         """Check every file that was read.
 
         If a feature was added to a recommender, the files of earlier days lack it. A file may
-        therefore lack a feature that other files have, unless a file of an earlier day has it.
+        therefore lack a feature that files of later days have. But if a file has a feature, all
+        files of later days must have it.
 
         Raises:
             ContractError: too many of a file's rows are malformed, or a file lacks a feature that
-                it should have. The message names the file, the counts and the first examples.
+                it must have. The message names the file, the counts and the first examples.
             UnfitFiles: at least one file is unfit, and unfit files are reported together.
         """
         for path, counts in self._counts.items():
@@ -429,7 +432,10 @@ def raw_schema(features: Features, *, weighted: bool = False) -> Any:
 
 
 def lake_schema(features: Features, *, weighted: bool = False) -> Any:
-    """Return the schema in which a user's files are added to a lake."""
+    """Return the schema of rows that are written to a lake.
+
+    The rows come from a user's files.
+    """
     return arrow_schema(raw_rows.lake_types(features, weighted=weighted))
 
 
@@ -463,7 +469,7 @@ def raw_batch(columns: dict[str, Any], schema: Any) -> Any:
 
 
 def texts(values: Any, *, holds_words: bool = True) -> Any:
-    """Return the texts (Arrow string) of a column's values, spelled as by `word_of`.
+    """Return the texts (Arrow string) of a column's values, in the spelling of `word_of`.
 
     Args:
         values: Arrow array of texts, bytes, truth values or whole numbers.
@@ -486,7 +492,7 @@ def categories(values: Any, *, holds_words: bool = True) -> Any:
     """Convert values to their categories (Arrow int64). Each distinct value is hashed once.
 
     Raises:
-        pa.ArrowException: the same cases as in `texts`.
+        pa.ArrowException: See `texts`.
     """
     if pa.types.is_floating(values.type):
         values = _exact_whole(values)
@@ -511,7 +517,7 @@ def whole_numbers(values: Any) -> Any:
     category does not change when it is converted again.
 
     Raises:
-        pa.ArrowException: the same cases as in `texts`.
+        pa.ArrowException: See `texts`.
     """
     kind = values.type
     if pa.types.is_floating(kind):
@@ -602,7 +608,8 @@ def regrouped(
         elements: Arrow array, in the order of the lists.
         positions: Position of each element's list (`list_positions`).
         num_lists: Number of lists. A list without elements is null.
-        malformed: Lists that become null although they have elements. None = no list.
+        malformed: Mask of the lists that become null although they have elements. None = no such
+            lists.
     """
     is_there = elements.is_valid().to_numpy(zero_copy_only=False)
     lengths = np.bincount(positions[is_there], minlength=num_lists)
@@ -639,8 +646,8 @@ def find_malformed(
     Args:
         batch: The rows. If the batch has a weight column, the weights are checked too.
         features: Features of the recommender.
-        keys: Columns of `KEY_COLUMNS` that must have a value too.
-        names: Names in the file, for the columns that have another name in the file.
+        keys: Columns of `KEY_COLUMNS` that must also have a value in every row.
+        names: Name of each column in the file, if it differs from the name in the batch.
 
     Returns:
         The reason for each malformed row, by the row's position.
@@ -648,8 +655,8 @@ def find_malformed(
     reasons: dict[int, str] = {}
 
     def note(wrong: Any, name: str, expected: str) -> None:
-        # A null value is missing. Missing values are allowed except in required columns. For
-        # required columns, the mask is never null.
+        # The mask is null where the value is missing. Missing values are allowed, except in
+        # required columns, where the mask is never null.
         if pc.any(wrong).as_py():
             for at in np.flatnonzero(wrong.fill_null(False).to_numpy(zero_copy_only=False)):
                 value = batch.column(name)[int(at)].as_py()

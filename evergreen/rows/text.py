@@ -51,8 +51,8 @@ class Chunk(NamedTuple):
     """Some rows of a file, in file order."""
 
     rows: Any
-    """Arrow record batch of the requested columns, under their names in the file. In text files all
-    columns are strings."""
+    """Arrow record batch of the requested columns. The columns have their names in the file. In
+    text files, all columns are strings."""
     numbers: NDArray[np.int64]
     """Line number of each row in the file, or its row number in Parquet, from 1."""
     rejected: list[Rejected]
@@ -74,7 +74,7 @@ class Texts(Protocol):
 
 
 class _Lines:
-    """Texts of rows, if each row of the file is one record of lines (see `Texts`)."""
+    """Original texts of the rows of a file in which each row is one record (see `Texts`)."""
 
     def __init__(self, lines: LineTexts) -> None:
         self._lines = lines
@@ -89,7 +89,7 @@ class TextRows:
 
     path: Path
     names: tuple[str, ...]
-    """Names of the columns in file order. A column without a name is ""."""
+    """Names of the columns in file order. A column without a name in the file gets the name ""."""
     dialect: Dialect
     is_json: bool = False
     num_skipped: int = 0
@@ -294,7 +294,7 @@ def text_rows(path: Path, head: Head) -> TextRows:
 def json_rows(path: Path, head: Head) -> TextRows:
     """Return the rows of a file of JSON objects, one per line.
 
-    The columns are the keys in the first lines.
+    The keys of the objects in the first lines become the columns.
 
     Raises:
         ContractError: The first lines contain no JSON object.

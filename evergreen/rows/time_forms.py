@@ -30,9 +30,8 @@ EARLIEST = to_micros(datetime(1990, 1, 1))
 USUAL = to_micros(datetime(2000, 1, 1))
 """Start of the period of common event times. The reader accepts earlier times with a warning."""
 _SURE_HUNDREDS = 24
-"""Minimum number of distinct values, ignoring their last two digits, for a safe decision in favour
-of calendar digits. With fewer distinct values, a count of time units can look like calendar digits
-by chance."""
+"""Minimum number of values that differ in more than their last two digits. With fewer such values,
+a column of counts of time units can look like calendar digits by chance."""
 _FITTING_SHARE = 0.9
 """Minimum share of a column's distinct values that a format must parse. Values that the format
 cannot parse are malformed."""
@@ -133,8 +132,8 @@ def find_form(column: Any, *, now: float, name: str) -> str:
     """Return the time format of a column's values.
 
     Args:
-        column: Arrow array of any type, of a complete file or its first part.
-        now: Seconds since the epoch. A time more than a day later is invalid.
+        column: Arrow array of any type, with the values of a complete file or of its first rows.
+        now: Seconds since the epoch. A time more than a day after `now` is invalid.
         name: Name of the column, for messages.
 
     Raises:
@@ -167,8 +166,8 @@ def find_form(column: Any, *, now: float, name: str) -> str:
         form for form, num in num_fitting.items() if num == most >= _FITTING_SHARE * len(numbers)
     ]
     digits = [form for form in fitting if form.startswith("Y")]
-    # A count of time units can look like calendar digits by chance. This happens often if the
-    # counts span a minute, and almost never if they span a day.
+    # A count of time units can look like calendar digits by chance. This is likely if the counts
+    # span a minute, and very unlikely if the counts span a day.
     is_sure = len({number[0] // 100 for number in numbers if number is not None}) >= _SURE_HUNDREDS
     if len(digits) == 1 and (is_sure or len(fitting) == 1):
         return digits[0]
@@ -287,7 +286,7 @@ _USUAL = (
 
 
 def _usual_times(texts: Any) -> Any:
-    """Return the times of texts that have the most common format. Other texts become null."""
+    """Return the times of the texts in the most common format. Other texts become null."""
     usual = matching(texts, _USUAL)
     has_zone = pc.match_substring_regex(usual, r"(Z|[+-][0-9]{2}:[0-9]{2})$")
     usual = pc.if_else(has_zone, usual, pc.binary_join_element_wise(usual, "Z", ""))

@@ -75,7 +75,7 @@ class TimeSpan:
         )
 
     def overlaps(self, first: int, last: int) -> bool:
-        """Return whether the span may contain a time from `first` to `last`, both included."""
+        """Return whether the span contains any time from `first` to `last`, both included."""
         return (self.start is None or self.start <= last) and (self.end is None or first < self.end)
 
     def clipped(self, other: "TimeSpan") -> "TimeSpan":

@@ -1,8 +1,10 @@
-"""Lake files whose rows cannot be read. A run does not read unfit files, and its report names them.
+"""Lake files whose rows cannot be read.
+
+A run does not read unfit files, and the report of the run lists the unfit files.
 
 A file is unfit if it is corrupt, lacks a column, has a column of another type, or has too many
-malformed rows. A reader of several files reports all unfit files at once. A person can therefore
-correct all of them in few attempts.
+malformed rows. A reader of several files reports all unfit files at once, so a person can correct
+all files in one attempt.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +16,7 @@ from evergreen.runtime.errors import ContractError
 
 T = TypeVar("T")
 NUM_NAMED = 5
-"""Maximum unfit files that an error names."""
+"""Maximum number of unfit files that an error message lists."""
 
 
 class UnfitFiles(ContractError):
@@ -26,7 +28,7 @@ class UnfitFiles(ContractError):
             f"{first}; {len(reasons) - 1} more files are unfit" if len(reasons) > 1 else first
         )
         self.reasons = dict(reasons)
-        """Reasons by path."""
+        """Reason why each file is unfit, by path."""
 
 
 class QuarantinedFile(NamedTuple):

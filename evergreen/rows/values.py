@@ -48,8 +48,8 @@ class ValueRule:
     expected: str
     """Description of a valid value, for messages."""
     of_text: Callable[[Any], Any]
-    """Function that converts an array of distinct texts, without missing ones, to an array of
-    `type`. A malformed text becomes null."""
+    """Function that converts an array of texts to an array of `type`. The texts are distinct, and
+    none of them means a missing value. A malformed text becomes null."""
     of_typed: Callable[[Any], Any]
     """Function that converts an array of numbers, truth values or times to an array of `type`. A
     malformed value becomes null."""
@@ -390,7 +390,7 @@ REQUEST_IDS = ValueRule(
 
 @dataclass(frozen=True)
 class ListRule:
-    """Parsing rule of lists. A list in text has brackets or a separator."""
+    """Parsing rule of lists. If a list is stored as text, it has brackets or a separator."""
 
     element: ValueRule
     separator: str

@@ -40,8 +40,8 @@ _PRIVATE = 0o027
 """Mode bits that are removed from files of the model registry and of a run: all bits of other
 users, and the write bit of the group."""
 READABLE = 0o022
-"""Mode bits that are removed from files that programs of another user read. Examples are the files
-of a model repository."""
+"""Mode bits that are removed from a file if programs of another user must read the file. Examples
+are the files of a model repository."""
 
 
 def own_umask(mask: int = _PRIVATE) -> int:
@@ -184,12 +184,12 @@ def read_records(path: Path, kind: Callable[..., T], *, name: str) -> list[T]:
 
 
 _CHECKSUM, _END = b', "crc32": "', b"}"
-"""Parts of a line with a checksum: the key before its eight hexadecimal digits, and the closing
-brace."""
+"""Texts around the eight hexadecimal digits of a line's checksum: the key before the digits, and
+the closing brace after the digits."""
 
 
 def _with_checksum(document: str) -> str:
-    """Append a key with the CRC-32 of the text to an object in JSON."""
+    """Append a key to a JSON object. The value of the key is the CRC-32 of the object's text."""
     head = document.encode().removesuffix(_END)
     return (head + _CHECKSUM + _digits(head) + b'"}').decode()
 
@@ -238,7 +238,7 @@ def whole_directory(final: Path, *, replace: bool = False) -> Iterator[Path]:
     """Yield an empty temporary folder that becomes `final` on success and is removed on error.
 
     Args:
-        final: Folder to create. The folder appears by one rename.
+        final: Folder to create. The complete folder is renamed to this name in one step.
         replace: Whether to first remove `final` and the temporary folder of an earlier attempt that
             was killed. Set `replace` only for a folder that no other process reads meanwhile. If
             two processes write the same folder, the work of one process is lost.

@@ -1,4 +1,4 @@
-"""Errors by what the caller must do: correct the input, retry later, or stop.
+"""Error classes for three reactions of the caller: correct the input, retry later, or stop.
 
 A module that calls a library or the network translates the exceptions of its calls into these
 errors.
@@ -52,7 +52,7 @@ _RUN_AGAIN = "run it again with"
 
 
 def run_again(flags: str) -> str:
-    """Return the advice to run again with these flags, as part of an error message.
+    """Return advice to run the command again with these flags, for the end of an error message.
 
     >>> run_again("-p parent=none")
     'run it again with `-p parent=none`'

@@ -16,7 +16,7 @@ from typing import Any
 def examples() -> list[str]:
     """Return the lines of examples.txt, each with an example of a command.
 
-    The help of a parser shows the first line that begins with the parser's name.
+    The help text of a command shows the first of these lines that begins with the command.
     """
     return Path(__file__).with_name("examples.txt").read_text().splitlines()
 

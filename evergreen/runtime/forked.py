@@ -2,7 +2,7 @@
 
 Extraction, validation and preprocessing use this module to divide their rows among the cores. The
 imports of these steps take seconds of processor time, and every new interpreter would spend that
-time again. The callers choose how to divide the work, and ensure that the division does not change
+time again. The callers decide how the work is divided, and ensure that the division does not change
 the results.
 
 `concurrent.futures.ProcessPoolExecutor` has two drawbacks for this use. If the process that uses
@@ -64,11 +64,11 @@ def run_all(
     """Return the function's results in the order of the items.
 
     A single item is processed in this process. If one process is requested, all items are processed
-    here. With more processes, the items are processed in new forked processes. The forked processes
-    share the function, the items and the data that these refer to, without a copy. Results are
-    pickled. The function must not need a lock or a thread of the calling process. An exception of
-    the function is raised again in this process. If several items fail, the first item's error is
-    raised. When the call ends, all processes are stopped immediately.
+    here. With more processes, the items are processed in new forked processes. Forked processes
+    share the memory of this process, so the function, the items and their data are not copied.
+    Results are pickled. The function must not need a lock or a thread of the calling process. An
+    exception of the function is raised again in this process. If several items fail, the first
+    item's error is raised. When the call ends, all processes are stopped immediately.
 
     Raises:
         TemporaryError: a process was killed, usually because memory ran out.
@@ -133,8 +133,8 @@ def _fork_worker(
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     with theirs:
-        # A signal may interrupt the registration of the process here. As a daemon, the process does
-        # not block the exit of the interpreter after such an interruption.
+        # A signal may interrupt the registration of the process here. The process is a daemon, so
+        # it does not block the exit of the interpreter after such an interruption.
         process = context.Process(
             target=_work,
             args=(function, items, theirs),
@@ -149,8 +149,8 @@ def _receive_answers(workers: Sequence[Connection]) -> list[tuple[list[Any], Exc
     """Return each worker's results, and the error at which the worker stopped, if any."""
     answers: dict[Connection, tuple[list[Any], Exception | None]] = {}
     while len(answers) < len(workers):
-        # Poll with a timeout. A signal that arrives just before a wait is handled only after the
-        # wait.
+        # Wait with a timeout, because a signal that arrives just before a wait is handled only
+        # after the wait.
         for connection in wait(
             [each for each in workers if each not in answers], timeout=_WAIT_SECONDS
         ):
@@ -171,7 +171,7 @@ def _receive_answers(workers: Sequence[Connection]) -> list[tuple[list[Any], Exc
 def _work(
     function: Callable[[Any], Any], items: Sequence[Any], theirs: Connection, *, parent: int
 ) -> None:
-    # End this process if the parent is killed. Otherwise an orphaned process would continue and
+    # End this process if the parent is killed. Otherwise, an orphaned process would continue and
     # occupy memory.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

@@ -35,15 +35,15 @@ active."""
 SERVICE_ACCOUNT = "evergreen-pipeline"
 """Kubernetes service account of the steps' pods. `k8s/base/pipelines` creates it."""
 POD_NAME, POD_UID = "EVERGREEN_POD_NAME", "EVERGREEN_POD_UID"
-"""Names of the environment variables with the name and UID of a step's own pod. If an object must
-be deleted together with the pod, the pod owns the object."""
+"""Names of the environment variables that contain the name and the UID of a step's own pod. If an
+object must be deleted together with the pod, the pod owns the object."""
 TOKEN_PATH = "/var/run/secrets/kubeflow/pipelines/token"  # noqa: S105
 _TOKEN_PATH_VARIABLE = "KF_PIPELINES_SA_TOKEN_PATH"  # noqa: S105
 ACTIVE_STATES = ("RUNTIME_STATE_UNSPECIFIED", "PENDING", "RUNNING", "PAUSED", "CANCELING")
 _ENDED_STATES = ("SUCCEEDED", "SKIPPED", "FAILED", "CANCELED")
 _TEMPORARY_STATUSES = (401, 403, 408, 409, 429)
-"""HTTP statuses below 500 that mean a temporary error. At the next attempt a token may be renewed,
-a right may be granted, or a conflict may have ended."""
+"""HTTP statuses below 500 that mean a temporary error. Before the next attempt, the token may be
+renewed, the right may be granted, or the conflict may end."""
 _REFUSALS = re.compile("ResourceNotFoundError|Invalid input error")
 """Patterns of error texts that mean a permanent error, whatever the HTTP status is."""
 _PAGE = 100
@@ -79,10 +79,10 @@ class KubeflowServer:
         host: Address of the KFP API, such as `http://localhost:8888`.
         namespace: Namespace in a multi-user installation. The namespace must be empty in a
             single-user installation.
-        token_file: File with the token, read again for each request. If it is empty, the token is
-            read from the file that kfp's own variable names, or else from the pod's projected
-            token. If the default file is absent, no token is sent. A single-user installation needs
-            no token.
+        token_file: File with the token. The file is read again for each request. If `token_file` is
+            empty, the token is read from the file that kfp's own variable names, or else from the
+            file of the pod's projected token. If the default file is absent, no token is sent. A
+            single-user installation needs no token.
         timeout_seconds: Timeouts of each request: one for connecting, and one for reading.
 
     Every method raises TemporaryError if the server does not answer, reports an error of its own,
@@ -123,7 +123,7 @@ class KubeflowServer:
         self.client._context_setting["namespace"] = namespace
         rest = self.client._run_api.api_client.rest_client
         rest.request = partial(_request_with_timeout, rest.request, timeout_seconds)
-        # By default urllib3 makes three more attempts, so the wait would be four times as long.
+        # By default, urllib3 makes three more attempts, so the wait would be four times as long.
         rest.pool_manager.connection_pool_kw["retries"] = 0
 
     @contextmanager
@@ -160,7 +160,10 @@ class KubeflowServer:
             raise PermanentError(f"{server}: {error}") from error
 
     def health(self) -> tuple[bool, datetime | None]:
-        """Return whether the installation is multi-user, and the server's time or None."""
+        """Return whether the installation is multi-user, and the server's time.
+
+        The time is None if the server does not send it.
+        """
         with self.requests():
             answer, _, headers = (
                 self.client._healthz_api.healthz_service_get_healthz_with_http_info()
@@ -215,8 +218,8 @@ class KubeflowServer:
         """Return the version that was uploaded last, or None if there is none.
 
         The server's times have a resolution of one second. Uploading a new pipeline also creates a
-        version with the pipeline's name. If several versions have the same second, a version that
-        `evergreen submit` created is preferred.
+        version with the pipeline's name. If several versions were uploaded in the same second, a
+        version that `evergreen submit` created is preferred.
         """
         with self.requests():
             answer = self.client.list_pipeline_versions(
@@ -283,7 +286,7 @@ class KubeflowServer:
 
     @contextmanager
     def _described(self, description: str) -> Iterator[None]:
-        """Set this description on the runs that the body of the `with` statement creates.
+        """Set this description on every run that is created in the body of the `with` statement.
 
         kfp's client has no argument for the description.
         """

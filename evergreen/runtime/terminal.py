@@ -1,9 +1,9 @@
 """Tables, local times and progress bars of the commands.
 
 Rich renders the tables and bars, and is imported when a command prints. A table is cut to the width
-of the terminal. Output that is not a terminal gets the whole table. Colors appear only on a
-terminal, and not if the environment variable NO_COLOR is set. Progress bars are written to standard
-error.
+of the terminal. If the output is not a terminal, the whole table is printed. Colors appear only on
+a terminal, and not if the environment variable NO_COLOR is set. Progress bars are written to
+standard error.
 """
 
 import argparse
@@ -33,9 +33,9 @@ class TableColumn:
     is_flexible: bool = False
     """Whether cells are cut with an ellipsis to make the table fit."""
     is_cut_in_middle: bool = False
-    """Whether cells are cut in the middle, because the ends of names tell them apart. A table has
-    at most one column that is cut in the middle, and its cells are cut before those of flexible
-    columns."""
+    """Whether long cells are cut in the middle, because names differ at their ends. At most one
+    column of a table is cut in the middle. The cells of this column are cut before the cells of
+    flexible columns."""
     is_number: bool = False
     """Whether cells are aligned to the right."""
     is_wide_only: bool = False
@@ -97,7 +97,7 @@ def _natural_width(columns: Sequence[TableColumn], cells: Sequence[Sequence[str]
 def _cut_in_middle(
     columns: Sequence[TableColumn], cells: list[list[str]], shown: Sequence[int], *, width: int
 ) -> None:
-    """Cut the column that is cut in the middle, until the shown columns fit."""
+    """Cut the cells of the column with `is_cut_in_middle`, so that the shown columns fit."""
     for at in shown:
         if columns[at].is_cut_in_middle and cells:
             of_shown = [[row[each] for each in shown] for row in cells]
@@ -108,7 +108,7 @@ def _cut_in_middle(
 
 
 def middle_cut(text: str, width: int) -> str:
-    """Return `text`, or its beginning and its longer end if it has more than `width` characters.
+    """Return `text`. If the text has more than `width` characters, an ellipsis replaces its middle.
 
     >>> middle_cut("manual-20261129T161234567890Z", 18)
     'manual-…234567890Z'
@@ -123,7 +123,8 @@ def local_time(time: str | float | None) -> str | None:
     """Return a time to the second in the zone of this machine, such as `2026-03-01 12:00:05 CET`.
 
     Args:
-        time: ISO 8601, in UTC if it has no zone, or seconds since the epoch. None returns None.
+        time: ISO 8601, in UTC if it has no zone, or seconds since the epoch. The result is None if
+            `time` is None.
     """
     if time is None:
         return None
@@ -140,7 +141,7 @@ class Advance(Protocol):
     """Function that moves a progress bar."""
 
     def __call__(self, amount: int = 1) -> None:
-        """Add to the finished amount."""
+        """Add `amount` to the finished amount."""
         ...
 
 
@@ -152,7 +153,8 @@ def progress(title: str, *, total: int | None = None) -> Iterator[Advance]:
     environments of some steps.
 
     Args:
-        title: What the command does, and the unit of the amounts.
+        title: Text beside the bar. The text describes what the command does, and names the unit of
+            the amounts.
         total: Expected amount. None if the total is unknown.
 
     Yields:
@@ -193,4 +195,4 @@ def progress(title: str, *, total: int | None = None) -> Iterator[Advance]:
 
 
 def _ignore(amount: int = 1) -> None:
-    """Move no bar."""
+    """Do nothing, because no bar is shown."""

@@ -27,7 +27,7 @@ class Workers(NamedTuple):
     """The workers of one step."""
 
     run_all: Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
-    """Function that applies a function to items, and returns the results in the order of the
+    """Function that applies another function to items, and returns the results in the order of the
     items."""
     num_shares: int
     """Number of items into which the work is divided."""
@@ -67,7 +67,9 @@ class Pickled(NamedTuple):
 
 @contextmanager
 def workers_of(scheduler: str, *, processes: int, shared: Path) -> Iterator[Workers]:
-    """Return the workers of a Dask scheduler, or local processes if its address is empty.
+    """Yield the workers of the Dask scheduler at the address `scheduler`.
+
+    If `scheduler` is empty, the workers are local processes.
 
     The scheduler's workers must see the raw folder and the work folder under the same paths, and
     have the packages and code of this step. `shared` is an existing folder in the work folder. The
@@ -105,8 +107,8 @@ def _run_all(
 ) -> list[Any]:
     from distributed.protocol.pickle import dumps
 
-    # The function is stored in a file instead of in each task's message, because it may contain
-    # vocabularies of gigabytes.
+    # The function is stored in a file instead of in each task's message, because the function may
+    # contain vocabularies of gigabytes.
     path = shared / f".function-{uuid4().hex}"
     try:
         held = Pickled.write(path, dumps(function))

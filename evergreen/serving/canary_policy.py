@@ -1,37 +1,38 @@
 """Decide from the evidence alone whether to hold, grow or abort a canary.
 
-The functions are pure, and `canary.evidence` reads the evidence. The labels are evaluated over all
-pairs since the canary began, because both arms scored every pair, whatever the canary's share.
-Looks at the pairs are planned: the first look is after `min_pairs` pairs, and each further look
-after twice as many. Each look uses exactly its planned number of pairs, beginning with the oldest
-pair. If a step runs more often, or is repeated after a crash, the number of looks therefore stays
-the same.
+The functions in this module are pure. `canary.evidence` reads the evidence. The labels are
+evaluated over all pairs since the canary began. Both arms scored every pair, so the result does not
+depend on the canary's share. The looks at the pairs are planned: the first look is at `min_pairs`
+pairs, and each further look is at twice as many pairs as the look before. Each look uses exactly
+its planned number of pairs, beginning with the oldest pair. If a step runs more often, or is
+repeated after a crash, the number of looks therefore stays the same.
 
-A degradation is significant if a one-sided p-value is below alpha / (looks * 2). The tests are for
-the AUC difference (paired DeLong) and for the mean log loss difference. Rows are clustered by user,
-or by request if there are no users. The Bonferroni correction is valid for any dependence between
-looks and metrics. The probability of aborting an equal model is at most `alpha` over the canary's
-whole life. O'Brien-Fleming bounds would have more power. O'Brien-Fleming bounds are not used,
-because they need independent increments. Rows mature by request and day, so the increments may be
-dependent. Both tests assume that the means are normally distributed, so at least `MIN_REQUESTS`
-requests must have clicks, however many rows there are. With only three requests with clicks, one
-equal model in thirty would be aborted at its first look.
+A degradation is significant if a one-sided p-value is below alpha / (looks * 2). One test is for
+the difference of the AUC (paired DeLong), and the other test is for the difference of the mean log
+loss. Rows are clustered by user, or by request if there are no users. The Bonferroni correction is
+valid for any dependence between looks and metrics. The probability of aborting an equal model is at
+most `alpha` over the canary's whole life. O'Brien-Fleming bounds would have more power.
+O'Brien-Fleming bounds are not used, because they need independent increments. The labels of a
+request or a day arrive together, so the increments may be dependent. Both tests assume that the
+means are normally distributed, so at least `MIN_REQUESTS` requests must have clicks, however many
+rows there are. If only three requests had clicks, one in thirty equal models would be aborted at
+the first look.
 
-The canary grows when the tests confirm that both metrics are within their margins. Each look has a
-part of the one-sided level `growth_alpha`, and the parts add up to `growth_alpha`. Both tests must
-pass, so no further correction is needed. The level of each look is proportional to its number of
-pairs, so that the later and more reliable looks get most of the level. If the canary is undecided
-at the last look, it is aborted. If there are too few pairs for the next look, the canary continues
-until a person ends it or a later candidate passes.
+The canary grows when the tests confirm that both metrics are within their margins. The one-sided
+level `growth_alpha` is divided among the looks. Both tests must pass, so no further correction is
+needed. The level of each look is proportional to its number of pairs, so that the later and more
+reliable looks get most of the level. If the canary is undecided at the last look, it is aborted. If
+there are too few pairs for the next look, the canary continues until a person ends it or a later
+candidate passes.
 
 Errors are tested at every step by `sequential_binomial`, which is valid for any number of looks.
-Latency is not tested but bounded by the ratio of means, because Triton's counters have no medians
-and no spread. Latency means the time in the model of computed requests. Queue times are not
-compared, because they depend on an arm's share. Responses from the cache are not counted, because
-the cache contains more requests of the larger arm.
+Latency has no statistical test, because Triton's counters have no medians and no spread. Instead,
+the ratio of the means has a maximum. Latency is the time that the model takes to compute a request.
+Queue times are not compared, because they depend on an arm's share. Responses from the cache are
+not counted, because the cache contains more requests of the larger arm.
 
-If a number is missing, no decision is made: the canary is held until the last look, and a check
-names what is missing.
+If a number is missing, no decision is made. The canary is held until the last look, and a check
+names the missing number.
 """
 
 import math
@@ -65,12 +66,13 @@ _ACTIONS = {PASS: GROW, FAIL: ABORT, INCONCLUSIVE: HOLD}
 _Z_95 = NormalDist().inv_cdf(0.975)
 """Half width of a 95 % interval in standard errors."""
 MIN_REQUESTS = 50
-"""Minimum number of requests with a click, and minimum number of requests with at least one row
+"""Minimum number of requests that contain a click. The same number of requests must contain a row
 without a click. Fewer requests give no reliable standard error."""
 STEADY_MEAN = 10
-"""Latency can abort a canary only after `min_requests` times this factor, because one stall changes
-the mean of a hundred requests by half. In simulations with a stall of 100 ms in 500 requests of 1
-ms, an equal model was aborted in 18 % of stages after 100 requests, but only in 2 % after 1000."""
+"""Latency can abort a canary only if each arm has at least `STEADY_MEAN * min_requests` requests,
+because one stall changes the mean of a hundred requests by half. In simulations, one request in 500
+took 100 ms, and all other requests took 1 ms. An equal model was aborted in 18 % of stages after
+100 requests, but only in 2 % after 1000 requests."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -83,12 +85,12 @@ class Pairs:
     labels: NDArray[np.uint8]
     """[n] label of each row, 0 or 1."""
     stable: NDArray[np.float32]
-    """[n] probabilities of the stable version, served or shadow."""
+    """[n] probabilities of the stable version, from served requests or shadow traffic."""
     canary: NDArray[np.float32]
-    """[n] probabilities of the canary, served or shadow."""
+    """[n] probabilities of the canary, from served requests or shadow traffic."""
     groups: NDArray[np.int64]
-    """[n] user id of each row. A row without a user gets the number of its request. A request
-    number used as a user is negative if other rows have users."""
+    """[n] user id of each row. A row without a user gets the number of its request instead. If
+    other rows have users, the numbers of requests are negative."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -110,7 +112,7 @@ class ArmCounts:
 
     @property
     def computed(self) -> float:
-        """Successful requests that the model computed, without those from the response cache."""
+        """Successful requests that the model computed and the response cache did not answer."""
         return self.success - self.cache_hits
 
     @property
@@ -120,7 +122,7 @@ class ArmCounts:
 
     @property
     def mean_ms(self) -> float | None:
-        """Mean time in the model of a computed request in milliseconds.
+        """Mean time in milliseconds that the model takes to compute a request.
 
         None if the model computed no request.
         """
@@ -152,7 +154,7 @@ class CanaryPolicy:
     """Rules for growing and aborting a canary."""
 
     shares: tuple[float, ...] = (FIRST_SHARE, 0.05, 0.25)
-    """Share of the traffic at each stage, ascending. After the last stage the canary is
+    """Share of the traffic at each stage, ascending. After the last stage, the canary is
     released."""
     min_pairs: int = 2_000
     """Number of pairs at the first look at the labels. Each further look has twice as many pairs as
@@ -160,25 +162,25 @@ class CanaryPolicy:
     max_looks: int = 8
     """Number of looks. A canary that is undecided at the last look is aborted."""
     alpha: float = 0.05
-    """Maximum probability of aborting an equally good model because of the labels, over all
-    looks."""
+    """Maximum probability that the checks of labels abort an equally good model at any look."""
     growth_alpha: float = 0.025
-    """Maximum probability that the traffic of a model ever grows, although the model is worse by
-    more than a margin. The gate adds 2.5 %, so the total probability is 5 %."""
+    """Maximum probability that the traffic grows although the model is worse by more than a margin.
+    Together with the 2.5 % of the gate, the probability is 5 %."""
     auc_margin: float = 0.002
     """Tolerated decrease of the AUC. The default is the margin of the gate."""
     log_loss_margin: float = 0.005
     """Tolerated increase of the log loss in nats per row."""
     min_requests: int = 100
-    """Minimum number of requests of each arm at a stage before errors and latency are evaluated.
-    Excessive latency only holds the canary until each arm has ten times as many requests."""
+    """Minimum number of requests that each arm needs at a stage before errors and latency are
+    evaluated. Excessive latency only holds the canary until each arm has ten times as many
+    requests."""
     error_margin: float = 0.01
-    """Tolerated failure rate above that of the stable arm."""
+    """Maximum difference between the failure rates of the canary and the stable arm."""
     error_alpha: float = 0.001
-    """Maximum probability that errors abort a model at a stage if its failure rate is within the
-    margin."""
+    """Maximum probability that the check of errors aborts a model at a stage, if the failure rate
+    of the model is within the margin."""
     max_latency_ratio: float = 1.5
-    """Maximum ratio of the mean times in the model, canary to stable."""
+    """Maximum ratio of two mean latencies: the canary's divided by the stable arm's."""
 
     def __post_init__(self) -> None:
         if not self.shares or list(self.shares) != sorted(set(self.shares)) or self.shares[0] <= 0:
@@ -220,7 +222,7 @@ class CanaryPolicy:
 
 @dataclass(frozen=True)
 class ArmDifference:
-    """Metric of the canary minus metric of the stable version, with its standard error."""
+    """Difference of a metric, canary minus stable version, and its standard error."""
 
     value: float
     error: float
@@ -253,7 +255,7 @@ class CountsDecision:
 
 @dataclass(frozen=True, kw_only=True)
 class PairsDecision:
-    """Checks of labels. Unknown numbers are None."""
+    """Results of the checks of labels. Unknown numbers are None."""
 
     checks: tuple[Check, ...]
     num_pairs: int
@@ -274,7 +276,7 @@ class PairsDecision:
 
 @dataclass(frozen=True, kw_only=True)
 class CanaryDecision:
-    """Decision about the canary, its reason, and the evidence if there is any."""
+    """Decision about the canary, with the reason and the evidence."""
 
     action: str
     """`HOLD`, `GROW` or `ABORT`."""
@@ -361,9 +363,9 @@ def _check_minimum(name: str, value: float, minimum: float) -> Check:
 
 
 def _check_latency(counts: BothCounts, policy: CanaryPolicy) -> tuple[float | None, Check]:
-    """Return the ratio of the mean times and its check.
+    """Return the ratio of the mean times, and the check of the ratio.
 
-    With too few requests the ratio is None, and the check shows how many requests are missing.
+    With too few requests, the ratio is None, and the check shows how many requests are missing.
     """
     stable, canary = counts.stable, counts.canary
     timed, enough = min(stable.computed, canary.computed), STEADY_MEAN * policy.min_requests

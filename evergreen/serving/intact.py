@@ -1,8 +1,9 @@
-"""Read and restore the two stored copies of a version's files.
+"""Read the two stored copies of a version's files, and restore corrupt copies.
 
 One copy is in Triton's repository, and the other copy is in the model registry. Each copy is
 compared with the hashes in the version's `Release` and in its record in the repository. If a copy
-is corrupt, the error names the corrupt copy, and the intact copy is used or replaces it.
+is corrupt, the error names the corrupt copy, and the intact copy is used, or it replaces the
+corrupt copy.
 """
 
 import logging
@@ -78,7 +79,7 @@ def check_kept(store: Path, release: Release) -> None:
 
 
 def find_corrupt(folders: VersionFolders, store: Path, version: int) -> list[str]:
-    """Return one error message for each corrupt file of a version in either copy."""
+    """Return one error message for each corrupt file in the two copies of a version."""
     release = Release.read(release_path(store, version))
     record, problem = _record_of(folders, release)
     problems = [problem] if problem else []
@@ -106,7 +107,8 @@ def heal(
         options: Serving options, used if the version's record is corrupt.
 
     Returns:
-        Paths of the replaced files, first those in the repository, then those in the registry.
+        Paths of the replaced files. The files in the repository come first, and the files in the
+        registry follow.
 
     Raises:
         ContractError: both copies of a file are corrupt. The message names the corrupt files.
@@ -137,8 +139,8 @@ def _heal_published(
     made = assemble(version, graph_folder(store, version), record.options if record else options)
     fresh = VersionRecord.loads(_content(made.pop(RECORD_FILE)), source=RECORD_FILE)
     own = recorded.get(CODE_FILE)
-    # Keep intact code that another release of Evergreen wrote. Corrupt code is replaced by the
-    # current code.
+    # Do not replace intact code that another release of Evergreen wrote. Corrupt code is replaced
+    # by the current code.
     is_code_intact = own is not None and found.get(CODE_FILE) == own.sha256
     files = [
         own if own and is_code_intact and file.name == CODE_FILE else file for file in fresh.files

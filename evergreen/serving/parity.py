@@ -1,9 +1,10 @@
-"""Check that the graph scores raw rows as training scored the encoded rows.
+"""Check that the graph computes the same scores from raw rows as training from encoded rows.
 
 The input is the raw holdout rows and the scores that evaluation stored for them. Evaluation
-computed these scores with the encoding of preprocessing and the network of the training code. The
-graph runs in this process on one thread, and a difference above `TOLERANCE` is an error. A sample
-of the rows becomes the version's golden rows, with which the served model is probed later.
+computed these scores from the rows that preprocessing had encoded, and with the network in the
+training code. The graph runs in this process on one thread, and a difference above `TOLERANCE` is
+an error. A sample of the rows becomes the version's golden rows, with which the served model is
+probed later.
 """
 
 import io
@@ -168,7 +169,8 @@ def open_graph(graph: Path) -> Any:
     """Open an ONNX Runtime session on one thread, as the served model does.
 
     Args:
-        graph: Path of `model.onnx`. `model.data` is beside it if the graph has external tables.
+        graph: Path of `model.onnx`. If the graph has external tables, `model.data` must be in the
+            same folder.
 
     Raises:
         ContractError: ONNX Runtime rejects the graph, or `model.data` is absent or too short.
@@ -218,7 +220,7 @@ def check_scores(scores: NDArray[np.float32], rows: GoldenRows, *, source: str) 
     """Return the largest difference between `scores` and the expected scores of `rows`.
 
     Raises:
-        ContractError: as in `prove_parity`. The message begins with `source`.
+        ContractError: See `prove_parity`. The message begins with `source`.
     """
     if scores.shape != rows.expected.shape:
         raise ContractError(

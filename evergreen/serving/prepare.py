@@ -25,7 +25,7 @@ from evergreen.serving.repository.triton_config import ServingOptions
 logger = logging.getLogger(__name__)
 
 PREPARED_FOLDER = "prepared"
-"""Folder of the model registry with one folder for each open request."""
+"""Folder in the model registry. This folder contains one folder for each open request."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,14 +92,15 @@ def prepare_request(
         who: Person or pipeline run that makes the request.
         now: Returns the current time. The time to the deadline starts when the version is prepared.
         seconds: Time until the deadline in seconds.
-        run: Pipeline run that asks, or None if a person asks.
-        trigger_id: Retrain request that the version answers, or None.
+        run: Pipeline run that makes the request, or None if a person makes it.
+        trigger_id: Id of the retrain request that led to the version, or None.
         share: First share of a canary.
-        override: Person's reason to release the model whatever the verdict is, or None.
+        override: A person's reason to release the model even if the verdict does not accept it, or
+            None.
 
     Raises:
         ContractError: the verdict does not accept the model that is to be released, or `prepare`
-            raises it.
+            fails.
     """
     model, verdict, _ = candidate
     check_belonging(model, verdict)
@@ -129,9 +130,9 @@ def prepare_request(
 
 
 def prepare(store: Path, request_id: str, candidate: tuple[Model, Verdict, RawDataset]) -> None:
-    """Export the model's graph and its golden rows for a request.
+    """Export the graph and the golden rows of a model to the folder of a request.
 
-    The graph must reproduce the verdict's scores of the candidate's holdout rows.
+    For the holdout rows, the graph must compute the scores on which the verdict is based.
 
     Raises:
         ContractError: the verdict is about another model, or the graph's scores differ from

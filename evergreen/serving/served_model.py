@@ -4,13 +4,13 @@ A copy of this file is in every version folder as `model.py`.
 
 The code runs in the Python of tritonserver, so it must not import other modules of this repository.
 The model's configuration contains the tensor names and widths. The model validates each request of
-a batch separately. If they were not validated separately, one request that makes ONNX Runtime raise
-would fail all requests of its dynamic batch.
+a batch separately. Otherwise, one request for which ONNX Runtime raises an error would fail all
+requests of its dynamic batch.
 
 ONNX Runtime takes almost all of the time: 83 us for one row and 343 us for 64 rows. Reading the
-tensors takes 8 us, the check 10 us and the response 16 us. ONNX Runtime's memory arena, memory
-pattern and optimization level made no difference in measurements. An IO binding could save at most
-the 16 us of the response.
+tensors takes 8 us, the check takes 10 us, and the response takes 16 us. ONNX Runtime's memory
+arena, memory pattern and optimization level made no difference in measurements. An IO binding of
+ONNX Runtime could only make the response faster, so it could save at most 16 us.
 """
 
 import hashlib
@@ -23,12 +23,13 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-# With numpy 2 this server reads inputs wrongly and sends empty outputs, without an error.
+# With numpy 2, this server reads inputs wrongly and sends empty outputs, without an error.
 assert int(np.__version__.split(".")[0]) < 2, f"numpy is {np.__version__}, expected < 2"
 
 LOADING_NICENESS = 10
 WARM_BATCHES = (1, 64, 4096)
-"""Rows of the batches that warm the session: one row, the usual request, and the largest batch."""
+"""Sizes of the batches that warm up the session: one row, the rows of a usual request, and the rows
+of the largest batch."""
 
 Tensors = dict[str, "np.ndarray[Any, Any]"]
 
@@ -37,7 +38,9 @@ class TritonPythonModel:
     """Model class of the python backend, one instance per model version."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Open the graph beside this file on one thread, because instances use the cores.
+        """Open the graph in this file's folder.
+
+        The graph runs on one thread, because several instances share the cores.
 
         The cores may be busy with the live version, so a separate thread of low priority opens the
         graph and scores golden rows in batches of all sizes. After the warm-up, the session has
@@ -93,7 +96,10 @@ class TritonPythonModel:
         return None
 
     def _answers(self, tensors: list[Tensors], batch: Tensors) -> list[Any]:
-        """Score `batch`, the concatenated rows of all requests, and return their responses."""
+        """Score `batch`, and return a response for each request.
+
+        `batch` contains the rows of all requests.
+        """
         try:
             scores = self._session.run([self._output], batch)[0]
         except Exception as error:
@@ -144,7 +150,10 @@ def _warm(session: Any, golden: Path) -> None:
 
 
 def _check_hashes() -> None:
-    """Check the graph's files against the released hashes. Golden rows detect few flipped bits."""
+    """Check the graph's files against the hashes of the release.
+
+    The hashes are needed because golden rows do not detect most flipped bits.
+    """
     record = Path(__file__).resolve().with_name("version.json")
     for file in json.loads(record.read_bytes())["files"]:
         if file["name"] in ("model.onnx", "model.data"):

@@ -7,8 +7,8 @@ Servers are listed one by one, or by a name that resolves to several addresses.
 `dns:///triton-headless:8001` is a Kubernetes headless Service with one address per pod. The Service
 needs `publishNotReadyAddresses: true`. Without this setting, a pod that reads the old configuration
 while it starts is not listed until it is ready. A pod that is not listed misses the notification
-and keeps serving the old version. A resolver's cache may still hide a pod at the end of a switch.
-The watchdog compares every replica with the journal and later repairs pods that were missed.
+and keeps serving the old version. At the end of a switch, the resolver's cache may still lack a new
+pod. The watchdog compares every replica with the journal and later repairs pods that were missed.
 
 No other module of this package calls tritonclient. Exceptions of tritonclient become
 `TemporaryError` or `PermanentError`. The deadlines are long on purpose, because Triton 2.51 can
@@ -57,10 +57,10 @@ ACCESS_FLAGS, ACCESS_VARIABLES = "triton_", "EVERGREEN_TRITON_"
 
 @dataclass(frozen=True, kw_only=True)
 class TritonAccess:
-    """Options for TLS and a token. Without these options the connection is plain text.
+    """Options for TLS and a token. Without these options, the connection is not encrypted.
 
     Raises:
-        ContractError: a file is absent, or an option has no effect without another option.
+        ContractError: a file is absent, or an option is set without another option that it needs.
     """
 
     ca: str = ""
@@ -369,8 +369,8 @@ def probe(
         name: Name of the model.
         version: Version that must answer.
         golden: Rows with their expected scores.
-        named: Whether the request names the version. If False, Triton chooses the version, as for
-            requests of clients.
+        named: Whether the request names the version. If False, Triton chooses the version. Requests
+            of clients name no version.
 
     Raises:
         PermanentError: another version answered, or a score differs by more than the tolerance.
@@ -454,11 +454,11 @@ def addresses_of(url: str, resolve: Resolve) -> list[str]:
 class Fleet:
     """Open connections to all servers of `urls`. Close the fleet after use.
 
-    A new replica is added when its name lists it. A replica that stops answering is an error only
-    while its name still lists it. A closed port is not an error. A pod gets its address minutes
-    before its image is pulled, and must not delay a release or a rollback. The fleet first waits
-    until all other replicas serve, then waits for a replica with a closed port, and finally skips
-    it. The skipped replica reads the published configuration when it starts.
+    A new replica is added when the DNS name lists it. If a replica stops answering, this is an
+    error only while the DNS name still lists the replica. A closed port is not an error. A pod gets
+    its address minutes before its image is pulled, and must not delay a release or a rollback. The
+    fleet first waits until all other replicas serve, then waits for a replica with a closed port,
+    and finally skips it. The skipped replica reads the published configuration when it starts.
 
     Raises:
         TemporaryError: a server does not answer, or a name has no address.
@@ -499,12 +499,12 @@ class Fleet:
 
         The calls are sequential, because a load occupies a replica's cores. With three servers on
         two cores, parallel loads took about half the time, but during the loads the p99 of requests
-        was two to three times as high. A version that fails only in a running server also fails on
-        the first server, before the other servers are changed.
+        was two to three times as high. If a version fails only in a running server, it fails on the
+        first server, and the other servers are not changed.
 
         Args:
             act: Function to call with each server.
-            servers: Servers that `act` is called with. None = all.
+            servers: Servers for which `act` is called. None = all.
 
         Raises:
             TemporaryError, PermanentError: `act` failed on a server that is still listed. If `act`
@@ -522,7 +522,7 @@ class Fleet:
                 self._disconnect(address)
 
     def for_all(self, act: Callable[[Triton], object]) -> None:
-        """Call `act` on every server, and on new servers until no further server is listed.
+        """Call `act` on every server, including servers that are listed during the calls.
 
         Servers whose port is still closed are called last.
         """
@@ -536,7 +536,7 @@ class Fleet:
             self._disconnect(address)
 
     def _listed(self) -> dict[str, str]:
-        """Map each address that is listed now to its url."""
+        """Return the url of each address that is listed now."""
         return {address: url for url in self._urls for address in addresses_of(url, self._resolve)}
 
     def _connect_to_listed(self) -> list[Triton]:

@@ -1,11 +1,11 @@
-"""Profiles of a table's columns: counts of their values, and the correlation within requests.
+"""Profiles of a table's columns: counts of values, and correlation of the rows of a request.
 
 Validation profiles the rows of a run, and the monitor profiles the served rows. Profiles of
 disjoint rows can be added without access to the rows. The module `comparison` compares two
 profiles.
 
 A profile counts rows in cells: the buckets of a numeric column, or the listed values of a
-categorical column. For each cell the profile also has sums over requests, because rows of one
+categorical column. For each cell, the profile also has sums over requests, because rows of one
 request are not independent. A list has two columns in the profile. The column with the list's name
 counts each element as a row. The other column (`features.LENGTH`) is the number of elements per
 row.
@@ -40,9 +40,9 @@ def _make_score_edges() -> NDArray[np.float64]:
 
 
 DENSE_EDGES = _make_dense_edges()
-"""Edges of the buckets of numeric columns. Between -3 and 10 there is one bucket per integer.
-Beyond 10 each bucket is 30 % wider than the previous one. The first and the last bucket include all
-values beyond the edges, even infinity."""
+"""Edges of the buckets of numeric columns. Between -3 and 10, there is one bucket per integer.
+Above 10, each bucket is 30 % wider than the previous bucket. The first and the last bucket include
+all values beyond the edges, even infinity."""
 NUM_BUCKETS = len(DENSE_EDGES) - 1
 SCORE_EDGES = _make_score_edges()
 """Edges of the buckets of scores. The logits of the edges go from -10 to 10 in steps of 0.25. The
@@ -91,7 +91,7 @@ def request_totals(rows: Ints, of: Ints) -> Ints:
 
     Args:
         rows: Number of rows of each kind in each request, [g, c].
-        of: Number of rows in each request that could be of the kind, [g, c] or [g, 1].
+        of: Number of all rows, or of all rows with a value, in each request, [g, c] or [g, 1].
     """
     return np.stack([rows.sum(axis=0), (rows * rows).sum(axis=0), (rows * of).sum(axis=0)], axis=1)
 
@@ -129,11 +129,11 @@ class ColumnProfile:
     values: Ints | None
     """[k] listed values, which are distinct. None for a numeric column."""
     sums: Ints
-    """[k, 3] three sums for each cell, over all requests. The first sum counts the cell's rows. The
-    second sum adds the square of the cell's rows in each request. The third sum adds, for each
-    request, the cell's rows times all rows with a value."""
+    """[k, 3] three sums for each cell, over all requests. The first sum counts the cell's rows. For
+    each request, the second sum adds the square of the cell's row count. For each request, the
+    third sum adds the cell's row count times the number of rows with a value."""
     present: int
-    """Number of rows with a value. Rows in no cell are included."""
+    """Number of rows with a value. The number includes rows whose value is in no cell."""
     present_sizes: int
     """Sum over requests of the squared number of rows with a value."""
     present_requests: int
@@ -145,20 +145,20 @@ class ColumnProfile:
     """Sum over requests of a product: the sum of the bucket numbers in the request times the
     request's number of rows with a value."""
     floor: int = 0
-    """Maximum rows of an unlisted value. A listed count may be too low by at most `floor`."""
+    """Maximum number of rows of an unlisted value. A listed count may be too low by at most
+    `floor`."""
 
     @property
     def rows(self) -> int:
         """Return the number of rows in the tables that have this column.
 
-        If a part of a merged table lacks the column, the merged table has more rows than the
-        result.
+        If the column is missing in some of the merged tables, their rows do not count.
         """
         return self.present + self.missing.rows
 
     @property
     def counts(self) -> Ints:
-        """Return the rows of each cell, [k]."""
+        """Return the number of rows in each cell, [k]."""
         return self.sums[:, 0]
 
     def __add__(self, other: "ColumnProfile") -> "ColumnProfile":
@@ -222,9 +222,9 @@ def find_sums(wanted: Ints, values: Ints, sums: Ints) -> Ints:
 
 
 def most_frequent(values: Ints, sums: Ints, limit: int) -> tuple[Ints, Ints, int]:
-    """Return the most frequent values, their sums, and the row count of the first dropped value.
+    """Return the most frequent values, their sums, and the rows of the most frequent dropped value.
 
-    The last number is 0 if no value is dropped.
+    The third result is 0 if no value is dropped.
 
     Args:
         values: Distinct values, [n].

@@ -19,7 +19,7 @@ The cells are chosen either from the rows of both samples together, or from othe
 look like a change of the other sample. Means are computed from bucket numbers, so that extreme
 values do not dominate. Bucket numbers are linear up to 10 and logarithmic beyond. Rows of one user
 in several requests count as independent, and so do rows of one hour or of one day. If these rows
-are dependent, false alarms are more frequent than the chosen rate.
+are dependent, the rate of false alarms is higher than `false_discovery_rate`.
 """
 
 import math
@@ -61,20 +61,19 @@ from evergreen.statistics.two_sample import (
 )
 
 _LEAST_SHARE_CHANGE = 0.002
-"""Minimum change of a category's share that counts, even for a very rare category."""
+"""Minimum relevant change of a category's share, even for a very rare category."""
 _KNOWN_FACTOR = 4
 """A value gets its own cell if its row count is at least this multiple of the count's maximum error
 (`floor`)."""
 _CERTAIN_ROWS = 10
-"""A value that was absent counts as certainly new if at least this number of independent rows with
-it was expected. The probability that the value is absent by chance is e^-10."""
+"""A value counts as certainly new if at least this number of independent rows was expected, but
+none was found. The probability of this by chance is e^-10."""
 _OTHERS = "other values"
 """Displayed name of the cell that contains all values without a cell of their own."""
 _VALUES, _MEAN, _MISSING, _OUTLIERS = "values", "mean", "missing", "outliers"
 """Names of the tests."""
 _LEAST_FLOOR = 1e-12
-"""Minimum of each threshold for an effect. With a setting of 0, any significant change therefore
-counts."""
+"""Smallest threshold of an effect. If a threshold is set to 0, any significant change counts."""
 
 _Floats = NDArray[np.float64]
 
@@ -139,7 +138,7 @@ class ColumnDrift:
     design_effect: float | None
     """Number of rows that are equivalent to one independent row."""
     excess: float
-    """Largest ratio of an effect in `changes` to the minimum relevant effect of its test. 0 if
+    """Largest effect in `changes`, divided by the minimum relevant effect of the test. 0 if
     `changes` is empty. Reports sort columns by this ratio."""
     p_value: float | None
     q_value: float | None
@@ -171,10 +170,11 @@ class ColumnTest:
     p_value: float | None
     """p-value of the hypothesis of no change. None if one of the samples has too few rows."""
     effect: Effect
-    """Effect of the test. For `values` of a categorical column, it is the absolute change of the
-    share that changed most relative to its threshold. For `values` of a numeric column, the effect
-    is the Jensen-Shannon divergence in bits. For `mean`, the effect is the shift in standard
-    deviations. For `missing` and `outliers`, the effect is the change of their share."""
+    """Effect of the test. For `values` of a categorical column, the effect is the absolute change
+    of one category's share. The category is the one with the largest change relative to its
+    threshold. For `values` of a numeric column, the effect is the Jensen-Shannon divergence in
+    bits. For `mean`, the effect is the shift in standard deviations. For `missing` and `outliers`,
+    the effect is the change of their share."""
     floor: float
     """Minimum relevant effect."""
     matters: bool
@@ -204,7 +204,7 @@ class ColumnTests(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedColumn:
-    """Comparison of one column of two tables, with the adjusted p-values of its tests."""
+    """Result of comparing one column of two tables, with adjusted p-values."""
 
     now: ColumnProfile
     before: ColumnProfile
@@ -231,7 +231,7 @@ class ComparedColumn:
         )
 
     def entry(self, name: str, *, learned: bool = False) -> ColumnDrift:
-        """Return the result of the column, with `name` as its name."""
+        """Return the result of the column under the name `name`."""
         found = {test.name: test for test in self.tests.tests}
         # Adjusted p-values are often equal. Most adjusted p-values are 1. Among equal adjusted
         # p-values, the smallest unadjusted p-value decides.
@@ -319,8 +319,8 @@ def compare_tables(
             before=before.columns[name],
             tables=(now, before),
             thresholds=thresholds,
-            # The detectable effect assumes that nothing else changed. With a single change, the
-            # first rejection of Benjamini and Hochberg's procedure needs Bonferroni's level.
+            # The detectable effect assumes that nothing else changed. With a single change,
+            # Benjamini and Hochberg's procedure makes its first rejection at Bonferroni's level.
             level=rate / max(num_tests, 1),
             mean_drift=mean_drift,
             bounds=outliers.bounds.get(name) if outliers else None,
@@ -363,14 +363,14 @@ class _Comparison:
     tables: tuple[TableProfile, TableProfile]
     thresholds: DriftThresholds
     level: float
-    """Significance level of the tests for which the detectable effects are computed."""
+    """Significance level of a test, from which the detectable effect is computed."""
     mean_drift: float | None
     bounds: tuple[int, int] | None
     outlier_floor: float
     text_of: Callable[[int], str | None]
 
     def compare(self) -> ColumnTests:
-        """Make all tests that the two profiles allow."""
+        """Make every test that is possible with the two profiles."""
         if not self.now.present or not self.before.present:
             return ColumnTests((self._test_missing(),))
         if self.now.values is not None and self.before.values is not None:
@@ -568,7 +568,7 @@ def _part_with_column(column: ColumnProfile, table: TableProfile) -> TableProfil
 
 
 class ShareComparison(NamedTuple):
-    """Comparison of the shares of two samples' rows that have some property."""
+    """Comparison of two samples by their share of rows with some property."""
 
     effect: Effect | None
     """Difference of the shares, with its 95 % interval. None if a sample has no rows."""
@@ -581,7 +581,7 @@ class ShareComparison(NamedTuple):
 def compare_totals(
     now: RowTotal, before: RowTotal, tables: tuple[TableProfile, TableProfile]
 ) -> ShareComparison:
-    """Compare the shares of two tables' rows that have some property, such as a click.
+    """Compare two tables by their share of rows with some property, such as a click.
 
     Args:
         now: Rows of the first table with the property.
@@ -621,18 +621,18 @@ def _design_of_totals(
 def _choose_cells(
     now: ColumnProfile, before: ColumnProfile
 ) -> tuple[Ints, tuple[Clustered, Clustered], NDArray[np.bool_]]:
-    """Return the cells of a comparison, both samples' rows in each cell, and the frequent values.
+    """Return the values with their own cells, both samples' rows by cell, and the frequent values.
 
     A value gets its own cell only if its counts are reliable. Both samples have a last cell for all
     other values.
 
-    Frequent values come first, in descending order of frequency. Rare values follow in the order of
-    their numbers, and the tests merge them into groups. Rare values are not sorted by their number
+    Frequent values come first, in descending order of frequency. Rare values follow in numeric
+    order, and the tests merge rare values into groups. Rare values are not sorted by their number
     of rows, because this would separate the samples. If a value occurs in a single request, its
     number of rows is the size of that request, and the samples may differ in the size of their
     requests. In a test, one sample had requests of 64 rows, and the other sample had requests of 40
-    to 64 rows. Sorting by the number of rows then reported drift in six columns of unchanged
-    traffic.
+    to 64 rows. With cells sorted by the number of rows, the tests reported drift in six columns of
+    unchanged traffic.
     """
     assert now.values is not None
     assert before.values is not None

@@ -65,9 +65,9 @@ def _checked(labels: ArrayLike, scores: ArrayLike) -> tuple[NDArray[np.bool_], N
 
 
 def _wins(values: NDArray[np.float64], against: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Count the smaller values in `against` [m] for each of `values` [n].
+    """Return, for each number in `values` [n], how many numbers in `against` [m] are smaller.
 
-    A value in `against` that is equal counts half.
+    An equal number counts half.
     """
     ordered = np.sort(against)
     wins: NDArray[np.float64] = (
@@ -111,8 +111,8 @@ def _placements(
     non-click is the share of clicks with a higher score.
     """
     num_clicks, num_others = int(click.sum()), int((~click).sum())
-    # A single sort is sufficient. Equal scores get equal placements, for which half of the tied
-    # rows count.
+    # One sort is sufficient. Equal scores get equal placements, for which half of the tied rows
+    # count.
     order, firsts = _runs(score)
     sizes = np.diff(firsts, append=len(score))
     clicks_in = np.add.reduceat(click[order].astype(np.int64), firsts)
@@ -151,9 +151,9 @@ class Deviation(NamedTuple):
 def grouped_deviation(*samples: tuple[NDArray[np.float64], NDArray[np.int64]]) -> Deviation | None:
     """Add the means of all samples, and return the standard error of this sum.
 
-    Values of one group depend on each other, also across samples. The contribution of a group to a
-    mean is divided by the square root of the share of other groups in the sample. Without this
-    division, few or uneven groups would make the error too small (the CR2 form of Bell and
+    Values of one group depend on each other, also across samples. Without a correction, the error
+    would be too small if groups are few or uneven. Each group's contribution is therefore divided
+    by the square root of 1 minus the group's share of the sample (the CR2 form of Bell and
     McCaffrey 2002). If every value is its own group, the result is the usual standard error of a
     mean. The degrees of freedom are computed from the squared contributions of the groups
     (Satterthwaite 1946). The degrees of freedom are limited to the number of groups in the smallest
@@ -218,8 +218,8 @@ def auc_estimate(labels: ArrayLike, scores: ArrayLike, *, groups: ArrayLike) -> 
     Args:
         labels: 0 or 1, [n].
         scores: Finite numbers, [n].
-        groups: Request of each row, strings or integers, [n]. A user's rows count as one group only
-            within a request.
+        groups: Request of each row, strings or integers, [n]. Rows of one user in two requests are
+            in two groups.
     """
     click, score = _checked(labels, scores)
     group = group_numbers(groups, len(click))
@@ -346,7 +346,7 @@ def calibration(
 def expected_calibration_error(
     labels: ArrayLike, scores: ArrayLike, *, bins: int = _ECE_BINS
 ) -> float | None:
-    """Return the mean difference between predicted and observed click rate over equal bins.
+    """Return the mean absolute difference between the mean score and the click rate of a bin.
 
     The error is the sum over bins of (rows of the bin / rows) |mean score - click rate| (Naeini et
     al. 2015). The bins split the rows by rank (Nixon et al. 2019), because at click rates of a few
@@ -446,14 +446,14 @@ def ndcg_at_k(positions_of_clicks: ArrayLike, *, k: int) -> float | None:
     """Return the normalized discounted cumulative gain of one list, or None without a click.
 
     The gain of a click is 1. DCG@k is the sum of 1 / log2(1 + position) over clicks at positions up
-    to k (Jarvelin and Kekalainen 2002). The DCG is divided by its maximum, which the same number of
-    clicks has at the first positions. A list without clicks contains no information about its
+    to k (Jarvelin and Kekalainen 2002). The DCG is divided by the DCG of the best order, in which
+    all clicks are at the first positions. A list without clicks contains no information about its
     order. A mean over lists should omit lists for which the result is None.
 
     Args:
         positions_of_clicks: Positions of the clicked rows in the list, counted from 1. Each
             position occurs once. The order does not matter.
-        k: Last position that counts, at least 1.
+        k: Last position whose click is included, at least 1.
 
     >>> ndcg_at_k([1, 3], k=10)
     0.9197207891481876

@@ -2,12 +2,12 @@
 
 These counters are the source of the table's profile and of a model's training reference.
 
-Counters of parts are merged by addition, without access to the rows. Categories are counted exactly
-up to a maximum number. Above the maximum, the least frequent categories are dropped as in a
+Counters of two parts of a table can be added, without access to the rows. Categories are counted
+exactly up to a maximum number. Above the maximum, the least frequent categories are dropped as in a
 Misra-Gries summary (Agarwal et al., Mergeable summaries, 2013). After the drop, a count may be too
 low by at most 1/131,072 of the rows. TFDV's counts are not used, because they are not exact enough.
 For a column with more than 1024 distinct values, TFDV uses a sketch of 1024 counters, whose counts
-may be too low by 1/1024 of all rows. An error of that size would be larger than the threshold for
+may be too low by 1/1024 of all rows. An error of 1/1024 would be larger than the threshold for
 drift.
 
 Rows are counted in two halves, block by block (see `reference`). A request whose rows are in two
@@ -128,7 +128,7 @@ class _BatchRequests:
         column = batch.column(raw_rows.REQUEST_ID)
         encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
         blocks = np.arange(first_row, first_row + batch.num_rows) // BLOCK_ROWS
-        # Rank the blocks of the choosing half before the blocks of the fair half.
+        # Number the blocks so that all blocks of the choosing half come first.
         ranks = blocks // 2 + blocks % 2 * (int(blocks[-1]) + 1)
         keys = ranks * len(encoded.dictionary) + encoded.indices.to_numpy()
         self.order: Ints = np.argsort(keys, kind="stable")
@@ -144,7 +144,7 @@ class _BatchRequests:
         """Ranges of the requests of each half."""
 
     def sums(self, rows: NDArray[Any]) -> Ints:
-        """Return sums of the rows of each request, [g, ...].
+        """Return the sum of `rows` in each request, [g, ...].
 
         Args:
             rows: Values of the rows in `order`, [n, ...].
@@ -194,8 +194,8 @@ class ProfileCounter:
 
         Args:
             batch: Rows with the columns of the features, label and request id.
-            first_row: Number of the batch's first row in the table. None means that the batch
-                follows the rows that were counted before.
+            first_row: Number of the batch's first row in the table. If None, the batch follows the
+                rows counted so far.
         """
         if not batch.num_rows:
             return
@@ -386,8 +386,8 @@ class ProfileCounter:
     def reference(self) -> TrainingReference:
         """Return the reference for served rows.
 
-        The choosing half of the rows determines the cells, and the fair half is counted in these
-        cells.
+        The choosing half of the rows determines the cells. The counts in these cells are those of
+        the fair half.
         """
         listed = {}
         for name, (choosing, fair) in self._values.items():
@@ -406,7 +406,7 @@ class ProfileCounter:
         )
 
     def _profile(self, halves: slice, listed: dict[str, tuple[Ints, Ints, int]]) -> TableProfile:
-        """Return the profile of the rows of some halves.
+        """Return the profile of the rows in the halves `halves`.
 
         Args:
             halves: The halves.

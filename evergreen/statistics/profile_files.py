@@ -32,7 +32,7 @@ def write_profiles(
 
     Args:
         path: The file.
-        profiles: Profiles, which are read back in the same order.
+        profiles: The profiles. The reader returns them in the same order.
         kind: Kind of the file.
         version: Format version of this kind of file.
         more: Additional JSON values in the file, depending on `kind`.

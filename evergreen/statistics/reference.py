@@ -1,4 +1,4 @@
-"""The training profile with which a model's served rows are compared, and its score histogram.
+"""Reference for a model's served rows: the profile of its training rows, and a histogram of scores.
 
 Validation profiles the training rows. Evaluation counts the scores that the candidate gave to the
 held-out rows. The monitor reads both files, which it finds by the model's id:
@@ -12,10 +12,10 @@ alarm about changes on which the model is already trained.
 The training rows are split into two halves, block by block. The choosing half determines the listed
 values and the bounds of outliers. The profile contains only the fair half, which is an unbiased
 sample for the cells that the choosing half determined. In the choosing half, chance makes the
-listed values more frequent and the unlisted values less frequent. To measure the bias, 20,000 rows
-were used both to choose the cells and as the profile. In a column with 20,000 values, a chi-square
-test at 5 % reported drift in 73 % of the stationary buckets. In a column with 1,500 values, the
-same test reported drift in all buckets.
+listed values more frequent and the unlisted values less frequent. To measure this bias, the cells
+were chosen from 20,000 rows, and the same rows were profiled. In a column with 20,000 values, a
+chi-square test at 5 % reported drift in 73 % of the stationary buckets. In a column with 1,500
+values, the chi-square test reported drift in all buckets.
 """
 
 import json
@@ -37,8 +37,8 @@ LISTED_VALUES = 1000
 """Maximum number of listed values of a categorical column. TFDV's rank histogram in validation has
 the same limit."""
 OUTLIER_SHARE = 0.001
-"""Maximum share of a column's values that count as outliers at each end of the distribution. The
-share refers to values of the choosing half."""
+"""Maximum share of outliers at each end of a column's distribution, among the values of the
+choosing half."""
 _KIND, _VERSION = "TrainingReference", 1
 _SCORES, _SCORES_VERSION = "ScoreHistogram", 2
 
@@ -50,7 +50,7 @@ The two bucket numbers are equal if the column has no values."""
 def inner_buckets(choosing: Ints) -> Bounds:
     """Return the range of buckets without outliers, from the choosing half's histogram [k].
 
-    Outliers are up to `OUTLIER_SHARE` of the values at either end.
+    At each end, a share of at most `OUTLIER_SHARE` of the values are outliers.
     """
     total = int(choosing.sum())
     if not total:
@@ -90,8 +90,8 @@ class TrainingReference:
     bounds: dict[str, Bounds]
     """For each numeric column of the profile, the bounds outside which values are outliers."""
     numeric: tuple[str, ...]
-    """Numeric features of the training rows in file order, including those that the model does not
-    use."""
+    """Numeric features of the training rows in file order, including features that the model does
+    not use."""
     categorical: tuple[str, ...]
     lists: dict[str, int] = field(default_factory=dict)
     """Number of positions that each list has on the categorical axis, in the order of the lists."""
@@ -102,7 +102,7 @@ class TrainingReference:
     def features(self) -> Features:
         """Return the features of the training rows.
 
-        Among the options of lists, only the lengths are set.
+        In the options of lists, only `max` is set.
         """
         return Features(
             numeric=self.numeric,

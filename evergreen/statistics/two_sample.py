@@ -8,10 +8,10 @@ Rows of one request are correlated. For each cell, the correlation between two r
 estimated from two numbers: the cell's rows, and their sum of squares over requests. The tests use
 the design effect of the comparison, which follows from the correlation (Kish, Survey Sampling,
 1965: 1 + (rows of a request - 1) x correlation). For example, all 64 rows of a request have the
-same user but different items. In a column of the user, each of the 64 rows counts as 1/64 of an
-independent row. In a column of the item, each row counts as one independent row. The correlation of
-each sample is measured around the sample's own shares, so that a difference between the samples
-does not increase it.
+same user but different items. In a column about the user, the 64 rows together are equivalent to
+one independent row. In a column about the item, the 64 rows are equivalent to 64 independent rows.
+The correlation of each sample is measured around the sample's own shares, so that a difference
+between the samples does not increase it.
 
 The Jensen-Shannon divergence has the same definition as in TFDV's comparator
 (`tensorflow_data_validation/anomalies/metrics.cc`). Shares are relative to the listed counts,
@@ -31,18 +31,18 @@ Counts = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 MIN_EXPECTED = 5.0
-"""Minimum expected rows of a cell (Cochran's rule). Neighbouring cells are merged until they reach
-this number."""
+"""Minimum number of expected rows in a cell (Cochran's rule). Neighbouring cells are merged until
+each cell has this number."""
 
 
 def homogeneity(now: Counts, before: Counts, design: float | Floats) -> float | None:
     """Return the p-value of the hypothesis that two samples have the same distribution.
 
     The p-value is twice the smaller of two p-values. The first p-value comes from Pearson's
-    chi-square over all cells, which detects many small changes. The second p-value is that of
-    `proportion` for the cell that changed most, multiplied by the number of cells. The second
-    p-value detects one change among many cells. Before the tests, neighbouring cells are merged
-    (`_taken_together`).
+    chi-square over all cells, which detects many small changes. The second p-value comes from
+    `proportion` for the cell that changed most, and is multiplied by the number of cells. The
+    second p-value detects a single change among many cells. Before the tests, neighbouring cells
+    are merged (`_taken_together`).
 
     If the cells have different design effects, the chi-square is divided by their mean. The degrees
     of freedom are reduced according to the variation of the design effects. The reduction follows
@@ -73,7 +73,7 @@ def homogeneity(now: Counts, before: Counts, design: float | Floats) -> float | 
 def _taken_together(
     now: Counts, before: Counts, design: float | Floats
 ) -> tuple[Counts, Counts, Floats]:
-    """Merge neighbouring cells, and return both samples' rows and the design effects, each [g].
+    """Merge neighbouring cells, and return the rows of each sample and the design effects, all [g].
 
     Each merged cell has an expectation of at least `MIN_EXPECTED` rows in the smaller sample. Both
     samples must have rows.
@@ -103,15 +103,15 @@ def mean_design(rows: Counts, designs: Floats) -> tuple[float, float]:
 
 
 def proportion(a: int, n: int, *, b: int, m: int, design: float) -> float | None:
-    """Return the p-value of the test that `a` of `n` rows and `b` of `m` rows have the same share.
+    """Return the p-value of the hypothesis that the shares `a` / `n` and `b` / `m` are equal.
 
     The test is the likelihood ratio test with Yates' correction for continuity (Contingency tables
     involving small numbers, 1934). The correction moves each count by half an independent row. The
-    correction makes p-values accurate even for a few rows. An example has two samples of equal
-    size, and 10 independent rows that are all in one sample. The exact test gives 0.0020, this test
-    gives 0.0017, and the test without the correction gives 0.0002. Without the correction,
-    unchanged windows of 20,000 rows had 7 times too many p-values below 0.0005 in columns of many
-    rare categories (measured).
+    correction makes p-values accurate even for a few rows. For example, two samples have equal
+    sizes, and 10 independent rows with the property are all in one sample. The p-value is 0.0017,
+    or 0.0002 without the correction. The exact test gives 0.0020. Without the correction, unchanged
+    windows of 20,000 rows had 7 times too many p-values below 0.0005 in columns of many rare
+    categories (measured).
 
     Returns None if a sample is empty.
     """
@@ -163,9 +163,9 @@ def adjusted(p_values: Sequence[float]) -> list[float]:
     """Return Benjamini and Hochberg's adjusted p-values.
 
     If all hypotheses with adjusted values up to a rate are rejected, the expected share of false
-    discoveries among them is at most that rate. If nothing has changed, the rate is the probability
-    of any discovery. The procedure is valid for independent tests and for positively dependent
-    tests, such as those of columns that have missing values in the same rows.
+    discoveries among them is at most that rate. If nothing has changed, the probability of any
+    discovery is at most that rate. The procedure is valid for independent tests and for positively
+    dependent tests, such as tests of columns whose values are missing in the same rows.
 
     >>> adjusted([0.01, 0.04, 0.03])
     [0.03, 0.04, 0.04]
@@ -190,17 +190,17 @@ class Clustered:
     squares: Floats
     """[k] sum over requests of the squared number of rows in the cell. NaN = unknown."""
     products: Floats
-    """[k] sum over requests of a product: the request's rows in the cell times all its rows. NaN =
-    unknown."""
+    """[k] sum over requests of a product: the request's rows in the cell times all rows of the
+    request. NaN = unknown."""
     rows: int
-    """Rows of all cells."""
+    """Number of rows in all cells together."""
     sizes: int
     """Sum over requests of the squared number of rows in the request."""
     requests: int
     """Number of requests. 0 = unknown."""
 
     def mean_rows(self) -> float | None:
-        """Return the mean number of rows in the request of a randomly chosen row.
+        """Return the mean number of rows per request, where each request is weighted by its rows.
 
         The result is at least 1. Returns None if the number is unknown.
         """
@@ -213,7 +213,8 @@ def correlations(samples: tuple[Clustered, ...]) -> tuple[Floats, float]:
     The first result has the correlation for each cell [k], and the second result has the
     correlation of all cells together. All results are in [0, 1]. Each cell has at least the
     correlation of all cells together, because a rare cell has too few requests for a precise
-    estimate. Without data about requests the correlation is assumed to be 1, the worst case.
+    estimate. Without data about requests, the correlation is assumed to be 1, which is the worst
+    case.
     """
     beyond, possible = np.zeros(len(samples[0].counts)), np.zeros(len(samples[0].counts))
     for sample in samples:
@@ -226,9 +227,9 @@ def correlations(samples: tuple[Clustered, ...]) -> tuple[Floats, float]:
 
 
 def _agreement(sample: Clustered) -> tuple[Floats, Floats]:
-    """Measure for each cell how much more the rows of one request agree than chance predicts.
+    """Measure, for each cell, the agreement of the rows of one request beyond chance.
 
-    Returns the agreement above chance and its maximum, both [k].
+    Returns two arrays, both [k]: the agreement above chance, and the maximum of this agreement.
     """
     beyond, possible = np.zeros(len(sample.counts)), np.zeros(len(sample.counts))
     if sample.requests < 2 or not sample.rows:
@@ -244,7 +245,7 @@ def _agreement(sample: Clustered) -> tuple[Floats, Floats]:
 
 
 def own_designs(correlation: Floats, now: Clustered, before: Clustered) -> tuple[Floats, Floats]:
-    """Return the design effect of each sample's own shares, [k].
+    """Return the design effects of the shares of each sample, [k] for each.
 
     If a sample's overall correlation is higher than `correlation`, the higher value is used,
     because the sample's requests may be more homogeneous. A sample without data about requests is
@@ -273,8 +274,9 @@ def own_designs(correlation: Floats, now: Clustered, before: Clustered) -> tuple
 def comparison_design(correlation: Floats, now: Clustered, before: Clustered) -> Floats:
     """Return the design effect of the difference between two samples' shares, [k].
 
-    The result is the mean of the samples' own design effects, weighted by their variances. The
-    result is 1 if at least one sample has no rows. The arguments are the same as in `own_designs`.
+    The result is a weighted mean of the design effects of the two samples. The weights are the
+    variances of the shares. The result is 1 if at least one sample has no rows. The arguments are
+    the same as in `own_designs`.
     """
     if not now.rows or not before.rows:
         return np.ones(len(correlation))
@@ -286,8 +288,8 @@ def with_few(p_value: float | None, freedom: float) -> float | None:
     """Convert a normal p-value to a p-value of Student's t, for a variance estimated from few rows.
 
     Args:
-        p_value: p-value by the normal distribution. If `p_value` is None, the function returns
-            None.
+        p_value: p-value that was computed with the normal distribution. If `p_value` is None, the
+            function returns None.
         freedom: Degrees of freedom: the number of independent rows or requests from which the
             variance was estimated, minus 1. Values below 1 are replaced by 1.
     """
@@ -302,7 +304,7 @@ def with_few(p_value: float | None, freedom: float) -> float | None:
 POWER = 0.8
 """Probability of finding a detectable effect."""
 _BITS = 8 * math.log(2)
-"""Constant for converting a chi-square to bits: the Jensen-Shannon divergence of a small difference
+"""Divisor that converts a chi-square to bits. For a small difference, the Jensen-Shannon divergence
 is chi-square x (1/n + 1/m) / `_BITS`."""
 _Z = float(special.ndtri(0.975))
 
@@ -336,7 +338,7 @@ def _relative_entropy(p: Floats, q: Floats) -> float:
 
 
 def divergence(now: Counts, before: Counts, design: float | Floats) -> Effect | None:
-    """Return the Jensen-Shannon divergence of two samples in bits, minus what chance adds.
+    """Return the bias-corrected Jensen-Shannon divergence of two samples, in bits.
 
     If both samples have the same distribution, chance alone adds (K - 1) s to the divergence, by
     chi-square asymptotics. In this formula, s = design (1/n + 1/m) / (8 ln 2), and K is the number
@@ -359,7 +361,7 @@ def divergence(now: Counts, before: Counts, design: float | Floats) -> Effect | 
 
 
 def share_change(a: int, n: int, *, b: int, m: int, design: float) -> Effect | None:
-    """Return the difference between the shares `a` of `n` rows and `b` of `m` rows.
+    """Return the difference of two shares, `a` / `n` - `b` / `m`, with its interval.
 
     The interval of Agresti and Caffo (2000) is used. The interval adds two independent rows to each
     sample, one of them with the property. Returns None if a sample is empty.
@@ -377,7 +379,7 @@ def share_change(a: int, n: int, *, b: int, m: int, design: float) -> Effect | N
 
 
 def detectable_share(share: float, *, n: int, m: int, design: float, level: float) -> float:
-    """Return the smallest change of a share that a test detects with probability `POWER`.
+    """Return the smallest change that a test of a share detects with probability `POWER`.
 
     The result is never above 1.
 

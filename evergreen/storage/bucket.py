@@ -53,12 +53,12 @@ read the bucket's own properties."""
 _RETRY_SECONDS = 60.0
 _FIRST_DELAY_SECONDS = 0.5
 _CHUNK_BYTES = 8 << 20
-"""Size of the parts in which objects above `_ONE_REQUEST_BYTES` are uploaded. After a lost
-connection only the last part is repeated."""
+"""Size of the parts in which objects above `_ONE_REQUEST_BYTES` are uploaded. If a connection is
+lost, only the last part is sent again."""
 _ONE_REQUEST_BYTES = 8 << 20
 """Largest object that the client sends in one request, regardless of `chunk_size`."""
 _CALL_SECONDS = 60.0
-"""Seconds without a byte from the service after which an attempt is abandoned."""
+"""Maximum time in seconds that an attempt waits for a byte from the service."""
 _READ_ATTEMPTS = 5
 """Maximum number of reads of a small object. A second read is needed if the object was replaced or
 corrupted during the first read."""
@@ -280,9 +280,9 @@ class BucketObjects:
     def _fetch_rest(self, wanted: ObjectInfo, file: BinaryIO) -> None:
         """Request the missing bytes, and return when some have arrived.
 
-        The client's retry deadline counts from the start of a call, even while bytes arrive.
-        Without the new request, the download of a large object would fail if its connection is cut
-        after the deadline.
+        The client's retry deadline counts from the start of a call, even while bytes arrive. If the
+        connection of a large download is cut after this deadline, the client does not retry, and
+        `fetch` calls this method again.
         """
         before = file.tell()
         blob = self._bucket.blob(self._full(wanted.name), generation=wanted.generation)
@@ -323,11 +323,11 @@ class BucketObjects:
             return str(found.crc32c), int(found.size)
 
     def _crc32c_of(self, blob: Any) -> str | None:
-        """Request the checksum of the write that was read.
+        """Request the checksum of the generation that was read.
 
         The server's previous answer may contain no checksum.
 
-        Returns None if the object was replaced or deleted since that write.
+        Returns None if that generation was replaced or deleted.
         """
         found = self._bucket.get_blob(blob.name, generation=blob.generation, **self._call)
         return None if found is None else str(found.crc32c)

@@ -62,8 +62,8 @@ class FolderObjects:
 
         Args:
             root: The folder.
-            readable: Whether new files are readable for other users of the machine or share. If
-                False, the umask of the process decides.
+            readable: Whether other users of the machine, or of a network share, can read new files.
+                If False, the umask of the process decides.
         """
         self._readable = readable
         self.root = root.absolute()

@@ -2,7 +2,7 @@
 
 The implementations are `folder.FolderObjects` and `bucket.BucketObjects`. Both implementations pass
 the same conformance suite. A write is atomic: a reader gets either the complete old object or the
-complete new object. With `if_generation` a write is conditional, as in Cloud Storage. A writer can
+complete new object. With `if_generation`, a write is conditional, as in Cloud Storage. A writer can
 then detect that another writer came first.
 
 Objects can be downloaded to local files, also several at the same time. `Objects.fetch` describes
@@ -27,8 +27,8 @@ ABSENT = 0
 _MAX_NAME_BYTES = 900
 """Longest name in UTF-8 bytes. Cloud Storage allows 1024 bytes including the prefix."""
 _MAX_PART_BYTES = 200
-"""Longest part between two slashes in bytes. File systems allow 255 bytes, and the name of a
-temporary file has an additional suffix."""
+"""Maximum length in bytes of a name between two slashes. File systems allow 255 bytes, and the name
+of a temporary file has an additional suffix."""
 
 _BUFFER_BYTES = 1 << 20
 
@@ -102,11 +102,11 @@ class Objects(Protocol):
         """Download one generation of an object to the local file `part`.
 
         The bytes are verified and flushed to disk. For a bucket, the call resumes an earlier call
-        that ended by a lost connection or a kill. If `part` has content, it counts as the first
-        bytes of the object, and only the remaining bytes are requested. The complete file is
-        compared with the CRC32C of the listing. After a mismatch the download starts again from the
-        first byte, a limited number of times. After an error `part` still contains the bytes that
-        have arrived. Only one call at a time may use the same `part`.
+        that was interrupted or killed. If `part` has content, it counts as the first bytes of the
+        object, and only the remaining bytes are requested. The complete file is compared with the
+        CRC32C of the listing. After a mismatch, the download starts again from the first byte, a
+        limited number of times. After an error, `part` still contains the bytes that have arrived.
+        Only one call at a time may use the same `part`.
 
         Args:
             wanted: Entry of the object, as returned by `list`.
@@ -125,8 +125,8 @@ class Objects(Protocol):
         Args:
             name: Name of the object.
             content: Bytes of the object, or a local file to copy.
-            if_generation: Generation that the write may replace. With `ABSENT` the object is
-                written only if it does not exist. With None the object is always written.
+            if_generation: Generation that the write may replace. With `ABSENT`, the object is
+                written only if it does not exist. With None, the object is always written.
 
         Raises:
             Changed: the object has another generation.
@@ -144,8 +144,8 @@ class Objects(Protocol):
 
         Raises:
             Differs: the object exists with other bytes. The existing object is not changed.
-            TemporaryError: the bytes that arrived differ from those sent. The object is then not
-                created.
+            TemporaryError: the bytes that arrived differ from those sent. In this case, the object
+                is not created.
         """
 
     def copy(self, source: str, target: str) -> int:
@@ -169,8 +169,8 @@ class Objects(Protocol):
     def move(self, source: str, target: str) -> None:
         """Rename every object `source/...` to `target/...`.
 
-        In a local folder, one rename moves all objects. A bucket moves one object after the other,
-        so do not publish `target` before this method returns.
+        In a local folder, one rename moves all objects. In a bucket, objects are moved one at a
+        time, so do not publish `target` before this method returns.
 
         Raises:
             ContractError: no object exists at `source`, or an object exists at `target`.
@@ -221,7 +221,7 @@ def check_name(name: str, uri: str) -> str:
 
 
 NUM_TRANSFERS = 8
-"""Number of parallel transfers. Google's client keeps ten connections."""
+"""Number of parallel transfers. Google's client has a pool of ten connections."""
 
 
 class Download(NamedTuple):
@@ -237,7 +237,7 @@ class Download(NamedTuple):
 def download_all(objects: Objects, downloads: Sequence[Download]) -> None:
     """Download every object to its path, the largest object first.
 
-    After the first failure no new transfer starts. A later call continues with the bytes that have
+    After the first failure, no new transfer starts. A later call continues with the bytes that have
     arrived. All paths must differ.
 
     Raises:

@@ -1,4 +1,4 @@
-"""References that manifests contain to other manifests.
+"""References from one manifest to another.
 
 A reference is a URI with a hash, which the reader verifies.
 """

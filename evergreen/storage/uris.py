@@ -2,7 +2,7 @@
 
 Every step that reads or writes data by URI uses this module. Object storage is Google Cloud Storage
 (GCS, `gs://`). S3 and Azure are not supported. Only `file://` URIs and absolute paths have a local
-path. On a cluster the steps of a run share a mounted volume.
+path. On a cluster, the steps of a run share a mounted volume.
 """
 
 import warnings

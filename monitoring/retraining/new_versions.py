@@ -167,6 +167,8 @@ class NewVersions:
         except (ContractError, OSError) as error:
             logger.warning("the promotion journal cannot be read: %s", error)
             return False
+        if live is not None and live not in entries:  # it was written between the two reads
+            return False
         # Clocks may differ, so the order of the entries decides and not their times.
         position = len(entries) - entries[::-1].index(live) if live is not None else 0
         if self._reported is not None and position <= self._reported:

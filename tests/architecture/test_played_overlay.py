@@ -124,6 +124,11 @@ def playable(manifests, workload, claims):
         ]
         for mount in container["volumeMounts"]:
             folder, part = claimed.get(mount["name"]), mount.pop("subPath", "")
+            if (
+                folder and not (folder / part).exists()
+            ):  # a kubelet creates it with the volume's group
+                (folder / part).mkdir(parents=True)
+                give_to_user(folder)
             mount["name"] = "-".join(
                 filter(None, (workload["metadata"]["name"], mount["name"], part))
             )

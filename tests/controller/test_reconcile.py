@@ -23,6 +23,7 @@ from controller.watchdog import Watchdog
 from demo.triton import models_to_load
 from evergreen.contracts.requests import ABORT, ACCEPTED, CANCELLED, DONE, REFUSED, RELEASE
 from evergreen.contracts.serving import versions_of
+from evergreen.registry import requests as requests_module
 from evergreen.registry.models import graph_folder
 from evergreen.registry.promotion_journal import (
     append_promotion,
@@ -40,7 +41,12 @@ from evergreen.registry.requests import (
     withdraw,
 )
 from evergreen.registry.traffic_plan import Arm
-from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
+from evergreen.runtime.errors import (
+    ContractError,
+    PermanentError,
+    TemporaryError,
+    UnreadableFile,
+)
 from evergreen.serving.prepare import prepare_request
 from evergreen.serving.repository.model_repository import ModelRepository, NotWritable
 from evergreen.storage.folder import FolderObjects
@@ -779,3 +785,69 @@ def test_change_is_undone_although_golden_rows_of_the_version_before_are_corrupt
     assert state_of(world, request).result.reason == "the first error"
     assert interrupted(store) is None
     assert [server.loaded() for server in world.servers] == [[1], [1]]
+
+
+def unreadable(times):
+    """Return `read_entries` of requests whose first calls fail like a stale file of a share."""
+    left = [times]
+    read = requests_module.read_request
+
+    def reading(store, request):
+        if left[0]:
+            left[0] -= 1
+            raise UnreadableFile("journal.jsonl cannot be read: stale file handle")
+        return read(store, request)
+
+    return reading
+
+
+def test_command_tries_again_while_the_journal_cannot_be_read(world, monkeypatch):
+    world.release(1), world.release(2)
+    patience = dataclasses.replace(world.settings.patience, lock_seconds=60.0)
+    world.settings = dataclasses.replace(world.settings, patience=patience)
+    monkeypatch.setattr(requests_module, "read_request", unreadable(1))
+    assert world.rollback().version == 1
+
+
+def test_command_whose_controller_hangs_ends_with_a_temporary_error(world):
+    world.release(1), world.release(2)
+    store = world.settings.store
+    clock = Clock(world.settings.clock().timestamp())
+
+    def sleep(seconds):
+        clock.now += max(seconds, 30.0)
+        for state in open_requests(store):
+            if state.accepted is None:
+                now = datetime.fromtimestamp(clock.now, timezone.utc)
+                answer(store, state.id, ACCEPTED, who="controller", now=now)
+
+    patience = dataclasses.replace(world.settings.patience, sleep=sleep, lock_seconds=1.0)
+    world.settings = dataclasses.replace(
+        world.settings,
+        patience=patience,
+        clock=lambda: datetime.fromtimestamp(clock.now, timezone.utc),
+    )
+    holder = ModelRepository(open_objects(world.settings.repository), NAMES, holder="controller")
+    with holder.locked(), pytest.raises(TemporaryError, match="has no result yet"):
+        world.rollback()
+
+
+def test_recorded_release_is_answered_done_although_its_first_answer_failed(world, monkeypatch):
+    world.release(1)
+    request, failed = requested(world, 2), []
+    write = requests_module.answer
+
+    def fail(store, name, action, **fields):
+        if action == DONE and not failed:
+            failed.append(name)
+            raise TemporaryError("the share is gone for a moment")
+        return write(store, name, action, **fields)
+
+    monkeypatch.setattr(requests_module, "answer", fail)
+    with pytest.raises(TemporaryError):
+        reconcile(world)
+    reconcile(world)
+    result = state_of(world, request).result
+    assert failed == [request.request]
+    assert (result.action, result.version) == (DONE, 2)
+    world.check_all_is_well(2)

@@ -1,4 +1,4 @@
-"""Files for NVIDIA's converter `hugectr2onnx`, from a model of the registry.
+"""Write a model of the registry as files for NVIDIA's converter `hugectr2onnx`.
 
 The converter reads the graph as JSON and HugeCTR's weight files (`files`). The JSON is the document
 that HugeCTR's `graph_to_json` writes. `keys.json` maps the id columns to the converter's inputs,
@@ -62,13 +62,13 @@ def write_for_converter(
     columns: Sequence[str],
     folder: Path,
 ) -> None:
-    """Write a stored model into `folder` as the converter reads it.
+    """Write a stored model into `folder` in the form that the converter reads.
 
     Args:
         weights: Folder of the model's weights.
         config: Configuration of the network.
         slot_sizes: Number of ids of each slot.
-        places: Places that a row looks up.
+        places: Slot of each categorical position, and the positions of each list.
         columns: Name of each id column.
         folder: Folder to write, created if it is absent.
 
@@ -159,8 +159,8 @@ def _layer_document(layer: Layer) -> dict[str, Any]:
 def keys_document(embeddings: Sequence[Embedding], columns: Sequence[str]) -> dict[str, Any]:
     """Return each id column's position in the inputs of the converted graph, and its first key.
 
-    The key of an id is `first_key` plus the id. `padding` is a key without a vector. It fills the
-    positions of an input that no element uses, such as those of a short list.
+    The key of an id is `first_key` plus the id. `padding` is a key without a vector. The key fills
+    unused positions of an input, for example after a short list.
     """
     found = {
         column: {

@@ -26,12 +26,12 @@ _FLOATS_PER_ROW = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """A slot of an embedding in HugeCTR's sense: look-ups that make one vector of a row."""
+    """One slot of a HugeCTR embedding. The look-ups of a slot give one vector of a row."""
 
     vector: int
     """Position of the slot's vector in a row."""
     columns: tuple[int, ...]
-    """Id columns that look up in this slot: one column, or all columns of a list."""
+    """Id columns of this slot: one column, or all columns of a list."""
     is_list: bool
     """Whether the columns belong to a list, whose elements may be padding."""
     first_key: int
@@ -142,7 +142,7 @@ def max_vocabulary_size(workspace_mb: int, dim: int) -> int:
 
 
 def smallest_workspace_mb(num_rows: int, dim: int, *, num_gpus: int) -> int:
-    """Return the smallest sufficient `workspace_size_per_gpu_in_mb` of a table with Adam's state.
+    """Return the smallest `workspace_size_per_gpu_in_mb` for a table with Adam's state.
 
     HugeCTR fails during training when there is no room for a key. All keys are known in advance, so
     the size is exact. Key k is on GPU k modulo the number of GPUs. HugeCTR allocates the workspace

@@ -7,9 +7,8 @@ in which order and how often. HugeCTR seeds dropout itself, with 0 in every mode
 call has no effect here.
 
 HugeCTR only logs failed reads and writes, and continues. HugeCTR does not even notice some
-failures. Therefore loaded weights are saved again and compared, and saved weights are checked
-before they are used as a model. Other errors abort the process, or the call does not return
-(`guard`).
+failures. Therefore loaded weights are saved again and compared. Saved weights are checked before
+they are used as a model. Other errors abort the process, or the call does not return (`guard`).
 """
 
 import gc
@@ -58,11 +57,11 @@ logger = logging.getLogger(__name__)
 
 _IMAGE = "evergreen-training-hugectr (components/training/Dockerfile.hugectr)"
 _SEGMENT_STAGES = 8
-"""Stages in one call of `learn`. Writing a stage overlaps with training on the previous one. Before
-scoring, the whole table is saved, so a call of `learn` should be long."""
+"""Stages in one call of `learn`. A stage is written while HugeCTR trains on the previous stage.
+Before scoring, the whole table is saved, so a call of `learn` should be long."""
 _MAX_MESSAGE_BYTES = (1 << 31) - 1
-"""Maximum length of a message of MPI, whose lengths are 32-bit integers. HugeCTR sends each of
-Adam's moments of a node as one message."""
+"""Maximum length of a message of MPI, whose lengths are 32-bit integers. HugeCTR sends the values
+of one Adam moment on a node as a single message."""
 
 
 @dataclass(kw_only=True)
@@ -73,7 +72,7 @@ class _Running:
     reader: Any
     batch_size: int
     steps: int
-    """Steps of this model, from 0."""
+    """Number of steps of this model so far."""
     stage: Stage
     """Stage for which the model's readers were created."""
 
@@ -101,13 +100,15 @@ class HugectrEngine:
             config: Configuration of the network.
             slot_sizes: Number of ids of each slot.
             settings: Settings of the fit.
-            places: Places that a row looks up. If it is None, each slot is looked up once.
+            places: Slot of each categorical position, and the positions of each list. If `places`
+                is None, a row looks up each slot once.
             num_gpus: GPUs of each node that share a batch. The node's first GPUs are used.
             nodes: MPI communicator of the nodes. None means the nodes that MPI started, or only
                 this machine.
             scratch: Folder for weights and staged rows. The folder needs four times the disk space
-                of the model with its state, and 264 bytes for each row of three stages. None for a
-                new temporary folder. Several nodes need a folder that all of them see.
+                of the model with its state. Three stages need another 264 bytes for each of their
+                rows. None for a new temporary folder. Several nodes need a folder that all nodes
+                see.
 
         Raises:
             ContractError: the settings contradict each other, HugeCTR cannot read paths in the
@@ -222,8 +223,8 @@ class HugectrEngine:
 
     def close(self) -> None:
         """See `Engine`."""
-        # After an error other nodes may wait in a call. Then `run_together` ends all processes, and
-        # the end of the model would wait for the other nodes.
+        # After an error, other nodes may wait in a call. Then `run_together` ends all processes,
+        # and the end of the model would wait for the other nodes.
         if self._nodes is None or sys.exc_info()[0] is None:
             self._end_model()
             if self._nodes is not None:
@@ -239,7 +240,7 @@ class HugectrEngine:
         self._is_current = False
         try:
             with bounded(self._minutes) as restart:
-                # The readers of a new model have already started with their stage.
+                # The readers of a new model already read the stage that they were created for.
                 if stage is not running.stage:
                     running.reader.set_source(str(stage.file_list))
                 for number in range(stage.num_batches):
@@ -358,8 +359,8 @@ class HugectrEngine:
                 stored, self._config, self._embeddings, num_gpus=self._num_gpus, folder=folder
             )
             model.load_dense_weights(str(folder / DENSE_FILE))
-            # The calls of HugeCTR use the overloads with lists. The overload of
-            # load_sparse_optimizer_states with names opens a name as if it were a path.
+            # This module passes lists to HugeCTR's functions. If `load_sparse_optimizer_states`
+            # gets names instead, it opens a name as if the name were a path.
             model.load_sparse_weights(self._sparse_paths(folder, SPARSE_FOLDER))
             if stored.moments is not None:
                 model.load_dense_optimizer_states(str(folder / DENSE_OPTIMIZER_FILE))
@@ -464,10 +465,10 @@ def _rate_correction(settings: TrainingSettings, *, step: int, model_step: int) 
 
     HugeCTR restarts its step count (Adam's t) with every model and does not save it. A new model is
     created whenever weights are restored or the batch size changes. HugeCTR's step is `w -= lr *
-    c(t) * m / (sqrt(v) + eps)` with `c(t) = sqrt(1 - beta2^t) / (1 - beta1^t)`. HugeCTR uses t
-    nowhere else, for dense parameters and embeddings alike. Let T be the number of steps since the
-    weights were initialised. With the learning rate `lr * c(T) / c(t)`, HugeCTR takes exactly the
-    step of an Adam with step count T.
+    c(t) * m / (sqrt(v) + eps)` with `c(t) = sqrt(1 - beta2^t) / (1 - beta1^t)`. Both for dense
+    parameters and for embeddings, HugeCTR uses t only in this formula. Let T be the number of steps
+    since the weights were initialised. With the learning rate `lr * c(T) / c(t)`, HugeCTR takes
+    exactly the step of an Adam with step count T.
 
     Args:
         settings: Settings of the fit.

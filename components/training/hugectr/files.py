@@ -1,7 +1,7 @@
 """Convert models between HugeCTR's files and the registry's layout (`evergreen.networks.files`).
 
-The layout is that of HugeCTR 24.06's `save_params_to_files("<folder>/dcn", 0)`: little endian,
-without headers, and float32 unless stated otherwise.
+The layout is the layout of HugeCTR 24.06's `save_params_to_files("<folder>/dcn", 0)`: little
+endian, without headers, and float32 unless stated otherwise.
 
 - `dcn_dense_0.model` has all dense parameters in the order of the layers, with InnerProduct weights
   as [in, out]. A DCN v2 may have additional inputs of 0 (`layers.padded`), whose weights are 0.
@@ -42,7 +42,7 @@ from evergreen.runtime.errors import ContractError, PermanentError
 DENSE_FILE = "dcn_dense_0.model"
 DENSE_OPTIMIZER_FILE = "dcn_opt_dense_0.model"
 SPARSE_FOLDER, SPARSE_OPTIMIZER_FILE = "dcn{}_sparse_0.model", "dcn{}_opt_sparse_0.model"
-"""Names with a placeholder for the number of the embedding."""
+"""Names of the files. `{}` stands for the number of the embedding."""
 _KEY_FILE, _VECTOR_FILE = "key", "emb_vector"
 _ALIGNMENT_BYTES = 256
 
@@ -119,7 +119,7 @@ def import_model(
     Raises:
         ContractError: a file is absent or has another size, or a key is missing or unknown. The
             error is also raised if a row without a key has optimizer state, because the moments are
-            then not at the expected rows.
+            then in other rows than expected.
         PermanentError: the disk has no room for the model.
     """
     _require_dense_sizes(folder, config)
@@ -184,7 +184,7 @@ def _flatten(config: DcnConfig, dense: Mapping[str, FloatArray]) -> FloatArray:
 
 
 def _unflatten(config: DcnConfig, flat: FloatArray) -> dict[str, FloatArray]:
-    """Return the dense parameters by `state_dict` name from an array in HugeCTR's file order."""
+    """Split `flat`, which has the order of HugeCTR's file, into parameters by `state_dict` name."""
     wide = _zero_dense(padded(config))
     at = 0
     for view in _in_file_order(config, wide):

@@ -34,8 +34,8 @@ def bounded(minutes: float) -> Iterator[Callable[[], None]]:
     """End this process if the body takes longer than `minutes`.
 
     The traceback of all threads is written to standard error first. `faulthandler` measures the
-    time in a thread that does not need the interpreter's lock. The yielded function restarts the
-    time.
+    time in a thread that does not need the interpreter's lock. Each call of the yielded function
+    restarts the timer.
     """
 
     def restart() -> None:

@@ -3,7 +3,7 @@
 Each embedding outputs the vectors of its slots. The network's input x0 has all vectors in the order
 of the columns. Two layers use x0. HugeCTR would insert a Slice layer for this by itself, as in
 NVIDIA's DCN sample. The Slice is listed here explicitly, so that this module names all tensors. The
-module `hugectr` is an argument, so that this module can be imported without it.
+module `hugectr` is an argument, so that this file can be imported without HugeCTR.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,9 +37,9 @@ def padded(config: DcnConfig) -> DcnConfig:
     """Return HugeCTR's configuration of the network, with additional dense values if necessary.
 
     HugeCTR stores all weights without gaps, and its matrix products for DCN v2 need weights at
-    multiples of 16 bytes. The weights of every cross layer are at such a multiple if the width of
-    x0 is a multiple of 4. The additional dense values are 0. Their weights then have no effect and
-    no gradient, so the model is the same.
+    multiples of 16 bytes. If the width of x0 is a multiple of 4, the weights of every cross layer
+    start at a multiple of 16 bytes. The additional dense values are 0. Therefore the weights of
+    these values have no effect and no gradient, and the model is the same.
 
     >>> v2 = DcnConfig(num_dense=13, num_categorical=26, embedding_dim=16, projection_dim=64)
     >>> (v2.input_width, padded(v2).input_width, padded(v2).num_dense)
@@ -52,7 +52,7 @@ def padded(config: DcnConfig) -> DcnConfig:
 def dcn_layers(config: DcnConfig, embeddings: Sequence[Embedding]) -> list[Layer]:
     """Yield the dense layers from the embeddings to the loss, in the order of the dense file.
 
-    Without dropout there are no Dropout layers, because HugeCTR accepts only rates above 0.
+    Without dropout, there are no Dropout layers, because HugeCTR accepts only rates above 0.
 
     >>> from evergreen.networks.files import one_each
     >>> from components.training.hugectr.embeddings import embeddings_of
@@ -162,7 +162,8 @@ def compiled_model(hugectr: Any, blueprint: Blueprint) -> Any:
         _reader(hugectr, blueprint),
         _optimizer(hugectr, blueprint.settings),
     )
-    # A list slot has at most as many keys as columns. Every other slot has exactly one key.
+    # The number of columns is the maximum number of keys of a list slot. Every other slot has
+    # exactly one key.
     keys = [
         hugectr.DataReaderSparseParam(
             top_name=f"keys_{each.number}",
@@ -216,17 +217,17 @@ def _solver(hugectr: Any, blueprint: Blueprint) -> Any:
         seed=settings.seed,
         lr=settings.learning_rate,
         batchsize=blueprint.batch_size,
-        batchsize_eval=blueprint.batch_size,  # unused, but required
+        batchsize_eval=blueprint.batch_size,  # unused here, but HugeCTR requires it
         vvgpu=[list(range(blueprint.gpus_of_node))] * blueprint.num_nodes,
         repeat_dataset=False,
         enable_tf32_compute=settings.precision == "tf32",
         i64_input_key=True,
-        # Staged files have only complete batches. With this flag HugeCTR drops an incomplete batch,
-        # and the missing rows are detected. Without the flag, HugeCTR would train on leftovers of
-        # the previous batch in its buffers.
+        # Staged files have only complete batches. With this flag, HugeCTR drops an incomplete
+        # batch, and the missing rows are detected. Without the flag, HugeCTR would train on
+        # leftovers of the previous batch in its buffers.
         drop_incomplete_batch=True,
-        # The search takes 7 to 28 seconds for each model. Its result has no effect on GPUs of
-        # NVIDIA's Ampere generation and later.
+        # The search takes 7 to 28 seconds for each model. The result of the search has no effect on
+        # GPUs of NVIDIA's Ampere generation and later.
         use_algorithm_search=False,
     )
 
@@ -243,7 +244,7 @@ def _reader(hugectr: Any, blueprint: Blueprint) -> Any:
 
 
 def _optimizer(hugectr: Any, settings: TrainingSettings) -> Any:
-    """Return an Adam optimizer that only updates the rows of the batch.
+    """Return an Adam optimizer that updates only the rows of the batch.
 
     HugeCTR's default would update every row of the table in every step.
     """

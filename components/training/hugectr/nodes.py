@@ -1,11 +1,12 @@
 """Run HugeCTR on several nodes: MPI starts one process on each node, and all share every batch.
 
-The first process runs the step. HugeCTR's calls are collective. Therefore the other processes
-repeat each call of the first process on a model, in the same order. Each process reads every batch,
-and its own GPUs train on their share of it. The first process receives the sum of the losses, and
-all processes write into the files of an embedding. This description follows HugeCTR's sources. The
-processes were tested with Open MPI 5.0.11, and never with HugeCTR itself. The first process names
-the files, so all nodes must see the engine's scratch folder.
+The first process runs the step. HugeCTR's calls are collective: all processes must make the same
+calls. Therefore the other processes repeat each call of the first process, in the same order. Each
+process reads every batch, and the GPUs of its node train on their share of the batch. The first
+process receives the sum of the losses, and all processes write into the files of an embedding. This
+description follows HugeCTR's sources. The processes were tested with Open MPI 5.0.11, and never
+with HugeCTR itself. The first process names the files, so all nodes must see the engine's scratch
+folder.
 
 A process that fails ends all processes (`run_together`), because the others would wait for its next
 call for ever.
@@ -53,7 +54,7 @@ def run_together(nodes: Any, part: Callable[[], int]) -> int:
 class _OnAllNodes:
     """Proxy of a model or its reader that calls each method on all nodes.
 
-    After an error there is no further communication, because another node may wait in the call.
+    After an error, there is no further communication, because another node may wait in the call.
     """
 
     def __init__(self, nodes: Any, part: str, own: Any) -> None:
@@ -63,7 +64,7 @@ class _OnAllNodes:
         def call(*args: Any, **kwargs: Any) -> Any:
             self._nodes.bcast((self._part, name, args, kwargs))
             result = getattr(self._own, name)(*args, **kwargs)
-            # After the barrier the engine may delete files that the other nodes have read.
+            # After the barrier, the engine may delete files that the other nodes have read.
             self._nodes.Barrier()
             return result
 

@@ -1,10 +1,13 @@
-"""Write rows as Parquet folders for HugeCTR. One folder is written while the previous one is used.
+"""Write rows as Parquet folders for HugeCTR.
+
+One folder is written while HugeCTR reads the previous folder.
 
 HugeCTR reads files, not arrays. HugeCTR has one worker for each GPU. Each worker reads its own file
-and cuts it into batches. The workers take turns. Therefore each file has complete batches, and
-batch b is in file b modulo the number of files. The batches are then read in the given order.
-HugeCTR checks neither types nor ranges, but `rows` has already checked these rows. A slot has a
-column with one key per row, or with lists of keys. The names of columns are numbers.
+and cuts the file into batches. The workers take turns. Therefore each file has complete batches,
+and batch b is in file b modulo the number of files. The batches are then read in the given order.
+HugeCTR checks neither types nor ranges, but `rows` has already checked these rows. A slot has one
+column, which contains either one key or a list of keys for each row. The names of columns are
+numbers.
 """
 
 import json
@@ -73,7 +76,7 @@ def staged(
     folder: Path,
     num_zeros: int = 0,
 ) -> Iterator[Stage]:
-    """Write the rows in stages and yield each stage while the next one is written.
+    """Write the rows in stages and yield each stage while the next stage is written.
 
     Args:
         rows: All rows.
@@ -82,7 +85,7 @@ def staged(
         batch_size: Rows of a batch.
         num_files: Files of a stage, one for each GPU.
         stage_rows: Approximate rows of a stage.
-        folder: Folder to create the stages in.
+        folder: Parent folder of the stages.
         num_zeros: Number of dense columns to append. Appended columns contain zeros.
 
     Raises:

@@ -2,9 +2,9 @@
 
 Autograd computes the dense gradients. The gradients of the embedding tables are summed per row in
 this module. Autograd would build a gradient for all rows of a table, although a batch touches only
-a few thousand rows. On a CPU equal input gives equal bits. A separate thread gathers the next batch
-during the current step, and its look-ups are computed on the device. `fit` decides which rows are
-used, in which order and how often.
+a few thousand rows. On a CPU, equal input gives equal bits. A separate thread gathers the next
+batch during the current step, and its look-ups are computed on the device. `fit` decides which rows
+are used, in which order and how often.
 
 Both optimizers are Adam as HugeCTR computes it. t is the number of steps taken, and g is the
 gradient of the mean loss. The moments are m = b1 m + (1 - b1) g and v = b2 v + (1 - b2) g^2. The
@@ -13,9 +13,9 @@ sqrt(1 - b2^t) before it adds its epsilon. torch's Adam gives the same result if
 t is eps / sqrt(1 - b2^t). Table rows that a batch does not touch keep their weights and moments, as
 with HugeCTR's `Update_t.Local` and torch.optim.SparseAdam.
 
-The suffixes of tensor shapes are those of `evergreen.networks.network`, plus P, L and U. P is the
-number of places of a table (`evergreen.networks.files.Table`), L is the number of look-ups of a
-batch in the table, and U is the number of distinct rows among them.
+The suffixes of tensor shapes are the suffixes of `evergreen.networks.network`, and P, L and U. P is
+the number of places of a table (`evergreen.networks.files.Table`). L is the number of look-ups of a
+batch in the table. U is the number of distinct rows among the look-ups.
 """
 
 import logging
@@ -62,8 +62,8 @@ logger = logging.getLogger(__name__)
 
 _BATCHES_AHEAD = {"cpu": 1, "cuda": 3}
 _MIN_GPU_BATCH = 16_384
-"""With fewer rows per step, a GPU mostly waits for its kernels to be started. By arithmetic, 2,048
-rows per step are at most about 1.4 million rows/s, whatever the GPU is."""
+"""With fewer rows per step, a GPU mostly waits for its kernels to be started. With 2,048 rows per
+step, the calculated maximum is about 1.4 million rows/s on any GPU."""
 
 
 class PytorchEngine:
@@ -88,7 +88,8 @@ class PytorchEngine:
             slot_sizes: Number of ids of each slot.
             settings: Settings of the fit.
             device: torch's name of the device. None means the GPU, or the CPU if there is no GPU.
-            places: Places that a row looks up. If it is None, each slot is looked up once.
+            places: Slot of each categorical position, and the positions of each list. If `places`
+                is None, a row looks up each slot once.
         """
         self._settings, self._slot_sizes = settings, list(slot_sizes)
         self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -233,11 +234,12 @@ class PytorchEngine:
 def gpu_hints(settings: TrainingSettings, batch_size: int) -> list[str]:
     """Return how to train faster on a GPU.
 
-    Larger batches take fewer steps, so they change the model. They are therefore no default.
+    Larger batches take fewer steps and change the model, so they are not the default.
 
     Args:
         settings: Settings of the fit.
-        batch_size: Rows per step. It is less than the setting if a pass would be too short.
+        batch_size: Rows per step. The batch size is less than the setting if a pass would be too
+            short.
     """
     hints = []
     if batch_size == settings.batch_size < _MIN_GPU_BATCH:

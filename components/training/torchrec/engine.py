@@ -2,9 +2,9 @@
 
 One process, the leader, runs the fit. All workers, including the leader, execute the calls that the
 leader broadcasts (`follow`). Rows stay where they were decoded: each of N workers reads every Nth
-row group. Each row of a batch is used by the worker that decoded the row. A batch is therefore the
-same for any number of workers. The model is the same too, except for rounding. Every worker has the
-dense parameters, and `DistributedDataParallel` sums their gradients. `tables` shards the tables and
+row group. Each row of a batch is used by the worker that decoded the row. Therefore a batch is the
+same for any number of workers, and so is the model, except for rounding. Every worker has the dense
+parameters, and `DistributedDataParallel` sums their gradients. `tables` shards the tables and
 computes their steps.
 
 If a worker is lost, all workers end. The leader raises a `TemporaryError`, and a new group of any
@@ -14,9 +14,11 @@ the model depends on the number of workers.
 
 import itertools
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +86,7 @@ class SharedEngine:
     settings: TrainingSettings
     places: Places
     sharding: tuple[str, ...]
-    """Sharding types that TorchRec's planner may choose from."""
+    """Sharding types that TorchRec's planner may use."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,8 +99,8 @@ class Steps:
     rates: list[float]
     """Learning rate of each step."""
     scales: list[float]
-    """Factor of each step, 1 divided by the sum of the batch's weights. A row's weight times this
-    factor is its share of the batch's loss."""
+    """Factor of each step, 1 divided by the sum of the batch's weights. A row's share of the
+    batch's loss is its weight times this factor."""
     seed: int
 
 
@@ -205,7 +207,7 @@ class _Worker:
     def save(self, stored: StoredModel | None = None) -> None:
         """Send this worker's shards to the leader in chunks.
 
-        The leader passes `stored` and writes the shards and the dense parameters into it.
+        The leader passes `stored`, and writes the shards and the dense parameters into this model.
         """
         if stored:
             self._dense.save(stored)
@@ -230,7 +232,7 @@ class _Worker:
     ) -> Tensor:
         """Send a chunk of a shard's rows from worker `of` to the leader, and return the chunk.
 
-        Only worker `of` and the leader return the chunk. The result of all other workers is
+        Only worker `of` and the leader return the chunk. On all other workers, the result is
         undefined.
         """
         if self.rank == of:
@@ -376,6 +378,10 @@ _CHECKED = {"restore", "open_rows"}
 the error is sent to the other workers."""
 _FAILURE = "evergreen failure"
 """Key in the group's store under which a worker writes its error before it ends."""
+_FAILURE_READ = "evergreen failure was read"
+"""Key that the leader sets after it has read the error."""
+_LEADER_SECONDS = 20.0
+"""Maximum seconds that a worker waits for the leader to read the error."""
 _WORKERS: dict[int, _Worker] = {}
 """Worker parts of this process's engines, by the number of the engine."""
 _NUMBERS = itertools.count()
@@ -435,13 +441,16 @@ def follow() -> None:
             try:
                 _execute(*call)
             except PermanentError as error:
-                _group_store().set(_FAILURE, str(error))
+                store = _group_store()
+                store.set(_FAILURE, str(error))
+                dist.destroy_process_group()  # the leader waits in a call, which now fails
+                _wait_for_leader(store)
                 raise
     dist.destroy_process_group()
 
 
 def end_group() -> None:
-    """End the other workers and the process group. Only the leader calls this."""
+    """End the other workers and the process group. Only the leader calls this function."""
     _broadcast(None)
     dist.destroy_process_group()
 
@@ -453,21 +462,39 @@ def _broadcast(call: Any) -> Any:
 
 
 def _group_store() -> Any:
-    """Return the store through which the workers found each other. It outlives a worker."""
+    """Return the store through which the workers found each other. The store outlives a worker."""
     return dist.distributed_c10d._get_default_store()
+
+
+def _wait_for_leader(store: Any) -> None:
+    """Wait until the leader has read the error of a failed worker.
+
+    The launcher sends SIGTERM to the leader as soon as a worker ends.
+    """
+    with suppress(RuntimeError):
+        store.wait([_FAILURE_READ], timedelta(seconds=_LEADER_SECONDS))
 
 
 @contextmanager
 def _lost_workers_reported() -> Iterator[None]:
-    """Raise the error of a lost worker, or a TemporaryError if the worker could not write it."""
+    """Raise the error of a lost worker, or a TemporaryError if the worker wrote no error."""
     try:
         yield
     except RuntimeError as error:
         if "gloo" not in str(error) and not isinstance(error, dist.DistError):
             raise
         with suppress(RuntimeError):
-            if _group_store().check([_FAILURE]):
-                raise PermanentError(_group_store().get(_FAILURE).decode()) from error
+            store = _group_store()
+            if store.check([_FAILURE]):
+                failure = store.get(_FAILURE).decode()
+                if dist.get_rank() == 0:
+                    # The launcher sends SIGTERM because of the failure. It is no preemption.
+                    if threading.current_thread() is threading.main_thread():
+                        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                    store.set(_FAILURE_READ, "")
+                else:
+                    _wait_for_leader(store)
+                raise PermanentError(failure) from error
         raise TemporaryError(
             "a worker was lost; the same command continues from the last save, with any number of "
             "processes"
@@ -509,8 +536,9 @@ class TorchrecEngine:
             config: Configuration of the network.
             slot_sizes: Number of ids of each slot.
             settings: Settings of the fit.
-            places: Places that a row looks up. None to look up each slot once.
-            sharding: Sharding types that TorchRec's planner may choose from.
+            places: Slot of each categorical position, and the positions of each list. If None, each
+                slot is looked up once.
+            sharding: Sharding types that TorchRec's planner may use.
 
         Raises:
             PermanentError: FBGEMM was built for another device.
@@ -539,7 +567,7 @@ class TorchrecEngine:
         Args:
             name: Name of the method of `_Worker`.
             *arguments: Arguments of the call.
-            own: Arguments for the leader if they differ from those of the other workers.
+            own: Arguments for the leader, if they differ from the arguments of the other workers.
         """
         with _lost_workers_reported():
             _broadcast((self._number, name, arguments))
@@ -623,8 +651,8 @@ class TorchrecEngine:
     def close(self) -> None:
         """See `Engine`. If this engine created the group, the other workers end.
 
-        After an error in a call, other workers may wait in that call. They would not receive
-        another call, so they only end after this process has ended.
+        After an error in a call, other workers may wait in that call. These workers cannot receive
+        another call and end only after this process has ended.
         """
         if self._is_broken:
             del _WORKERS[self._number]

@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Sequence
 
 from evergreen.runtime.errors import Preempted, TemporaryError
+from evergreen.runtime.exit_codes import ExitCode
 
 
 def is_worker() -> bool:
@@ -69,8 +70,7 @@ def run_workers(arguments: Sequence[str], processes: int) -> int:
             "continues"
         ) from error
     except ChildFailedError as error:
-        # Workers that ended by SIGTERM are sorted last, because they only ended after another
-        # worker had failed.
+        # Workers that ended by SIGTERM are sorted last, because another worker had failed before.
         for rank, failure in sorted(
             error.failures.items(), key=lambda each: each[1].exitcode == -signal.SIGTERM
         ):
@@ -80,7 +80,12 @@ def run_workers(arguments: Sequence[str], processes: int) -> int:
                     "others were stopped; the same command continues from the last save, with "
                     "any number of processes"
                 ) from error
-        return int(min(error.failures.items())[1].exitcode)
+        # A leader that ended as preempted only received SIGTERM because another worker had failed.
+        _, first = min(
+            error.failures.items(),
+            key=lambda each: (each[1].exitcode == ExitCode.PREEMPTED, each[0]),
+        )
+        return int(first.exitcode)
     finally:
         if threading.current_thread() is threading.main_thread():
             for number, handler in handlers.items():

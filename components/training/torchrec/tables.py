@@ -6,9 +6,10 @@ tables, or some of their columns, to workers. Each step sends the ids to these w
 pooled vectors back once. The gradients are sent to the same workers.
 
 `AdamRows` computes the look-ups. `AdamRows` is a custom kernel of TorchRec. FBGEMM's fused Adam
-cannot be used, because it has no CPU build, and because it adds epsilon after the bias correction,
-while all engines here add it before. A step only updates rows that the batch looks up, like
-HugeCTR's `Update_t.Local`. The moments of a row are stored beside its vector.
+cannot be used for two reasons. This Adam has no CPU build, and it adds epsilon after the bias
+correction. All engines here add epsilon before the bias correction. A step only updates rows that
+the batch looks up, like HugeCTR's `Update_t.Local`. The moments of a row are stored beside its
+vector.
 """
 
 import os
@@ -86,7 +87,7 @@ def planner_of(
         topology: The workers.
         tables: The tables to shard.
         batch_size: Rows of a batch on each worker.
-        sharding: Sharding types to choose from.
+        sharding: Sharding types that TorchRec's planner may use.
     """
     kernels = [EmbeddingComputeKernel.FUSED.value]
     chosen = ParameterConstraints(
@@ -150,9 +151,9 @@ class _Group:
     rows: Tensor
     """Vector, m and v of each row, [rows, 3, width]."""
     features: list[int]
-    """Positions of the kernel's features that look up rows of this group."""
+    """Features of the kernel that look up rows of this group, by position."""
     offsets: Tensor
-    """Number of the row with which each feature's table begins."""
+    """Number of the first row of each feature's table."""
     taken: tuple[Tensor, Tensor] | None = None
     """Distinct rows that the last batch looked up, and their vectors, which collect gradients."""
 
@@ -282,6 +283,6 @@ def begin_group() -> bool:
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     # The timeout is long, because the leader may decode rows or write a table for hours. If a
-    # worker ends, its closed connections show this to the other workers.
+    # worker ends, the other workers notice its closed connections.
     dist.init_process_group(backend, timeout=timedelta(days=1), **alone)
     return True

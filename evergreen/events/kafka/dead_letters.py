@@ -60,8 +60,8 @@ class KafkaDeadLetters:
         """Store messages as dead letters, each with id, payload and reason.
 
         The call returns when the brokers have stored the letters. The errors are those of
-        `KafkaSender.send`. A topic may carry larger messages than the brokers accept from this
-        client. If a message is too large, it is truncated, and the stored reason says so.
+        `KafkaSender.send`. The topic may contain messages that are too large for this client to
+        publish. If a message is too large, it is truncated, and the stored reason says so.
         """
         topic, time_header = self._location.dead_letter_topic, (_TIME, repr(self._clock()).encode())
         kept = []
@@ -136,8 +136,8 @@ class KafkaDeadLetters:
     def _read_letters(self, consumer: Consumer) -> tuple[list[DeadLetter], list[TopicPartition]]:
         """Return the stored dead letters, oldest first, and the end of each partition at that time.
 
-        If a reader crashes between storing and acknowledging, a message is stored twice. Only one
-        copy is returned. Messages with the same key may be different messages.
+        If a reader crashes between storing and acknowledging, a message is stored twice. This
+        function returns only one copy. Messages with the same key may be different messages.
         """
         topic, brokers = self._location.dead_letter_topic, self._location.brokers
         open_ = set(list_partitions(consumer, self._location, topic))

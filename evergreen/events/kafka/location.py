@@ -18,15 +18,16 @@ from evergreen.runtime.errors import ContractError, PermanentError, TemporaryErr
 
 _DEFAULT_GROUP = "evergreen-monitor"
 _DEFAULT_LEASE_SECONDS = 45.0
-"""Kafka's default session timeout. Brokers refuse less than 6 s by default."""
+"""Kafka's default session timeout. By default, brokers refuse a session timeout of less than 6
+s."""
 DEAD_LETTER_ENDING = ".dead-letters"
 MAX_SENT_BYTES = 1_040_000
 """Largest message in bytes, with key and headers. The limit is more than `MAX_MESSAGE_BYTES`, and
 less than a broker's default of 1,048,588."""
 
 _CLIENT_LOGGER = logging.getLogger("evergreen.events.kafka.librdkafka")
-# Drop the log line that librdkafka writes for every attempt to connect, 20 per second. If no broker
-# answers, `Subscriber.problem` describes the failure.
+# Drop the log line for each attempt to connect, which librdkafka writes 20 times per second. If no
+# broker answers, `Subscriber.problem` describes the failure.
 _CLIENT_LOGGER.addFilter(lambda record: not record.getMessage().startswith("FAIL ["))
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,230}")
 _TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
@@ -48,7 +49,7 @@ _PERMANENT = {
     KafkaError.UNSUPPORTED_SASL_MECHANISM,
     KafkaError.UNSUPPORTED_VERSION,
 }
-"""Errors that a person must fix. All other errors may end without a change by a person."""
+"""Errors that a person must fix. All other errors may disappear without a person's help."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,7 +44,7 @@ def close_consumer(consumer: Consumer) -> None:
     answers or when the process ends, and other readers get its partitions when its session times
     out. The second fault: a rebalance may still wait for its callback when closing begins. If the
     group has already ended, the callback blocks forever while it holds Python's interpreter lock.
-    For this reason the function ends rebalances before it closes the client.
+    For this reason, the function ends rebalances before it closes the client.
     """
     deadline = time.monotonic() + _CLOSE_SECONDS
     _end_rebalances(consumer, deadline)
@@ -92,13 +92,13 @@ class PartitionProgress(Generic[M]):
 
     Kafka stores one committed offset per partition, and every message below that offset counts as
     done. Acknowledgements arrive in any order, so the committed offset may only move to the first
-    unacknowledged message. Offsets of compacted or deleted messages leave gaps, which count as
-    done.
+    unacknowledged message. Compacted or deleted messages leave gaps in the offsets, and the gaps
+    count as done.
     """
 
     generation: int
-    """Number of the partition's assignment to this reader. Tokens from an earlier assignment of the
-    partition are invalid."""
+    """Sequence number of the partition's assignment to this reader. Tokens from an earlier
+    assignment of the partition are invalid."""
     next_offset: int | None = None
     """Offset that follows the newest delivered message. None before the first delivery."""
     held: dict[int, Held[M]] = field(default_factory=dict)
@@ -182,8 +182,8 @@ class BacklogCounter:
         """Return the number of messages that are neither acknowledged nor dead-lettered.
 
         Returns None if no broker answers. In a partition of this reader (a key of `progress`), the
-        number includes held messages and future messages. In a partition of another reader, the
-        number includes all messages after the group's committed offset.
+        number includes held messages and messages that have not arrived yet. In a partition of
+        another reader, the number includes all messages after the group's committed offset.
         """
         if time.monotonic() < self._silent_until:
             return None

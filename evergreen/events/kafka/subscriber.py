@@ -1,8 +1,9 @@
 """The reading side of a Kafka log: one topic, read by one consumer group.
 
-Readers share the partitions of the topic. For each partition a reader commits the offset below
-which all messages are acknowledged (`offsets`). After a kill the next reader therefore gets the
-unacknowledged messages again. `dead_letters` stores dead letters, and `offsets` counts the backlog.
+Readers share the partitions of the topic. For each partition, a reader commits the offset below
+which all messages are acknowledged (`offsets`). If the reader is killed, the next reader therefore
+gets the unacknowledged messages again. `dead_letters` stores dead letters, and `offsets` counts the
+backlog.
 
 Other programs must publish with plain or idempotent producers. A transactional producer leaves
 markers among the offsets, so a reader would never reach the end of the topic.
@@ -27,8 +28,8 @@ _MAX_HELD_BYTES = 256 * 2**20
 reader bounded while it cannot store messages."""
 
 _CONSUMED_AT_ONCE = 50
-"""Messages per request to librdkafka. A pull may therefore exceed its byte limit by up to this
-number of messages."""
+"""Messages per request to librdkafka. If a pull reaches its byte limit, it still returns all
+messages of its last request."""
 
 
 class KafkaSubscriber:
@@ -176,7 +177,7 @@ class KafkaSubscriber:
     def read_up_to(self) -> float | None:
         """See `event_log.Subscriber`.
 
-        Returns the time of a check that found no message left in any partition.
+        Returns the time of the newest check that found no unread message.
 
         In a partition of this reader, all messages must be pulled and acknowledged. In a partition
         of another reader, the committed offset must be the end of the partition. While no broker
@@ -294,7 +295,7 @@ class KafkaSubscriber:
         try:
             self._consumer.commit(offsets=offsets, asynchronous=True)
         except KafkaException:
-            return  # between two assignments. The next pull commits these offsets.
+            return  # No partition is assigned now. The next pull commits these offsets.
         for each in offsets:
             self._progress[each.partition].sent_offset = each.offset
 

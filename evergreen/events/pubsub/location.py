@@ -66,7 +66,7 @@ def open_subscriber(url: LogUrl, *, clock: Callable[[], float]) -> PubsubSubscri
     Raises:
         ContractError: the URL has no topic, credentials are missing, or the subscription does not
             exist.
-        TemporaryError, PermanentError: Pub/Sub is unreachable, or refuses.
+        TemporaryError, PermanentError: Pub/Sub is unreachable, or refuses the call.
     """
     names, settings = _parse_url(url)
     create_on_emulator(names)

@@ -166,7 +166,7 @@ def create_on_emulator(names: Names) -> None:
     """Create the missing topics and subscriptions on the emulator, which starts empty.
 
     Raises:
-        TemporaryError, PermanentError: the emulator is unreachable, or refuses.
+        TemporaryError, PermanentError: the emulator is unreachable, or refuses the call.
     """
     if emulator() is None:
         return
@@ -181,8 +181,8 @@ def create_on_emulator(names: Names) -> None:
 def check(names: Names, subscriber: Any) -> None:
     """Check that the log's subscriptions exist and read the right topics.
 
-    Without the permission `pubsub.subscriptions.get` nothing is checked, and the first read reports
-    a problem.
+    If the permission `pubsub.subscriptions.get` is missing, nothing is checked, and the first read
+    reports a problem.
 
     Raises:
         ContractError: a subscription is missing, or reads another topic.
@@ -271,8 +271,8 @@ def publish_all(
     """Publish (data, attributes) messages, and wait until Pub/Sub has confirmed all of them.
 
     Raises:
-        TemporaryError: at least one message was not confirmed within `seconds`. Messages other than
-            the unconfirmed ones are stored.
+        TemporaryError: at least one message was not confirmed within `seconds`. All confirmed
+            messages are stored.
         PermanentError: Pub/Sub refuses at least one message permanently.
     """
     deadline = time.monotonic() + seconds

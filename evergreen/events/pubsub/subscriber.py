@@ -1,15 +1,15 @@
 """The reading side of a Pub/Sub log: a thread fills a bounded queue that `pull` empties.
 
-The thread sends one pull request after the other. Each pull waits at Pub/Sub until there is a
-message, and leases the message for `lease_seconds`. A message that is not acknowledged before its
-lease ends is dropped from the queue, and Pub/Sub delivers it again. The caller stores a message
-before it acknowledges it. `ReadMark` estimates the watermark of the log.
+The thread sends pull requests, one at a time. Each pull waits at Pub/Sub until there is a message,
+and leases the message for `lease_seconds`. A message that is not acknowledged before its lease ends
+is dropped from the queue, and Pub/Sub delivers it again. The caller stores a message before it
+acknowledges it. `ReadMark` estimates the watermark of the log.
 
 Dead letters have their own topic. A dead letter is the original payload with id, reason and time as
-attributes. If Pub/Sub itself moved a message to this topic, the message has no reason. Pub/Sub
-cannot list messages without pulling them. While one call lists or replays dead letters, another
-call of this kind sees fewer messages. If a process is killed while it lists or replays dead
-letters, the next calls see fewer messages for `lease_seconds`.
+attributes. If Pub/Sub itself moved a message to this topic, the message has no attribute with a
+reason. Pub/Sub cannot list messages without pulling them. While one call lists or replays dead
+letters, another call of this kind sees fewer messages. If a process is killed while it lists or
+replays dead letters, the next calls see fewer messages for `lease_seconds`.
 """
 
 import logging
@@ -39,7 +39,7 @@ _REASON = "reason"
 _DEAD_LETTERED_AT = "dead_lettered_at"
 """Attribute of a dead letter: its time in seconds since the epoch."""
 _DELIVERY_COUNT = "CloudPubSubDeadLetterSourceDeliveryCount"
-"""Attribute that Pub/Sub adds to a message that Pub/Sub itself moved to the dead-letter topic."""
+"""Attribute of a message that Pub/Sub itself moved to the dead-letter topic."""
 _CHUNK = 1000
 """Highest number of messages per request."""
 
@@ -198,8 +198,8 @@ logger = logging.getLogger(__name__)
 _PULL_SECONDS = 30.0
 """Longest wait of one pull for a message."""
 _STEADY_SECONDS = 1.0
-"""Seconds after which a waiting pull has certainly reached Pub/Sub. If Pub/Sub refuses a pull, it
-does so far sooner."""
+"""Seconds after which a waiting pull has certainly reached Pub/Sub. If Pub/Sub refuses a pull, the
+error arrives much sooner."""
 _GRACE_SECONDS = 3.0
 """Longest outage in seconds that is not reported as a problem, because servers restart."""
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.5, 30.0
@@ -217,9 +217,9 @@ class PubsubSettings:
 
     lease_seconds: float = 30.0
     """Seconds for which the messages of a killed reader are not delivered to the next reader.
-    Pub/Sub accepts 10 to 600."""
+    Pub/Sub accepts 10 to 600 seconds."""
     settle_seconds: float = 5.0
-    """Maximum delay of a message compared with other messages of the same age, in seconds. See
+    """Maximum delay of a message in seconds, compared with messages of the same age. See
     `ReadMark`."""
     max_messages: int = 2000
     """Highest number of messages that are queued, or pulled and not acknowledged."""
@@ -239,15 +239,15 @@ class _InHand:
 class ReadMark:
     """Estimates the watermark from publish times, because the broker reports no watermark.
 
-    Pub/Sub reports neither the number of messages left nor their order. The estimate depends on the
-    publish times of arrived messages, and on the time since the last arrival:
+    Pub/Sub reports neither the number nor the order of the messages that are left. The estimate
+    depends on the publish times of arrived messages, and on the time since the last arrival:
 
     - While messages arrive, the watermark is the publish time of the oldest message that is queued
       or not acknowledged. If all messages are acknowledged, the watermark is the newest publish
       time so far.
     - After `settle_seconds` without a message, the watermark is the current time.
     - In both cases, `settle_seconds` are subtracted from the watermark, to allow for messages that
-      arrive later than messages of the same age. A message with a larger delay counts as late.
+      arrive with a longer delay than others. A message with a larger delay counts as late.
     - For `lease_seconds` after connecting, the watermark is unknown, because a killed predecessor
       or an interrupted call may hold messages.
 
@@ -305,9 +305,9 @@ class PubsubSubscriber:
     ) -> None:
         """Store the clients.
 
-        Before the first `pull`, no messages are taken from other readers. `publisher` and
-        `subscriber` are clients from the module `resources`. `publisher` is used for dead letters.
-        Closing this subscriber closes both clients.
+        Before the first `pull`, this reader leases no messages. `publisher` and `subscriber` are
+        clients from the module `resources`. `publisher` is used for dead letters. Closing this
+        subscriber closes both clients.
         """
         self._names, self._settings = names, settings
         self._clock, self._monotonic = clock, monotonic
@@ -337,7 +337,7 @@ class PubsubSubscriber:
     def pull(self, max_messages: int) -> list[Delivery]:
         """See `event_log.Subscriber`.
 
-        During an outage the result is empty, and `problem` reports the outage.
+        During an outage, the result is empty, and `problem` reports the outage.
         """
         if self._pulling_client is None:
             self._pulling_client, self._connected_at = subscriber_client(), self._monotonic()

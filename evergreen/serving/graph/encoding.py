@@ -9,16 +9,16 @@ the lookup's result.
 One hash table serves all columns. The key of a category is its value plus the first key of its
 slot's range. The value stored for a key is the distance from the slot's out-of-vocabulary row to
 the category's row. The value 0 of an absent key therefore selects the out-of-vocabulary row in
-every slot. The slot of an excluded column has no entries, and its distances count from its row for
-missing values. As a result, all values of an excluded column count as missing.
+every slot. The slot of an excluded column has no entries, and in this slot the value 0 selects the
+row for missing values. All values of an excluded column are therefore treated as missing.
 
 The table uses cuckoo hashing with `CHOICES` cells per key (Pagh & Rodler, ESA 2001; Fotakis et al.,
 STACS 2003). Choice d of a key is the cell `starts[d] + key mod primes[d]`, and each choice has its
-own range of cells. A lookup takes `CHOICES` reads, whatever the size of the table. ONNX Runtime
-maps the arrays from `model.data`. A server therefore builds nothing when it opens a graph, and its
+own range of cells. A lookup reads `CHOICES` cells, even if the table is large. ONNX Runtime maps
+the arrays from `model.data`. A server therefore builds nothing when it opens a graph, and its
 instances share the arrays, which take 15 bytes per entry. ONNX Runtime's LabelEncoder builds a hash
-map of 60 to 75 bytes per entry in each instance. LabelEncoder made the graph 8 to 20 % faster up to
-2.6 million entries, and no faster with more entries.
+map of 60 to 75 bytes per entry in each instance. LabelEncoder made the graph 8 to 20 % faster with
+up to 2.6 million entries, but not faster with more entries.
 """
 
 from collections.abc import Sequence
@@ -41,8 +41,8 @@ by this prefix."""
 DENSE = f"{PREFIX}dense"
 """Name of the network's dense input [n, d]."""
 BUCKETS = "buckets"
-"""Name of the tensor of bucket numbers [n, `Features.bucketed`], which follow the categories in the
-lookup."""
+"""Name of the tensor of bucket numbers [n, `Features.bucketed`]. In the lookup, the bucket numbers
+follow the categories."""
 CHOICES = 3
 """Number of possible cells of a key in the hash table."""
 LOAD = 0.8
@@ -199,7 +199,8 @@ def encode_categorical(parts: Parts, workflow: FeatureWorkflow, tables: Sequence
     ignores them.
 
     Raises:
-        ContractError: `build_table` raises it, or there are more columns than key ranges.
+        ContractError: there are too many vocabulary entries (`build_table`), or more columns than
+            key ranges.
     """
     slots, names = np.array(workflow.features.id_places.slots, np.int64), workflow.features.id_names
     largest = max((int(v.max(initial=0)) for v in workflow.vocabularies), default=0)
@@ -245,7 +246,7 @@ def encode_categorical(parts: Parts, workflow: FeatureWorkflow, tables: Sequence
 def _no_columns(parts: Parts, source: str) -> str:
     """Add an empty tensor [n, 0] with as many rows as `source`.
 
-    The empty tensor stands for a kind of feature without columns.
+    The empty tensor is used for a kind of feature that has no columns.
     """
     first, last, axis = (
         parts.constant(f"no_columns_{n}", np.array([v]))
@@ -257,7 +258,10 @@ def _no_columns(parts: Parts, source: str) -> str:
 def _entries(
     workflow: FeatureWorkflow, keys_of: KeyRange
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Return the keys, and for each key its row minus the out-of-vocabulary row of its slot."""
+    """Return the keys and their distances.
+
+    The distance of a key is its row minus the out-of-vocabulary row of its slot.
+    """
     keys, distances = (
         [np.zeros(0, np.int64)],
         [np.zeros(0, np.int64)],
@@ -277,7 +281,9 @@ def _entries(
 
 
 def _look_up(parts: Parts, wanted: str, table: "HashTable", *, width: int) -> str:
-    """Add `distances` [n, width] by comparing each key with its cells. An absent key gets cell 0.
+    """Add `distances` [n, width], the value of each key in the table.
+
+    If the table lacks a key, the key gets the value of cell 0.
 
     GatherElements needs flat indices, but for single numbers it takes only a seventh of the time of
     Gather.
@@ -317,7 +323,7 @@ class HashTable(NamedTuple):
     values: NDArray[np.int32]
     """[cells], 0 in a cell without a key."""
     primes: tuple[int, ...]
-    """Number of cells for each of a key's choices."""
+    """Number of cells in the range of each choice. A key has `CHOICES` choices."""
     starts: tuple[int, ...]
     """First cell of each choice, see `CHOICES`."""
 
@@ -351,11 +357,12 @@ def build_table(keys: NDArray[np.int64], values: NDArray[np.int32]) -> HashTable
 def _place(
     keys: NDArray[np.int64], primes: NDArray[np.int64], starts: NDArray[np.int64]
 ) -> NDArray[np.int64] | None:
-    """Assign keys to cells, and return each cell's key position or -1.
+    """Assign each key to a cell.
 
-    Returns None if a key found no free cell. In each round every key without a cell takes the cell
-    of its current choice. If several keys want the same cell, the last of these keys gets it. In
-    the next round, keys without a cell and keys that lost their cell try their next choice.
+    Returns, for each cell, the position of its key, or -1 if the cell is empty. Returns None if a
+    key found no free cell. In each round, every key without a cell takes the cell of its current
+    choice. If several keys want the same cell, the last of these keys gets it. In the next round,
+    keys without a cell and keys that lost their cell try their next choice.
     """
     owners = np.full(1 + int(primes.sum()), -1, np.int64)
     choices = np.zeros(len(keys), np.int8)
@@ -374,7 +381,7 @@ def _place(
 
 
 def _primes_from(least: int, count: int) -> tuple[int, ...]:
-    """Return the first `count` primes from `least` on, which is at least 3.
+    """Return the smallest `count` primes that are not below `least`. `least` must be at least 3.
 
     >>> _primes_from(90, 3)
     (97, 101, 103)

@@ -3,14 +3,14 @@
 The input is a fitted `FeatureWorkflow` and a model's weights, and the graph has the tensors of
 `evergreen.contracts.serving`. The graph contains the whole encoding, so serving cannot encode
 differently from training. `evergreen.serving.graph.encoding` adds the encoding's nodes. The network
-comes from the exported graph beside the weights of every registered model
+comes from `network.onnx`, which is stored with the weights of every registered model
 (`evergreen.networks.files`). The network's graph is unchanged, except for a prefix on its names.
 `evergreen.serving.graph.parts` writes the files, `evergreen.serving.parity` checks the scores, and
 `evergreen.serving.repository` publishes the graph.
 
-The tables are stored in `model.data`, whose size is limited only by the disk. The tables are
-further limited by the memory of this process, which maps them, then by the server's memory, and
-then by `evergreen.serving.graph.encoding.MAX_KEYS` vocabulary entries.
+The tables are stored in `model.data`, whose size is limited only by the disk. The memory of this
+process, which maps the tables, and the memory of the server also limit their size. A graph has at
+most `evergreen.serving.graph.encoding.MAX_KEYS` vocabulary entries.
 """
 
 from collections.abc import Sequence
@@ -236,8 +236,8 @@ def export(model: Model, folder: Path) -> None:
     """Write the graph of a stored model (`evergreen.registry.models`) into `folder`.
 
     Raises:
-        ContractError: the model's files are absent, corrupt or different from its manifest. The
-            error is also raised by `write_graph`.
+        ContractError: the model's files are absent, corrupt or different from its manifest. See
+            also `write_graph`.
     """
     stored = local_path(model.uri)
     for part in (Model.WEIGHTS, Model.WORKFLOW):
@@ -260,7 +260,7 @@ def export(model: Model, folder: Path) -> None:
         open_model(weights, model.slot_sizes).weights.tables,
         network=read_network(weights / NETWORK_FILE),
         name=model.recommender.name,
-        widths=model.config.get("widths", ()),  # not every network has widths
+        widths=model.config.get("widths", ()),  # some networks have no widths
         numbers=served_tables(model.recommender),
     )
 

@@ -1,10 +1,10 @@
 """Collect the nodes and constants of a graph, and write them as files.
 
 `evergreen.serving.graph.encoding` and `evergreen.serving.graph.export` add the parts. The output is
-one ONNX message, and beside it a file `model.data` with the tables. The format is ONNX's external
-data: raw little-endian arrays at offsets that the message contains. A server maps the tables in 10
-ms, and its instances share them. When the tables (754 MiB) were inside the message, opening it took
-4.2 s and twice the memory. The output is deterministic.
+one ONNX message and a file `model.data` with the tables, in the same folder. The format is ONNX's
+external data: raw little-endian arrays at offsets that the message contains. A server maps the
+tables in 10 ms, and its instances share the tables. When tables of 754 MiB were inside the message,
+opening the message took 4.2 s and twice the memory. The output is deterministic.
 """
 
 from collections.abc import Iterator, Sequence

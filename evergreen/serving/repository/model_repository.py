@@ -1,33 +1,34 @@
 """Manage one recommender's part of Triton's model repository, in a folder or a bucket.
 
-The part contains versions, a configuration, a traffic plan and a lock. The layout for a recommender
-called shop is `shop/config.pbtxt` and `shop/<version>/{model.onnx[, model.data], golden.npz[,
-model.py], version.json}`, with the warm-up rows in `shop/warmup/`. A version is first staged under
-another model's name (`shop_candidate`), where servers can load it for a rehearsal. The staged
-version is compared with its source byte by byte, and moved to its final folder, which no server
-reads yet. **The version is published by one atomic write of config.pbtxt**, which names the
-version. A server that starts during a release therefore loads the last published version. No
-configuration names an interrupted copy. The number of an interrupted copy is not reused, and the
-next deployment removes the copy. Recommenders in the same repository share no files.
+This part of the repository contains versions, a configuration, a traffic plan and a lock. The
+layout for a recommender called shop is `shop/config.pbtxt` and `shop/<version>/{model.onnx[,
+model.data], golden.npz[, model.py], version.json}`, with the warm-up rows in `shop/warmup/`. A
+version is first staged under another model's name (`shop_candidate`), where servers can load it for
+a rehearsal. The staged version is compared with its source byte by byte, and moved to its final
+folder, which no server reads yet. **The version is published by one atomic write of config.pbtxt**,
+which names the version. A server that starts during a release therefore loads the last published
+version. No configuration names an interrupted copy. The number of an interrupted copy is not
+reused, and the next deployment removes the copy. Recommenders in the same repository share no
+files.
 
-Changes need `locked()`. In a folder the lock is the kernel's flock, which ends with a killed
-process and must be supported by the filesystem. In a bucket the lock is a lease, which expires. A
-write of the configuration succeeds only if its generation has not changed since the lock holder
-first read it. A holder whose lease has expired unnoticed therefore cannot write. Another module
-notifies the servers (`controller.moves`).
+Before a change, the caller must take the lock with `locked()`. In a folder, the lock is the
+kernel's flock, which is released if the process is killed. The filesystem must support flock. In a
+bucket, the lock is a lease, which expires. A write of the configuration succeeds only if its
+generation has not changed since the lock holder first read it. A holder whose lease has expired
+unnoticed therefore cannot write. Another module notifies the servers (`controller.moves`).
 
 The object `<name>.fence.json` contains the number of the lock, which grows by one each time a
 controller takes the lock. The lock holder compares its number with this object before each change,
-and writes the number into the configuration as a comment and into the traffic plan. If the previous
-holder did not release the lock, the new holder first writes the configuration and the plan again.
-The next conditional write of the previous holder therefore fails, even if that holder is still
-running. If there is no configuration yet, the new holder writes only the comment, which counts as
-no configuration. If there is no plan yet, a late first plan of the previous holder is replaced,
-because its lease number is lower.
+and writes the number into the configuration, as a comment, and into the traffic plan. If the
+previous holder did not release the lock, the new holder first writes the configuration and the plan
+again. The next conditional write of the previous holder therefore fails, even if that holder is
+still running. If there is no configuration yet, the new holder writes only the comment, which
+counts as no configuration. If there is no plan yet, a late first plan of the previous holder is
+replaced, because its lease number is lower.
 
 `version.json` lists every file of its version with size and SHA-256. If a folder lacks this file,
 or if a listed file is absent or has another size, the folder is an interrupted copy and not a
-version. `VersionFolders` reads the versions below one model's name.
+version. `VersionFolders` reads the versions of one served model.
 """
 
 import errno
@@ -77,7 +78,7 @@ LEASE_SECONDS = 60.0
 GOLDEN_FILE = "golden.npz"
 RECORD_FILE = "version.json"
 _LEASE_COMMENT = "# lease "
-"""Start of the configuration's first line, which names the lease of the holder that wrote it."""
+"""Start of the first line of a configuration. The line contains the lease number of its writer."""
 _SERVED_MODEL = Path(__file__).resolve().parents[1] / "served_model.py"
 
 
@@ -145,10 +146,12 @@ def assemble(version: int, folder: Path, options: ServingOptions) -> dict[str, P
 
 
 def warmup_files(golden: GoldenRows, num_rows: int) -> tuple[list[WarmupRow], dict[str, bytes]]:
-    """Return Triton's warm-up from the first golden rows, and the content of each file by name.
+    """Return Triton's warm-up rows, and the content of each warm-up file by name.
 
-    The name of a file is the hash of its content. A restored configuration therefore refers to its
-    original rows.
+    The warm-up rows are the first golden rows.
+
+    The name of a file is the hash of its content. A configuration that is restored therefore still
+    refers to its own warm-up rows.
     """
     rows: list[WarmupRow] = []
     contents: dict[str, bytes] = {}
@@ -199,7 +202,7 @@ class VersionFolders:
         return sorted(whole)
 
     def record(self, version: int) -> VersionRecord:
-        """Read the record of a version, which lists its files and hashes.
+        """Read the record of a version: the files of the version and their hashes.
 
         Raises:
             ContractError: the version does not exist, or its record is corrupt or belongs to
@@ -264,7 +267,7 @@ class VersionFolders:
         return path
 
     def _local_file(self, version: int, file: str, folder: Path) -> Path:
-        """Return the local path of a file, or of a copy in `folder` if it is not local."""
+        """Return the local path of a file, or of a copy in `folder` if the file is not local."""
         path = f"{self._name}/{version}/{file}"
         local = self._objects.local(path)
         if local is not None and local.is_file():
@@ -281,8 +284,8 @@ class ModelRepository:
         names: Names of the recommender's models.
         holder: Description of this deployment, for error messages of other deployments. The default
             describes this process.
-        min_lease: Largest lease number in the journal. The number in the repository may be lower,
-            because the repository may have been emptied.
+        min_lease: Largest lease number in the journal. The largest number in the repository is
+            lower if the repository was emptied.
         lease_seconds: Time after which a bucket's lock of a killed holder expires.
         clock: Wall clock in seconds since the epoch.
         monotonic: Monotonic clock in seconds.
@@ -312,8 +315,8 @@ class ModelRepository:
         self._min_lease = min_lease
         self._check_lock: Callable[[], None] | None = None
         self.lease = 0
-        """Number of the lock that this process holds, or held last. 0 = this process has never held
-        the lock."""
+        """Number of the lock that this process took last. 0 = this process has never taken the
+        lock."""
         self._config_generation = self._plan_generation = ABSENT
         self._config = f"{names.model}/{CONFIG_FILE}"
         self._plan = traffic_file(names.model)
@@ -387,7 +390,7 @@ class ModelRepository:
         self.objects.write(self._fence, content, if_generation=generation)
 
     def _parse_fence(self, content: bytes) -> tuple[int, bool]:
-        """Return the lease number, and whether its holder released the lock."""
+        """Return the lease number, and whether the holder of the lease released the lock."""
         try:
             document = json.loads(content)
             return int(document["number"]), bool(document["released"])
@@ -491,7 +494,7 @@ class ModelRepository:
         *,
         proceed: Callable[[], None] = lambda: None,
     ) -> None:
-        """Copy a version from `folder` to the candidate's name, and verify the written files.
+        """Copy a version from `folder` to the candidate's folder, and verify the written files.
 
         Args:
             version: Number of the version.
@@ -593,9 +596,10 @@ class ModelRepository:
         return None if stored is None else _text(stored.content) or None
 
     def write_config(self, text: str | None) -> None:
-        """Replace the configuration atomically, which publishes the versions that it names.
+        """Replace the configuration atomically.
 
-        `text` None removes the configuration.
+        The replacement publishes the versions that the configuration names. If `text` is None, the
+        configuration is removed.
 
         Raises:
             Changed: another controller has written the configuration since this lock was taken.
@@ -681,7 +685,8 @@ class ModelRepository:
             before = TrafficPlan.loads(stored.content, source=f"{self.uri}/{self._plan}")
             sequence = before.sequence
             if self._plan_generation == ABSENT and before.lease < self.lease:
-                # A fenced holder wrote the first plan late. Its write could not be conditional.
+                # A previous holder wrote the first plan after it lost the lock. The write succeeded
+                # because there was no earlier plan.
                 self._plan_generation = stored.generation
         if plan.sequence != sequence + 1:
             raise ContractError(

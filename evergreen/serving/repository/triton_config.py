@@ -11,13 +11,13 @@ Clients get long deadlines, because a cancelled gRPC call can kill Triton 2.51. 
 container image limits its queue instead. A request that finds the queue full, or waits longer than
 the time limit, is rejected as UNAVAILABLE.
 
-On a laptop the queue has no limits, because Triton 2.51 stalls with them. If a queue has a size or
-a timeout, its batcher sends a batch only if an instance is idle. An instance that becomes idle does
-not wake the batcher. The next request wakes the batcher, or a timer after 500 ms. If every client
-waits for its response, no next request arrives. More instances make the stall rarer. Without queue
-limits, the batcher sends batches to busy instances in advance, and wakes whenever an instance takes
-one of these batches. Triton 26.08 fixed a related error, which left instances idle if batches were
-also delayed (triton-inference-server/server#8870).
+On a laptop, the queue has no limits, because Triton 2.51 stalls if the queue has limits. If a queue
+has a size or a timeout, the batcher of the queue sends a batch only if an instance is idle. An
+instance that becomes idle does not wake the batcher. The batcher wakes when the next request
+arrives, or after 500 ms. If every client waits for its response, no next request arrives. More
+instances make the stall rarer. Without queue limits, the batcher sends batches to busy instances in
+advance, and wakes whenever an instance takes one of these batches. Triton 26.08 fixed a related
+error, which left instances idle if batches were also delayed (triton-inference-server/server#8870).
 """
 
 import json
@@ -109,8 +109,8 @@ _METRICS = {
 _QUEUE_LIMITS = {PYTHON: (0, 0), ONNXRUNTIME: (QUEUED_REQUESTS, QUEUE_MICROSECONDS)}
 
 WarmupRow: TypeAlias = Mapping[str, str]
-"""Map from input name to a file with one row in the model's folder `warmup`. Triton reads each file
-as raw little-endian values."""
+"""Name of a file for each input of the model. The file is in the model's folder `warmup` and
+contains one row. Triton reads the file as raw little-endian values."""
 
 
 def triton_config(

@@ -142,7 +142,7 @@ def test_source_before_end_nulls_and_layer_after_compile_are_accepted(model, dou
     model.add(double.DenseLayer(layer_type=double.Layer_t.ReLU, **layer))
 
 
-def test_too_many_keys_are_dropped_without_error(world, double, tmp_path):
+def test_too_many_keys_are_dropped_without_error(double, tmp_path):
     """If a slot has at most two keys and a row has three, the third key is dropped."""
     import double_reader
 

@@ -240,7 +240,7 @@ def test_full_gpu_memory_is_failure_that_names_sizes_and_free_memory(
     with raises(
         PermanentError,
         words,
-        "batches of 128 rows and workspaces of 1 MiB per GPU",
+        "batches of 128 rows and workspaces of 1 MiB, 1 MiB per GPU",
         "(free memory: GPU 0: 1.5 GiB of 80.0 GiB, GPU 1: 78.0 GiB of 80.0 GiB): out of memory;",
     ):
         engine.learn(rows, np.arange(128), batch_size=128, seed=0)

@@ -163,10 +163,10 @@ if os.environ.get("RANK") == "{rank}":
     ids=["worker in step", "leader in step", "worker at start"],
 )
 def test_full_gpu_memory_of_any_worker_names_sizes(
-    step_flags, world, make_training_set, environment, workers, tmp_path, rank, patched
+    step_flags, planted, make_training_set, environment, workers, tmp_path, rank, patched
 ):
     workers.be(1)
-    training_set = make_training_set(*world.rows(4_000)[:3])
+    training_set = make_training_set(*planted.rows(4_000)[:3])
     fault = OUT_OF_MEMORY.format(rank=rank, patched=patched)
     (tmp_path / "faulty").mkdir()
     (tmp_path / "faulty" / "sitecustomize.py").write_text(fault)

@@ -170,6 +170,13 @@ def test_request_that_controller_cannot_read_is_named_with_its_line(
         open_requests(tmp_path)
 
 
+@pytest.mark.parametrize("field", ["run", "model_id"])
+def test_field_that_is_no_string_is_named_with_its_line(tmp_path, append, field):
+    append_request(tmp_path, replace(append(), **{field: ["a", "list"]}))
+    with pytest.raises(ContractError, match=f"journal.jsonl line 2 has the {field} "):
+        open_requests(tmp_path)
+
+
 def test_lease_that_is_no_number_is_named_with_its_line(tmp_path, append, append_answer):
     request = append()
     with pytest.raises(ContractError, match="journal.jsonl line 2 has the lease 'one'"):

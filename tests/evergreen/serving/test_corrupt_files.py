@@ -325,3 +325,17 @@ def test_real_server_refuses_to_load_flipped_weights(
     Inspection(site=settings, start=run_now).step()
     assert live_version(client, raw_rows(5)) == 1
     assert (client.infer(MODEL_NAME, *raw_rows(5))[0] == before).all()
+
+
+def test_inspection_that_ends_by_a_defect_is_reported_and_tried_again(
+    world, inspection, clock, monkeypatch
+):
+    world.release(1), world.release(2)
+    with monkeypatch.context() as patched:
+        patched.setattr("controller.inspection.find_corrupt", lambda *_: {}["graph"])
+        with raises(PermanentError, "the inspection failed", "KeyError"):
+            inspection.step()
+    flip(served(world, 2, "model.onnx"))
+    clock.now += DAY_SECONDS
+    inspection.step()
+    assert len(inspection.healed) == 1
