@@ -126,7 +126,7 @@ def playable(manifests, workload, claims):
             folder, part = claimed.get(mount["name"]), mount.pop("subPath", "")
             if (
                 folder and not (folder / part).exists()
-            ):  # a kubelet creates it with the volume's group
+            ):  # a kubelet creates the folder with the volume's group
                 (folder / part).mkdir(parents=True)
                 give_to_user(folder)
             mount["name"] = "-".join(

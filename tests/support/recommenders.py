@@ -92,7 +92,7 @@ def with_sections(recommender: Recommender, **sections: dict[str, Any]) -> Recom
 
 
 def accept_into(store: Path, recommender: Recommender = SHOP) -> None:
-    """Accept the recommender in the registry. Do nothing if it is the last accepted recommender."""
+    """Accept the recommender in the registry. Do nothing if the recommender was accepted last."""
     lines = read_accepted(store)
     if not lines or lines[-1].digest != recommender.digest:
         accept(
