@@ -41,9 +41,9 @@ FOLDERS_OF_PART = {
     ),
     "monitor": ("evergreen/events", "k8s", "monitoring", "tools"),
 }
-"""Parts of the driver's tests, which take longest. `everywhere.py` runs these parts and the `rest`
-in parallel. `EVERGREEN_TEST_PART` selects the part that pytest runs. If the variable is unset, all
-parts run."""
+"""The driver's tests take longest, so their folders are divided into parts. `everywhere.py` runs
+these parts and the `rest` in parallel. `EVERGREEN_TEST_PART` selects the part that pytest runs. If
+the variable is unset, all parts run."""
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -80,7 +80,7 @@ def run(environment: str, part: str, arguments: list[str]) -> tuple[str, int, di
 
 
 def _coverage_alone() -> Path:
-    """Return a folder with the package coverage, but without the other packages beside it."""
+    """Return a folder that contains the package `coverage` and no other package."""
     (package,) = (REPOSITORY / ".venvs" / "coverage").glob("lib/python*/site-packages/coverage")
     folder = REPOSITORY / "build" / "coverage" / "path"
     folder.mkdir(parents=True, exist_ok=True)

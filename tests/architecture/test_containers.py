@@ -126,7 +126,7 @@ def answering_here(folders: runner.LocalFolders) -> Any:
 def answering_in_container(
     podman, images, mount: str, folders: runner.LocalFolders
 ) -> Iterator[None]:
-    """Carry out release requests in a container of the controller, as its user."""
+    """Carry out release requests in a container, as the user of the controller's image."""
     name = "evergreen-tested-controller"
     flags = [f"--store={folders.store}", f"--repository={folders.repository.as_uri()}"]
     flags += ["--triton-urls=", "--interval-seconds=0.2"]
@@ -244,7 +244,7 @@ def spoiled(table: pa.Table) -> pa.Table:
 
 
 def validated(python, folder: Path, seen: Path, run: str) -> tuple[dict, dict, str]:
-    """Run the step with the command `python`, for which `folder` is mounted at `seen`.
+    """Run the validation step with the command `python`, which sees `folder` at the path `seen`.
 
     Returns:
         TFDV's messages, the report and the page.
@@ -301,7 +301,7 @@ def test_newer_tfdv_of_image_decides_like_older_tfdv_of_laptop(
 
     volume.chmod(0o755)
     for run in ("r1", "r2"):
-        # Both folders then contain the same champion.
+        # After the copy, both folders contain the same champion.
         shutil.copytree(laptop, image, dirs_exist_ok=True)
         give_to_user(image)
         (older, report, page), (newer, its_report, its_page) = (

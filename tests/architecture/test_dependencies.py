@@ -1,4 +1,4 @@
-"""Tests of docs/reference/dependencies.md against the requirements files, and of the audit."""
+"""Tests of docs/reference/dependencies.md and of the script `.ci/audit`."""
 
 import re
 import shutil

@@ -85,9 +85,9 @@ def test_make_targets_exist(page):
 
 
 def unsourced(text: str, results: dict[str, str]) -> list[str]:
-    """Return figures of speed that do not occur in the results linked from their paragraph.
+    """Return the speeds in a paragraph that do not occur in the linked results.
 
-    Figures in code do not count. A table is part of the paragraph above it. A paragraph with "not
+    Figures in code are ignored. A table is part of the paragraph above it. A paragraph with "not
     measured again since" and a date needs no source.
     """
     prose = re.sub(r"^    .*$|`[^`\n]+`", "", FENCED.sub("", text), flags=re.MULTILINE)

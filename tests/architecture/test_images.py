@@ -32,8 +32,8 @@ from tests.support.sources import HEAVY, PACKAGES, imports_of, value_after
 STEPS = sorted(ENVIRONMENT_OF_STEP)
 IMAGES = sorted(DOCKERFILES)
 OURS_ALONE = [image for image in IMAGES if environment(image)]
-"""Images that install only one lock of the project. All other images contain the project's code
-over an image of NVIDIA."""
+"""Images that install only one lock of the project. All other images add the project's code to an
+image of NVIDIA."""
 IN_SLIM_BASE = {
     *(
         "libc.so.6",
@@ -52,9 +52,9 @@ OPTIONAL = (
     "libcaffe2_nvrtc.so",
 )
 """Libraries that may be absent. Numba has a fallback for its threading layers. Torch's kernel
-compiler needs a library of the GPU driver, which is mounted on nodes with a GPU."""
+compiler needs a library of the GPU driver. Nodes with a GPU mount this library."""
 ONLY_IN_TESTS = "mpi4py"
-"""Package that needs a library of MPI, which only tests install."""
+"""Package that needs MPI's library. Only test environments have this library."""
 CUDA_FOLDER = "nvidia"
 """Folder of CUDA's own packages, if torch is the CUDA build. The packages contain transports for
 networks that a node may lack."""
@@ -142,7 +142,7 @@ def test_image_starts_its_program_and_prints_help_without_heavy_imports(name, im
 
 
 def draws_pages(name: str) -> bool:
-    """Return whether the image's own code, besides the core, renders pages."""
+    """Return whether the image contains code outside of `evergreen` that renders pages."""
     sources = {source for origin, source, _ in stages(name)[-1].copies() if not origin} - {
         "evergreen"
     }

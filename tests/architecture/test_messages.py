@@ -1,4 +1,4 @@
-"""Tests that each exact text of `tests/messages.yaml` has its one test."""
+"""Tests that exactly one test asserts each text of `tests/messages.yaml`."""
 
 import ast
 from collections import Counter

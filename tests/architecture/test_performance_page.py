@@ -1,4 +1,4 @@
-"""Tests of the page with measurements: its documents, and the computed slopes."""
+"""Tests of docs/design/performance.md: the documents that it links, and the computed slopes."""
 
 import json
 

@@ -4,8 +4,8 @@
 which the cluster's names resolve. `playable` documents what podman 4.3 does not accept from a
 manifest and how it is replaced. The test itself runs the probes of the manifests. A laptop's
 tritonserver replaces NVIDIA's image, and librdkafka's mock cluster replaces Kafka. Each Deployment
-has one replica and there is no kubelet. The module does not test restarts, surges and drains of
-pods, Services and policies.
+has one replica and there is no kubelet. The module does not test Services and policies, and it does
+not restart, surge or drain pods.
 """
 
 import copy
@@ -80,7 +80,7 @@ def triton_image(podman, images, tmp_path_factory):
 
 @pytest.fixture
 def network(triton_image):
-    """After the image builds, moves this thread to a network namespace with only loopback."""
+    """Builds the images, and then moves this thread to a network namespace with only loopback."""
     libc = ctypes.CDLL(None, use_errno=True)
     before = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     assert libc.unshare(NEW_NETWORK) == 0, os.strerror(ctypes.get_errno())
@@ -102,7 +102,8 @@ def playable(manifests, workload, claims):
     pods share one network. /dev/shm is removed, because podman provides it.
     """
     workload = copy.deepcopy(workload)
-    # Podman 4.3 waits 20 s for an init container that has ended, and fails if it must remove it.
+    # Podman 4.3 waits 20 s for an init container that has ended, and fails if the container must be
+    # removed.
     workload["metadata"]["annotations"] = {"io.podman.annotations.init.container.type": "always"}
     spec = pod_spec(workload)
     spec["hostNetwork"] = True
@@ -125,7 +126,7 @@ def playable(manifests, workload, claims):
             folder, part = claimed.get(mount["name"]), mount.pop("subPath", "")
             if (
                 folder and not (folder / part).exists()
-            ):  # a kubelet creates it with the volume's group
+            ):  # a kubelet creates the folder with the volume's group
                 (folder / part).mkdir(parents=True)
                 give_to_user(folder)
             mount["name"] = "-".join(

@@ -93,7 +93,7 @@ def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]
 def is_pipeline(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """Return whether the function is a pipeline or component.
 
-    KFP requires that all parameters of a pipeline or component are in one function.
+    KFP requires all parameters of a pipeline or component in the signature of one function.
     """
     return any(
         ast.unparse(each).startswith(("dsl.pipeline", "dsl.component"))

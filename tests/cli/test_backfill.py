@@ -65,7 +65,7 @@ def labelled(table, label: int):
 
 @pytest.fixture
 def corrected(tmp_path, table):
-    """A file of the first day's rows in random order, all clicked."""
+    """A file with the first day's rows in random order. All rows are clicked."""
     day = labelled(table, 1)
     path = tmp_path / "corrected rows.parquet"
     pq.write_table(day.take(pa.array(list(range(day.num_rows))[::-1])), path)

@@ -1,4 +1,4 @@
-"""Tests of the advice after a run without release, which names a command if one helps."""
+"""Tests of the advice after a run without a release: it names a command if a command helps."""
 
 import shlex
 from dataclasses import replace

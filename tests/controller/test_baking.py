@@ -42,7 +42,7 @@ def limited(settings):
 
 @pytest.fixture
 def bakes(world):
-    """Run one round of a new controller at a time `later` seconds from now.
+    """Return `make(later)`, which creates a controller whose clock is `later` seconds ahead.
 
     The servers have no counts.
     """
@@ -171,7 +171,7 @@ def controller(settings, triton, tmp_path):
 
 def test_version_that_fails_requests_is_rolled_back(deploy, controller, triton, client, raw_rows):
     deploy(1), deploy(2)
-    controller.round()  # A later inspection of version 2 would repair the code
+    controller.round()  # a later inspection would restore the code of version 2
     change_code(
         triton,
         2,

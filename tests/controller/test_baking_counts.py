@@ -1,4 +1,4 @@
-"""Tests of a baking version with simulated server counters: a worse p99, and equal versions."""
+"""Tests of baking with simulated counters: a version with a worse p99, and equal versions."""
 
 import json
 from dataclasses import replace
@@ -98,7 +98,8 @@ class Rounds:
             world.settings.store, shop_with(release={"bake_seconds": 7200.0, "bake_rows": 0})
         )
         self.latencies = None
-        """Latencies of all requests since the release by server, if the servers have histograms."""
+        """For each server, the latencies of all requests since the release. None if the servers
+        have no histograms."""
         self.baking = Baking(site=world.settings, metrics=ADDRESSES, fetch=self.fetch)
 
     def fetch(self, address):
@@ -204,7 +205,7 @@ def test_p99_is_not_evaluated_while_server_does_not_answer(rounds):
 
 @pytest.mark.slow
 def test_of_thousand_equal_versions_counters_roll_back_at_most_ten():
-    """For an hour, each version gets 20 requests a second, whose times are log-normal.
+    """For an hour, each version gets 20 requests a second. The response times are log-normal.
 
     One request in 500 stalls for 100 ms, and one in 200 fails. The versions are equal.
     """

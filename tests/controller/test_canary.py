@@ -199,7 +199,7 @@ def place(tmp_path, make_candidate):
 
 
 def assert_clean(place):
-    """Check that no server, plan or folder has a canary, and that no canary runs by the journal."""
+    """Check that no server, plan or folder has a canary, and that the journal reports none."""
     assert canary_at_work(place.store) is None
     plan = place.plan()
     assert plan is None or (
@@ -707,7 +707,7 @@ def test_kill_at_any_step_is_put_right_by_next_one(tmp_path, make_candidate, sta
 
 
 def _killed_at_crash(place, act):
-    """Run `act`. After the crash every further write fails too, as after a kill."""
+    """Run `act`. After the crash, every further write fails too, as after a kill."""
     from controller import site as site_module
     from evergreen.registry import requests
 

@@ -102,7 +102,10 @@ class Load(BackgroundTraffic):
 
 @pytest.fixture
 def beside(deploy, settings, make_candidate, triton, client, tmp_path):
-    """The server serves version 1. Starts version 2 as a canary and returns its settings."""
+    """The server serves version 1.
+
+    Starts version 2 as a canary and returns the canary's settings.
+    """
     deploy(1)
     metrics = triton.metrics_url.removeprefix("http://").removesuffix("/metrics")
 
@@ -194,7 +197,7 @@ def test_command_line_starts_from_store_alone_and_says_what_it_did_in_json(
 
 
 def test_servers_counters_are_those_of_each_arm_by_version(beside, triton, client, raw_rows):
-    """The policy depends on Triton's names, labels and units, which are counted by hand."""
+    """The test counts by hand, because the policy depends on Triton's names, labels and units."""
     beside()
     address = triton.metrics_url.removeprefix("http://").removesuffix("/metrics")
     arms = {

@@ -1,4 +1,4 @@
-"""Tests of pairs and counters: each row and each request counts once, and only for its own arm."""
+"""Tests of pairs and counters: each row and request is counted once, for its own arm."""
 
 import os
 import re
@@ -238,7 +238,7 @@ def test_replicas_are_added_before_anything_is_divided():
 
 
 def test_restarted_or_new_server_counts_only_once_it_has_baseline():
-    """Earlier counts include the slow warm-up of the canary, which answers no client."""
+    """Earlier counts include the slow warm-up, in which the canary answers no client."""
     before = {
         "a": {"stable": one(500.0, 9.0), "canary": one(50.0)},
         "gone": {"stable": one(5.0), "canary": NOTHING},

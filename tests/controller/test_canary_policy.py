@@ -36,7 +36,7 @@ def result_of(found, name):
 def world(
     seed, num_pairs, *, stable_noise=0.5, canary_noise=0.5, rows=1, canary_shift=0.0, base=-1.0
 ):
-    """Return pairs of scores by two models, which observe the true logit with noise.
+    """Return pairs of scores by two models. Each model observes the true logit with noise.
 
     Rows of one request share most of the logit and the noise.
     """
@@ -60,7 +60,7 @@ def world(
 
 
 def run(seed, policy=POLICY, counts=HEALTHY, **planted):
-    """Return how a canary of this simulator ends, and its number of pairs at that time.
+    """Return the end of a canary of this simulator, and the number of pairs at that time.
 
     The policy evaluates the canary twice after each planned number of pairs.
     """

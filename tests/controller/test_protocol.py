@@ -38,7 +38,7 @@ def test_every_move_has_a_rule_and_every_next_state_is_a_state():
 
 
 def test_canary_of_a_plan_without_a_journal_has_no_share_to_record():
-    """A new registry was given the repository of an older one."""
+    """A new registry was given the repository of an older registry."""
     plan = ShownPlan(stable=1, canary=2, share=0.05)
     assert next_move(Desired(), Observed(config=1, plan=plan)) is None
 

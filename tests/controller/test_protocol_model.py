@@ -86,7 +86,7 @@ def changed(move, holds, state=None):
 
 
 def always_removed(holds):
-    """Return a condition that allows removing files even if the journal may have the record."""
+    """Return a faulty condition: files may be removed before the journal's record is certain."""
 
     def condition(desired, observed):
         intent = desired.intent

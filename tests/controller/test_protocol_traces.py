@@ -3,7 +3,7 @@
 The controller runs over the files of a registry and a repository and over two servers. Hypothesis
 chooses requests, withdrawals, deadlines, clocks and faults. Before each move the controller reports
 what it sees, and the model must be in the same state. The model then makes the move that the table
-names. Fixed scripts make every rule of the table occur that can occur here.
+names. Fixed scripts trigger every rule of the table that can occur here.
 """
 
 import dataclasses
@@ -134,7 +134,7 @@ def traces(world, snapshot):
             self.state = self.state._replace(files=files, journal=journal._replace(numbers=numbers))
             self.asked, self.pending, self.bakes = [], None, False
 
-        # What others do.
+        # Moves of people, the pipeline and the monitor.
 
         @initialize(seed=st.sampled_from(SEEDS))
         def first_release_is_asked(self, seed):
@@ -284,7 +284,7 @@ def traces(world, snapshot):
 
         @rule()
         def watchdog_looks(self):
-            """Probe the servers until the watchdog reloads what answers wrongly."""
+            """Let the watchdog probe the servers and reload the models with wrong scores."""
             held = self.model._with(self.state, 0, lease=self.state.files.fence)
             if self.model.rules(self.model.observe(held, 0)) is not None:
                 return  # a change is not finished, so the watchdog reloads nothing
@@ -374,7 +374,10 @@ def traces(world, snapshot):
                 self.pending, self.loads_before, self.broken = chosen, self.loads, None
 
         def _finish(self, error):
-            """Make the pending move in the model, with its outcome in the controller."""
+            """Make the pending move in the model.
+
+            The move has the same outcome as in the controller.
+            """
             chosen, self.pending = self.pending, None
             if chosen is None:
                 return
@@ -443,7 +446,10 @@ def traces(world, snapshot):
 
 
 def prepared(world, seed, folder):
-    """Return a request to release the model of `seed`, and a copy of its prepared version."""
+    """Prepare a release of the model made with `seed`.
+
+    Return the request, and the folder of the prepared files.
+    """
     request = prepare_request(
         RELEASE,
         world.candidate(seed),

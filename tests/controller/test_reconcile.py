@@ -445,11 +445,14 @@ def test_same_model_of_another_run_or_of_a_person_is_no_retry(world):
     world.check_all_is_well(3)
 
 
-# Aborts beside another change.
+# Aborts that are requested during another change.
 
 
 def asked_between(world, name, kind, **changes):
-    """Return a checkpoint that appends a person's request at `name`, and the list of requests."""
+    """Return a function for `checkpoint`, and the list of the requests that it makes.
+
+    The function appends a person's request to the journal at the checkpoint `name`.
+    """
     asked = []
 
     def ask(checkpoint):
@@ -531,7 +534,10 @@ def test_rollback_that_arrives_while_files_are_hashed_is_carried_out_first(world
 
 
 def rolled_back_at(world, monkeypatch, owner, name):
-    """Ask for a rollback at the first call of a function, and return a list of the request."""
+    """Request a rollback when a function is first called.
+
+    Return a list to which the request is appended.
+    """
     asked, real = [], getattr(owner, name)
 
     def ask_back(*arguments, **more):

@@ -1,4 +1,4 @@
-"""Tests of rollbacks: to any version, under load, and rollbacks that are refused."""
+"""Tests of rollbacks: to any version, under load, and refused ones."""
 
 import dataclasses
 import shutil

@@ -1,4 +1,4 @@
-"""Tests of the watchdog with the real tritonserver: what it finds, heals and ignores."""
+"""Tests of the watchdog with a real tritonserver: the faults that it repairs and ignores."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Tests of backup and restore: which data is restored after a lost disk, and which is not."""
+"""Tests of backup and restore after a lost disk: some data is restored, and some is not."""
 
 import hashlib
 import io
@@ -156,7 +156,7 @@ def test_release_during_copy_leaves_no_backup(installation, tmp_path, monkeypatc
 
 @pytest.fixture
 def lost(installation, tmp_path):
-    """A backup of an installation that is lost, and a description of the lost content."""
+    """The backup of a lost installation, and a description of the lost content."""
     for number in range(5):
         (installation / "lake" / "day=2026-01-01").mkdir(exist_ok=True)
         path = installation / "lake" / "day=2026-01-01" / f"part-{number}.parquet"

@@ -30,7 +30,7 @@ class Captured(Exception):
 
 @pytest.fixture
 def command_line(monkeypatch):
-    """Gets the arguments that a component passes to `main`, and the step's parser."""
+    """Returns the step's parser, and the arguments that the step's component passes to `main`."""
 
     def capture(step, **values):
         module = importlib.import_module(f"components.{step}.__main__")
@@ -94,8 +94,8 @@ CODES = (1, 2, 3, ExitCode.PREEMPTED)
 ERROR_CODES = [
     (step, code) for step in STEPS for code in CODES if not (step in GATES and code == 1)
 ]
-"""Exit codes that mean an error. Code 1 is a decision of the gate, or a refusal of deployment,
-which no retry changes."""
+"""Exit codes that mean an error. Code 1 means that the gate or the deployment refused the model. A
+retry would not change this."""
 
 
 @pytest.mark.parametrize(("step", "code"), ERROR_CODES)

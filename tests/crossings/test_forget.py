@@ -182,7 +182,7 @@ def keep_learnt(
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Every kind of file in which a shop can have rows.
+    """Every kind of file that can contain rows of a shop.
 
     The product's own code writes all files.
     """
@@ -369,10 +369,9 @@ def test_models_trained_on_user_are_named_with_run_to_replace_them(world, capsys
 
 
 def test_live_version_contains_removed_user_until_full_run_is_live(world, capsys):
-    """Only rows in the registry show that model m4 was trained on the user.
+    """The training of model m4 on the user is recorded only by rows in the registry.
 
-    The first `forget` deletes the rows in the registry. A later `forget` must still report model
-    m4.
+    The first `forget` deletes these rows. A later `forget` must still report model m4.
     """
     store = world / "store"
     make_live(store, release(store, 2, "m4"))

@@ -1,8 +1,8 @@
-"""Tests of clicks that arrive after their row was archived, from the monitor to extraction.
+"""Tests of clicks after their row was archived, on the path from the monitor to extraction.
 
-The simulated stream knows which rows are clicked within the attribution window, however late and
-often the log delivers a click. A click after the window does not count, in the monitor and in
-training.
+The simulated stream contains the expected labels. A row is clicked if a click happened within the
+attribution window, however late and often the log delivers the click. Neither the monitor nor
+training uses a click after the window.
 """
 
 import random
@@ -57,7 +57,7 @@ class Stream:
                     continue
                 event = CONVERSION if kind == "converted" else CLICK
                 if kind == "both":
-                    # Store a later click before the earlier click, which is the one that counts.
+                    # Store a later click before an earlier click. Only the earlier click is used.
                     self.messages.append(
                         (reported - 60.0, self.outcome(batch, row, reported - 61.0, event))
                     )

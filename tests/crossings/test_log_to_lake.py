@@ -72,7 +72,7 @@ def extracted(tmp_path_factory, predictions):
     for _ in range(50):
         asyncio.run(publisher.flush())
         bench.turn(1, 3.0)
-    # Redelivered messages have no effect, and neither do events that label no row.
+    # Neither redelivered messages nor events that label no row have an effect.
     bench.tick(
         predictions[3], clicked("conversions", [("request 5", 6, bench.clock.now)], CONVERSION)
     )

@@ -120,7 +120,7 @@ def test_findings_are_reported(tmp_path):
 
 
 class KeysWithMarkup(dict):
-    """Dictionary for lookups by the original keys, whose iteration yields keys with `MARKUP`."""
+    """Dictionary whose lookups use the original keys. Iterations yield the keys with `MARKUP`."""
 
     def __iter__(self):
         return (f"{key}{MARKUP}" if isinstance(key, str) else key for key in super().__iter__())
@@ -139,7 +139,7 @@ class KeysWithMarkup(dict):
 
 
 KINDS = ("number", "category", "label", "block", "warn", "info")
-"""Kinds of columns and severities in a validation report, which select how they are drawn."""
+"""Kinds of columns and severities in a validation report. They select the form on the page."""
 
 
 def with_markup(value):

@@ -59,7 +59,7 @@ def by_key(pairs):
 
 @pytest.fixture(scope="module")
 def story(chain, tmp_path_factory):
-    """A registry with repeated exports, and the content of both targets after each export."""
+    """A registry that is exported repeatedly. After each export, both targets are read."""
     folder = tmp_path_factory.mktemp("registries")
     store, kubeflow = chain.copied_to(folder / "chain").root / "store", ModelRegistry()
     mlflow = f"http://127.0.0.1:{(port := free_port())}"

@@ -1,4 +1,4 @@
-"""Tests of `evergreen audit reproduce`: equal bytes, or the first step that differs."""
+"""Tests of `evergreen audit reproduce`: it reports equal bytes, or the first step that differs."""
 
 import os
 import shutil

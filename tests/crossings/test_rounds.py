@@ -1,4 +1,4 @@
-"""Tests of the training and evaluation rows of three rounds, counted by training's own reader.
+"""Tests of the training and evaluation rows of three rounds, as the training step reads them.
 
 Late rows are validated, encoded and used for training before the window's rows, and recorded as
 seen.

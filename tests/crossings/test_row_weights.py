@@ -1,7 +1,7 @@
-"""Tests of weighted rows up to the served graph: click predictions stay calibrated.
+"""Tests of weighted rows, up to the served graph: the predicted clicks stay calibrated.
 
 In the file of the first day, only one in ten rows without a click remains, with a weight of 10. The
-second day's rows come from an archive, which has no weights.
+second day's rows come from an archive, so they have no weights.
 """
 
 import numpy as np

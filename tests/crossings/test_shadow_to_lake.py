@@ -53,7 +53,7 @@ PLAIN = [
 
 
 def _archived(folder, records):
-    """Run a monitor over `records` with a click on row 1 of each, and return its folder."""
+    """Run a monitor over `records` and return its folder. Row 1 of each record is clicked."""
     bench = Bench(
         folder,
         attribution_window_seconds=WINDOW,
@@ -71,7 +71,10 @@ def _archived(folder, records):
 
 @pytest.fixture(scope="module")
 def monitor_folders(tmp_path_factory):
-    """The folders of two monitors with equal records: one with shadow scores, one without."""
+    """The folders of two monitors.
+
+    Their records are equal, but only one monitor has shadow scores.
+    """
     with_shadow, without = (
         tmp_path_factory.mktemp("with shadow"),
         tmp_path_factory.mktemp("without"),

@@ -44,7 +44,10 @@ class WarmSteps:
         )
 
     def of(self, step: str, variables: dict[str, str]) -> Warm:
-        """Return the waiting process of the step's environment, started with `variables`."""
+        """Return the waiting process of the step's environment.
+
+        The process has the variables `variables`.
+        """
         name = ENVIRONMENT_OF_STEP[step]
         if name not in self._known:
             self._known[name] = self._stack.enter_context(

@@ -1,4 +1,4 @@
-"""Tests of the demo's log: its discovery, its process, and which processes get its variables."""
+"""Tests of the demo's log: its discovery, its process, and the processes that get its variables."""
 
 import os
 import time

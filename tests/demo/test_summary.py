@@ -329,7 +329,7 @@ def test_bad_release_counts_requests_from_start_to_answer_of_old_version():
     found = numbers.bad_release_numbers(PLANTED, traffic)
     assert (found.made, found.rolled_back) == tuple(PLANTED)
     # The last line of the replay begins at 206 s, exactly when the rollback ends. The interval
-    # includes its end, so the line at 206 s counts.
+    # includes its end, so the line at 206 s is included.
     assert found.during == TrafficDuring(requests_sent=7 * 31, requests_failed=9, p99_ms=7.5)
     assert numbers.bad_release_numbers([], traffic) is None
 

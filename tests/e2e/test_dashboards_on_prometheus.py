@@ -1,8 +1,8 @@
 """Checks that no panel of a dashboard is empty: a real Prometheus answers each query with numbers.
 
 The tests' Prometheus scrapes a real tritonserver under traffic, and the monitor's own server with a
-snapshot in which every number is present. The metrics of a cluster and a GPU (kube-state-metrics,
-the DCGM exporter, Triton with a GPU) are in not_here.prom, with their names and labels.
+snapshot in which every number is present. The file not_here.prom contains the metrics of a cluster
+and a GPU with their names and labels: kube-state-metrics, the DCGM exporter, and Triton with a GPU.
 """
 
 import math

@@ -1,8 +1,8 @@
-"""Tests of the metric that scales Triton, through a real Prometheus.
+"""Tests of the metric by which Triton is scaled, with a real Prometheus.
 
 The expected values do not come from Prometheus. The server's statistics extension counts
-nanoseconds, and the clients count answers. Both servers start at zero before the first scrape. All
-load is in the query's window, so the query covers everything that the servers counted.
+nanoseconds, and the clients count answers. The counters of both servers are zero before the first
+scrape. All load is in the query's window, so the query covers everything that the servers counted.
 """
 
 import pytest
@@ -36,7 +36,10 @@ def prometheus(servers, tmp_path_factory):
 
 
 def statistics(client: Client):
-    """Return queue microseconds and successful requests from the server's statistics."""
+    """Return the queue time in microseconds and the number of successful requests.
+
+    The server's statistics contain both numbers.
+    """
     models = client.grpc.get_inference_statistics(as_json=True)["model_stats"]
     queue_ns = sum(int(each["inference_stats"]["queue"].get("ns", 0)) for each in models)
     return queue_ns / 1000, sum(
@@ -75,7 +78,7 @@ def test_shipped_query_equals_mean_of_server_under_load_and_zero_when_idle(serve
     wait_for(lambda: statistics(client)[1] >= client.answered)
     microseconds, requests = statistics(client)
     assert requests == client.answered >= 246
-    # Every server is scraped twice, because counters of one scrape may differ in age.
+    # Every server is scraped twice, because one scrape may contain newer and older counters.
     counted = f'sum by (pod) (nv_inference_request_success{{pod="{BUSY}"}})'
     wait_for(lambda: prometheus.query(f"min_over_time(({counted})[2s:1s])") == {BUSY: requests})
 

@@ -1,4 +1,4 @@
-"""Tests that the server answers many callers without the pauses of a lost wake-up."""
+"""Tests that the server answers many callers without pauses, as no wake-up is lost."""
 
 import asyncio
 import time
@@ -34,7 +34,7 @@ def request():
 async def stalls_of_callers(url, num_callers, seconds):
     """Call the server in a closed loop, and return the numbers of stalls and of requests.
 
-    During a stall no answer arrives, so every caller waits for one tick of the timer. A busy
+    During a stall, no answer arrives, so every caller waits for one tick of the timer. A busy
     machine can pause this process too. A pause counts as a stall only if it is as long as a tick.
     """
     content, pauses, num_answered = request(), 0, 0

@@ -23,7 +23,7 @@ from double_table import Table
 logger = logging.getLogger("hugectr")
 ERROR = double_api.ENUMS["Error_t"]
 READER_CLASS: dict[str, type] = {}
-"""Reader class, which `hugectr` sets."""
+"""Class of the reader. The module `hugectr` sets the class."""
 
 
 class Model:
@@ -103,7 +103,7 @@ class Model:
         """End the readers.
 
         A reader's thread that waits for its first source may miss the request to end. In HugeCTR
-        24.06 up to 45 % of the waiting threads miss the request to end.
+        24.06, up to 45 % of the waiting threads miss the request.
         """
         readers = (getattr(self, name, None) for name in ("_train_reader", "_eval_reader"))
         if not all(reader.is_started for reader in readers if reader is not None):
@@ -265,7 +265,7 @@ class Model:
     def save_params_to_files(self, prefix: str, iter: int) -> Any:
         self._compiled("save")
         if os.environ.get("OMPI_COMM_WORLD_RANK", "0") != "0":
-            # In HugeCTR all nodes write together, but only the first node of the double writes.
+            # In HugeCTR, all nodes write together, but only the first node of the double writes.
             return ERROR.Success
         try:
             for number, table in enumerate(self._tables):

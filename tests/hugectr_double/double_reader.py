@@ -1,10 +1,10 @@
-"""Double of HugeCTR's Parquet reader, which trusts its input like the original.
+"""Double of HugeCTR's Parquet reader, which does not validate its input.
 
 Columns are selected by sorted index, never by name. A label or dense column of another 4-byte type
 is reinterpreted as float. Keys are shifted by their slot's offset and not checked against the
-slot's size. In a slot of lists, the number of keys varies by row. HugeCTR refuses neither nulls nor
-too many keys. The double reads a null as 0, and drops additional keys. Each worker forms batches
-from its own files.
+slot's size. In a slot of lists, the number of keys varies by row. HugeCTR accepts nulls and lists
+with too many keys. The double reads a null as 0, and drops additional keys. Each worker forms
+batches from its own files.
 
 HugeCTR reads the metadata in the calling thread, and aborts if row counts differ or a listed file
 is absent. HugeCTR reads rows in separate threads. An error in a reading thread ends the thread, and
@@ -63,7 +63,7 @@ class Reader:
     def set_source(self, file_name: str) -> None:
         """Start to read another source.
 
-        HugeCTR accepts the call before the end of the previous source.
+        HugeCTR allows this call even before the previous source has been read to its end.
         """
         if not file_name:
             raise RuntimeError("invalid file_name")
@@ -174,7 +174,7 @@ class Reader:
 
 
 class _ThreadError(Exception):
-    """An error in a reader's thread, which ends the thread and nothing else."""
+    """An error that ends a reader's thread and nothing else."""
 
 
 def _without_nulls(column: pa.Array) -> pa.Array:

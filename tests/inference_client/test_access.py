@@ -1,4 +1,4 @@
-"""Tests of TLS and tokens with real gRPC servers, and of errors for wrong ones."""
+"""Tests of TLS and tokens with real gRPC servers, and of the errors if they are wrong."""
 
 import asyncio
 import logging

@@ -63,7 +63,10 @@ def volume_at(workload: Manifest, name: str, path: str) -> tuple[Manifest, bool]
 
 
 def mounted(workload: Manifest, name: str, text: str, root: Path) -> str:
-    """Replace paths below mounts in `text` by paths below the test's folder `root`."""
+    """Replace container paths in `text` by paths of the test.
+
+    If a path is below a mount, it gets the matching path below the folder `root`.
+    """
     paths = sorted(
         (m["mountPath"] for m in container(workload, name)["volumeMounts"]), key=len, reverse=True
     )

@@ -53,7 +53,9 @@ def queries() -> Iterator[PanelQuery]:
 
 
 def offered(dashboard: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield name, series selector and label for each variable that offers a label's values."""
+    """Yield a variable's name, series selector and label, for each variable that lists a label's
+    values.
+    """
     for variable in dashboard["templating"]["list"]:
         if variable["type"] == "query":
             match = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"]["query"])

@@ -3,7 +3,7 @@
 If a policy selects a pod for a direction, the pod is isolated in this direction: a connection is
 possible only if some policy allows it. A connection needs the egress of its source and the ingress
 of its destination. The documentation leaves open whether an `ipBlock` also matches pods' own
-addresses. In this evaluator an `ipBlock` matches pods' addresses, so the evaluator allows at least
+addresses. In this evaluator, an `ipBlock` matches pods' addresses, so the evaluator allows at least
 as much as a cluster. No test checks whether a cluster's network enforces policies at all.
 """
 

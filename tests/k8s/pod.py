@@ -48,13 +48,13 @@ def expanded(text: str, values: dict[str, str]) -> str:
 
 
 def flag(container: Manifest, name: str) -> str:
-    """Return the value of the one argument `--name=value`."""
+    """Return the value of the only argument that has the form `--name=value`."""
     (found,) = [a.partition("=")[2] for a in container["args"] if a.startswith(f"--{name}=")]
     return found
 
 
 class PodPorts(NamedTuple):
-    """Ports on which the server of a pod listens. Images have the HTTP endpoint for probes."""
+    """Ports on which the server of a pod listens. The images use the HTTP port for probes."""
 
     http: int
     grpc: int

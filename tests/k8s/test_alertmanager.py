@@ -1,4 +1,4 @@
-"""Tests of the example Alertmanager configuration: valid, and routed by severity."""
+"""Tests of the example Alertmanager configuration: it is valid, and routes alerts by severity."""
 
 import re
 import shutil

@@ -33,8 +33,8 @@ def test_adapter_publishes_what_hpa_reads_by_queries_of_keda():
     assert read_queries(ADAPTER) == read_queries(KEDA)
     assert read_queries(ADAPTER).keys() == metrics
     for rule in adapter_rules():
-        # The adapter derives from the label `namespace` in which namespace the HPA may read the
-        # metric.
+        # The HPA may read the metric in one namespace, which the adapter takes from the label
+        # `namespace`.
         assert rule["resources"]["overrides"] == {"namespace": {"resource": "namespace"}}
         assert rule["seriesQuery"].endswith('{namespace!="",pod!=""}')
 

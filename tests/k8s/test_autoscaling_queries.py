@@ -1,4 +1,4 @@
-"""Tests that the shipped queries are correct for recorded servers, by Prometheus' own engine.
+"""Tests of the shipped queries on the counters of recorded servers, with Prometheus' own engine.
 
 NVIDIA's reference query gives wrong results. The series are counters of real Tritons
 (`queue_series.json`). The expected values are computed from the recorded counters. One test
@@ -96,8 +96,8 @@ def test_reference_query_differs_from_true_value_of_same_series():
             # With two models without traffic, the reference's query gives a third of the true
             # value.
             off_by(["busy"], 75, 0.32, 0.35),
-            # With an additional model that has few slow requests, the query gives nearly six times
-            # the true value.
+            # If a model with few slow requests is added, the query's result is nearly six times too
+            # high.
             off_by(["busy"], 150, 5.5, 5.7),
             # The query divides by the number of requests plus one. The result for a pod with three
             # requests is a quarter too low.
@@ -151,7 +151,7 @@ def test_lone_request_keeps_its_queue_time_and_late_count_is_no_spike():
         {
             f'{QUEUE}{{{labels},pod="lone"}}': "0 0 0 0 9000 9000 9000 9000",
             f'{SUCCESS}{{{labels},pod="lone"}}': "0 0 0 0 1 1 1 1",
-            # The reading of the pod `late` falls between two updates of the server's counters. The
+            # Prometheus scraped the pod `late` between two updates of the server's counters. The
             # server has counted the time, but not yet the request.
             f'{QUEUE}{{{labels},pod="late"}}': "0 0 0 0 9000 9000 9000 9000",
             f'{SUCCESS}{{{labels},pod="late"}}': "0x7",

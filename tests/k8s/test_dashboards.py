@@ -125,7 +125,7 @@ def test_every_variable_is_defined_before_use_and_offers_existing_label(name):
 
 
 def test_grafanas_sidecar_finds_each_dashboard_in_config_map(manifests, overlay):
-    """The dashboard's file lacks only the address of the runbook, which depends on the overlay."""
+    """Only the runbook's address is absent from the file, because the overlay determines it."""
     runbook = read_values(K8S / "overlays" / overlay / "cluster.env")["RUNBOOK_URL"]
     for name, dashboard in DASHBOARDS.items():
         config_map = find(manifests, "ConfigMap", f"evergreen-dashboard-{name}")

@@ -97,7 +97,7 @@ def test_every_folder_is_on_volume_of_required_kind(monitor, settings, uploader)
 
 
 def runs_namespace(settings) -> str:
-    """Return the namespace of the pipeline's pods: that of Kubeflow, or that of the profile."""
+    """Return the namespace of the pipeline's pods: either Kubeflow's or the profile's namespace."""
     return settings.actions.kubeflow.kubeflow_namespace or "kubeflow"
 
 

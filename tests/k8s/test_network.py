@@ -194,7 +194,7 @@ TOLERATED = {
 
 
 def test_no_other_flow_is_allowed(case):
-    """Checks every pair of ends, at policies' ports, their neighbours, and common ones."""
+    """Check all pairs of ends, for common ports, the ports in the policies and adjacent ports."""
     policies, known, needed = case
     named = {n for n in _numbers([policy["spec"] for policy in policies]) if n > 1}
     tried = {22, 80, 443, 3000, 3306, 6443, 10250, 65535} | {
@@ -217,7 +217,7 @@ def _numbers(node) -> Iterator[int]:
 
 
 def test_every_network_rule_is_needed(case):
-    """Without any one of the policies' rules, a required flow is denied."""
+    """If any rule of the policies is deleted, a required flow is denied."""
     policies, known, needed = case
     idle = []
     for number, policy in enumerate(policies):

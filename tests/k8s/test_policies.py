@@ -116,8 +116,8 @@ def _of_container(container: Manifest, spec: Manifest) -> list[str]:
 def _of_resources(container: Manifest) -> list[str]:
     """Return missing requests and limits of a container.
 
-    Memory and disk need a limit, because they cannot be reclaimed. CPU needs no limit, because the
-    kernel can take it back at any time.
+    Memory and disk need a limit, because they cannot be reclaimed. CPU time needs no limit, because
+    the kernel can reclaim CPU time at any moment.
     """
     resources = container.get("resources", {})
     requests, limits = resources.get("requests", {}), resources.get("limits", {})
@@ -139,7 +139,7 @@ def _of_image(image: str) -> list[str]:
 
 
 def _of_environment(container: Manifest) -> list[str]:
-    """Return variables with a secret's name whose value is not from a Secret."""
+    """Return variables that have a secret's name but whose value is not from a Secret."""
     return [
         f"variable {entry['name']} holds what belongs in a Secret"
         for entry in container.get("env", ())

@@ -1,7 +1,8 @@
 """Tests that every name in a manifest exists, such as maps, accounts and ports.
 
 Kubernetes accepts a Service that selects no pod, or a probe of an absent port, and the pod just
-never becomes ready. Optional objects, such as a Secret, must say `optional: true`.
+never becomes ready. If an object such as a Secret is optional, its reference must contain
+`optional: true`.
 """
 
 import re
@@ -43,7 +44,7 @@ class Cluster:
         return (kind, namespace, name) in self._known or (kind, namespace, name) in GIVEN
 
     def pods(self, namespace: str, selector: Manifest) -> list[Manifest]:
-        """Return the pod templates of the namespace that a LabelSelector selects."""
+        """Return the pod templates that a LabelSelector selects in the namespace."""
         return [
             template
             for workload in self.manifests

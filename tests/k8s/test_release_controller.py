@@ -1,4 +1,4 @@
-"""Tests of the release controller as a process of the manifests.
+"""Tests of the release controller with its command and environment from the manifests.
 
 Tests of the deployment step cover the controller's findings and repairs with real servers.
 """

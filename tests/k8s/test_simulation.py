@@ -1,4 +1,4 @@
-"""Tests of the simulated clicks on a new cluster: one simulator, and valid flags."""
+"""Tests of simulated clicks on a new cluster: one simulator runs, and its flags are valid."""
 
 import socket
 import subprocess
@@ -51,7 +51,7 @@ def test_traffic_uses_simulator_whose_days_are_in_lake(variant, tmp_path):
 
 
 def test_apply_with_another_revision_changes_no_field_that_cannot_change(variant):
-    """A Job's template is immutable, so applying the manifests with the next TAG would fail.
+    """A Job's template is immutable, so the manifests could not be applied with the next TAG.
 
     The Job of the simulation starts only when a person starts it.
     """

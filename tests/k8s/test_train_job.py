@@ -1,4 +1,4 @@
-"""Tests of training as a TrainJob: placement, the step, and its rights."""
+"""Tests of training as a TrainJob: placement, the step, and the step's rights."""
 
 import ast
 import json
@@ -70,7 +70,7 @@ def flags(tmp_path):
 def follow(api, flags, *events):
     """Run the step on the double, and return the note that the step wrote.
 
-    Each wait triggers the next of `events`.
+    When the step sleeps, the next function of `events` is called.
     """
     waiting = iter(events)
     jobs, note = (

@@ -1,13 +1,13 @@
-"""Tests of a Triton pod's life by its manifest's arguments and probes, on the real server.
+"""Tests of the life of a Triton pod with the manifest's arguments and probes, on the real server.
 
-The pod starts before any release, with a model, with a canary, with a version in parity check, with
-a broken model, and without a repository. Each test checks whether the pod gets traffic, whether it
-would be killed, and whether a release can reach it. The end of a pod must not lose started work or
-fail a client's request. Kubernetes removes a deleted pod from its Service, runs the preStop hook,
-and only then sends SIGTERM. During the preStop hook, a gRPC client would keep its connection to the
-deleted pod. The server limits the age of connections, so that they move, and the preStop hook waits
-longer than the maximum age. A forwarder replaces the Service. Existing connections do not move when
-the forwarder's target changes.
+The tests start the pod before any release, with a model, with a canary, with a version in parity
+check, with a broken model, and without a repository. Each test checks whether the pod gets traffic,
+whether it would be killed, and whether a release can reach it. The end of a pod must not lose
+started work or fail a client's request. Kubernetes removes a deleted pod from its Service, runs the
+preStop hook, and only then sends SIGTERM. During the preStop hook, a gRPC client would keep its
+connection to the deleted pod. The server limits the age of connections, so clients open new
+connections to other pods. The preStop hook waits longer than the maximum age. A forwarder replaces
+the Service. Existing connections do not move when the forwarder's target changes.
 """
 
 import asyncio

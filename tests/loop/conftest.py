@@ -58,7 +58,7 @@ class Command:
         return self.output_path.read_text(errors="replace")
 
     def wait_for(self, condition: Callable[[], bool], *, seconds: float = 400) -> None:
-        """Wait until `condition` is true, and fail if the command ends before."""
+        """Wait until `condition` is true, and fail if the command ends first."""
         deadline = time.monotonic() + seconds
         while not condition():
             assert self.process.poll() is None, (
@@ -146,7 +146,10 @@ def turned(tmp_path_factory, run_to_end):
 
 @pytest.fixture(scope="session")
 def write_kaggle() -> Callable[[Path, int], Path]:
-    """Writes simulated rows as a CSV of Kaggle's re-issues: Id, Label, I1.., C1.."""
+    """Writes simulated rows as a CSV file with the columns of Kaggle's copies.
+
+    The columns are Id, Label, I1.., C1..
+    """
 
     def write(path: Path, rows: int) -> Path:
         drawn = Simulator.create(11).draw(rows, np.random.default_rng([11, 1]))

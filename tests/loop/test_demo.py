@@ -1,4 +1,4 @@
-"""Tests that one turn of the demo, started like by a user, keeps all its promises."""
+"""Tests that the demo keeps all its promises if a user starts it for one turn."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Tests of the demo on a user's own file: few rows, and no data."""
+"""Tests of the demo on a user's own file: with few rows, and with no data."""
 
 import json
 

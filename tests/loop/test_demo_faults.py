@@ -1,4 +1,4 @@
-"""Tests of a failing or interrupted demo: last line, exit code, and no process left running."""
+"""Tests of a failing or interrupted demo: last line, exit code, and the end of all processes."""
 
 import os
 import signal
@@ -48,7 +48,7 @@ def test_ctrl_c_in_middle_of_step_leaves_nothing(tmp_path, started):
 
 
 def _shared_memory(command):
-    """Return the shared memory of the demo's Triton, whose names contain its owner's process id."""
+    """List the shared memory files of the demo's Triton by the process id in their names."""
     shared = "/dev/shm"
     return [
         name for name in os.listdir(shared) if name.startswith(f"evergreen_{command.process.pid}_")

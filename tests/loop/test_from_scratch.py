@@ -30,7 +30,7 @@ preprocessing: {{frequency_threshold: 2}}
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory, write_clicks, run_to_end):
-    """A folder whose live model uses `age` as a number, and a runner of printed commands."""
+    """Folder of a live model that uses `age` as a number, and a function that runs commands."""
     folder = tmp_path_factory.mktemp("from scratch") / "a shop"
 
     def call(*words):

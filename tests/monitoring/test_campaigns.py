@@ -63,7 +63,7 @@ class Installation:
             program.process.wait()
 
     def num_reports(self) -> int:
-        """Return how many log lines of the processes report a full disk."""
+        """Return the number of log lines in which the processes report a full disk."""
         texts = [path.read_text() for path in self.processes.folder.glob("*.log")]
         return sum(
             text.count(report) for text in texts for report in ("No space left", "disk is full")

@@ -75,8 +75,8 @@ def test_events_distinguish_canary_from_serving_version(beside):
 def test_ranked_list_is_no_pair_because_arm_that_served_it_chose_its_rows():
     """A ranked list contains the rows to which the serving model gave the highest scores.
 
-    A choice of rows by one model biases a comparison of two models. If both are equally good
-    and one serves the best ten of 200 rows, the AUC of the other model is higher by 0.04.
+    A choice of rows by one model biases a comparison of two models. If two models are equally good
+    and one of them serves the best ten of 200 rows, the AUC of the other model is higher by 0.04.
     """
     shadow = np.array([0.25, 0.5, 0.75], np.float32)
     scored = dataclasses.replace(prediction("scored", 3), shadow_version=9, shadow_scores=shadow)

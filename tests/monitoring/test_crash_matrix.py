@@ -1,8 +1,8 @@
 """Tests of the chain from publisher to lake, with SIGKILL at boundaries and random moments.
 
-After any kill, acknowledged records are stored. At the end, in a folder as in a bucket, every
-published row is in exactly one file of the lake, every late outcome is there once, and the lake's
-manifest matches the volume's.
+After any kill, acknowledged records are stored. At the end, every published row is in exactly one
+file of the lake, in a folder as in a bucket. The lake contains every late outcome once. The lake's
+manifest matches the volume's manifest.
 """
 
 import hashlib
@@ -264,7 +264,7 @@ class Chain:
                 assert values_of(archived, SHOP.features)[1] == prediction.categorical[row].tolist()
 
     def _expect_late_outcomes(self, rows: list[dict], late: list[dict]) -> None:
-        """Assert that a click within the window is a label, or is late because it arrived late.
+        """Assert that each click within the window is either a label or a late outcome.
 
         Outcomes of all other kinds are late outcomes. Each outcome occurs once.
         """

@@ -1,4 +1,4 @@
-"""Tests of the monitor's own decisions: an interrupted turn leads to the same lines, each once."""
+"""Tests of the monitor's decision log: an interrupted turn neither loses nor repeats a line."""
 
 import dataclasses
 import json
@@ -26,7 +26,7 @@ SETTINGS = {
 def traffic(seed: int = 5):
     """Return the predictions and clicks of one minute.
 
-    In the first half version 1 serves and version 2 is a canary. In the second half version 2
+    In the first half, version 1 serves and version 2 is a canary. In the second half, version 2
     serves.
     """
     random = np.random.default_rng(seed)

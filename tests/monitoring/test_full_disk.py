@@ -1,4 +1,4 @@
-"""Tests of a full disk under a running monitor: it continues and loses nothing."""
+"""Tests of a full disk under a running monitor: the monitor continues and loses nothing."""
 
 import errno
 import resource

@@ -1,4 +1,4 @@
-"""Tests of a publisher's hostile records: they stop no monitor and fill no memory."""
+"""Tests that a publisher's hostile records neither stop a monitor nor fill its memory."""
 
 import signal
 import time
@@ -74,7 +74,7 @@ def minutes() -> list[bytes]:
 def probed(processes):
     """Yield the response time of each call of /healthz in seconds.
 
-    A call with another status than 200 counts as infinity.
+    A call with another status than 200 has an infinite response time.
     """
     seconds: list[float] = []
     over = Event()

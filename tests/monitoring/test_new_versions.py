@@ -1,4 +1,4 @@
-"""Tests of a baking version in the running monitor: findings, notification, cooldown."""
+"""Tests of a baking version in the running monitor: findings, notification and cooldown."""
 
 import shutil
 from dataclasses import replace
@@ -195,7 +195,7 @@ def test_monitor_with_new_state_does_not_report_an_earlier_rollback(two_versions
 
 
 def test_two_rollbacks_with_the_same_time_are_both_reported(two_versions):
-    """The journal repeats the time of the line before if the clock was set back."""
+    """If the clock was set back, a journal line gets the time of the previous line."""
     b = two_versions
     b.turn(1, 20.0)
     take_back(b)

@@ -48,7 +48,7 @@ def test_drift_starts_one_local_run_that_survives_death_of_monitor(processes, co
     monitor = p.monitor(**flags)
 
     def traffic(name: str) -> None:
-        """Publish random clicks with an AUC of a half."""
+        """Publish random clicks with an AUC of 0.5."""
         now, requests = time.time(), [f"{name}-{number}" for number in range(20)]
         clicked = [(request, row, now) for request in requests for row in range(0, 20, 4)]
         publish(

@@ -34,7 +34,7 @@ def test_hour_after_clock_was_corrected_nothing_waits_for_wrong_time(started, wh
     b.tick(at=b.clock.now + 700.0)
     assert b.store.num_pending_rows == 0
     b.monitor.stop()
-    # Every row is archived, set apart, or in a dead letter. No row has a future day.
+    # Every row is in the archive, in quarantine or in a dead letter. No row has a future day.
     apart, dead = int(b.store.counters.get("set_apart", 0)), b.log.list_dead_letters()
     assert len(b.archived) + apart == 400 + 4 + 4 + 400 + (4 if whose == "all clocks" else 0)
     assert [letter.message_id for letter in dead] == (

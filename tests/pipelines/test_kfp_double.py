@@ -74,7 +74,7 @@ def server():
 def fields(value) -> object:
     """Return the form of an answer: its fields, the kinds of their values, and the names of states.
 
-    A compiled pipeline counts as a single value.
+    A compiled pipeline is treated as a single value, whose fields are not listed.
     """
     if isinstance(value, dict):
         plain = {"pipeline_spec": lambda _: "a pipeline"} | dict.fromkeys(NAMED, lambda each: each)

@@ -445,7 +445,7 @@ def test_listing_names_failed_runs_that_left_no_file_in_registry(server, command
 
 @pytest.mark.parametrize("source", ["uploaded", "compiled"])
 def test_run_of_schedule_has_kubeflows_name_in_store(server, command, tmp_path, source):
-    """Kubeflow fills a schedule's template before its runs have names.
+    """Kubeflow fills in a schedule's template before it creates and names a run.
 
     The UI creates a schedule from an uploaded pipeline.
     """

@@ -79,7 +79,7 @@ onload = () => document.title = JSON.stringify(Array.from(document.querySelector
 
 
 def pixels_too_wide(tmp_path, page: str, *widths: int) -> list[int]:
-    """Return by how many pixels the page is too wide, for each screen width.
+    """Return the number of pixels by which the page is too wide, for each screen width.
 
     A browser window is never narrower than 500 pixels, so the page is measured in frames.
     """

@@ -76,7 +76,7 @@ def strike(
 
 
 def client(url: str, record: Path, *, number: int, log: Path) -> subprocess.Popen:
-    """Start the client `number` of `campaign_client`, which sends to `url`.
+    """Start a `campaign_client` with the number `number`, which sends to `url`.
 
     The client writes a record of its messages to the file `record`.
     """

@@ -32,8 +32,8 @@ class ClickTraffic:
     rows_per_decision: int
     rows_per_request: int = 1
     user_spread: float = 0.0
-    """Standard deviation, over users, of the effect that a user's rows share. The effect is added
-    to the score and to the log-odds of a click."""
+    """Standard deviation of the effect of a user. All rows of a user have the same effect, which is
+    added to the score and to the log-odds of a click."""
 
 
 def draw(random: Generator, traffic: ClickTraffic, *, rows: int, auc: float) -> MaturedRows:
@@ -171,8 +171,8 @@ def first_run(
         step: Rows per decision point.
         windows: KPIs of the stream's windows. None if the policy does not use KPIs.
         gate_auc: AUC that the gate measured. The gate's interval has width 0.
-        after: Row of a drift. Run requests of policies other than the sequential test are ignored
-            before the row `after`.
+        after: Number of the first row after a drift. Earlier requests for a run are ignored, unless
+            they come from the sequential test.
     """
     memory: Any = {}
     for begin in range(0, len(stream.labels), step):

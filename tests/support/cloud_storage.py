@@ -233,7 +233,7 @@ def _bucket(request: Request) -> str:
 
 
 class CloudStorage(HttpDouble):
-    """The emulator with the bucket `BUCKET` and its front, which run within a `with` block."""
+    """The emulator and its front, which run within a `with` block. The bucket is `BUCKET`."""
 
     def __enter__(self) -> "CloudStorage":
         # Head and body are sent separately. Nagle's algorithm would delay each body by 40 ms.

@@ -38,8 +38,8 @@ OLDER_PACKAGES_TOO = (
 PLAIN = [image for image in DOCKERFILES if environment(image)]
 """Images that contain no NVIDIA software."""
 TRITON = "nvcr.io/nvidia/tritonserver:26.10-py3"
-"""NVIDIA's image, replaced by the laptop's tritonserver. Triton's container also owns the
-namespaces of the pod."""
+"""NVIDIA's image, replaced by the laptop's tritonserver. All containers of the pod share the
+namespaces of this container."""
 SERVED_AT = [f"{service}.evergreen.svc.cluster.local" for service in ("triton", "triton-headless")]
 """Host names of the cluster, which resolve to this machine in a container."""
 HANDED_OVER = ("PATH", "VIRTUAL_ENV", "PYTHONPATH", "TMPDIR")
@@ -94,7 +94,10 @@ def podman(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def images(podman, tmp_path_factory):
-    """Build the images by the project's own command over stand-in bases, and return references."""
+    """Build the images with the project's command over stand-in bases.
+
+    Return the images' references.
+    """
     variables = podman("build")
     for base in sorted({stage.base for image in PLAIN for stage in stages(image)}):
         name = f"docker.io/library/{base}"
@@ -120,8 +123,8 @@ def images(podman, tmp_path_factory):
     logs = REPOSITORY / "build" / "test-images"
     logs.mkdir(parents=True, exist_ok=True)
     builds = {}
-    # Images of one lock share a layer and are built one after another. Different locks are built in
-    # parallel, because podman uses one core to find that a layer exists.
+    # Images of one lock share a layer and are built one after another. Images of different locks
+    # are built in parallel, because podman checks on one core whether a layer exists.
     for locked in sorted({lock(image) for image in PLAIN}):
         names = [image for image in PLAIN if lock(image) == locked]
         command = [

@@ -28,7 +28,7 @@ WINDOW = 30.0
 
 
 def watch_boundaries(kill: Kill) -> None:
-    """Make a step before and after every boundary: file operations, HTTP requests and COMMITs."""
+    """Count a step before and after each file operation, HTTP request and COMMIT."""
     import requests
 
     kill.watch(os, "fsync", "rename", "replace", "unlink", "link", after=True, where=place_of)

@@ -2,7 +2,7 @@
 
 A step is a checkpoint of the product, or a call of a watched function such as `os.rename`. At one
 step, `Kill` ends the process: it raises `Killed` in this process, and uses SIGKILL in a forked
-process. After the kill every further step fails too, so cleanup handlers write nothing.
+process. After the kill, every further step fails too, so cleanup handlers write nothing.
 `every_kill` runs a function repeatedly, and kills it at its first step, then at its second step,
 until it completes.
 """

@@ -20,7 +20,7 @@ def release(
 
     Args:
         model: Model to release.
-        verdict: Verdict about it.
+        verdict: Verdict on the model.
         raw: Data with the holdout rows.
         settings: Deployment target and serving options.
         override: Reason to release the model although the gate refused it (`promote`). None = the
@@ -53,16 +53,17 @@ def start_canary(
 
     Args:
         model: Model to serve as a canary.
-        verdict: Verdict about it.
+        verdict: Verdict on the model.
         raw: Data with the holdout rows of the verdict.
         settings: Deployment target and serving options.
         share: Share of the traffic. 0 = score shadow traffic only.
 
     Raises:
-        ContractError: nothing is live, or as in a release.
-        Refused: another canary is running, or as in a release.
-        TemporaryError: a previous canary is still draining, or as in a release. Nothing changed.
-        PermanentError: a server rejected the version or answered wrongly. Nothing changed.
+        ContractError: No version is live, or `release` would raise this error.
+        Refused: Another canary is running, or `release` would raise this error.
+        TemporaryError: A previous canary is still draining, or `release` would raise this error.
+            Nothing changed.
+        PermanentError: A server rejected the version or answered wrongly. Nothing changed.
     """
     return _serve(CANARY, (model, verdict, raw), settings, share=share)
 

@@ -66,7 +66,7 @@ class Block:
     def steps(self) -> Iterator[tuple[str, str | None]]:
         """Return the script and the expected output of each step in the block.
 
-        None as the expected output accepts any output.
+        If the expected output is None, any output is accepted.
         """
         if self.kind != CONSOLE:
             yield self.text, None

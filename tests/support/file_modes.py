@@ -1,4 +1,4 @@
-"""Checks of the modes of files that a program wrote."""
+"""Checks of file modes, for the files that a program wrote."""
 
 import os
 from collections.abc import Iterator

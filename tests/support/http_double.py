@@ -51,7 +51,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection |= not is_whole
 
     def _chunk(self) -> bytes:
-        """Return the next chunk of the request, which is empty at the end."""
+        """Return the next chunk of the request. At the end of the request, the chunk is empty."""
         chunk = self.rfile.read(int(self.rfile.readline().split(b";")[0], 16))
         self.rfile.readline()
         return chunk

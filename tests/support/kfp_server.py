@@ -2,11 +2,11 @@
 
 The double's state is in memory. The double has experiments, runs, pipelines, versions and
 schedules, and follows the real server's rules. The double applies the filters of list requests.
-Names of pipelines and of a pipeline's versions are unique. A schedule has exactly one source, a
-cron expression that robfig/cron accepts (also with five fields, read as seconds to months), and
-between 1 and 10 concurrent runs. Several schedules may have one name. `fire` starts a run of a
-schedule, `constants` are the values for placeholders in the tasks of a pipeline, and `end` ends a
-run.
+Names of pipelines and of a pipeline's versions are unique. A schedule needs exactly one source, a
+valid cron expression, and 1 to 10 concurrent runs. An expression is valid if robfig/cron accepts
+it. Five fields are read as seconds to months. Several schedules may have the same name. `fire`
+starts a run of a schedule, `constants` are the values for placeholders in the tasks of a pipeline,
+and `end` ends a run.
 
 Tests can inject answers of any status, hanging requests, and answers that are lost after the server
 has acted. Tests can also require a token, create a run after its client has given up, and call a
@@ -570,7 +570,7 @@ class KfpServer(HttpDouble):
 
 
 def not_ended(run: dict) -> dict:
-    """Return the fields of a new run that were not requested."""
+    """Return the fields of a new run that its request did not contain."""
     history = [{"update_time": run["created_at"], "state": "PENDING"}]
     return {
         "scheduled_at": run["created_at"],

@@ -80,7 +80,7 @@ class Bench:
 
     @property
     def url(self) -> str:
-        """URL of the log for another process, whose leases are as short as the backend allows."""
+        """URL of the log for another process. The leases are as short as the backend allows."""
         raise NotImplementedError
 
     def publisher(self) -> Publisher:

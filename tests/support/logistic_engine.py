@@ -1,8 +1,8 @@
 """A NumPy engine that implements the whole engine interface: logistic regression.
 
-The parameters are the table (width 1, a weight per id), a weight per dense value and the bias. All
-weights of a list's ids are summed, and an empty position has a weight too. The
-optimizer is Adagrad. Adagrad's sums are stored in place of Adam's second moments.
+The parameters are a table with one weight for each id, one weight for each dense value, and the
+bias. All weights of a list's ids are summed, and an empty position has a weight too. The optimizer
+is Adagrad. Adagrad's sums are stored in place of Adam's second moments.
 """
 
 import numpy as np

@@ -15,7 +15,7 @@ OPTIONS = ServingOptions(warmup_rows=1)
 
 
 def small_version(folder, number, *, data=b""):
-    """Create a folder with a graph and golden rows, whose content depends on `number`."""
+    """Create a folder with a graph and golden rows. The content depends on `number`."""
     random = np.random.default_rng(number)
     graph = folder / f"graph {number}"
     graph.mkdir(exist_ok=True)

@@ -71,7 +71,7 @@ class Processes:
     def get(self, path: str) -> Answer:
         """Return a page of the monitor, or an empty answer while the monitor starts.
 
-        During the start the address may still belong to the predecessor.
+        During the start, the address may still belong to the predecessor.
         """
         try:
             address = json.loads((self.state / "http.json").read_text())

@@ -158,7 +158,7 @@ def monitor_settings(folder: Path, **changes) -> MonitorSettings:
 class Bench:
     """One monitor in a folder whose name contains a space.
 
-    `restart` replaces the monitor by a new one, as after a kill.
+    `restart` replaces the monitor by a new monitor, as after a kill.
     """
 
     def __init__(self, folder: Path, *, recommender: Recommender = SHOP, **changes) -> None:

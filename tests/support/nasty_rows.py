@@ -67,7 +67,7 @@ STRANGE = Features(
 
 
 def strange_workflow(seed=0, num_keys=200) -> FeatureWorkflow:
-    """Return a workflow of the features `STRANGE`, whose names describe their vocabularies."""
+    """Return a workflow of the features `STRANGE`. A feature's name describes its vocabulary."""
     random = np.random.default_rng(seed)
     spread = random.permutation(np.unique(random.integers(0, 2**32, num_keys)))
     evicted = spread.copy()
@@ -105,7 +105,8 @@ def nasty_rows(workflow, num_rows, seed=0, *, dense_up_to=1e7, strange_dense=Tru
     categorical = np.empty((num_rows, len(features.place_names)), np.int64)
     for place, slot in enumerate(features.places.slots):
         known = random.choice(np.append(workflow.vocabularies[slot], 7), num_rows)
-        # An encoding by slot offsets would confuse a key `beside` with a key of another slot.
+        # If an encoding adds an offset to each slot's keys, a key in `beside` can equal a key of
+        # another slot.
         beside = known + random.integers(-3, 4, num_rows) * 2 ** random.integers(31, 36, num_rows)
         unseen = random.integers(0, 2**32, num_rows)
         kinds = np.stack(

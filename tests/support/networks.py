@@ -17,8 +17,8 @@ def shaped(kind: str, settings, **widths) -> NetworkConfig:
 def vectors_of(tables, places, ids):
     """Return the vectors of rows with ids [n, positions], in the order of a network's inputs.
 
-    Lists are summed or averaged over their filled positions. Their vectors come between those of
-    the other positions before and after the lists.
+    Lists are summed or averaged over their filled positions. The vector of a list is at the
+    position of the list.
 
     Args:
         tables: The table of each slot.

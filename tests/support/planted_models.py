@@ -16,7 +16,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 SPREAD = 1.3
-"""Standard deviation of the log-odds. With `NOISE` the AUC is about 0.78."""
+"""Standard deviation of the log-odds. With `NOISE`, the AUC is about 0.78."""
 NOISE = 0.5
 """Variance of the champion's noise."""
 OWN_NOISE = 0.03
@@ -44,10 +44,10 @@ def draw(
 
     Args:
         random: Source of randomness.
-        rows: Minimum number of rows. The result has more rows if the last request is incomplete.
+        rows: Minimum number of rows. The last request is completed, even if this adds more rows.
         rate: Share of clicks.
-        rows_per_request: Number of rows per request. With more than one row, half of every variance
-            is between requests.
+        rows_per_request: Number of rows per request. If requests have more than one row, half of
+            every variance is between requests.
         noise: Variance of the noise in the candidate's scores, see `noise_that_loses` and
             `noise_that_costs`.
     """
@@ -103,7 +103,7 @@ def _grid(rate: float) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArra
 
 @lru_cache(maxsize=64)
 def mean_log_odds(rate: float) -> float:
-    """Return the mean log-odds with which `rate` of the rows are clicked."""
+    """Return the mean log-odds for which the share of clicks is `rate`."""
     at = np.linspace(-6.0, 6.0, 241)
     weights = np.exp(-(at**2) / 2) / np.exp(-(at**2) / 2).sum()
     low, high = -20.0, 10.0
@@ -121,7 +121,7 @@ def mean_log_odds(rate: float) -> float:
 def population_auc(rate: float, noise: float) -> float:
     """Return the population AUC of a model with the noise variance `noise`.
 
-    Both rows of a pair are from different requests.
+    The AUC compares a click and a non-click of two different requests.
     """
     at, clicks, others = _grid(rate)
     return float(clicks @ _PHI((at[:, None] - at[None, :]) / np.sqrt(2 * noise)) @ others)
@@ -184,7 +184,7 @@ def shifted(probabilities: NDArray[np.float64], part: float) -> NDArray[np.float
 def draw_slices(
     random: Generator, requests: NDArray[np.int64], *, columns: int = 26
 ) -> dict[str, NDArray[np.bool_]]:
-    """Draw for each slice which of the n rows belong to it. Return the masks [n] by slice.
+    """Draw the rows that belong to each slice. Return the masks [n] by slice.
 
     Each of the five most frequent values of a column is a slice, and the other values are one
     slice. Each slice has between 1/20 and 1/4 of the rows. In every second column, all rows of a

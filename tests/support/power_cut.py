@@ -2,8 +2,8 @@
 
 A test with SIGKILL alone does not detect a missing fsync.
 
-POSIX only promises that a file's bytes are durable after a flush of the file, and that a new,
-renamed or removed name is durable after a flush of its folder. After a crash, the disk may contain
+POSIX makes two promises only. A file's bytes are durable after a flush of the file. A new, renamed
+or removed name is durable after a flush of the name's folder. After a crash, the disk may contain
 any prefix of the later changes of each folder. Changes are calls of `os.mkdir`, `rename`, `replace`
 and `unlink`. A file is tracked from its first rename on.
 """
@@ -19,7 +19,10 @@ from tests.support.crashes import Kill
 
 
 class Disk(Kill):
-    """Watches changes below `root`, and crashes before change or flush number `crash_at`."""
+    """Watches changes below `root`.
+
+    The disk crashes before the change or flush of number `crash_at`.
+    """
 
     def __init__(self, root: Path, crash_at: int | None) -> None:
         super().__init__(crash_at)

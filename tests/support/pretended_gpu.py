@@ -1,7 +1,7 @@
 """A pretended GPU: tensors whose device is `cuda:0`, and whose values are computed on the CPU.
 
-An operation on tensors of both devices is an error, as on a real GPU, and so is a tensor of the GPU
-that NumPy reads. Sums and products are those of the CPU, so scores can be compared.
+An operation on tensors of both devices is an error, as on a real GPU. If NumPy reads a tensor of
+the GPU, this is an error too. Sums and products are those of the CPU, so scores can be compared.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -45,10 +45,10 @@ class GpuTensor(Tensor):
 
 
 class _Calls(TorchFunctionMode):
-    """Handles calls that torch decides by the real device before it runs an operator."""
+    """Handles calls in which torch checks the device before it runs an operator."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        # Without an index, torch would ask the GPU's driver for the current one.
+        # If the device has no index, torch asks the GPU's driver for the index of the current GPU.
         args = [DEVICE if _is_device(each, "cuda") else each for each in args]
         kwargs = {
             name: DEVICE if _is_device(each, "cuda") else each
@@ -97,13 +97,16 @@ class _Operators(TorchDispatchMode):
 
 @contextmanager
 def pretended_gpu():
-    """Provide a pretended GPU within the body, in this thread and the threads of `pretend`."""
+    """Provide a pretended GPU within the `with` block.
+
+    The GPU exists in the current thread and in the threads of `pretend`.
+    """
     with _Calls(), _Operators():
         yield
 
 
 class _Threads(ThreadPoolExecutor):
-    """Threads in which the pretended GPU is there too."""
+    """Threads in which the pretended GPU is available too."""
 
     def submit(self, function, *args, **kwargs):
         """Run a function in a thread."""
@@ -116,7 +119,7 @@ class _Threads(ThreadPoolExecutor):
 
 
 def pretend(monkeypatch, *modules):
-    """Replace torch's own functions for a GPU, and the threads of these modules."""
+    """Replace torch's functions for GPUs, and the thread pools of the modules."""
     facts = SimpleNamespace(name="pretended GPU", total_memory=TOTAL_BYTES)
     replaced = {
         "_lazy_init": lambda: None,
@@ -131,7 +134,7 @@ def pretend(monkeypatch, *modules):
     for name, function in replaced.items():
         monkeypatch.setattr(torch.cuda, name, function)
     monkeypatch.setattr(Tensor, "pin_memory", lambda self: self.clone())
-    # `Module.to` would otherwise keep the parameters, whose type is that of the CPU.
+    # By default, `Module.to` would keep the CPU's parameters and only replace their data.
     monkeypatch.setattr(torch.__future__, "_overwrite_module_params_on_conversion", True)
     for module in modules:
         monkeypatch.setattr(module, "ThreadPoolExecutor", _Threads)

@@ -21,8 +21,8 @@ class Prometheus:
 
     `pods` contains the metrics URL of each pod by name.
 
-    Prometheus adds the labels that the Prometheus Operator adds for a PodMonitor. `interval` is the
-    scrape interval, which tests keep short. `flags` are further flags of the server.
+    Prometheus adds the same labels as the Prometheus Operator adds for a PodMonitor. `interval` is
+    the scrape interval, which tests keep short. `flags` are further flags of the server.
     """
 
     def __init__(self, folder, pods, *, interval="1s", namespace="evergreen", flags=()):
@@ -88,7 +88,9 @@ class Prometheus:
             return False
 
     def query(self, query, **at):
-        """Return the result of the query at a time, by the label `pod`. The default time is now.
+        """Return the result of the query at a time, for each value of the label `pod`.
+
+        The default time is now.
 
         Samples without the label `pod` have an empty key.
         """

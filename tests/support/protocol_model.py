@@ -51,7 +51,8 @@ class Ask(NamedTuple):
     kind: str
     model: str = ""
     run: str = ""
-    """Pipeline run that asks. A second request of the same run for the same model is a retry."""
+    """Pipeline run that requests the change. A second request of the same run for the same model is
+    a retry."""
     share: float = 0
     """First share of a `CANARY`. 0 = shadow traffic only."""
     has_old_plan: bool = False
@@ -123,9 +124,9 @@ class Controller(NamedTuple):
     is_blocked: bool = False
     is_rehearsed: bool = False
     is_refused: bool = False
-    """Whether the attempt failed because a check or a later request was against it."""
+    """Whether the attempt ended because a check failed or a later request superseded it."""
     failed_abort: int | None = None
-    """Position of an abort whose move failed."""
+    """Position of the abort request whose move failed."""
     known: Server | None = None
     paused: tuple[int, Line | None, int | None] | None = None
     """Move that the controller checked before a pause: the number of the rule, the observed intent,
@@ -323,7 +324,7 @@ class ProtocolModel:
         )
 
     def earlier(self, journal: Journal, at: int) -> Ask | None:
-        """Return an earlier request of the run whose result is final, or None."""
+        """Return an earlier request of the same run if its result is final, otherwise None."""
         first = self.first(journal, at)
         same = [each for each in range(first, at) if self.first(journal, each) == first]
         return next((journal.asks[each] for each in same if journal.asks[each].is_final), None)
@@ -354,7 +355,7 @@ class ProtocolModel:
         return ask.kind
 
     def gives_first_share(self, state: State, ask: Ask) -> bool:
-        """Return whether a canary request lets its shadow canary serve traffic."""
+        """Return whether a canary request gives traffic to its shadow canary."""
         canary, plan = state.journal.canary, state.files.plan
         is_same = canary is not None and state.journal.model(canary) == ask.model
         return bool(is_same and plan and plan[1] is not None and plan[2] == 0 and ask.share)
@@ -392,7 +393,7 @@ class ProtocolModel:
     def observe(self, state: State, me: int, *, probed: bool = False) -> View:
         """Return the controller's observation of the state.
 
-        If `probed` is true, the observation includes the servers, like that of the watchdog.
+        If `probed` is true, the observation includes probes of the servers, as the watchdog's does.
         """
         journal, files, mine = state.journal, state.files, state.controllers[me]
         at, line, request = self.chosen(journal), self.intent(state, me), None
@@ -530,7 +531,7 @@ class ProtocolModel:
         return 1 + max(used)
 
     def is_stale(self, journal: Journal, ask: Ask) -> bool:
-        """Return whether the model that the gate compared with is no longer live."""
+        """Return whether another model went live after the gate's comparison."""
         ask = journal.asks[self.first(journal, journal.asks.index(ask))]
         then = journal.live if ask.live_then is None else ask.live_then
         return journal.model(then) != journal.model(journal.live)
@@ -726,7 +727,7 @@ class ProtocolModel:
         elif move == protocol.RESTORE_SERVERS:
             known = state.controllers[me].known
             server = server._replace(candidate=None)
-            # A server that was not told of the new version keeps what it has.
+            # A server that has not received the new version keeps its loaded versions.
             if known is None or line is None or known.serves != line.before:
                 server = server._replace(serves=files.config)
         elif move == protocol.LOAD_CANARY:
@@ -769,7 +770,7 @@ class ProtocolModel:
         return state
 
     def is_of_request(self, rule: protocol.ProtocolRule) -> bool:
-        """Return whether the move begins or ends an attempt. An abort is no attempt."""
+        """Return whether the move begins or ends an attempt. An abort is not an attempt."""
         return rule.state == "accepted" or (
             rule.move == protocol.ANSWER and rule.state != "abort done"
         )
@@ -800,7 +801,7 @@ class ProtocolModel:
             made = self.write(state, me, rule)
         if made is None:
             return self.failed(state, me, rule, is_refused=self.is_refusal_final(state))
-        # A move that changes nothing is an error, which ends the round.
+        # If a move changes nothing, the round ends with an error.
         return self._ended(made, me) if made == before else made
 
     def is_refusal_final(self, state: State) -> bool:
@@ -975,8 +976,8 @@ class ProtocolModel:
         """Make a move after a pause that followed its check.
 
         If another controller took the lock during the pause, the holder's next check fails and the
-        holder stops. A write of the repository is conditional, but neither an append to the journal
-        nor a server's load is.
+        holder stops. A write to the repository is conditional. An append to the journal and a load
+        of a server are not conditional.
         """
         mine, fence = state.controllers[me], state.files.fence
         assert mine.paused is not None
@@ -1009,7 +1010,7 @@ class ProtocolModel:
     # The following methods check the properties.
 
     def check_retry(self, journal: Journal, at: int) -> None:
-        """Check that a change is neither made twice for a run nor after a person's rollback."""
+        """Check that no change is made twice for a run, or after a person's rollback."""
         ask = journal.asks[at]
         same = [
             position
@@ -1096,7 +1097,7 @@ class Explored(NamedTuple):
     states: int
     transitions: int
     longest: int
-    """Largest number of moves from any state until all is settled, if nothing is disturbed."""
+    """Number of moves until all is settled, from the worst state and without disturbances."""
 
 
 def canonical(state: State) -> State:

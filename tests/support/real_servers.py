@@ -59,8 +59,8 @@ class Traffic:
 def under_load(urls, rows, *, until=None, enough=30, model=MODEL_NAME):
     """Send requests every few milliseconds, one client per url, while the body runs.
 
-    `until` is a version that each client must reach. A client continues until it has `enough`
-    answers of version `until`, including the last answer.
+    `until` is a version that each client must reach. A client stops when version `until` has given
+    `enough` of its answers, including the last answer.
     """
     traffic, stop, done = Traffic(len(urls)), threading.Event(), threading.Event()
 

@@ -1,4 +1,4 @@
-"""The default recommender of tests, and Criteo's where digests or published figures need it."""
+"""The recommenders of tests: the default one, and Criteo's for digests and published figures."""
 
 import json
 import shlex
@@ -92,7 +92,7 @@ def with_sections(recommender: Recommender, **sections: dict[str, Any]) -> Recom
 
 
 def accept_into(store: Path, recommender: Recommender = SHOP) -> None:
-    """Accept the recommender in the registry, unless it is the newest accepted one."""
+    """Accept the recommender in the registry. Do nothing if the recommender was accepted last."""
     lines = read_accepted(store)
     if not lines or lines[-1].digest != recommender.digest:
         accept(

@@ -34,7 +34,7 @@ def recorded_series(pods=PODS) -> dict[str, str]:
 
 
 def counted(pod: str, metric: str, start: int, end: int) -> int:
-    """Return the increase of a counter over all models of a pod between two times in seconds.
+    """Return the increase of a pod's counter between two times in seconds, over all models.
 
     A counter whose value fell has restarted at zero.
     """

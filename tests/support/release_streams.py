@@ -1,10 +1,10 @@
 """Simulated traffic under continuous retraining, as the reference for the monitor's decisions.
 
 A model version is released every few seconds. A version was trained on the rows whose labels were
-final at its training. The newest tenth of the training window is the gate's holdout. A version that
-was trained on rows from after a drift predicts as well as versions did before the drift. Other
-versions have a lower AUC on rows from after the drift. The scores are binormal, see
-`tests.support.click_streams`. Each request has one row.
+final at its training. The newest tenth of the training window is the gate's holdout. A drift lowers
+the AUC of the versions that were trained only on older rows. A version that was trained on newer
+rows has the former AUC. The scores are binormal, see `tests.support.click_streams`. Each request
+has one row.
 """
 
 from collections import deque
@@ -52,16 +52,16 @@ class Releases:
     changed_again_at: float | None = None
     """Time of the second drift."""
     learns: bool = True
-    """Whether a version that was trained on rows from after the drift predicts as well as versions
-    did before the drift."""
+    """Whether a version gets back the former AUC by training on rows that are newer than the
+    drift."""
     learned_after: float = 300.0
-    """Time in seconds for which rows from after a drift must arrive before a version trained on
-    them predicts well again."""
+    """Time in seconds. If a version's newest training row is later than a drift by this time, the
+    version predicts well again."""
     gate_half_width: float = 0.0
-    """Half the width of the gate's confidence interval. 0 means that the gate knows the exact
-    AUC."""
+    """Half the width of the gate's confidence interval. If the width is 0, the gate measured the
+    exact AUC."""
     holdout_share: float = 0.1
-    """Share of a run's rows, the newest ones, on which its model is evaluated. A run gets the rows
+    """Share of a run's newest rows, on which the run's model is evaluated. A run gets the rows
     between two releases."""
 
     def version_at(self, time: float) -> int:
@@ -73,7 +73,7 @@ class Releases:
         return (version - 1 - self.holdout_share) * self.every - self.window
 
     def knows_the_change(self, version: int, changed_at: float | None = None) -> bool:
-        """Return whether the version was trained on enough rows that are newer than a drift."""
+        """Return whether enough of the version's training rows are newer than a drift."""
         changed_at = self.changed_at if changed_at is None else changed_at
         if changed_at is None:
             return False

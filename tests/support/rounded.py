@@ -1,4 +1,4 @@
-"""Reference rounding of served tables, in float64 and one number after another."""
+"""Reference rounding of served tables, number by number in float64."""
 
 import numpy as np
 

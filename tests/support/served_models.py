@@ -82,8 +82,8 @@ def settings(triton, client, tmp_path):
         store=tmp_path / "store",
         repository=triton.repository.as_uri(),
         triton_urls=(triton.grpc_url,),
-        # Use one instance, which starts in half the time of two. Most tests send no parallel
-        # requests.
+        # Use one instance, because two instances take twice as long to start. Most tests send no
+        # parallel requests.
         options=ServingOptions(instances=1),
         trigger_id="drift-7",
         who="run-7",
@@ -139,7 +139,7 @@ def open_bucket(cloud_storage):
 
 @pytest.fixture
 def make_version(tmp_path):
-    """Creates a folder with a graph and golden rows. Each number gives other content.
+    """Creates a folder with a graph and golden rows. The content depends on the number.
 
     The graph's bytes are meaningless.
     """

@@ -1,4 +1,4 @@
-"""Triton's names of the models of the default recommender."""
+"""Names that the default recommender's models have in Triton."""
 
 from evergreen.contracts.serving import ServedNames
 from evergreen.registry.traffic_plan import traffic_file

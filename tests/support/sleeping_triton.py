@@ -62,7 +62,10 @@ class Client:
 def sleeping_triton(
     folder: Path, models: dict[str, float]
 ) -> Iterator[tuple[TritonServer, Client]]:
-    """Start a server of sleeping models (seconds by name), and a client of it."""
+    """Start a server whose models sleep, and a client of the server.
+
+    `models` maps a name to seconds.
+    """
     options = ServingOptions(instances=1, queue_timeout_microseconds=LONGEST)
     for name, seconds in models.items():
         write_model(

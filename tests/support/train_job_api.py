@@ -1,11 +1,11 @@
 """The part of a Kubernetes API server that the training step uses: TrainJobs, their pods and logs.
 
-The double follows the real server's rules over real HTTP. Names of objects are unique. A deleted
-object remains until its dependents are gone, and has a deletion time. A custom resource accepts a
-JSON or merge patch but no strategic one. Each log line starts with its time. The parameter
-`sinceSeconds` counts back from the current time. Error responses are `Status` objects. The double
-does not run a controller for TrainJobs. Tests change a job with `start_pod`, `write`, `end` and
-`remove`.
+The double follows the real server's rules over real HTTP. Names of objects are unique. Until its
+dependents are gone, a deleted object remains and has a deletion time. A custom resource accepts a
+JSON patch or a merge patch, but no strategic merge patch. Each log line starts with its time. The
+parameter `sinceSeconds` counts back from the current time. Error responses are `Status` objects.
+The double does not run a controller for TrainJobs. Tests change a job with `start_pod`, `write`,
+`end` and `remove`.
 """
 
 import json

@@ -1,7 +1,7 @@
 """The doubles of Triton: a server in files, models of known scores, and both over real gRPC.
 
-`TritonDouble` follows the real server's rules and replaces it in this process. `GrpcTriton` serves
-a `TritonDouble` or a `ScoringDouble` over Triton's protocol, and its calls can be corrupted.
+`TritonDouble` replaces the real server in this process and follows its rules. `GrpcTriton` serves a
+`TritonDouble` or a `ScoringDouble` over Triton's protocol, and its calls can be corrupted.
 `Altered` replaces methods of a double or of a real connection. Other tests check the real server.
 """
 
@@ -38,7 +38,7 @@ DTYPES = {"FP32": "<f4", "INT64": "<i8"}
 
 
 class TritonDouble:
-    """The server `url` over `repository`.
+    """The server at `url`, which loads models from `repository`.
 
     A load reads config.pbtxt and loads exactly the versions that the file names, if their warm-up
     rows exist. If one version fails to load, no version is loaded. A server answers from its own
@@ -213,8 +213,8 @@ class ScoringDouble:
         self.failures: list[tuple[grpc.StatusCode, str]] = []
         self.always: tuple[grpc.StatusCode, str] | None = None
         self.canary_version: int | str | None = None
-        """Version under the canary's name. None = no canary is served. A text makes the reply
-        contain an invalid version."""
+        """Version under the canary's name. None = no canary is served. If a text is given, the
+        reply contains an invalid version."""
         self.canary_failure: tuple[grpc.StatusCode, str] | None = None
         self.canary_wait: asyncio.Event | None = None
         self.model_names: list[str] = []

@@ -105,7 +105,7 @@ def document_of(
 ) -> dict[str, Any]:
     """Return the document of a report that compares `now` with `before`.
 
-    The document contains markup in the texts of a check and of a schema difference.
+    The texts of a check and of a schema difference contain markup.
     """
     rules, folder = ValidationSettings(), Path(tempfile.gettempdir())
     champion = None

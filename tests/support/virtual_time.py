@@ -56,7 +56,7 @@ class VirtualTime:
 
 
 class SteppedTime:
-    """A clock that each sleep moves at once.
+    """A clock that a sleep advances without waiting.
 
     Each wake-up of a task calls the actions in `at_wake`.
     """

@@ -1,6 +1,6 @@
-"""Programs in processes that are forked from a process that has already done their imports.
+"""Run programs quickly, in forks of a process that has already imported their libraries.
 
-Importing libraries takes two to three of a small step's four seconds. A forked program has its own
+The imports take two to three of the four seconds of a small step. A forked program has its own
 arguments, environment, working directory, signals and exit code, and shares no state with other
 programs.
 """

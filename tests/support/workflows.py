@@ -1,4 +1,4 @@
-"""A feature workflow with given vocabularies. By default the workflow does not scale numbers."""
+"""A feature workflow with given vocabularies. By default, the workflow does not scale numbers."""
 
 import numpy as np
 

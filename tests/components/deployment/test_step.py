@@ -80,7 +80,8 @@ def test_step_writes_its_manifest_and_notes_and_signs_with_run(step, tmp_path):
 def test_release_under_argos_umask_is_open_to_triton_alone(step, tmp_path):
     """Triton runs as another user.
 
-    Other users need no access to the registry, and nobody else may write to registry or repository.
+    Other users may not read the registry. Only the owner may write to the registry and the
+    repository.
     """
     made_before = set(too_open(tmp_path / "store", 0))
     with argo_umask():

@@ -1,8 +1,9 @@
 """A finished training run on disk. The candidate and the champion have known quality.
 
 Labels are drawn from a planted linear logit over the raw features. A model is the planted logit
-plus noise on its weights. The candidate is stored as weights: a DCN with a linear output and no
-effect of its other layers. The champion is stored as the served graph of a linear network.
+plus noise on its weights. The candidate is stored as the weights of a DCN, in which all layers
+except a linear output have no effect. The champion is stored as the served graph of a linear
+network.
 """
 
 from collections.abc import Callable
@@ -39,7 +40,8 @@ CONFIG = DcnConfig(
 )
 BIAS = -1.0
 SPREAD = 0.7
-"""Standard deviation of the planted weights of categories. It is half as large for numbers."""
+"""Standard deviation of the planted weights of categories. For numbers, the deviation is half as
+large."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,10 @@ class Linear:
     categories: tuple[np.ndarray, ...]
 
     def noisy(self, scale: float, seed: int) -> "Linear":
-        """Return the model with noise, whose deviation is `scale` times that of the weights."""
+        """Return the model with noise on its weights.
+
+        The noise's deviation is `scale` times the deviation of the weights.
+        """
         random, scale = np.random.default_rng(seed), scale * SPREAD
         return Linear(
             (self.dense + scale / 2 * random.normal(size=NUM_DENSE)).astype(np.float32),
@@ -121,7 +126,7 @@ linear (float[rows, 2] dense, float[rows, 5, 1] embeddings) => (float[rows] logi
 
 
 def write_graph(folder: Path, linear: Linear, workflow: FeatureWorkflow) -> None:
-    """Write the served graph of the model, with a network that the product does not know."""
+    """Write the served graph of the model. The network is not one of the product's networks."""
     from onnx import numpy_helper, parser
 
     from evergreen.serving.graph import export
@@ -191,7 +196,7 @@ class Round:
         return [f"--{name}={value}" for name, value in flags.items()]
 
     def scores(self, linear: Linear) -> np.ndarray:
-        """Compute the model's probabilities of the holdout rows in float64 from the formula."""
+        """Compute the holdout rows' probabilities from the model's formula, in float64."""
         return 1 / (1 + np.exp(-logits(linear, self.workflow, self.dense, self.categorical)))
 
     def add_old_rows(
@@ -200,7 +205,7 @@ class Round:
         """Add old rows to the holdout. The labels of the old rows are drawn from the model `truth`.
 
         Returns:
-            The labels, and a function that returns a model's scores of the old rows.
+            Labels of the old rows, and a function that scores these rows with a model.
         """
         import pyarrow as pa
         import pyarrow.parquet as pq

@@ -17,7 +17,7 @@ from evergreen.contracts.manifests import ReorderingGain, Verdict
 class Log(NamedTuple):
     rows: ShownRows
     gains: np.ndarray
-    """Sum of the true gains of disputed pairs for each list."""
+    """For each list, the sum of the true gains of the disputed pairs."""
     disputed: np.ndarray
 
 
@@ -111,8 +111,8 @@ def test_clear_gain_is_found_and_its_opposite_too():
     found = reordering_gain(log.rows)
     assert 0 < found.low < log.gains.sum() / log.disputed.sum() < found.high
     assert found.num_lists == 20_000
-    # A candidate with reversed scores disputes exactly the pairs that the candidate agreed with.
-    # The gain is negative.
+    # The candidate's scores are reversed. The candidate agrees on the formerly disputed pairs, and
+    # disputes all other pairs. The gain is negative.
     flipped = reordering_gain(log.rows._replace(candidate=-log.rows.candidate))
     assert flipped.high < 0
     assert found.disputed_share + flipped.disputed_share == pytest.approx(1)

@@ -1,4 +1,4 @@
-"""Tests of refusals of models with good overall metrics: a worse slice, or wrong calibration."""
+"""Tests that a worse slice or a wrong calibration is refused despite good overall metrics."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Tests of the step from manifests to verdict.
+"""Tests of the evaluation step, from its manifests to its verdict.
 
 Candidate and champion have known quality, and there are old rows.
 """
@@ -404,8 +404,7 @@ def test_component_logs_metrics_curve_and_matrix_and_returns_answer(make_round):
 def forgetful(make_round, raw_table):
     """A candidate that fits the window but not the old rows. The champion fits the old rows.
 
-    Returns the run, the labels of the old rows, and a function that returns a model's scores of
-    these rows.
+    Returns the run, the labels of the old rows, and a function that scores these rows with a model.
     """
 
     def make(num_old_rows: int = 1500):

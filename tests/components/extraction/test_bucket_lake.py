@@ -1,4 +1,4 @@
-"""Tests of a lake in a bucket: the same rows as from a folder, single fetches, and the cache."""
+"""Tests of a lake in a bucket: the rows equal a folder's rows, and each file is fetched once."""
 
 import json
 import logging

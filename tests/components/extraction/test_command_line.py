@@ -1,4 +1,4 @@
-"""Tests of the step as a command line and a KFP component, and of its window."""
+"""Tests of the extraction step's command line, KFP component and window."""
 
 import re
 

@@ -123,7 +123,7 @@ def test_few_rows_of_one_key_are_told_and_last_counts(tmp_path, caplog):
 @pytest.mark.parametrize("data", [None, KEYED], ids=["no ids", "own ids"])
 def test_growing_and_renamed_export_are_known_again(tmp_path, data):
     made = rows(400) if data is None else keyed(rows(400))
-    # A renamed file replaces the rows that it wrote under its old name.
+    # If a file was renamed, its rows replace the rows that were imported under the old name.
     steps = [("monday.csv", made[:200]), ("tuesday.csv", made), ("copy of tuesday.csv", made)]
     done = [run(tmp_path, write(tmp_path / name, part), data=data) for name, part in steps]
     assert [(each.rows, each.already_in_lake) for each in done] == [

@@ -2,9 +2,10 @@
 
 Files arrive late. Some rounds fail, are refused or are retried. Some rounds start from scratch, and
 some rounds start from an older parent. The newest rows of every round are held out from training.
-The test keeps its own ledger: which row is in which files, when these arrived, and on which rows
-each lineage was trained. The test counts rows in the folders that preprocessing reads for training,
-not in manifests. `tests/crossings/test_rounds.py` counts with training's own reader.
+The test keeps its own ledger of the rows in each file, the arrival of each file, and the rows on
+which each lineage was trained. The test counts the rows in the folders that preprocessing reads for
+training. The counts in manifests are not used. `tests/crossings/test_rounds.py` counts the rows
+that the training step reads.
 """
 
 import random
@@ -34,7 +35,7 @@ class Line:
 
     watermark: datetime | None = None
     known: set[File] = field(default_factory=set)
-    """Files that existed in the model's round."""
+    """Files that had already arrived when the model was trained."""
     learned: Counter[int] = field(default_factory=Counter)
     passed_over: set[int] = field(default_factory=set)
     """Rows that arrived too late. The day of such a row was older than `late_days`, or older than
@@ -94,7 +95,7 @@ def make_ledger(source: random.Random, table) -> Ledger:
         ledger.comes_at[file] = min(
             ROUNDS - 2, max(0, int(map_in_order + source.choice([-1, 0, 0, 0, 1, 2, 3])))
         )
-    # Without these new rows the last round has no window.
+    # Without these new rows, the last round has no window.
     new = (START + timedelta(days=DAYS)).date(), "new.parquet"
     ledger.files[new], ledger.comes_at[new] = list(range(ROWS, ROWS + NEW_ROWS)), ROUNDS - 1
     return ledger
@@ -119,7 +120,8 @@ def numbered_rows(raw_table, seed: int, request_rows: int):
 def rows_read(uri: str | None, num_rows: int) -> list[int]:
     """Return the numbers of a folder's rows as preprocessing reads them.
 
-    Preprocessing reads all files by name, and as many rows as the manifest says.
+    Preprocessing reads all files in the order of their names. It reads as many rows as the manifest
+    states.
     """
     paths = sorted(local_path(uri).glob("*.parquet")) if uri else []
     numbers = [

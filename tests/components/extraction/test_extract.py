@@ -1,4 +1,4 @@
-"""Tests of the step: a window becomes a complete dataset, or no dataset."""
+"""Tests that the extraction step makes a complete dataset of a window, or no dataset."""
 
 import json
 import os

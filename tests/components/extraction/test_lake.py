@@ -256,8 +256,9 @@ def test_every_late_click_makes_its_rows_label_1_and_changes_nothing_else(
     rows = [(row["request_id"], row["row"], row["event_time"]) for row in table.to_pylist()]
     late = source.sample(rows, 150)
     for i, (request, row, time) in enumerate(late):
-        # Outcomes are on the prediction's day, or days later if the prediction was forgotten. Some
-        # outcomes occur twice, in one file or in two files.
+        # Most outcomes are in the folder of the prediction's day. If the monitor had forgotten the
+        # prediction, its outcome is in the folder of a later day. Some outcomes occur twice, in one
+        # file or in two files.
         day = (time + timedelta(days=source.choice([0, 0, 0, 1, 9, 40]))).date()
         for copy in range(source.choice([1, 1, 2])):
             write_outcomes(

@@ -212,7 +212,7 @@ def test_malformed_late_rows_are_set_aside_once_and_evaluated(rounds, between):
     rounds.turn()
     late = between(20, 30, step=2)
     at = late.column_names.index(raw_rows.EVENT_TIME)
-    # Spoil two rows of each day: one has no time, and one has no label.
+    # Spoil two rows of each day: one row has no time, and the other has no label.
     times = late[raw_rows.EVENT_TIME].to_pylist()
     labels = late[raw_rows.LABEL].to_pylist()
     days = [time.date() for time in times]

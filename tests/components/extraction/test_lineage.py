@@ -1,4 +1,4 @@
-"""Tests of lineage: which versions of which days a model or its parents were trained on."""
+"""Tests of lineage: which version of each day was used to train a model and its parents."""
 
 import json
 import re

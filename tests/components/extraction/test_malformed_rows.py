@@ -1,4 +1,4 @@
-"""Tests of malformed rows: they are stored with a reason, and too many refuse the run."""
+"""Tests of malformed rows: each is stored with a reason, and a run with too many is refused."""
 
 from functools import partial
 

@@ -73,7 +73,8 @@ def test_old_rows_are_older_than_window_of_newest_days_and_in_time_order(lake, r
         rows = identities(uri)
         assert rows == sorted(rows)
         assert max(rows)[0] < first
-        # The first hours of the day on which the window begins count as one of the sampled days.
+        # The window begins in the middle of a day. The hours of this day before the window are
+        # sampled too.
         assert set(days_of(rows)) == {"2026-03-07", "2026-03-08", "2026-03-09"}
 
 

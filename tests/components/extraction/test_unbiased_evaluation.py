@@ -23,7 +23,10 @@ REFUSALS = (
 
 
 def moments():
-    """Draw a time in the lake's range, or shortly before or after it. It may equal a row's time."""
+    """Draw a time in the lake's range, or shortly before or after it.
+
+    The time may equal a row's time.
+    """
     return st.integers(-6, 2 * ROWS + 6).map(
         lambda half: START + half * timedelta(days=DAYS) / (2 * ROWS)
     )

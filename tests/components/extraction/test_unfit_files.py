@@ -1,6 +1,6 @@
 """Tests of unreadable files in a lake.
 
-A few are skipped, and training uses them once they are repaired.
+A few unreadable files are skipped. Training uses the files once they are repaired.
 """
 
 import json
@@ -201,7 +201,7 @@ def test_file_that_breaks_after_training_is_not_learned_twice(lake, hour, turn):
     both = pa.concat_tables([late, hour(HOURS + 1)])
     write_parquet(late, path)
     first = turn(folder)
-    write_parquet(both, path)  # as if its newer rows were in another window
+    write_parquet(both, path)  # a back-fill adds newer rows to the file
     content = path.read_bytes()
     empty(path, both)
     second = turn(lake(*range(HOURS + 2, HOURS + 12)))

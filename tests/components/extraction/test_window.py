@@ -1,4 +1,4 @@
-"""Tests of the windows of successive runs: by days, by watermark, with final labels."""
+"""Tests of the windows of successive runs, which end by day, by watermark or by final labels."""
 
 from datetime import datetime, timezone
 

@@ -31,7 +31,7 @@ FEATURES = SHOP.features
 def write_raw(tmp_path):
     """Writes tables as a raw dataset.
 
-    The tables of each part are written as files in order of name.
+    Each part is a dictionary of tables by file name, or one table.
     """
 
     def write(
@@ -107,8 +107,7 @@ def run_step(tmp_path):
         for engine in get_args(get_type_hints(PreprocessingSettings)["engine"]):
             training_set = run_once(raw_path, run=run, expect=expect, engine=engine, **options)
             folder = tmp_path / "big data" / run / "preprocessing"
-            # The engine's name is among the step's recorded arguments, so remove it before the
-            # comparison.
+            # The file raw_dataset.json contains the engine's name, so the file is not compared.
             files = [
                 path
                 for path in folder.rglob("*")

@@ -17,7 +17,7 @@ from tests.support.numeric_columns import EVERY_KIND, scaling_of, unscaled, valu
 
 
 def table_of(features, n=400):
-    """Return rows with some missing values and categories 0 to 8.
+    """Return rows with the categories 0 to 8. Some values are missing.
 
     The category 8 occurs exactly once in each column.
     """

@@ -1,4 +1,4 @@
-"""Tests of failures on a user's cluster: no answer, no worker, a worker that dies, refused rows."""
+"""Tests of failures on a user's cluster: no answer, no worker, a dying worker and refused rows."""
 
 import os
 import signal

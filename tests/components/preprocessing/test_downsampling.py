@@ -1,4 +1,4 @@
-"""Tests of negative downsampling: each training row is decided separately and repeatably."""
+"""Tests of negative downsampling: the decision on each training row is separate and repeatable."""
 
 import numpy as np
 import pyarrow as pa

@@ -69,7 +69,7 @@ EVERYTHING, NOTHING = np.full(600, True), np.full(600, False)
     ids=["in all rows", "in one partition", "in training rows", "in holdout rows"],
 )
 def test_columns_without_values(write_raw, run_step, raw_table, reading, masks):
-    """The masks are of the missing values in the training rows and in the holdout rows."""
+    """The masks select the missing values, in the training rows and in the holdout rows."""
     defaults = {"age": 9.0, "shop": 9, "genres": [9]}
     tables = []
     for seed, mask in zip((5, 6), masks):

@@ -1,4 +1,4 @@
-"""Tests of the written folder by the rules of HugeCTR's own Parquet reader."""
+"""Tests that HugeCTR's own Parquet reader would accept the written folder."""
 
 import numpy as np
 import pyarrow as pa

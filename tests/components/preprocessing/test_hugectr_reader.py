@@ -27,7 +27,7 @@ class Refused(Exception):
 
 
 class Reader:
-    """One source (a file list), read like `Solver` and `DataReaderParams(source=[...])` do."""
+    """Reader of a file list, with the rules of `Solver` and `DataReaderParams(source=[...])`."""
 
     def __init__(self, source: Path, slot_sizes: list[int]) -> None:
         self.slot_sizes = slot_sizes
@@ -98,7 +98,7 @@ class Reader:
 
 @pytest.fixture
 def written(write_raw, run_step, raw_table):
-    """The output of the step for rows, and the rows."""
+    """Encoded rows that the step wrote, and the raw rows that it read."""
     rows = raw_table(1000, seed=1), raw_table(400, seed=2)
     path = write_raw(*rows, row_group_size=100)
     return run_step(path, partition_rows=PARTITION_ROWS, processes=2), rows

@@ -49,14 +49,14 @@ def test_ids_survive_rounds_in_which_categories_vanish_and_return(
 
 DAYS = ("2025-10-10T00:00:00+00:00", "2025-10-12T00:00:00+00:00", "2025-10-12T06:00:00+00:00")
 IN_SHOP = ([10, 20, 30, 10, 20, 30, 7], [20, 20, 7], [30, 30, 30, 40, 40, 50])
-"""Values of the column shop per run. The rest of the column is missing."""
+"""First values of the column `shop`, for each run. All later values are missing."""
 
 
 @pytest.fixture
 def play(write_raw, run_step, keep_as_model, raw_table, reading):
-    """Runs one of three rounds from the model `parent`.
+    """Runs one of three rounds with the model `parent` as parent.
 
-    The workflow is stored as that of model `keep`.
+    The workflow is stored in the registry as the workflow of the model `keep`.
     """
 
     def play(number, parent, *, run=None, keep=None):

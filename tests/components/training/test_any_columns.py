@@ -1,9 +1,10 @@
-"""Recommenders with a single kind of column, with options and with 200 columns, up to the graph.
+"""Tests of unusual recommenders, from raw rows to the served graph.
 
-Each is encoded by its workflow, trained by the step's own command, exported like deployment does,
-and scored by ONNX Runtime. References are the workflow with PyTorch's network, and the networks'
-formulas in float64. `tests/components/preprocessing/test_columns.py` checks that NVTabular encodes
-such columns like the workflow. `contracts/test_records` has more about records.
+The recommenders have a single kind of column, options, or 200 columns. Rows are encoded by the
+workflow. The model is trained by the step's own command, exported as in deployment, and scored by
+ONNX Runtime. References are the workflow with PyTorch's network, and the networks' formulas in
+float64. `tests/components/preprocessing/test_columns.py` checks that NVTabular encodes such columns
+like the workflow. `contracts/test_records` has more tests of records.
 """
 
 from collections import defaultdict
@@ -91,7 +92,7 @@ widths."""
 def list_options_of(number, categorical, embed):
     """Return list options.
 
-    Every other list shares the categories of a column. Lists that share categories have the same
+    Every second list shares the categories of a column. Lists that share categories have the same
     pooling.
     """
     if number % 2 == 0 or not categorical:

@@ -1,4 +1,4 @@
-"""Tests of batches: their rows, their table rows, and how their thread ends."""
+"""Tests of batches: the rows, the table rows, and the end of the thread."""
 
 import threading
 from contextlib import closing
@@ -39,7 +39,7 @@ def test_keys_of_table_beyond_32_bits_do_not_collide(rows):
 
 @pytest.fixture(params=["NumPy's sort", "torch's sort"])
 def sort(request, monkeypatch):
-    """Sorts keys by each of the two implementations: NumPy's for a CPU, and torch's for a GPU."""
+    """Sorts keys with both implementations: NumPy's for a CPU, and torch's for a GPU."""
     if request.param == "torch's sort":
         monkeypatch.setattr(torch_parts, "_sorted", lambda keys: keys.sort(stable=True))
 

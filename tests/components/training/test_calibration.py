@@ -29,7 +29,7 @@ SHOP = FEATURES.categorical.index("shop")
 
 
 def thinned(labels, dense, ids, rate, seed=3):
-    """Return all clicks. Each other row is returned with probability `rate`."""
+    """Return all clicks. Every row without a click is returned with probability `rate`."""
     kept = (labels == 1) | (np.random.default_rng(seed).random(len(labels)) < rate)
     return labels[kept], dense[kept], ids[kept]
 
@@ -37,9 +37,10 @@ def thinned(labels, dense, ids, rate, seed=3):
 def bound(labels, rate):
     """Return four standard errors of the ratio of predicted to observed clicks, as a share.
 
-    The number of holdout clicks varies (Poisson). The model's mean follows the odds of its training
-    rows, whose numbers of clicks and of downsampled rows without click vary as well (Poisson). The
-    newest tenth of the training rows may weigh more, so only half of the rows count.
+    The number of holdout clicks has a Poisson distribution. The model's mean follows the odds of
+    its training rows. Among these rows, the number of clicks and the number of downsampled rows
+    without a click have Poisson distributions too. The newest tenth of the training rows may have
+    more weight, so the formula uses only half of the rows.
     """
     share = float(labels.mean())
     clicks, others = NUM_ROWS / 2 * share, NUM_ROWS / 2 * (1 - share) * rate
@@ -61,7 +62,7 @@ def run(train_run, double):
 
 
 def calibration(weights, model, rows):
-    """Return predicted clicks per observed click, by the network that reads the stored files."""
+    """Return the ratio of predicted to observed clicks. The network reads the stored files."""
     config = config_from_document(model.config)
     scorer = load_scorer(weights, config, model.slot_sizes, places=PLACES)
     return scorer.probabilities(rows.dense, rows.ids).sum(dtype=np.float64) / rows.labels.sum(

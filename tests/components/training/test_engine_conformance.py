@@ -29,7 +29,7 @@ SHAPE = {"embedding_dim": 4, "tower": (16, 8)}
 V1, V2 = dcn(**SHAPE, num_cross_layers=2), dcn(**SHAPE, num_cross_layers=2, projection_dim=3)
 DEEPFM, DLRM = (shaped(name, SHAPE, **WIDTHS) for name in ("deepfm", "dlrm"))
 WIDE = replace(V1, widths=(8, 3, 4, 4, 8))
-"""Item and seen share vectors. Shop, user and genres have other widths."""
+"""The columns `item` and `seen` share vectors. The other columns have vectors of other widths."""
 SETTINGS = TrainingSettings(learning_rate=0.01, batch_size=128)
 CANDIDATES = {
     "pytorch dcn v1": ("pytorch", V1),
@@ -58,7 +58,7 @@ marks = dict.fromkeys(("torchrec 4", "torchrec 2 by columns"), (needs_torchrec, 
 
 
 def marked(*case):
-    """Mark a test case by its engine, which comes first."""
+    """Return the case as a pytest parameter, with the marks of the engine in its first value."""
     own = marks.get(case[0], needs_torchrec if "torchrec" in case[0] else ())
     return pytest.param(*case, marks=own)
 

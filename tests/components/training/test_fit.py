@@ -146,7 +146,7 @@ def test_equally_good_rate_is_chosen_as_rarely_with_long_requests(rows_a_request
     def shared(deviation):
         """Return a normal number for each row.
 
-        Half of its variance is shared by the rows of a request.
+        Half of the variance is shared by the rows of a request.
         """
         of_request = np.repeat(random.normal(size=num_requests), rows_a_request)
         return deviation * (of_request + random.normal(size=6_400)) / 2**0.5
@@ -159,12 +159,12 @@ def test_equally_good_rate_is_chosen_as_rarely_with_long_requests(rows_a_request
         losses = [np.logaddexp(0, np.where(labels, -each, each)) for each in logits]
         chosen += best_of([TrialEvaluation(scores={}, row_losses=each) for each in losses])
     # A difference exceeds one standard error by chance 16 % of the time. If rows were treated as
-    # independent, it would be 26 % here.
+    # independent, the share would be 26 % here.
     assert 0.11 < chosen / 400 < 0.22
 
 
 class BiasedEngine(LogisticEngine):
-    """Adds a bias to the logits of its scores. A high learning rate leaves such a bias."""
+    """Adds a bias to its scores in log-odds if the learning rate is high."""
 
     def __init__(self, slot_sizes, bias):
         super().__init__(slot_sizes, SETTINGS)
@@ -381,7 +381,7 @@ def test_saves_are_no_further_apart_than_interval_and_one_segment(planted, make_
     run(training_set, settings, engine=engine, clock=clock)
     assert len(engine.saves) > 10
     assert max(np.diff([began, *engine.saves])) <= 120 + 10 + 1
-    # Checkpoints are not more frequent either, except at ends of epochs.
+    # Checkpoints are at least 120 s apart, except at the ends of epochs.
     assert np.median(np.diff(engine.saves)) >= 120
 
 
@@ -427,7 +427,7 @@ def test_non_finite_loss_or_score_stops_fit_before_anything_is_saved(
 
 
 class DivergingEngine(LogisticEngine):
-    """Its weights become NaN after some steps if the learning rate is above the settings' rate."""
+    """If the learning rate is above the settings' rate, the weights become NaN after some steps."""
 
     def __init__(self, *arguments, steps, **keywords):
         super().__init__(*arguments, **keywords)

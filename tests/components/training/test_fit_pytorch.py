@@ -34,7 +34,7 @@ from tests.support.recommenders import shop_with
 from tests.support.warm import Warm
 
 SEGMENT_ROWS = 1024
-"""Rows of a small pass. Such a pass can still stop at several positions."""
+"""Number of rows in a small pass, which can still be interrupted at several positions."""
 
 CONFIG = dcn(embedding_dim=8, num_cross_layers=2, tower=(32,))
 FAST = TrainingSettings(batch_size=512)
@@ -48,7 +48,7 @@ def short_segments(monkeypatch):
 
 
 def fits(root):
-    """Return `go`, which fits on the CPU with its checkpoint below `root`.
+    """Return `go`, which runs a fit on the CPU with its checkpoint below `root`.
 
     `go` returns the result and the emitted lines.
     """

@@ -140,7 +140,7 @@ def test_two_nodes_do_same_and_learn_as_one_with_as_many_gpus(
     assert len([each for each in seen if isinstance(each, float)]) == 640 // 128 + 1
     assert (
         len([each for each in seen if str(each).startswith(str(tmp_path))]) == 2
-    )  # One call is the check, and one is the save.
+    )  # the check is one call, and the save is the other call
 
 
 def test_reader_and_both_optimizers_are_told_all(built, double, planted):
@@ -190,8 +190,7 @@ def test_model_exported_and_saved_for_hugectr_in_any_order_loads_again(rank, pla
     mine = open_model(tmp_path / "mine", planted.slot_sizes)
     embeddings = embeddings_of(config, planted.slot_sizes, PLACES)
     export_model(mine, config, embeddings, num_gpus=1, folder=tmp_path / "hugectr")
-    # HugeCTR's own training run saves the keys in the order of its memory, that is, of their first
-    # use.
+    # After its own training, HugeCTR saves the keys in the order of their first use.
     assert len(embeddings) == 2
     for each in embeddings:
         order = np.random.default_rng(0).permutation(each.num_keys)

@@ -1,7 +1,7 @@
 """Tests of the files for NVIDIA's converter.
 
-The converter itself runs in the slow tests if `hugectr2onnx` can be imported (PYTHONPATH to
-`onnx_converter` of HugeCTR 25.03).
+The slow tests run the converter itself if `hugectr2onnx` can be imported. To import it, set
+PYTHONPATH to `onnx_converter` of HugeCTR 25.03.
 """
 
 import json
@@ -139,7 +139,7 @@ def test_command_writes_new_folder_and_refuses_existing_one(tmp_path, monkeypatc
 
 
 def keys_of(document, ids, places, shapes):
-    """Convert rows of ids to the converter's key inputs, as the keys document describes."""
+    """Convert rows of ids to the converter's key inputs, by the rules in the keys document."""
     keys = {
         name: np.full((len(ids), *shapes[name]), padding, np.int64)
         for name, padding in document["padding"].items()

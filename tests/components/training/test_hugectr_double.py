@@ -1,4 +1,4 @@
-"""Tests that the double ends as HugeCTR 24.06 does: each case follows HugeCTR's sources."""
+"""Tests that the double ends as HugeCTR 24.06 does. Each case follows HugeCTR's source code."""
 
 import json
 
@@ -143,7 +143,7 @@ def test_source_before_end_nulls_and_layer_after_compile_are_accepted(model, dou
 
 
 def test_too_many_keys_are_dropped_without_error(double, tmp_path):
-    """A slot of lists with at most two keys reads a row of three keys as its first two."""
+    """If a slot has at most two keys and a row has three, the third key is dropped."""
     import double_reader
 
     keys = pa.array([[1, 2, 3], [4], []] + [[5]] * 61, pa.list_(pa.int64()))

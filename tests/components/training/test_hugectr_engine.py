@@ -197,8 +197,8 @@ def test_scratch_is_empty_in_end(make_engine, initial, rows, tmp_path):
     engine.learn(rows, np.arange(1_500), batch_size=128, seed=0)
     engine.learn(rows, np.arange(1_500), batch_size=64, seed=0)
     engine.score(rows)
-    # One stage remains as long as the model exists, because the model's readers were created for
-    # it.
+    # One stage remains until the model is closed, because the model's readers were created for this
+    # stage.
     assert len(list((tmp_path / "scratch").glob("*/rows-*/*"))) == 1
     engine.close()
     assert not list((tmp_path / "scratch").iterdir())
@@ -212,7 +212,7 @@ test "$1" = --query-gpu=memory.free,memory.total || exit 1
 
 @pytest.fixture
 def nvidia_smi(tmp_path, monkeypatch):
-    """Puts a program nvidia-smi that runs these shell commands first on PATH."""
+    """Makes a program nvidia-smi from shell commands, and puts the program first on PATH."""
 
     def put(commands):
         (tmp_path / "bin").mkdir()

@@ -1,4 +1,4 @@
-"""Tests that the step ends with a failure where HugeCTR aborts or hangs, over the double."""
+"""Tests of aborts and hangs of HugeCTR, as the double simulates them: the step fails cleanly."""
 
 import signal
 

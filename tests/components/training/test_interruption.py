@@ -43,7 +43,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def killed_removing(monkeypatch):
-    """Kills the process while it removes a folder of that name."""
+    """Kills the process while the process removes a folder with a given name."""
     real = shutil.rmtree
 
     def arm(name):

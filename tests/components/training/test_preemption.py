@@ -1,4 +1,7 @@
-"""Tests of SIGTERM during training: it ends the step at once, but a fit stops by request."""
+"""Tests of SIGTERM during training.
+
+Outside of a fit, the step ends at once. During a fit, the signal only requests the fit to stop.
+"""
 
 import signal
 import threading

@@ -47,7 +47,7 @@ def rows(planted):
 
 @pytest.fixture
 def trained(tmp_path, planted, rows):
-    """Trains the rows from fresh weights. Returns the saved model, the seen rows and the scores."""
+    """Trains fresh weights on the rows. Returns the saved model, the seen rows and the scores."""
     count = iter(range(100))
 
     def run(config=CONFIG, settings=SETTINGS, seed=0, batch_size=64, device="cpu"):
@@ -199,9 +199,9 @@ class _CalledOperators(TorchDispatchMode):
 
 @every_network
 def test_step_moves_no_scalars_between_host_and_device(planted, rows, config):
-    """`lift_fresh` is a tensor made of a Python number, which a GPU receives by a blocking copy.
+    """`lift_fresh` makes a tensor from a Python number and copies it to the GPU, which blocks.
 
-    The other two operators read a tensor's value or copy it to another device.
+    The other two operators read a tensor's value or copy the tensor to another device.
     """
     with closing(
         PytorchEngine(config, planted.slot_sizes, SETTINGS, device="cpu", places=PLACES)

@@ -1,4 +1,4 @@
-"""Tests of the order of a pass: every row once, ordered by the seed, with rehearsal rows."""
+"""Tests of a pass: every row comes once, in the seed's order, with the rehearsal rows."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ def part(num_new, num_replayed=0, available=0):
 
 @pytest.fixture
 def small_windows(monkeypatch):
-    """Sets the limit of a long pass to 64 rows."""
+    """Defines that a pass of more than 64 rows is a long pass."""
     monkeypatch.setattr(row_order, "_RUN_ROWS", 8)
     monkeypatch.setattr(row_order, "_MOST_RUNS", 8)
 
@@ -41,7 +41,7 @@ def test_batch_of_long_pass_holds_rows_of_all_of_it(small_windows):
 
 def test_last_window_of_long_pass_is_no_leftover(small_windows):
     rows = PassOrder(part(8 * 9), 1).rows(40, 72)
-    assert len(np.unique(rows // 8)) == 4  # These are nine runs: five, then four.
+    assert len(np.unique(rows // 8)) == 4  # the last four of nine runs
 
 
 def test_in_time_order_each_row_is_within_tenth_of_pass_of_its_place():

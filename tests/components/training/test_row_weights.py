@@ -27,7 +27,7 @@ SETTINGS = TrainingSettings(learning_rate=0.01)
 def stepped(tmp_path, planted):
     """The engine after one step over all rows, and its saved state.
 
-    After Adam's first step m is a tenth of the gradient.
+    After Adam's first step, m is a tenth of the gradient.
     """
     write_initial(
         tmp_path / "start", CONFIG, planted.slot_sizes, click_rate=0.3, seed=3, places=PLACES

@@ -1,4 +1,4 @@
-"""Tests of reading HugeCTR's Parquet folders, and of refusals before a fit starts."""
+"""Tests that rows of HugeCTR's Parquet folders are read, or refused before a fit starts."""
 
 import subprocess
 import sys

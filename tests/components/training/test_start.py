@@ -64,7 +64,7 @@ def test_seeds_decide_fresh_weights_and_chunks_do_not(tmp_path, monkeypatch):
 def churned(seed):
     """Return the vocabularies of two successive runs.
 
-    Some categories leave, some ids are reused, some are appended.
+    Some categories are removed, some ids are reused, and some ids are appended.
     """
     random = np.random.default_rng(seed)
     before, now = [], []

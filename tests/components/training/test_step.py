@@ -1,4 +1,4 @@
-"""Tests of the step from flags to a model in the registry."""
+"""Tests of the training step, from its flags to a model in the registry."""
 
 import json
 import subprocess
@@ -108,7 +108,7 @@ def test_misuse_ends_with_2_and_one_line(
     step, training_set, capsys, tmp_path, monkeypatch, changed, message
 ):
     monkeypatch.setitem(sys.modules, "hugectr", None)  # Other tests replace the module by a double.
-    monkeypatch.setenv(GUARDED, "1")  # HugeCTR's step otherwise runs in another process.
+    monkeypatch.setenv(GUARDED, "1")  # by default, HugeCTR's step runs in another process
     assert step(training_set, **changed)[0] == 2
     (line,) = [x for x in capsys.readouterr().err.splitlines() if x.startswith("error: ")]
     assert message in line
@@ -216,7 +216,7 @@ def test_hugectr_without_its_library_says_so(planted, tmp_path, monkeypatch):
 
 
 def evicted(training_set):
-    """Return the same rows as of a run in which a category was evicted.
+    """Return the same rows with the workflow of a run in which a category was evicted.
 
     The id of this category becomes a tombstone.
     """

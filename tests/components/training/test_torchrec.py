@@ -77,8 +77,11 @@ def test_two_processes_train_model_of_one_and_growing_run_continues_it(
 
 @pytest.fixture
 def begun(step_flags, planted, make_training_set, environment, workers, tmp_path):
-    """A running step of two processes that has saved, its workers by rank, and its training set."""
-    workers.be(1)  # Otherwise the step would act as a worker.
+    """A running step of two processes that has saved its fit.
+
+    Yields the step's process, the workers' process ids by rank, and the training set.
+    """
+    workers.be(1)  # with more workers, the step would act as a worker
     training_set = make_training_set(*planted.rows(4_000)[:3])
     flags = step_flags(training_set, backend="torchrec", processes=2, training=LONG)
     command = [sys.executable, "-m", "components.training", *flags]
@@ -132,7 +135,7 @@ def test_killed_worker_ends_step_and_one_process_goes_on_from_last_save(
     for answer in (
         "is_worker",
         "is_leader",
-    ):  # This process saves the initial state of another one.
+    ):  # This process saves the initial state of another process.
         monkeypatch.setattr(launch, answer, lambda: True)
     code, model, _ = step(training_set, backend="torchrec", training=LONG)
     after = passes_shown(tmp_path)[len(before) :]

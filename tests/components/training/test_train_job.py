@@ -1,7 +1,7 @@
 """Tests of the training image's `kubernetes` client against an API server's rules.
 
-tests/k8s/test_train_job.py tests what the step does with a job. The environment of that test has
-the older client that kfp requires.
+tests/k8s/test_train_job.py tests how the step handles a job. It uses the older client that kfp
+requires.
 """
 
 import kubernetes

@@ -53,7 +53,7 @@ def store(tmp_path):
 
 @pytest.fixture
 def release_model(store):
-    """Makes the model `m1` with the statistics and the schema of a report the champion."""
+    """Makes the model `m1` the champion, with the statistics and the schema of a report."""
     return partial(release_validated, store, "m1")
 
 

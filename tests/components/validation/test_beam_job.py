@@ -159,7 +159,7 @@ def test_counts_of_another_shape_or_type_are_refused(changed):
 
 
 def saved(changed):
-    """Return the file of a counter without rows, in which some arrays are replaced."""
+    """Return the file of a counter without rows, with some arrays replaced."""
     with np.load(io.BytesIO(ProfileCounter(criteo.CRITEO).dumps())) as arrays:
         content = io.BytesIO()
         np.savez(content, **{**arrays, **changed})
@@ -180,7 +180,7 @@ def test_counts_that_were_written_and_read_are_same(raw_table, tmp_path):
 
 
 class Bucket(FileSystem):
-    """Named objects like in a bucket, without folders, so that a folder never exists.
+    """Objects by name, as in a bucket. There are no folders, so a folder never exists.
 
     `delete` of a name that ends in a slash is recursive, as in Beam's `GCSFileSystem`.
     """
@@ -238,7 +238,7 @@ class Bucket(FileSystem):
                     del self.objects[name]
 
 
-Bucket.__abstractmethods__ = frozenset()  # A job never requests this.
+Bucket.__abstractmethods__ = frozenset()  # a job never calls the missing methods
 
 
 @pytest.fixture

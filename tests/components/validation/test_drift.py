@@ -47,7 +47,7 @@ def test_every_feature_has_finite_drift_and_unchanged_window_no_warning(checked,
 
 
 def test_of_windows_that_stand_still_no_more_alarm_than_rate_says(in_requests, window_of):
-    """Rows of a request share five columns.
+    """The rows of a request have equal values in five columns.
 
     At a false-alarm rate of 20 %, the count of alarms exceeds the binomial bound in 1 of 1000
     cases.
@@ -62,7 +62,7 @@ def test_of_windows_that_stand_still_no_more_alarm_than_rate_says(in_requests, w
         entries = measure_drift(now, KeptWindows((before,)), settings, shown=ShownValues())
         alarms += any(entry.drifted for entry in entries)
         significant += any(entry.q_value <= rate for entry in entries)
-    # With 30 draws at 20 %, more than 14 occur in 1 of 1000 cases.
+    # With 30 draws at 20 %, more than 14 alarms occur in 1 of 1000 cases.
     assert alarms <= significant <= 14
 
 
@@ -287,7 +287,7 @@ def test_requests_of_two_sizes_are_no_drift_of_column_of_user(checked, window_of
 
 @pytest.fixture
 def clicked(checked):
-    """Makes the summary of a window whose rows have these clicks [n]. A request has `size` rows.
+    """Makes the summary of a window from the clicks [n] of its rows. A request has `size` rows.
 
     The features do not matter.
     """
@@ -313,8 +313,8 @@ def test_rates_and_difference_are_those_of_rows(clicked):
     assert (found.rate_now, found.rate_before) == (now.mean(), before.mean())
     assert found.difference == pytest.approx(now.mean() - before.mean())
     assert (found.num_rows_now, found.num_rows_before, found.newest) == (3000, 5000, None)
-    # The likelihood ratio test of two shares. The continuity correction moves half of an effective
-    # row to the other sample.
+    # The likelihood ratio test of two shares. For the continuity correction, half of an effective
+    # row is moved to the other sample.
     both, half = np.concatenate([now, before]).mean(), found.design_effect / 2
     deviance = 0.0
     for part, clicks in ((now, now.sum() - half), (before, before.sum() + half)):
@@ -327,7 +327,7 @@ def test_rates_and_difference_are_those_of_rows(clicked):
 
 @pytest.mark.parametrize("alike", [False, True])
 def test_stable_rates_are_called_changed_no_more_often_than_level(clicked, alike):
-    """All rows share one click rate, or each request has its own.
+    """If `alike` is true, each request has its own click rate. Otherwise all rows share one rate.
 
     At most 5 % of 120 windows raise an alarm, within a bound of 1 in 1000.
     """

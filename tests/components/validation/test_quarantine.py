@@ -22,7 +22,7 @@ from tests.support.validation_models import make_dataset, release_validated
 
 @pytest.fixture
 def world(tmp_path, store, step, raw_table):
-    """Rows of one window, some malformed, the step over them, and a champion."""
+    """Helper that creates a window with malformed rows, makes a champion and runs the step."""
     return QuarantineWorld(tmp_path, store, step, raw_table)
 
 

@@ -1,4 +1,4 @@
-"""Tests of validation's reference for the monitor: exact, and split into fair halves."""
+"""Tests of validation's reference for the monitor: it is exact, and is split into fair halves."""
 
 from collections import Counter
 from itertools import chain, pairwise
@@ -66,10 +66,10 @@ def test_values_and_bounds_are_chosen_by_every_other_block(checked):
 
 
 def test_sums_over_requests_are_those_of_rows_that_did_not_choose(in_requests):
-    """A profile of only these rows has the same sums, whichever cells are listed."""
+    """The reference has the same sums as a profile of only the rows that `fair` selects."""
     table = in_requests(6000, size=48)
     found, alone = counted(table).reference().profile, counted(fair(table)).profile()
-    # In this order neighbouring blocks are adjacent and share no request.
+    # In this order, neighbouring blocks are adjacent and share no request.
     assert (found.rows, found.sizes) == (alone.rows, alone.sizes)
     for name in criteo.FEATURES:
         column, other = found.columns[name], alone.columns[name]

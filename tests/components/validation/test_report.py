@@ -38,8 +38,8 @@ def test_page_needs_no_network_and_no_script(page):
 def test_hostile_names_are_escaped_wherever_they_come_from(page):
     parse_page(page)
     assert "<script" not in page
-    # These are the title twice, the check's name and detail, the schema difference, and the
-    # quarantine's path.
+    # The text occurs twice in the title, and once each in the check's name, the check's detail, the
+    # schema difference and the quarantine's path.
     assert page.count("&lt;script src=") == 6
 
 

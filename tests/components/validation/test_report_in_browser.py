@@ -1,4 +1,4 @@
-"""The validation report in a real browser, dark and as narrow as a phone."""
+"""Tests of the validation report in a real browser, in dark mode and as narrow as a phone."""
 
 import json
 import re

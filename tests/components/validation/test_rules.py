@@ -1,4 +1,4 @@
-"""Tests of the rules' actions and of accepted values, in whole runs of the step."""
+"""Tests of the rules' actions and of accepted values. Each test runs the whole step."""
 
 import dataclasses
 

@@ -35,7 +35,10 @@ def check_skew(skew):
 
 
 def make_frame(requests: int, seed: int = 0) -> pd.DataFrame:
-    """Return rows in requests of ten over two days, with a fifth of each feature missing."""
+    """Return rows of two days.
+
+    Each request has ten rows, and a fifth of each feature is missing.
+    """
     random, n = np.random.default_rng(seed), requests * ROWS_OF_REQUEST
     frame = pd.DataFrame({raw_rows.LABEL: random.integers(0, 2, n)})
     for name in criteo.DENSE:
@@ -107,7 +110,10 @@ def compare(training, archive, tmp_path, **options):
 
 
 def truth(mine: pd.DataFrame, theirs: pd.DataFrame, name: str) -> tuple[int, int]:
-    """Join the rows by pandas. Return their number, and how many of them differ in `name`."""
+    """Join the rows by pandas.
+
+    Return the numbers of joined rows and of rows that differ in `name`.
+    """
     names = [raw_rows.REQUEST_ID, raw_rows.ROW]
     both = mine[[*names, name]].merge(
         theirs[[*names, name]], on=names, suffixes=("_mine", "_theirs")
@@ -128,7 +134,7 @@ def nulled(served):
 
 
 def stale(served):
-    """Serve each request the values of the request before it."""
+    """Replace the served values of each request by the values of the previous request."""
     served["C20"] = served["C20"].shift(ROWS_OF_REQUEST)
 
 
@@ -184,7 +190,8 @@ def test_rows_of_one_side_only_are_counted_and_name_counts_once(training, archiv
     skew = compare(training(mine), archive(theirs), tmp_path)
     assert skew.facts.num_joined == 1000
     assert skew.facts.num_only_training == 500
-    # Twenty rows occurred twice. The rows after training's last row belong to another span.
+    # Twenty rows occurred twice. Rows newer than the last training row are outside the compared
+    # span.
     assert skew.facts.num_only_served == len(theirs) - len(late) - 1000 == 20
 
 
@@ -302,7 +309,7 @@ def in_both(served_rows, tmp_path, put):
 
 @pytest.fixture
 def training_rows(served_rows, tmp_path):
-    """The rows of `SPAN`. Every third one was served with another C5."""
+    """The rows of `SPAN`. In every third row, C5 differs from the served value."""
     times = pc.cast(served_rows.column("event_time"), pa.int64()).to_pylist()
     first, last = (int(end.timestamp() * 1e6) for end in SPAN)
     rows = served_rows.filter(pa.array([first <= time <= last for time in times]))

@@ -277,7 +277,7 @@ def test_each_round_adds_its_window_to_those_of_its_champion(
     assert [w.rows for w in read_windows(local_path(first.windows_uri)).windows] == [300]
     release_model(first)
     second = step(write_rows(raw_table(200, seed=1), name="raw2"), run="r2")[1]
-    # The fixture's manifests share one digest. A dataset that is validated again counts once.
+    # The fixture's manifests share one digest. A dataset that is validated twice is one window.
     assert [w.rows for w in read_windows(local_path(second.windows_uri)).windows] == [200]
     assert second.drift[0]["num_rows_before"] == 300
     assert second.label["num_rows_before"] == 300
@@ -292,7 +292,7 @@ def replaced(table, name, column):
 
 @pytest.fixture
 def archive(tmp_path):
-    """Writes a table as the served rows of its days."""
+    """Writes a table as served rows, with a folder for each day."""
 
     def write(table):
         for rows, folder in day_folders(tmp_path / "archive", table):

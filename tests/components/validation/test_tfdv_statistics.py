@@ -48,7 +48,7 @@ def by_tfdv():
 )
 @pytest.mark.filterwarnings(
     "ignore:invalid value encountered:RuntimeWarning"
-)  # TFDV's, for infinite numbers
+)  # TFDV warns about infinite numbers
 def test_statistics_equal_tfdv_on_same_dataframe(checked, by_tfdv, odd):
     rows = checked(5000, **odd)
     found, expected = statistics_of(rows), by_tfdv(rows)
@@ -111,7 +111,7 @@ def test_counts_and_moments_are_truth_whatever_number_of_processes(files, frame,
         if len(expected) <= 1024:
             assert counts == expected.to_dict()
             assert found.columns[name].distinct == len(expected)
-        else:  # A summary of 1024 counters may miss a 1024th of the rows.
+        else:  # with 1024 counters, a summary may miss up to 1/1024 of the rows
             assert all(
                 abs(expected[value] - count) <= len(values) / 1024
                 for value, count in counts.items()
@@ -121,7 +121,7 @@ def test_counts_and_moments_are_truth_whatever_number_of_processes(files, frame,
 
 
 class RowLabels:
-    """Counts the rows themselves."""
+    """Counts the rows without TFDV."""
 
     features = criteo.CRITEO
 
@@ -139,7 +139,7 @@ class RowLabels:
 
 
 class KilledAtTheLastShare(RowLabels):
-    """A worker that gets SIGKILL at the last share, like from the kernel when memory is short."""
+    """A worker that gets SIGKILL at the last share, as if the kernel killed it to free memory."""
 
     def add(self, batch, first_row):
         if first_row > 6000:

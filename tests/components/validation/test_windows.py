@@ -1,4 +1,4 @@
-"""Tests that compare a window's summary with pandas, and merge summaries without rows."""
+"""Tests of a window's summary: it equals pandas' results and can be merged with other summaries."""
 
 import pickle
 

@@ -1,4 +1,4 @@
-"""Tests that log records survive the wire exactly, and that nothing else is accepted."""
+"""Tests that log records are unchanged after transport, and that other bytes are refused."""
 
 from contextlib import suppress
 

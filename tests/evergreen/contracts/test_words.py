@@ -1,4 +1,4 @@
-"""Tests of readable category values: the most frequent ones, reproducibly, in bounded memory."""
+"""Tests of readable category values: the most frequent values are found in bounded memory."""
 
 import json
 

@@ -90,7 +90,7 @@ def test_server_that_dies_is_reported_and_ends_reconnect_when_it_is_back(mortal_
 def test_ack_unconfirmed_by_frozen_server_is_error_and_reading_goes_on(
     mortal_server, tmp_path, monkeypatch
 ):
-    """The server may process the call after it resumes, or drop it.
+    """When the server resumes, the call is either processed or dropped.
 
     The message is acknowledged if the server processes the call, and delivered again if not.
     """

@@ -9,7 +9,7 @@ START = 1_700_000_000.0
 def mark_at(
     mark: ReadMark, seconds: float, *, connected_at: float | None = 0.0, oldest: float | None = None
 ):
-    """Return the watermark if both clocks are `seconds` after their start."""
+    """Return the watermark at the time when both clocks have run for `seconds`."""
     oldest = None if oldest is None else START + oldest
     value = mark.value(
         now=START + seconds, at=seconds, connected_at=connected_at, oldest_in_hand=oldest

@@ -1,6 +1,6 @@
 """Tests that engine, scorer and served graph look up and pool lists like torch's EmbeddingBag.
 
-In the input, a bucketed number comes after the lists.
+The columns include a bucketed number, which is placed after the lists.
 """
 
 from contextlib import closing

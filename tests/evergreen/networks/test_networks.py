@@ -236,8 +236,8 @@ def assert_normal(values, deviation):
     z, n = values.ravel().astype(np.float64) / deviation, values.size
     assert abs(z.mean()) < 5 / n**0.5
     assert abs(z.std() - 1) < 5 / (2 * n) ** 0.5
-    # HugeCTR calls the distribution truncated, but does not truncate it: 4.55 % are beyond 2
-    # deviations.
+    # HugeCTR calls the distribution truncated, but does not truncate it: 4.55 % of the values are
+    # beyond two standard deviations.
     beyond = 0.0455
     assert abs((np.abs(z) > 2).mean() - beyond) < 5 * (beyond * (1 - beyond) / n) ** 0.5
 

@@ -1,4 +1,4 @@
-"""Tests that rounding replaces each number by the nearest one that its vector can represent."""
+"""Tests that each number is rounded to the nearest number in the precision of its vector."""
 
 import numpy as np
 import pytest

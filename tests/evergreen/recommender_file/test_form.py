@@ -135,7 +135,7 @@ def test_maximum_number_of_columns_is_read_in_time():
 
 
 BOUNDLESS = {"seed": (1 << 63) - 1, "served_as": (1 << 63) - 1}
-"""Maximum values of settings without an upper bound, which do not influence memory."""
+"""Maximum values of the settings that may be large, because memory does not depend on them."""
 
 
 @pytest.mark.parametrize(

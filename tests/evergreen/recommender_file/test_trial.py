@@ -32,7 +32,7 @@ HEADER = "click,ts,user,item,price,tags"
 
 
 def row(n, **others):
-    """Return one row of a log of four days with 50 rows each, with some values replaced."""
+    """Return row `n` of a log, with some values replaced. The log has four days of 50 rows."""
     usual = {
         "click": int(n % 5 == 0),
         "ts": f"2026-05-{n // 50 + 1:02}T08:00:{n % 50:02}Z",
@@ -45,7 +45,7 @@ def row(n, **others):
 
 
 def rows(**others):
-    """Return 200 CSV rows. The keyword `n7` replaces the row of number 7."""
+    """Return 200 CSV rows. If a keyword `n7` is given, its value replaces row 7."""
     return [others.get(f"n{n}", row(n)) for n in range(200)]
 
 

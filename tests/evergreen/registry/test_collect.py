@@ -1,4 +1,4 @@
-"""Tests of deletion by age: only complete folders that no rollback needs."""
+"""Tests of deletion by age: only complete folders are deleted, if no rollback needs them."""
 
 import os
 import shutil
@@ -20,7 +20,10 @@ NOW = datetime(2026, 6, 30, tzinfo=timezone.utc)
 
 @pytest.fixture
 def installation(tmp_path):
-    """Six versions a month apart, an old canary, an unreleased model, three runs."""
+    """Registry with six versions, an old canary, an unreleased model and three runs.
+
+    The versions are one month apart.
+    """
     store, work = tmp_path / "a store", tmp_path / "work"
     for version in range(1, 7):
         at = f"2026-0{version}-01T00:00:00+00:00"

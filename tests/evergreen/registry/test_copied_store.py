@@ -34,7 +34,7 @@ def stored(store, model_id="m1"):
 
 @pytest.fixture(params=["copied", "moved"])
 def there(tmp_path, request):
-    """A registry with a live version at a new path.
+    """A registry that was copied or moved to a new path, with a live version.
 
     The URIs of the registry's other models point to the old path.
     """

@@ -1,4 +1,4 @@
-"""Tests that a run uses the right accepted recommender, and that accepting one is atomic."""
+"""Tests that a run uses the right accepted recommender, and that its acceptance is atomic."""
 
 from dataclasses import replace
 from datetime import datetime, timezone

@@ -1,4 +1,4 @@
-"""Tests of requests in the journal: the order of the lines decides, and each has one result."""
+"""Tests of requests in the journal: the order of lines decides, and each request has one result."""
 
 import errno
 import itertools

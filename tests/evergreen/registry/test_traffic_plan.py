@@ -96,7 +96,7 @@ def test_key_that_utf8_cannot_encode_has_arm():
 
 
 def test_draws_equal_formula_that_clients_of_all_releases_share():
-    """Clients of different releases must agree.
+    """Clients of different releases must route a key to the same version.
 
     The expected numbers are computed by hand from blake2b.
     """

@@ -1,4 +1,4 @@
-"""Tests which files of an archive contain served rows, and the error for an unreadable file."""
+"""Tests that readers find an archive's served rows, and report unreadable files."""
 
 import pyarrow as pa
 import pyarrow.parquet as pq

@@ -1,4 +1,4 @@
-"""Tests of file formats: how they are recognized, which files a folder has, and Parquet."""
+"""Tests of file formats: detection of a format, the files of a folder, and Parquet."""
 
 from functools import partial
 

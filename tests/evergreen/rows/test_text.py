@@ -22,7 +22,7 @@ find_reader = partial(forms.find_reader, recommender=criteo.CRITEO_RECOMMENDER)
 
 
 def criteo_file(path):
-    """Return a reader that takes any file for Criteo's tab-separated values."""
+    """Return a reader that reads any file as Criteo's tab-separated values."""
     dialect = Dialect(delimiter="\t", num_fields=40, has_quotes=False)
     return forms.FileReader(
         rows=text_module.TextRows(path=path, names=criteo_forms.COLUMNS, dialect=dialect),

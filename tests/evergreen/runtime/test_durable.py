@@ -1,4 +1,4 @@
-"""Tests that a reader sees either a complete file or folder or none, however the writer ends."""
+"""Tests that a reader never sees a partial file or folder, however the writer ends."""
 
 import subprocess
 import sys

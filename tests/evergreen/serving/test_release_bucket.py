@@ -1,4 +1,4 @@
-"""Tests of the release protocol over a bucket: publish, roll back, repair, lock."""
+"""Tests of the release protocol over a bucket: publish, roll back, repair and lock."""
 
 import dataclasses
 

@@ -232,9 +232,9 @@ def test_server_that_could_not_be_restored_is_named_in_error_and_journal(world):
 
 
 def test_configuration_that_cannot_be_put_back_is_left_to_next_deployment(world, monkeypatch):
-    """The storage fails between the two writes.
+    """The storage fails after the first of two writes.
 
-    Only the recorded intent makes the next deployment roll back.
+    The next deployment rolls back, because the journal contains the intent.
     """
     world.release(1)
     written = ModelRepository.write_config

@@ -1,4 +1,4 @@
-"""Tests of the model repository on failing storage: bad files, full disks, kills."""
+"""Tests of the model repository on failing storage: bad files, full disks and kills."""
 
 import os
 

@@ -41,7 +41,7 @@ class BucketServer(TritonServer):
         return [*flags, "--model-repository=gs://models/triton", f"--load-model={MODEL_NAME}"]
 
 
-# All other tests with a real server use a folder, so the folder is tested only in slow runs here.
+# The case `folder` runs only in slow runs, because all other tests with a real server use a folder.
 @pytest.fixture(params=[pytest.param("folder", marks=pytest.mark.slow), "bucket"])
 def site(request, tmp_path):
     """The repository, and a function that starts another server over it."""
@@ -114,7 +114,8 @@ def test_server_serves_only_what_configuration_names(site, make_version):
         repository.write_config(repository.config_for(1, OPTIONS))
         with start("one.log") as server:
             client = connect(server)
-            # The warm-up ran each golden row once, and one batch of these rows, on every instance.
+            # On every instance, the warm-up ran each golden row once, and then a batch of golden
+            # rows.
             wait_for(lambda: num_requests(server, 1) == OPTIONS.warmup_rows + WARMUP_BATCH)
             assert answers(client, rows[0]) == 1
 

@@ -1,4 +1,4 @@
-"""Tests of stale verdicts: if two runs overlap, one is released, and the other reports that."""
+"""Tests of stale verdicts: if two runs overlap, one is released and the other reports it."""
 
 import dataclasses
 

@@ -50,7 +50,7 @@ def test_proportion_test_equals_scipy_and_accepts_empty_shares():
 
 @pytest.mark.parametrize("ratio", [1, 4])
 def test_p_value_of_few_rows_is_not_smaller_than_exact_one(ratio):
-    """The p-value may be a third smaller than Fisher's exact one.
+    """The p-value may be a third smaller than the p-value of Fisher's exact test.
 
     `now` is the number of rows with the rare value.
     """

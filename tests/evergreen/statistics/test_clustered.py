@@ -1,4 +1,4 @@
-"""Tests of comparisons of samples whose requests consist of similar rows."""
+"""Tests of clustered comparisons: the rows of one request are alike in both samples."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def sample(values, requests, cells):
 def drawn(random, requests, size, share_alike, probabilities):
     """Draw rows of requests.
 
-    With probability `share_alike` a row has its request's value, otherwise its own.
+    With probability `share_alike`, a row has its request's value, otherwise its own.
     """
     own = random.choice(len(probabilities), requests * size, p=probabilities)
     common = np.repeat(random.choice(len(probabilities), requests, p=probabilities), size)

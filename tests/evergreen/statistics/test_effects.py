@@ -1,4 +1,4 @@
-"""Tests that compare effects and their intervals with SciPy's definitions and simulation."""
+"""Tests of effects and their intervals, compared with SciPy's definitions and with simulations."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Tests of the coverage of 95 % intervals for rows in requests, simulated with known AUC.
+"""Tests of the coverage of 95 % intervals. Rows are in requests, and the true AUC is known.
 
 An interval that treats every row as independent covers the true AUC too rarely.
 """

@@ -1,4 +1,4 @@
-"""Tests of object storage in a folder only: times, leftovers, full disks and plain files."""
+"""Tests of object storage that concern only folders: times, leftovers, full disks, plain files."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Tests that the monitor and a replay make the same decisions, for any rate, gaps and turns.
+"""Tests that the monitor and a replay make the same decisions at any rate of requests.
 
 The rates are between one request a day and thousands a second, with gaps of hours. The monitor runs
 a turn after each request, after several requests, or once at the end, as after a long stop. The
@@ -94,9 +94,9 @@ GAPS = st.one_of(
 
 @st.composite
 def arrivals(draw):
-    """Draw times of requests.
+    """Draw the times of requests.
 
-    Within an interval the rate is constant, and intervals are separated by gaps.
+    Within an interval, the rate is constant. Intervals are separated by gaps.
     """
     gaps = []
     for rate, num, gap in draw(
@@ -133,7 +133,7 @@ def test_replay_equals_recorded_decisions_at_any_rate_and_with_gaps_and_kills(
 def test_catching_up_over_hundred_buckets_equals_replay(
     tmp_path, requests, reference, pull_messages
 ):
-    """A monitor that was stopped for four days, at one or more requests an hour."""
+    """A monitor is stopped for four days, during which at least one request an hour arrives."""
     times = (START + 1.0 + 2500.0 * np.arange(REQUESTS)).tolist()
     lines, replayed = play(
         tmp_path,

@@ -58,7 +58,7 @@ def evaluated(actions: str) -> list[DecisionPoint]:
 
 
 def test_requested_runs_respect_live_cooldown_and_budget():
-    """The policy requests a run at 60 s, which ends at 90 s.
+    """The policy requests a run at 60 s, and the run ends at 90 s.
 
     The cooldown lasts until 190 s, and the second run starts at 210 s. Two runs exhaust the daily
     budget.

@@ -1,4 +1,4 @@
-"""Tests of drift detection: planted shifts are found, stationary data raises no alarm."""
+"""Tests of drift detection: planted shifts are found, and stationary data raises no alarm."""
 
 import json
 from dataclasses import replace
@@ -155,7 +155,10 @@ def test_other_scores_are_drift_of_score_alone(reference, rows):
 
 
 def test_irrelevant_change_is_no_drift_however_many_rows_show_it(reference, rows):
-    """With minimum effect sizes of 0 every difference counts, and with 1 no difference counts."""
+    """With minimum effect sizes of 0, every difference is a change.
+
+    With 1, no difference is a change.
+    """
     rows.dense[:, criteo.DENSE.index("I5")] *= 2
     assert names(report_on(reference, rows).drifted) == {"I5"}
     large = replace(SETTINGS, numeric_drift=1.0)
@@ -163,7 +166,7 @@ def test_irrelevant_change_is_no_drift_however_many_rows_show_it(reference, rows
 
 
 def alike_in_requests(world, n, random, size=40):
-    """Return rows of requests, in which all rows of a request agree in every second column.
+    """Return rows. In every second column, the rows of a request have equal values.
 
     The features of the user agree in all rows of a ranked list.
     """
@@ -180,7 +183,7 @@ def alike_in_requests(world, n, random, size=40):
 def test_stationary_buckets_raise_alarms_at_most_at_stated_rate(world, alike, pairs):
     """The test draws pairs of a reference and a bucket with fixed seeds.
 
-    The minimum effect sizes are 0, so any change counts.
+    The minimum effect sizes are 0, so any change is drift.
     """
     settings = DriftSettings(false_discovery_rate=0.02, **ANY_SIZE)
     alarms = 0

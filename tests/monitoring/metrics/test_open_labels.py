@@ -1,4 +1,4 @@
-"""Tests of open labels: bounds are compared with all labelings, and delays are simulated."""
+"""Tests of the AUC's bounds with open labels: all labelings are tried, and delays are simulated."""
 
 import itertools
 
@@ -65,9 +65,9 @@ def test_bounds_are_extremes_over_every_labeling(rows):
 
 
 class World:
-    """Rows that are predicted over `span` seconds, scored well or badly, and clicked late.
+    """Simulated rows over `span` seconds. The scores are good or bad, and the clicks arrive late.
 
-    Clicks after the attribution window do not count.
+    Clicks after the attribution window are ignored.
     """
 
     def __init__(self, draw_delays, seed, *, n=3000, span=900.0, is_changed=False):
@@ -133,8 +133,8 @@ def test_bounds_and_error_of_estimate_shrink_until_labels_are_final(name, is_cha
     assert (np.diff(widths) <= 0).all()
     assert widths[-1] < widths[0] / 10
     assert errors[-1] < errors[0] / 2
-    # At the first time, a third of the rows has open labels. The estimate's error is already small,
-    # compared with the distance of the bounds.
+    # At the first point in time, a third of the rows has open labels. The estimate is already much
+    # more precise than the bounds.
     assert errors[0] < 0.08
 
 

@@ -1,4 +1,4 @@
-"""Tests of new versions on planted traffic: bad ones are rolled back, equal ones rarely."""
+"""Tests of rollbacks on planted traffic: of every bad version, and of few equal versions."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Tests of the sequential test's e-processes: payoffs, and a fair e-value."""
+"""Tests of the sequential test's e-processes: payoffs of pairs, capital and stored state."""
 
 import json
 

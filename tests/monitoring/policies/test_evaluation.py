@@ -46,7 +46,8 @@ def world(seed: int, num: int = 60):
     random = np.random.default_rng(seed)
     made = []
     for i in range(num):
-        # The times include whole seconds, so that many are equal, or exactly at a decision point.
+        # The times include whole seconds, so that many times are equal or exactly at a decision
+        # point.
         time = START + (float(random.integers(90)) if i % 3 else float(random.random() * 90))
         in_the_middle = START + 30 <= time < START + 60 and not START + 40 <= time < START + 43
         is_canary = bool(random.random() < 0.3) and not in_the_middle
@@ -228,7 +229,8 @@ def reasons(points, policy):
 def test_ages_are_never_negative_after_rollback_and_return_in_one_window():
     """Version 2 serves from second 23 on.
 
-    A former error counted rows of version 2 from second 20 on, and reported the age "-1254 s".
+    A former error counted rows of version 2 already from second 20 on. The reported age was "-1254
+    s".
     """
     policies = make_policies(POLICY, BakingSettings(bake_rows=1_000, bake_seconds=60.0))
     evaluator = Evaluator(

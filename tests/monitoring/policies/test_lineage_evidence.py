@@ -1,4 +1,4 @@
-"""Tests of which rows count as evidence about the serving version."""
+"""Tests of the rows that are evidence about the serving version."""
 
 import json
 
@@ -218,8 +218,8 @@ def test_factors_are_products_by_which_capital_is_multiplied():
     payoffs = [0.2, -0.8, 0.1, 0.05]
     by_hand = [np.prod([1.0 - each * payoff for payoff in payoffs]) for each in lambdas]
     assert factors(payoffs, lambdas) == pytest.approx(by_hand, rel=1e-12)
-    # All bets of the first round share the part `start` of the capital. The expected e-value is
-    # `start` times the mean of the factors, plus the rest of the capital.
+    # The bets of the first round get the share `start` of the capital in equal parts. The expected
+    # e-value is `start` times the mean of the factors, plus the rest of the capital.
     capital = EValue({})
     capital.bet(payoffs[1:2], [1.0], lambdas, enough=1e9)
     start, cash = 1.0 - 1.0 / np.log2(3), 1.0 / np.log2(3)

@@ -1,4 +1,4 @@
-"""Tests of the policies as tables of cases, and of their combination."""
+"""Tests of each policy by tables of cases, and of several policies together."""
 
 import json
 from dataclasses import replace

@@ -59,7 +59,7 @@ def test_retrain_decision_names_versions_whose_rows_are_evidence():
 
 
 def test_only_version_trained_on_rows_after_change_ends_evidence():
-    """Bad rows of older versions stop counting after a release that was trained on changed rows."""
+    """Evidence against older versions is dropped once a release was trained on changed rows."""
     releases = replace(FALL, every=360.0)
     points = list(decisions(np.random.default_rng(2), releases))
     alarmed = {point.version for point in runs(points)}
@@ -120,7 +120,7 @@ def test_no_text_of_decision_has_negative_age_or_exceeds_page_width():
 
 
 def alarm_share(releases: Releases, *, streams: int, seed: int) -> int:
-    """Return in how many streams a policy with the settings `EDGE` requests a run."""
+    """Return the number of streams in which a policy requests a run, with the settings `EDGE`."""
     return sum(
         bool(runs(decisions(np.random.default_rng((seed, number)), releases, EDGE)))
         for number in range(streams)

@@ -88,7 +88,7 @@ def test_every_drop_is_detected():
 
 
 def test_long_service_before_drop_costs_little():
-    """A long time before the drop must not delay the alarm.
+    """If a version served for a long time before the drop, the alarm must not be delayed.
 
     If all bets started at the beginning, the e-value would be tiny when the drop comes.
     """

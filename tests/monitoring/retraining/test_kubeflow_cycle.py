@@ -1,4 +1,7 @@
-"""Tests from drift to the end of a single run on Kubeflow, with faults and two monitors."""
+"""Tests of the path from a drift to the end of one run on Kubeflow, with faults.
+
+Some tests run two monitors.
+"""
 
 import pytest
 
@@ -81,7 +84,7 @@ def test_run_created_after_request_timed_out_is_one_run_and_counts_once(
 
 
 def test_two_monitors_with_same_rows_request_one_run_and_follow_it_to_end(kubeflow, start):
-    """Two monitors run if an operator starts the second before the first has ended."""
+    """If an operator starts a second monitor before the first has ended, two monitors run."""
     benches = start("a"), start("b")
     for b, ahead in zip(benches, (0.25, 3.5)):  # the clocks of the two monitors differ
         traffic(b, "bad", auc="bad")

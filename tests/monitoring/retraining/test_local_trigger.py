@@ -1,4 +1,4 @@
-"""Tests of local runs: a lock prevents parallel runs, and exit code or note give the outcome."""
+"""Tests of local runs: a lock prevents parallel runs, and exit code or note give the result."""
 
 import json
 import os

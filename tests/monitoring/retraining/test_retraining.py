@@ -215,7 +215,7 @@ def test_remote_trigger_is_not_queried_at_every_turn(bench):
 
 @pytest.mark.parametrize("offset", [0.0, 7.25], ids=["at a decision point", "between two"])
 def test_every_row_that_was_evaluated_belongs_to_run(started, offset):
-    """The archive counts in microseconds, and the window's end is exclusive.
+    """The archive's times are in microseconds, and the window's end is exclusive.
 
     The newest evaluated row is before the end of the run's window.
     """

@@ -133,7 +133,7 @@ def test_rows_that_fit_no_file_are_abandoned_and_others_are_archived(started, mo
     assert "cannot be archived" in event["text"]
     assert "2147483646 bytes" in event["text"]
     assert sum(each["rows"] for each in b.events if each["kind"] == "archived") == 184
-    # After a restart without the cause of the error, the monitor archives the remaining rows.
+    # The cause of the error is removed. After a restart, the monitor archives the remaining rows.
     monkeypatch.setattr(archive, "build_row_table", build)
     b.start().tick()
     assert sorted(row["request_id"] for row in b.archived if row["row"] == 0) == names
@@ -161,7 +161,7 @@ def test_folders_that_cannot_be_written_are_named(tmp_path):
 def mature_and_seal(
     store: StateStore, number: int, rows_of: dict[int, int], keep_after: float
 ) -> set[str]:
-    """Make one request of each version mature, and seal the matured requests in one file.
+    """Seal one file of matured requests, with one request of each version.
 
     Returns:
         Ids of the requests that are still stored.

@@ -297,8 +297,8 @@ def test_unknown_versions_are_bounded_and_released_one_is_always_accepted(bench)
     make_live(b.settings.store, release(b.settings.store, 7))
     b.tick(prediction("released", 1, version=7, time=START + 1), at=START + 1)
     assert b.monitor.serving_version == 7
-    # The limit of unknown versions also holds after a restart. After a day without predictions, a
-    # version no longer counts.
+    # The limit on unknown versions also applies after a restart. A version without predictions for
+    # a day is not included in the limit.
     b.start().tick()
     b.tick(prediction("one more", 1, version=5), at=START + 2)
     assert len(b.log.list_dead_letters()) == 2 * MAX_OTHERS + 1

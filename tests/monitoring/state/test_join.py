@@ -76,7 +76,7 @@ def test_any_order_with_any_repetition_gives_labels_of_oracle(tmp_path_factory, 
 def test_windows_stay_open_while_their_clicks_wait_in_log(bench, monkeypatch):
     """The monitor starts after a long stop, when all attribution windows have ended.
 
-    Clicks that wait in the log must still count.
+    The monitor must still use the clicks that wait in the log.
     """
     monkeypatch.setattr(monitoring.monitor, "_MATURE_REQUESTS", 7)
     b = bench(pull_messages=2)

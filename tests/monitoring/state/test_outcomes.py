@@ -70,7 +70,7 @@ def test_each_kind_of_outcome_names_its_own_window(started):
 
 @pytest.mark.parametrize("archived_between", [False, True])
 def test_click_in_time_counts_even_if_later_click_was_stored_before_it(started, archived_between):
-    """The earliest late click of a row determines if the row was clicked within the window."""
+    """The earliest late click of a row determines whether the row was clicked within the window."""
     b = started()
     b.tick(prediction("a", 2), at=START + 5 * WINDOW)
     for name, time in (("after", START + 4 * WINDOW), ("in time", START + 3), ("again", START + 9)):

@@ -90,7 +90,7 @@ def test_unknown_log_state_is_absent():
 def test_before_its_first_turn_monitor_shows_no_number_but_its_versions():
     """A zero would look like a reset counter.
 
-    A later change to the true value would look like an increase, and trigger an alert.
+    The change from zero to the true value would look like an increase, and trigger an alert.
     """
     assert {name for name, *_ in samples(replace(FULL, time=None))} == {"ctr_monitor_info"}
 

@@ -32,7 +32,7 @@ def once(
 ) -> int:
     """Return the number of replicas after one sync with the metric values in `values`.
 
-    None as a value means that the metric is unavailable.
+    If a value is None, the metric is unavailable.
     """
     pods = PodCounts(existing=current, ready=current if ready is None else ready)
     return Controller(of or spec()).sync(0.0, current, pods=pods, readings=values)
@@ -41,7 +41,7 @@ def once(
 @pytest.mark.parametrize(
     ("current", "ready", "value", "wanted"),
     [
-        # Example of the documentation: a value of twice the target doubles the replicas.
+        # From the documentation: if the value is twice the target, the number of replicas doubles.
         (2, 2, 200, 4),
         (4, 4, 50, 2),  # a value of half the target halves the replicas
         (2, 2, 109, 2),  # a ratio within the tolerance of 0.1 changes nothing
@@ -167,15 +167,15 @@ def test_controller_never_violates_bounds_policies_tolerance_or_stabilisation(
 
 
 def _most(direction: Rules, numbers: list[int], is_up: bool) -> int:
-    """Return the largest change of the number of replicas that the policies allow now.
+    """Return the number of replicas after the largest change that the policies allow now.
 
     `numbers` contains the replicas at earlier syncs, newest last.
     """
     allowed = []
     for policy in direction.policies:
         syncs = int(policy.period_seconds // 15)
-        # A change exactly one period ago no longer counts. The period starts with the number of
-        # replicas after such a change.
+        # A change exactly one period ago is outside the period. The number of replicas after this
+        # change is the start of the period.
         start = numbers[-syncs] if len(numbers) >= syncs else numbers[0]
         end = start + policy.value if is_up else start - policy.value
         if policy.type == "Percent":
