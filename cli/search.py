@@ -136,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.trials < 1 or (arguments.katib is None) != (arguments.recommender is None):
         raise ContractError(
             f"--trials is {arguments.trials} and --recommender is {arguments.recommender}, "
-            "expected at least 1 trial, and --recommender only together with --katib"
+            "expected at least 1 trial, and no --recommender without --katib"
         )
     given = read_parameters(arguments.package, arguments.parameter)
     if arguments.katib:

@@ -115,7 +115,7 @@ class Desired:
     live: int | None = None
     canary: int | None = None
     share: float = 0.0
-    """Share of the canary in the journal."""
+    """The canary's traffic share, as recorded in the journal."""
     intent: Intent | None = None
     request: OpenRequest | None = None
     is_baked: bool = False
@@ -153,8 +153,8 @@ class Observed:
     fence: int = 1
     """Highest lease number in the repository."""
     attempt: str = NONE
-    """State of this controller's current attempt to carry out an intent, or a request without an
-    intent. An `ABORT` is not an attempt."""
+    """State of this controller's current attempt. An attempt carries out an intent, or a request that
+    has no intent. An `ABORT` is not an attempt."""
     is_blocked: bool = False
     """Whether a move that undoes the intent failed in this attempt."""
     is_rehearsed: bool = False

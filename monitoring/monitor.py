@@ -837,7 +837,7 @@ class Monitor:
 
 
 def _expect_columns_of_before(store: StateStore, features: Features) -> None:
-    """Check that the columns of the stored rows still exist, and rearrange them.
+    """Check that the columns of the stored rows still exist, and rearrange the columns.
 
     Raises:
         ContractError: Stored rows have a column that is not in `features`.

@@ -79,7 +79,7 @@ class SeenFiles:
     """Sizes in bytes by file name, for each day that is searched for late rows. Days whose files
     are not recorded are absent. Rows of other days are never late."""
     late_days: int = 0
-    """Number of days before the watermark's day that are searched for late rows."""
+    """Number of days to search for late rows, before the day of the watermark."""
     recorded: Mapping[date, Mapping[str, int]] = field(default_factory=dict)
     """Sizes in bytes by file name, for all recorded days. If a day after the first recorded day is
     absent, the day had no files."""
@@ -239,7 +239,7 @@ def seen_files(parent: Model | None, late_days: int, *, start: str = "") -> Seen
 
     Args:
         parent: Model that the run continues.
-        late_days: Number of days before the watermark's day that are searched for late rows. With
+        late_days: Number of days to search for late rows, before the day of the watermark. With
             0, no day before the watermark's day is searched.
         start: Requested start of the window. If `start` is given, no row is late. If it is empty,
             the window starts after the watermark.

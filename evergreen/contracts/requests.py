@@ -89,4 +89,4 @@ class ServingAnswer:
     error: str | None = None
     """Name of the error class if the request was refused, such as `Refused` or `TemporaryError`."""
     lease: int | None = None
-    """Number of the controller's lease. None if the requester withdrew the request."""
+    """Lease number of the controller. None if the requester withdrew the request."""

@@ -103,7 +103,7 @@ class Promotion:
     """Id of the request that led to the line. None if the controller made the change without a
     request."""
     lease: int | None = None
-    """Number of the controller's lease. None in lines of older releases."""
+    """Lease number of the controller. None in lines of older releases."""
 
     def baked(self, time: str, who: str, reason: str) -> "Promotion":
         """Return a line that ends the baking of this version."""

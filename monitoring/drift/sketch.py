@@ -169,7 +169,7 @@ _NO_CELL = -1
 
 
 def _values(column: ColumnProfile) -> Ints:
-    """Return the values of a categorical column that have their own cell."""
+    """Return the values with a separate cell, for a categorical column."""
     assert column.values is not None
     return column.values
 

@@ -1,8 +1,8 @@
 """Stored models without torch: a workflow, a table, and a network written as ONNX node by node.
 
-The product does not know the toy network: one hidden layer on concat(vectors, dense values). Tests
-with the toy network depend only on the exported graph. `scores` computes reference scores from raw
-values in float64 NumPy. The docstrings of `evergreen.contracts.workflow` define the formulas.
+The toy network is not part of the product. It has one hidden layer on concat(vectors, dense
+values). Tests with the toy network depend only on the exported graph. `scores` computes reference
+scores from raw values in float64 NumPy. The docstrings of `evergreen.contracts.workflow` define the formulas.
 """
 
 import math
@@ -73,7 +73,7 @@ class ToyModel:
         write_whole(folder / NETWORK_FILE, self.network().SerializeToString(deterministic=True))
 
     def scores(self, workflow, dense, categorical):
-        """Return the probabilities [n] of raw rows. All numbers have their default options."""
+        """Return the probabilities [n] of raw rows. All numeric columns use the default options."""
         p = {name: values.astype(np.float64) for name, values in self.dense.items()}
         tables = np.split(self.table, np.cumsum(workflow.slot_sizes)[:-1])
         vectors = vectors_of(tables, self.features.places, ids_of(workflow, categorical))

@@ -318,7 +318,7 @@ def test_version_that_served_between_two_decision_points_is_in_lineage():
 
 
 def test_predecessor_is_measured_once_first_own_row_matures():
-    """The predecessor's metrics include its last rows, which may have been served after a drift."""
+    """The metrics of the previous version include rows that it served after the drift."""
     seen = {}
 
     def look(evidence):
