@@ -82,7 +82,7 @@ class Disagreement(Refused):
 
 
 async def check_parity(servers: dict[str, MeasuredServer], models: Models) -> dict[str, float]:
-    """Return each server's largest difference from the expected scores, without the floor's.
+    """Return each server's largest difference from the expected scores, except the floor's.
 
     Raises:
         Disagreement: a server's difference is above `PARITY`.

@@ -153,8 +153,10 @@ class Observed:
     fence: int = 1
     """Highest lease number in the repository."""
     attempt: str = NONE
-    """State of this controller's current attempt. An attempt carries out an intent, or a request that
-    has no intent. An `ABORT` is not an attempt."""
+    """State of this controller's current attempt.
+
+    An attempt carries out an intent, or a request that has no intent. An `ABORT` is not an attempt.
+    """
     is_blocked: bool = False
     """Whether a move that undoes the intent failed in this attempt."""
     is_rehearsed: bool = False

@@ -35,8 +35,11 @@ class RowWindow:
         self.scores: NDArray[np.float32] = np.zeros(0, np.float32)
         """Probabilities, shape [n]."""
         self.groups: NDArray[np.int64] = np.zeros(0, np.int64)
-        """User number of each row, shape [n]. The number of a known user is at least 0. An unknown user
-        has a unique number per request, below `MISSING_CATEGORY`."""
+        """User number of each row, shape [n].
+
+        The number of a known user is at least 0. An unknown user has a unique number per request,
+        below `MISSING_CATEGORY`.
+        """
 
     def update(self, requests: MaturedRequests) -> None:
         """Add the rows of these requests, and drop the oldest rows beyond the capacity.

@@ -2,7 +2,8 @@
 
 The toy network is not part of the product. It has one hidden layer on concat(vectors, dense
 values). Tests with the toy network depend only on the exported graph. `scores` computes reference
-scores from raw values in float64 NumPy. The docstrings of `evergreen.contracts.workflow` define the formulas.
+scores from raw values in float64 NumPy. The docstrings of `evergreen.contracts.workflow` define the
+formulas.
 """
 
 import math
