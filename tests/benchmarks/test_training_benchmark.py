@@ -24,6 +24,14 @@ def dcn(**settings):
     return DcnConfig(num_dense=13, num_categorical=26, **settings)
 
 
+@pytest.fixture(autouse=True)
+def left_group():
+    """Ends the process group that a peer created. Later tests join a group of several workers."""
+    yield
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
 SLOT_SIZES = [3 + 2 * slot for slot in range(26)]
 LARGE_SIZES = [20_000, 30_000, *SLOT_SIZES[2:]]
 """Slot sizes with tables so large that TorchRec would choose another kernel for them."""

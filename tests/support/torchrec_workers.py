@@ -56,7 +56,7 @@ class Workers:
         # TorchRec checks a new group only once in each process. New worker processes wait for the
         # check of all members, so the test process must check again.
         collective_utils._INITIALIZED = False
-        begin_group()
+        assert begin_group(), "an earlier test left a process group"
 
     def end(self):
         """Stop all workers except the test process."""
