@@ -136,7 +136,7 @@ def test_published_folder_is_never_changed(tmp_path):
         pass
 
 
-LOST = "another process makes .*final too"
+LOST = "another process also created .*final"
 
 
 def test_process_that_lost_folder_to_another_gets_temporary_error(tmp_path):
