@@ -1,11 +1,14 @@
 """A controller in a thread of the test, which answers the requests of a registry."""
 
+import subprocess
+import sys
 import threading
 from contextlib import contextmanager, suppress
 
 from controller.reconcile import HANDLED, reconciled
 from evergreen.registry.recommenders import served_name
 from evergreen.registry.requests import open_requests
+from tests.support.paths import REPOSITORY
 
 
 @contextmanager
@@ -33,3 +36,16 @@ def answering(settings):
 def run_now(work):
     """Run an inspection in the controller's own thread, so that a round ends with its result."""
     work()
+
+
+@contextmanager
+def answering_in_process(settings):
+    """Run a controller of the settings' registry, without servers, in a process of its own."""
+    flags = ["--store", str(settings.store), "--repository", settings.repository]
+    flags += ["--triton-urls=", "--interval-seconds=0.1"]
+    command = [sys.executable, "-m", "controller", *flags]
+    with subprocess.Popen(command, cwd=REPOSITORY, umask=0o027) as process:
+        try:
+            yield
+        finally:
+            process.terminate()

@@ -21,9 +21,9 @@ from evergreen.registry.promotion_journal import canary_at_work, current
 from evergreen.registry.requests import read_requests
 from evergreen.runtime.errors import ContractError
 from evergreen.storage.uris import local_path
-from tests.support.controllers import answering
+from tests.support.controllers import answering, answering_in_process
 from tests.support.file_modes import argo_umask, too_open
-from tests.support.recommenders import shop_with
+from tests.support.recommenders import accept_into, shop_with
 from tests.support.served_names import MODEL_NAME
 
 
@@ -43,7 +43,7 @@ def step(make_candidate, tmp_path):
     evaluate(True, 1)
     evaluate(False, 2)
 
-    def run(accepted, name, *, release=None, urls=(), **other):
+    def run(accepted, name, *, release=None, urls=(), controller=answering, **other):
         verdict = Verdict.read(paths[accepted])
         raw = RawDataset.read(local_path(verdict.raw_dataset.uri))
         raw = dataclasses.replace(raw, recommender=shop_with(release=release or {}))
@@ -61,7 +61,7 @@ def step(make_candidate, tmp_path):
             recommender=MODEL_NAME,
             triton_urls=urls,
         )
-        with answering(site):
+        with controller(site):
             return main([f"--{key}={value}" for key, value in {**flags, **other}.items()])
 
     run.evaluate, run.paths = evaluate, paths
@@ -83,9 +83,10 @@ def test_release_under_argos_umask_is_open_to_triton_alone(step, tmp_path):
     Other users may not read the registry. Only the owner may write to the registry and the
     repository.
     """
+    accept_into(tmp_path / "store", shop_with())  # names the model for the controller
     made_before = set(too_open(tmp_path / "store", 0))
-    with argo_umask():
-        assert step(True, "run-1") == 0
+    with argo_umask():  # a controller in this process would change the umask of the step
+        assert step(True, "run-1", controller=answering_in_process) == 0
     left = too_open(tmp_path / "store", 0o640).keys() - made_before
     assert left == set()
     assert {"journal.jsonl", "runs/run-1/deployment.json"} <= too_open(tmp_path / "store", 0).keys()
