@@ -22,6 +22,7 @@ from benchmarks.command import anonymous_memory, benchmark_parser, documented
 from benchmarks.monitor import RecordTraffic, write_reference
 from benchmarks.spread import Figure, spread
 from demo.environments import REPOSITORY
+from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from evergreen.events.sqlite import SqliteLog
 from tests.support.processes import http_get
 from tests.support.recommenders import accept_into
@@ -36,7 +37,7 @@ POLL_SECONDS = 0.2
 def write_backlog(folder: Path, rows: int) -> None:
     """Write the records of a day that ended two hours ago, and the model that scored them."""
     traffic, begin = RecordTraffic(ROWS_A_MESSAGE), time.time() - AGE_SECONDS - DAY_SECONDS
-    accept_into(folder / "store")
+    accept_into(folder / "store", CRITEO_RECOMMENDER)
     write_reference(folder / "store", traffic.records)
     with closing(SqliteLog(folder / "log.db")) as log:
         each = rows // ROWS_A_MESSAGE // STEPS

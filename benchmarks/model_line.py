@@ -31,6 +31,7 @@ from controller.site import SiteSettings
 from demo.environments import REPOSITORY
 from demo.simulation.simulator import SimulatedRows, raw_table
 from evergreen.contracts import raw_rows
+from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from evergreen.contracts.manifests import Model, RawDataset, Release
 from evergreen.contracts.serving import PROBABILITY_OUTPUT, named_inputs
 from evergreen.registry import promotion_journal
@@ -152,7 +153,7 @@ class ModelLine:
         self._counts: Counter[tuple[str, int]] = Counter()
         for name in ("store", "repository", "work", "archive"):
             (root / name).mkdir(parents=True, exist_ok=True)
-        accept_into(root / "store")
+        accept_into(root / "store", CRITEO_RECOMMENDER)
 
     def branched(self, root: Path) -> "ModelLine":
         """Return a copy of the lineage in `root` that continues from its current state.

@@ -174,7 +174,7 @@ def write_reference(store: Path, records: list[PredictionBatch]) -> None:
     ).to_batches():
         counter.add(batch)
     release(store, 1, "model")
-    keep_model(store, "model")
+    keep_model(store, "model", recommender=CRITEO_RECOMMENDER, slot_sizes=[4] * 26)
     reference = model_folder(store, "model") / Model.REFERENCE
     reference.parent.mkdir(parents=True, exist_ok=True)
     counter.reference().write(reference)

@@ -72,6 +72,7 @@ def keep_as_model(bench: Path, run: str, model_id: str) -> None:
         bench / "store",
         model_id,
         slot_sizes=training_set.slot_sizes,
+        recommender=CRITEO_RECOMMENDER,
         last_event_time=training_set.last_event_time,
         last_learned_time=training_set.last_learned_time,
         raw_digest=training_set.raw_digest,

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from evergreen.config.features import MAX_CATEGORY
-from evergreen.contracts.criteo import CATEGORICAL, DENSE
+from evergreen.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER, DENSE
 from evergreen.contracts.raw_rows import LABEL
 from tests.support.validation_models import make_dataset
 
@@ -45,6 +45,7 @@ def write_window(
             folder / "train",
             counts["train"],
             last_event_time=f"2026-01-{2 + is_later:02d}T00:00:00+00:00",
+            recommender=CRITEO_RECOMMENDER,
         ),
         holdout_uri=(folder / "holdout").as_uri(),
         num_holdout_rows=counts["holdout"],

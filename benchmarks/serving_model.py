@@ -17,7 +17,7 @@ from benchmarks.command import run_to_end
 from benchmarks.initial_model import write_initial_model
 from demo.simulation.simulator import SimulatedRows, Simulator, raw_table
 from evergreen.config.model import DcnConfig
-from evergreen.contracts.criteo import CATEGORICAL, DENSE
+from evergreen.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER, DENSE
 from evergreen.contracts.manifests import Model
 from evergreen.contracts.workflow import FeatureWorkflow
 from evergreen.networks.files import Tensors
@@ -70,7 +70,7 @@ class Models:
         held_out = simulator.draw(NUM_HELD_OUT, np.random.default_rng(3))
         self._held_out = FeatureRows(dense=held_out.dense, categorical=held_out.categorical)
         _write_raw(held_out, folder / "held out")
-        raw_dataset = make_dataset(folder / "fitted", NUM_FITTED)
+        raw_dataset = make_dataset(folder / "fitted", NUM_FITTED, recommender=CRITEO_RECOMMENDER)
         held_out_uri = (folder / "held out").as_uri()
         self._raw_dataset = replace(
             raw_dataset, holdout_uri=held_out_uri, num_holdout_rows=NUM_HELD_OUT
@@ -112,6 +112,7 @@ class Models:
             model_id,
             config=CONFIG.as_document(),
             slot_sizes=self.workflow.slot_sizes,
+            recommender=CRITEO_RECOMMENDER,
             sha256={part: sha256_tree(folder / part) for part in (Model.WEIGHTS, Model.WORKFLOW)},
         )
         scores = self.folder / f"scores-{seed}.npz"

@@ -20,7 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from evergreen.contracts.criteo import CATEGORICAL, DENSE, FEATURES
+from evergreen.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER, DENSE, FEATURES
 
 Method = Callable[[Path, Path], "dict[str, list[str]]"]
 """Function that receives the folders of the earlier and the later window. For each setting of the
@@ -50,7 +50,7 @@ def _validate_window(rows: Path, folder: Path, model: Path | None) -> Any:
 
     inputs = Inputs(
         run="study",
-        raw=make_dataset(rows, 1, digest=str(rows)),
+        raw=make_dataset(rows, 1, digest=str(rows), recommender=CRITEO_RECOMMENDER),
         folder=folder,
         quarantine=rows_folder(folder.parent / "store", "study"),
         rules=ValidationSettings(),
