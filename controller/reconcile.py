@@ -79,6 +79,7 @@ logger = logging.getLogger(__name__)
 
 HANDLED = (ContractError, TemporaryError, PermanentError, Refused, OSError)
 """Errors of a move that become the answer to its request. Any other exception ends the process."""
+_SUPERSEDED = "a later request to go back supersedes it"
 _NAMES = ("Refused", "ContractError", "TemporaryError", "PermanentError")
 
 
@@ -226,30 +227,33 @@ def _next_share(site: Site, request: ServingRequest) -> float | None:
     return next((share for share in site.settings.stages.shares if share > now), None)
 
 
+def _is_attempt_superseded(site: Site, states: list[RequestState]) -> bool:
+    """Return whether a later request supersedes the request of the attempt.
+
+    A request for a rollback is never superseded while it is attempted.
+    """
+    return any(
+        state.id == site.attempt.request
+        and state.request.kind != ROLLBACK
+        and is_superseded(state, states)
+        for state in states
+    )
+
+
 def _supersede(site: Site, states: list[RequestState]) -> None:
     """Fail the running attempt if a later request supersedes the request of this attempt."""
-    line = site.attempt.line
-    if site.attempt.state != RUNNING or line is None:
-        return
-    if line.action == promotion_journal.ROLLBACK:
-        return
-    for state in states:
-        if state.id == line.request and is_superseded(state, states):
-            site.fail(Refused("a later request to go back supersedes it"))
+    if site.attempt.state == RUNNING and _is_attempt_superseded(site, states):
+        site.fail(Refused(_SUPERSEDED))
 
 
 def _check_wanted(site: Site) -> None:
     """Raise an error if a later request supersedes the request of the attempt.
 
     Raises:
-        Refused: a later rollback or abort supersedes the request. A request for a rollback is never
-            refused here.
+        Refused: a later rollback or abort supersedes the request.
     """
-    states = requests.read_requests(site.store)
-    for state in states:
-        is_own = state.id == site.attempt.request and state.request.kind != ROLLBACK
-        if is_own and is_superseded(state, states):
-            raise Refused("a later request to go back supersedes it")
+    if _is_attempt_superseded(site, requests.read_requests(site.store)):
+        raise Refused(_SUPERSEDED)
 
 
 def drive(site: Site, *, stop: Callable[[], bool] = lambda: False) -> None:
@@ -376,7 +380,7 @@ def _refuse(site: Site, state: RequestState) -> None:
         error = site.errors[state.id]
     elif is_superseded(state, requests.read_requests(site.store)):
         # After a temporary error, a retried step would release what a person rolled back.
-        error = Refused("a later request to go back supersedes it")
+        error = Refused(_SUPERSEDED)
     else:
         error = TemporaryError(f"its deadline {state.request.deadline} passed before it was done")
     if isinstance(error, UnreadableFile):  # the storage failed, and not an input
@@ -645,15 +649,7 @@ def _withdraw_own(
         TemporaryError: the journal cannot be read, so the request stays open until its deadline.
     """
     try:
-        state = requests.read_request(settings.store, request.request)
-        if state.is_open:
-            state = requests.withdraw(
-                settings.store,
-                request.request,
-                who=request.who,
-                now=settings.clock(),
-                reason=f"{type(error).__name__}: {error}",
-            )
+        state = requests.withdraw_after(settings.store, request, error, clock=settings.clock)
     except UnreadableFile as unreadable:
         raise TemporaryError(
             f"{unreadable}, so request {request.request} stays open until {request.deadline}"

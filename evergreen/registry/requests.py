@@ -297,6 +297,24 @@ def withdraw(store: Path, request_id: str, *, who: str, now: datetime, reason: s
     return answer(store, request_id, CANCELLED, who=who, now=now, reason=reason)
 
 
+def withdraw_after(
+    store: Path, request: ServingRequest, error: BaseException, *, clock: Callable[[], datetime]
+) -> RequestState:
+    """Withdraw the requester's own request after an error, and return its state.
+
+    A request with a result is left as it is. If the request was accepted, the withdrawal does not
+    count.
+
+    Raises:
+        ContractError: see `read_request`.
+    """
+    state = read_request(store, request.request)
+    if not state.is_open:
+        return state
+    reason = f"{type(error).__name__}: {error}"
+    return withdraw(store, request.request, who=request.who, now=clock(), reason=reason)
+
+
 def ask(
     store: Path,
     request: ServingRequest,
@@ -317,9 +335,7 @@ def ask(
     except BaseException as error:
         # If the journal cannot be accessed now, report the original error.
         with suppress(ContractError, OSError):
-            if read_request(store, request.request).is_open:
-                reason = f"{type(error).__name__}: {error}"
-                withdraw(store, request.request, who=request.who, now=clock(), reason=reason)
+            withdraw_after(store, request, error, clock=clock)
         raise
 
 
