@@ -40,6 +40,7 @@ from evergreen.runtime.plain_text import log_as_text
 from evergreen.serving.repository.triton_config import DEVICES, SERVERS, ServingOptions
 
 if TYPE_CHECKING:
+    from evergreen.contracts.manifests import Verdict
     from evergreen.contracts.requests import ServingAnswer, ServingRequest
 
 logger = logging.getLogger(__name__)
@@ -138,7 +139,10 @@ def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
     if (earlier := final_answer(store, arguments.run, model.model_id)) is not None:
         # A retry after the answer. A person may have rolled the version back since.
         logger.info("request %s of this run was answered already", earlier.id)
-        _report_release(arguments, note, request=earlier.request, result=expect_done(earlier))
+        result = expect_done(earlier)
+        _report_release(
+            arguments, note, verdict, store=store, request=earlier.request, result=result
+        )
         return
     options = ServingOptions(
         server=arguments.server,
@@ -171,23 +175,22 @@ def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
         with suppress(ContractError, TemporaryError):
             if not any(state.id == request.request for state in open_requests(store)):
                 remove_prepared(store, request.request)
-    _report_release(arguments, note, request=request, result=result)
+    _report_release(arguments, note, verdict, store=store, request=request, result=result)
 
 
 def _report_release(
     arguments: argparse.Namespace,
     note: runs.StepNote,
+    verdict: "Verdict",
     *,
+    store: Path,
     request: "ServingRequest",
     result: "ServingAnswer",
 ) -> None:
     """Write the manifest, the note and the model's card of a request that is done."""
-    from evergreen.contracts.manifests import Verdict
     from evergreen.contracts.requests import RELEASE
     from evergreen.registry.models import read_release, read_serving_place
-    from evergreen.storage.uris import local_path
 
-    store = local_path(arguments.store)
     rollout = FULL if request.kind == RELEASE else CANARY if request.share else SHADOW
     assert result.version is not None
     done = read_release(store, result.version)
@@ -197,7 +200,6 @@ def _report_release(
     served = (promotion_journal.current(store), promotion_journal.canary_at_work(store))
     if done.version not in {each.version for each in served if each is not None}:
         serves = "served for this run before and serves no longer"
-    verdict = Verdict.read(arguments.verdict)
     note.reason = f"version {done.version} {serves}; {verdict.sentence}"
     note.facts = {
         "rollout": rollout,
