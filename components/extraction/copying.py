@@ -48,7 +48,8 @@ class CopiedRows:
     num_late_clicks: int = 0
     """Number of rows whose label a late click changed."""
     num_changed: Counter[date] = field(default_factory=Counter)
-    """Number of labels that late clicks changed, by day."""
+    """Number of late rows that were left out because the lineage was trained on copies with another
+    label or other features, by day."""
     days: Counter[int] = field(default_factory=Counter)
     """Number of rows of each day. Days are numbered since 1970."""
     first_time: int = 0

@@ -32,9 +32,11 @@ class LineageRecord(NamedTuple):
     seen: dict[date, dict[str, int]]
     """Sizes in bytes of the seen files."""
     unread: dict[date, dict[str, int | None]]
-    """Files that this run or an earlier one left out as unfit. The lineage was trained on the
-    file's rows up to this time, in microseconds since the epoch. The
-    value is None if the lineage was trained on no row of the file."""
+    """Files that this run or an earlier one left out as unfit.
+
+    The value is the time up to which the lineage was trained on the file's rows, in microseconds
+    since the epoch. The value is None if the lineage was trained on no row of the file.
+    """
 
     def seen_up_to(self, newest: int) -> dict[str, dict[str, int]]:
         """Return `RawDataset.files`. `newest` is the time of the newest training row."""
