@@ -198,11 +198,12 @@ def window_figures(
         The p99 of the window and of the quiet time in milliseconds, and their ratio. If one of the
         two times has no requests, its p99 and the ratio are None.
     """
-    during, before = Latencies.of(within(answers, *window)), Latencies.of(within(answers, *quiet))
+    in_window = within(answers, *window)
+    during, before = Latencies.of(in_window), Latencies.of(within(answers, *quiet))
     known = during.p99 is not None and before.p99 is not None
     return {
         "window_seconds": window[1] - window[0],
-        "num_in_window": len(within(answers, *window)),
+        "num_in_window": len(in_window),
         "window_p99_ms": during.p99,
         "before_p99_ms": before.p99,
         "ratio": during.p99 / before.p99 if known else None,

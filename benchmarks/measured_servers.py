@@ -14,7 +14,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -258,21 +258,15 @@ def running(
 
 
 def _load_model(url: str, name: str) -> None:
-    triton = Triton(url)
-    try:
+    with closing(Triton(url)) as triton:
         triton.load(name)
-    finally:
-        triton.close()
 
 
 def reload_model(url: str, name: str) -> None:
     """Unload a model of the server at `url`, and load it again."""
-    triton = Triton(url)
-    try:
+    with closing(Triton(url)) as triton:
         triton.unload(name)
         triton.load(name)
-    finally:
-        triton.close()
 
 
 def _start_web_server(stack: Stack, python: Path, graph: Path) -> str:

@@ -264,21 +264,17 @@ def _print_half_load(results: dict[str, Any]) -> None:
     print(end="", flush=True)
 
 
-def _ratio(value: float | None) -> str:
+def _two_digits(value: float | None) -> str:
     return "none" if value is None else f"{value:.2f}"
 
 
 def _print_release(one: dict[str, Any]) -> None:
-    ms = {
-        name: "none" if one[name] is None else f"{one[name]:.2f}"
-        for name in one
-        if name.endswith("_ms")
-    }
+    during, before = _two_digits(one["window_p99_ms"]), _two_digits(one["before_p99_ms"])
+    ratio, of_echo = _two_digits(one["ratio"]), _two_digits(one["echo_ratio"])
     print(
         f"  version {one['version']}: window {one['window_seconds']:.2f} s with "
         f"{one['num_in_window']} requests,"
-        f" p99 {ms['window_p99_ms']} ms; before {ms['before_p99_ms']}; ratio "
-        f"{_ratio(one['ratio'])}, during a load of the echo {_ratio(one['echo_ratio'])};"
+        f" p99 {during} ms; before {before}; ratio {ratio}, during a load of the echo {of_echo};"
         f" failed {one['num_failed']} of {one['num_answered'] + one['num_failed']}",
         flush=True,
     )
