@@ -219,11 +219,8 @@ def _find_snapshot(
     if found := find_address(state):
         try:
             return (*fetch_snapshot(found), "running")
-        except (
-            TemporaryError,
-            ContractError,
-        ):  # another program may use the port of the ended monitor
-            pass
+        except (TemporaryError, ContractError):
+            pass  # another program may use the port of the ended monitor
     stopped = (
         f"no monitor runs on {state}: start it with `evergreen monitor run`, or a demo again with "
         f"`evergreen open {shlex.quote(str(state.parent))}`"

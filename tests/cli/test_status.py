@@ -110,37 +110,29 @@ def test_without_monitor_auc_is_that_of_gate(live):
     assert found.limit is None
 
 
-def test_failed_run_needs_person(live):
-    write_outcome(
-        live / "store",
-        RunOutcome(
-            run="r1",
-            trigger_id="",
-            state="failed",
-            step="training",
-            reason="disk is full",
-            version=None,
-            ended_at="2026-03-01T00:00:00Z",
-        ),
+def write_failed(live, run, reason):
+    """Write the outcome of a run that failed at training."""
+    outcome = RunOutcome(
+        run=run,
+        trigger_id="",
+        state="failed",
+        step="training",
+        reason=reason,
+        version=None,
+        ended_at="2026-03-01T00:00:00Z",
     )
+    write_outcome(live / "store", outcome)
+
+
+def test_failed_run_needs_person(live):
+    write_failed(live, "r1", "disk is full")
     found = status_of(live)
     assert (found.last_run.run, found.last_run.state) == ("r1", "failed")
     assert "run r1 failed at training: disk is full" in found.needs_person
 
 
 def test_failed_trial_of_search_needs_no_person(live):
-    write_outcome(
-        live / "store",
-        RunOutcome(
-            run=new_run_name(SEARCH_RUN),
-            trigger_id="",
-            state="failed",
-            step="training",
-            reason="network of this run has [64, 32]",
-            version=None,
-            ended_at="2026-03-01T00:00:00Z",
-        ),
-    )
+    write_failed(live, new_run_name(SEARCH_RUN), "network of this run has [64, 32]")
     found = status_of(live)
     assert found.last_run.state == "failed"
     assert found.needs_person == []

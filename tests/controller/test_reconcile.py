@@ -86,6 +86,19 @@ def reconcile(world, **changes):
         pass
 
 
+@contextmanager
+def fenced(settings):
+    """Yield the site of a holder whose lock was lost, and the repository that its heir has locked.
+
+    The lock of a network share can be lost without a sign.
+    """
+    with opened(settings) as stale:
+        (open_objects(settings.repository).root / f".{MODEL_NAME}.lock").unlink()
+        heir = ModelRepository(open_objects(settings.repository), NAMES, holder="heir")
+        with heir.locked():
+            yield stale, heir
+
+
 def test_requests_are_carried_out_in_their_order_and_answered_once(world):
     world.release(1)
     first, second = requested(world, 2), requested(world, 3)
@@ -199,25 +212,20 @@ def test_command_without_waiting_leaves_the_request_to_the_controller(world, cap
 
 
 def test_holder_with_an_old_lease_writes_neither_configuration_nor_plan_nor_journal(world):
-    """The lock of a network share can be lost without a sign."""
     world.release(1)
-    objects = open_objects(world.settings.repository)
-    with opened(world.settings) as stale:
-        (objects.root / f".{MODEL_NAME}.lock").unlink()
-        heir = ModelRepository(open_objects(world.settings.repository), NAMES, holder="heir")
-        with heir.locked():
-            assert heir.lease == stale.repository.lease + 1
-            config = stale.repository.read_config()
-            lines = len(read_entries(world.settings.store))
-            request = requested(world, 2)
-            with pytest.raises(TemporaryError, match=f"was followed by {heir.lease}"):
-                drive(stale)
-            stale.repository.check_held = lambda: None
-            with pytest.raises(TemporaryError, match="another controller changed"):
-                stale.repository.write_config(config.replace("instance", "other"))
-            assert stale.repository.read_config() == config
-            assert len(read_entries(world.settings.store)) == lines
-            assert state_of(world, request).is_open
+    with fenced(world.settings) as (stale, heir):
+        assert heir.lease == stale.repository.lease + 1
+        config = stale.repository.read_config()
+        lines = len(read_entries(world.settings.store))
+        request = requested(world, 2)
+        with pytest.raises(TemporaryError, match=f"was followed by {heir.lease}"):
+            drive(stale)
+        stale.repository.check_held = lambda: None
+        with pytest.raises(TemporaryError, match="another controller changed"):
+            stale.repository.write_config(config.replace("instance", "other"))
+        assert stale.repository.read_config() == config
+        assert len(read_entries(world.settings.store)) == lines
+        assert state_of(world, request).is_open
     reconcile(world)
     world.check_all_is_well(2)
 
@@ -620,38 +628,31 @@ def test_request_is_carried_out_between_two_parts_of_a_round(world):
 def test_fenced_holder_cannot_write_the_first_configuration(world):
     objects = open_objects(world.settings.repository)
     settings = dataclasses.replace(world.settings, recommender=MODEL_NAME)
-    with opened(settings) as stale:
-        (objects.root / f".{MODEL_NAME}.lock").unlink()
-        heir = ModelRepository(open_objects(world.settings.repository), NAMES, holder="heir")
-        with heir.locked():
-            stale.repository.check_held = lambda: None  # paused between its check and its write
-            with pytest.raises(TemporaryError, match="another controller changed"):
-                stale.repository.write_config("name: 1")
-            assert heir.read_config() is None
-            assert models_to_load(objects.root) == []
-            heir.write_config("name: 2")
+    with fenced(settings) as (stale, heir):
+        stale.repository.check_held = lambda: None  # paused between its check and its write
+        with pytest.raises(TemporaryError, match="another controller changed"):
+            stale.repository.write_config("name: 1")
+        assert heir.read_config() is None
+        assert models_to_load(objects.root) == []
+        heir.write_config("name: 2")
     assert world.repository.read_config() == "name: 2"
 
 
 def test_late_first_plan_of_a_fenced_holder_is_replaced(world):
     world.release(1)
-    objects = open_objects(world.settings.repository)
-    with opened(world.settings) as stale:
-        (objects.root / f".{MODEL_NAME}.lock").unlink()
-        heir = ModelRepository(open_objects(world.settings.repository), NAMES, holder="heir")
-        with heir.locked():
-            stale.repository.check_held = lambda: None
-            late = make_plan(canary=Arm(model_name=NAMES.canary, version=2), share=0.05)
-            stale.repository.write_plan(late)
-            plan = heir.read_plan()
-            assert plan.lease == stale.repository.lease < heir.lease
-            stable = dataclasses.replace(plan.stable, version=1)
-            heir.write_plan(
-                plan.without_canary(stable=stable, published_at=plan.published_at, reason="late")
-            )
-            assert heir.read_plan().lease == heir.lease
-            with pytest.raises(TemporaryError):
-                stale.repository.write_plan(heir.read_plan().next())
+    with fenced(world.settings) as (stale, heir):
+        stale.repository.check_held = lambda: None
+        late = make_plan(canary=Arm(model_name=NAMES.canary, version=2), share=0.05)
+        stale.repository.write_plan(late)
+        plan = heir.read_plan()
+        assert plan.lease == stale.repository.lease < heir.lease
+        stable = dataclasses.replace(plan.stable, version=1)
+        heir.write_plan(
+            plan.without_canary(stable=stable, published_at=plan.published_at, reason="late")
+        )
+        assert heir.read_plan().lease == heir.lease
+        with pytest.raises(TemporaryError):
+            stale.repository.write_plan(heir.read_plan().next())
 
 
 def test_end_of_a_canary_names_the_person_who_ended_it(world):
@@ -697,17 +698,13 @@ def test_holder_with_an_old_lease_removes_no_prepared_version(world, end):
     request = requested(world, 2)
     store, now = world.settings.store, world.settings.clock()
     prepared = store / "prepared" / request.request
-    objects = open_objects(world.settings.repository)
-    with opened(world.settings) as stale:
+    with fenced(world.settings) as (stale, heir):
         seen = state_of(world, request)
-        (objects.root / f".{MODEL_NAME}.lock").unlink()
-        heir = ModelRepository(open_objects(world.settings.repository), NAMES, holder="heir")
-        with heir.locked():
-            answer(store, request.request, ACCEPTED, who="heir", now=now, lease=heir.lease)
-            stale.repository.check_held = lambda: None  # paused between its check and its write
-            end(stale, seen)
-            assert state_of(world, request).is_open
-            assert prepared.exists()
+        answer(store, request.request, ACCEPTED, who="heir", now=now, lease=heir.lease)
+        stale.repository.check_held = lambda: None  # paused between its check and its write
+        end(stale, seen)
+        assert state_of(world, request).is_open
+        assert prepared.exists()
 
 
 def test_configuration_that_was_removed_is_written_again(world):
