@@ -24,8 +24,8 @@ from benchmarks.spread import Figure, spread
 from demo.environments import REPOSITORY
 from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from evergreen.events.sqlite import SqliteLog
-from tests.support.processes import http_get
-from tests.support.recommenders import accept_into
+from testing.processes import http_get
+from testing.recommenders import accept_into
 
 ROWS, ROWS_A_MESSAGE = 2_400_000, 10
 DAY_SECONDS, STEPS = 86_400.0, 1_000

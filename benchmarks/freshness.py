@@ -47,7 +47,7 @@ from demo.simulation.simulator import Simulator
 from evergreen.contracts.manifests import CURRENT, NONE
 from evergreen.reports.svg import Line
 from evergreen.statistics.metrics import Z_95, auc_difference, log_loss, normalized_entropy, roc_auc
-from tests.crossings.warm_steps import WarmSteps
+from testing.warm_steps import WarmSteps
 
 FROZEN = "never"
 FULL = "every 12 h, from scratch"

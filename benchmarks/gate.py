@@ -1,6 +1,6 @@
 """Measure how often the gate accepts, refuses or stays undecided, for `make benchmark-gate`.
 
-Candidates whose AUC is lower by a planted amount (`tests.support.planted_models`) are compared with
+Candidates whose AUC is lower by a planted amount (`testing.planted_models`) are compared with
 their champion. First, the shipped gate evaluates single hold-outs. Then hourly runs of 20,000 rows
 are evaluated by the gate alone, and also by a canary with its shipped policy.
 """
@@ -19,7 +19,7 @@ from benchmarks.spread import INTERVAL, Figure, Spread, share_interval
 from components.evaluation.gate import SLICE_ALPHA, decide, holm
 from evergreen.config.gate import GateSettings
 from evergreen.serving.canary_policy import ABORT, GROW, CanaryPolicy, Pairs, check_pairs
-from tests.support.planted_models import (
+from testing.planted_models import (
     PlantedRows,
     draw,
     draw_slices,

@@ -2,7 +2,7 @@
 
 A run executes extraction, preprocessing, training, evaluation and deployment with their defaults.
 Each step runs in its environment, as a fork of a process that has already imported the libraries
-(`tests.crossings.warm_steps`). Validation runs only in the first run. Later runs use the validation
+(`testing.warm_steps`). Validation runs only in the first run. Later runs use the validation
 report of the first run, because training only stores the report.
 
 The released graphs score the traffic as the traffic plan defines. One arm scores each request for
@@ -40,9 +40,9 @@ from evergreen.registry.traffic_plan import TrafficPlan
 from evergreen.serving.parity import open_graph
 from evergreen.storage.references import refer
 from evergreen.storage.uris import local_path, open_objects
-from tests.crossings.warm_steps import WarmSteps
-from tests.support.controllers import answering
-from tests.support.recommenders import accept_into
+from testing.controllers import answering
+from testing.recommenders import accept_into
+from testing.warm_steps import WarmSteps
 
 FIRST_DAY = date(2040, 1, 1)
 """First day of the traffic. The day is in the future, because a canary counts only rows that are

@@ -53,7 +53,7 @@ from monitoring.monitor import Monitor
 from monitoring.settings import MonitorSettings
 from monitoring.state.archive import build_row_table
 from monitoring.state.store import StateStore
-from tests.support.releases import keep_model, release
+from testing.releases import keep_model, release
 
 TARGETS = {64: 100_000, 1: 60_000}
 """Target of rows per second on one core, by the number of rows in a message."""

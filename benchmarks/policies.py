@@ -5,7 +5,7 @@ request is a false alarm. In other streams, the AUC falls to .70. Streams with a
 the AUC are drawn at three click rates. In further streams, several rows have the same user, and the
 test bets once per row or once per request. The last part simulates hours of traffic under
 continuous retraining, with a release every 0.2, 1 or 5 attribution windows.
-`tests.support.click_streams` and `release_streams` generate the streams, and the policies are the
+`testing.click_streams` and `release_streams` generate the streams, and the policies are the
 monitor's own.
 """
 
@@ -24,7 +24,7 @@ from evergreen.config.monitor import PolicySettings
 from evergreen.statistics.metrics import auc_estimate, roc_auc
 from monitoring.policies.policies import SequentialPolicy, ThresholdPolicy
 from monitoring.policies.policy import Action, DecisionPoint, MaturedRows, Policy
-from tests.support.click_streams import (
+from testing.click_streams import (
     ClickTraffic,
     Windows,
     draw,
@@ -33,7 +33,7 @@ from tests.support.click_streams import (
     of_partition,
     part,
 )
-from tests.support.release_streams import START, Releases, decisions
+from testing.release_streams import START, Releases, decisions
 
 GOOD, FALLEN = 0.80, 0.70
 THRESHOLD = 0.74

@@ -36,7 +36,7 @@ from evergreen.contracts.manifests import Model, RawDataset, TrainingSet
 from evergreen.registry.models import model_folder
 from evergreen.runtime.durable import sha256_tree
 from evergreen.storage.uris import local_path
-from tests.support.releases import keep_model
+from testing.releases import keep_model
 
 
 def step(

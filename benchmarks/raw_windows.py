@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from evergreen.config.features import MAX_CATEGORY
 from evergreen.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER, DENSE
 from evergreen.contracts.raw_rows import LABEL
-from tests.support.validation_models import make_dataset
+from testing.validation_models import make_dataset
 
 GROUP_ROWS = 65_536
 HOLDOUT_SHARE = 0.1

@@ -24,9 +24,9 @@ from evergreen.networks.files import Tensors
 from evergreen.registry.models import keep_verdict, model_folder, verdict_paths
 from evergreen.runtime.durable import sha256_tree
 from inference_client.rows import FeatureRows
-from tests.support import networks
-from tests.support.releases import keep_model, passing_verdict
-from tests.support.validation_models import make_dataset
+from testing import networks
+from testing.releases import keep_model, passing_verdict
+from testing.validation_models import make_dataset
 
 CONFIG = DcnConfig(
     num_dense=len(DENSE),

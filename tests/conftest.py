@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.paths import REPOSITORY
+from testing.paths import REPOSITORY
 
 ENVIRONMENT_OF_FOLDER = {
     "components/validation": "validation",
@@ -99,7 +99,7 @@ def _make_raw_table(
 
     from evergreen.contracts import raw_rows
     from evergreen.contracts.criteo import CRITEO
-    from tests.support.recommenders import SHOP
+    from testing.recommenders import SHOP
 
     random, features = np.random.default_rng(seed), CRITEO if criteo else SHOP.features
     types = {

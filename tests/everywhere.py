@@ -14,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from evergreen.runtime.forked import available_cores
+from testing.paths import REPOSITORY
 from tests.conftest import ENVIRONMENT_OF_FOLDER
-from tests.support.paths import REPOSITORY
 from tests.support.sources import PACKAGES
 
 PARTS = (

@@ -46,7 +46,7 @@ def _validate_window(rows: Path, folder: Path, model: Path | None) -> Any:
     from components.validation.validate import Inputs, validate
     from evergreen.config.validation import ValidationSettings
     from evergreen.contracts.manifests import Model
-    from tests.support.validation_models import make_dataset
+    from testing.validation_models import make_dataset
 
     inputs = Inputs(
         run="study",
@@ -63,7 +63,7 @@ def _validate_window(rows: Path, folder: Path, model: Path | None) -> Any:
 @lru_cache(maxsize=1)
 def _champion_of(rows: Path) -> Path:
     """Return a model folder as a first run on these rows would leave it."""
-    from tests.support.validation_models import release_validated
+    from testing.validation_models import release_validated
 
     report = _validate_window(rows, rows.parent / "first validation", None)
     return release_validated(rows.parent / "store", "champion", report)

@@ -32,12 +32,12 @@ from evergreen.registry.runs import find_outcome
 from pipelines.images import ENVIRONMENT_OF_STEP
 from pipelines.package import compile_pipeline
 from pipelines.placement import Placement
+from testing.controllers import answering
+from testing.paths import REPOSITORY
+from testing.recommenders import accept_into
+from testing.validation_models import make_dataset, release_validated
 from tests.support.containers import CONFINED, PLAIN, USER, give_to_user, in_containers
-from tests.support.controllers import answering
 from tests.support.dockerfiles import lock
-from tests.support.paths import REPOSITORY
-from tests.support.recommenders import accept_into
-from tests.support.validation_models import make_dataset, release_validated
 
 pytestmark = [pytest.mark.images, pytest.mark.timeout(5400)]
 CEILINGS_MB = {"driver": 1060, "preprocessing": 1150, "validation-trixie": 1650, "training": 1790}

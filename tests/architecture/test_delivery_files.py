@@ -23,9 +23,9 @@ import yaml
 from pipelines.images import DOCKERFILES, STEP_OF_VARIANT, image_name
 from pipelines.package import read_locations, with_locations
 from pipelines.placement import read_values
+from testing.paths import REPOSITORY
+from testing.processes import runs, wait_for
 from tests.support.kfp_server import KfpServer
-from tests.support.paths import REPOSITORY
-from tests.support.processes import runs, wait_for
 from tests.support.rendering import OVERLAYS, render
 from tests.support.yaml_texts import documents
 

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from tests.support.paths import REPOSITORY
+from testing.paths import REPOSITORY
 
 
 def test_page_gives_every_named_package_reason_and_replacement():

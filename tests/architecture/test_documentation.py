@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import page as performance
 from benchmarks.__main__ import PLANS
-from tests.support.paths import REPOSITORY
+from testing.paths import REPOSITORY
 
 # Hidden folders and build/ contain ignored files, and .venvs/ a hundred thousand files.
 PAGES = sorted(

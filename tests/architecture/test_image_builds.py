@@ -16,8 +16,8 @@ import pytest
 
 from demo.stack import DIRECT, LOOPBACK, Stack, answers, free_port
 from pipelines.images import DOCKERFILES, image_name
+from testing.paths import REPOSITORY
 from tests.support.dockerfiles import environment, lay_out, stages
-from tests.support.paths import REPOSITORY
 from tools import build_images
 
 GIT = shutil.which("git")

@@ -25,8 +25,8 @@ from pipelines.images import (
     TRAINING_IMAGES,
     image_name,
 )
+from testing.paths import REPOSITORY
 from tests.support.dockerfiles import VENV, entrypoint, environment, lay_out, lock, module, stages
-from tests.support.paths import REPOSITORY
 from tests.support.sources import HEAVY, PACKAGES, imports_of, value_after
 
 STEPS = sorted(ENVIRONMENT_OF_STEP)

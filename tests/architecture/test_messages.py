@@ -3,8 +3,8 @@
 import ast
 from collections import Counter
 
+from testing.paths import REPOSITORY
 from tests.support.errors import messages
-from tests.support.paths import REPOSITORY
 
 
 def test_each_exact_text_is_asserted_by_one_test():

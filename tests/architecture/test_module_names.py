@@ -2,11 +2,11 @@
 
 import pytest
 
+from testing.paths import REPOSITORY
 from tests.support.module_names import missing_names, prose_of
-from tests.support.paths import REPOSITORY
 from tests.support.sources import PACKAGES
 
-FOLDERS = (*PACKAGES, "tests", "benchmarks", "docs", "examples", "k8s")
+FOLDERS = (*PACKAGES, "tests", "testing", "benchmarks", "docs", "examples", "k8s")
 OTHERS = frozenset(
     {
         "evergreen.version",  # a label in the model registry

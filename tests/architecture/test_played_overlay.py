@@ -27,6 +27,9 @@ from evergreen.registry.runs import find_outcome
 from pipelines.images import ENVIRONMENT_OF_STEP
 from pipelines.package import compile_pipeline
 from pipelines.placement import read_placement
+from testing.paths import REPOSITORY
+from testing.processes import http_get, wait_for
+from testing.recommenders import accept_into
 from tests.k8s.pod import expanded, variables
 from tests.support.containers import (
     CONFINED,
@@ -38,9 +41,6 @@ from tests.support.containers import (
     in_containers,
 )
 from tests.support.kafka_cluster import KafkaCluster
-from tests.support.paths import REPOSITORY
-from tests.support.processes import http_get, wait_for
-from tests.support.recommenders import accept_into
 from tests.support.rendering import containers, find, pod_spec, render_edited
 
 pytestmark = [pytest.mark.images, pytest.mark.timeout(5400)]

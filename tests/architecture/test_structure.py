@@ -12,7 +12,7 @@ from pathlib import Path
 import grimp
 import pytest
 
-from tests.support.paths import REPOSITORY
+from testing.paths import REPOSITORY
 from tests.support.sources import HEAVY, PACKAGES, imports_of, value_after
 
 MAX_STATEMENTS = 45
@@ -165,6 +165,23 @@ def test_no_test_module_imports_another():
                     for n in imported & names.keys()
                     if names[n].name[:5] == "test_"
                 ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("folder", "forbidden"), [("benchmarks", {"tests"}), ("testing", {"tests", "benchmarks"})]
+)
+def test_benchmarks_and_shared_helpers_do_not_import_tests(folder, forbidden):
+    found = []
+    for path in sorted((REPOSITORY / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            found += [
+                f"{source_id(path)}:{node.lineno} imports {name}"
+                for name in names
+                if name.partition(".")[0] in forbidden
+            ]
     assert found == []
 
 

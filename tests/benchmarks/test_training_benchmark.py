@@ -16,7 +16,7 @@ from evergreen.contracts.criteo import CRITEO
 from evergreen.networks.files import open_model
 from evergreen.networks.network import build_network
 from evergreen.networks.scoring import load_scorer
-from tests.support.networks import shaped
+from testing.networks import shaped
 
 
 def dcn(**settings):

@@ -23,11 +23,11 @@ from evergreen.runtime.durable import sha256_file
 from evergreen.runtime.errors import ContractError
 from evergreen.storage.bucket import BucketObjects
 from evergreen.storage.folder import FolderObjects
+from testing.recommenders import accept_into, criteo_with
 from tests.support import lakes
 from tests.support.crashes import Kill
 from tests.support.errors import raises
 from tests.support.lakes import URI, folder_lake, open_storage, put
-from tests.support.recommenders import accept_into, criteo_with
 
 RAW_SCHEMA = raw_schema(CRITEO)
 

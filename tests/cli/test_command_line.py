@@ -7,8 +7,8 @@ import pytest
 from cli.__main__ import main
 from evergreen.runtime.errors import ContractError
 from pipelines.package import read_parameters
+from testing.recommenders import accept_into
 from tests.support.errors import says
-from tests.support.recommenders import accept_into
 
 GOLDEN = Path(__file__).parents[1] / "pipelines" / "golden" / "retraining.yaml"
 

@@ -12,9 +12,9 @@ import pytest
 from cli.__main__ import main
 from cli.commands import COMMANDS, GROUPS, find_command
 from evergreen.runtime.flags import CommandParser, examples
+from testing.paths import REPOSITORY
 from tests.support.command_lines import leaf, parser_of
 from tests.support.documents import DOCUMENTS, blocks, inline_code
-from tests.support.paths import REPOSITORY
 
 STEPS = (
     "extraction",

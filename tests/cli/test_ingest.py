@@ -17,9 +17,9 @@ from evergreen.contracts import criteo, raw_rows
 from evergreen.contracts.criteo import CRITEO, CRITEO_RECOMMENDER
 from evergreen.rows.raw_schema import lake_schema, raw_batch, raw_schema
 from evergreen.storage.bucket import BucketObjects
+from testing.recommenders import accept_into
 from tests.support.crashes import Kill
 from tests.support.lakes import URI, open_storage
-from tests.support.recommenders import accept_into
 
 RAW_SCHEMA = raw_schema(CRITEO)
 

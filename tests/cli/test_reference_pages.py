@@ -7,8 +7,8 @@ import pytest
 from cli.commands import COMMANDS
 from cli.reference_pages import FOLDER, pages
 from evergreen.runtime.flags import whoami
+from testing.paths import REPOSITORY
 from tests.support.alerts import ALERTS
-from tests.support.paths import REPOSITORY
 
 PAGES = pages()
 

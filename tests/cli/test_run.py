@@ -13,9 +13,9 @@ from cli.__main__ import main
 from cli.runs import read_runs
 from demo import environments
 from pipelines.locations import LOCATIONS
-from tests.support.paths import REPOSITORY
-from tests.support.processes import wait_for
-from tests.support.recommenders import accept_into
+from testing.paths import REPOSITORY
+from testing.processes import wait_for
+from testing.recommenders import accept_into
 
 
 @dsl.component(base_image="evergreen-extraction", install_kfp_package=False)

@@ -27,11 +27,11 @@ from evergreen.registry.models import keep_verdict
 from evergreen.registry.runs import RunOutcome, noted, store_name, write_outcome
 from evergreen.runtime.errors import ContractError
 from pipelines.package import with_locations
+from testing.paths import REPOSITORY
+from testing.recommenders import accept_into
+from testing.releases import keep_model, passing_verdict
+from testing.validation_models import make_dataset
 from tests.k8s.crds import validate_crd
-from tests.support.paths import REPOSITORY
-from tests.support.recommenders import accept_into
-from tests.support.releases import keep_model, passing_verdict
-from tests.support.validation_models import make_dataset
 
 GOLDEN = REPOSITORY / "tests/pipelines/golden/retraining.yaml"
 PYTHON = python_of("search")

@@ -19,7 +19,7 @@ from monitoring.state.rules_file import write_rules
 from monitoring.state.store import STORE_FILE, StateStore
 from monitoring.web.exposition import Exposition, Snapshot
 from monitoring.web.server import HttpSettings, MonitorServer
-from tests.support.releases import keep_model, make_live, passing_verdict, release
+from testing.releases import keep_model, make_live, passing_verdict, release
 
 NOW = 1_772_362_800.0  # 2026-03-01T11:00:00Z
 KPIS = Kpis(

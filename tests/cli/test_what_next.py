@@ -9,7 +9,7 @@ from cli.runs import what_next
 from evergreen.registry.models import verdict_paths
 from evergreen.registry.runs import RunOutcome, noted
 from evergreen.runtime.errors import run_again
-from tests.support.releases import keep_model, passing_verdict
+from testing.releases import keep_model, passing_verdict
 
 COMMAND = shlex.split("evergreen run --package 'my build/r.yaml' --folder shop")
 

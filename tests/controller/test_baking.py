@@ -27,11 +27,11 @@ from evergreen.registry.promotion_journal import (
     write_findings,
 )
 from evergreen.runtime.errors import ContractError, PermanentError, Refused, TemporaryError
-from tests.support.controllers import run_now
+from testing.controllers import run_now
+from testing.recommenders import accept_into, shop_with
+from testing.served_names import MODEL_NAME
 from tests.support.deployments import release
 from tests.support.real_servers import FAULT, change_code
-from tests.support.recommenders import accept_into, shop_with
-from tests.support.served_names import MODEL_NAME
 
 
 def limited(settings):

@@ -12,9 +12,9 @@ from evergreen.config.release import RolloutSettings
 from evergreen.contracts.checks import decide
 from evergreen.registry.traffic_plan import Arm
 from evergreen.runtime.errors import TemporaryError
+from testing.recommenders import accept_into, shop_with
+from testing.served_names import MODEL_NAME
 from tests.support.clocks import Clock
-from tests.support.recommenders import accept_into, shop_with
-from tests.support.served_names import MODEL_NAME
 
 ADDRESSES = ("triton-a:8002", "triton-b:8002")
 

@@ -21,12 +21,12 @@ from evergreen.serving.repository.model_repository import ModelRepository
 from evergreen.serving.repository.triton_config import ServingOptions, read_options
 from evergreen.storage.folder import FolderObjects
 from evergreen.storage.uris import open_objects
+from testing.served_names import CANARY_NAME, MODEL_NAME, NAMES
 from tests.support.canaries import watch
 from tests.support.clocks import Clock
 from tests.support.crashes import Killed
 from tests.support.deployments import release
 from tests.support.deployments import start_canary as start
-from tests.support.served_names import CANARY_NAME, MODEL_NAME, NAMES
 from tests.support.shadow_rows import write_shadow_rows
 from tests.support.triton_double import Altered, TritonDouble
 

@@ -18,11 +18,11 @@ from evergreen.storage.folder import FolderObjects
 from evergreen.storage.uris import open_objects
 from inference_client.routing import PlanFollower, PlannedClient
 from inference_client.scoring import shadow_of
+from testing.processes import wait_for
+from testing.served_names import CANARY_NAME, MODEL_NAME
 from tests.support.canaries import watch
 from tests.support.deployments import start_canary as start
-from tests.support.processes import wait_for
 from tests.support.real_servers import BackgroundTraffic, under_load
-from tests.support.served_names import CANARY_NAME, MODEL_NAME
 from tests.support.shadow_rows import write_shadow_rows
 
 # The two cores also run everything else, so outcomes are asserted but latency is not.

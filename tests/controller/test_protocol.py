@@ -21,7 +21,7 @@ from controller.protocol import (
     table_markdown,
 )
 from evergreen.contracts.requests import ABORT, ADVANCE, RELEASE, ROLLBACK
-from tests.support.paths import REPOSITORY
+from testing.paths import REPOSITORY
 
 
 def test_table_is_the_one_in_documentation():

@@ -59,12 +59,12 @@ from evergreen.registry.requests import (
 )
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
 from evergreen.serving.prepare import prepare_request
+from testing.served_names import CANARY_NAME, MODEL_NAME
 from tests.support.clocks import Clock
 from tests.support.crashes import Killed
 from tests.support.file_world import World
 from tests.support.model_repository import with_versions
 from tests.support.protocol_model import Ask, ProtocolModel, Scenario
-from tests.support.served_names import CANARY_NAME, MODEL_NAME
 
 SEEDS = (2, 3)
 SECONDS = 60.0

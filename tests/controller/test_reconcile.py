@@ -51,12 +51,12 @@ from evergreen.serving.prepare import prepare_request
 from evergreen.serving.repository.model_repository import ModelRepository, NotWritable
 from evergreen.storage.folder import FolderObjects
 from evergreen.storage.uris import open_objects
+from testing.controllers import answering, run_now
+from testing.processes import wait_for
+from testing.served_names import MODEL_NAME, NAMES
 from tests.support.clocks import Clock
-from tests.support.controllers import answering, run_now
 from tests.support.crashes import Killed
 from tests.support.deployments import start_canary
-from tests.support.processes import wait_for
-from tests.support.served_names import MODEL_NAME, NAMES
 from tests.support.traffic_plans import make_plan
 from tests.support.triton_double import TritonDouble
 

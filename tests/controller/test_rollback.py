@@ -11,9 +11,9 @@ from evergreen.registry.promotion_journal import current
 from evergreen.runtime.errors import ContractError
 from evergreen.serving.repository.triton_config import ServingOptions, read_options
 from evergreen.storage.uris import local_path
+from testing.served_names import CANDIDATE_NAME
 from tests.support.deployments import release
 from tests.support.real_servers import live_version, under_load
-from tests.support.served_names import CANDIDATE_NAME
 
 
 def test_rollback_makes_previous_version_live_and_next_release_counts_on(world):

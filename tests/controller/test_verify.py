@@ -19,8 +19,8 @@ from evergreen.registry.promotion_journal import read_entries
 from evergreen.serving.parity import GoldenRows
 from evergreen.storage.folder import FolderObjects
 from evergreen.storage.uris import local_path, open_objects
+from testing.recommenders import SHOP, arrays_of
 from tests.support.deployments import release
-from tests.support.recommenders import SHOP, arrays_of
 
 VERSION = 1
 NUM_ROWS = 300

@@ -32,13 +32,13 @@ from evergreen.serving.repository.model_repository import ModelRepository
 from evergreen.serving.repository.triton_config import ServingOptions
 from evergreen.serving.servers import Triton
 from evergreen.storage.uris import open_objects
-from tests.support.controllers import run_now
+from testing.controllers import run_now
+from testing.paths import REPOSITORY
+from testing.processes import wait_for
+from testing.served_names import CANARY_NAME, MODEL_NAME, NAMES
 from tests.support.deployments import release, start_canary
 from tests.support.model_repository import with_versions
-from tests.support.paths import REPOSITORY
-from tests.support.processes import wait_for
 from tests.support.real_servers import RetryingTraffic, kill_stubs, live_version
-from tests.support.served_names import CANARY_NAME, MODEL_NAME, NAMES
 from tests.support.traffic_plans import make_plan
 
 

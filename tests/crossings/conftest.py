@@ -35,11 +35,11 @@ from evergreen.contracts.manifests import (
 from evergreen.contracts.raw_rows import LABEL
 from evergreen.storage.references import keep, refer
 from pipelines.images import ENVIRONMENT_OF_STEP
-from tests.crossings.warm_steps import WarmSteps
-from tests.support.controllers import answering
+from testing.controllers import answering
+from testing.paths import REPOSITORY
+from testing.recommenders import accept_into, settings_text
+from testing.warm_steps import WarmSteps
 from tests.support.lakes import table_in
-from tests.support.paths import REPOSITORY
-from tests.support.recommenders import accept_into, settings_text
 from tests.support.relocated import replace_in_documents
 
 ROWS, LATER_ROWS = 3000, 2000

@@ -20,8 +20,8 @@ import pytest
 from evergreen.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABILITY_OUTPUT
 from evergreen.contracts.workflow import FeatureWorkflow
 from evergreen.storage.uris import local_path
+from testing.paths import REPOSITORY
 from tests.support.lakes import table_in
-from tests.support.paths import REPOSITORY
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -14,10 +14,10 @@ from evergreen.rows.raw_schema import PartWriter, raw_schema
 from evergreen.runtime.errors import ContractError
 from evergreen.storage.folder import FolderObjects
 from monitoring.uploader import Uploader
+from testing.recommenders import accept_into
 from tests.support.errors import raises
 from tests.support.flips import QUIET, count_flips
 from tests.support.monitors import Bench, clicks, prediction
-from tests.support.recommenders import accept_into
 
 FLIPS = [pytest.param(1000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)]), 150]
 

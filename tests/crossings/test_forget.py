@@ -43,11 +43,11 @@ from monitoring.rows import MaturedRequests
 from monitoring.state.database import unpack
 from monitoring.state.rules_file import write_rules
 from monitoring.uploader import Uploader
+from testing.recommenders import accept_into
+from testing.releases import keep_model, make_live, release
 from tests.support.crashes import Kill
 from tests.support.lakes import URI, folder_lake, open_storage, put, read_window
 from tests.support.monitors import Bench, clicks, publish
-from tests.support.recommenders import accept_into
-from tests.support.releases import keep_model, make_live, release
 from tests.support.workflows import workflow_of
 
 USER, OTHERS = "ann-9f3c", ("bob", "cy", "7")

@@ -13,9 +13,9 @@ import numpy as np
 from demo.simulation.simulator import Simulator, write_lake
 from evergreen.contracts.manifests import RawDataset
 from evergreen.storage.uris import local_path
+from testing.paths import REPOSITORY
 from tests.crossings.conftest import Chain
 from tests.support.lakes import table_in
-from tests.support.paths import REPOSITORY
 
 
 def learn(chain, run, *, turn=Chain.turn, **rules):

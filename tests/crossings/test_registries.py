@@ -15,9 +15,9 @@ from demo.stack import DIRECT, Stack, answers, free_port
 from evergreen.contracts.manifests import Verdict
 from evergreen.registry.models import graph_folder, verdict_paths
 from evergreen.registry.promotion_journal import CANARY, ROLLBACK, append_promotion, read_journal
+from testing.paths import REPOSITORY
+from testing.warm import Warm
 from tests.support.model_registry import ModelRegistry
-from tests.support.paths import REPOSITORY
-from tests.support.warm import Warm
 
 PYTHON = python_of("export")
 pytestmark = [

@@ -15,8 +15,8 @@ from cli.ingest import main as ingest
 from evergreen.config.data import WEIGHT
 from evergreen.recommender_file.form import parse_recommender
 from evergreen.storage.uris import local_path
+from testing.recommenders import accept_into
 from tests.support.lakes import table_in
-from tests.support.recommenders import accept_into
 
 pytestmark = pytest.mark.timeout(300)
 

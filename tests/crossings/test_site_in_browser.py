@@ -10,8 +10,8 @@ import threading
 
 import pytest
 
+from testing.paths import REPOSITORY
 from tests.support.browser import DARK, needs_browser, pixels_too_wide, serious_findings
-from tests.support.paths import REPOSITORY
 
 SITE = REPOSITORY / "build" / "site"
 pytestmark = [

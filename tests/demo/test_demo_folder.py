@@ -34,8 +34,8 @@ from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from evergreen.recommender_file.draft import draft, read_sample
 from evergreen.registry.runs import RunOutcome, write_outcome
 from evergreen.runtime.errors import ContractError, PermanentError, run_again
+from testing.releases import passing_verdict
 from tests.support.errors import raises, says
-from tests.support.releases import passing_verdict
 
 
 def test_second_demo_in_folder_is_refused_and_firsts_files_stay(tmp_path):

@@ -11,9 +11,9 @@ from demo.log_server import HOST_VARIABLE, find_emulator, start_log
 from demo.stack import Stack, tagged_processes
 from evergreen.events.locations import open_subscriber
 from evergreen.runtime.errors import ContractError
+from testing.processes import wait_for
 from tests.support.errors import raises, says
 from tests.support.log_benches import open_log
-from tests.support.processes import wait_for
 
 
 def program(path: Path) -> Path:

@@ -9,8 +9,8 @@ import pytest
 from demo.demo import describe_step
 from demo.stack import JsonLines, ProcessDied, Stack, tagged_processes
 from evergreen.registry.runs import StepNote
+from testing.processes import wait_for
 from tests.support.errors import raises, says
-from tests.support.processes import wait_for
 
 SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
 STUBBORN = [

@@ -20,6 +20,7 @@ from evergreen.registry import promotion_journal
 from evergreen.registry.promotion_journal import Promotion, append_promotion
 from evergreen.registry.runs import RunOutcome, run_folder, write_outcome
 from evergreen.runtime.errors import run_again
+from testing.releases import passing_verdict
 from tests.support.demo_summaries import (
     DRIFT_TIME,
     GOOD,
@@ -29,7 +30,6 @@ from tests.support.demo_summaries import (
     VERSIONS,
     traffic_line,
 )
-from tests.support.releases import passing_verdict
 
 
 def changed(path, value, summary=GOOD):

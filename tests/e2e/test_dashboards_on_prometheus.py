@@ -19,9 +19,9 @@ from evergreen.serving.repository.triton_config import ServingOptions
 from evergreen.serving.servers import Triton
 from monitoring.web.exposition import Exposition
 from monitoring.web.server import HttpSettings, MonitorServer
+from testing.processes import wait_for
 from tests.k8s.grafana import DASHBOARDS, PanelQuery, offered, queries
 from tests.support.http_double import Page
-from tests.support.processes import wait_for
 from tests.support.prometheus import Prometheus
 from tests.support.snapshots import FULL
 from tests.support.triton import write_model

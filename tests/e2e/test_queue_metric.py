@@ -7,10 +7,10 @@ scrape. All load is in the query's window, so the query covers everything that t
 
 import pytest
 
-from tests.support.processes import wait_for
+from testing.processes import wait_for
+from testing.served_names import CANARY_NAME, MODEL_NAME
 from tests.support.prometheus import Prometheus
 from tests.support.scaler_queries import KEDA, adapter_rules, metric_name, of_pods, read_queries
-from tests.support.served_names import CANARY_NAME, MODEL_NAME
 from tests.support.sleeping_triton import Client, sleeping_triton
 
 QUEUE, PENDING = "triton_queue_microseconds_per_request", "triton_pending_requests"

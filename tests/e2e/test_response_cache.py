@@ -11,8 +11,8 @@ from demo.triton import TritonServer, TritonSettings
 from evergreen.registry.traffic_plan import Arm
 from evergreen.serving.repository.triton_config import ServingOptions
 from evergreen.serving.servers import Triton
-from tests.support.processes import wait_for
-from tests.support.served_names import MODEL_NAME
+from testing.processes import wait_for
+from testing.served_names import MODEL_NAME
 
 
 @pytest.fixture

@@ -19,11 +19,11 @@ from evergreen.serving.repository.model_repository import ModelRepository
 from evergreen.serving.repository.triton_config import ServingOptions
 from evergreen.serving.servers import Triton
 from evergreen.storage.uris import local_path, open_objects
+from testing.processes import running_in_group, wait_for
+from testing.served_names import CANDIDATE_NAME, MODEL_NAME, NAMES
 from tests.support.errors import raises
 from tests.support.model_repository import with_versions
-from tests.support.processes import running_in_group, wait_for
 from tests.support.real_servers import RetryingTraffic
-from tests.support.served_names import CANDIDATE_NAME, MODEL_NAME, NAMES
 from tests.support.triton import write_model
 from tests.support.triton_double import Altered
 

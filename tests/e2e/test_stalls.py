@@ -11,8 +11,8 @@ from tritonclient.grpc import service_pb2
 from demo.triton import TritonServer
 from evergreen.contracts.serving import GRPC_OPTIONS, input_tensors
 from evergreen.serving.repository.triton_config import ServingOptions
-from tests.support.recommenders import SHOP
-from tests.support.served_names import MODEL_NAME
+from testing.recommenders import SHOP
+from testing.served_names import MODEL_NAME
 from tests.support.triton import write_model
 
 SECONDS = 90.0

@@ -18,8 +18,8 @@ from demo import triton as module
 from demo.triton import Ports, TritonServer, TritonSettings, check_repository
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
 from evergreen.serving.repository.triton_config import ServingOptions
+from testing.processes import running_in_group, wait_for
 from tests.support.errors import raises
-from tests.support.processes import running_in_group, wait_for
 from tests.support.triton import write_model
 
 

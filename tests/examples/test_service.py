@@ -18,8 +18,8 @@ from evergreen.events.sqlite import SqliteLog
 from evergreen.recommender_file.form import read_recommender
 from examples.service.app import from_environment
 from examples.shop.simulator import write_clicks
-from tests.support.paths import REPOSITORY
-from tests.support.recommenders import accept_into
+from testing.paths import REPOSITORY
+from testing.recommenders import accept_into
 from tests.support.triton_double import GrpcTriton, ScoringDouble, known_scores
 
 

@@ -12,10 +12,10 @@ from inference_client import transport as transport_module
 from inference_client.access import TOKEN_SECONDS, ServerAccess, Token
 from inference_client.errors import AccessDenied, ServerUnavailable
 from inference_client.scoring import ClientSettings, ScoringClient
+from testing.recommenders import SHOP
+from testing.served_names import MODEL_NAME
 from tests.support.certificates import Authority
 from tests.support.errors import raises
-from tests.support.recommenders import SHOP
-from tests.support.served_names import MODEL_NAME
 from tests.support.triton_double import GrpcTriton
 
 

@@ -29,9 +29,9 @@ from inference_client.publisher import (
     Unpublished,
     metrics_text,
 )
+from testing.recommenders import SHOP
 from tests.support.errors import raises
 from tests.support.full_disk import files_of_at_most
-from tests.support.recommenders import SHOP
 from tests.support.virtual_time import SteppedTime
 
 

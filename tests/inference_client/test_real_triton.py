@@ -10,7 +10,7 @@ from evergreen.contracts.criteo import CRITEO
 from evergreen.serving.repository.triton_config import ServingOptions, triton_config
 from inference_client.errors import DeadlineExpired
 from inference_client.scoring import ClientSettings, ScoringClient
-from tests.support.served_names import MODEL_NAME
+from testing.served_names import MODEL_NAME
 
 MODEL = """
 import time

@@ -32,8 +32,8 @@ from inference_client.recommender import RequestIds, _candidate_rows
 from inference_client.rows import FeatureRows, feature_rows
 from inference_client.scoring import ClientSettings, Scored, shadow_of
 from inference_client.timing import Timing
+from testing.recommenders import SHOP, accept_into
 from tests.support.errors import raises
-from tests.support.recommenders import SHOP, accept_into
 
 connect = partial(RecommenderClient, recommender=SHOP)
 connect_sync = partial(SyncRecommenderClient, recommender=SHOP)

@@ -15,9 +15,9 @@ from inference_client.recommender import RecommenderClient
 from inference_client.routing import PlanFollower, PlannedClient
 from inference_client.rows import FeatureRows
 from inference_client.scoring import shadow_of
+from testing.recommenders import SHOP
+from testing.served_names import CANARY_NAME, MODEL_NAME, TRAFFIC_FILE
 from tests.support.errors import raises
-from tests.support.recommenders import SHOP
-from tests.support.served_names import CANARY_NAME, MODEL_NAME, TRAFFIC_FILE
 from tests.support.traffic_plans import KEYS, follow, make_plan, until
 
 

@@ -19,9 +19,9 @@ from inference_client.errors import (
 )
 from inference_client.scoring import ClientSettings, ScoringClient
 from inference_client.timing import Timing
+from testing.recommenders import SHOP
+from testing.served_names import MODEL_NAME
 from tests.support.errors import raises
-from tests.support.recommenders import SHOP
-from tests.support.served_names import MODEL_NAME
 
 UNAVAILABLE, NOT_FOUND = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.NOT_FOUND
 SWITCHING = (NOT_FOUND, "Request for model 'click_model' version 2 is not at ready state")

@@ -16,8 +16,8 @@ from inference_client.errors import BadRequest, DeadlineExpired, Overloaded, Ser
 from inference_client.replicas import CALLS_PER_SLOT
 from inference_client.scoring import ClientSettings, ScoringClient
 from inference_client.timing import Timing, shortened
+from testing.served_names import MODEL_NAME
 from tests.support.errors import raises
-from tests.support.served_names import MODEL_NAME
 from tests.support.traffic_plans import until
 from tests.support.triton_double import GrpcTriton
 from tests.support.virtual_time import VirtualTime

@@ -8,7 +8,7 @@ import json
 import re
 from pathlib import Path, PurePosixPath
 
-from tests.support.paths import REPOSITORY
+from testing.paths import REPOSITORY
 from tests.support.rendering import Manifest, find
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from demo.stack import LOOPBACK, free_port, tethered
 from demo.triton import DEFAULT_VENV, prepare
-from tests.support.processes import http_get, wait_for
+from testing.processes import http_get, wait_for
 from tests.support.rendering import Manifest, containers, find
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from tests.support.paths import REPOSITORY
+from testing.paths import REPOSITORY
 
 FOLDER = REPOSITORY / "build" / "promtool"
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from testing.paths import REPOSITORY
 from tests.support.alerts import ALERTS, RECORDED, RULES, SPEC
 from tests.support.metric_names import (
     FAILURE_REASONS,
@@ -22,7 +23,6 @@ from tests.support.metric_names import (
     selectors,
     strangers,
 )
-from tests.support.paths import REPOSITORY
 
 RUNBOOKS = sorted((REPOSITORY / "docs" / "operate" / "alerts").glob("*.md"))
 BUILD = REPOSITORY / "build" / "promtool"

@@ -19,7 +19,7 @@ from cli import recommender as recommender_file
 from cli.pipeline import build_parser
 from pipelines.images import DOCKERFILES, image_name
 from pipelines.placement import NEEDS, read_placement, read_values
-from tests.support.paths import REPOSITORY
+from testing.paths import REPOSITORY
 from tests.support.rendering import containers, workloads
 from tests.support.yaml_texts import documents
 

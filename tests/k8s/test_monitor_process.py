@@ -18,11 +18,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from evergreen.events.sqlite import SqliteLog
+from testing.paths import REPOSITORY
+from testing.processes import Answer, http_get, wait_for
+from testing.recommenders import accept_into, shop_with
 from tests.k8s.environment import command, container, environment_of, mounted
 from tests.support.monitors import clicks, prediction, publish
-from tests.support.paths import REPOSITORY
-from tests.support.processes import Answer, http_get, wait_for
-from tests.support.recommenders import accept_into, shop_with
 from tests.support.rendering import Manifest, find
 
 pytestmark = pytest.mark.e2e

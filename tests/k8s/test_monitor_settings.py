@@ -15,9 +15,9 @@ from monitoring.uploader import ENVIRONMENT_PREFIX as UPLOADER_PREFIX
 from monitoring.uploader import UploaderSettings
 from monitoring.web.exposition import STALL_SECONDS
 from pipelines.retraining import PIPELINE_NAME
+from testing.paths import REPOSITORY
 from tests.k8s.environment import command, container, environment_of, volume_at
 from tests.k8s.pod import triton_container, variables
-from tests.support.paths import REPOSITORY
 from tests.support.rendering import Manifest, find, workloads
 
 CASES = ("cpu", "gke", "gke-mig", "gke+webhook", "cpu+webhook+kubeflow-network+kubeflow-multi-user")

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import pytest
 
+from testing.paths import REPOSITORY
 from tests.k8s.network import TCP, UDP, End, allowed
-from tests.support.paths import REPOSITORY
 from tests.support.rendering import Manifest, pod_template, workloads
 from tests.support.yaml_texts import documents
 

@@ -3,9 +3,9 @@
 import re
 
 from monitoring.web.metrics import RECORD_OUTCOMES
+from testing.paths import REPOSITORY
 from tests.k8s.grafana import DASHBOARDS
 from tests.support import metric_names
-from tests.support.paths import REPOSITORY
 
 TEXT = (REPOSITORY / "docs" / "operate" / "observability.md").read_text()
 

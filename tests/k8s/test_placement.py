@@ -7,8 +7,8 @@ import pytest
 from cli.__main__ import main
 from evergreen.runtime.kubeflow import SERVICE_ACCOUNT
 from pipelines.images import DOCKERFILES
+from testing.paths import REPOSITORY
 from tests.support.compiled import STEPS, Compiled
-from tests.support.paths import REPOSITORY
 from tests.support.rendering import K8S, find
 
 KUBEFLOW = "kubeflow"

@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from pipelines.placement import NEEDS, read_placement, read_values
+from testing.paths import REPOSITORY
 from tests.support.documents import blocks
-from tests.support.paths import REPOSITORY
 from tests.support.rendering import K8S, find, pod_spec
 
 GUIDE = REPOSITORY / "docs" / "kubernetes" / "gke.md"

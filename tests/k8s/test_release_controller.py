@@ -16,8 +16,8 @@ from controller.__main__ import build_parser as controller_parser
 from evergreen.registry.collect import build_parser as collect_parser
 from evergreen.serving.servers import parse_urls
 from pipelines.images import image_name
-from tests.support.paths import REPOSITORY
-from tests.support.processes import wait_for
+from testing.paths import REPOSITORY
+from testing.processes import wait_for
 from tests.support.rendering import Manifest, find, pod_spec
 
 NOBODY = "127.0.0.1:1"

@@ -10,9 +10,9 @@ import yaml
 from evergreen.config.monitor import DecisionSettings
 from evergreen.config.reader import flat_settings
 from monitoring.settings import InstallationSettings
+from testing.paths import REPOSITORY
 from tests.support.command_lines import parser_of
 from tests.support.metric_names import known
-from tests.support.paths import REPOSITORY
 from tests.support.rendering import K8S
 
 PAGES = [

@@ -9,8 +9,8 @@ import pytest
 
 from demo.simulation.replay import MAX_DELAY_FACTOR
 from evergreen.recommender_file.form import read_recommender
+from testing.paths import REPOSITORY
 from tests.k8s.pod import variables
-from tests.support.paths import REPOSITORY
 from tests.support.rendering import K8S, find, pod_spec
 
 

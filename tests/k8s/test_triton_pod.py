@@ -31,12 +31,12 @@ from evergreen.config.release import QUEUE_MICROSECONDS
 from evergreen.serving.repository.triton_config import ServingOptions
 from evergreen.serving.servers import Triton
 from inference_client.scoring import ClientSettings, ScoringClient
+from testing.processes import wait_for
+from testing.served_names import CANARY_NAME, CANDIDATE_NAME, MODEL_NAME
 from tests.k8s.pod import TritonPod, expanded, flag, triton_container, variables
 from tests.support.deployments import release
-from tests.support.processes import wait_for
 from tests.support.real_servers import RetryingTraffic
 from tests.support.rendering import find, pod_template, workloads
-from tests.support.served_names import CANARY_NAME, CANDIDATE_NAME, MODEL_NAME
 from tests.support.stored_models import make_candidate, make_parts, raw_rows  # noqa: F401  fixtures
 from tests.support.triton import write_model
 from tools.autoscaling.cluster import STOP_SECONDS

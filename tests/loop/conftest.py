@@ -19,7 +19,7 @@ import pytest
 
 from demo.simulation.simulator import Simulator
 from evergreen.contracts import criteo
-from tests.support.paths import REPOSITORY
+from testing.paths import REPOSITORY
 
 MARK = "EVERGREEN_TEST"
 

@@ -19,8 +19,8 @@ from doctest import ELLIPSIS, NORMALIZE_WHITESPACE, OutputChecker
 
 import pytest
 
+from testing.paths import REPOSITORY
 from tests.support.documents import DOCUMENTS, PYTHON, blocks
-from tests.support.paths import REPOSITORY
 from tests.support.relocated import replace_in_documents
 
 SLOW = {"window.md", "train.md", "experiment.md"}

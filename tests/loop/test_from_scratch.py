@@ -14,7 +14,7 @@ from evergreen.recommender_file.form import parse_recommender
 from evergreen.registry.models import model_folder, verdict_paths
 from evergreen.registry.promotion_journal import current
 from evergreen.storage.uris import local_path
-from tests.support.recommenders import accept_into
+from testing.recommenders import accept_into
 
 FILE = """\
 format: evergreen/recommender/1

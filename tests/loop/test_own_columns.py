@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from evergreen.contracts.manifests import Model
-from tests.support.paths import REPOSITORY
+from testing.paths import REPOSITORY
 
 INDICATED = "{indicator: true, transform: [clip(0..90), minmax]}"
 

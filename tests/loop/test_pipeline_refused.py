@@ -5,8 +5,8 @@ import pytest
 from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from evergreen.registry import promotion_journal
 from evergreen.registry.runs import find_outcome
+from testing.recommenders import accept_into
 from tests.support.file_modes import argo_umask, too_open
-from tests.support.recommenders import accept_into
 
 
 @pytest.fixture(scope="module")

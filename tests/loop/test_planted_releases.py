@@ -40,13 +40,13 @@ from inference_client.recommender import SyncRecommenderClient
 from inference_client.rows import FeatureRows
 from inference_client.scoring import ClientSettings
 from inference_client.timing import Timing
-from tests.support.controllers import run_now
+from testing.controllers import run_now
+from testing.planted_models import expit
+from testing.recommenders import SHOP, accept_into, shop_with
+from testing.served_names import MODEL_NAME
 from tests.support.deployments import release
 from tests.support.monitors import WINDOW, Bench
-from tests.support.planted_models import expit
 from tests.support.real_servers import FAULT, change_code
-from tests.support.recommenders import SHOP, accept_into, shop_with
-from tests.support.served_names import MODEL_NAME
 from tests.support.stored_models import make_candidate, make_parts, raw_rows  # noqa: F401  fixtures
 from tests.support.toy_models import toy_model, toy_workflow
 

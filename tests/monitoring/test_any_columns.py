@@ -32,9 +32,9 @@ from monitoring.state.archive import build_row_table
 from monitoring.state.join import IntakeRules, read_records
 from monitoring.state.rules_file import write_rules
 from monitoring.web.metrics import metrics_page
+from testing.recommenders import SHOP, accept_into
 from tests.support.errors import raises
 from tests.support.monitors import START, WINDOW, Bench, clicks, prediction, publish
-from tests.support.recommenders import SHOP, accept_into
 
 BOTH = Features(numeric=("price",), categorical=("item", "shop"))
 LISTS = Features(

@@ -18,10 +18,10 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from evergreen.events.sqlite import SqliteLog
 from monitoring.journal import DECISIONS_FILE
+from testing.processes import wait_for
 from tests.support import campaigns
 from tests.support.campaigns import Program, expect_each_once, faults, strike
 from tests.support.monitors import clicks, prediction, read_events, read_rows
-from tests.support.processes import wait_for
 from tests.support.record_messages import FORM, encode, reader_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]

@@ -9,8 +9,8 @@ from evergreen.contracts.raw_rows import raw_types
 from evergreen.contracts.records import Predictions
 from evergreen.rows.archived_rows import arrow_schema
 from monitoring.state.archive import build_row_table
+from testing.recommenders import SHOP
 from tests.support.monitors import START, WINDOW, prediction
-from tests.support.recommenders import SHOP
 from tests.support.record_messages import decode, encode
 
 SCHEMA = arrow_schema(raw_types(SHOP.features))

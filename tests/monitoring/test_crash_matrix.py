@@ -22,10 +22,10 @@ import pytest
 from evergreen.contracts.records import CLICK, CONVERSION, OutcomeBatch, PredictionBatch, record_id
 from evergreen.events.sqlite import SqliteLog
 from evergreen.storage.uris import open_objects
+from testing.recommenders import SHOP, draw_arrays
 from tests.support import monitors
 from tests.support.archives import values_of
 from tests.support.crash_chain import LEASE_SECONDS, WINDOW, Nursery
-from tests.support.recommenders import SHOP, draw_arrays
 from tests.support.record_messages import encode
 
 BEGIN = 1_767_225_000.0

@@ -10,9 +10,9 @@ import pytest
 from evergreen.contracts.manifests import ModelQuality
 from evergreen.registry.models import verdict_paths
 from monitoring.web.page import History, status_page
+from testing.releases import keep_model, passing_verdict, release
 from tests.support.html_pages import health_of
 from tests.support.monitors import START, WINDOW, Bench, clicks, prediction, publish
-from tests.support.releases import keep_model, passing_verdict, release
 
 EVERY = 20.0
 """Seconds between two releases. Labels are final after a minute."""

@@ -11,8 +11,8 @@ import monitoring.journal
 from evergreen.runtime.durable import append_line
 from evergreen.runtime.errors import TemporaryError
 from monitoring.journal import DECISIONS_FILE, EVENTS_FILE, TIMELINE_FILE
+from testing.processes import wait_for
 from tests.support.monitors import DRIFT, Bench, prediction, publish
-from tests.support.processes import wait_for
 
 QUIET = {**DRIFT, "policies": "threshold", "cooldown_seconds": 1e9}
 

@@ -14,8 +14,8 @@ from evergreen.config.features import Features
 from evergreen.contracts.record_format import RecordFormat
 from evergreen.contracts.records import MAX_ROWS_PER_RECORD
 from monitoring.state.admission import MAX_OTHERS
+from testing.processes import wait_for
 from tests.support.monitors import prediction
-from tests.support.processes import wait_for
 from tests.support.record_messages import encode
 
 NARROW = RecordFormat(Features(numeric=("price",), categorical=()))

@@ -19,10 +19,10 @@ from evergreen.registry.promotion_journal import (
     read_findings,
 )
 from monitoring.retraining import new_versions
+from testing.releases import make_live, passing_verdict, release
 from tests.support.crashes import Kill
 from tests.support.monitors import DRIFT, WINDOW, Bench, prediction, publish, traffic
 from tests.support.record_messages import encode
-from tests.support.releases import make_live, passing_verdict, release
 
 pytestmark = pytest.mark.filterwarnings("error")
 

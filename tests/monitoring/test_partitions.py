@@ -16,10 +16,10 @@ from evergreen.events.locations import open_publisher, open_subscriber, partitio
 from inference_client.publisher import Outcome, PartitionedPublisher, RecordPublisher
 from monitoring.state.store import STORE_FILE
 from monitoring.uploader import Uploader
+from testing.paths import REPOSITORY
+from testing.processes import wait_for
+from testing.recommenders import SHOP, accept_into, shop_with
 from tests.support.monitors import DRIFT, Bench, prediction, read_rows, traffic
-from tests.support.paths import REPOSITORY
-from tests.support.processes import wait_for
-from tests.support.recommenders import SHOP, accept_into, shop_with
 
 PARTITIONS, WAVES, REQUESTS, ROWS = 3, 3, 30, 4
 

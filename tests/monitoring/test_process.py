@@ -10,8 +10,8 @@ import time
 
 import pytest
 
+from testing.processes import wait_for
 from tests.support.monitors import clicks, prediction, publish, read_events
-from tests.support.processes import wait_for
 
 RUN = """
 import json, os, sys, time

@@ -9,7 +9,7 @@ from evergreen.contracts.manifests import ModelQuality, Release, Verdict
 from evergreen.registry.models import release_path, verdict_paths
 from monitoring.policies.policy import Baseline
 from monitoring.released_models import ReleasedModels
-from tests.support.releases import keep_model
+from testing.releases import keep_model
 
 BLANK = {"str": "x", "str | None": None, "int": 1, "float": 0.0, "int | None": None, "bool": True}
 

@@ -5,8 +5,8 @@ import pytest
 from evergreen.config.reader import build_parser, read_settings
 from evergreen.runtime.errors import ContractError, TemporaryError
 from monitoring.settings import ENVIRONMENT_PREFIX, InstallationSettings, with_rules
+from testing.recommenders import accept_into, shop_with
 from tests.support.errors import raises
-from tests.support.recommenders import accept_into, shop_with
 
 REQUIRED = ["--log", "sqlite:///x.db", "--state", "s", "--archive", "a", "--store", "m"]
 

@@ -18,10 +18,10 @@ from evergreen.storage.bucket import BucketObjects
 from evergreen.storage.folder import FolderObjects
 from evergreen.storage.objects import Differs
 from monitoring.uploader import MAX_PAUSE_SECONDS, Uploader, UploaderSettings, main, run
+from testing.paths import REPOSITORY
+from testing.processes import at_once, wait_for
 from tests.support.errors import raises
-from tests.support.paths import REPOSITORY
 from tests.support.power_cut import Disk
-from tests.support.processes import at_once, wait_for
 
 NAME = "day=2025-11-13/part-1.parquet"
 OUTCOMES = "outcomes/day=2025-11-13/part-2.parquet"

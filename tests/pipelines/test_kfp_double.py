@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from testing.paths import REPOSITORY
 from tests.support.kfp_server import ErrorAnswer, KfpServer
-from tests.support.paths import REPOSITORY
 
 RECORDED = (REPOSITORY / "tests" / "support" / "kfp_answers.json").read_text()
 # The recorded answers contain the former parameter `lake`, which is replaced by a parameter of the

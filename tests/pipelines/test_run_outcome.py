@@ -9,8 +9,8 @@ from components.run_outcome.__main__ import record
 from evergreen.registry.promotion_journal import Promotion, append_promotion
 from evergreen.registry.runs import Stopped, find_outcome, noted, read_outcomes
 from evergreen.runtime.errors import ContractError, Preempted, Refused
+from testing.releases import keep_model
 from tests.support.errors import raises
-from tests.support.releases import keep_model
 
 
 def promotion(action, *, version):

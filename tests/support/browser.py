@@ -10,7 +10,7 @@ from html import unescape
 
 import pytest
 
-from tests.support.paths import REPOSITORY
+from testing.paths import REPOSITORY
 
 BROWSER = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from tests.support.paths import REPOSITORY
+from testing.paths import REPOSITORY
 
 SHARE = float(os.environ.get("EVERGREEN_CAMPAIGN_SHARE", "1"))
 """Share of a campaign's faults to inject. A small share checks that the campaign runs."""

@@ -22,11 +22,11 @@ from evergreen.contracts import criteo, raw_rows
 from evergreen.contracts.manifests import RawDataset
 from evergreen.rows.raw_schema import MalformedRows
 from evergreen.rows.times import TimeSpan
+from testing.recommenders import accept_into, settings_text, with_sections
+from testing.releases import keep_model, make_live
+from testing.releases import release as write_release
 from tests.support.archives import day_folders
 from tests.support.lakes import folder_lake
-from tests.support.recommenders import accept_into, settings_text, with_sections
-from tests.support.releases import keep_model, make_live
-from tests.support.releases import release as write_release
 
 
 @pytest.fixture

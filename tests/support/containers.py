@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from pipelines.images import DOCKERFILES, image_name
+from testing.paths import REPOSITORY
 from tests.support.dockerfiles import environment, lock, stages
-from tests.support.paths import REPOSITORY
 
 STORAGE = "/var/lib/containers/evergreen-tests"
 TAG = "tests"

@@ -19,9 +19,9 @@ import time
 import traceback
 from pathlib import Path
 
+from testing.recommenders import SHOP
 from tests.support.clocks import Clock
 from tests.support.crashes import Kill, sigkill
-from tests.support.recommenders import SHOP
 
 LEASE_SECONDS = 5.0
 WINDOW = 30.0

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipelines.images import DOCKERFILES, ENVIRONMENT_OF_STEP, STEP_OF_VARIANT
-from tests.support.paths import REPOSITORY
+from testing.paths import REPOSITORY
 
 VENV = "/opt/venv"
 LOCKS = {"validation": "validation-trixie"}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from markdown_it import MarkdownIt
 
-from tests.support.paths import REPOSITORY
+from testing.paths import REPOSITORY
 
 MARK = re.compile(r"<!-- (needs|run by|until|all need): (.+?) -->")
 """Comment that says how the next block is run. `needs: a cluster` means that no test runs the

@@ -9,7 +9,7 @@ from functools import cache
 
 import pytest
 
-from tests.support.paths import REPOSITORY
+from testing.paths import REPOSITORY
 
 
 def raises(kind: type[BaseException], *named: object):

@@ -10,8 +10,8 @@ from evergreen.registry.models import graph_sha256
 from evergreen.registry.promotion_journal import current, interrupted, read_entries
 from evergreen.serving.repository.model_repository import ModelRepository
 from evergreen.storage.uris import open_objects
+from testing.served_names import CANDIDATE_NAME, NAMES
 from tests.support.deployments import release
-from tests.support.served_names import CANDIDATE_NAME, NAMES
 from tests.support.triton_double import Altered, TritonDouble
 
 URLS = ("triton-a:8001", "triton-b:8001")

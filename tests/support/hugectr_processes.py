@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.support.paths import REPOSITORY
+from testing.paths import REPOSITORY
 
 DOUBLE = REPOSITORY / "tests" / "hugectr_double"
 _FAULTY = """

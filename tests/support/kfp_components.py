@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.support.paths import REPOSITORY
+from testing.paths import REPOSITORY
 
 LOCAL_RUN = {"run_resource": "evergreen-retraining-x7k2p", "run_id": ""}
 """Local values for the parameters that KFP passes to every step, except the run's name."""

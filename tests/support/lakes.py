@@ -22,7 +22,7 @@ from evergreen.rows.times import TimeSpan
 from evergreen.storage.bucket import BucketObjects
 from evergreen.storage.folder import FolderObjects
 from evergreen.storage.uris import local_path
-from tests.support.recommenders import SHOP, accept_into, with_sections
+from testing.recommenders import SHOP, accept_into, with_sections
 
 URI = "gs://models/a lake"
 ALL = TimeSpan()

@@ -26,8 +26,8 @@ from evergreen.events.pubsub.resources import (
 )
 from evergreen.events.pubsub.subscriber import PubsubSettings, PubsubSubscriber
 from evergreen.events.sqlite import SqliteLog
+from testing.processes import wait_for
 from tests.support.kafka_cluster import KafkaCluster
-from tests.support.processes import wait_for
 from tests.support.pubsub_emulator import Emulator
 
 SECONDS = 120.0

@@ -13,8 +13,8 @@ from urllib.parse import parse_qsl, urlparse
 
 from jsonschema import Draft202012Validator
 
+from testing.paths import REPOSITORY
 from tests.support.http_double import HttpDouble, Reply
-from tests.support.paths import REPOSITORY
 
 API = json.loads((REPOSITORY / "tests" / "support" / "model_registry_api.json").read_text())
 ROOT = "/api/model_registry/v1/"

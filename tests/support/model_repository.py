@@ -9,7 +9,7 @@ from evergreen.registry.models import DATA_FILE, GRAPH_FILE
 from evergreen.serving.parity import GoldenRows
 from evergreen.serving.repository.model_repository import GOLDEN_FILE
 from evergreen.serving.repository.triton_config import ServingOptions
-from tests.support.recommenders import SHOP, draw_arrays
+from testing.recommenders import SHOP, draw_arrays
 
 OPTIONS = ServingOptions(warmup_rows=1)
 

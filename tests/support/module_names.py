@@ -8,7 +8,7 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.support.paths import REPOSITORY
+from testing.paths import REPOSITORY
 from tests.support.sources import PACKAGES
 
 _NAME = re.compile(r"`([a-z_]\w*(?:\.\w+)+)(?:\(\))?`")

@@ -9,9 +9,9 @@ import sys
 from evergreen.config.monitor import DecisionSettings
 from evergreen.config.reader import flat_settings
 from evergreen.events.sqlite import SqliteLog
-from tests.support.paths import REPOSITORY
-from tests.support.processes import Answer, http_get
-from tests.support.recommenders import accept_into, shop_with
+from testing.paths import REPOSITORY
+from testing.processes import Answer, http_get
+from testing.recommenders import accept_into, shop_with
 
 
 class Processes:

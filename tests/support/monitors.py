@@ -28,8 +28,8 @@ from monitoring.retraining.triggers import RunState
 from monitoring.rows import MaturedRequests
 from monitoring.settings import MonitorSettings
 from monitoring.state.store import StateStore
+from testing.recommenders import SHOP, draw_arrays
 from tests.support.clocks import Clock
-from tests.support.recommenders import SHOP, draw_arrays
 from tests.support.record_messages import FORM
 
 START = 1_763_000_000.0

@@ -11,8 +11,8 @@ from evergreen.config.model import DcnConfig
 from evergreen.contracts.manifests import TrainingSet
 from evergreen.contracts.raw_rows import LABEL
 from evergreen.contracts.workflow import FIRST_ID
-from tests.support.networks import vectors_of
-from tests.support.recommenders import SHOP
+from testing.networks import vectors_of
+from testing.recommenders import SHOP
 from tests.support.workflows import workflow_of
 
 FEATURES, PLACES = SHOP.features, SHOP.features.id_places

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from demo.stack import DIRECT, LOOPBACK, tethered
-from tests.support.processes import wait_for
+from testing.processes import wait_for
 
 
 class Prometheus:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from demo.log_server import emulator_command, find_emulator
-from tests.support.processes import freeze_group, http_get
+from testing.processes import freeze_group, http_get
 
 _START_SECONDS = 60.0
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from evergreen.runtime.errors import PermanentError, TemporaryError
 from evergreen.serving.servers import Triton
 from inference_client.scoring import ClientSettings, ScoringClient
-from tests.support.processes import runs, wait_for
-from tests.support.served_names import MODEL_NAME
+from testing.processes import runs, wait_for
+from testing.served_names import MODEL_NAME
 
 
 def live_version(client, rows, model=MODEL_NAME):

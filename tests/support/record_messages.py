@@ -8,7 +8,7 @@ import re
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from evergreen.contracts.record_format import RecordFormat
-from tests.support.recommenders import SHOP
+from testing.recommenders import SHOP
 
 FORM = RecordFormat(SHOP.features)
 encode, decode = FORM.encode, FORM.decode

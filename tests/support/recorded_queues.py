@@ -9,7 +9,7 @@ number of answers that the clients received.
 
 import json
 
-from tests.support.paths import REPOSITORY
+from testing.paths import REPOSITORY
 
 QUEUE = "nv_inference_queue_duration_us"
 SUCCESS = "nv_inference_request_success"

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from pipelines.placement import read_values
-from tests.support.paths import REPOSITORY
+from testing.paths import REPOSITORY
 from tests.support.yaml_texts import documents
 
 K8S = REPOSITORY / "k8s"

@@ -10,8 +10,8 @@ from evergreen.config.features import Features
 from evergreen.contracts.record_format import RecordFormat
 from evergreen.registry.traffic_plan import TrafficPlan
 from evergreen.storage.folder import FolderObjects
-from tests.support.recommenders import SHOP, accept_into, draw_arrays
-from tests.support.served_names import TRAFFIC_FILE
+from testing.recommenders import SHOP, accept_into, draw_arrays
+from testing.served_names import TRAFFIC_FILE
 from tests.support.triton_double import GrpcTriton, ScoringDouble, known_scores
 
 

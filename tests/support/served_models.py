@@ -16,10 +16,10 @@ from evergreen.serving.servers import Triton
 from evergreen.storage import uris
 from evergreen.storage.bucket import BucketObjects
 from evergreen.storage.folder import FolderObjects
+from testing.served_names import MODEL_NAME, NAMES
 from tests.support.deployments import release
 from tests.support.file_world import World
 from tests.support.model_repository import OPTIONS, small_version, with_versions
-from tests.support.served_names import MODEL_NAME, NAMES
 from tests.support.stored_models import make_candidate, make_parts, raw_rows  # noqa: F401  fixtures
 
 # ruff: noqa: F811  a fixture is imported under the name of the argument

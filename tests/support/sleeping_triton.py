@@ -10,8 +10,8 @@ import tritonclient.grpc as grpc_client
 
 from demo.triton import TritonServer
 from evergreen.serving.repository.triton_config import ServingOptions
-from tests.support.recommenders import SHOP
-from tests.support.served_names import MODEL_NAME
+from testing.recommenders import SHOP
+from testing.served_names import MODEL_NAME
 from tests.support.triton import write_model
 
 LONGEST = 3_600_000_000

@@ -12,8 +12,8 @@ from demo.runner import run_pipeline
 from pipelines.images import ENVIRONMENT_OF_STEP
 from pipelines.package import compile_pipeline
 from pipelines.placement import Placement
+from testing.paths import REPOSITORY
 from tests.support.compiled import Compiled
-from tests.support.paths import REPOSITORY
 
 
 @dsl.component(base_image="evergreen-extraction", install_kfp_package=False)

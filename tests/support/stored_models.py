@@ -9,8 +9,8 @@ import pytest
 from evergreen.contracts.manifests import Model, ModelQuality, RawDataset
 from evergreen.registry.models import model_folder
 from evergreen.runtime.durable import sha256_tree
-from tests.support.recommenders import SHOP, arrays_of
-from tests.support.releases import keep_model, passing_verdict
+from testing.recommenders import SHOP, arrays_of
+from testing.releases import keep_model, passing_verdict
 from tests.support.toy_models import toy_model, toy_workflow
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from unittest.mock import patch
 
-from tests.support.paths import REPOSITORY
+from testing.paths import REPOSITORY
 
 _FOLLOW = "from components.training.torchrec.engine import follow; follow()"
 

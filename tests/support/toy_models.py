@@ -17,8 +17,8 @@ from evergreen.config.features import MISSING_CATEGORY, Features
 from evergreen.contracts.workflow import TOMBSTONE
 from evergreen.networks.files import NETWORK_FILE, TABLE, new_model
 from evergreen.runtime.durable import write_whole
-from tests.support.networks import vectors_of
-from tests.support.recommenders import SHOP
+from testing.networks import vectors_of
+from testing.recommenders import SHOP
 from tests.support.workflows import workflow_of
 
 HIDDEN = 8

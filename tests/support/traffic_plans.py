@@ -6,7 +6,7 @@ import time
 from evergreen.registry.traffic_plan import Arm, TrafficPlan
 from inference_client.routing import PlanFollower, PlannedClient
 from inference_client.scoring import ClientSettings
-from tests.support.served_names import CANARY_NAME, MODEL_NAME
+from testing.served_names import CANARY_NAME, MODEL_NAME
 
 STABLE, CANARY = Arm(model_name=MODEL_NAME, version=3), Arm(model_name=CANARY_NAME, version=4)
 KEYS = [f"user-{i}" for i in range(60)]

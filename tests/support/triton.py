@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from evergreen.serving.repository.triton_config import ServingOptions, triton_config
-from tests.support.recommenders import SHOP
-from tests.support.served_names import MODEL_NAME
+from testing.recommenders import SHOP
+from testing.served_names import MODEL_NAME
 
 _CODE = """\
 import time

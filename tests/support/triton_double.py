@@ -30,8 +30,8 @@ from evergreen.runtime.errors import ContractError, PermanentError
 from evergreen.serving.parity import GoldenRows, open_graph, score
 from evergreen.serving.repository.triton_config import warmup_files_of
 from evergreen.serving.servers import NotListening
-from tests.support.recommenders import SHOP
-from tests.support.served_names import CANARY_NAME, MODEL_NAME
+from testing.recommenders import SHOP
+from testing.served_names import CANARY_NAME, MODEL_NAME
 
 SERVICE = "inference.GRPCInferenceService"
 DTYPES = {"FP32": "<f4", "INT64": "<i8"}

@@ -3,7 +3,7 @@
 import numpy as np
 
 from evergreen.contracts.workflow import FeatureWorkflow
-from tests.support.recommenders import SHOP
+from testing.recommenders import SHOP
 
 
 def workflow_of(vocabularies, features=SHOP.features, **more) -> FeatureWorkflow:

@@ -14,7 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from evergreen.contracts.criteo import CATEGORICAL
-from tests.support.paths import REPOSITORY
+from testing.paths import REPOSITORY
 from tools import client_wheel
 
 LIBRARIES = [

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from tests.support.paths import REPOSITORY
+from testing.paths import REPOSITORY
 
 tomllib = pytest.importorskip("tomllib", reason="Python 3.10 has no tomllib")
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]

@@ -10,8 +10,8 @@ from evergreen.registry.model_cards import ModelCard, card_path
 from evergreen.registry.models import GRAPH_FILE, graph_folder
 from evergreen.registry.promotion_journal import Promotion, append_promotion
 from evergreen.runtime.errors import TemporaryError
-from tests.support.releases import keep_model, passing_verdict, release
-from tests.support.validation_models import make_dataset
+from testing.releases import keep_model, passing_verdict, release
+from testing.validation_models import make_dataset
 
 
 def write(store, *lines):

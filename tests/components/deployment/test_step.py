@@ -21,10 +21,10 @@ from evergreen.registry.promotion_journal import canary_at_work, current
 from evergreen.registry.requests import read_requests
 from evergreen.runtime.errors import ContractError
 from evergreen.storage.uris import local_path
-from tests.support.controllers import answering, answering_in_process
+from testing.controllers import answering, answering_in_process
+from testing.recommenders import accept_into, shop_with
+from testing.served_names import MODEL_NAME
 from tests.support.file_modes import argo_umask, too_open
-from tests.support.recommenders import accept_into, shop_with
-from tests.support.served_names import MODEL_NAME
 
 
 @pytest.fixture

@@ -22,11 +22,11 @@ from evergreen.registry.models import GRAPH_FILE, graph_folder, graph_sha256
 from evergreen.runtime.durable import sha256_tree
 from evergreen.storage.references import keep
 from evergreen.storage.uris import local_path
-from tests.support.networks import vectors_of
+from testing.networks import vectors_of
+from testing.recommenders import SHOP, arrays_of, shop_with
+from testing.releases import keep_model, make_live, release
+from testing.validation_models import make_dataset
 from tests.support.planted_rows import training_set_of
-from tests.support.recommenders import SHOP, arrays_of, shop_with
-from tests.support.releases import keep_model, make_live, release
-from tests.support.validation_models import make_dataset
 from tests.support.workflows import workflow_of
 
 FEATURES = SHOP.features

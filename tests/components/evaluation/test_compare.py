@@ -16,9 +16,9 @@ from evergreen.registry.models import model_folder, stored_model, verdict_paths
 from evergreen.runtime.durable import sha256_tree
 from evergreen.statistics.metrics import auc_difference, log_loss
 from evergreen.storage.uris import local_path
+from testing.recommenders import shop_with
+from testing.releases import keep_model, make_live, release
 from tests.components.evaluation.conftest import CONFIG, write_candidate
-from tests.support.recommenders import shop_with
-from tests.support.releases import keep_model, make_live, release
 
 LEARNED = "2025-10-09T00:00:00+00:00"
 

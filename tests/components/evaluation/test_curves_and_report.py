@@ -18,8 +18,8 @@ from evergreen.registry.model_cards import card_path
 from evergreen.runtime.exit_codes import ExitCode
 from evergreen.statistics.metrics import auc_difference, auc_estimate, user_quality
 from evergreen.storage.uris import local_path
+from testing.recommenders import SHOP
 from tests.support.html_pages import assert_needs_nothing
-from tests.support.recommenders import SHOP
 
 FEATURES = SHOP.features
 

@@ -19,7 +19,7 @@ from evergreen.config.spec import Recommender
 from evergreen.contracts.manifests import RawDataset, Verdict
 from evergreen.registry.runs import read_notes
 from evergreen.storage.uris import local_path
-from tests.support.validation_models import make_dataset
+from testing.validation_models import make_dataset
 
 FEATURES = Features(
     numeric=("price", "stay"),

@@ -5,7 +5,7 @@ import pytest
 
 from components.evaluation.gate import SLICE_ALPHA, decide, holm
 from evergreen.config.gate import GateSettings
-from tests.support.planted_models import draw, draw_slices, noise_that_costs, shifted
+from testing.planted_models import draw, draw_slices, noise_that_costs, shifted
 
 SLICES = "slices with more log loss"
 LENIENT = GateSettings(min_auc=0.0, max_auc_loss=1.0)

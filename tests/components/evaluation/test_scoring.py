@@ -21,7 +21,7 @@ from evergreen.config.data import ColumnNames
 from evergreen.config.features import MISSING_CATEGORY, Features, ListOptions
 from evergreen.contracts.raw_rows import EVENT_TIME, LABEL, POSITION, REQUEST_ID
 from evergreen.storage.uris import local_path
-from tests.support.recommenders import SHOP, shop_with
+from testing.recommenders import SHOP, shop_with
 from tests.support.rounded import rounded
 
 

@@ -22,8 +22,8 @@ from evergreen.registry import models as registry
 from evergreen.registry import runs
 from evergreen.storage.references import keep
 from evergreen.storage.uris import local_path
+from testing.recommenders import shop_with
 from tests.support.kfp_components import run_component
-from tests.support.recommenders import shop_with
 
 
 def verdict_of(made) -> Verdict:

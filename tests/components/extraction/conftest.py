@@ -2,6 +2,7 @@ from functools import partial
 
 import pytest
 
+from testing.recommenders import SHOP
 from tests.support.click_logs import (  # noqa: F401  fixtures
     clicks,
     criteo_rows,
@@ -14,7 +15,6 @@ from tests.support.click_logs import (  # noqa: F401  fixtures
     write_lake,
     write_text,
 )
-from tests.support.recommenders import SHOP
 
 
 @pytest.fixture

@@ -32,10 +32,10 @@ from evergreen.runtime.errors import ContractError
 from evergreen.storage.folder import FolderObjects
 from evergreen.storage.uris import local_path
 from inference_client.rows import feature_rows
+from testing.recommenders import accept_into
 from tests.support.archives import day_folders
 from tests.support.errors import raises, says
 from tests.support.lakes import rows_in
-from tests.support.recommenders import accept_into
 
 SHOP = Features(numeric=("price", "age of item"), categorical=("item", "shop", "city"))
 NUMBERS = Features(numeric=("price",), categorical=())

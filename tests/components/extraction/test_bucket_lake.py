@@ -24,6 +24,8 @@ from evergreen.rows.raw_schema import raw_schema
 from evergreen.rows.times import TimeSpan, parse_day, parse_time
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
 from evergreen.storage.objects import ObjectInfo
+from testing.processes import wait_for
+from testing.recommenders import SHOP, accept_into
 from tests.support.errors import raises
 from tests.support.lakes import (
     OUTCOMES,
@@ -35,8 +37,6 @@ from tests.support.lakes import (
     open_storage,
     put,
 )
-from tests.support.processes import wait_for
-from tests.support.recommenders import SHOP, accept_into
 
 RAW_SCHEMA = raw_schema(SHOP.features)
 

@@ -12,7 +12,7 @@ import pytest
 from evergreen.contracts.manifests import Model, RawDataset
 from evergreen.registry.models import model_folder
 from evergreen.storage.uris import local_path
-from tests.support.recommenders import SHOP, accept_into
+from testing.recommenders import SHOP, accept_into
 from tests.support.workflows import workflow_of
 
 FEATURES = SHOP.features

@@ -21,9 +21,9 @@ from evergreen.rows.times import TimeSpan, parse_time
 from evergreen.runtime import forked
 from evergreen.runtime.errors import ContractError, TemporaryError
 from evergreen.storage.uris import local_path
+from testing.recommenders import shop_with
 from tests.support.errors import raises
 from tests.support.lakes import OUTCOMES, folder_lake, rows_in
-from tests.support.recommenders import shop_with
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 

@@ -18,9 +18,9 @@ from evergreen.rows.raw_schema import MalformedRows, raw_schema
 from evergreen.rows.times import TimeSpan, parse_time, to_micros
 from evergreen.runtime.errors import ContractError
 from evergreen.storage.uris import local_path
+from testing.recommenders import SHOP
 from tests.support.errors import raises
 from tests.support.lakes import OUTCOMES, folder_lake, read_window, rows_in
-from tests.support.recommenders import SHOP
 
 RAW_SCHEMA = raw_schema(SHOP.features)
 

@@ -15,9 +15,9 @@ import pytest
 from cli.backfill import backfill
 from evergreen.contracts import raw_rows
 from evergreen.contracts.manifests import RawDataset
+from testing.recommenders import SHOP
 from tests.support.archives import day_folders
 from tests.support.lakes import URI, fetched, keys_in, keys_of, put
-from tests.support.recommenders import SHOP
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 DAY = timedelta(days=1)

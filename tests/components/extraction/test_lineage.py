@@ -11,8 +11,8 @@ import pytest
 from cli.backfill import backfill
 from components.extraction.lineage import lake_versions, main
 from evergreen.registry.models import model_folder
-from tests.support.recommenders import SHOP
-from tests.support.releases import keep_model, make_live, release
+from testing.recommenders import SHOP
+from testing.releases import keep_model, make_live, release
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 

@@ -20,9 +20,9 @@ from evergreen.contracts.workflow import FeatureWorkflow
 from evergreen.registry.models import model_folder
 from evergreen.runtime.durable import sha256_tree
 from evergreen.storage.uris import local_path
-from tests.support.recommenders import SHOP, arrays_of
-from tests.support.releases import keep_model
-from tests.support.validation_models import make_dataset
+from testing.recommenders import SHOP, arrays_of
+from testing.releases import keep_model
+from testing.validation_models import make_dataset
 
 FEATURES = SHOP.features
 

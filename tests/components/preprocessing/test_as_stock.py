@@ -14,7 +14,7 @@ import pytest
 from benchmarks.same_encoding import Different, expect_same
 from components.preprocessing.__main__ import main
 from evergreen.contracts.manifests import RawDataset
-from tests.support.recommenders import criteo_with
+from testing.recommenders import criteo_with
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 

@@ -9,7 +9,7 @@ from components.preprocessing.preprocess import downsample, sampled_rows
 from evergreen.contracts.raw_rows import LABEL
 from evergreen.runtime.errors import ContractError
 from evergreen.storage.uris import local_path
-from tests.support.recommenders import SHOP
+from testing.recommenders import SHOP
 
 
 def sampled(table, rate):

@@ -9,8 +9,8 @@ from evergreen.config.features import MISSING_CATEGORY
 from evergreen.contracts.raw_rows import LABEL
 from evergreen.contracts.workflow import FIRST_ID, MISSING_ID, OOV_ID, PADDING_ID
 from evergreen.storage.uris import local_path
+from testing.recommenders import SHOP
 from tests.support.nasty_rows import nasty_rows, strange_workflow
-from tests.support.recommenders import SHOP
 
 FEATURES = SHOP.features
 

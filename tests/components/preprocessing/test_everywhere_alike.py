@@ -17,7 +17,7 @@ import yaml
 
 from evergreen.contracts.manifests import TrainingSet
 from evergreen.storage.uris import local_path
-from tests.support.paths import REPOSITORY
+from testing.paths import REPOSITORY
 
 CARRIED = ("workflow.json", "vocabularies.npz", "admission.npz")
 """Files that the next run, training and serving read. Each engine must write the same files.

@@ -8,8 +8,8 @@ import pytest
 from components.preprocessing.encode import verify_file
 from evergreen.contracts.raw_rows import LABEL
 from evergreen.runtime.errors import PermanentError
+from testing.recommenders import SHOP
 from tests.support.errors import raises
-from tests.support.recommenders import SHOP
 
 FEATURES = SHOP.features
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from evergreen.storage.uris import local_path
-from tests.support.recommenders import SHOP
+from testing.recommenders import SHOP
 
 PLACES = SHOP.features.places.slots
 LABEL_DIM, DENSE_DIM, NUM_KEYS = 1, 2, len(PLACES)

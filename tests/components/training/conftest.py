@@ -15,10 +15,10 @@ from evergreen.contracts.manifests import Model, ValidationReport
 from evergreen.registry.runs import read_notes
 from evergreen.runtime.flags import run_flags
 from evergreen.storage.references import keep
+from testing.paths import REPOSITORY
+from testing.recommenders import shop_with
 from tests.support.logistic_engine import SETTINGS, fitted
-from tests.support.paths import REPOSITORY
 from tests.support.planted_rows import STEP_MODEL, PlantedRows, training_sets
-from tests.support.recommenders import shop_with
 from tests.support.torchrec_workers import Workers
 
 # The number of threads is as in the step, because tests share their cores with other work.

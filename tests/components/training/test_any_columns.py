@@ -34,7 +34,7 @@ from evergreen.serving.graph.export import export
 from evergreen.serving.parity import open_graph
 from evergreen.storage.references import keep
 from evergreen.storage.uris import local_path
-from tests.support import networks
+from testing import networks
 from tests.support.planted_rows import training_set_of
 from tests.support.workflows import workflow_of
 

@@ -2,7 +2,7 @@
 
 The engines are PyTorch's, TorchRec's in several processes, and HugeCTR's DCN over the double of
 `hugectr`. References are the planted logit, the networks' formulas in float64
-(`tests.support.networks`), and the other engine. `test_hugectr_engine` has the tests that concern
+(`testing.networks`), and the other engine. `test_hugectr_engine` has the tests that concern
 only HugeCTR.
 """
 
@@ -20,9 +20,9 @@ from evergreen.config.features import Features, ListOptions
 from evergreen.config.training import SolverSettings, TrainingSettings
 from evergreen.networks.files import OPTIMIZER_FILE, open_model, slot_offsets, tables_of
 from evergreen.runtime.errors import ContractError
-from tests.support import networks
+from testing import networks
+from testing.networks import shaped
 from tests.support.errors import raises
-from tests.support.networks import shaped
 from tests.support.planted_rows import PLACES, WIDTHS, dcn
 
 SHAPE = {"embedding_dim": 4, "tower": (16, 8)}

@@ -20,8 +20,10 @@ from evergreen.runtime.exit_codes import ExitCode
 from evergreen.runtime.flags import run_flags
 from evergreen.statistics.metrics import roc_auc
 from evergreen.storage.references import keep
-from tests.support.networks import shaped
-from tests.support.paths import REPOSITORY
+from testing.networks import shaped
+from testing.paths import REPOSITORY
+from testing.recommenders import shop_with
+from testing.warm import Warm
 from tests.support.planted_rows import (
     PLACES,
     WIDTHS,
@@ -30,8 +32,6 @@ from tests.support.planted_rows import (
     fit_by_pytorch,
     training_sets,
 )
-from tests.support.recommenders import shop_with
-from tests.support.warm import Warm
 
 SEGMENT_ROWS = 1024
 """Number of rows in a small pass, which can still be interrupted at several positions."""

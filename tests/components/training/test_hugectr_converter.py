@@ -20,8 +20,8 @@ from evergreen.config.model import DcnConfig
 from evergreen.networks.files import one_each
 from evergreen.networks.scoring import load_scorer
 from evergreen.runtime.errors import ContractError
+from testing.networks import shaped
 from tests.support.errors import raises
-from tests.support.networks import shaped
 
 SIZES = [9, 7, 12, 5]
 LISTS = Places((0, 2, 1, 1, 1, 3, 3), (PooledPlaces(2, 5, "sum"), PooledPlaces(5, 7, "sum")))

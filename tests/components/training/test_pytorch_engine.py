@@ -20,8 +20,8 @@ from evergreen.networks.files import open_model, slot_offsets
 from evergreen.networks.network import build_network, load_dense
 from evergreen.networks.scoring import load_scorer
 from evergreen.runtime.errors import ContractError
+from testing.networks import shaped
 from tests.support.errors import raises
-from tests.support.networks import shaped
 from tests.support.planted_rows import PLACES, WIDTHS, dcn
 from tests.support.pretended_gpu import pretend, pretended_gpu
 

@@ -11,9 +11,9 @@ import pytest
 from components.training.rows import RowFolder, open_rows
 from evergreen.runtime.errors import ContractError, PermanentError
 from evergreen.storage.uris import local_path
+from testing.paths import REPOSITORY
 from tests.support.errors import raises
 from tests.support.full_disk import files_of_at_most
-from tests.support.paths import REPOSITORY
 from tests.support.planted_rows import FEATURES
 
 

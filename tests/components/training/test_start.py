@@ -17,10 +17,10 @@ from evergreen.networks.scoring import Scorer, load_network, load_scorer, pooled
 from evergreen.runtime.durable import sha256_tree
 from evergreen.runtime.errors import ContractError
 from evergreen.storage.uris import local_path
+from testing.networks import shaped
+from testing.releases import keep_model
 from tests.support.errors import raises
-from tests.support.networks import shaped
 from tests.support.planted_rows import PLACES, WIDTHS, dcn
-from tests.support.releases import keep_model
 from tests.support.workflows import workflow_of
 
 CONFIG = dcn(embedding_dim=4, num_cross_layers=2, tower=(8,))

@@ -24,10 +24,10 @@ from evergreen.runtime.exit_codes import ExitCode
 from evergreen.runtime.flags import run_flags
 from evergreen.storage.references import keep, read_reference
 from evergreen.storage.uris import local_path
+from testing.recommenders import shop_with
 from tests.support.errors import raises
 from tests.support.planted_rows import FEATURES, PLACES, dcn
 from tests.support.planted_rows import STEP_MODEL as MODEL
-from tests.support.recommenders import shop_with
 
 
 @pytest.fixture

@@ -25,8 +25,8 @@ from evergreen.registry.runs import read_notes
 from evergreen.runtime.errors import PermanentError
 from evergreen.runtime.exit_codes import ExitCode
 from evergreen.storage.uris import local_path
+from testing.paths import REPOSITORY
 from tests.support.errors import raises
-from tests.support.paths import REPOSITORY
 from tests.support.planted_rows import PLACES, SLOT_SIZES
 
 pytest.importorskip("torchrec")

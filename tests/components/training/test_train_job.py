@@ -9,8 +9,8 @@ import pytest
 
 from components.training.train_job import TrainJobs, build_job
 from evergreen.runtime.errors import PermanentError, TemporaryError
+from testing.paths import REPOSITORY
 from tests.support.errors import raises
-from tests.support.paths import REPOSITORY
 from tests.support.train_job_api import NAMESPACE, TrainJobApi
 
 RUN = "evergreen-retraining-x7k2p"

@@ -14,8 +14,8 @@ from evergreen.contracts.manifests import RawDataset, ValidationReport
 from evergreen.registry import models as registry
 from evergreen.registry import runs
 from evergreen.statistics.profile_counter import ProfileCounter
-from tests.support import recommenders
-from tests.support.validation_models import make_dataset, release_validated
+from testing import recommenders
+from testing.validation_models import make_dataset, release_validated
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from evergreen.config.spec import ColumnNames, Recommender
 from evergreen.contracts import raw_rows
 from evergreen.statistics.reference import read_reference
 from evergreen.storage.uris import local_path
-from tests.support.validation_models import make_dataset
+from testing.validation_models import make_dataset
 
 SHOP = Features(numeric=("price", "age of item"), categorical=("item", "shop.id", "city <b>"))
 NUMBERS = Features(numeric=("price", "age of item"), categorical=())

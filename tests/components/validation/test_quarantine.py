@@ -17,7 +17,7 @@ from evergreen.contracts import criteo, raw_rows
 from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from evergreen.contracts.manifests import RawDataset
 from evergreen.storage.uris import local_path
-from tests.support.validation_models import make_dataset, release_validated
+from testing.validation_models import make_dataset, release_validated
 
 
 @pytest.fixture

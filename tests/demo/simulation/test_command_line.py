@@ -18,9 +18,9 @@ from evergreen.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER
 from evergreen.contracts.records import PredictionBatch
 from evergreen.runtime.errors import PermanentError
 from evergreen.storage.folder import FolderObjects
+from testing.processes import wait_for
+from testing.served_names import TRAFFIC_FILE
 from tests.support.errors import raises
-from tests.support.processes import wait_for
-from tests.support.served_names import TRAFFIC_FILE
 from tests.support.traffic_plans import CANARY, STABLE, make_plan
 
 

@@ -12,8 +12,8 @@ from evergreen.config.monitor import (
 )
 from evergreen.config.release import BakingSettings
 from evergreen.runtime.errors import ContractError
+from testing.recommenders import criteo_with
 from tests.support.errors import raises
-from tests.support.recommenders import criteo_with
 
 POLICIES_OUT_OF_RANGE = {
     "auc_threshold": 1.0,

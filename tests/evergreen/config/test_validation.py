@@ -6,7 +6,7 @@ import pytest
 
 from evergreen.config.validation import RULES, ValidationSettings
 from evergreen.runtime.errors import ContractError
-from tests.support.recommenders import criteo_with
+from testing.recommenders import criteo_with
 
 
 def rules_of(**settings):

@@ -6,7 +6,7 @@ import pytest
 
 from evergreen.config.features import MISSING_CATEGORY
 from evergreen.contracts import raw_rows
-from tests.support.recommenders import SHOP
+from testing.recommenders import SHOP
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from evergreen.config.features import Features, ListOptions
 from evergreen.contracts import records
 from evergreen.contracts.record_format import RecordFormat
 from evergreen.runtime.errors import ContractError
+from testing.recommenders import SHOP, draw_arrays
 from tests.support.errors import raises
-from tests.support.recommenders import SHOP, draw_arrays
 from tests.support.record_messages import FORM, encode, fields_of, reader_of
 
 INT64 = st.integers(-(2**63), 2**63 - 1)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from evergreen.config.features import ListOptions
 from evergreen.contracts.workflow import TOMBSTONE, vocabulary_changes
 from evergreen.runtime.errors import ContractError
-from tests.support.recommenders import SHOP
+from testing.recommenders import SHOP
 from tests.support.workflows import workflow_of
 
 

@@ -12,7 +12,7 @@ from evergreen.config.features import MISSING_CATEGORY, Features, NumericOptions
 from evergreen.contracts import workflow
 from evergreen.contracts.workflow import TOMBSTONE, FeatureWorkflow
 from evergreen.runtime.errors import ContractError
-from tests.support.recommenders import SHOP, draw_arrays
+from testing.recommenders import SHOP, draw_arrays
 from tests.support.workflows import workflow_of
 
 FEATURES = SHOP.features

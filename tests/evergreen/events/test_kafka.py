@@ -21,11 +21,11 @@ from evergreen.events.kafka.publisher import KafkaPublisher
 from evergreen.events.kafka.subscriber import KafkaSubscriber
 from evergreen.events.urls import LogUrl
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
+from testing.paths import REPOSITORY
+from testing.processes import freeze_group, wait_for
 from tests.support.errors import raises
 from tests.support.kafka_cluster import KafkaCluster
 from tests.support.log_benches import pull
-from tests.support.paths import REPOSITORY
-from tests.support.processes import freeze_group, wait_for
 
 names = itertools.count()
 

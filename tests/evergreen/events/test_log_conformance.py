@@ -11,10 +11,10 @@ import pytest
 from evergreen.events import event_log
 from evergreen.events.event_log import MAX_MESSAGE_BYTES
 from evergreen.runtime.errors import ContractError
+from testing.paths import REPOSITORY
+from testing.processes import wait_for
 from tests.support.errors import raises
 from tests.support.log_benches import pull
-from tests.support.paths import REPOSITORY
-from tests.support.processes import wait_for
 
 PUBLISH_FOR_EVER = """
 import sys

@@ -20,9 +20,9 @@ from evergreen.events.pubsub.resources import (
 )
 from evergreen.events.pubsub.subscriber import PubsubSettings, PubsubSubscriber
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
+from testing.processes import wait_for
 from tests.support.errors import raises
 from tests.support.log_benches import BENCHES, open_log, pull
-from tests.support.processes import wait_for
 from tests.support.pubsub_emulator import Emulator
 
 

@@ -2,6 +2,8 @@
 
 from monitoring.monitor import Monitor
 from monitoring.state.store import StateStore
+from testing.processes import wait_for
+from testing.recommenders import SHOP
 from tests.support.clocks import Clock
 from tests.support.monitors import (
     START,
@@ -12,8 +14,6 @@ from tests.support.monitors import (
     read_events,
     read_rows,
 )
-from tests.support.processes import wait_for
-from tests.support.recommenders import SHOP
 
 PAGES = [prediction("session 7", 10, time=START + page, seed=page) for page in range(5)]
 

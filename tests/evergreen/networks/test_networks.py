@@ -16,12 +16,12 @@ from evergreen.config.spec import Recommender
 from evergreen.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT
 from evergreen.networks.network import build_network, export_onnx, load_dense
 from evergreen.runtime.errors import ContractError
-from tests.support import networks
+from testing import networks
+from testing.networks import shaped
+from testing.recommenders import shop_with
 from tests.support.errors import raises
 from tests.support.graphs import open_built
 from tests.support.nasty_rows import STRANGE, nasty_rows, strange_workflow
-from tests.support.networks import shaped
-from tests.support.recommenders import shop_with
 from tests.support.toy_models import ids_of
 
 WIDTHS = {

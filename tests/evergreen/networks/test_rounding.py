@@ -6,8 +6,8 @@ import pytest
 from evergreen.config.release import TABLE_TYPES, RolloutSettings, served_tables
 from evergreen.networks.rounding import round_table
 from evergreen.runtime.errors import ContractError
+from testing.recommenders import shop_with
 from tests.support.errors import raises
-from tests.support.recommenders import shop_with
 from tests.support.rounded import rounded
 
 TABLE = np.random.default_rng(0).standard_t(3, (70_000, 3)).astype(np.float32)

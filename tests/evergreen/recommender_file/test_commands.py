@@ -7,8 +7,8 @@ import pytest
 
 from cli.recommender import main
 from evergreen.recommender_file.form import read_recommender
+from testing.releases import keep_model, make_live, release
 from tests.support.record_messages import fields_of
-from tests.support.releases import keep_model, make_live, release
 
 SHOP = (
     "format: evergreen/recommender/1\nname: shop\nfeatures:\n  numeric: [price]\n  categorical: "

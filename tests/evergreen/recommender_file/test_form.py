@@ -26,8 +26,8 @@ from evergreen.recommender_file.form import (
     read_recommender,
 )
 from evergreen.runtime.errors import ContractError
+from testing.paths import REPOSITORY
 from tests.support.errors import raises
-from tests.support.paths import REPOSITORY
 
 MISTAKES = yaml.safe_load((Path(__file__).parent / "mistakes.yaml").read_text())
 SHOP = """\

@@ -10,7 +10,7 @@ from evergreen.recommender_file.form import FORMAT, parse_recommender
 from evergreen.recommender_file.json_schema import json_schema
 from evergreen.recommender_file.reference import reference
 from evergreen.runtime.errors import ContractError
-from tests.support.paths import REPOSITORY
+from testing.paths import REPOSITORY
 
 
 def test_page_shows_key_type_default_and_meaning():

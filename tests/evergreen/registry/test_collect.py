@@ -12,8 +12,8 @@ from evergreen.registry import collect
 from evergreen.registry.models import graph_folder, model_folder
 from evergreen.registry.promotion_journal import CANARY, append_promotion, read_journal
 from evergreen.registry.runs import RunOutcome, write_outcome
+from testing.releases import keep_model, make_live, release
 from tests.support.crashes import Killed
-from tests.support.releases import keep_model, make_live, release
 
 NOW = datetime(2026, 6, 30, tzinfo=timezone.utc)
 

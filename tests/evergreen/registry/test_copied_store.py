@@ -13,7 +13,7 @@ from evergreen.registry.models import GRAPH_FILE, graph_folder, model_folder
 from evergreen.runtime.durable import sha256_tree
 from evergreen.runtime.errors import ContractError
 from evergreen.storage.uris import local_path
-from tests.support.releases import keep_model, make_live, release
+from testing.releases import keep_model, make_live, release
 
 PARTS = {
     "weights/weights.bin": b"w",

@@ -8,8 +8,8 @@ from evergreen.registry.model_cards import MAX_ANCESTORS, ModelCard, card_path, 
 from evergreen.registry.promotion_journal import Promotion, append_promotion
 from evergreen.reports.model_card import card_page
 from evergreen.runtime.errors import ContractError
-from tests.support.releases import keep_model, passing_verdict, release
-from tests.support.validation_models import make_dataset
+from testing.releases import keep_model, passing_verdict, release
+from testing.validation_models import make_dataset
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from evergreen.registry import models as registry
 from evergreen.registry import promotion_journal, runs
 from evergreen.registry.promotion_journal import Promotion, append_promotion
 from evergreen.runtime.errors import ContractError, Preempted, Refused
+from testing.releases import keep_model, release
 from tests.support.errors import raises, says
-from tests.support.releases import keep_model, release
 
 
 def make_live(store, version, model_id):

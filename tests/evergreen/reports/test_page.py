@@ -30,9 +30,9 @@ from evergreen.reports.page import (
 )
 from evergreen.reports.rendering import render
 from evergreen.reports.svg import Bar, BarChart, Interval, Line, Mark, interval_chart, line_chart
+from testing.paths import REPOSITORY
 from tests.support.browser import DARK, cut_texts, needs_browser, pixels_too_wide, serious_findings
 from tests.support.html_pages import parse_page, table_of, text_of
-from tests.support.paths import REPOSITORY
 
 LONG = "file:///home/somebody/evergreen_" + "of_a_long_name_" * 12 + "/scores.parquet"
 SENTENCE = (

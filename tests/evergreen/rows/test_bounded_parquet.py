@@ -17,9 +17,9 @@ from evergreen.rows import archived_rows
 from evergreen.rows.raw_schema import MalformedRows, open_parquet
 from evergreen.runtime.errors import ContractError
 from evergreen.storage.uris import local_path
+from testing.paths import REPOSITORY
 from tests.support.errors import raises
 from tests.support.lakes import folder_lake, read_window
-from tests.support.paths import REPOSITORY
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 LONG_TEXT = pa.DictionaryArray.from_arrays(

@@ -11,8 +11,8 @@ import pytest
 
 from evergreen.runtime import forked
 from evergreen.runtime.errors import ContractError, TemporaryError
+from testing.processes import runs, wait_for
 from tests.support.errors import raises, says
-from tests.support.processes import runs, wait_for
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 

@@ -12,7 +12,7 @@ from evergreen.registry.promotion_journal import RELEASE, Promotion, append_prom
 from evergreen.runtime.errors import ContractError
 from evergreen.runtime.exit_codes import exits_with_code
 from evergreen.runtime.plain_text import TEXT, TIMED, LineFormatter, configure_logging, printable
-from tests.support.releases import release
+from testing.releases import release
 
 FORGED = "\n2026-01-01 00:00:00,000 INFO monitoring.monitor: all is well"
 HOSTILE = f"r-1\x1b[2J\x1b]0;title\x07\x9b31m\r\x7f\u202e\u2028{FORGED}"

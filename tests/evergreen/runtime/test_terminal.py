@@ -10,7 +10,7 @@ import time
 import pytest
 
 from evergreen.runtime.terminal import TableColumn, local_time, print_table
-from tests.support.paths import REPOSITORY
+from testing.paths import REPOSITORY
 
 COLUMNS = (
     TableColumn(name="version", is_number=True),

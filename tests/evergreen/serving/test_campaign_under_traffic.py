@@ -22,12 +22,12 @@ from evergreen.registry.models import keep_verdict
 from evergreen.registry.promotion_journal import current, interrupted, read_entries, read_journal
 from evergreen.runtime.exit_codes import ExitCode
 from inference_client.scoring import ClientSettings, ScoringClient
+from testing.paths import REPOSITORY
+from testing.processes import wait_for
+from testing.served_names import CANDIDATE_NAME, MODEL_NAME
 from tests.support.campaigns import Program, faults
 from tests.support.deployments import release
-from tests.support.paths import REPOSITORY
-from tests.support.processes import wait_for
 from tests.support.real_servers import BackgroundTraffic, live_version
-from tests.support.served_names import CANDIDATE_NAME, MODEL_NAME
 
 BLOWS = (signal.SIGKILL, signal.SIGSTOP)
 TURNS = [

@@ -16,11 +16,11 @@ from evergreen.registry.models import graph_folder, release_path
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
 from evergreen.serving.intact import find_corrupt, golden_rows
 from evergreen.serving.repository.model_repository import ModelRepository, VersionFolders
-from tests.support.controllers import run_now
+from testing.controllers import run_now
+from testing.served_names import MODEL_NAME, NAMES
 from tests.support.deployments import release, start_canary
 from tests.support.errors import raises
 from tests.support.real_servers import live_version
-from tests.support.served_names import MODEL_NAME, NAMES
 
 FILES = ["golden.npz", "model.onnx", "model.py", "version.json"]
 

@@ -10,8 +10,8 @@ from evergreen.registry.promotion_journal import current
 from evergreen.runtime.errors import ContractError, TemporaryError
 from evergreen.serving import servers
 from evergreen.serving.servers import NotListening, Patience, Triton, parse_urls, resolve
+from testing.served_names import MODEL_NAME
 from tests.support.deployments import release
-from tests.support.served_names import MODEL_NAME
 from tests.support.triton_double import Altered, TritonDouble
 
 NAME = "dns:///triton-headless:8001"

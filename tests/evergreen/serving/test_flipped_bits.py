@@ -12,8 +12,8 @@ from evergreen.runtime.errors import ContractError
 from evergreen.serving.graph.export import export
 from evergreen.serving.intact import check_kept, find_corrupt, golden_rows
 from evergreen.storage.uris import local_path
+from testing.served_names import MODEL_NAME
 from tests.support.flips import QUIET, count_flips
-from tests.support.served_names import MODEL_NAME
 
 
 def check_served(world):

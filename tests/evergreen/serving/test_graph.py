@@ -17,11 +17,11 @@ from evergreen.serving.graph import parts as graph_parts
 from evergreen.serving.graph.encoding import CHOICES, DENSE, EMPTY, build_table
 from evergreen.serving.graph.export import export, read_network, write_graph
 from evergreen.serving.parity import open_graph
+from testing.paths import REPOSITORY
+from testing.served_names import MODEL_NAME
 from tests.support.errors import raises
 from tests.support.graphs import open_built, run_graph
 from tests.support.nasty_rows import STRANGE_CATEGORIES, STRANGE_DENSE, nasty_rows, strange_workflow
-from tests.support.paths import REPOSITORY
-from tests.support.served_names import MODEL_NAME
 from tests.support.toy_models import ids_of, toy_model
 
 WORKFLOW = strange_workflow(3)

@@ -10,10 +10,10 @@ from evergreen.contracts.serving import named_inputs
 from evergreen.contracts.workflow import TOMBSTONE
 from evergreen.runtime.errors import ContractError
 from evergreen.serving.graph.encoding import DENSE
+from testing.recommenders import SHOP
 from tests.support.errors import raises
 from tests.support.graphs import open_built, run_graph
 from tests.support.numeric_columns import EVERY_KIND, scaling_of, unscaled, values_of
-from tests.support.recommenders import SHOP
 from tests.support.toy_models import toy_model
 from tests.support.workflows import workflow_of
 

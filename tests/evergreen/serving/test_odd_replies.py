@@ -22,10 +22,10 @@ from controller.watchdog import ILL, SUSPECT, WELL, Watchdog
 from evergreen.registry.traffic_plan import Arm
 from evergreen.runtime.errors import PermanentError, TemporaryError
 from evergreen.serving.servers import Triton
-from tests.support.controllers import run_now
+from testing.controllers import run_now
+from testing.recommenders import accept_into, shop_with
+from testing.served_names import CANARY_NAME, MODEL_NAME
 from tests.support.http_double import HttpDouble, Reply
-from tests.support.recommenders import accept_into, shop_with
-from tests.support.served_names import CANARY_NAME, MODEL_NAME
 from tests.support.triton_double import GrpcTriton, edited
 
 

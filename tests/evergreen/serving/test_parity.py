@@ -19,9 +19,9 @@ from evergreen.serving.parity import (
     prove_parity,
     read_held_out,
 )
+from testing.paths import REPOSITORY
+from testing.recommenders import SHOP, shop_with
 from tests.support.errors import raises
-from tests.support.paths import REPOSITORY
-from tests.support.recommenders import SHOP, shop_with
 from tests.support.rounded import rounded
 
 

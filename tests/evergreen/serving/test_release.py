@@ -18,9 +18,9 @@ from evergreen.serving.repository.model_repository import ModelRepository
 from evergreen.serving.repository.triton_config import ServingOptions
 from evergreen.serving.servers import Triton
 from evergreen.storage.uris import local_path, open_objects
+from testing.served_names import MODEL_NAME, NAMES
 from tests.support.deployments import release
 from tests.support.real_servers import live_version, under_load
-from tests.support.served_names import MODEL_NAME, NAMES
 from tests.support.triton_double import Altered, TritonDouble
 
 

@@ -16,9 +16,9 @@ from evergreen.serving.parity import GoldenRows, open_graph, score
 from evergreen.serving.repository.model_repository import ModelRepository
 from evergreen.serving.repository.triton_config import ServingOptions
 from evergreen.storage.uris import open_objects
+from testing.recommenders import SHOP
+from testing.served_names import MODEL_NAME, NAMES
 from tests.support.deployments import release
-from tests.support.recommenders import SHOP
-from tests.support.served_names import MODEL_NAME, NAMES
 
 
 @pytest.fixture

@@ -27,10 +27,10 @@ from evergreen.registry.promotion_journal import (
     write_findings,
 )
 from evergreen.runtime.errors import ContractError
+from testing.paths import REPOSITORY
+from testing.recommenders import accept_into, shop_with
+from testing.warm import Warm
 from tests.support.killed_deployments import IMPORTS, PROGRAM
-from tests.support.paths import REPOSITORY
-from tests.support.recommenders import accept_into, shop_with
-from tests.support.warm import Warm
 
 RELEASE_PLACES = [
     ("kept", 1),

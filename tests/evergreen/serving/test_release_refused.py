@@ -13,9 +13,9 @@ from evergreen.registry.promotion_journal import current, interrupted, read_entr
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
 from evergreen.serving.repository.model_repository import ModelRepository
 from evergreen.serving.servers import Patience, Triton
+from testing.served_names import CANDIDATE_NAME, MODEL_NAME
 from tests.support.deployments import release
 from tests.support.real_servers import kill_stubs
-from tests.support.served_names import CANDIDATE_NAME, MODEL_NAME
 from tests.support.triton_double import Altered
 
 

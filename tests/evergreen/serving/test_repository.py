@@ -14,10 +14,10 @@ from evergreen.serving.parity import GoldenRows
 from evergreen.serving.repository.model_repository import ModelRepository
 from evergreen.serving.repository.triton_config import ServingOptions, read_options, warmup_files_of
 from evergreen.storage.objects import Changed
+from testing.served_names import MODEL_NAME, NAMES
 from tests.support.clocks import Clock
 from tests.support.errors import raises
 from tests.support.model_repository import OPTIONS, everything, named, with_versions
-from tests.support.served_names import MODEL_NAME, NAMES
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ from evergreen.runtime.errors import ContractError, PermanentError
 from evergreen.serving.repository.model_repository import ModelRepository
 from evergreen.serving.repository.triton_config import warmup_files_of
 from evergreen.storage.folder import FolderObjects
+from testing.served_names import MODEL_NAME, NAMES
 from tests.support.crashes import every_kill
 from tests.support.errors import raises
 from tests.support.full_disk import files_of_at_most
 from tests.support.model_repository import OPTIONS, everything, named
-from tests.support.served_names import MODEL_NAME, NAMES
 
 
 @pytest.fixture

@@ -21,10 +21,10 @@ from evergreen.serving.repository.model_repository import ModelRepository
 from evergreen.serving.repository.triton_config import WARMUP_BATCH, ServingOptions
 from evergreen.serving.servers import Triton
 from evergreen.storage.folder import FolderObjects
+from testing.processes import wait_for
+from testing.recommenders import SHOP
+from testing.served_names import CANARY_NAME, CANDIDATE_NAME, MODEL_NAME, NAMES
 from tests.support.errors import raises
-from tests.support.processes import wait_for
-from tests.support.recommenders import SHOP
-from tests.support.served_names import CANARY_NAME, CANDIDATE_NAME, MODEL_NAME, NAMES
 
 OPTIONS = ServingOptions(instances=1, warmup_rows=2)
 

@@ -8,7 +8,7 @@ import subprocess
 
 from demo.environments import python_of
 from evergreen.contracts.serving import MAX_BATCH_ROWS
-from tests.support.served_names import MODEL_NAME
+from testing.served_names import MODEL_NAME
 
 PROGRAM = """
 import json, os, resource, sys, threading, types

@@ -10,7 +10,7 @@ from controller.site import add_site_flags, site_of
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
 from evergreen.runtime.flags import CommandParser
 from evergreen.serving.servers import Triton, TritonAccess
-from tests.support.served_names import MODEL_NAME
+from testing.served_names import MODEL_NAME
 from tests.support.triton_double import GrpcTriton
 
 

@@ -26,8 +26,8 @@ from evergreen.serving.repository.triton_config import (
     triton_config,
     warmup_files_of,
 )
+from testing.recommenders import SHOP
 from tests.support.errors import raises
-from tests.support.recommenders import SHOP
 
 FEATURES = SHOP.features
 

@@ -15,11 +15,11 @@ from evergreen.registry.promotion_journal import current
 from evergreen.runtime.errors import ContractError, TemporaryError
 from evergreen.storage.uris import local_path
 from inference_client.routing import PlanFollower
+from testing.recommenders import SHOP
+from testing.served_names import CANARY_NAME, MODEL_NAME
 from tests.support.deployments import release, start_canary
 from tests.support.errors import raises
 from tests.support.real_servers import under_load
-from tests.support.recommenders import SHOP
-from tests.support.served_names import CANARY_NAME, MODEL_NAME
 
 OTHER = "shop"
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from evergreen.statistics.metrics import auc_difference, auc_estimate
-from tests.support.planted_models import NOISE, draw, population_auc
+from testing.planted_models import NOISE, draw, population_auc
 
 
 def coverage(

@@ -7,8 +7,8 @@ import pytest
 from evergreen.runtime.errors import PermanentError, TemporaryError
 from evergreen.storage.folder import FolderObjects
 from evergreen.storage.lease import Lease
+from testing.processes import at_once
 from tests.support.errors import raises
-from tests.support.processes import at_once
 
 
 class Clocks:

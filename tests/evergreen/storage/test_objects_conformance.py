@@ -9,8 +9,8 @@ import pytest
 
 from evergreen.runtime.errors import ContractError
 from evergreen.storage.objects import ABSENT, Changed, Differs, ObjectInfo, download
+from testing.processes import at_once
 from tests.support.errors import raises
-from tests.support.processes import at_once
 
 BIG = random.Random(1).randbytes(9_000_003)
 

@@ -7,8 +7,8 @@ import pytest
 from evergreen.contracts.manifests import RawDataset, Reference, TrainingSet
 from evergreen.runtime.errors import ContractError
 from evergreen.storage.references import keep, read_reference
+from testing.validation_models import make_dataset
 from tests.support.errors import raises
-from tests.support.validation_models import make_dataset
 
 
 @pytest.fixture

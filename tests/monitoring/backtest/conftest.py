@@ -13,9 +13,9 @@ from evergreen.storage.folder import FolderObjects
 from monitoring.backtest.backtest import evaluate_requests, read_requests
 from monitoring.released_models import ReleasedModels
 from monitoring.state.rules_file import write_rules
+from testing.recommenders import SHOP
+from testing.releases import release
 from tests.support.monitors import START, WINDOW, Bench, clicks, prediction, publish
-from tests.support.recommenders import SHOP
-from tests.support.releases import release
 
 SECONDS = 300
 CHANGED_AT = START + 120.0

@@ -10,10 +10,10 @@ from demo.simulation.simulator import Simulator
 from evergreen.contracts import criteo
 from evergreen.contracts.criteo import CRITEO, CRITEO_RECOMMENDER
 from monitoring.backtest.incident import STATISTICS, main, replay
+from testing.recommenders import accept_into
 from tests.monitoring.backtest.conftest import Ran, backtested, know_references, run_over
 from tests.monitoring.drift.conftest import reference_of, requests_of
 from tests.support.monitors import START, WINDOW, Bench, clicks
-from tests.support.recommenders import accept_into
 
 SECONDS, ROWS = 400, 25
 CHANGED_AT, RELEASED_AT = START + 150.0, START + 320.0

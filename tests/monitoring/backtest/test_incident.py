@@ -13,6 +13,7 @@ from evergreen.contracts.manifests import ModelQuality
 from evergreen.registry.models import verdict_paths
 from monitoring.backtest.incident import MANIFEST, _baselines, main, replay
 from monitoring.policies.evaluation import serving_ahead
+from testing.releases import keep_model, passing_verdict, release
 from tests.monitoring.backtest.conftest import (
     CHANGED_AT,
     RELEASED_AT,
@@ -22,7 +23,6 @@ from tests.monitoring.backtest.conftest import (
     stream,
 )
 from tests.support.monitors import START, Bench
-from tests.support.releases import keep_model, passing_verdict, release
 
 SPAN = (CHANGED_AT - 31.0, RELEASED_AT + 12.5)
 

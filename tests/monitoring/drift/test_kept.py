@@ -10,8 +10,8 @@ from evergreen.contracts import criteo
 from evergreen.contracts.manifests import Model
 from evergreen.registry.models import model_folder, scores_path
 from monitoring.released_models import ReleasedModels
+from testing.releases import release
 from tests.support.monitors import START, publish
-from tests.support.releases import release
 
 from .conftest import requests_of
 

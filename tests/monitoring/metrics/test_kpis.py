@@ -18,7 +18,7 @@ from monitoring.metrics.window import (
     measure,
     measure_version,
 )
-from tests.support.click_streams import draw_returning
+from testing.click_streams import draw_returning
 from tests.support.monitors import START, WINDOW, clicks, matured, prediction
 
 

@@ -11,7 +11,7 @@ from evergreen.contracts.baking import BAD, BAKES, WELL
 from evergreen.statistics.metrics import auc_estimate, roc_auc
 from monitoring.policies.baking import BakingPolicy, mixture_evidence, state_of
 from monitoring.policies.policy import Action, Baseline, MaturedRows, Predecessor
-from tests.support.click_streams import draw_returning
+from testing.click_streams import draw_returning
 from tests.support.evidence import KPIS, evidence_of
 
 RATE, AUC, STEP = 0.07, 0.75, 640

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monitoring.policies.betting import FRACTIONS, EProcess, cross_wins
-from tests.support.click_streams import ClickTraffic, draw, part
+from testing.click_streams import ClickTraffic, draw, part
 from tests.support.evidence import rows_of
 
 NEVER = float("inf")

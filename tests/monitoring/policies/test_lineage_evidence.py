@@ -11,7 +11,7 @@ from monitoring.policies.betting import FRACTIONS, EValue, Trail, factors
 from monitoring.policies.lineage_evidence import LineageEvidence
 from monitoring.policies.policies import SequentialPolicy
 from monitoring.policies.policy import NO_ROWS, Action, Baseline, without_oldest
-from tests.support.click_streams import ClickTraffic, draw
+from testing.click_streams import ClickTraffic, draw
 from tests.support.evidence import evidence_of
 
 AUC, FALLEN = 0.80, 0.62

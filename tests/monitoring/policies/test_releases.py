@@ -10,7 +10,7 @@ from evergreen.config.monitor import PolicySettings
 from evergreen.config.release import BakingSettings
 from monitoring.policies.policies import POLICIES
 from monitoring.policies.policy import Action
-from tests.support.release_streams import START, Releases, decisions, without_change
+from testing.release_streams import START, Releases, decisions, without_change
 
 WINDOW, CHANGED_AT = 1800.0, 4200.0
 FALL = Releases(

@@ -9,7 +9,7 @@ from evergreen.config.monitor import PolicySettings
 from evergreen.statistics.metrics import auc_estimate
 from monitoring.policies.policies import SequentialPolicy
 from monitoring.policies.policy import Action, Baseline
-from tests.support.click_streams import (
+from testing.click_streams import (
     ClickTraffic,
     draw,
     draw_returning,

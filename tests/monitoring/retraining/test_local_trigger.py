@@ -12,9 +12,9 @@ from evergreen.contracts.manifests import RetrainRequest
 from evergreen.registry.runs import RunOutcome, write_outcome
 from evergreen.runtime.errors import PermanentError
 from monitoring.retraining.triggers import LocalTrigger
+from testing.processes import wait_for
 from tests.support.errors import raises
 from tests.support.monitors import retrain_request as request
-from tests.support.processes import wait_for
 
 WAIT_FOR = (
     "import sys, time, pathlib\nwhile not pathlib.Path({go!r}).exists(): "

@@ -9,12 +9,12 @@ from evergreen.runtime.errors import ContractError
 from monitoring.journal import Event
 from monitoring.retraining import notifications
 from monitoring.retraining.notifications import NotificationSettings, Notifier, Outbox
+from testing.processes import wait_for
+from testing.recommenders import SHOP
 from tests.support.clocks import Clock
 from tests.support.errors import raises
 from tests.support.kept_documents import KeptDocuments
 from tests.support.monitors import DRIFT, START
-from tests.support.processes import wait_for
-from tests.support.recommenders import SHOP
 from tests.support.webhook_server import SECRET, WebhookServer
 
 

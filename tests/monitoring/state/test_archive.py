@@ -18,10 +18,10 @@ from monitoring.state.archive import Archive, build_row_table
 from monitoring.state.database import VERSION
 from monitoring.state.join import attribute
 from monitoring.state.store import StateStore
+from testing.recommenders import SHOP
 from tests.support.archives import archived_rows, expected_rows, values_of
 from tests.support.errors import raises
 from tests.support.monitors import START, WINDOW, clicks, prediction, publish
-from tests.support.recommenders import SHOP
 
 FEATURES = SHOP.features
 SCHEMA = arrow_schema(raw_types(FEATURES))

@@ -15,11 +15,11 @@ from evergreen.runtime.errors import TemporaryError
 from monitoring.state import join
 from monitoring.state.admission import MAX_OTHERS
 from monitoring.state.store import StateStore
+from testing.recommenders import SHOP
+from testing.releases import make_live, release
 from tests.support.errors import raises
 from tests.support.monitors import START, WINDOW, Bench, clicks, prediction, publish
-from tests.support.recommenders import SHOP
 from tests.support.record_messages import FORM, encode, fields_of
-from tests.support.releases import make_live, release
 
 ROWS = 8
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5

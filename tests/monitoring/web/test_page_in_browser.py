@@ -13,6 +13,7 @@ from monitoring.policies.policy import Action
 from monitoring.web.exposition import Exposition, Snapshot
 from monitoring.web.page import History, status_page
 from monitoring.web.server import HttpSettings, MonitorServer
+from testing.paths import REPOSITORY
 from tests.support.browser import (
     beyond_first_screen,
     browse,
@@ -20,7 +21,6 @@ from tests.support.browser import (
     needs_browser,
     pixels_too_wide,
 )
-from tests.support.paths import REPOSITORY
 from tests.support.snapshots import DECISION, DRIFT, EMPTY, EVENTS, FULL, NOW, POINTS
 
 SHOWN = replace(

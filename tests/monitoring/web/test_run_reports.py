@@ -10,8 +10,8 @@ from monitoring.web.exposition import Exposition, Snapshot
 from monitoring.web.page import History, status_page
 from monitoring.web.server import HttpSettings, MonitorServer, read_report
 from monitoring.web.store_status import RunCounter, StoreStatus
+from testing.processes import http_get
 from tests.support.kept_documents import KeptDocuments
-from tests.support.processes import http_get
 from tests.support.snapshots import NOW
 
 RUN = "hourly 7&8"

@@ -7,8 +7,8 @@ import pytest
 from evergreen.runtime.errors import PermanentError
 from monitoring.web.exposition import Exposition, Snapshot
 from monitoring.web.server import HttpSettings, MonitorServer
+from testing.processes import http_get
 from tests.support.errors import raises
-from tests.support.processes import http_get
 from tests.support.snapshots import EMPTY
 
 

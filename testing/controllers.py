@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from controller.reconcile import HANDLED, reconciled
 from evergreen.registry.recommenders import served_name
 from evergreen.registry.requests import open_requests
-from tests.support.paths import REPOSITORY
+from testing.paths import REPOSITORY
 
 
 @contextmanager

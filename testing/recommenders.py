@@ -12,7 +12,7 @@ from evergreen.config.features import MISSING_CATEGORY, Features, ListOptions
 from evergreen.config.spec import Recommender
 from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from evergreen.registry.recommenders import accept, read_accepted
-from tests.support.served_names import MODEL_NAME
+from testing.served_names import MODEL_NAME
 
 SHOP = Recommender(
     name=MODEL_NAME,

@@ -6,7 +6,7 @@ from typing import Any
 from evergreen.contracts.manifests import Model, ModelQuality, Release, Verdict
 from evergreen.registry.models import model_folder, release_path
 from evergreen.registry.promotion_journal import RELEASE, Promotion, append_promotion
-from tests.support.recommenders import SHOP
+from testing.recommenders import SHOP
 
 
 def keep_model(store, model_id, **changes) -> Model:

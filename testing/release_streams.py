@@ -3,7 +3,7 @@
 A model version is released every few seconds. A version was trained on the rows whose labels were
 final at its training. The newest tenth of the training window is the gate's holdout. A drift lowers
 the AUC of the versions that were trained only on older rows. A version that was trained on newer
-rows has the former AUC. The scores are binormal, see `tests.support.click_streams`. Each request
+rows has the former AUC. The scores are binormal, see `testing.click_streams`. Each request
 has one row.
 """
 

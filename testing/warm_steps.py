@@ -1,4 +1,4 @@
-"""Run pipeline steps as forks of processes with imported libraries (`support/warm.py`).
+"""Run pipeline steps as forks of processes with imported libraries (`testing.warm`).
 
 The chain's first round uses plain commands, so that the tests also cover a start without a fork.
 """
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from demo.environments import python_of
 from pipelines.images import ENVIRONMENT_OF_STEP
-from tests.support.warm import Warm
+from testing.warm import Warm
 
 IMPORTS = {
     "driver": "import evergreen.serving.prepare, components.extraction.extract, "

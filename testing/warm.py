@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.support.paths import REPOSITORY
+from testing.paths import REPOSITORY
 
 SERVE = """
 import json, os, sys

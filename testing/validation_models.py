@@ -8,8 +8,8 @@ from evergreen.contracts.manifests import Model, RawDataset, ValidationReport
 from evergreen.registry.promotion_journal import read_journal
 from evergreen.runtime.durable import sha256_tree
 from evergreen.storage.uris import local_path
-from tests.support.recommenders import SHOP
-from tests.support.releases import keep_model, make_live, release
+from testing.recommenders import SHOP
+from testing.releases import keep_model, make_live, release
 
 TIME = "2026-01-02T00:00:00Z"
 

@@ -1,0 +1,1 @@
+"""Build data, models, releases and processes for tests and benchmarks."""
