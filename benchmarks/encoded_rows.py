@@ -74,7 +74,7 @@ class PlantedLogit:
         `features` are Criteo's columns, and may include lists of their categories.
         """
         random = np.random.default_rng(seed)
-        self.slot_sizes, self._places = slot_sizes, features.places
+        self.slot_sizes, self._places = slot_sizes, features.positions
         self._by_id = [
             _WEIGHT_OF_ID * random.standard_normal(size, np.float32) for size in slot_sizes
         ]

@@ -97,7 +97,8 @@ class FirstModel:
             for i, name in enumerate(features.dense_inputs)
         }
         columns |= {
-            name: encoded.ids[:, i].astype(np.int64) for i, name in enumerate(features.place_names)
+            name: encoded.ids[:, i].astype(np.int64)
+            for i, name in enumerate(features.position_names)
         }
         pq.write_table(pa.table(columns), train / "part-00000.parquet")
         write_file_list(train, ["part-00000.parquet"], final=train)
@@ -111,7 +112,7 @@ class FirstModel:
             workflow_uri=(folder / Model.WORKFLOW).absolute().as_uri(),
             raw_digest="",
             last_event_time="",
-            last_learned_time="",
+            watermark="",
             parent_model_uri=None,
             recommender=self._recommender,
         )
@@ -123,10 +124,13 @@ def _features(rows: SimulatedRows, recommender: Recommender) -> FeatureWorkflow:
         recommender.features,
         recommender.section("preprocessing", PreprocessingSettings),
     )
-    nothing, place_slots = unseen_column(np.zeros(0, np.int64)), np.array(features.places.slots)
+    nothing, position_slots = (
+        unseen_column(np.zeros(0, np.int64)),
+        np.array(features.positions.slots),
+    )
     columns = [
         next_column(
-            nothing, *_counted(rows.categorical[:, place_slots == slot]), now=0, rules=rules
+            nothing, *_counted(rows.categorical[:, position_slots == slot]), now=0, rules=rules
         )
         for slot in range(len(features.slots))
     ]

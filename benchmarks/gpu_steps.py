@@ -214,7 +214,7 @@ def equality(name: str, *, is_quick: bool) -> StepFigures:
                 engine = new_engine(config, slot_sizes, "float32", device=device)
                 engine.restore(weights)
                 before = engine.score(held_out)
-                engine.learn(rows, np.arange(len(rows)), batch_size=batch, seed=1)
+                engine.train(rows, np.arange(len(rows)), batch_size=batch, seed=1)
                 scores[device] = before, engine.score(held_out)
                 engine.close()
         for at, when in enumerate(("with the same weights", f"after the same {num_steps} steps")):
@@ -284,7 +284,7 @@ def rate_of_ours(engine: PytorchEngine, rows: Rows, sizes: GpuSizes) -> Spread:
     """Return rows per second of the engine, and close it."""
     try:
         return over_passes(
-            lambda number: learn(engine, rows, batch=sizes.batch, number=number), sizes
+            lambda number: train(engine, rows, batch=sizes.batch, number=number), sizes
         )
     finally:
         engine.close()
@@ -347,9 +347,9 @@ def over_passes(work: Callable[[int], int], sizes: GpuSizes) -> Spread:
     return spread(taken[1:])
 
 
-def learn(engine: PytorchEngine, rows: Rows, *, batch: int, number: int) -> int:
+def train(engine: PytorchEngine, rows: Rows, *, batch: int, number: int) -> int:
     """Train our engine for one pass, in the random order of that pass."""
-    engine.learn(
+    engine.train(
         rows, np.random.default_rng(number).permutation(len(rows)), batch_size=batch, seed=number
     )
     return len(rows)
@@ -651,7 +651,7 @@ def memory(name: str, *, is_quick: bool) -> StepFigures:
             rows = PlantedLogit(slot_sizes).draw(sizes.batch * 3, 2)[0]
             free()
             engine = new_engine(config, slot_sizes, "float32")
-            learn(engine, rows, batch=sizes.batch, number=0)
+            train(engine, rows, batch=sizes.batch, number=0)
             peak = torch.cuda.max_memory_allocated()
             step.figures += [
                 Figure(f"{case}, memory at most", spread([peak / 2**30]), "GiB"),

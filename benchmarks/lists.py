@@ -77,8 +77,8 @@ class TimedGraph:
         self._session = (
             open_graph(path) if provider is None else InferenceSession(path, providers=[provider])
         )
-        self._rows = random.integers(0, _CATEGORIES, (_MOST_ROWS, len(features.place_names)))
-        for start, stop, _ in features.places.lists:
+        self._rows = random.integers(0, _CATEGORIES, (_MOST_ROWS, len(features.position_names)))
+        for start, stop, _ in features.positions.lists:
             lengths = random.integers(0, stop - start + 1, (len(self._rows), 1))
             self._rows[:, start:stop][np.arange(stop - start) >= lengths] = MISSING_CATEGORY
 

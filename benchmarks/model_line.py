@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from controller.canary import steps as canary_steps
 from controller.canary.steps import CanarySettings
-from controller.site import SiteSettings
+from controller.deployment_target import TargetSettings
 from demo.environments import REPOSITORY
 from demo.simulation.simulator import SimulatedRows, raw_table
 from evergreen.contracts import raw_rows
@@ -171,7 +171,7 @@ class ModelLine:
     @cached_property
     def _canary(self) -> CanarySettings:
         return CanarySettings(
-            site=SiteSettings(
+            target=TargetSettings(
                 store=self._root / "store", repository=(self._root / "repository").as_uri()
             ),
             evidence=(open_objects((self._root / "archive").as_uri()),),
@@ -218,7 +218,7 @@ class ModelLine:
         outcome = REFUSED
         if step("evaluation", verdict, model=model, **work):
             outcome = GAVE_WAY
-            with answering(self._canary.site):
+            with answering(self._canary.target):
                 is_done = step("deployment", release, verdict=verdict)
             if is_done:
                 live = promotion_journal.current(self._root / "store")
@@ -277,7 +277,7 @@ class ModelLine:
         live = promotion_journal.current(self._root / "store")
         assert live is not None, "a line serves once a model is released"
         stable = self._scores(live.version, traffic.rows)
-        plan: TrafficPlan | None = self._canary.site.open_repository().read_plan()
+        plan: TrafficPlan | None = self._canary.target.open_repository().read_plan()
         if plan is None or plan.canary is None:
             return stable.astype(np.float64)
         canary = self._scores(plan.canary.version, traffic.rows)

@@ -67,7 +67,7 @@ class Trainer(Protocol):
     def prepare(self, rows: Rows) -> Any:
         """Convert `rows` to the usual input format of this library."""
 
-    def learn(self, prepared: Any) -> None:
+    def train(self, prepared: Any) -> None:
         """Train for one pass over the rows."""
 
     def score(self, rows: Rows) -> NDArray[np.float32]:
@@ -102,7 +102,7 @@ class Evergreen:
         self._batch_size, self._passes = batch_size, 0
         settings = TrainingSettings(precision=precision, learning_rate=0.001)
         self.engine = PytorchEngine(
-            config, slot_sizes, settings, device="cpu", places=features.places
+            config, slot_sizes, settings, device="cpu", positions=features.positions
         )
         self.engine.restore(weights)
 
@@ -110,11 +110,11 @@ class Evergreen:
         """Prepare rows as `Trainer` describes."""
         return rows
 
-    def learn(self, prepared: Rows) -> None:
+    def train(self, prepared: Rows) -> None:
         """Train as `Trainer` describes."""
         self._passes += 1
         order = np.random.default_rng(self._passes).permutation(len(prepared))
-        self.engine.learn(prepared, order, batch_size=self._batch_size, seed=self._passes)
+        self.engine.train(prepared, order, batch_size=self._batch_size, seed=self._passes)
 
     def score(self, rows: Rows) -> NDArray[np.float32]:
         """Score as `Trainer` describes."""
@@ -140,13 +140,13 @@ class PlainDcn(nn.Module):
             nn.Embedding.from_pretrained(table.clone(), freeze=False, sparse=is_sparse)
             for table in tables
         )
-        self._num_plain, self._lists = len(features.categorical), features.places.lists
+        self._num_plain, self._lists = len(features.categorical), features.positions.lists
         self.bags = nn.ModuleList()
-        for places in self._lists:
-            weight = self.embeddings[features.places.slots[places.start]].weight
+        for positions in self._lists:
+            weight = self.embeddings[features.positions.slots[positions.start]].weight
             self.bags.append(
                 nn.EmbeddingBag(
-                    *weight.shape, mode=places.pool, padding_idx=PADDING_ID, sparse=is_sparse
+                    *weight.shape, mode=positions.pool, padding_idx=PADDING_ID, sparse=is_sparse
                 )
             )
             self.bags[-1].weight = weight
@@ -170,8 +170,8 @@ class PlainDcn(nn.Module):
             table(ids_BF[:, slot]) for slot, table in enumerate(self.embeddings[: self._num_plain])
         ]
         vectors += [
-            bag(ids_BF[:, places.start : places.stop])
-            for bag, places in zip(self.bags, self._lists)
+            bag(ids_BF[:, positions.start : positions.stop])
+            for bag, positions in zip(self.bags, self._lists)
         ]
         x0 = x = torch.cat([*vectors, dense_BD], dim=1)
         for weight, bias in zip(self.cross_weights, self.cross_biases):
@@ -277,7 +277,7 @@ class PlainPytorch:
         """Prepare rows as `Trainer` describes."""
         return ArrayRows(rows)
 
-    def learn(self, prepared: ArrayRows) -> None:
+    def train(self, prepared: ArrayRows) -> None:
         """Train as `Trainer` describes."""
         self.model.train()
         for dense, ids, labels in DataLoader(prepared, batch_size=self._batch_size, shuffle=True):
@@ -357,7 +357,7 @@ class TorchrecExample:
         """Prepare rows as `Trainer` describes."""
         return ArrayRows(rows)
 
-    def learn(self, prepared: ArrayRows) -> None:
+    def train(self, prepared: ArrayRows) -> None:
         """Train as `Trainer` describes."""
         self.model.train()
         for dense, ids, labels in DataLoader(prepared, batch_size=self._batch_size, shuffle=True):
@@ -465,15 +465,15 @@ class DeepCtr:
             name: np.ascontiguousarray(rows.ids[:, i])
             for i, name in enumerate(features.categorical)
         }
-        for name, places in zip(features.lists, features.places.lists):
-            columns[name] = np.ascontiguousarray(rows.ids[:, places.start : places.stop])
+        for name, positions in zip(features.lists, features.positions.lists):
+            columns[name] = np.ascontiguousarray(rows.ids[:, positions.start : positions.stop])
         columns |= {
             name: np.ascontiguousarray(rows.dense[:, i])
             for i, name in enumerate(features.dense_inputs)
         }
         return columns, rows.labels
 
-    def learn(self, prepared: tuple[dict[str, Any], Any]) -> None:
+    def train(self, prepared: tuple[dict[str, Any], Any]) -> None:
         """Train as `Trainer` describes."""
         columns, labels = prepared
         with contextlib.redirect_stdout(io.StringIO()):

@@ -74,7 +74,7 @@ def keep_as_model(bench: Path, run: str, model_id: str) -> None:
         slot_sizes=training_set.slot_sizes,
         recommender=CRITEO_RECOMMENDER,
         last_event_time=training_set.last_event_time,
-        last_learned_time=training_set.last_learned_time,
+        watermark=training_set.watermark,
         raw_digest=training_set.raw_digest,
         sha256={"workflow": sha256_tree(folder / Model.WORKFLOW)},
     )

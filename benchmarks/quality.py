@@ -198,7 +198,7 @@ def _deepctr(
         prepared = peer.prepare(window)
         for _ in PASSES:
             began = time.perf_counter()
-            peer.learn(prepared)
+            peer.train(prepared)
             seconds += time.perf_counter() - began
             yield TrainedScores(peer.score(holdout).astype(np.float64), seconds)
 
@@ -211,10 +211,10 @@ def lightgbm_table(raw: SimulatedRows, rows: Rows, features: Features, *, sizes:
     if not features.lists:
         return plain
     parts = [csr_matrix(plain)]
-    for places in features.places.lists:
-        ids = rows.ids[:, places.start : places.stop]
+    for positions in features.positions.lists:
+        ids = rows.ids[:, positions.start : positions.stop]
         row, place = np.nonzero(ids != PADDING_ID)
-        size = sizes[features.places.slots[places.start]]
+        size = sizes[features.positions.slots[positions.start]]
         parts.append(
             csr_matrix((np.ones(len(row), np.float32), (row, ids[row, place])), (len(ids), size))
         )

@@ -147,13 +147,13 @@ def measure(
     order, found = np.random.default_rng(1).permutation(num_rows), {}
     for per_worker in _BATCHES:
         part, seconds = order[: workers * per_worker * _STEPS], []
-        engine.learn(
+        engine.train(
             rows, part[: workers * per_worker * 3], batch_size=workers * per_worker, seed=1
         )
         sent = sent_on_loopback()
         for _ in range(rounds):
             began = time.perf_counter()
-            engine.learn(rows, part, batch_size=workers * per_worker, seed=1)
+            engine.train(rows, part, batch_size=workers * per_worker, seed=1)
             seconds.append((time.perf_counter() - began) / _STEPS)
         sent_per_row = (sent_on_loopback() - sent) / (rounds * len(part))
         found[per_worker] = {

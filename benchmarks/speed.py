@@ -189,7 +189,7 @@ def _check_same_network(ours: Trainer, peer: Trainer, rows: Rows) -> None:
 def _rows_per_second(trainer: Trainer, rows: Rows) -> float:
     prepared = trainer.prepare(rows)
     began = time.perf_counter()
-    trainer.learn(prepared)
+    trainer.train(prepared)
     return len(rows) / (time.perf_counter() - began)
 
 

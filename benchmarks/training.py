@@ -68,7 +68,7 @@ def print_case(result: dict[str, Any]) -> None:
     print(
         f"\n{result['case']}: {result['rounds']} rounds of {result['steps']} steps after one that "
         "warms up;"
-        f" {result['rows']:,} rows learned, best possible AUC {result['best_possible_auc']:.4f}"
+        f" {result['rows']:,} rows trained, best possible AUC {result['best_possible_auc']:.4f}"
     )
     print(
         f"  {'':<20} {'rows/s':>32} {'ratio to ' + result['faster_peer']:>30} {'AUC':>8} "
@@ -162,7 +162,7 @@ def values_read(results: dict[str, Any], table: str) -> Figure:
         for case in ("lists", "small")
     ]
     counts = [
-        len(features.dense_inputs) + len(features.place_names) for features in (_LISTS, CRITEO)
+        len(features.dense_inputs) + len(features.position_names) for features in (_LISTS, CRITEO)
     ]
     ratio = rates[0] * counts[0] / (rates[1] * counts[1])
     return Figure(

@@ -69,9 +69,7 @@ def compare(store: Path, a: Model, b: Model) -> Comparison:
     from components.evaluation.scoring import score_with_both
     from evergreen.config.gate import GateSettings
 
-    later, earlier = sorted(
-        (a, b), key=lambda model: moment_of(model.last_learned_time), reverse=True
-    )
+    later, earlier = sorted((a, b), key=lambda model: moment_of(model.watermark), reverse=True)
     path = verdict_paths(store, later.model_id)[1]
     if not path.exists():
         raise ContractError(
@@ -86,11 +84,11 @@ def compare(store: Path, a: Model, b: Model) -> Comparison:
         )
     features, named = raw.recommender.features, raw.recommender.data
     scored = score_with_both(raw.holdout_uri, features, named, candidate=b, champion=a)
-    cut = moment_of(earlier.last_learned_time).timestamp()
+    cut = moment_of(earlier.watermark).timestamp()
     scored = scored.of_rows(scored.event_seconds > cut)
     if not len(scored.labels):
         raise ContractError(
-            f"model {earlier.model_id} was trained on rows up to {earlier.last_learned_time}: no "
+            f"model {earlier.model_id} was trained on rows up to {earlier.watermark}: no "
             "held-out row of "
             f"{later.model_id} is newer, so no row is new to both"
         )
@@ -135,7 +133,7 @@ def _configured(model: Model) -> dict[str, Any]:
         "engine": model.backend,
         "parent": model.parent_model_id,
         "trained from": model.window_start,
-        "trained up to": model.last_learned_time,
+        "trained up to": model.watermark,
         "columns left out": model.excluded_columns,
         "features": [name for name in features.names if name not in model.excluded_columns],
     }

@@ -29,7 +29,7 @@ def export_for_hugectr(model: Model, folder: Path) -> None:
     from components.training.hugectr.converter import require_convertible, write_for_converter
 
     config, features = config_from_document(model.config), model.recommender.features
-    require_convertible(config, features.id_places)
+    require_convertible(config, features.id_positions)
     if folder.exists():
         raise ContractError(f"--hugectr {folder} exists already, expected a new folder")
     weights = verified_part(model, Model.WEIGHTS)
@@ -38,7 +38,7 @@ def export_for_hugectr(model: Model, folder: Path) -> None:
             weights,
             config,
             model.slot_sizes,
-            places=features.id_places,
+            positions=features.id_positions,
             columns=features.id_names,
             folder=parts,
         )

@@ -63,7 +63,7 @@ from evergreen.contracts.serving import ServedNames
 from evergreen.contracts.values import NoCategory, word_of
 from evergreen.contracts.workflow import FeatureWorkflow
 from evergreen.registry.forgotten import keep_forgotten, removed_at
-from evergreen.registry.models import graph_folder, model_folder, read_serving_place, release_path
+from evergreen.registry.models import graph_folder, model_folder, read_serving_target, release_path
 from evergreen.registry.promotion_journal import current
 from evergreen.registry.recommenders import accepted
 from evergreen.rows.archived_rows import is_list, parquet_file, parquet_writer, reading_parquet
@@ -159,7 +159,7 @@ class User:
         features = self.recommender.features
         return [
             i
-            for i, name in enumerate(features.place_features)
+            for i, name in enumerate(features.position_features)
             if name in self.recommender.columns_of_users
         ]
 
@@ -480,7 +480,7 @@ def golden_rows(store: Path, user: User) -> Iterator[str]:
 
     The search covers versions in the registry and in Triton's repository.
     """
-    place, served = read_serving_place(store), ServedNames(user.recommender.name)
+    place, served = read_serving_target(store), ServedNames(user.recommender.name)
     stored_graphs = [(graph_folder(store, 0).parent.as_uri(), "")]
     stored_graphs += [
         (place.repository_uri, f"{each}/")
@@ -493,7 +493,7 @@ def golden_rows(store: Path, user: User) -> Iterator[str]:
             with local_copy(objects, info.name) as path:
                 golden = GoldenRows.load(path)
             version, columns = int(info.name.split("/")[-2]), user.recommender.columns_of_users
-            at = [i for i, name in enumerate(golden.features.place_features) if name in columns]
+            at = [i for i, name in enumerate(golden.features.position_features) if name in columns]
             if (golden.categorical[:, at] == user.category).any():
                 of_version = release_path(store, version)
                 model = Release.read(of_version).model_id if of_version.exists() else "unknown"
@@ -504,7 +504,7 @@ def waiting_requests(state: Path, user: User) -> int:
     """Return the number of requests of the user that are not archived yet."""
     columns = user.recommender.features.columns
     with _reading_state(state) as memory:
-        return waiting_requests_of(memory, user.category, columns=columns, places=user.positions)
+        return waiting_requests_of(memory, user.category, columns=columns, positions=user.positions)
 
 
 def in_windows(state: Path, user: User) -> Iterator[Found]:

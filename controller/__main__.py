@@ -28,9 +28,9 @@ from controller.baking import Baking, BakingStep
 from controller.canary import steps
 from controller.canary.rules import add_evidence_flags, policy_of
 from controller.canary.steps import CanarySettings
+from controller.deployment_target import TargetSettings, add_target_flags, target_of
 from controller.inspection import Inspection
 from controller.reconcile import reconciled
-from controller.site import SiteSettings, add_site_flags, site_of
 from controller.watchdog import FINDINGS, Watchdog
 from evergreen.registry.recommenders import served_name
 from evergreen.registry.requests import open_requests
@@ -77,9 +77,9 @@ class ReleaseController:
     _canary_due: float = 0.0
 
     @property
-    def site(self) -> SiteSettings:
+    def target(self) -> TargetSettings:
         """Deployment target."""
-        return self.watchdog.site
+        return self.watchdog.target
 
     def round(self) -> None:
         """Carry out requests, probe and repair the servers, and evaluate versions and files.
@@ -103,17 +103,17 @@ class ReleaseController:
         Raises:
             ContractError, TemporaryError, PermanentError, OSError: as in `reconcile.drive`.
         """
-        patience = replace(self.site.patience, lock_seconds=0.0)
-        with reconciled(replace(self.site, patience=patience)) as done:
+        timeouts = replace(self.target.timeouts, lock_seconds=0.0)
+        with reconciled(replace(self.target, timeouts=timeouts)) as done:
             self.num_recovered += done.recovered is not None
 
     def answer(self) -> None:
         """Carry out the open requests, if there are any. An error is logged."""
-        if self._try(lambda: open_requests(self.site.store), []):
+        if self._try(lambda: open_requests(self.target.store), []):
             self._try(self.reconcile, [])
 
     def _step_canary(self) -> None:
-        now = self.site.patience.clock()
+        now = self.target.timeouts.clock()
         if self.canary is None or now < self._canary_due:
             return
         self._canary_due = now + CANARY_SECONDS
@@ -185,8 +185,8 @@ def control(
 class Holder:
     """Class that waits for the repository's lock, and holds the lock while a controller runs."""
 
-    site: SiteSettings
-    make: Callable[[SiteSettings], ReleaseController]
+    target: TargetSettings
+    make: Callable[[TargetSettings], ReleaseController]
     interval_seconds: float
     stop: threading.Event = field(default_factory=threading.Event)
 
@@ -200,8 +200,8 @@ class Holder:
             problem: str | None = None
             try:
                 # Without a recommender, there is nothing to serve.
-                if self.site.recommender or served_name(self.site.store):
-                    repository = self.site.open_repository()
+                if self.target.recommender or served_name(self.target.store):
+                    repository = self.target.open_repository()
                     with repository.locked():
                         self._run_with(repository)
             except (ContractError, TemporaryError, PermanentError, OSError) as error:
@@ -209,7 +209,7 @@ class Holder:
                 if problem != told:
                     logger.error("waiting: %s", problem)
             told = problem or ""
-            self.make(self.site).write_status({}, problem=problem)
+            self.make(self.target).write_status({}, problem=problem)
             self.stop.wait(min(1.0, self.interval_seconds))
 
     def _run_with(self, repository: ModelRepository) -> None:
@@ -218,14 +218,14 @@ class Holder:
         Raises:
             TemporaryError: the lock was lost.
         """
-        controller = self.make(replace(self.site, held=repository))
+        controller = self.make(replace(self.target, held=repository))
         control(controller, self.interval_seconds, self.stop.wait, check_held=repository.check_held)
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of the command."""
     parser = CommandParser(prog="evergreen release controller", description=__doc__)
-    add_site_flags(parser, author=AUTHOR)
+    add_target_flags(parser, author=AUTHOR)
     parser.add_argument(
         "--metrics-urls",
         default="",
@@ -251,7 +251,7 @@ def main(argv: list[str] | None = None) -> int:
             f"interval is {arguments.interval_seconds} s, expected more than 0 and at most "
             f"{MAX_INTERVAL_SECONDS:g}"
         )
-    site = site_of(arguments)
+    target = target_of(arguments)
     # The event interrupts only the wait between rounds and never a gRPC call, because a cancelled
     # call can crash Triton 2.51.
     stop = threading.Event()
@@ -260,17 +260,17 @@ def main(argv: list[str] | None = None) -> int:
     metrics, policy = parse_urls(arguments.metrics_urls), policy_of(arguments)
     evidence = tuple(open_objects(uri) for uri in (arguments.archive, arguments.lake) if uri)
 
-    def make(held: SiteSettings) -> ReleaseController:
-        canary = CanarySettings(site=held, evidence=evidence, metrics=metrics, policy=policy)
+    def make(held: TargetSettings) -> ReleaseController:
+        canary = CanarySettings(target=held, evidence=evidence, metrics=metrics, policy=policy)
         return ReleaseController(
-            watchdog=Watchdog(site=canary.target),
-            baking=Baking(site=canary.target, metrics=metrics),
-            inspection=Inspection(site=canary.target),
+            watchdog=Watchdog(target=canary.target),
+            baking=Baking(target=canary.target, metrics=metrics),
+            inspection=Inspection(target=canary.target),
             canary=canary,
             status=arguments.status,
         )
 
-    Holder(site=site, make=make, interval_seconds=arguments.interval_seconds, stop=stop).run()
+    Holder(target=target, make=make, interval_seconds=arguments.interval_seconds, stop=stop).run()
     return 0
 
 

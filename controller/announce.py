@@ -19,11 +19,11 @@ from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
+from controller.deployment_target import Attempt, DeploymentTarget
 from controller.moves import forget
-from controller.site import Attempt, Site
 from evergreen.config.reader import read_mapping
 from evergreen.contracts.checks import FAIL, PASS
-from evergreen.contracts.manifests import CURRENT, Release, ServingPlace, Verdict
+from evergreen.contracts.manifests import CURRENT, Release, ServingTarget, Verdict
 from evergreen.contracts.requests import ADVANCE, CANARY, RELEASE, ROLLBACK, ServingRequest
 from evergreen.registry import promotion_journal
 from evergreen.registry.models import (
@@ -32,7 +32,7 @@ from evergreen.registry.models import (
     graph_folder,
     read_release,
     release_path,
-    write_serving_place,
+    write_serving_target,
 )
 from evergreen.registry.promotion_journal import Promotion, canary_at_work
 from evergreen.registry.requests import RequestState
@@ -67,27 +67,27 @@ class Satisfied:
     version: int
 
 
-def satisfied(site: Site, state: RequestState) -> Satisfied | None:
+def satisfied(target: DeploymentTarget, state: RequestState) -> Satisfied | None:
     """Return the version that already serves as requested, or None.
 
     A retried step must not release a model twice, even if the model was rolled back since. If a
     rollback is requested while a change is in progress, the undo of this change satisfies the
     request.
     """
-    request, live, at_work = state.request, site.live, canary_at_work(site.store)
+    request, live, at_work = state.request, target.live, canary_at_work(target.store)
     if state.recorded is not None:
         return Satisfied(version=state.recorded.version)
     if state.earlier is not None:
         version = state.earlier.version
         return None if version is None else Satisfied(version=version)
     if request.kind in (RELEASE, CANARY) and live is not None:
-        if live.model_id == request.model_id and live.version in site.repository.versions():
+        if live.model_id == request.model_id and live.version in target.repository.versions():
             return Satisfied(version=live.version)
         if (
             request.kind == CANARY
             and at_work is not None
             and at_work.model_id == request.model_id
-            and not gives_first_share(site, request)
+            and not gives_first_share(target, request)
         ):
             return Satisfied(version=at_work.version)
     wanted = _wanted_then(state)
@@ -106,7 +106,7 @@ def satisfied(site: Site, state: RequestState) -> Satisfied | None:
 def _wanted_then(state: RequestState) -> int | None:
     """Return the version that counted as live for the requester. None if no change was in progress.
 
-    During a rollback, this is the target of the rollback. During any other change, the result is
+    During a rollback, this is the restored of the rollback. During any other change, the result is
     the version that was live at that time.
     """
     intent = state.intent_then
@@ -115,9 +115,9 @@ def _wanted_then(state: RequestState) -> int | None:
     return intent.version if state.rollback_then else state.live_then
 
 
-def gives_first_share(site: Site, request: ServingRequest) -> bool:
+def gives_first_share(target: DeploymentTarget, request: ServingRequest) -> bool:
     """Return whether a `CANARY` request lets its shadow canary serve traffic."""
-    at_work, plan = canary_at_work(site.store), site.repository.read_plan()
+    at_work, plan = canary_at_work(target.store), target.repository.read_plan()
     return bool(
         request.kind == CANARY
         and at_work is not None
@@ -129,7 +129,7 @@ def gives_first_share(site: Site, request: ServingRequest) -> bool:
     )
 
 
-def announce(site: Site, state: RequestState) -> None:
+def announce(target: DeploymentTarget, state: RequestState) -> None:
     """Write the intent of the change that a request asks for.
 
     Raises:
@@ -139,31 +139,31 @@ def announce(site: Site, state: RequestState) -> None:
     """
     if state.earlier is not None:
         raise Refused(state.earlier.reason)
-    _ = site.fleet  # every server must respond before anything is written
+    _ = target.fleet  # every server must respond before anything is written
     kind = state.request.kind
     if kind == RELEASE:
-        _announce_release(site, state)
+        _announce_release(target, state)
     elif kind == CANARY:
-        _announce_canary(site, state)
+        _announce_canary(target, state)
     elif kind == ADVANCE:
-        _announce_promotion(site, state)
+        _announce_promotion(target, state)
     else:
-        _announce_rollback(site, state)
+        _announce_rollback(target, state)
 
 
-def _announce_release(site: Site, state: RequestState) -> None:
-    request, prepared = state.request, read_prepared(site.store, state.id)
+def _announce_release(target: DeploymentTarget, state: RequestState) -> None:
+    request, prepared = state.request, read_prepared(target.store, state.id)
     verdict = prepared.verdict
-    _check_prepared(site, request, prepared)
+    _check_prepared(target, request, prepared)
     if not verdict.accepted and not request.is_override:
         raise ContractError(
             f"verdict on model {request.model_id} is {verdict.decision!r}, expected an accepted one"
         )
     options = _options(request)
-    check_may_replace(site, verdict, options, is_override=request.is_override)
-    release = _number(site, request, prepared)
+    check_may_replace(target, verdict, options, is_override=request.is_override)
+    release = _number(target, request, prepared)
     line = _entry(
-        site,
+        target,
         state,
         promotion_journal.PROMOTE if request.is_override else promotion_journal.RELEASE,
         release=release,
@@ -172,48 +172,48 @@ def _announce_release(site: Site, state: RequestState) -> None:
         else verdict.reason,
         decision=verdict.decision,
     )
-    site.announce(Attempt(line=line, options=options, new_version=release.version))
+    target.announce(Attempt(line=line, options=options, new_version=release.version))
 
 
-def _announce_canary(site: Site, state: RequestState) -> None:
-    request, prepared = state.request, read_prepared(site.store, state.id)
-    verdict, repository = prepared.verdict, site.repository
-    _check_prepared(site, request, prepared)
+def _announce_canary(target: DeploymentTarget, state: RequestState) -> None:
+    request, prepared = state.request, read_prepared(target.store, state.id)
+    verdict, repository = prepared.verdict, target.repository
+    _check_prepared(target, request, prepared)
     if verdict.decision == FAIL:
         raise ContractError(
             f"verdict on model {request.model_id} is {FAIL!r}, expected a pass or an inconclusive "
             "one for a canary"
         )
-    if (live := site.live) is None:
+    if (live := target.live) is None:
         raise ContractError(
-            f"model registry {site.store} has no live version, expected one beside a canary"
+            f"model registry {target.store} has no live version, expected one beside a canary"
         )
-    if (at_work := canary_at_work(site.store)) is not None:
+    if (at_work := canary_at_work(target.store)) is not None:
         raise Refused(
             f"version {at_work.version} is a canary, expected its release or end before another "
             "starts"
         )
     options = _options(request)
-    check_may_replace(site, verdict, options)
+    check_may_replace(target, verdict, options)
     if repository.canary.whole():
         raise TemporaryError(
             "clients may still call the previous canary, try again in some seconds"
         )
-    release, before = _number(site, request, prepared), repository.read_plan()
+    release, before = _number(target, request, prepared), repository.read_plan()
     share = request.share or 0.0
     plan = TrafficPlan(
         sequence=before.sequence + 1 if before else 1,
-        stable=Arm(model_name=site.names.model, version=live.version),
-        canary=Arm(model_name=site.names.canary, version=release.version),
+        stable=Arm(model_name=target.names.model, version=live.version),
+        canary=Arm(model_name=target.names.canary, version=release.version),
         canary_share=share,
         shadow_share=SHADOW_SHARE,
         # Use a fresh salt, so that different users see each canary first.
         salt=uuid4().hex,
-        published_at=site.now(),
+        published_at=target.now(),
         reason=verdict.reason,
     )
     line = _entry(
-        site,
+        target,
         state,
         promotion_journal.CANARY,
         release=release,
@@ -221,32 +221,32 @@ def _announce_canary(site: Site, state: RequestState) -> None:
         decision=verdict.decision,
     )
     line = replace(line, share=share)
-    site.announce(Attempt(line=line, options=options, plan=plan, new_version=release.version))
+    target.announce(Attempt(line=line, options=options, plan=plan, new_version=release.version))
 
 
-def _announce_promotion(site: Site, state: RequestState) -> None:
-    request, at_work = state.request, canary_at_work(site.store)
-    check_plan(site, request)
+def _announce_promotion(target: DeploymentTarget, state: RequestState) -> None:
+    request, at_work = state.request, canary_at_work(target.store)
+    check_plan(target, request)
     if at_work is None:
         raise Refused("there is no canary, expected one to release")
-    target = read_release(site.store, at_work.version)
+    restored = read_release(target.store, at_work.version)
     line = _entry(
-        site,
+        target,
         state,
         promotion_journal.PROMOTE,
-        release=target,
+        release=restored,
         reason=request.reason,
         decision=at_work.decision,
     )
-    line = replace(line, trigger_id=target.trigger_id)
-    site.announce(Attempt(line=line, options=site.repository.options_for(target.version)))
+    line = replace(line, trigger_id=restored.trigger_id)
+    target.announce(Attempt(line=line, options=target.repository.options_for(restored.version)))
 
 
-def _announce_rollback(site: Site, state: RequestState) -> None:
-    request, live = state.request, site.live
+def _announce_rollback(target: DeploymentTarget, state: RequestState) -> None:
+    request, live = state.request, target.live
     if live is None:
         raise ContractError(
-            f"model registry {site.store} has no release, expected one to roll back"
+            f"model registry {target.store} has no release, expected one to roll back"
         )
     if request.replaces is not None and (
         live.version != request.replaces or live.action == promotion_journal.ROLLBACK
@@ -256,15 +256,17 @@ def _announce_rollback(site: Site, state: RequestState) -> None:
         )
     if (version := request.to_version) is None:
         wanted = _wanted_then(state)
-        version = wanted if wanted is not None else _replaced_by(site.store, live)
-    target = _target_release(site, live, version)
-    line = _entry(site, state, promotion_journal.ROLLBACK, release=target, reason=request.reason)
+        version = wanted if wanted is not None else _replaced_by(target.store, live)
+    restored = _target_release(target, live, version)
+    line = _entry(
+        target, state, promotion_journal.ROLLBACK, release=restored, reason=request.reason
+    )
     line = replace(line, blocked_model_id=live.model_id if request.replaces else None)
-    site.announce(Attempt(line=line, options=site.repository.options_for(target.version)))
+    target.announce(Attempt(line=line, options=target.repository.options_for(restored.version)))
 
 
 def _entry(
-    site: Site,
+    target: DeploymentTarget,
     state: RequestState,
     action: str,
     *,
@@ -274,7 +276,7 @@ def _entry(
 ) -> Promotion:
     """Build the journal entry that records the requested change to `release`."""
     request = state.request
-    return site.entry(
+    return target.entry(
         action,
         release,
         reason=reason,
@@ -285,13 +287,13 @@ def _entry(
     )
 
 
-def check_plan(site: Site, request: ServingRequest) -> None:
+def check_plan(target: DeploymentTarget, request: ServingRequest) -> None:
     """Check that the traffic plan has not changed since the evidence for the request was read.
 
     Raises:
         Refused: the plan changed since the evidence for the request was read.
     """
-    plan = site.repository.read_plan()
+    plan = target.repository.read_plan()
     if request.plan is not None and (plan is None or plan.sequence != request.plan):
         raise Refused("the plan changed while its evidence was read")
 
@@ -311,17 +313,19 @@ def _replaced_by(store: Path, live: Promotion) -> int:
     return version
 
 
-def _target_release(site: Site, live: Promotion, version: int) -> Release:
+def _target_release(target: DeploymentTarget, live: Promotion, version: int) -> Release:
     if version == live.version:
         raise ContractError(f"version {version} is live already, expected another version")
-    released = sorted({entry.version for entry in promotion_journal.read_journal(site.store)})
+    released = sorted({entry.version for entry in promotion_journal.read_journal(target.store)})
     if version not in released:
         raise ContractError(f"version {version} was never released, expected one of {released}")
-    return read_release(site.store, version)
+    return read_release(target.store, version)
 
 
-def _check_prepared(site: Site, request: ServingRequest, prepared: PreparedVersion) -> None:
-    model, name = prepared.model, site.repository.names.model
+def _check_prepared(
+    target: DeploymentTarget, request: ServingRequest, prepared: PreparedVersion
+) -> None:
+    model, name = prepared.model, target.repository.names.model
     if model.model_id != request.model_id:
         raise ContractError(
             f"the prepared version is of model {model.model_id}, expected {request.model_id}"
@@ -330,7 +334,7 @@ def _check_prepared(site: Site, request: ServingRequest, prepared: PreparedVersi
     if model.recommender.name != name:
         raise ContractError(
             f"model {model.model_id} is of recommender {model.recommender.name!r}, expected "
-            f"{name!r}, which the store {site.store} serves: another recommender needs another "
+            f"{name!r}, which the store {target.store} serves: another recommender needs another "
             "store"
         )
 
@@ -340,7 +344,11 @@ def _options(request: ServingRequest) -> ServingOptions:
 
 
 def check_may_replace(
-    site: Site, verdict: Verdict, options: ServingOptions, *, is_override: bool = False
+    target: DeploymentTarget,
+    verdict: Verdict,
+    options: ServingOptions,
+    *,
+    is_override: bool = False,
 ) -> None:
     """Check that the candidate may replace the live version.
 
@@ -354,18 +362,18 @@ def check_may_replace(
             back earlier.
         StaleVerdict: the live model is not the champion of the verdict.
     """
-    if (verdict.decision != PASS or is_override) and (canary := canary_at_work(site.store)):
+    if (verdict.decision != PASS or is_override) and (canary := canary_at_work(target.store)):
         raise Refused(
             f"version {canary.version} is a running canary, expected a candidate that passes the "
             "gate, or the canary released or ended first"
         )
-    blocked = promotion_journal.blocked_models(site.store)
+    blocked = promotion_journal.blocked_models(target.store)
     if not is_override and (line := blocked.get(verdict.candidate_model_id)) is not None:
         raise Refused(
             f"model {verdict.candidate_model_id} was rolled back at {line.time} ({line.reason}), "
             "expected another model, or a promotion with --override"
         )
-    live = site.live
+    live = target.live
     if not is_override and verdict.champion_reference == CURRENT:
         live_model = live.model_id if live else None
         if verdict.champion_model_id != live_model:
@@ -374,41 +382,44 @@ def check_may_replace(
                 f"{verdict.champion_model_id or 'no champion'}, but {live_model or 'nothing'} is "
                 "live: evaluate it again, or promote it with --override"
             )
-    if live is not None and live.version in site.repository.versions():
-        kind = site.repository.published.record(live.version).options.server
+    if live is not None and live.version in target.repository.versions():
+        kind = target.repository.published.record(live.version).options.server
         if kind != options.server:
             raise ContractError(
                 f"server is {options.server!r}, expected {kind!r} as the live version "
-                f"{live.version} in {site.repository.uri}: one model serves all its versions alike"
+                f"{live.version} in {target.repository.uri}: one model serves all its versions "
+                "alike"
             )
 
 
-def _number(site: Site, request: ServingRequest, prepared: PreparedVersion) -> Release:
+def _number(
+    target: DeploymentTarget, request: ServingRequest, prepared: PreparedVersion
+) -> Release:
     """Give the prepared version its number, copy its files in the registry, and return its release.
 
     No server is notified, and the live version does not change.
     """
     # Another controller may be copying the files of a version that it has not announced yet.
-    site.repository.check_held()
-    announced = {entry.version for entry in promotion_journal.read_entries(site.store)}
-    for path in (site.store / "graphs").glob("*"):
+    target.repository.check_held()
+    announced = {entry.version for entry in promotion_journal.read_entries(target.store)}
+    for path in (target.store / "graphs").glob("*"):
         if path.name.isdigit() and int(path.name) not in announced:
             # The controller was killed before it announced this version, so no server has loaded
             # it.
-            forget(site.store, int(path.name))
-    model, proof, live = prepared.model, prepared.proof, site.live
-    version = next_version(site.store, site.repository)
-    folder = graph_folder(site.store, version)
+            forget(target.store, int(path.name))
+    model, proof, live = prepared.model, prepared.proof, target.live
+    version = next_version(target.store, target.repository)
+    folder = graph_folder(target.store, version)
     with whole_directory(folder, replace=True) as building:
         for name in (GRAPH_FILE, DATA_FILE, GOLDEN_FILE):
-            site.proceed()
+            target.proceed()
             if (prepared.folder / name).exists():
                 shutil.copyfile(prepared.folder / name, building / name)
         # The lease may have expired during the preparation. Another controller may then have used
         # the same version number.
-        site.repository.check_held()
+        target.repository.check_held()
     release = Release(
-        model_name=site.names.model,
+        model_name=target.names.model,
         version=version,
         previous_version=live.version if live else None,
         model_id=model.model_id,
@@ -424,14 +435,14 @@ def _number(site: Site, request: ServingRequest, prepared: PreparedVersion) -> R
         raw_digest=prepared.raw.digest,
         parity_max_abs_diff=proof.parity_max_abs_diff,
         parity_rows=proof.parity_rows,
-        repository_uri=site.repository.uri,
+        repository_uri=target.repository.uri,
         trigger_id=request.trigger_id,
         reason=prepared.verdict.reason,
-        published_at=site.now(),
+        published_at=target.now(),
         parent_model_id=model.parent_model_id,
     )
-    release.write(release_path(site.store, version))
-    site.checkpoint("kept")
+    release.write(release_path(target.store, version))
+    target.checkpoint("kept")
     return release
 
 
@@ -448,38 +459,38 @@ def next_version(store: Path, repository: ModelRepository) -> int:
     return 1 + max([0, *repository.taken_numbers(), *journal, *manifests, *graphs])
 
 
-def confirm(site: Site, version: int) -> None:
+def confirm(target: DeploymentTarget, version: int) -> None:
     """Probe the servers, because a request asks for a version that is already live.
 
     Raises:
         TemporaryError, PermanentError: a server does not answer, or answers wrongly.
     """
-    golden = golden_rows(site.repository, site.store, version)
-    site.fleet.for_each(
-        partial(probe, name=site.names.model, version=version, golden=golden, named=False)
+    golden = golden_rows(target.repository, target.store, version)
+    target.fleet.for_each(
+        partial(probe, name=target.names.model, version=version, golden=golden, named=False)
     )
 
 
-def tidy(site: Site, line: Promotion) -> None:
-    """Remove old versions, and record the deployment target of the release.
+def tidy(target: DeploymentTarget, line: Promotion) -> None:
+    """Remove old versions, and record the deployment restored of the release.
 
     A failure does not affect the release.
     """
-    settings = site.settings
+    settings = target.settings
     try:
         kept = {
             line.version,
             line.previous_version or line.version,
-            *site.repository.canary.whole(),
+            *target.repository.canary.whole(),
         }
-        removed = site.repository.prune(kept, num_kept=settings.num_kept)
-        site.checkpoint("pruned")
+        removed = target.repository.prune(kept, num_kept=settings.num_kept)
+        target.checkpoint("pruned")
         logger.info("removed versions %s", removed)
-        place = ServingPlace(
-            repository_uri=site.repository.uri,
+        place = ServingTarget(
+            repository_uri=target.repository.uri,
             triton_urls=list(settings.triton_urls),
-            server=site.repository.options_for(line.version).server,
+            server=target.repository.options_for(line.version).server,
         )
-        write_serving_place(site.store, place)
+        write_serving_target(target.store, place)
     except (ContractError, TemporaryError, PermanentError, OSError) as error:
         logger.warning("version %d is live, but tidying failed: %s", line.version, error)

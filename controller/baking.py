@@ -40,9 +40,9 @@ from controller.canary.evidence import (
     read_buckets,
     read_p99,
 )
+from controller.deployment_target import TargetSettings, opened
 from controller.reconcile import drive
 from controller.rollback import rollback
-from controller.site import SiteSettings, opened
 from evergreen.config.release import RolloutSettings
 from evergreen.contracts.baking import BAD, UNUSABLE_REQUESTS, WELL, Findings
 from evergreen.contracts.checks import AT_MOST, FAIL, INCONCLUSIVE, PASS, Check, decide, headline
@@ -101,9 +101,12 @@ class BakingStep:
 
 @dataclass(kw_only=True)
 class Baking:
-    """Evaluation of the baking version of one site. The controller calls `step` once per round."""
+    """Evaluation of the baking version of one target.
 
-    site: SiteSettings
+    The controller calls `step` once per round.
+    """
+
+    target: TargetSettings
     metrics: tuple[str, ...] = ()
     """Metrics ports of all servers, host:port or dns:///name:port. If the list is empty, the
     servers' counters are not evaluated."""
@@ -124,7 +127,7 @@ class Baking:
                 later round tries again.
             PermanentError: as in `rollback`.
         """
-        store = self.site.store
+        store = self.target.store
         if (live := promotion_journal.current(store)) is None:
             return BakingStep(action=NONE, reason="nothing is live")
         counts = self._count(live, reloads)
@@ -151,7 +154,7 @@ class Baking:
         if contradicted:
             logger.error("version %d is not rolled back: %s", line.version, contradicted)
             return BakingStep(action=BAKES, reason=contradicted, version=line.version)
-        seconds = seconds_since(line, self.site.clock())
+        seconds = seconds_since(line, self.target.clock())
         is_evaluated = limits.bake_rows == 0 or (found is not None and found.state == WELL)
         if is_evaluated and not -CLOCK_AHEAD_SECONDS <= seconds < limits.bake_seconds:
             return self._end(
@@ -173,17 +176,17 @@ class Baking:
                 f"version {line.version} could not be rolled back yet, retrying later: {reason}"
             )
         try:
-            rollback(self.site, to_version=line.previous_version, reason=reason, of=line)
+            rollback(self.target, to_version=line.previous_version, reason=reason, of=line)
         except Refused as error:
             return BakingStep(action=NONE, reason=str(error), version=line.version)
         logger.error("version %d was rolled back: %s", line.version, reason)
         return BakingStep(action=ROLLED_BACK, reason=reason, version=line.version)
 
     def _end(self, line: Promotion, reason: str) -> BakingStep:
-        with opened(self.site) as site:
-            site.baked = line, reason
-            drive(site)
-            if site.baked is not None:
+        with opened(self.target) as target:
+            target.baked = line, reason
+            drive(target)
+            if target.baked is not None:
                 reason = "another change was made first"
                 return BakingStep(action=NONE, reason=reason, version=line.version)
         logger.info("version %d is baked: %s", line.version, reason)
@@ -194,15 +197,15 @@ class Baking:
         version = live.version
         p99: list[float | None] = []
         buckets: dict[str, float] | None = {}
-        path = findings_path(self.site.store, 0).with_name(COUNTERS_FILE)
+        path = findings_path(self.target.store, 0).with_name(COUNTERS_FILE)
         kept = _read_counters(path)
         counts = dict(kept.counts)
         before = counts.pop(version, VersionCounts())
         seen: dict[str, dict[str, float]] = {}
         growth = dict.fromkeys(COUNTERS, 0.0)
-        arm = Arm(model_name=self.site.open_repository().names.model, version=version)
+        arm = Arm(model_name=self.target.open_repository().names.model, version=version)
         try:
-            for address in addresses(self.metrics, self.site.resolve) if self.metrics else ():
+            for address in addresses(self.metrics, self.target.resolve) if self.metrics else ():
                 key = f"{address} {version}"
                 text = self.fetch(address)
                 seen[key] = counted(text, {"live": arm}, source=address)["live"]
@@ -254,7 +257,7 @@ class Baking:
         """
         told, seconds = (
             [each for each in p99 if each is not None],
-            seconds_since(live, self.site.clock()),
+            seconds_since(live, self.target.clock()),
         )
         open_buckets = _sum(counts.open_buckets, buckets or {})
         # The first minute includes slow warm-ups.

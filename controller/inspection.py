@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from controller.site import SiteSettings
+from controller.deployment_target import TargetSettings
 from evergreen.registry import promotion_journal
 from evergreen.registry.requests import open_requests
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
@@ -59,9 +59,9 @@ class _Search:
 
 @dataclass(kw_only=True)
 class Inspection:
-    """Check of the version files of one site, by their hashes. Call `step` repeatedly."""
+    """Check of the version files of one target, by their hashes. Call `step` repeatedly."""
 
-    site: SiteSettings
+    target: TargetSettings
     start: Callable[[Callable[[], None]], None] = in_thread
     """Function that runs the comparison of all hashes beside the controller."""
     healed: list[str] = field(default_factory=list)
@@ -82,18 +82,18 @@ class Inspection:
                 tries again.
             PermanentError: the storage rejected a read.
         """
-        now = self.site.patience.clock()
+        now = self.target.timeouts.clock()
         if self._search is None:
             if self._due is not None and now < self._due:
                 if self._problem is not None:
                     raise ContractError(self._problem)
                 return
             self._due, self._problem = now + RETRY_SECONDS, None
-            if not promotion_journal.read_entries(self.site.store):
+            if not promotion_journal.read_entries(self.target.store):
                 self._due = None  # inspect right after the first release
                 return
             search = self._search = _Search()
-            repository = self.site.open_repository()
+            repository = self.target.open_repository()
             self.start(lambda: self._compare(repository, search))
         search = self._search
         if search.corrupt:
@@ -106,7 +106,7 @@ class Inspection:
         """Set the time of the next inspection, and report what could not be repaired."""
         if search.failure is not None:
             raise search.failure
-        remove_stale(self.site.store, self.site.clock())
+        remove_stale(self.target.store, self.target.clock())
         if search.problems:
             self._problem = "; ".join(search.problems)
             raise ContractError(self._problem)
@@ -117,7 +117,7 @@ class Inspection:
         try:
             for folders, version in self._versions(repository):
                 try:
-                    if find_corrupt(folders, self.site.store, version):
+                    if find_corrupt(folders, self.target.store, version):
                         search.corrupt.append((folders, version))
                 except (ContractError, OSError) as error:  # the other versions are still compared
                     search.problems.append(str(error))
@@ -136,7 +136,7 @@ class Inspection:
     def _replace(self, search: _Search) -> None:
         """Replace the corrupt files of one version."""
         folders, version = search.corrupt[0]
-        repository = self.site.open_repository()
+        repository = self.target.open_repository()
         try:
             with repository.locked():
                 repository.check_held()
@@ -147,8 +147,8 @@ class Inspection:
 
     def _versions(self, repository: ModelRepository) -> list[tuple[VersionFolders, int]]:
         """Return the versions that are both in the journal and in the repository."""
-        known = {entry.version for entry in promotion_journal.read_journal(self.site.store)}
-        canary = promotion_journal.canary_at_work(self.site.store)
+        known = {entry.version for entry in promotion_journal.read_journal(self.target.store)}
+        canary = promotion_journal.canary_at_work(self.target.store)
         at_work = {canary.version} if canary else set()
         found = [
             (repository.published, version)
@@ -166,7 +166,7 @@ class Inspection:
 
         The caller holds the lock.
         """
-        store = self.site.store
+        store = self.target.store
         if promotion_journal.interrupted(store):
             raise TemporaryError(
                 "a killed deployment must be rolled back before its files are inspected"
@@ -188,12 +188,12 @@ class Inspection:
 
         If a server fails to reload, the watchdog reloads it later.
         """
-        golden = golden_rows(repository, self.site.store, version)
-        for url in addresses(self.site.triton_urls, self.site.resolve):
+        golden = golden_rows(repository, self.target.store, version)
+        for url in addresses(self.target.triton_urls, self.target.resolve):
             try:
-                with closing(self.site.connect(url)) as server:
+                with closing(self.target.connect(url)) as server:
                     bring_up(
-                        server, name, version=version, golden=golden, patience=self.site.patience
+                        server, name, version=version, golden=golden, timeouts=self.target.timeouts
                     )
             except (TemporaryError, PermanentError) as error:
                 logger.warning("the healed version %d: %s", version, error)

@@ -9,7 +9,8 @@ highest version as soon as it is loaded. An error during a load must therefore a
 served name is changed.
 
 The longest moves copy and hash files, or load a version on one server after another. After each
-file or server, these moves check whether a later rollback supersedes the change (`Site.proceed`).
+file or server, these moves check whether a later rollback supersedes the change
+(`DeploymentTarget.proceed`).
 
 The configuration is one atomic write. After this write, every server that starts serves the new
 version. Running servers load the version one after another. A server that appears during this move
@@ -29,6 +30,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+from controller.deployment_target import Attempt, DeploymentTarget, Fallback, live_version
 from controller.protocol import (
     ADOPT,
     CONFIGURE,
@@ -51,7 +53,6 @@ from controller.protocol import (
     WITHDRAW_INTENT,
     Server,
 )
-from controller.site import Attempt, Fallback, Site, live_version
 from evergreen.registry import promotion_journal
 from evergreen.registry.models import graph_folder, read_release, release_path
 from evergreen.registry.promotion_journal import Promotion, canary_at_work
@@ -72,239 +73,243 @@ def forget(store: Path, version: int) -> None:
     shutil.rmtree(graph_folder(store, version), ignore_errors=True)
 
 
-def load_canary(site: Site, version: int, *, only_missing: bool) -> None:
+def load_canary(target: DeploymentTarget, version: int, *, only_missing: bool) -> None:
     """Load the canary on every server, including new ones, and probe it with golden rows.
 
     If `only_missing` is set, servers that already report the canary as ready are skipped.
     """
-    golden = golden_rows(site.repository, site.store, version)
+    golden = golden_rows(target.repository, target.store, version)
 
     def load(server: Triton) -> None:
-        site.proceed()
-        if only_missing and server.is_ready(site.names.canary, version):
+        target.proceed()
+        if only_missing and server.is_ready(target.names.canary, version):
             return
-        bring_up(server, site.names.canary, version=version, golden=golden, patience=site.patience)
-        site.checkpoint("canary loaded on one")
+        bring_up(
+            server, target.names.canary, version=version, golden=golden, timeouts=target.timeouts
+        )
+        target.checkpoint("canary loaded on one")
 
-    site.fleet.for_all(load)
-    if site.known is not None:
-        _know(site, canary=version)
-    site.checkpoint("canary loaded")
+    target.fleet.for_all(load)
+    if target.known is not None:
+        _know(target, canary=version)
+    target.checkpoint("canary loaded")
 
 
-def _running(site: Site) -> tuple[Promotion, ServingOptions]:
-    attempt = site.attempt
+def _running(target: DeploymentTarget) -> tuple[Promotion, ServingOptions]:
+    attempt = target.attempt
     assert attempt.line is not None
     assert attempt.options is not None
     return attempt.line, attempt.options
 
 
-def _intent(site: Site) -> Promotion:
-    intent = site.intent
+def _intent(target: DeploymentTarget) -> Promotion:
+    intent = target.intent
     assert intent is not None
     return intent
 
 
-def _know(site: Site, **changes: int | None) -> None:
-    site.known = replace(site.known or Server(), **changes)
+def _know(target: DeploymentTarget, **changes: int | None) -> None:
+    target.known = replace(target.known or Server(), **changes)
 
 
-def _stage(site: Site) -> None:
-    line, options = _running(site)
-    version, folder = line.version, graph_folder(site.store, line.version)
+def _stage(target: DeploymentTarget) -> None:
+    line, options = _running(target)
+    version, folder = line.version, graph_folder(target.store, line.version)
     if not (folder / GOLDEN_FILE).exists():
         raise ContractError(
             f"version {version} is no longer in the repository, and {folder} contains no copy of it"
         )
-    check_kept(site.store, read_release(site.store, version))
-    site.repository.stage(version, folder, options, proceed=site.proceed)
-    site.checkpoint("staged")
+    check_kept(target.store, read_release(target.store, version))
+    target.repository.stage(version, folder, options, proceed=target.proceed)
+    target.checkpoint("staged")
 
 
-def _rehearse(site: Site) -> None:
-    version = _running(site)[0].version
-    golden = GoldenRows.load(graph_folder(site.store, version) / GOLDEN_FILE)
+def _rehearse(target: DeploymentTarget) -> None:
+    version = _running(target)[0].version
+    golden = GoldenRows.load(graph_folder(target.store, version) / GOLDEN_FILE)
 
     def rehearse(server: Triton) -> None:
-        site.proceed()
+        target.proceed()
         bring_up(
-            server, site.names.candidate, version=version, golden=golden, patience=site.patience
+            server, target.names.candidate, version=version, golden=golden, timeouts=target.timeouts
         )
-        server.unload(site.names.candidate)
+        server.unload(target.names.candidate)
 
-    _know(site, candidate=UNKNOWN)
-    site.fleet.for_each(rehearse)
-    _know(site, candidate=None)
-    site.attempt.is_rehearsed = True
-    site.checkpoint("rehearsed")
-
-
-def _publish(site: Site) -> None:
-    site.repository.publish(_running(site)[0].version)
-    site.checkpoint("folder published")
+    _know(target, candidate=UNKNOWN)
+    target.fleet.for_each(rehearse)
+    _know(target, candidate=None)
+    target.attempt.is_rehearsed = True
+    target.checkpoint("rehearsed")
 
 
-def _configure(site: Site) -> None:
-    (line, options), repository = _running(site), site.repository
-    if not site.attempt.is_rehearsed:  # no rehearsal: the version was in the repository before
-        heal(repository.published, site.store, line.version, options=options)
+def _publish(target: DeploymentTarget) -> None:
+    target.repository.publish(_running(target)[0].version)
+    target.checkpoint("folder published")
+
+
+def _configure(target: DeploymentTarget) -> None:
+    (line, options), repository = _running(target), target.repository
+    if not target.attempt.is_rehearsed:  # no rehearsal: the version was in the repository before
+        heal(repository.published, target.store, line.version, options=options)
     config = repository.config_for(line.version, options)
-    golden_rows(repository, site.store, line.version)  # raises an error before anything is changed
-    site.attempt.is_published = True
+    golden_rows(
+        repository, target.store, line.version
+    )  # raises an error before anything is changed
+    target.attempt.is_published = True
     repository.write_config(config)
-    _know(site, serves=UNKNOWN)
-    site.checkpoint("config written")
+    _know(target, serves=UNKNOWN)
+    target.checkpoint("config written")
 
 
-def _serve(site: Site) -> None:
-    version, name = _running(site)[0].version, site.names.model
-    golden = golden_rows(site.repository, site.store, version)
+def _serve(target: DeploymentTarget) -> None:
+    version, name = _running(target)[0].version, target.names.model
+    golden = golden_rows(target.repository, target.store, version)
 
     def serve(server: Triton) -> None:
-        site.proceed()
-        bring_up(server, name, version=version, golden=golden, patience=site.patience)
+        target.proceed()
+        bring_up(server, name, version=version, golden=golden, timeouts=target.timeouts)
         probe(server, name, version=version, golden=golden, named=False)
         logger.info("triton %s serves version %d", server.url, version)
-        site.checkpoint("loaded")
+        target.checkpoint("loaded")
 
-    site.fleet.for_all(serve)
-    _know(site, serves=version)
-
-
-def _place_canary(site: Site) -> None:
-    line, options = _running(site)
-    site.repository.place_canary(line.version, options)
-    site.checkpoint("canary placed")
+    target.fleet.for_all(serve)
+    _know(target, serves=version)
 
 
-def _load_canary(site: Site) -> None:
-    if site.attempt.line is not None:
-        load_canary(site, site.attempt.line.version, only_missing=False)
-    elif (at_work := canary_at_work(site.store)) is not None:
-        if not site.repository.canary.whole():  # somebody removed the files
-            options = site.repository.options_for(at_work.version)
-            site.repository.place_canary(at_work.version, options)
-        load_canary(site, at_work.version, only_missing=True)
+def _place_canary(target: DeploymentTarget) -> None:
+    line, options = _running(target)
+    target.repository.place_canary(line.version, options)
+    target.checkpoint("canary placed")
 
 
-def _show_canary(site: Site) -> None:
-    plan = site.attempt.plan
+def _load_canary(target: DeploymentTarget) -> None:
+    if target.attempt.line is not None:
+        load_canary(target, target.attempt.line.version, only_missing=False)
+    elif (at_work := canary_at_work(target.store)) is not None:
+        if not target.repository.canary.whole():  # somebody removed the files
+            options = target.repository.options_for(at_work.version)
+            target.repository.place_canary(at_work.version, options)
+        load_canary(target, at_work.version, only_missing=True)
+
+
+def _show_canary(target: DeploymentTarget) -> None:
+    plan = target.attempt.plan
     assert plan is not None
-    site.attempt.is_shown = True
-    site.repository.write_plan(replace(plan, published_at=site.now()))
-    site.checkpoint("plan written")
+    target.attempt.is_shown = True
+    target.repository.write_plan(replace(plan, published_at=target.now()))
+    target.checkpoint("plan written")
 
 
-def _record(site: Site) -> None:
-    line = _running(site)[0]
+def _record(target: DeploymentTarget) -> None:
+    line = _running(target)[0]
     if line.action != promotion_journal.CANARY:
-        site.checkpoint("probed")
-    site.append(replace(line, config=None))
-    site.attempt, site.known = Attempt(), None
-    site.checkpoint("journal written")
+        target.checkpoint("probed")
+    target.append(replace(line, config=None))
+    target.attempt, target.known = Attempt(), None
+    target.checkpoint("journal written")
 
 
-def _check_lock(site: Site) -> None:
+def _check_lock(target: DeploymentTarget) -> None:
     # Another controller may already have rolled back, and may have switched to another version. The
     # servers then belong to that controller and must not be changed.
-    if not site.holds_lock():
+    if not target.holds_lock():
         raise TemporaryError("another controller holds the lock now, so nothing was restored")
 
 
-def _restore_config(site: Site) -> None:
-    _check_lock(site)
-    intent, live = site.intent, site.live
+def _restore_config(target: DeploymentTarget) -> None:
+    _check_lock(target)
+    intent, live = target.intent, target.live
     if intent is not None:
         try:
-            site.repository.write_config(intent.config)
+            target.repository.write_config(intent.config)
         except (TemporaryError, PermanentError, ContractError) as error:
             # Do not notify the servers here, because this would make them load the version that is
             # being rolled back. Servers that were not notified yet still serve the previous
             # version.
             raise TemporaryError(f"the configuration could not be restored: {error}") from error
     elif live is not None:
-        options = site.repository.options_for(live.version)
-        site.repository.write_config(site.repository.config_for(live.version, options))
+        options = target.repository.options_for(live.version)
+        target.repository.write_config(target.repository.config_for(live.version, options))
         logger.error("the configuration did not name version %d, and was rewritten", live.version)
 
 
-def _restore_servers(site: Site) -> None:
+def _restore_servers(target: DeploymentTarget) -> None:
     """Make every server serve the version that was configured before the intent.
 
     A server that cannot be restored is left to the watchdog, because the configuration is restored.
     """
-    _check_lock(site)
-    intent, known = _intent(site), site.known or Server(serves=UNKNOWN, candidate=UNKNOWN)
+    _check_lock(target)
+    intent, known = _intent(target), target.known or Server(serves=UNKNOWN, candidate=UNKNOWN)
     before = live_version(intent.config)
-    fallback = _fallback(site, before)
+    fallback = _fallback(target, before)
 
     def restore(server: Triton) -> None:
         try:
             if known.candidate is not None:
-                server.unload(site.names.candidate)
+                server.unload(target.names.candidate)
             if known.serves != before:
-                _restore_server(site, server, intent.config, fallback=fallback)
+                _restore_server(target, server, intent.config, fallback=fallback)
         except (TemporaryError, PermanentError) as error:
             problem = f"triton {server.url} could not be restored: {error}"
             logger.error("%s", problem)
-            site.attempt.lost.append(problem)
+            target.attempt.lost.append(problem)
 
     try:
-        fleet = site.fleet
+        fleet = target.fleet
     except TemporaryError:
         # The intent stays until every server responds. The servers that respond get the previous
         # version at once.
-        for address in addresses(site.settings.triton_urls, site.settings.resolve):
-            with closing(site.settings.connect(address)) as server:
+        for address in addresses(target.settings.triton_urls, target.settings.resolve):
+            with closing(target.settings.connect(address)) as server:
                 restore(server)
         raise
     fleet.for_each(restore)
-    _know(site, serves=before, candidate=None)
+    _know(target, serves=before, candidate=None)
 
 
-def _fallback(site: Site, version: int | None) -> Fallback | None:
+def _fallback(target: DeploymentTarget, version: int | None) -> Fallback | None:
     """Return the version with its golden rows.
 
     Returns None if the version is not in the repository, or if no copy of its golden rows is
     intact. The servers are then restored without a probe.
     """
-    if version is None or version not in site.repository.versions():
+    if version is None or version not in target.repository.versions():
         return None
     try:
-        return Fallback(version, golden_rows(site.repository, site.store, version))
+        return Fallback(version, golden_rows(target.repository, target.store, version))
     except ContractError as error:
         logger.error("version %d is restored without a probe: %s", version, error)
         return None
 
 
 def _restore_server(
-    site: Site, server: Triton, config: str | None, *, fallback: Fallback | None
+    target: DeploymentTarget, server: Triton, config: str | None, *, fallback: Fallback | None
 ) -> None:
-    name = site.names.model
+    name = target.names.model
     if config is None:
         server.unload(name)
         return
     server.load(name)
     if fallback is not None:
-        wait_until_ready(server, name, fallback.version, patience=site.patience)
+        wait_until_ready(server, name, fallback.version, timeouts=target.timeouts)
         probe(server, name, version=fallback.version, golden=fallback.golden, named=False)
 
 
-def _discard(site: Site) -> None:
-    site.repository.discard_candidate()
+def _discard(target: DeploymentTarget) -> None:
+    target.repository.discard_candidate()
 
 
-def _remove_files(site: Site) -> None:
-    site.repository.withdraw(_intent(site).version)
+def _remove_files(target: DeploymentTarget) -> None:
+    target.repository.withdraw(_intent(target).version)
 
 
-def _adopt(site: Site) -> None:
-    site.append(_intent(site))
-    site.checkpoint("intent adopted")
+def _adopt(target: DeploymentTarget) -> None:
+    target.append(_intent(target))
+    target.checkpoint("intent adopted")
 
 
-def _withdraw_intent(site: Site) -> None:
-    intent, attempt = _intent(site), site.attempt
+def _withdraw_intent(target: DeploymentTarget) -> None:
+    intent, attempt = _intent(target), target.attempt
     error = attempt.error
     why = (
         f"the change by {intent.who} was interrupted"
@@ -312,50 +317,50 @@ def _withdraw_intent(site: Site) -> None:
         else f"{type(error).__name__}: {error}"
     )
     reason = "; ".join([why, *attempt.lost])
-    site.append(replace(intent, action=promotion_journal.WITHDRAWN, reason=reason, config=None))
+    target.append(replace(intent, action=promotion_journal.WITHDRAWN, reason=reason, config=None))
     if error is None:
-        site.recovered = intent
+        target.recovered = intent
         logger.warning("the interrupted change to version %d is withdrawn", intent.version)
-    forget_unserved(site)
-    attempt.line, site.known = None, None
+    forget_unserved(target)
+    attempt.line, target.known = None, None
 
 
-def forget_unserved(site: Site) -> None:
+def forget_unserved(target: DeploymentTarget) -> None:
     """Remove the registry's files of a version that never served clients."""
-    attempt = site.attempt
+    attempt = target.attempt
     if attempt.new_version is not None and not (attempt.is_published or attempt.is_shown):
-        forget(site.store, attempt.new_version)
+        forget(target.store, attempt.new_version)
     attempt.new_version = None
 
 
-def _unload_canary(site: Site) -> None:
-    site.remove_canary()
+def _unload_canary(target: DeploymentTarget) -> None:
+    target.remove_canary()
     logger.info("the canary is unloaded")
 
 
-def _end_canary(site: Site) -> None:
-    at_work, plan = canary_at_work(site.store), site.repository.read_plan()
+def _end_canary(target: DeploymentTarget) -> None:
+    at_work, plan = canary_at_work(target.store), target.repository.read_plan()
     assert at_work is not None
-    abort = last_abort(site.store)
+    abort = last_abort(target.store)
     ended = replace(
         at_work,
         action=promotion_journal.CANARY_ENDED,
         reason=abort.reason if abort else plan.reason if plan else "no plan names it",
-        who=abort.who if abort else site.settings.who,
+        who=abort.who if abort else target.settings.who,
         request=abort.request if abort else None,
         share=None,
     )
-    site.append(ended)
+    target.append(ended)
 
 
-def _end_baking(site: Site) -> None:
-    assert site.baked is not None
-    line, reason = site.baked
-    site.append(line.baked(site.now(), site.settings.who, reason))
-    site.baked = None
+def _end_baking(target: DeploymentTarget) -> None:
+    assert target.baked is not None
+    line, reason = target.baked
+    target.append(line.baked(target.now(), target.settings.who, reason))
+    target.baked = None
 
 
-BODIES: Mapping[str, Callable[[Site], None]] = {
+BODIES: Mapping[str, Callable[[DeploymentTarget], None]] = {
     STAGE: _stage,
     REHEARSE: _rehearse,
     PUBLISH: _publish,

@@ -10,11 +10,11 @@ import argparse
 import sys
 from dataclasses import fields
 
+from controller.deployment_target import TargetSettings, add_target_flags, change_reason, target_of
 from controller.release import ReleaseSettings, candidate_request
-from controller.site import SiteSettings, add_site_flags, change_reason, site_of
 from controller.waiting import add_waiting_flag, ask
 from evergreen.contracts.requests import RELEASE
-from evergreen.registry.models import evaluated_model, read_release, read_serving_place
+from evergreen.registry.models import evaluated_model, read_release, read_serving_target
 from evergreen.registry.promotion_journal import blocked_models
 from evergreen.runtime.exit_codes import exits_with_code
 from evergreen.runtime.flags import CommandParser
@@ -22,16 +22,16 @@ from evergreen.runtime.plain_text import show
 from evergreen.serving.repository.triton_config import ServingOptions, read_options
 
 
-def as_served_now(settings: SiteSettings) -> ReleaseSettings:
+def as_served_now(settings: TargetSettings) -> ReleaseSettings:
     """Return release settings with the serving options of the live version."""
-    place = read_serving_place(settings.store)
+    place = read_serving_target(settings.store)
     config = settings.open_repository().read_config()
     if config is not None:
         options = read_options(config)
     else:
         options = ServingOptions(server=place.server) if place else ServingOptions()
     return ReleaseSettings(
-        **{each.name: getattr(settings, each.name) for each in fields(SiteSettings)},
+        **{each.name: getattr(settings, each.name) for each in fields(TargetSettings)},
         options=options,
     )
 
@@ -39,7 +39,7 @@ def as_served_now(settings: SiteSettings) -> ReleaseSettings:
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of the command."""
     parser = CommandParser(prog="evergreen release promote", description=__doc__)
-    add_site_flags(parser)
+    add_target_flags(parser)
     parser.add_argument("--model-id", required=True, help="id of the stored model")
     parser.add_argument(
         "--override",
@@ -56,10 +56,10 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Promote the model. After a failure, the live version is unchanged."""
     arguments = build_parser().parse_args(argv)
-    site = site_of(arguments)
-    candidate = evaluated_model(site.store, arguments.model_id)
-    settings = as_served_now(site.serving(candidate[0]))
-    if line := blocked_models(site.store).get(arguments.model_id):
+    target = target_of(arguments)
+    candidate = evaluated_model(target.store, arguments.model_id)
+    settings = as_served_now(target.serving(candidate[0]))
+    if line := blocked_models(target.store).get(arguments.model_id):
         show(
             f"model {arguments.model_id} was rolled back from version {line.previous_version} at "
             f"{line.time} by {line.who or 'unknown'} ({line.reason}): --override releases it again",

@@ -1,4 +1,4 @@
-"""Observe a site, choose the next move from the protocol's table, make it, and begin again.
+"""Observe a target, choose the next move from the protocol's table, make it, and begin again.
 
 This is the only loop that changes what is served between two probes of the servers. A running
 controller calls the loop in each round. If no controller is running, a command calls the loop in
@@ -17,6 +17,13 @@ from functools import partial
 from typing import Any
 
 from controller import announce as announcing
+from controller.deployment_target import (
+    Attempt,
+    DeploymentTarget,
+    TargetSettings,
+    live_version,
+    opened,
+)
 from controller.moves import BODIES
 from controller.protocol import (
     ACCEPT,
@@ -42,13 +49,6 @@ from controller.protocol import (
     Server,
     ShownPlan,
     next_rule,
-)
-from controller.site import (
-    Attempt,
-    Site,
-    SiteSettings,
-    live_version,
-    opened,
 )
 from evergreen.contracts.requests import (
     ABORT,
@@ -108,25 +108,26 @@ def is_superseded(state: RequestState, states: list[RequestState]) -> bool:
     )
 
 
-def observe(site: Site) -> tuple[Desired, Observed, RequestState | None]:
+def observe(target: DeploymentTarget) -> tuple[Desired, Observed, RequestState | None]:
     """Read journal, repository and plan, and return them with the request that is handled next."""
-    states = requests.read_requests(site.store)
-    _supersede(site, states)
-    state, live, at_work = chosen(states), site.live, canary_at_work(site.store)
-    repository, plan, intent = site.repository, site.repository.read_plan(), site.intent
+    states = requests.read_requests(target.store)
+    _supersede(target, states)
+    state, live, at_work = chosen(states), target.live, canary_at_work(target.store)
+    repository, plan, intent = target.repository, target.repository.read_plan(), target.intent
     desired = Desired(
         live=live.version if live else None,
         canary=at_work.version if at_work else None,
         share=(at_work.share or 0.0) if at_work else 0.0,
-        intent=None if intent is None else _intent(site, intent),
-        request=None if state is None else _open_request(site, state, states),
-        is_baked=site.baked is not None and promotion_journal.baking(site.store) == site.baked[0],
+        intent=None if intent is None else _intent(target, intent),
+        request=None if state is None else _open_request(target, state, states),
+        is_baked=target.baked is not None
+        and promotion_journal.baking(target.store) == target.baked[0],
     )
     versions = set(repository.versions())
-    if intent is not None and site.attempt.state != RUNNING:
+    if intent is not None and target.attempt.state != RUNNING:
         # An interrupted copy of the intent's version must be removed too.
         versions |= {intent.version} & set(repository.taken_numbers())
-    attempt = site.attempt
+    attempt = target.attempt
     is_own = state is not None and attempt.request == state.id
     config = live_version(repository.read_config())
     is_lost = config not in (*repository.taken_numbers(), UNKNOWN)
@@ -136,7 +137,7 @@ def observe(site: Site) -> tuple[Desired, Observed, RequestState | None]:
     ahead = None
     if plan is not None:
         published = datetime.fromisoformat(plan.published_at)
-        ahead = (published - site.settings.clock()).total_seconds()
+        ahead = (published - target.settings.clock()).total_seconds()
     placed = _only(repository.canary.sizes(), repository.canary.whole())
     observed = Observed(
         lease=repository.lease,
@@ -155,9 +156,9 @@ def observe(site: Site) -> tuple[Desired, Observed, RequestState | None]:
             canary=plan.canary.version if plan.canary else None,
             share=plan.canary_share,
         ),
-        is_drained=ahead is None or -ahead >= site.settings.stages.drain_seconds,
+        is_drained=ahead is None or -ahead >= target.settings.stages.drain_seconds,
         is_plan_ahead=ahead is not None and ahead > 0,
-        servers=(_servers(site, desired, placed),) if site.settings.triton_urls else (),
+        servers=(_servers(target, desired, placed),) if target.settings.triton_urls else (),
     )
     return desired, observed, state
 
@@ -167,10 +168,10 @@ def _only(files: object, whole: list[int]) -> int | None:
     return whole[-1] if whole else UNKNOWN if files else None
 
 
-def _servers(site: Site, desired: Desired, placed: int | None) -> Server:
+def _servers(target: DeploymentTarget, desired: Desired, placed: int | None) -> Server:
     """Return what every server has loaded, as far as this process knows."""
-    if site.known is not None:
-        return site.known
+    if target.known is not None:
+        return target.known
     if desired.intent is not None:
         return Server(serves=UNKNOWN, canary=UNKNOWN, candidate=UNKNOWN)
     # The watchdog probes the servers and corrects them. Files of a canary are removed only after
@@ -178,8 +179,8 @@ def _servers(site: Site, desired: Desired, placed: int | None) -> Server:
     return Server(serves=desired.live, canary=None if placed is None else desired.canary or UNKNOWN)
 
 
-def _intent(site: Site, intent: Promotion) -> Intent:
-    entries = promotion_journal.read_entries(site.store)
+def _intent(target: DeploymentTarget, intent: Promotion) -> Intent:
+    entries = promotion_journal.read_entries(target.store)
     marks = [
         at
         for at, entry in enumerate(entries)
@@ -198,65 +199,67 @@ def _intent(site: Site, intent: Promotion) -> Intent:
     )
 
 
-def _open_request(site: Site, state: RequestState, states: list[RequestState]) -> OpenRequest:
+def _open_request(
+    target: DeploymentTarget, state: RequestState, states: list[RequestState]
+) -> OpenRequest:
     return OpenRequest(
-        kind=_kind(site, state.request),
+        kind=_kind(target, state.request),
         is_accepted=state.accepted is not None,
-        is_expired=state.is_expired(site.settings.clock()),
-        is_recorded=state.accepted is not None and announcing.satisfied(site, state) is not None,
+        is_expired=state.is_expired(target.settings.clock()),
+        is_recorded=state.accepted is not None and announcing.satisfied(target, state) is not None,
         is_superseded=is_superseded(state, states),
-        has_failed=state.request.kind == ABORT and state.id in site.errors,
+        has_failed=state.request.kind == ABORT and state.id in target.errors,
     )
 
 
-def _kind(site: Site, request: ServingRequest) -> str:
+def _kind(target: DeploymentTarget, request: ServingRequest) -> str:
     """Return the kind of the moves that the request needs."""
-    if request.kind == CANARY and announcing.gives_first_share(site, request):
+    if request.kind == CANARY and announcing.gives_first_share(target, request):
         return ADVANCE
-    if request.kind == ADVANCE and _next_share(site, request) is None:
+    if request.kind == ADVANCE and _next_share(target, request) is None:
         return RELEASE
     return request.kind
 
 
-def _next_share(site: Site, request: ServingRequest) -> float | None:
+def _next_share(target: DeploymentTarget, request: ServingRequest) -> float | None:
     """Return the canary's share at its next stage, or None after the last stage."""
     if request.kind == CANARY:
         return request.share
-    plan = site.repository.read_plan()
+    plan = target.repository.read_plan()
     now = plan.canary_share if plan is not None else 0.0
-    return next((share for share in site.settings.stages.shares if share > now), None)
+    return next((share for share in target.settings.stages.shares if share > now), None)
 
 
-def _is_attempt_superseded(site: Site, states: list[RequestState]) -> bool:
+def _is_attempt_superseded(target: DeploymentTarget, states: list[RequestState]) -> bool:
     """Return whether a later request supersedes the request of the attempt.
 
     A request for a rollback is never superseded while it is attempted.
     """
     return any(
-        state.id == site.attempt.request
+        state.id == target.attempt.request
         and state.request.kind != ROLLBACK
         and is_superseded(state, states)
         for state in states
     )
 
 
-def _supersede(site: Site, states: list[RequestState]) -> None:
+def _supersede(target: DeploymentTarget, states: list[RequestState]) -> None:
     """Fail the running attempt if a later request supersedes the request of this attempt."""
-    if site.attempt.state == RUNNING and _is_attempt_superseded(site, states):
-        site.fail(Refused(_SUPERSEDED))
+    if target.attempt.state == RUNNING and _is_attempt_superseded(target, states):
+        target.fail(Refused(_SUPERSEDED))
 
 
-def _check_wanted(site: Site) -> None:
+def _check_wanted(target: DeploymentTarget) -> None:
     """Raise an error if a later request supersedes the request of the attempt.
 
     Raises:
         Refused: a later rollback or abort supersedes the request.
     """
-    if _is_attempt_superseded(site, requests.read_requests(site.store)):
+    if _is_attempt_superseded(target, requests.read_requests(target.store)):
         raise Refused(_SUPERSEDED)
 
 
-def drive(site: Site, *, stop: Callable[[], bool] = lambda: False) -> None:
+def drive(target: DeploymentTarget, *, stop: Callable[[], bool] = lambda: False) -> None:
     """Make moves until nothing is to be done, or until `stop` returns True between two changes.
 
     Raises:
@@ -264,9 +267,9 @@ def drive(site: Site, *, stop: Callable[[], bool] = lambda: False) -> None:
         the undo of a failed change failed too. The next call tries again.
     """
     before: tuple[Desired, Observed, str | None] | None = None
-    site.proceed = partial(_check_wanted, site)
+    target.proceed = partial(_check_wanted, target)
     while True:
-        desired, observed, state = observe(site)
+        desired, observed, state = observe(target)
         if desired.intent is None and stop():
             return
         rule = next_rule(desired, observed)
@@ -277,25 +280,25 @@ def drive(site: Site, *, stop: Callable[[], bool] = lambda: False) -> None:
         if seen == before:
             raise PermanentError(f"the move {rule.move!r} changed nothing: {rule.condition}")
         before = seen
-        site.settings.trace(rule, desired, observed)
+        target.settings.trace(rule, desired, observed)
         if rule.move == STAND_DOWN:
-            site.repository.check_held()
-        _perform(site, rule, state)
+            target.repository.check_held()
+        _perform(target, rule, state)
 
 
-def _perform(site: Site, rule: ProtocolRule, state: RequestState | None) -> None:
-    attempt, is_undoing = site.attempt, rule.state in ("undoing", "undone")
+def _perform(target: DeploymentTarget, rule: ProtocolRule, state: RequestState | None) -> None:
+    attempt, is_undoing = target.attempt, rule.state in ("undoing", "undone")
     is_abort = rule.state in ("abort accepted", "abort done")
     is_of_request = not is_abort and (rule.state == "accepted" or rule.move == ANSWER)
     if is_of_request and state is not None:
-        attempt = site.attempt = Attempt(request=state.id)
+        attempt = target.attempt = Attempt(request=state.id)
     try:
-        _move(site, rule, state)
+        _move(target, rule, state)
     except BaseException as error:
         if is_abort and state is not None:
             # The change that the abort interrupted continues.
             logger.error("%s failed: %s", rule.move, error)
-            site.errors[state.id] = error
+            target.errors[state.id] = error
             if not isinstance(error, HANDLED):
                 raise
             return
@@ -312,63 +315,63 @@ def _perform(site: Site, rule: ProtocolRule, state: RequestState | None) -> None
             # The interrupted change goes on, and a recorded change is answered in the next round.
             raise
         logger.error("%s failed: %s", rule.move, error)
-        site.fail(error)
+        target.fail(error)
         if not isinstance(error, HANDLED):
             with suppress(BaseException):
-                drive(site, stop=lambda: site.attempt.state != FAILED)
+                drive(target, stop=lambda: target.attempt.state != FAILED)
             raise
 
 
-def _move(site: Site, rule: ProtocolRule, state: RequestState | None) -> None:
+def _move(target: DeploymentTarget, rule: ProtocolRule, state: RequestState | None) -> None:
     """Carry out the move that the rule names. `state` contains the request that is handled next."""
     if rule.move in BODIES:
-        BODIES[rule.move](site)
+        BODIES[rule.move](target)
     elif rule.move == RESET_PLAN:
-        _reset_plan(site, rule, state)
+        _reset_plan(target, rule, state)
     elif rule.move == RECORD_SHARE:
-        _record_share(site, state)
+        _record_share(target, state)
     elif state is not None:
-        _REQUEST_BODIES[rule.move](site, state)
+        _REQUEST_BODIES[rule.move](target, state)
 
 
-def _accept(site: Site, state: RequestState) -> None:
-    _answer(site, state, ACCEPTED)
+def _accept(target: DeploymentTarget, state: RequestState) -> None:
+    _answer(target, state, ACCEPTED)
 
 
-def _withdraw(site: Site, state: RequestState) -> None:
+def _withdraw(target: DeploymentTarget, state: RequestState) -> None:
     reason = f"its deadline {state.request.deadline} passed before it was accepted"
-    who, now = site.settings.who, site.settings.clock()
-    site.repository.check_held()
-    after = requests.withdraw(site.store, state.id, who=who, now=now, reason=reason)
+    who, now = target.settings.who, target.settings.clock()
+    target.repository.check_held()
+    after = requests.withdraw(target.store, state.id, who=who, now=now, reason=reason)
     if after.accepted is None:
-        remove_prepared(site.store, state.id)
+        remove_prepared(target.store, state.id)
 
 
-def _result(site: Site, state: RequestState) -> None:
+def _result(target: DeploymentTarget, state: RequestState) -> None:
     request = state.request
-    found = announcing.satisfied(site, state)
+    found = announcing.satisfied(target, state)
     if request.kind == ABORT:
-        at_work = canary_at_work(site.store)
+        at_work = canary_at_work(target.store)
         version = at_work.version if at_work else None
         reason = "no client is sent to the canary" if at_work else "there is no canary"
     else:
         assert found is not None
-        version, live = found.version, site.live
+        version, live = found.version, target.live
         if state.earlier is not None:
             reason = f"request {state.first} of run {request.run} was done before"
         elif live is not None and live.version == version:
             if request.kind == RELEASE:
                 if state.recorded is None:
-                    announcing.confirm(site, version)
-                announcing.tidy(site, live)
+                    announcing.confirm(target, version)
+                announcing.tidy(target, live)
             reason = f"version {version} is live"
         else:
             reason = f"version {version} is the canary"
-    _end(site, state, DONE, reason=reason, version=version)
+    _end(target, state, DONE, reason=reason, version=version)
 
 
-def _refuse(site: Site, state: RequestState) -> None:
-    attempt, is_own = site.attempt, site.attempt.request == state.id
+def _refuse(target: DeploymentTarget, state: RequestState) -> None:
+    attempt, is_own = target.attempt, target.attempt.request == state.id
     error: BaseException
     if is_own and attempt.error is not None:
         error = attempt.error
@@ -376,35 +379,37 @@ def _refuse(site: Site, state: RequestState) -> None:
             kind = TemporaryError if isinstance(error, TemporaryError) else PermanentError
             error = kind("; ".join([str(error), *attempt.lost]))
             error.__cause__ = attempt.error
-    elif state.id in site.errors:
-        error = site.errors[state.id]
-    elif is_superseded(state, requests.read_requests(site.store)):
+    elif state.id in target.errors:
+        error = target.errors[state.id]
+    elif is_superseded(state, requests.read_requests(target.store)):
         # After a temporary error, a retried step would release what a person rolled back.
         error = Refused(_SUPERSEDED)
     else:
         error = TemporaryError(f"its deadline {state.request.deadline} passed before it was done")
     if isinstance(error, UnreadableFile):  # the storage failed, and not an input
         error = TemporaryError(str(error))
-    site.errors[state.id] = error
-    if is_own and site.intent is None:
-        site.attempt = Attempt()
+    target.errors[state.id] = error
+    if is_own and target.intent is None:
+        target.attempt = Attempt()
     name = next((each.__name__ for each in type(error).__mro__ if each.__name__ in _NAMES), None)
     reason = str(error) or type(error).__name__
-    _end(site, state, REFUSED, reason=reason, error=name or "PermanentError")
+    _end(target, state, REFUSED, reason=reason, error=name or "PermanentError")
 
 
-def _end(site: Site, state: RequestState, action: str, *, reason: str, **more: Any) -> None:
+def _end(
+    target: DeploymentTarget, state: RequestState, action: str, *, reason: str, **more: Any
+) -> None:
     """Append the result, and remove the prepared version unless the result is ignored.
 
     The journal's readers ignore the result if another controller took the lock meanwhile. That
     controller still needs the prepared version.
     """
-    if not _answer(site, state, action, reason=reason, **more).is_open:
-        remove_prepared(site.store, state.id)
+    if not _answer(target, state, action, reason=reason, **more).is_open:
+        remove_prepared(target.store, state.id)
 
 
 def _answer(
-    site: Site,
+    target: DeploymentTarget,
     state: RequestState,
     action: str,
     *,
@@ -412,68 +417,68 @@ def _answer(
     version: int | None = None,
     error: str | None = None,
 ) -> RequestState:
-    site.repository.check_held()
+    target.repository.check_held()
     return requests.answer(
-        site.store,
+        target.store,
         state.id,
         action,
-        who=site.settings.who,
-        now=site.settings.clock(),
+        who=target.settings.who,
+        now=target.settings.clock(),
         reason=reason,
         version=version,
         error=error,
-        lease=site.repository.lease,
+        lease=target.repository.lease,
     )
 
 
-def _grow(site: Site, state: RequestState) -> None:
-    request, plan = state.request, site.repository.read_plan()
-    announcing.check_plan(site, request)
+def _grow(target: DeploymentTarget, state: RequestState) -> None:
+    request, plan = state.request, target.repository.read_plan()
+    announcing.check_plan(target, request)
     if plan is None or plan.canary is None:
         raise Refused("there is no canary, expected one that can grow")
-    share = _next_share(site, request)
+    share = _next_share(target, request)
     is_first = request.kind == CANARY
-    baseline = {} if is_first else site.settings.stages.read_baseline(plan)
+    baseline = {} if is_first else target.settings.stages.read_baseline(plan)
     reason = "the shadow canary gets its first share" if is_first else request.reason
-    site.repository.write_plan(
-        plan.next(canary_share=share, reason=reason, published_at=site.now(), baseline=baseline)
+    target.repository.write_plan(
+        plan.next(canary_share=share, reason=reason, published_at=target.now(), baseline=baseline)
     )
-    site.checkpoint("plan written")
+    target.checkpoint("plan written")
 
 
-def _record_share(site: Site, state: RequestState | None) -> None:
-    at_work, plan = canary_at_work(site.store), site.repository.read_plan()
+def _record_share(target: DeploymentTarget, state: RequestState | None) -> None:
+    at_work, plan = canary_at_work(target.store), target.repository.read_plan()
     assert at_work is not None
     assert plan is not None
-    line = replace(at_work, share=plan.canary_share, reason=plan.reason, who=site.settings.who)
+    line = replace(at_work, share=plan.canary_share, reason=plan.reason, who=target.settings.who)
     if state is not None and state.accepted is not None and state.request.kind in (ADVANCE, CANARY):
         line = replace(line, request=state.id, who=state.request.who)
-    site.append(line)
-    site.checkpoint("journal written")
+    target.append(line)
+    target.checkpoint("journal written")
 
 
-def _reset_plan(site: Site, rule: ProtocolRule, state: RequestState | None) -> None:
-    plan, live, intent = site.repository.read_plan(), site.live, site.intent
+def _reset_plan(target: DeploymentTarget, rule: ProtocolRule, state: RequestState | None) -> None:
+    plan, live, intent = target.repository.read_plan(), target.live, target.intent
     assert plan is not None
     if rule.state == "abort accepted" and state is not None:
-        announcing.check_plan(site, state.request)
+        announcing.check_plan(target, state.request)
         reason = state.request.reason
         logger.error("the canary is aborted: %s", reason)
     elif intent is not None:
         reason = f"start of version {intent.version} was withdrawn"
     elif rule.state == "draining":
         # The clock was set back to before the plan's time, so the drain period starts again.
-        site.repository.write_plan(plan.next(published_at=site.now()))
+        target.repository.write_plan(plan.next(published_at=target.now()))
         return
     elif live is not None and plan.stable.version != live.version:
         reason = live.reason
     else:
         reason = f"version {plan.canary.version if plan.canary else None} is no longer a canary"
-    site.reset_plan(reason)
-    site.checkpoint("plan reset")
+    target.reset_plan(reason)
+    target.checkpoint("plan reset")
 
 
-_REQUEST_BODIES: dict[str, Callable[[Site, RequestState], None]] = {
+_REQUEST_BODIES: dict[str, Callable[[DeploymentTarget, RequestState], None]] = {
     ACCEPT: _accept,
     WITHDRAW: _withdraw,
     ANNOUNCE: announcing.announce,
@@ -484,19 +489,19 @@ _REQUEST_BODIES: dict[str, Callable[[Site, RequestState], None]] = {
 
 
 @contextmanager
-def reconciled(settings: SiteSettings) -> Iterator[Site]:
-    """Open the site after all outstanding work of the site is done.
+def reconciled(settings: TargetSettings) -> Iterator[DeploymentTarget]:
+    """Open the target after all outstanding work of the target is done.
 
     Raises:
         ContractError, TemporaryError, PermanentError: as in `opened` and `drive`.
     """
-    with opened(settings) as site:
-        drive(site)
-        yield site
+    with opened(settings) as target:
+        drive(target)
+        yield target
 
 
 def carry_out(
-    settings: SiteSettings,
+    settings: TargetSettings,
     request: ServingRequest,
     *,
     report: Callable[[str], None] = lambda _: None,
@@ -534,7 +539,9 @@ def carry_out(
             else:
                 if repository.is_locked:
                     held = replace(settings, held=repository)
-                    _drive_for(Site(settings=held, repository=repository, stack=stack), request)
+                    _drive_for(
+                        DeploymentTarget(settings=held, repository=repository, stack=stack), request
+                    )
         if problem is not None:
             _wait(settings, request, report, problem=problem)
     state = requests.read_request(store, request.request)
@@ -543,7 +550,7 @@ def carry_out(
 
 
 def _lock_or_result(
-    settings: SiteSettings,
+    settings: TargetSettings,
     request: ServingRequest,
     repository: ModelRepository,
     *,
@@ -557,7 +564,7 @@ def _lock_or_result(
             stays open.
         ContractError, TemporaryError: as in `carry_out`. The request is withdrawn.
     """
-    store, patience, is_reported = settings.store, settings.patience, False
+    store, timeouts, is_reported = settings.store, settings.timeouts, False
 
     def lock_or_result() -> None:
         nonlocal is_reported
@@ -575,7 +582,7 @@ def _lock_or_result(
                 raise
 
     try:
-        patience.until_done(lock_or_result, patience.lock_seconds)
+        timeouts.until_done(lock_or_result, timeouts.lock_seconds)
     except (NotWritable, PermanentError):
         raise
     except BaseException as error:
@@ -584,12 +591,12 @@ def _lock_or_result(
         if is_withdrawn or not isinstance(error, Exception):  # Ctrl-C ends the waiting
             raise
         requests.wait_for_result(
-            store, request, clock=settings.clock, sleep=patience.sleep, report=report
+            store, request, clock=settings.clock, sleep=timeouts.sleep, report=report
         )
 
 
 def _wait(
-    settings: SiteSettings,
+    settings: TargetSettings,
     request: ServingRequest,
     report: Callable[[str], None],
     *,
@@ -607,7 +614,7 @@ def _wait(
             settings.store,
             request,
             clock=settings.clock,
-            sleep=settings.patience.sleep,
+            sleep=settings.timeouts.sleep,
             report=report,
         )
     except BaseException as error:
@@ -618,30 +625,30 @@ def _wait(
         raise
 
 
-def _drive_for(site: Site, request: ServingRequest) -> None:
+def _drive_for(target: DeploymentTarget, request: ServingRequest) -> None:
     """Make moves in this process until nothing is to be done.
 
     Raises:
         The error of the request.
     """
-    settings = site.settings
+    settings = target.settings
     try:
-        drive(site)
+        drive(target)
     except HANDLED as error:
-        own = site.errors.get(request.request)
-        state = requests.read_request(site.store, request.request)
+        own = target.errors.get(request.request)
+        state = requests.read_request(target.store, request.request)
         if state.result is None and state.accepted is None:
             _withdraw_own(settings, request, error)
         if own is None and (state.result is None or state.result.action != DONE):
             raise
         if own is None:
             logger.warning("%s is done, but what follows failed: %s", request.kind, error)
-    if (failure := site.errors.get(request.request)) is not None:
+    if (failure := target.errors.get(request.request)) is not None:
         raise failure
 
 
 def _withdraw_own(
-    settings: SiteSettings, request: ServingRequest, error: BaseException
+    settings: TargetSettings, request: ServingRequest, error: BaseException
 ) -> RequestState:
     """Withdraw a request that nobody has accepted, and return its state.
 

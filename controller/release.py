@@ -5,7 +5,7 @@ The export and the parity check need only the model registry.
 
 from dataclasses import dataclass, field
 
-from controller.site import SiteSettings
+from controller.deployment_target import TargetSettings
 from evergreen.contracts.manifests import Model, RawDataset, Verdict
 from evergreen.contracts.requests import ServingRequest
 from evergreen.serving.prepare import prepare_request
@@ -13,7 +13,7 @@ from evergreen.serving.repository.triton_config import ServingOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReleaseSettings(SiteSettings):
+class ReleaseSettings(TargetSettings):
     """Deployment target and serving options of a release."""
 
     options: ServingOptions = field(default_factory=ServingOptions)
@@ -49,7 +49,7 @@ def candidate_request(
         options=settings.options,
         who=settings.who,
         now=settings.clock,
-        seconds=settings.patience.deadline_seconds,
+        seconds=settings.timeouts.deadline_seconds,
         trigger_id=settings.trigger_id,
         share=share,
         override=override,

@@ -13,8 +13,8 @@ import argparse
 import logging
 from dataclasses import replace
 
+from controller.deployment_target import TargetSettings, add_target_flags, change_reason, target_of
 from controller.reconcile import carry_out
-from controller.site import SiteSettings, add_site_flags, change_reason, site_of
 from controller.waiting import add_waiting_flag, ask
 from evergreen.contracts.requests import ROLLBACK, ServingRequest
 from evergreen.registry import promotion_journal
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 def rollback(
-    settings: SiteSettings,
+    settings: TargetSettings,
     *,
     to_version: int | None = None,
     reason: str,
@@ -59,7 +59,7 @@ def rollback(
 
 
 def rollback_request(
-    settings: SiteSettings, *, to_version: int | None, reason: str
+    settings: TargetSettings, *, to_version: int | None, reason: str
 ) -> ServingRequest:
     """Return a person's request for a rollback."""
     request = new_request(
@@ -67,7 +67,7 @@ def rollback_request(
         who=settings.who,
         reason=reason,
         now=settings.clock(),
-        seconds=settings.patience.deadline_seconds,
+        seconds=settings.timeouts.deadline_seconds,
     )
     return replace(request, to_version=to_version)
 
@@ -75,7 +75,7 @@ def rollback_request(
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of the command."""
     parser = CommandParser(prog="evergreen release rollback", description=__doc__)
-    add_site_flags(parser)
+    add_target_flags(parser)
     parser.add_argument(
         "--to", type=int, help="version to serve; default: the one that the live version replaced"
     )
@@ -90,7 +90,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Roll back. After a failure, the live version is unchanged."""
     arguments = build_parser().parse_args(argv)
-    settings = site_of(arguments)
+    settings = target_of(arguments)
     request = rollback_request(settings, to_version=arguments.to, reason=arguments.reason)
     state = ask(settings, request, waits=arguments.wait)
     if state is None:

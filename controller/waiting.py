@@ -3,8 +3,8 @@
 import argparse
 import sys
 
+from controller.deployment_target import TargetSettings
 from controller.reconcile import carry_out
-from controller.site import SiteSettings
 from evergreen.contracts.requests import ServingRequest
 from evergreen.registry.requests import RequestState, append_request
 
@@ -20,7 +20,7 @@ def add_waiting_flag(parser: argparse.ArgumentParser) -> None:
 
 
 def ask(
-    settings: SiteSettings,
+    settings: TargetSettings,
     request: ServingRequest,
     *,
     waits: bool,

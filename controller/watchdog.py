@@ -19,9 +19,9 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
+from controller.deployment_target import TargetSettings, opened
 from controller.protocol import HEAL, LOAD_CANARY, UNKNOWN, Server, next_rule
 from controller.reconcile import observe
-from controller.site import SiteSettings, opened
 from evergreen.contracts.serving import QUEUE_REFUSALS
 from evergreen.registry import promotion_journal
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
@@ -72,9 +72,9 @@ with two instances, 2 of 300 requests went to the same instance as the previous 
 
 @dataclass(kw_only=True)
 class Watchdog:
-    """Watchdog of one site's servers. Call `look` once a round."""
+    """Watchdog of one target's servers. Call `look` once a round."""
 
-    site: SiteSettings
+    target: TargetSettings
     counts: Counter[str] = field(default_factory=Counter)
     """How often each finding occurred since the start."""
     reloads: Counter[int] = field(default_factory=Counter)
@@ -83,7 +83,7 @@ class Watchdog:
     def __post_init__(self) -> None:
         # A version number is never reused for other weights, so its golden rows never change.
         self._golden = lru_cache(maxsize=4)(
-            lambda version: golden_rows(self._repository, self.site.store, version)
+            lambda version: golden_rows(self._repository, self.target.store, version)
         )
         self._strikes: Counter[str] = Counter()
         self._last: dict[str, str] = {}
@@ -97,7 +97,7 @@ class Watchdog:
         The repository is opened late, because before the first release the registry may not know
         its recommender.
         """
-        return self.site.open_repository()
+        return self.target.open_repository()
 
     def look(self) -> dict[str, str]:
         """Probe every model on every server, and return the findings by `host:port model`.
@@ -131,16 +131,16 @@ class Watchdog:
         """Return the current host:port of each server."""
         found = [
             address
-            for url in self.site.triton_urls
-            for address in addresses_of(url, self.site.resolve)
+            for url in self.target.triton_urls
+            for address in addresses_of(url, self.target.resolve)
         ]
         return list(dict.fromkeys(found))
 
     def _expected_versions(self) -> dict[str, int]:
         """Return the version of each model according to the journal."""
         live, canary = (
-            promotion_journal.current(self.site.store),
-            promotion_journal.canary_at_work(self.site.store),
+            promotion_journal.current(self.target.store),
+            promotion_journal.canary_at_work(self.target.store),
         )
         if live is None and canary is None:
             return {}
@@ -150,7 +150,7 @@ class Watchdog:
 
     def _look_at(self, url: str, name: str, version: int) -> tuple[str, str]:
         try:
-            with closing(self.site.connect(url)) as server:
+            with closing(self.target.connect(url)) as server:
                 server.check_live()
                 return self._evaluate(server, name, version)
         except (TemporaryError, PermanentError) as error:
@@ -221,8 +221,8 @@ class Watchdog:
 
     def _may_reload(self, name: str) -> bool:
         """Return whether a reload of a model that answers wrongly is the next move."""
-        with opened(self._settings) as site:
-            desired, observed, _ = observe(site)
+        with opened(self._settings) as target:
+            desired, observed, _ = observe(target)
         is_live = name == self._repository.names.model
         wrong = (
             Server(serves=UNKNOWN, canary=desired.canary)
@@ -233,13 +233,13 @@ class Watchdog:
         rule = next_rule(desired, observed)
         if rule is None or rule.move != (HEAL if is_live else LOAD_CANARY):
             return False
-        self.site.trace(rule, desired, observed)
+        self.target.trace(rule, desired, observed)
         return True
 
     @property
-    def _settings(self) -> SiteSettings:
-        """Return the site's settings, with the repository that this process holds."""
-        return replace(self.site, held=self._repository)
+    def _settings(self) -> TargetSettings:
+        """Return the target's settings, with the repository that this process holds."""
+        return replace(self.target, held=self._repository)
 
     def _trouble(
         self, server: Triton, name: str, version: int, *, load: bool = False, unload: bool = False
@@ -253,7 +253,7 @@ class Watchdog:
                 server.unload(name)
             if load:
                 server.load(name)
-                wait_until_ready(server, name, version, patience=self.site.patience)
+                wait_until_ready(server, name, version, timeouts=self.target.timeouts)
             self._check_answers(server, name, version)
         except (TemporaryError, PermanentError) as error:
             return str(error)

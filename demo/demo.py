@@ -65,7 +65,7 @@ from evergreen.config.sections import check_settings
 from evergreen.config.spec import Recommender
 from evergreen.recommender_file.form import read_recommender
 from evergreen.registry import promotion_journal
-from evergreen.registry.models import read_serving_place, write_serving_place
+from evergreen.registry.models import read_serving_target, write_serving_target
 from evergreen.registry.promotion_journal import baking
 from evergreen.registry.recommenders import accept
 from evergreen.registry.runs import RunOutcome, StepNote, read_notes, read_outcomes
@@ -453,7 +453,7 @@ def open_demo(folder: Path) -> int:
         PermanentError, TemporaryError: a process failed.
     """
     folders = LocalFolders(root=folder)
-    place = read_serving_place(folders.store)
+    place = read_serving_target(folders.store)
     if place is None or not (folder / "summary.json").exists():
         raise ContractError(f"{folder} holds no finished demo, expected the folder of one")
     state, log = folder / "monitor", sqlite_log(folder).url
@@ -487,7 +487,7 @@ def open_demo(folder: Path) -> int:
         place = replace(
             place, repository_uri=folders.repository.as_uri(), triton_urls=[triton.grpc_url]
         )
-        write_serving_place(folders.store, place)
+        write_serving_target(folders.store, place)
         stack.start(
             "controller",
             [
@@ -705,7 +705,7 @@ def _start_drift(demo: _Demo) -> bool:
 def _request_drift(demo: _Demo) -> bool:
     """Send the command `drift` to the replay. Returns False if the replay process has ended."""
     try:
-        demo.stack.tell("replay", "drift")
+        demo.stack.send_line("replay", "drift")
     except ProcessDied:
         return False
     return True
@@ -726,7 +726,7 @@ def _stop_and_account(demo: _Demo) -> dict[str, Any]:
     The processes stop only after every record is archived or counted.
     """
     with contextlib.suppress(ProcessDied):  # it may have ended already
-        demo.stack.tell("replay", "stop")
+        demo.stack.send_line("replay", "stop")
     demo.stack.finish("replay", seconds=60)
     ended_at = time.time()
     demo.stack.wait_until(

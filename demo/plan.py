@@ -473,7 +473,7 @@ class Services:
     def controller_command(self) -> list[str]:
         """Return the command of the controller, which alone changes what is served."""
         flags = {
-            **self._site,
+            **self._target,
             "metrics-urls": self.metrics_url,
             "lake": self.folders.lake,
             "interval-seconds": 0.5,
@@ -483,11 +483,11 @@ class Services:
     def promote_command(self, model_id: str, reason: str) -> list[str]:
         """Return the command that makes a model live by a person's decision."""
         return _command(
-            "controller.promote", {**self._site, "model-id": model_id, "override": reason}
+            "controller.promote", {**self._target, "model-id": model_id, "override": reason}
         )
 
     @property
-    def _site(self) -> dict[str, object]:
+    def _target(self) -> dict[str, object]:
         folders = self.folders
         return {
             "store": folders.store,

@@ -27,7 +27,7 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from controller.site import SiteSettings
+from controller.deployment_target import TargetSettings
 from demo import environments
 from demo.stack import tethered
 from evergreen.contracts.manifests import RetrainRequest
@@ -425,9 +425,9 @@ def _controller(folders: LocalFolders, triton_urls: str, *, log: Path) -> Iterat
 
 def _is_controlled(folders: LocalFolders) -> bool:
     """Return whether a controller is at work in the folders' model repository."""
-    site = SiteSettings(store=folders.store, repository=folders.repository.as_uri())
+    target = TargetSettings(store=folders.store, repository=folders.repository.as_uri())
     try:
-        with site.open_repository().locked():
+        with target.open_repository().locked():
             return False
     except TemporaryError:
         return True

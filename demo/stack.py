@@ -153,7 +153,7 @@ class Stack:
         Args:
             name: Name of the process and its log.
             command: The command line.
-            stdin: Whether the process reads its standard input, to which `tell` sends lines.
+            stdin: Whether the process reads its standard input, to which `send_line` sends lines.
             may_end: Whether the process may end with code 0 while other processes are awaited.
             variables: Environment variables of this process, in addition to the stack's.
         """
@@ -172,7 +172,7 @@ class Stack:
             self._may_end.add(name)
         return process
 
-    def tell(self, name: str, line: str) -> None:
+    def send_line(self, name: str, line: str) -> None:
         """Write one line to the standard input of a process.
 
         Raises:

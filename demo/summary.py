@@ -808,7 +808,7 @@ def _version_numbers(
                 version=release.version,
                 model_id=release.model_id,
                 trained_rows=model.num_train_rows,
-                trained_until=model.last_learned_time,
+                trained_until=model.watermark,
                 evaluation_rows=verdict.num_rows if verdict else 0,
                 parent=model.parent_model_id,
                 gate=verdict.decision if verdict else "",

@@ -4,7 +4,7 @@ These names are public:
 
 - `RecommenderClient` and `SyncRecommenderClient`, with their results `ScoredRows`, `Ranking` and
   `PublishingCounts`.
-- `Outcome`, the argument of `RecommenderClient.tell`.
+- `Outcome`, the argument of `RecommenderClient.report`.
 - `ClientSettings`, `ServerAccess` and `PublisherSettings`.
 - `Unpublished`, which is raised at closing if the event log stays unavailable.
 - `metrics_text` for Prometheus.
@@ -32,7 +32,7 @@ location of its recommender's description. This example uses a local server and 
     ...     async with RecommenderClient(Server(), recommender=shop, log=log) as client:
     ...         items = [{"item": 8, "price": 2}, {"item": 9, "price": 5}, {"item": 3, "price": 4}]
     ...         ranking = await client.rank(items, 2, context={"user": [7]}, key="user-7")
-    ...         client.tell(Outcome(request_id=ranking.request_id, row=0))
+    ...         client.report(Outcome(request_id=ranking.request_id, row=0))
     ...     return ranking.candidates.tolist(), client.log_counts
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     best, counts = asyncio.run(serve(f"sqlite:///{folder}/log.db"))

@@ -402,7 +402,7 @@ class RecommenderClient:
             logged=logged,
         )
 
-    def tell(self, outcome: Outcome) -> bool:
+    def report(self, outcome: Outcome) -> bool:
         """Log an outcome of a row, without waiting.
 
         Any client of the same event log may have scored the row.
@@ -613,13 +613,13 @@ class SyncRecommenderClient:
         """See `RecommenderClient.rank`."""
         return self._call(self._client.rank(candidates, k, **options))
 
-    def tell(self, outcome: Outcome) -> bool:
-        """See `RecommenderClient.tell`."""
+    def report(self, outcome: Outcome) -> bool:
+        """See `RecommenderClient.report`."""
 
-        async def tell() -> bool:
-            return self._client.tell(outcome)
+        async def report() -> bool:
+            return self._client.report(outcome)
 
-        return self._call(tell())
+        return self._call(report())
 
     def _call(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
         if not self._thread.is_alive():

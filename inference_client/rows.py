@@ -37,7 +37,7 @@ class FeatureRows:
     dense: NDArray[np.float32]
     """[n, d], NaN = missing."""
     categorical: NDArray[np.int64]
-    """[n, positions], see `Features.places`. -1 = missing."""
+    """[n, positions], see `Features.positions`. -1 = missing."""
 
     def __len__(self) -> int:
         return len(self.dense)
@@ -52,7 +52,7 @@ class FeatureRows:
         A list counts as one value, and is replaced as a whole.
         """
         lacking = self.categorical == MISSING_CATEGORY
-        for start, stop, _ in features.places.lists:
+        for start, stop, _ in features.positions.lists:
             lacking[:, start:stop] = lacking[:, start:stop].all(axis=1, keepdims=True)
         return FeatureRows(
             dense=np.where(np.isnan(self.dense), context.dense, self.dense),
@@ -127,7 +127,9 @@ def feature_rows(
                 f"{next(iter(lengths))}"
             )
     dense = np.full((num_rows, len(features.numeric)), np.nan, dtype=np.float32)
-    categorical = np.full((num_rows, len(features.place_names)), MISSING_CATEGORY, dtype=np.int64)
+    categorical = np.full(
+        (num_rows, len(features.position_names)), MISSING_CATEGORY, dtype=np.int64
+    )
     for i, name in enumerate(features.numeric):
         if name in named:
             dense[:, i] = numbers(name, named[name])
@@ -135,7 +137,7 @@ def feature_rows(
     for i, name in enumerate(features.categorical):
         if name in named:
             categorical[:, i] = categories(name, named[name], holds_words=name in words)
-    for name, (start, stop, _) in zip(features.lists, features.places.lists):
+    for name, (start, stop, _) in zip(features.lists, features.positions.lists):
         if name in named:
             options = features.list_options_of(name)
             categorical[:, start:stop] = _elements(
@@ -255,7 +257,7 @@ def _plain_value(value: object) -> object:
 
 def _check_widths(rows: FeatureRows, features: Features) -> None:
     found = (rows.dense.shape[1], rows.categorical.shape[1])
-    expected = (len(features.numeric), len(features.place_names))
+    expected = (len(features.numeric), len(features.position_names))
     if found != expected:
         raise ContractError(
             f"rows have {found[0]} numeric and {found[1]} categorical columns, expected "

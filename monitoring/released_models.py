@@ -57,7 +57,7 @@ class ReleasedModels:
         """Return the event time of the model's newest training row, or None if it is unknown."""
         path = model_folder(self._store, release.model_id) / Model.MANIFEST
         try:
-            return moment_of(Model.read(path).last_learned_time).timestamp()
+            return moment_of(Model.read(path).watermark).timestamp()
         except (ContractError, OSError, ValueError) as error:
             logger.warning(
                 "the training rows of model version %d are unknown: %s", release.version, error

@@ -14,7 +14,7 @@ def shaped(kind: str, settings, **widths) -> NetworkConfig:
     return NETWORKS[kind](**settings, **widths)
 
 
-def vectors_of(tables, places, ids):
+def vectors_of(tables, positions, ids):
     """Return the vectors of rows with ids [n, positions], in the order of a network's inputs.
 
     Lists are summed or averaged over their filled positions. The vector of a list is at the
@@ -25,13 +25,13 @@ def vectors_of(tables, places, ids):
 
     Returns: An array [n, width] for each vector.
     """
-    ends = {each.start: each for each in places.lists}
+    ends = {each.start: each for each in positions.lists}
     found, at = [], 0
-    while at < len(places.slots):
+    while at < len(positions.slots):
         start, stop, pool = ends.get(at, (at, at + 1, None))
         ids_here = ids[:, start:stop]
         filled = (ids_here != 0)[:, :, None] | (pool is None)
-        total = (tables[places.slots[at]].astype(np.float64)[ids_here] * filled).sum(1)
+        total = (tables[positions.slots[at]].astype(np.float64)[ids_here] * filled).sum(1)
         found.append(total / filled.sum(1).clip(1) if pool == "mean" else total)
         at = stop
     return found

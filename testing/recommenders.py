@@ -36,9 +36,9 @@ def draw_arrays(
     """Draw arrays: dense [rows, n] and categorical [rows, m]. A fifth of the values are missing."""
     dense = random.integers(0, 100, (rows, len(features.numeric))).astype(np.float32)
     dense[random.random(dense.shape) < 0.2] = np.nan
-    categorical = random.integers(0, 2**32, (rows, len(features.place_names)), dtype=np.int64)
+    categorical = random.integers(0, 2**32, (rows, len(features.position_names)), dtype=np.int64)
     categorical[random.random(categorical.shape) < 0.2] = MISSING_CATEGORY
-    for start, stop, _ in features.places.lists:
+    for start, stop, _ in features.positions.lists:
         # A list is padded at its end.
         elements = categorical[:, start:stop]
         order = np.argsort(elements == MISSING_CATEGORY, axis=1, kind="stable")

@@ -24,7 +24,7 @@ def keep_model(store, model_id, **changes) -> Model:
         "optimizer_step": 1,
         "progressive": {},
         "last_event_time": "",
-        "last_learned_time": "",
+        "watermark": "",
         "raw_digest": "",
         "sha256": {},
         "created_at": "",

@@ -30,7 +30,7 @@ def make_dataset(
         window_end=None,
         first_event_time=first_event_time,
         last_event_time=last_event_time,
-        last_learned_time=last_event_time,
+        watermark=last_event_time,
         train_uri=folder.as_uri(),
         holdout_uri=folder.as_uri(),
         num_train_rows=num_rows,

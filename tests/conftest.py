@@ -119,7 +119,7 @@ def _make_raw_table(
         weights = np.random.default_rng(2000 + i).normal(0, 0.5, cardinality)
         logit += weights[ranks]
         columns[name] = pyarrow.array(keys[ranks], mask=random.random(n) < 0.02 * (i % 4))
-    for name, (first, end, _) in zip(features.lists, features.places.lists):
+    for name, (first, end, _) in zip(features.lists, features.positions.lists):
         lengths = random.integers(0, end - first + 1, n).tolist()
         elements = drawn.get(features.list_options_of(name).table or "", np.arange(9))
         columns[name] = [random.choice(elements, each).tolist() or None for each in lengths]

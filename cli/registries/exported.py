@@ -74,7 +74,7 @@ def parameters_of(card: ModelCard) -> dict[str, str]:
     }
     named |= {f"gate.{name}": value for name, value in card.gate.items()}
     named |= {"engine": model.backend, "seed": model.seed, "parent_model_id": model.parent_model_id}
-    named |= {"window_start": model.window_start, "last_learned_time": model.last_learned_time}
+    named |= {"window_start": model.window_start, "watermark": model.watermark}
     return {name: str(value) for name, value in named.items() if value is not None}
 
 

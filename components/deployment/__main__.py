@@ -189,13 +189,13 @@ def _report_release(
 ) -> None:
     """Write the manifest, the note and the model's card of a request that is done."""
     from evergreen.contracts.requests import RELEASE
-    from evergreen.registry.models import read_release, read_serving_place
+    from evergreen.registry.models import read_release, read_serving_target
 
     rollout = FULL if request.kind == RELEASE else CANARY if request.share else SHADOW
     assert result.version is not None
     done = read_release(store, result.version)
     done.write(arguments.output)
-    place = read_serving_place(store)
+    place = read_serving_target(store)
     serves = SERVES[rollout] if place is not None and place.triton_urls else "is published"
     served = (promotion_journal.current(store), promotion_journal.canary_at_work(store))
     if done.version not in {each.version for each in served if each is not None}:

@@ -65,7 +65,7 @@ def metrics_document(verdict: Verdict, *, train_rows: int) -> dict[str, float]:
         "log_loss": verdict.candidate.log_loss,
         "calibration": verdict.candidate.calibration,
         "champion_auc": verdict.champion.auc if verdict.champion else None,
-        "rows_learned": train_rows,
+        "rows_trained": train_rows,
         "rows_held_out": verdict.num_rows,
     }
     known = {

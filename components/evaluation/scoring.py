@@ -59,7 +59,7 @@ class RawBatch(NamedTuple):
     dense: NDArray[np.float32]
     """Numeric values, [n, d]. Missing values are NaN."""
     categorical: NDArray[np.int64]
-    """Categories, [n, `Features.places`]. Missing categories are `MISSING_CATEGORY`."""
+    """Categories, [n, `Features.positions`]. Missing categories are `MISSING_CATEGORY`."""
     weights: NDArray[np.float32]
     """Sample weights. All ones if rows have no weights."""
 
@@ -71,7 +71,7 @@ class EncodedBatch(NamedTuple):
     dense: NDArray[np.float32]
     """Normalised numeric values, [n, d]."""
     ids: NDArray[np.int64]
-    """Slot-local ids, [n, `Features.id_places`]."""
+    """Slot-local ids, [n, `Features.id_positions`]."""
 
 
 NEW_ITEM, UNKNOWN_ITEM = 1, 2
@@ -104,7 +104,7 @@ class ScoredHoldout:
     """`NEW_ITEM`, `UNKNOWN_ITEM`, or 0 for an older item. None if the recommender names no item
     column."""
     categories: NDArray[np.int64]
-    """[n, `Features.places`] raw values of the categorical columns and list elements."""
+    """[n, `Features.positions`] raw values of the categorical columns and list elements."""
     columns: tuple[str, ...]
     """Column name of each slot. A list column appears once per slot."""
     weights: NDArray[np.float32] | None = None
@@ -142,7 +142,7 @@ def candidate_scorer(model: Model) -> ScoreEncoded:
         verified_part(model, Model.WEIGHTS),
         config_from_document(model.config),
         model.slot_sizes,
-        places=model.recommender.features.id_places,
+        positions=model.recommender.features.id_positions,
         numbers=served_tables(model.recommender),
     )
     served = {}
@@ -222,7 +222,7 @@ def score_holdout(
     logger.info("scoring %d held-out rows", _check_counts(raw, encoded, counts))
     of_raw = _raw_parts(raw, features, named=named, score_champion=score_champion)
     of_slots = [np.isin(np.arange(size), ids) for size, ids in zip(slot_sizes, new_ids)]
-    is_new = [of_slots[slot] for slot in features.id_places.slots]
+    is_new = [of_slots[slot] for slot in features.id_positions.slots]
     item = None if named.item is None else features.id_names.index(named.item)
     rows = (
         (batch.labels, score_candidate(batch), *_newness(batch.ids, is_new, item))
@@ -314,7 +314,7 @@ def _raw_parts(
     parts: dict[str, Any] = dict(zip(types, _columns(rows, tuple(types.values()))))
     # Concatenation must also work without batches.
     parts["categories"] = parts["categories"].reshape(
-        len(parts["labels"]), len(features.place_names)
+        len(parts["labels"]), len(features.position_names)
     )
     if not score_champion:
         parts["champion"] = None
@@ -325,7 +325,7 @@ def _raw_parts(
         if named.user is None
         else parts["categories"][:, features.categorical.index(named.user)]
     )
-    return {**parts, "users": users, "columns": features.place_features}
+    return {**parts, "users": users, "columns": features.position_features}
 
 
 def _newness(

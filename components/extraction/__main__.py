@@ -38,7 +38,7 @@ _COUNTS = (
     ),
     "quarantined_files",
 )
-_TIMES = ("first_event_time", "last_event_time", "last_learned_time")
+_TIMES = ("first_event_time", "last_event_time", "watermark")
 """Fields of a `RawDataset` that the step's note contains. The fields in `_COUNTS` have the prefix
 `num_` in a `RawDataset`."""
 
@@ -146,9 +146,7 @@ def _extract_window(arguments: argparse.Namespace, clock: Callable[[], float]) -
         now = clock() if until is None else until
         ahead_from = microseconds(now + CLOCK_AHEAD_SECONDS) + 1
         expect_past(baselines, ahead_from)
-        with opened_lake(
-            arguments.lake, work=work, until=until, pass_over=settings.pass_over
-        ) as files:
+        with opened_lake(arguments.lake, work=work, until=until, ignore=settings.ignore) as files:
             lake = Lake(files=files, seen=seen, ahead_from=ahead_from)
             window = resolve_window(
                 start=arguments.window_start,

@@ -216,7 +216,7 @@ def _dataset(
         window_end=to_iso(window.end) if window.end is not None else None,
         first_event_time=to_iso(copied.window.first_time),
         last_event_time=to_iso(copied.window.last_time),
-        last_learned_time=to_iso(last_trained),
+        watermark=to_iso(last_trained),
         train_uri=(folder / TRAIN).as_uri(),
         holdout_uri=(folder / HOLDOUT).as_uri(),
         num_train_rows=split.num_train,

@@ -103,7 +103,7 @@ class PlannedDay(NamedTuple):
         return digest.hexdigest()
 
 
-class AheadFile(NamedTuple):
+class FutureFile(NamedTuple):
     """A file with rows whose time is in the future, ahead of the clock."""
 
     file: str
@@ -124,7 +124,7 @@ class WindowPlan:
     """Days with rows of the window or with late rows, in order."""
     late_clicks: LateClicks
     """Late clicks on rows of these days."""
-    ahead_files: list[AheadFile]
+    ahead_files: list[FutureFile]
     """Files with rows that are ahead of the clock, by day and name."""
     left_out_files: list[LeftOutFile]
     """Unseen files whose rows the run leaves out, by day and name. A file is unseen if no run of
@@ -445,7 +445,7 @@ class Lake:
             logger.warning("rows that are left out cannot be counted: %s", error)
             return None
 
-    def _ahead_files(self) -> list[AheadFile]:
+    def _ahead_files(self) -> list[FutureFile]:
         """Return the files with rows that are ahead of the clock, by day and name.
 
         Raises:
@@ -466,7 +466,7 @@ class Lake:
             count = _num_rows if is_all else partial(_count_rows, span=span)
             counts = read_each(self.files.paths(files), count)
             found += [
-                AheadFile(file.name, num_rows, reason)
+                FutureFile(file.name, num_rows, reason)
                 for file, num_rows in zip(files, counts)
                 if num_rows
             ]

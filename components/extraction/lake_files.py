@@ -205,21 +205,21 @@ def _has_place(name: str) -> bool:
 
 
 def _files_in_place(
-    objects: Objects, listed: Iterable[ObjectInfo], pass_over: Sequence[str], *, name: str
+    objects: Objects, listed: Iterable[ObjectInfo], ignore: Sequence[str], *, name: str
 ) -> list[ObjectInfo]:
-    """Leave out files that match `pass_over`, and check that all others are allowed in a lake.
+    """Leave out files that match `ignore`, and check that all others are allowed in a lake.
 
     Args:
         objects: Objects of the lake.
         listed: Files of the lake.
-        pass_over: Patterns of names relative to the lake. `*` also matches slashes.
+        ignore: Patterns of names relative to the lake. `*` also matches slashes.
         name: Name of the lake in messages.
 
     Raises:
         ContractError: one of the other files is not allowed in a lake, or is not a regular file.
     """
     found = [
-        each for each in listed if not any(fnmatchcase(each.name, pattern) for pattern in pass_over)
+        each for each in listed if not any(fnmatchcase(each.name, pattern) for pattern in ignore)
     ]
     local = {each.name: objects.local(each.name) for each in found}
     wrong = [
@@ -232,7 +232,7 @@ def _files_in_place(
             f"{', '.join(wrong[:_NUM_NAMED])}{more}; expected regular files "
             "day=YYYY-MM-DD/*.parquet and outcomes/day=YYYY-MM-DD/*.parquet; move them there or "
             "away, or pass them over: --set "
-            f"'extraction.pass_over=[{json.dumps(_folder_pattern(wrong[0]))}]'"
+            f"'extraction.ignore=[{json.dumps(_folder_pattern(wrong[0]))}]'"
         )
     return found
 
@@ -497,7 +497,7 @@ class LakeFiles:
         cache: Local copies of a bucket's objects. None if the lake is a folder.
         until: Time in seconds since the epoch. Objects with a later time are ignored. None includes
             all objects.
-        pass_over: Objects whose names match one of these patterns are ignored.
+        ignore: Objects whose names match one of these patterns are ignored.
 
     Raises:
         ContractError: there is no day, the name of a partition contains no date, or a file is not
@@ -510,14 +510,14 @@ class LakeFiles:
         cache: DownloadCache | None = None,
         *,
         until: float | None = None,
-        pass_over: Sequence[str] = (),
+        ignore: Sequence[str] = (),
     ) -> None:
         self._objects, self._cache = objects, cache
         self.uri = objects.uri
         self.name = objects.uri if cache else str(local_path(objects.uri))
         """Name for people."""
         written = [each for each in objects.list() if until is None or each.written_at <= until]
-        listed = _files_in_place(objects, written, pass_over, name=self.name)
+        listed = _files_in_place(objects, written, ignore, name=self.name)
         self._rows = objects_by_day(self.uri, listed, DAY_PARTITION)
         outcomes = objects_by_day(self.uri, listed, OUTCOME_PARTITION)
         if not self._rows and not outcomes:
@@ -639,7 +639,7 @@ def opened_lake(
     *,
     work: Path,
     until: float | None = None,
-    pass_over: Sequence[str] = (),
+    ignore: Sequence[str] = (),
     open_storage: Callable[[str], Objects] = open_objects,
     **settings: Any,
 ) -> Iterator[LakeFiles]:
@@ -651,7 +651,7 @@ def opened_lake(
         uri: `gs://bucket/prefix`, `file://` or an absolute path.
         work: Folder of the cache `.lake-cache/` for a bucket's files.
         until: See `LakeFiles`.
-        pass_over: See `LakeFiles`.
+        ignore: See `LakeFiles`.
         open_storage: Function that opens the objects of a bucket.
         **settings: Further arguments of `DownloadCache`.
 
@@ -669,7 +669,7 @@ def opened_lake(
             raise ContractError(
                 f"lake {folder} does not exist, expected a folder of day partitions"
             )
-        yield LakeFiles(open_objects(uri), until=until, pass_over=pass_over)
+        yield LakeFiles(open_objects(uri), until=until, ignore=ignore)
         return
     uri = uri.rstrip("/")
     cache = DownloadCache(
@@ -677,7 +677,7 @@ def opened_lake(
     )
     with cache.locked():
         write_whole(cache.folder / "uri", uri + "\n")
-        files = LakeFiles(open_storage(uri), cache, until=until, pass_over=pass_over)
+        files = LakeFiles(open_storage(uri), cache, until=until, ignore=ignore)
         try:
             yield files
         except ContractError as error:

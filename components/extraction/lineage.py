@@ -17,7 +17,7 @@ from components.extraction.lake_files import newest_complete, objects_by_day
 from evergreen.contracts.manifests import CURRENT, Model
 from evergreen.contracts.raw_rows import DAY_PARTITION
 from evergreen.registry import promotion_journal
-from evergreen.registry.models import learned_later
+from evergreen.registry.models import trained_later
 from evergreen.rows.times import parse_day
 from evergreen.runtime.errors import ContractError
 from evergreen.runtime.exit_codes import exits_with_code
@@ -38,8 +38,8 @@ class ModelLineage:
     lost: str | None
     """Id of the first ancestor that is no longer in the registry. None if the registry has all
     ancestors."""
-    learned_later: list[str]
-    """See `evergreen.registry.models.learned_later`."""
+    trained_later: list[str]
+    """See `evergreen.registry.models.trained_later`."""
 
     def document(self, day: str | None, versions: dict[str, int] | None) -> dict[str, Any]:
         """Return the lineage as a JSON document.
@@ -50,8 +50,8 @@ class ModelLineage:
 
         Returns:
             A dictionary with these entries. `model_id`, `parent_model_id`, `is_live` and
-            `learned_later` describe the model. The model's holdout rows are between
-            `last_learned_time` and `last_event_time`. `days` starts with the days of the model's
+            `trained_later` describe the model. The model's holdout rows are between
+            `watermark` and `last_event_time`. `days` starts with the days of the model's
             own run. Each entry has day, version, num_rows, num_late_rows, num_holdout_rows, replay,
             and the model_id of the model that was trained on it. If `versions` is given, each entry
             also has its lake_version and whether the rows are outdated. The lake_version is None if
@@ -82,9 +82,9 @@ class ModelLineage:
             "model_id": self.models[0].model_id,
             "parent_model_id": self.models[0].parent_model_id,
             "is_live": self.is_live,
-            "last_learned_time": self.models[0].last_learned_time,
+            "watermark": self.models[0].watermark,
             "last_event_time": self.models[0].last_event_time,
-            "learned_later": self.learned_later,
+            "trained_later": self.trained_later,
             "days": days,
             "unknown": unknown,
         }
@@ -139,8 +139,8 @@ def _descent(model_id: str, models: dict[str, Model], *, is_live: bool) -> Model
     while parent in models and models[parent] not in line:
         line.append(models[parent])
         parent = models[parent].parent_model_id
-    later = learned_later(line[0], models)
-    return ModelLineage(models=line, is_live=is_live, lost=parent, learned_later=later)
+    later = trained_later(line[0], models)
+    return ModelLineage(models=line, is_live=is_live, lost=parent, trained_later=later)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -222,10 +222,10 @@ def _sentences(document: dict[str, Any]) -> Iterator[str]:
     yield (
         f"model {model_id}{' (live)' if document['is_live'] else ''}, "
         f"{f'from {parent}' if parent else 'from scratch'}: trained on rows up to "
-        f"{document['last_learned_time']}, evaluated on rows up to {document['last_event_time']}"
+        f"{document['watermark']}, evaluated on rows up to {document['last_event_time']}"
     )
-    if document["learned_later"]:
-        later = ", ".join(document["learned_later"])
+    if document["trained_later"]:
+        later = ", ".join(document["trained_later"])
         yield f"  its evaluation rows were later used to train {later}"
     for unknown in document["unknown"]:
         yield f"  the days of {unknown} are unknown"

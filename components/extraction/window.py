@@ -164,4 +164,4 @@ def watermark(model: Model) -> int:
     Raises:
         ContractError: the manifest contains an invalid time.
     """
-    return parse_time(f"last_learned_time of model {model.model_id}", model.last_learned_time)
+    return parse_time(f"watermark of model {model.model_id}", model.watermark)

@@ -130,7 +130,7 @@ def verify_file(
     types |= {WEIGHT: "float"} if weighted else {}
     if list(found.items()) != list(types.items()):
         raise PermanentError(f"columns of {path} are {found}, expected {types} in this order")
-    sizes = dict(zip(columns.id_names, (slot_sizes[slot] for slot in columns.id_places.slots)))
+    sizes = dict(zip(columns.id_names, (slot_sizes[slot] for slot in columns.id_positions.slots)))
     for batch in file.iter_batches():
         for name, column in zip(types, batch.columns):
             if column.null_count:

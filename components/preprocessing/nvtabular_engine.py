@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from nvtabular import ops
 
 from components.preprocessing.engines import Columns
-from components.preprocessing.raw_partitions import distinct_values, place_columns
+from components.preprocessing.raw_partitions import distinct_values, position_columns
 from evergreen.config.data import WEIGHT
 from evergreen.config.features import INDICATOR, MISSING_CATEGORY, Features, NumericOptions
 from evergreen.contracts.raw_rows import LABEL
@@ -75,7 +75,7 @@ class DistinctCategorify(ops.Categorify):  # type: ignore[misc]
             vocabs={_stored_name(slot): path for slot, path in vocabularies.items()},
             out_path=str(folder),
         )
-        slots = [features.slots[number] for number in features.id_places.slots]
+        slots = [features.slots[number] for number in features.id_positions.slots]
         self.storage_name = {
             name: _stored_name(slot) for name, slot in zip(features.id_names, slots)
         }
@@ -90,14 +90,14 @@ class DistinctCategorify(ops.Categorify):  # type: ignore[misc]
         return pd.DataFrame(ids, index=df.index)
 
     def _ids(self, col_selector: Any, name: str, column: Any) -> Any:
-        places, distinct = distinct_values(column.to_numpy())
+        positions, distinct = distinct_values(column.to_numpy())
         ids = np.full(len(distinct) + 1, self._absent[name], dtype=np.int64)
         if len(distinct):
             stored = self.storage_name[name]
             ids[:-1] = super().transform(
                 type(col_selector)([stored]), pd.DataFrame({stored: distinct})
             )[stored]
-        return ids[places]
+        return ids[positions]
 
 
 class KnownBucketize(ops.Bucketize):  # type: ignore[misc]
@@ -200,7 +200,7 @@ def _frame(rows: Any, features: Features) -> Any:
 
     Categories are float64, which is exact below 2^53, and null becomes NaN.
     """
-    columns = {**dict(zip(rows.schema.names, rows.columns)), **place_columns(rows, features)}
+    columns = {**dict(zip(rows.schema.names, rows.columns)), **position_columns(rows, features)}
     types = _read_types(features, weighted=WEIGHT in columns)
     return pd.DataFrame(
         {
@@ -215,7 +215,7 @@ def _read_types(features: Features, *, weighted: bool = False) -> dict[str, str]
     return {
         LABEL: "float32",
         **dict.fromkeys(features.numeric, "float32"),
-        **dict.fromkeys(features.place_names, "float64"),
+        **dict.fromkeys(features.position_names, "float64"),
         **({WEIGHT: "float32"} if weighted else {}),
     }
 
@@ -243,9 +243,9 @@ def explicit_workflow(features: FeatureWorkflow, storage: Path, *, weighted: boo
             dense += _present(columns.indicated, features.excluded) >> IsMissing()
         outputs.append(dense[list(columns.dense_inputs)])
     if columns.id_names:
-        places = zip(columns.place_names, columns.place_features)
-        left_out = tuple(place for place, name in places if name in features.excluded)
-        inputs = [_present(columns.place_names, left_out)] * bool(columns.place_names)
+        positions = zip(columns.position_names, columns.position_features)
+        left_out = tuple(place for place, name in positions if name in features.excluded)
+        inputs = [_present(columns.position_names, left_out)] * bool(columns.position_names)
         bucketize = KnownBucketize(
             {name: values.tolist() for name, values in features.boundaries.items()}
         )

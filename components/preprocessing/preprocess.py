@@ -218,7 +218,7 @@ def preprocess(
         workflow_uri=(final / _WORKFLOW).as_uri(),
         raw_digest=raw.digest,
         last_event_time=raw.last_event_time,
-        last_learned_time=raw.last_learned_time,
+        watermark=raw.watermark,
         window_start=raw.window_start,
         parent_model_uri=parent.model.uri if parent else None,
         replay_uri=(final / _REPLAY).as_uri() if _REPLAY in plans else None,

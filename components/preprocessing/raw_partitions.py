@@ -112,17 +112,19 @@ def read_partition(partition: Partition, *, first_rows: int | None = None) -> An
     return pa.RecordBatch.from_arrays([arrays[name] for name in columns], names=columns)
 
 
-def place_columns(rows: Any, features: Features) -> dict[str, Any]:
-    """Return the categories of a record batch as Arrow arrays, named as in `Features.place_names`.
+def position_columns(rows: Any, features: Features) -> dict[str, Any]:
+    """Return the categories of a record batch as Arrow arrays.
+
+    The arrays are named as in `Features.position_names`.
 
     A list feature has one array for each element. A missing category is null.
     """
     found = {name: rows.column(name) for name in features.categorical}
     for name in features.lists:
-        places = list_matrix(rows.column(name), features.list_options_of(name)).T
+        positions = list_matrix(rows.column(name), features.list_options_of(name)).T
         found |= {
             n: pa.array(each, mask=each == MISSING_CATEGORY)
-            for n, each in zip(features.places_of(name), places)
+            for n, each in zip(features.positions_of(name), positions)
         }
     return found
 

@@ -110,8 +110,10 @@ def _add_counts(
     before: Candidates, seen: NDArray[np.int64], counts: NDArray[np.int64], *, now: int
 ) -> Candidates:
     """Add the counts of this run to the candidates."""
-    categories, places = np.unique(np.concatenate([before.categories, seen]), return_inverse=True)
-    old, here = np.split(places, [len(before.categories)])
+    categories, positions = np.unique(
+        np.concatenate([before.categories, seen]), return_inverse=True
+    )
+    old, here = np.split(positions, [len(before.categories)])
     sightings, last_seen = np.zeros_like(categories), np.zeros_like(categories)
     sightings[old], last_seen[old] = before.sightings, before.last_seen
     sightings[here] += counts
@@ -125,17 +127,17 @@ def _retained(
     """Return the ascending positions of the candidates that are saved for the next run."""
     if rules.ttl:
         is_out = is_out & (now - counted.last_seen <= rules.ttl)
-    places = np.flatnonzero(is_out)
-    if len(places) > rules.max_candidates:
+    positions = np.flatnonzero(is_out)
+    if len(positions) > rules.max_candidates:
         # lexsort is stable, so equal candidates stay in the order of their values.
-        order = np.lexsort([-counted.last_seen[places], -counted.sightings[places]])
-        places = np.sort(places[order[: rules.max_candidates]])
-    return places
+        order = np.lexsort([-counted.last_seen[positions], -counted.sightings[positions]])
+        positions = np.sort(positions[order[: rules.max_candidates]])
+    return positions
 
 
-def _select(counted: Candidates, places: NDArray[np.int64]) -> Candidates:
+def _select(counted: Candidates, positions: NDArray[np.int64]) -> Candidates:
     return Candidates(
-        categories=counted.categories[places],
-        sightings=counted.sightings[places],
-        last_seen=counted.last_seen[places],
+        categories=counted.categories[positions],
+        sightings=counted.sightings[positions],
+        last_seen=counted.last_seen[positions],
     )

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from components.preprocessing.raw_partitions import place_columns
+from components.preprocessing.raw_partitions import position_columns
 from evergreen.config.features import Features
 
 _UNIT = 2.0**-149
@@ -65,8 +65,8 @@ def statistics_of(
         features: The recommender's features.
         numbers: Numeric columns to fit, as `engines.EncodingEngine.unscaler` computes them.
     """
-    slots: dict[int, list[Any]] = {slot: [] for slot in features.places.slots}
-    for place, slot in zip(place_columns(rows, features).values(), features.places.slots):
+    slots: dict[int, list[Any]] = {slot: [] for slot in features.positions.slots}
+    for place, slot in zip(position_columns(rows, features).values(), features.positions.slots):
         slots[slot].append(_counts(place))
     counts = {features.slots[slot]: _merged_counts(found) for slot, found in slots.items()}
     bucketed = {

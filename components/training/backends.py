@@ -95,18 +95,18 @@ def make_engine(
     num_slots = len(features.slots) if features else config.num_categorical
     if len(slot_sizes) != num_slots or min(slot_sizes, default=1) < 1:
         raise ContractError(f"slot sizes are {slot_sizes}, expected {num_slots} of at least 1")
-    places = features.id_places if features else None
+    positions = features.id_positions if features else None
     # The libraries take seconds to import, so they are imported after the arguments are checked.
     if backend == "pytorch":
         from components.training.pytorch.engine import PytorchEngine
 
-        return PytorchEngine(config, slot_sizes, settings, places=places)
+        return PytorchEngine(config, slot_sizes, settings, positions=positions)
     if backend == "torchrec":
         try:
             from components.training.torchrec.engine import TorchrecEngine
         except ImportError as error:
             raise PermanentError(f"backend torchrec cannot be imported here: {error}") from error
-        return TorchrecEngine(config, slot_sizes, settings, places=places)
+        return TorchrecEngine(config, slot_sizes, settings, positions=positions)
     from components.training.hugectr.engine import HugectrEngine
     from components.training.hugectr.nodes import communicator
 
@@ -114,7 +114,7 @@ def make_engine(
         config,
         slot_sizes,
         settings,
-        places=places,
+        positions=positions,
         num_gpus=num_gpus,
         scratch=scratch if communicator() else None,
     )

@@ -5,7 +5,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from evergreen.config.features import Places
+from evergreen.config.features import FeaturePositions
 from evergreen.config.model import NetworkConfig
 from evergreen.networks.files import num_rows, tables_of
 from evergreen.runtime.errors import PermanentError, first_line
@@ -18,7 +18,11 @@ _QUERY_SECONDS = 20.0
 
 @contextmanager
 def device_memory_reported(
-    config: NetworkConfig, slot_sizes: Sequence[int], *, batch_size: int, places: Places
+    config: NetworkConfig,
+    slot_sizes: Sequence[int],
+    *,
+    batch_size: int,
+    positions: FeaturePositions,
 ) -> Iterator[None]:
     """Raise an error that names the sizes if the body needs more memory than a GPU has.
 
@@ -26,7 +30,7 @@ def device_memory_reported(
         config: Configuration of the network.
         slot_sizes: Number of ids of each slot.
         batch_size: Rows of an optimizer step.
-        places: Slot of each categorical position, and the positions of each list.
+        positions: Slot of each categorical position, and the positions of each list.
 
     Raises:
         PermanentError: torch could not allocate memory on the GPU.
@@ -37,7 +41,7 @@ def device_memory_reported(
         yield
     except torch.cuda.OutOfMemoryError as error:
         free, total = (each / 2**30 for each in torch.cuda.mem_get_info())
-        counts = num_rows(tables_of(places, config.widths), slot_sizes)
+        counts = num_rows(tables_of(positions, config.widths), slot_sizes)
         tables = list(zip(counts, config.table_widths))
         gib = sum(_ROW_PARTS * 4 * count * width for count, width in tables) / 2**30
         named = ", ".join(f"{count:,} x {width}" for count, width in tables)

@@ -49,12 +49,12 @@ class Engine(Protocol):
         """Return the training rows of these folders, see `rows.open_rows`."""
 
     def segment_batches(self, batch_size: int) -> int:
-        """Return the number of batches to pass to one call of `learn`.
+        """Return the number of batches to pass to one call of `train`.
 
         Between two calls, a fit checks the loss and may save.
         """
 
-    def learn(
+    def train(
         self,
         rows: Rows,
         order: NDArray[np.int64],

@@ -264,7 +264,7 @@ class _Fit:
                     job.training_set.slot_sizes,
                     click_rate=rate,
                     seed=job.settings.seed,
-                    places=job.training_set.recommender.features.id_places,
+                    positions=job.training_set.recommender.features.id_positions,
                 ),
             )
         num_old = len(self._rows) - self._num_new
@@ -530,7 +530,7 @@ class _Fit:
     def _learn_segment(self, numbers: NDArray[np.int64], now: Position, rate: Rate) -> float:
         began = self._clock()
         seed = derived_seed(self._settings.seed, now.passes + 1, now.batches + 1)
-        loss = self._engine.learn(
+        loss = self._engine.train(
             self._rows, numbers, batch_size=self._batch_size, seed=seed, rate=rate
         )
         self._rows_learned += len(numbers)

@@ -45,7 +45,7 @@ class Rows:
     dense: NDArray[np.float32]
     """Normalised values, [n, numeric columns]."""
     ids: NDArray[np.int32]
-    """Slot-local ids, [n, `Features.id_places`]."""
+    """Slot-local ids, [n, `Features.id_positions`]."""
     weights: NDArray[np.float32] | None = None
     """Sample weights, finite and at least 0, [n]. None if all rows count equally."""
     group_starts: NDArray[np.int64] | None = None
@@ -262,7 +262,7 @@ def _decode(
                 f"column {name} of {source} has NaN or infinity, expected finite values"
             )
     ids = [column(name, pa.int64(), np.int64) for name in features.id_names]
-    sizes = (slot_sizes[slot] for slot in features.id_places.slots)
+    sizes = (slot_sizes[slot] for slot in features.id_positions.slots)
     for name, size, values in zip(features.id_names, sizes, ids):
         if len(values) and (values.min() < 0 or values.max() >= size):
             raise ContractError(

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from evergreen.config.features import Features, Places
+from evergreen.config.features import FeaturePositions, Features
 from evergreen.config.model import NetworkConfig, config_from_document, network_changes
 from evergreen.contracts.manifests import Model, TrainingSet
 from evergreen.contracts.workflow import (
@@ -78,7 +78,7 @@ def write_initial(
     *,
     click_rate: float,
     seed: int,
-    places: Places | None = None,
+    positions: FeaturePositions | None = None,
 ) -> None:
     """Write fresh weights into `folder`, without optimizer state.
 
@@ -93,11 +93,11 @@ def write_initial(
         slot_sizes: Number of ids of each slot.
         click_rate: Share of clicks, in (0, 1).
         seed: Seed of the weights.
-        places: Slot of each categorical position, and the positions of each list. If `places` is
-            None, a row looks up each slot once.
+        positions: Slot of each categorical position, and the positions of each list. If `positions`
+            is None, a row looks up each slot once.
     """
     dense = _fresh_dense(config, seed)
-    tables = tables_of(places or one_each(slot_sizes), config.widths)
+    tables = tables_of(positions or one_each(slot_sizes), config.widths)
     shapes = table_shapes(list(zip(num_rows(tables, slot_sizes), config.table_widths)))
     shapes |= {name: each.shape for name, each in dense.items()}
     random = np.random.default_rng(seed)
@@ -182,7 +182,7 @@ class ModelLayout(NamedTuple):
     @property
     def tables(self) -> tuple[Table, ...]:
         """See `tables_of`."""
-        return tables_of(self.workflow.features.id_places, self.network.widths)
+        return tables_of(self.workflow.features.id_positions, self.network.widths)
 
     @property
     def column_axes(self) -> dict[str, tuple[int, list[Hashable]]]:

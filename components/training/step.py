@@ -209,7 +209,7 @@ def train(
             optimizer_step=result.optimizer_step,
             progressive=dict(result.progressive),
             last_event_time=training_set.last_event_time,
-            last_learned_time=training_set.last_learned_time,
+            watermark=training_set.watermark,
             window_start=training_set.window_start,
             raw_digest=training_set.raw_digest,
             sha256=sha256,
@@ -249,7 +249,7 @@ def _fitted(
         request.config,
         training_set.slot_sizes,
         batch_size=request.settings.batch_size,
-        places=training_set.recommender.features.id_places,
+        positions=training_set.recommender.features.id_positions,
     )
     with memory_reported, _engine(request, training_set, folder) as engine:
         job = FitJob(

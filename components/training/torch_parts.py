@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim.adam import adam
 
 from components.training.rows import Rows
-from evergreen.config.features import Places
+from evergreen.config.features import FeaturePositions
 from evergreen.config.training import TrainingSettings
 from evergreen.contracts.workflow import PADDING_ID
 from evergreen.networks.files import (
@@ -62,14 +62,17 @@ class Lookups(NamedTuple):
     all factors are 1."""
 
 
-class TablePlaces:
-    """Places whose ids are looked up in one table. The layout is stored on the batches' device."""
+class TablePositions:
+    """Positions whose ids are looked up in one table.
+
+    The layout is stored on the batches' device.
+    """
 
     def __init__(
         self,
         columns: Columns,
         offsets: NDArray[np.int64],
-        places: Places,
+        positions: FeaturePositions,
         *,
         device: torch.device | str = "cpu",
     ) -> None:
@@ -78,16 +81,16 @@ class TablePlaces:
         Args:
             columns: Id columns of the table.
             offsets: For each place, the table row of id 0 (padding) in the place's slot, [P].
-            places: Categorical positions of the columns.
+            positions: Categorical positions of the columns.
             device: Device of the batches.
         """
-        spans = spans_of(places)
+        spans = spans_of(positions)
         sizes = np.array([stop - start for start, stop, _ in spans], np.int64)
         pools = [pool for *_, pool in spans]
         self._columns = None if isinstance(columns, slice) else _sent(columns, device)
         self._offsets = _sent(offsets, device)
-        self._has_lists = bool(places.lists)
-        self._vector_of_place = _sent(
+        self._has_lists = bool(positions.lists)
+        self._vector_of_position = _sent(
             np.repeat(np.arange(len(spans), dtype=np.int32), sizes), device
         )
         self._is_list_place = _sent(
@@ -111,9 +114,9 @@ class TablePlaces:
         batch, num_vectors = len(ids), len(self._is_mean)
         is_there_BP = (ids != PADDING_ID) | ~self._is_list_place
         counts_BV = torch.zeros(batch, num_vectors, dtype=torch.int32, device=ids.device)
-        counts_BV.index_add_(1, self._vector_of_place, is_there_BP.int())
+        counts_BV.index_add_(1, self._vector_of_position, is_there_BP.int())
         first_vectors = num_vectors * torch.arange(batch, dtype=torch.int32, device=ids.device)
-        vectors_BP = first_vectors.unsqueeze(1) + self._vector_of_place
+        vectors_BP = first_vectors.unsqueeze(1) + self._vector_of_position
         there = is_there_BP.flatten().nonzero().flatten()
         found = lookups_of(keys_BP.flatten().index_select(0, there))
         counts = counts_BV.flatten()
@@ -131,7 +134,7 @@ def _sent(values: NDArray[Any], device: torch.device | str) -> Tensor:
 def assemble(
     rows: Rows,
     numbers: NDArray[np.int64],
-    tables: Sequence[TablePlaces],
+    tables: Sequence[TablePositions],
     *,
     device: torch.device | str = "cpu",
 ) -> Batch:
@@ -145,7 +148,7 @@ def assemble(
     Args:
         rows: All rows.
         numbers: Row numbers of the batch. At least one of these rows has a weight above 0.
-        tables: Places of each table, on the same device.
+        tables: Positions of each table, on the same device.
         device: Device of the batch.
     """
     # ndarray.take copies whole rows. For 2048 rows, ndarray.take needs 0.07 ms, and indexing needs
@@ -310,5 +313,5 @@ def made_ahead(source: Iterator[Item], depth: int) -> Generator[Item, None, None
 
 
 SEGMENT_ROWS = {"cpu": 32_768, "cuda": 4_194_304}
-"""Number of rows in one call of `learn`. On two cores, a call takes 0.1 s with the default network,
+"""Number of rows in one call of `train`. On two cores, a call takes 0.1 s with the default network,
 and 1 s with the network of NVIDIA's sample."""

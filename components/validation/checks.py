@@ -350,7 +350,7 @@ def observe_drift(drift: list[ColumnDrift], rules: ValidationSettings) -> Observ
         key=lambda each: (1.0 if each.q_value is None else each.q_value, -(each.effect or 0.0)),
     ):
         name, new = entry.feature, entry.new_value_share
-        if entry.drifted or entry.learned:
+        if entry.drifted or entry.is_trained_on:
             detail = (
                 f"{name} drifted: {_describe_change(entry)}"
                 if entry.drifted

@@ -262,7 +262,7 @@ def measure_drift(
     if len(kept.windows) > 1:
         newest = compare_tables(now, kept.newest, settings, mean_drift=mean, shown=shown)
     return [
-        column.entry(name, learned=name in newest and column.learned_by(newest[name]))
+        column.entry(name, is_trained_on=name in newest and column.is_trained_on(newest[name]))
         for name, column in compared.items()
     ]
 

@@ -174,7 +174,7 @@ def _card(column: Entry, entry: Entry | None) -> Card:
 def _state_badge(entry: Entry | None) -> Badge | None:
     if entry and entry["drifted"]:
         return Badge(", ".join(entry.get("changes", ["differs"])), "warn")
-    return Badge("learned") if entry and entry.get("learned") else None
+    return Badge("already trained on") if entry and entry.get("is_trained_on") else None
 
 
 def _describe_effect(entry: Entry | None) -> str:

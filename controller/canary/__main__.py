@@ -11,9 +11,9 @@ from dataclasses import asdict
 from controller.canary import steps
 from controller.canary.rules import add_evidence_flags, policy_of
 from controller.canary.steps import CanarySettings, canary_request
+from controller.deployment_target import add_target_flags, change_reason, target_of
 from controller.promote import as_served_now
 from controller.release import candidate_request
-from controller.site import add_site_flags, change_reason, site_of
 from controller.waiting import add_waiting_flag, ask
 from evergreen.contracts.checks import Check
 from evergreen.contracts.requests import ABORT, ADVANCE, CANARY
@@ -39,7 +39,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     for name, summary in _SUMMARIES.items():
         command = commands.add_parser(name, help=summary)
-        add_site_flags(command)
+        add_target_flags(command)
         if name == "start":
             command.add_argument("--model-id", required=True, help="id of the stored model")
             command.add_argument(
@@ -66,11 +66,11 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Run one command. After a failure, the live version is unchanged."""
     arguments = build_parser().parse_args(argv)
-    site = site_of(arguments)
+    target = target_of(arguments)
     if arguments.command == "start":
         return _start(arguments)
     settings = CanarySettings(
-        site=site,
+        target=target,
         evidence=tuple(open_objects(uri) for uri in (arguments.archive, arguments.lake) if uri),
         metrics=parse_urls(arguments.metrics_urls),
         policy=policy_of(arguments),
@@ -79,7 +79,7 @@ def main(argv: list[str] | None = None) -> int:
         _print_step(steps.status(settings), arguments)
     elif not arguments.wait:
         kind = ADVANCE if arguments.command == "advance" else ABORT
-        ask(site, canary_request(settings, kind, arguments.reason), waits=False)
+        ask(target, canary_request(settings, kind, arguments.reason), waits=False)
     elif arguments.command == "advance":
         _print_step(steps.advance(settings, arguments.reason), arguments)
     else:
@@ -88,9 +88,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _start(arguments: argparse.Namespace) -> int:
-    site = site_of(arguments)
-    candidate = evaluated_model(site.store, arguments.model_id)
-    settings = as_served_now(site.serving(candidate[0]))
+    target = target_of(arguments)
+    candidate = evaluated_model(target.store, arguments.model_id)
+    settings = as_served_now(target.serving(candidate[0]))
     share = 0.0 if arguments.shadow_only else FIRST_SHARE
     request = candidate_request(CANARY, candidate, settings, share=share)
     if (state := ask(settings, request, waits=arguments.wait)) is not None:

@@ -87,7 +87,7 @@ Fetch = Callable[[str], str]
 
 
 def read_pairs(
-    places: Sequence[Objects],
+    folders: Sequence[Objects],
     *,
     stable: int,
     canary: int,
@@ -98,12 +98,12 @@ def read_pairs(
     """Read the oldest pairs of two versions.
 
     A file may move from the archive to the lake during the read. If the archive comes first in
-    `places`, such a file is read at least once. Memory grows with `most` and not with the lake. The
-    files of a lake in a bucket are downloaded one by one. A corrupt file is logged as a warning and
-    skipped.
+    `folders`, such a file is read at least once. Memory grows with `most` and not with the lake.
+    The files of a lake in a bucket are downloaded one by one. A corrupt file is logged as a warning
+    and skipped.
 
     Args:
-        places: The monitor's archive and the lake.
+        folders: The monitor's archive and the lake.
         stable: Stable version.
         canary: Version of the canary.
         since: Earliest event time.
@@ -119,8 +119,8 @@ def read_pairs(
     )
     found = [schema.empty_table()]
     first_day = since.astimezone(timezone.utc).date().isoformat()
-    for place in places:
-        for archived in archived_files(place, first_day=first_day):
+    for folder in folders:
+        for archived in archived_files(folder, first_day=first_day):
             if (rows := _shadow_rows(archived, schema)) is not None:
                 found.append(_rows_of_pair(rows, stable=stable, canary=canary, since=since))
                 if sum(table.num_rows for table in found) > 4 * most:

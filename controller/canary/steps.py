@@ -28,9 +28,9 @@ from controller.canary.evidence import (
     read_pairs,
     uncounted,
 )
+from controller.deployment_target import CanaryStages, DeploymentTarget, TargetSettings
 from controller.moves import load_canary
 from controller.reconcile import carry_out, reconciled
-from controller.site import CanaryStages, Site, SiteSettings
 from evergreen.contracts.requests import ABORT as ABORT_REQUEST
 from evergreen.contracts.requests import ADVANCE, ServingRequest
 from evergreen.registry import promotion_journal
@@ -87,7 +87,7 @@ NO_CANARY = Step(action=NONE, reason="there is no canary")
 class CanarySettings:
     """Deployment target of a canary, its evidence and its rules."""
 
-    site: SiteSettings
+    target: TargetSettings
     evidence: tuple[Objects, ...] = ()
     """Sources of matured rows, in this order: the monitor's archive, and the lake."""
     metrics: tuple[str, ...] = ()
@@ -98,14 +98,14 @@ class CanarySettings:
     fetch: Fetch = fetch
 
     @property
-    def target(self) -> SiteSettings:
+    def target(self) -> TargetSettings:
         """Deployment target on which canaries grow as the rules say."""
         stages = CanaryStages(
             shares=self.policy.shares,
             drain_seconds=self.drain_seconds,
             read_baseline=lambda plan: _read_counters(plan, self)[0] or {},
         )
-        return replace(self.site, stages=stages)
+        return replace(self.target, stages=stages)
 
 
 _CHANGED_MEANWHILE = Step(
@@ -126,11 +126,11 @@ def step(settings: CanarySettings) -> Step:
             later.
         PermanentError: the live version could not be changed, and is still live.
     """
-    site = settings.site
-    if not promotion_journal.read_entries(site.store):
+    target = settings.target
+    if not promotion_journal.read_entries(target.store):
         return NO_CANARY
-    repository = site.open_repository()
-    plan, at_work = repository.read_plan(), canary_at_work(site.store)
+    repository = target.open_repository()
+    plan, at_work = repository.read_plan(), canary_at_work(target.store)
     if (
         plan is None
         or plan.canary is None
@@ -141,7 +141,7 @@ def step(settings: CanarySettings) -> Step:
         if (
             is_at_rest
             and not repository.canary.whole()
-            and not promotion_journal.interrupted(site.store)
+            and not promotion_journal.interrupted(target.store)
         ):
             return NO_CANARY
         return _settle(settings)
@@ -163,7 +163,7 @@ def advance(settings: CanarySettings, reason: str) -> Step:
     Raises:
         TemporaryError, PermanentError: as in `step`. The live version is unchanged.
     """
-    if canary_at_work(settings.site.store) is None:
+    if canary_at_work(settings.target.store) is None:
         return NO_CANARY
     return _advance(settings, reason)
 
@@ -185,13 +185,13 @@ def canary_request(
     settings: CanarySettings, kind: str, reason: str, *, plan: int | None = None
 ) -> ServingRequest:
     """Return a request to `advance` or `abort` the canary."""
-    site = settings.site
+    target = settings.target
     request = new_request(
         kind,
-        who=site.who,
+        who=target.who,
         reason=reason,
-        now=site.clock(),
-        seconds=site.patience.deadline_seconds,
+        now=target.clock(),
+        seconds=target.timeouts.deadline_seconds,
     )
     return replace(request, plan=plan)
 
@@ -203,11 +203,11 @@ def _advance(
     plan: int | None = None,
     decision: CanaryDecision | None = None,
 ) -> Step:
-    site = settings.site
-    version = canary_at_work(site.store)
+    target = settings.target
+    version = canary_at_work(target.store)
     request = canary_request(settings, ADVANCE, reason, plan=plan)
     carry_out(settings.target, request)
-    at_work = canary_at_work(site.store)
+    at_work = canary_at_work(target.store)
     action, share, wait = (
         (RELEASED, 1.0, settings.drain_seconds)
         if at_work is None
@@ -232,10 +232,10 @@ def _abort(
     plan: int | None = None,
     decision: CanaryDecision | None = None,
 ) -> Step:
-    site = settings.site
+    target = settings.target
     # If the process was killed before it wrote the journal entry, only the plan names the canary.
-    if (at_work := canary_at_work(site.store)) is None:
-        found = site.open_repository().read_plan()
+    if (at_work := canary_at_work(target.store)) is None:
+        found = target.open_repository().read_plan()
         if found is None or found.canary is None:
             return NO_CANARY
     request = canary_request(settings, ABORT_REQUEST, reason, plan=plan)
@@ -252,9 +252,9 @@ def _abort(
 
 def status(settings: CanarySettings) -> Step:
     """Evaluate the canary without changing anything. The evaluation needs no lock and no server."""
-    plan = settings.site.open_repository().read_plan()
+    plan = settings.target.open_repository().read_plan()
     if plan is None or plan.canary is None:
-        is_over = canary_at_work(settings.site.store) is None
+        is_over = canary_at_work(settings.target.store) is None
         return Step(
             action=NONE if is_over else DRAINING, reason=plan.reason if plan else "there is no plan"
         )
@@ -264,19 +264,19 @@ def status(settings: CanarySettings) -> Step:
 
 def _settle(settings: CanarySettings) -> Step:
     """Finish work that a crash or an earlier step left, and report what remains of the canary."""
-    repository = settings.site.open_repository()
-    at_work, versions = canary_at_work(settings.site.store), repository.canary.whole()
+    repository = settings.target.open_repository()
+    at_work, versions = canary_at_work(settings.target.store), repository.canary.whole()
     version = at_work.version if at_work else next(iter(versions), None)
-    with reconciled(settings.target) as site:
-        plan, is_over = site.repository.read_plan(), not site.repository.canary.whole()
+    with reconciled(settings.target) as target:
+        plan, is_over = target.repository.read_plan(), not target.repository.canary.whole()
         reason = plan.reason if plan else "no plan names it"
         if plan is not None and plan.canary is not None:
             return _CHANGED_MEANWHILE
-        if is_over and canary_at_work(site.store) is None:
+        if is_over and canary_at_work(target.store) is None:
             action = ENDED if at_work or versions else NONE
             return Step(action=action, reason=reason, version=version)
-    published = datetime.fromisoformat(plan.published_at) if plan else settings.site.clock()
-    passed = (settings.site.clock() - published).total_seconds()
+    published = datetime.fromisoformat(plan.published_at) if plan else settings.target.clock()
+    passed = (settings.target.clock() - published).total_seconds()
     return Step(action=DRAINING, reason=reason, wait_seconds=settings.drain_seconds - passed)
 
 
@@ -298,35 +298,37 @@ def _proceed(
     Raises:
         Refused: the plan changed since the evidence was read.
     """
-    with reconciled(settings.target) as site:
-        if site.repository.read_plan() != plan:
+    with reconciled(settings.target) as target:
+        if target.repository.read_plan() != plan:
             return _CHANGED_MEANWHILE
-        at_work = canary_at_work(site.store)
+        at_work = canary_at_work(target.store)
         assert at_work is not None
         try:
-            load_canary(site, at_work.version, only_missing=True)
+            load_canary(target, at_work.version, only_missing=True)
         except PermanentError as error:
             # If a server rejects the canary or returns other scores for its golden rows, abort the
             # canary without further evidence.
-            return _abort(replace(settings, site=site.settings), str(error), plan=plan.sequence)
+            return _abort(replace(settings, target=target.settings), str(error), plan=plan.sequence)
         if found.action == GROW:
             return _advance(
-                replace(settings, site=site.settings),
+                replace(settings, target=target.settings),
                 found.reason,
                 plan=plan.sequence,
                 decision=found,
             )
         if fresh:
-            plan = _count_from_now(site, plan, settings)
+            plan = _count_from_now(target, plan, settings)
         return _held(plan, found)
 
 
-def _count_from_now(site: Site, plan: TrafficPlan, settings: CanarySettings) -> TrafficPlan:
+def _count_from_now(
+    target: DeploymentTarget, plan: TrafficPlan, settings: CanarySettings
+) -> TrafficPlan:
     """Return the plan with the current counters of new and restarted servers, and write it."""
     # Read the counters again, because loading the canary has added warm-up requests.
     seen, _ = _read_counters(plan, settings)
     plan = plan.next(baseline={**plan.baseline, **uncounted(plan.baseline, seen or {})})
-    site.repository.write_plan(plan)
+    target.repository.write_plan(plan)
     logger.info("errors and latency of %s are counted from now on", ", ".join(plan.baseline))
     return plan
 
@@ -337,7 +339,7 @@ def _read_counters(plan: TrafficPlan, settings: CanarySettings) -> tuple[Baselin
     if not settings.metrics:
         return None, "--metrics-urls is empty"
     try:
-        servers = addresses(settings.metrics, settings.site.resolve)
+        servers = addresses(settings.metrics, settings.target.resolve)
         return read_baseline(servers, plan.stable, plan.canary, fetch=settings.fetch), ""
     except TemporaryError as error:
         logger.warning("%s", error)
@@ -352,12 +354,12 @@ def _evaluate(plan: TrafficPlan, settings: CanarySettings) -> tuple[CanaryDecisi
     # Test failures first, because failures can abort the canary even if the rows cannot be read.
     if (failing := check_counts(counts, settings.policy)).action == ABORT:
         return CanaryDecision.of(failing), False
-    recommender = logged_recommender(settings.site.store)
+    recommender = logged_recommender(settings.target.store)
     pairs = read_pairs(
         settings.evidence,
         stable=plan.stable.version,
         canary=plan.canary.version,
-        since=_began(plan, settings.site.store),
+        since=_began(plan, settings.target.store),
         most=settings.policy.looks[-1],
         user=recommender.data.user if recommender else None,
     )

@@ -211,7 +211,7 @@ class Replay:
         clicked, mean = np.flatnonzero(request.label), self._settings.label_delay_seconds
         delays = np.minimum(self._random.exponential(mean, len(clicked)), MAX_DELAY_FACTOR * mean)
         for row, delay in zip(clicked.tolist(), delays.tolist()):
-            self._client.tell(Outcome(request_id=request_id, row=row, time=scored.time + delay))
+            self._client.report(Outcome(request_id=request_id, row=row, time=scored.time + delay))
 
     def _drift_simulator(self) -> None:
         if self.statistics.phase == _AFTER:

@@ -300,7 +300,7 @@ def _column(features: Features, rows: FeatureRows, name: str) -> NDArray[Any]:
     if name in features.numeric:
         return rows.dense[:, features.numeric.index(name)]
     if name in features.lists:
-        start, stop, _ = features.places.lists[features.lists.index(name)]
+        start, stop, _ = features.positions.lists[features.lists.index(name)]
         return rows.categorical[:, start:stop]
     return rows.categorical[:, features.categorical.index(name)]
 

@@ -55,7 +55,7 @@ class ExtractionSettings:
     """A late row reached the lake after the parent was trained, but its time is before the parent's
     last row. The value is the maximum age of a late row, in days before the parent's last training
     row. The limit applies only if the run does not set `window_start`. 0 = no late rows."""
-    pass_over: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
     """Patterns of files that are not read, such as `notes/*`. The names are relative to the lake.
     If another file is not a click log, the step stops, because the rows of the file would be
     missing."""

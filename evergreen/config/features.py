@@ -168,7 +168,7 @@ def _require_width(embed: int | None) -> None:
         raise ContractError(f"embed is {embed}, expected at least 1 and at most {MAX_WIDTH:,}")
 
 
-class PooledPlaces(NamedTuple):
+class PooledPositions(NamedTuple):
     """Positions of a list on the categorical axis: `start` (included) to `stop` (excluded).
 
     The vectors at these positions are pooled into one vector.
@@ -180,12 +180,12 @@ class PooledPlaces(NamedTuple):
     """Name of the pooling function (see `ListOptions.pool`)."""
 
 
-class Places(NamedTuple):
+class FeaturePositions(NamedTuple):
     """Positions on the categorical axis: first the categorical features, then the lists."""
 
     slots: tuple[int, ...]
     """Slot of each position. The id at a position is looked up in the table of its slot."""
-    lists: tuple[PooledPlaces, ...]
+    lists: tuple[PooledPositions, ...]
     """Lists in the order of their pooled vectors. The pooled vectors follow the vectors of the
     categorical features and precede those of the bucketed features."""
 
@@ -423,7 +423,7 @@ class Features:
 
         The names are grouped by kind, for JSON. Each position of a list is one column.
         """
-        return {"numeric": list(self.numeric), "categorical": list(self.place_names)}
+        return {"numeric": list(self.numeric), "categorical": list(self.position_names)}
 
     def options_of(self, name: str) -> NumericOptions:
         """Return the options of the numeric feature `name`."""
@@ -501,45 +501,45 @@ class Features:
         return tuple(name for name in self.numeric if self.options_of(name).num_buckets)
 
     @property
-    def places(self) -> Places:
+    def places(self) -> FeaturePositions:
         """Return the slot of each position on the categorical axis, and the positions of each list.
 
         >>> last, tags = ListOptions(max=2, table="item"), ListOptions(max=1, pool="sum")
         >>> names = {"numeric": (), "categorical": ("user", "item"), "lists": ("last", "tags")}
         >>> features = Features(**names, list_options={"last": last, "tags": tags})
-        >>> features.places.slots, [tuple(each) for each in features.places.lists]
+        >>> features.positions.slots, [tuple(each) for each in features.positions.lists]
         ((0, 1, 1, 1, 2), [(2, 4, 'mean'), (4, 5, 'sum')])
         """
         slots, lists = list(range(len(self.categorical))), []
         for name in self.lists:
             options = self.list_options_of(name)
-            lists.append(PooledPlaces(len(slots), len(slots) + options.max, options.pool))
+            lists.append(PooledPositions(len(slots), len(slots) + options.max, options.pool))
             slots += [self.slots.index(options.table or name)] * options.max
-        return Places(tuple(slots), tuple(lists))
+        return FeaturePositions(tuple(slots), tuple(lists))
 
     @property
-    def id_places(self) -> Places:
+    def id_positions(self) -> FeaturePositions:
         """Return `places` extended by one position for each bucketed feature.
 
         >>> options = {"price": NumericOptions(transform=("quantile_buckets(8)",))}
         >>> features = Features(numeric=("price",), categorical=("item",), numeric_options=options)
-        >>> features.id_places.slots
+        >>> features.id_positions.slots
         (0, 1)
         """
-        slots, lists = self.places
-        return Places(
+        slots, lists = self.positions
+        return FeaturePositions(
             slots + tuple(range(len(self.slots) - len(self.bucketed), len(self.slots))), lists
         )
 
     @property
     def id_names(self) -> tuple[str, ...]:
         """Return the name of each column of ids."""
-        return self.place_names + self.bucketed
+        return self.position_names + self.bucketed
 
     @property
     def id_features(self) -> tuple[str, ...]:
         """Return the feature of each column of ids."""
-        return self.place_features + self.bucketed
+        return self.position_features + self.bucketed
 
     @property
     def vector_names(self) -> tuple[str, ...]:
@@ -547,18 +547,20 @@ class Features:
         return self.categorical + self.lists + self.bucketed
 
     @property
-    def place_names(self) -> tuple[str, ...]:
+    def position_names(self) -> tuple[str, ...]:
         """Return the name of the tensor column at each position of the categorical axis."""
         return self.categorical + tuple(
-            place for name in self.lists for place in self.places_of(name)
+            place for name in self.lists for place in self.positions_of(name)
         )
 
     @property
-    def place_features(self) -> tuple[str, ...]:
+    def position_features(self) -> tuple[str, ...]:
         """Return the name of the feature at each position of the categorical axis."""
-        return self.categorical + tuple(name for name in self.lists for _ in self.places_of(name))
+        return self.categorical + tuple(
+            name for name in self.lists for _ in self.positions_of(name)
+        )
 
-    def places_of(self, name: str) -> tuple[str, ...]:
+    def positions_of(self, name: str) -> tuple[str, ...]:
         """Return the column names of a list (see `_PLACE`), or a categorical feature's name."""
         if name in self.categorical:
             return (name,)
@@ -648,12 +650,14 @@ class Features:
         returned.
         """
         lost = [name for name in other.numeric if name not in self.numeric]
-        for name, place in zip(other.place_features, other.place_names):
+        for name, place in zip(other.position_features, other.position_names):
             counted = [
                 (each.max, each.keep)
                 for each in (self.list_options_of(name), other.list_options_of(name))
             ]
-            if place not in self.place_names or (name in other.lists and counted[0] != counted[1]):
+            if place not in self.position_names or (
+                name in other.lists and counted[0] != counted[1]
+            ):
                 lost.append(place)
         return lost
 

@@ -210,7 +210,7 @@ class RawDataset(Manifest):
     window."""
     last_event_time: str
     """Time of the newest row of the window."""
-    last_learned_time: str
+    watermark: str
     """Time of the newest training row, without late and replayed rows. The value is the time of the
     newest row of `train_uri`, or of the parent's newest training row if that is newer. Every
     held-out row is newer than the newest training row, and belongs to the next run's window."""
@@ -254,7 +254,7 @@ class RawDataset(Manifest):
     """Number of rows in the files that the run left out (`num_left_files`). None if the rows of a
     file could not be counted."""
     num_straddling_rows: int = 0
-    """Number of straddling rows. They are newer than `last_learned_time`, and some rows of their
+    """Number of straddling rows. They are newer than `watermark`, and some rows of their
     requests are training rows. Straddling rows are neither used for training nor held out, and
     belong to the window of the next run."""
     replay_uri: str | None = None
@@ -285,7 +285,7 @@ class RawDataset(Manifest):
     """Number of rows that were read for each day of the window, and for each day with late rows.
     Each entry of the list has day (YYYY-MM-DD), version (int), digest (SHA-256) and num_rows. An
     entry also has num_late_rows if the day has late rows. An entry also has num_holdout_rows if the
-    day has rows newer than `last_learned_time`, which are not used for training."""
+    day has rows newer than `watermark`, which are not used for training."""
     num_late_rows: int = 0
     """Number of late rows. `num_train_rows` includes the late rows. Late rows are the first rows of
     `train_uri`. Late rows are older than the window. The files of late rows reached the lake after
@@ -421,8 +421,8 @@ class TrainingSet(Manifest):
     raw_digest: str
     last_event_time: str
     """See `RawDataset.last_event_time`."""
-    last_learned_time: str
-    """See `RawDataset.last_learned_time`. After the run, `last_learned_time` is the model's
+    watermark: str
+    """See `RawDataset.watermark`. After the run, `watermark` is the model's
     watermark."""
     parent_model_uri: str | None
     window_start: str | None = None
@@ -506,9 +506,9 @@ class Model(Manifest):
     random tenth. If `negative_rate` is below 1, the rows are downsampled, and the log loss is not
     comparable with that of the holdout."""
     last_event_time: str
-    """Time of the newest row read for this model. The rows after `last_learned_time` are the
+    """Time of the newest row read for this model. The rows after `watermark` are the
     model's holdout."""
-    last_learned_time: str
+    watermark: str
     """Time of the newest training row of the model or its parent. The next run continues at this
     time. Downsampled and quarantined rows count as training rows, but late and replayed rows do
     not."""
@@ -702,7 +702,7 @@ class Release(Manifest):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServingPlace(Manifest):
+class ServingTarget(Manifest):
     """Deployment target of the last release.
 
     Deployment writes it. The next deployment uses this target by default.

@@ -204,7 +204,7 @@ def feature_matrix(
 
 
 def category_matrix(batch: Any, features: Features) -> "NDArray[np.int64]":
-    """Return the categories of an Arrow record batch, [n, `features.places`].
+    """Return the categories of an Arrow record batch, [n, `features.positions`].
 
     For a list, only the elements that the model uses are returned. The value for a missing category
     is `MISSING_CATEGORY`.

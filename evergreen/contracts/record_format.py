@@ -154,7 +154,7 @@ class RecordFormat:
         self.features = features
         sizes = {
             name: each.stop - each.start
-            for name, each in zip(features.lists, features.places.lists)
+            for name, each in zip(features.lists, features.positions.lists)
         }
         names = _identifiers(features.names)
         fields, columns = [], []
@@ -186,7 +186,7 @@ class RecordFormat:
         }
         self._numeric = [names[name] for name in features.numeric]
         self._categorical = [names[name] for name in features.categorical]
-        self._width = len(features.places.slots)
+        self._width = len(features.positions.slots)
         self._lists = [(names[name], sizes[name]) for name in features.lists]
         arrays = sum(_ARRAYS[each.type].itemsize for each in _PREDICTIONS if each.repeated)
         self._feature_bytes = 4 * len(self._numeric) + 8 * self._width

@@ -101,7 +101,7 @@ def input_tensors(features: Features) -> tuple[Tensor, ...]:
     >>> input_tensors(Features(numeric=(), categorical=("item", "shop")))
     (Tensor(name='categorical', datatype='INT64', width=2),)
     """
-    widths = {DENSE_INPUT: len(features.numeric), CATEGORICAL_INPUT: len(features.places.slots)}
+    widths = {DENSE_INPUT: len(features.numeric), CATEGORICAL_INPUT: len(features.positions.slots)}
     return tuple(Tensor(name, INPUT_TYPES[name], width) for name, width in widths.items() if width)
 
 

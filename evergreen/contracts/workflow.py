@@ -197,7 +197,7 @@ class FeatureWorkflow:
         return [(v[o], o.astype(np.int64)) for v, o in zip(self.vocabularies, orders)]
 
     def encode_categorical(self, categorical: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the ids [n, `features.id_places`] of categories.
+        """Return the ids [n, `features.id_positions`] of categories.
 
         `MISSING_CATEGORY` is encoded as the id for missing, or as padding in a list. Any other
         value without an id is encoded as out of vocabulary, even a negative one such as
@@ -212,13 +212,14 @@ class FeatureWorkflow:
     def encode_position(self, position: int, categories: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the ids [n] of the categories in one column.
 
-        `position` is the position of the column in `features.id_places`. See `encode_categorical`.
+        `position` is the position of the column in `features.id_positions`. See
+        `encode_categorical`.
         """
         feature = self.features.id_features[position]
         absent = PADDING_ID if feature in self.features.lists else MISSING_ID
         if feature in self.excluded:
             return np.full(len(categories), absent)
-        keys, positions = self._sorted[self.features.id_places.slots[position]]
+        keys, positions = self._sorted[self.features.id_positions.slots[position]]
         ids = np.full(len(categories), OOV_ID)
         if len(keys):
             found = np.minimum(np.searchsorted(keys, categories), len(keys) - 1)
@@ -234,7 +235,7 @@ class FeatureWorkflow:
 
         Args:
             dense: Raw numbers, [n, d].
-            categorical: Categories, [n, `features.places`].
+            categorical: Categories, [n, `features.positions`].
         """
         numeric, bucketed = self.features.numeric, self.features.bucketed
         columns = [self._buckets(name, dense[:, numeric.index(name)]) for name in bucketed]

@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from evergreen.config.features import Places, PooledPlaces
+from evergreen.config.features import FeaturePositions, PooledPositions
 from evergreen.runtime.errors import ContractError, PermanentError
 
 WEIGHTS_FILE = "weights.safetensors"
@@ -219,7 +219,7 @@ class Table(NamedTuple):
     """Slots whose vectors are in the table, in row order."""
     columns: tuple[int, ...]
     """Id columns whose vectors come from this table."""
-    places: Places
+    positions: FeaturePositions
     """Slot of each of the `columns`, and the lists among the columns. A slot is given by its
     position in `slots`."""
     vectors: tuple[int, ...]
@@ -231,57 +231,59 @@ class Table(NamedTuple):
 
     def offsets(self, slot_sizes: Sequence[int]) -> NDArray[np.int64]:
         """Return, for each id column, the first table row of its slot."""
-        return slot_offsets(self.sizes(slot_sizes))[list(self.places.slots)]
+        return slot_offsets(self.sizes(slot_sizes))[list(self.positions.slots)]
 
 
-def one_each(slot_sizes: Sequence[int]) -> Places:
+def one_each(slot_sizes: Sequence[int]) -> FeaturePositions:
     """Return the layout of a row that looks up every slot once."""
-    return Places(tuple(range(len(slot_sizes))), ())
+    return FeaturePositions(tuple(range(len(slot_sizes))), ())
 
 
-def spans_of(places: Places) -> list[tuple[int, int, str | None]]:
+def spans_of(positions: FeaturePositions) -> list[tuple[int, int, str | None]]:
     """Return the start and the end position of each vector of a row, and how the vector is pooled.
 
     If a vector comes from a single position, its pooling is None.
 
-    >>> spans_of(Places(slots=(0, 1, 1), lists=(PooledPlaces(1, 3, "sum"),)))
-    [(0, 1, None), PooledPlaces(start=1, stop=3, pool='sum')]
+    >>> spans_of(FeaturePositions(slots=(0, 1, 1), lists=(PooledPositions(1, 3, "sum"),)))
+    [(0, 1, None), PooledPositions(start=1, stop=3, pool='sum')]
     """
-    lists_at = {each.start: each for each in places.lists}
+    lists_at = {each.start: each for each in positions.lists}
     spans: list[tuple[int, int, str | None]] = []
-    while (start := spans[-1][1] if spans else 0) < len(places.slots):
+    while (start := spans[-1][1] if spans else 0) < len(positions.slots):
         spans.append(lists_at.get(start, (start, start + 1, None)))
     return spans
 
 
-def tables_of(places: Places, widths: Sequence[int] = ()) -> tuple[Table, ...]:
+def tables_of(positions: FeaturePositions, widths: Sequence[int] = ()) -> tuple[Table, ...]:
     """Return the layout of the tables, ascending by width.
 
     Args:
-        places: Slots that a row looks up, and the lists of the row.
+        positions: Slots that a row looks up, and the lists of the row.
         widths: Width of each of the row's vectors. An empty sequence means that all vectors have
             the same width.
 
     >>> # A user, an item, and a list of the last two items.
-    >>> places = Places(slots=(0, 1, 1, 1), lists=(PooledPlaces(2, 4, "sum"),))
-    >>> for table in tables_of(places, [8, 4, 4]):
-    ...     print(table.slots, table.columns, table.places.slots, table.vectors)
+    >>> positions = FeaturePositions(slots=(0, 1, 1, 1), lists=(PooledPositions(2, 4, "sum"),))
+    >>> for table in tables_of(positions, [8, 4, 4]):
+    ...     print(table.slots, table.columns, table.positions.slots, table.vectors)
     (1,) (1, 2, 3) (0, 0, 0) (1, 2)
     (0,) (0,) (0,) (0,)
     """
-    spans = spans_of(places)
+    spans = spans_of(positions)
     widths = widths or [0] * len(spans)
     tables = []
     for width in sorted(set(widths)) or [0]:
         vectors = tuple(i for i, each in enumerate(widths) if each == width)
         columns = tuple(place for i in vectors for place in range(*spans[i][:2]))
-        slots = tuple(sorted({places.slots[place] for place in columns}))
+        slots = tuple(sorted({positions.slots[place] for place in columns}))
         lists, at = [], 0
         for start, stop, pool in (spans[i] for i in vectors):
             if pool is not None:
-                lists.append(PooledPlaces(at, at + stop - start, pool))
+                lists.append(PooledPositions(at, at + stop - start, pool))
             at += stop - start
-        own = Places(tuple(slots.index(places.slots[place]) for place in columns), tuple(lists))
+        own = FeaturePositions(
+            tuple(slots.index(positions.slots[place]) for place in columns), tuple(lists)
+        )
         tables.append(Table(slots, columns, own, vectors))
     return tuple(tables)
 

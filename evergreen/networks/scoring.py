@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from evergreen.config.features import Places
+from evergreen.config.features import FeaturePositions
 from evergreen.config.model import NetworkConfig
 from evergreen.config.release import FLOAT32
 from evergreen.contracts.workflow import PADDING_ID
@@ -66,7 +66,7 @@ class Scorer:
         self._columns = columns_of(tables)
         self._sizes = [
             torch.tensor(table.sizes(slot_sizes), dtype=torch.int64, device=self._device)[
-                list(table.places.slots)
+                list(table.positions.slots)
             ]
             for table in tables
         ]
@@ -84,13 +84,13 @@ class Scorer:
 
         Args:
             dense: Normalised values, [n, D].
-            ids: Ids within their slots, [n, places]. An id outside its slot has a zero vector.
+            ids: Ids within their slots, [n, positions]. An id outside its slot has a zero vector.
             batch_rows: Number of rows at a time. The batch size can change the last bits of the
                 result, as in every matrix product.
 
         Raises:
             ContractError: dense values and ids have different numbers of rows, or `ids` does not
-                have one column for each of `places.slots`.
+                have one column for each of `positions.slots`.
         """
         if len(dense) != len(ids) or ids.shape[1:] != (self._num_positions,):
             raise ContractError(
@@ -125,28 +125,28 @@ class Scorer:
                 rounded = round_table(vectors_BPE.flatten(0, 1).numpy(), self._numbers).vectors()
                 vectors_BPE = torch.from_numpy(rounded).view_as(vectors_BPE)
             vectors_BPE = vectors_BPE * known_BP.unsqueeze(-1)
-            found.append(pooled(vectors_BPE, ids_BP != PADDING_ID, table.places))
+            found.append(pooled(vectors_BPE, ids_BP != PADDING_ID, table.positions))
         return self._network(dense_BD, side_by_side(found, self._tables)).float()
 
 
-def pooled(vectors_BPE: Tensor, is_there_BP: Tensor, places: Places) -> Tensor:
+def pooled(vectors_BPE: Tensor, is_there_BP: Tensor, positions: FeaturePositions) -> Tensor:
     """Pool the vectors at the P positions of each row to the row's F vectors, [B, F, E].
 
     Args:
         vectors_BPE: Embedding vector of each position.
         is_there_BP: Whether the position has an id. Positions without an id are ignored when a list
             is pooled.
-        places: Slot of each position, and the lists among the positions.
+        positions: Slot of each position, and the lists among the positions.
     """
-    if not places.lists:
+    if not positions.lists:
         return vectors_BPE
-    parts = [vectors_BPE[:, : places.lists[0].start]]
-    for start, stop, pool in places.lists:
+    parts = [vectors_BPE[:, : positions.lists[0].start]]
+    for start, stop, pool in positions.lists:
         weights_B1P = is_there_BP[:, None, start:stop].to(vectors_BPE.dtype)
         if pool == "mean":
             weights_B1P = weights_B1P / weights_B1P.sum(2, keepdim=True).clamp(min=1)
         parts.append(weights_B1P @ vectors_BPE[:, start:stop])
-    parts.append(vectors_BPE[:, places.lists[-1].stop :])
+    parts.append(vectors_BPE[:, positions.lists[-1].stop :])
     return torch.cat(parts, dim=1)
 
 
@@ -194,7 +194,7 @@ def load_scorer(
     config: NetworkConfig,
     slot_sizes: Sequence[int],
     *,
-    places: Places | None = None,
+    positions: FeaturePositions | None = None,
     numbers: str = FLOAT32,
 ) -> Scorer:
     """Return the scorer of the model in `folder`.
@@ -203,13 +203,13 @@ def load_scorer(
         folder: Folder of the model.
         config: Configuration of the network.
         slot_sizes: Number of ids of each slot.
-        places: Slot of each position of a row, and the lists among the positions. None means that
-            each slot is looked up once.
+        positions: Slot of each position of a row, and the lists among the positions. None means
+            that each slot is looked up once.
         numbers: Number type of the tables, see `rounding.TABLE_TYPES`.
 
     Raises:
         ContractError: See `load_network`.
     """
     network, values = load_network(folder, config, slot_sizes)
-    tables = tables_of(places or one_each(slot_sizes), config.widths)
+    tables = tables_of(positions or one_each(slot_sizes), config.widths)
     return Scorer(network, values, tables, slot_sizes=slot_sizes, numbers=numbers)

@@ -76,8 +76,8 @@ class Ancestor:
 
     model_id: str
     window_start: str | None
-    """See `Model.window_start`. `Model` also describes `last_learned_time` and `num_train_rows`."""
-    last_learned_time: str
+    """See `Model.window_start`. `Model` also describes `watermark` and `num_train_rows`."""
+    watermark: str
     num_train_rows: int
     created_at: str
 
@@ -193,7 +193,7 @@ def _ancestors(store: Path, model: Model) -> Iterator[Ancestor]:
         yield Ancestor(
             model_id=model.model_id,
             window_start=model.window_start,
-            last_learned_time=model.last_learned_time,
+            watermark=model.watermark,
             num_train_rows=model.num_train_rows,
             created_at=model.created_at,
         )

@@ -11,7 +11,7 @@ Layout of `<store>`:
 - `releases/<version>.json`: a `Release`.
 - `graphs/<version>/`: a version's graph and golden rows. The files remain in this folder after
   Triton's repository has removed its copies.
-- `serving.json`: `manifests.ServingPlace`.
+- `serving.json`: `manifests.ServingTarget`.
 - `journal.jsonl`: `evergreen.registry.promotion_journal`.
 - `runs/`: `evergreen.registry.runs`.
 """
@@ -30,7 +30,7 @@ from evergreen.contracts.manifests import (
     Model,
     RawDataset,
     Release,
-    ServingPlace,
+    ServingTarget,
     Verdict,
 )
 from evergreen.registry import promotion_journal
@@ -145,16 +145,16 @@ def evaluated_run(store: Path, run: str) -> tuple[Verdict, RawDataset] | None:
     return evaluated_model(store, name)[1:]
 
 
-def write_serving_place(store: Path, place: ServingPlace) -> None:
+def write_serving_target(store: Path, place: ServingTarget) -> None:
     """Record where releases are published, unless the same place is recorded already."""
-    if read_serving_place(store) != place:
+    if read_serving_target(store) != place:
         place.write(store / "serving.json")
 
 
-def read_serving_place(store: Path) -> ServingPlace | None:
+def read_serving_target(store: Path) -> ServingTarget | None:
     """Return where the last release was published, or None before the first release."""
     path = store / "serving.json"
-    return ServingPlace.read(path) if path.exists() else None
+    return ServingTarget.read(path) if path.exists() else None
 
 
 def model_in(folder: Path) -> Model:
@@ -293,7 +293,7 @@ def parent(store: Path, reference: str) -> Model | None:
     return stored_model(store, reference, role="parent")
 
 
-def learned_later(model: Model, models: Mapping[str, Model]) -> list[str]:
+def trained_later(model: Model, models: Mapping[str, Model]) -> list[str]:
     """Return the descendants of `model` that trained on all of its evaluation rows.
 
     For each branch of the lineage, only the first of these descendants is returned. If the training
@@ -317,13 +317,11 @@ def learned_later(model: Model, models: Mapping[str, Model]) -> list[str]:
             skips = each.window_start and moment_of(each.window_start) > trained_until + timedelta(
                 microseconds=1
             )
-            until = (
-                trained_until if skips else max(trained_until, moment_of(each.last_learned_time))
-            )
+            until = trained_until if skips else max(trained_until, moment_of(each.watermark))
             if until >= moment_of(model.last_event_time):
                 found.append(each.model_id)
             else:
                 follow(each.model_id, until)
 
-    follow(model.model_id, moment_of(model.last_learned_time))
+    follow(model.model_id, moment_of(model.watermark))
     return found

@@ -429,7 +429,7 @@ def _drift(report: ValidationReport | None) -> list[PageBlock]:
     rows = [
         [
             entry["feature"],
-            "already trained on" if entry["learned"] else ", ".join(entry["changes"]),
+            "already trained on" if entry["is_trained_on"] else ", ".join(entry["changes"]),
             f"{number(entry['effect'])} [{number(entry['effect_low'])}, "
             f"{number(entry['effect_high'])}]",
             number(entry["threshold"]),
@@ -453,7 +453,7 @@ def _data(raw: RawDataset) -> list[PageBlock]:
         "source": raw.source_uri,
         "window": f"{raw.window_start or 'the first row'} to {raw.window_end or 'the last row'}",
         "rows read from the window": f"{raw.first_event_time} to {raw.last_event_time}",
-        "trained up to": raw.last_learned_time,
+        "trained up to": raw.watermark,
         "training rows, of them late": f"{raw.num_train_rows}, {raw.num_late_rows}",
         "rows held out": raw.num_holdout_rows,
         "rows replayed from earlier days, of them held out": f"{raw.num_replay_rows}, "
@@ -520,7 +520,7 @@ def _lineage(model: Model, ancestors: Sequence[Ancestor]) -> list[PageBlock]:
             m.model_id,
             m.created_at,
             m.window_start or "the first row",
-            m.last_learned_time,
+            m.watermark,
             str(m.num_train_rows),
         ]
         for m in ancestors

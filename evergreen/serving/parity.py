@@ -45,7 +45,7 @@ class GoldenRows:
     dense: NDArray[np.float32]
     """[n, d], NaN = missing."""
     categorical: NDArray[np.int64]
-    """[n, `Features.places`], `MISSING_CATEGORY` = missing."""
+    """[n, `Features.positions`], `MISSING_CATEGORY` = missing."""
     expected: NDArray[np.float32]
     """[n] probabilities."""
 
@@ -72,7 +72,7 @@ class GoldenRows:
         }
         return found | {
             name: None if value == MISSING_CATEGORY else value
-            for name, value in zip(self.features.place_names, categorical)
+            for name, value in zip(self.features.position_names, categorical)
         }
 
     def save(self, path: Path) -> None:
@@ -104,7 +104,7 @@ class GoldenRows:
         num_rows = arrays["expected"].size
         expected = {
             "dense": ("float32", (num_rows, len(features.numeric))),
-            "categorical": ("int64", (num_rows, len(features.place_names))),
+            "categorical": ("int64", (num_rows, len(features.position_names))),
             "expected": ("float32", (num_rows,)),
         }
         if found != expected or num_rows == 0:

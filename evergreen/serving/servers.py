@@ -118,7 +118,7 @@ class TritonAccess:
 
 
 def read_access(arguments: argparse.Namespace | None = None) -> TritonAccess:
-    """Return the options from the flags of `site.add_site_flags`, or else from the environment.
+    """Return the options from the flags of `add_target_flags`, or else from the environment.
 
     The environment variables are `EVERGREEN_TRITON_CA` and others with the same prefix. Environment
     variables are needed because the steps of the pipeline have no flags for the access to Triton.
@@ -282,7 +282,7 @@ the name has no address."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Patience:
+class Timeouts:
     """Timeouts of a deployment, with the clock that measures them."""
 
     lock_seconds: float = 120.0
@@ -333,21 +333,21 @@ class Patience:
             self.sleep(self.poll_seconds)
 
 
-def wait_until_ready(server: Triton, name: str, version: int, *, patience: Patience) -> None:
+def wait_until_ready(server: Triton, name: str, version: int, *, timeouts: Timeouts) -> None:
     """Wait until the server reports the version as ready.
 
     Raises:
-        TemporaryError: the version is not ready after `patience.ready_seconds`.
+        TemporaryError: the version is not ready after `timeouts.ready_seconds`.
     """
-    if not patience.until(lambda: server.is_ready(name, version), patience.ready_seconds):
+    if not timeouts.until(lambda: server.is_ready(name, version), timeouts.ready_seconds):
         raise TemporaryError(
             f"version {version} of {name} on triton {server.url} is not ready after "
-            f"{patience.ready_seconds} s"
+            f"{timeouts.ready_seconds} s"
         )
 
 
 def bring_up(
-    server: Triton, name: str, *, version: int, golden: GoldenRows, patience: Patience
+    server: Triton, name: str, *, version: int, golden: GoldenRows, timeouts: Timeouts
 ) -> None:
     """Load the model, wait until its version is ready, and probe the version with golden rows.
 
@@ -355,7 +355,7 @@ def bring_up(
         TemporaryError, PermanentError: the load fails, or `wait_until_ready` or `probe` raises.
     """
     server.load(name)
-    wait_until_ready(server, name, version, patience=patience)
+    wait_until_ready(server, name, version, timeouts=timeouts)
     probe(server, name, version=version, golden=golden)
 
 
@@ -469,19 +469,19 @@ class Fleet:
         urls: Sequence[str],
         connect: Connect,
         *,
-        patience: Patience,
+        timeouts: Timeouts,
         resolve: Resolve = resolve,
     ) -> None:
         self._urls, self._connect, self._patience, self._resolve = (
             list(urls),
             connect,
-            patience,
+            timeouts,
             resolve,
         )
         self._servers: dict[str, Triton] = {}
         try:
             addresses(self._urls, resolve)
-            if self._urls and not patience.until(self._connect_to_listed, patience.ready_seconds):
+            if self._urls and not timeouts.until(self._connect_to_listed, timeouts.ready_seconds):
                 raise TemporaryError(f"no server of {', '.join(self._urls)} listens")
         except BaseException:
             self.close()

@@ -113,12 +113,12 @@ class ColumnDrift:
     (`features.LENGTH`)."""
     drifted: bool
     """Whether the column has drifted: a test of values, mean or missing share is significant with a
-    relevant effect. If the model was already trained on the change (`learned`), the column has not
-    drifted."""
+    relevant effect. If the model was already trained on the change (`is_trained_on`), the column
+    has not drifted."""
     outlying: bool
     """Whether the share of outliers has increased significantly. Usual causes are a broken unit,
     sensor or join."""
-    learned: bool = False
+    is_trained_on: bool = False
     """Whether the champion's newest training window already has the same changes."""
     changes: tuple[str, ...]
     """Names of the tests (`values`, `mean`, `missing`, `outliers`) that are significant with a
@@ -214,7 +214,7 @@ class ComparedColumn:
     changes: tuple[str, ...]
     """Names of the tests that are significant and have a relevant effect."""
 
-    def learned_by(self, newest: "ComparedColumn") -> bool:
+    def is_trained_on(self, newest: "ComparedColumn") -> bool:
         """Return whether the newest training window already contains the changes of this column.
 
         The result is True if the compared rows do not differ from the newest window, and if the
@@ -230,7 +230,7 @@ class ComparedColumn:
             change and new and new.detectable <= abs(change.effect.value) for change, new in pairs
         )
 
-    def entry(self, name: str, *, learned: bool = False) -> ColumnDrift:
+    def entry(self, name: str, *, is_trained_on: bool = False) -> ColumnDrift:
         """Return the result of the column under the name `name`."""
         found = {test.name: test for test in self.tests.tests}
         # Adjusted p-values are often equal. Most adjusted p-values are 1. Among equal adjusted
@@ -252,9 +252,9 @@ class ComparedColumn:
         now, before = self.now, self.before
         return ColumnDrift(
             feature=name,
-            drifted=bool(set(self.changes) - {_OUTLIERS}) and not learned,
+            drifted=bool(set(self.changes) - {_OUTLIERS}) and not is_trained_on,
             outlying=_OUTLIERS in self.changes,
-            learned=learned,
+            is_trained_on=is_trained_on,
             changes=self.changes,
             effect=values.effect.value if values else None,
             effect_low=values.effect.low if values else None,

@@ -90,7 +90,7 @@ def create_app(server: str, *, recommender: Recommender, log: str, items: pa.Tab
     @app.post("/click", status_code=202)
     async def click(click: Click) -> None:
         """Report a click. The row of an outcome is its position in the list minus 1."""
-        app.state.client.tell(Outcome(request_id=click.request_id, row=click.position - 1))
+        app.state.client.report(Outcome(request_id=click.request_id, row=click.position - 1))
 
     @app.get("/health")
     async def health() -> dict[str, Any]:

@@ -59,7 +59,7 @@ class Layout:
         compared = reference.compared
         self._lost = rows.places_lost(compared)
         self._columns = ColumnMap(rows.columns, compared.columns)
-        self._widths = (len(rows.numeric), len(rows.places.slots))
+        self._widths = (len(rows.numeric), len(rows.positions.slots))
         lengths = [LENGTH.format(name=name) for name in compared.lists]
         self._dense = (*compared.numeric, *lengths)
         self._categorical = (*compared.categorical, *compared.lists)
@@ -71,7 +71,7 @@ class Layout:
         )
         """Indexes of the columns with one value per row, shape [k]. All compared columns except
         lists have one value per row."""
-        self._places = compared.places
+        self._places = compared.positions
         sizes = [NUM_BUCKETS] * len(self._dense)
         sizes += [len(_values(known[name])) + 1 for name in self._categorical]
         sizes += [len(reference.scores.counts)] if reference.scores else []

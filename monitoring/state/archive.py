@@ -89,7 +89,7 @@ def build_row_table(
     for i, name in enumerate(features.categorical):
         values = np.ascontiguousarray(categorical[:, i])
         columns[name] = pa.array(values, mask=values == MISSING_CATEGORY)
-    for name, (start, stop, _) in zip(features.lists, features.places.lists):
+    for name, (start, stop, _) in zip(features.lists, features.positions.lists):
         columns[name] = _list_column(categorical[:, start:stop])
     types = raw_rows.raw_types(features)
     scored = (requests.shadow_versions != NO_VERSION)[request] & (requests.positions == NO_POSITION)
@@ -106,11 +106,11 @@ def build_row_table(
     return pa.table([each.cast(field.type) for each, field in zip(plain, schema)], schema=schema)
 
 
-def _list_column(places: NDArray[np.int64]) -> pa.Array:
+def _list_column(positions: NDArray[np.int64]) -> pa.Array:
     """Convert [n, slots] element ids to a list<int64> column. Empty rows are null."""
-    held = places != MISSING_CATEGORY
+    held = positions != MISSING_CATEGORY
     offsets = np.concatenate([[0], np.cumsum(held.sum(axis=1))]).astype(np.int32)
-    return pa.ListArray.from_arrays(offsets, places[held], mask=pa.array(~held.any(axis=1)))
+    return pa.ListArray.from_arrays(offsets, positions[held], mask=pa.array(~held.any(axis=1)))
 
 
 def _build_outcome_table(
@@ -215,7 +215,8 @@ class Archive:
         self._store = store
         self._features = features
         row_bytes = (
-            bytes_of_row(len(features.numeric), len(features.places.slots)) + 4 * MAX_ID_CHARACTERS
+            bytes_of_row(len(features.numeric), len(features.positions.slots))
+            + 4 * MAX_ID_CHARACTERS
         )
         self._roll_rows = max(min(roll_rows, _FILE_BYTES // row_bytes), 1)
         self._roll_seconds = roll_seconds

@@ -109,8 +109,10 @@ def read_records(payloads: Sequence[bytes], rules: IntakeRules, *, now: float) -
         plain.append((Predictions.of(batches), np.array(indexes, np.int64)))
     if not plain:
         return Intake(None, np.empty(0, np.int64), outcomes, bad, left)
-    predictions, places_of = zip(*plain)
-    return Intake(Predictions.joined(predictions), np.concatenate(places_of), outcomes, bad, left)
+    predictions, positions_of = zip(*plain)
+    return Intake(
+        Predictions.joined(predictions), np.concatenate(positions_of), outcomes, bad, left
+    )
 
 
 def _expect_usable(record: Record, rules: IntakeRules, *, now: float) -> None:

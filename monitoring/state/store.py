@@ -676,7 +676,11 @@ def matured_rows_of(memory: sqlite3.Connection, user: int) -> int:
 
 
 def waiting_requests_of(
-    memory: sqlite3.Connection, user: int, *, columns: dict[str, list[str]], places: Sequence[int]
+    memory: sqlite3.Connection,
+    user: int,
+    *,
+    columns: dict[str, list[str]],
+    positions: Sequence[int],
 ) -> int:
     """Count the unarchived requests that contain the user in one of these columns."""
     saved = memory.execute("SELECT content FROM documents WHERE name = 'features'").fetchone()
@@ -684,7 +688,7 @@ def waiting_requests_of(
     for (content,) in memory.execute("SELECT content FROM block_rows"):
         block = unpack(Predictions, content)
         _, categorical = arranged.rows(block.dense, block.categorical)
-        is_users = (categorical[:, list(places)] == user).any(axis=1)
+        is_users = (categorical[:, list(positions)] == user).any(axis=1)
         found += int(np.count_nonzero(np.add.reduceat(is_users, block.starts)))
     return found
 

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 import pytest
 from onnx import numpy_helper
 
-from controller.site import SiteSettings
+from controller.deployment_target import TargetSettings
 from demo import runner
 from demo.environments import python_of
 from evergreen.contracts.criteo import CRITEO_RECOMMENDER
@@ -119,7 +119,7 @@ def turn(folder: Path, lake: Path, controller: Callable[[runner.LocalFolders], A
 
 def answering_here(folders: runner.LocalFolders) -> Any:
     """Carry out release requests in this process."""
-    return answering(SiteSettings(store=folders.store, repository=folders.repository.as_uri()))
+    return answering(TargetSettings(store=folders.store, repository=folders.repository.as_uri()))
 
 
 @contextmanager
@@ -142,9 +142,9 @@ def answering_in_container(
 
 
 def test_compiled_pipeline_comes_to_same_in_containers(podman, images, volume, monkeypatch):
-    lake, world = volume / "lake", volume / "simulator.json"
+    lake, simulator = volume / "lake", volume / "simulator.json"
     size = ["--rows", "2000", "--days", "2", "--last-day", "2026-01-02", "--seed", "1"]
-    simulate = ["lake", "--lake", str(lake), "--simulator", str(world), *size]
+    simulate = ["lake", "--lake", str(lake), "--simulator", str(simulator), *size]
     volume.chmod(0o755)
     give_to_user(volume)
     mount = f"--volume={volume}:{volume}"

@@ -290,11 +290,16 @@ def test_overlay_serves_traffic_and_archives_every_record(podman, images, site, 
     controller.play()
     controller.wait_for(*PROBES)
     days = ["--days=4", "--last-day=2026-01-04", f"--seed={settings.seed}"]
-    world, drifted = f"--simulator={root}/simulator.json", f"--output={root}/drifted_simulator.json"
+    simulator, drifted = (
+        f"--simulator={root}/simulator.json",
+        f"--output={root}/drifted_simulator.json",
+    )
     lake = [f"--lake={folders.lake}", f"--rows={settings.rows}", *days]
-    subprocess.run(client("lake", world, *lake), env=podman("run"), check=True)
+    subprocess.run(client("lake", simulator, *lake), env=podman("run"), check=True)
     subprocess.run(
-        client("drift", world, drifted, f"--seed={settings.seed}"), env=podman("run"), check=True
+        client("drift", simulator, drifted, f"--seed={settings.seed}"),
+        env=podman("run"),
+        check=True,
     )
     release_first(podman, images, monkeypatch, folders)
     triton.wait_for("readinessProbe")

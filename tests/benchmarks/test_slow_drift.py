@@ -11,21 +11,21 @@ ROWS = 50_000
 
 
 @pytest.fixture(scope="module")
-def world():
+def simulator():
     return Simulator.create(7)
 
 
 @pytest.fixture(scope="module")
-def drifting(world):
-    return DriftingSimulator(simulator=world, drift=SlowDrift(seed=3))
+def drifting(simulator):
+    return DriftingSimulator(simulator=simulator, drift=SlowDrift(seed=3))
 
 
 @pytest.mark.parametrize("hours", [0.0, 49.5, 300.0])
-def test_click_rate_and_best_auc_are_constant(world, drifting, hours):
+def test_click_rate_and_best_auc_are_constant(simulator, drifting, hours):
     now = drifting.at(hours)
     rows = now.draw(ROWS, np.random.default_rng(5))
     measured = roc_auc_score(rows.label, rows.probability)
-    assert rows.label.mean() == pytest.approx(world.click_rate, abs=0.008)
+    assert rows.label.mean() == pytest.approx(simulator.click_rate, abs=0.008)
     assert measured == pytest.approx(now.bayes_auc, abs=0.01)
     assert now.bayes_auc == pytest.approx(drifting.at(0.0).bayes_auc, abs=0.006)
 

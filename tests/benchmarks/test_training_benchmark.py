@@ -49,7 +49,7 @@ def test_plain_pytorch_peer_computes_our_network(tmp_path, pool, is_sparse):
     peer = PlainDcn(config, weights, SLOT_SIZES, features=features, is_sparse=is_sparse)
     rows, _ = PlantedLogit(SLOT_SIZES, features=features).draw(500, seed=3)
     assert not pool or {0, 5} <= set((rows.ids[:, 26:] > 0).sum(axis=1))
-    ours = load_scorer(tmp_path, config, SLOT_SIZES, places=features.places).probabilities(
+    ours = load_scorer(tmp_path, config, SLOT_SIZES, positions=features.positions).probabilities(
         rows.dense, rows.ids
     )
     with torch.no_grad():
@@ -73,7 +73,7 @@ def test_sparse_peer_does_not_change_untouched_rows(tmp_path, pool):
     )
     rows = PlantedLogit(SLOT_SIZES, features=features).draw(8, seed=3)[0]
     before = [each.weight.detach().clone() for each in peer.model.embeddings]
-    peer.learn(peer.prepare(rows))
+    peer.train(peer.prepare(rows))
     for slot, (old, table) in enumerate(zip(before, peer.model.embeddings)):
         if slot == 8 and pool:  # the list's elements are in table 8 too
             continue
@@ -107,7 +107,7 @@ def test_torchrec_peer_trains_network_with_adam_and_tables_as_named(kind, is_fus
     dense, ids = torch.from_numpy(rows.dense), torch.from_numpy(rows.ids.astype(np.int64))
     before = expected(dense, ids).sigmoid().detach().numpy()
     np.testing.assert_allclose(peer.score(rows), before, atol=1e-6)
-    peer.learn(peer.prepare(rows))
+    peer.train(peer.prepare(rows))
     loss = torch.nn.BCEWithLogitsLoss()(expected(dense, ids), torch.from_numpy(rows.labels))
     loss.backward()
     torch.optim.Adam(expected.network.parameters(), lr=0.001).step()

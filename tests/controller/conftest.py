@@ -3,6 +3,7 @@
 from tests.support.served_models import (  # noqa: F401  fixtures
     client,
     deploy,
+    deployment,
     exported,
     make_candidate,
     make_parts,
@@ -13,5 +14,4 @@ from tests.support.served_models import (  # noqa: F401  fixtures
     triton,
     unserved,
     with_scores,
-    world,
 )

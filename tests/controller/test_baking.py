@@ -41,18 +41,18 @@ def limited(settings):
 
 
 @pytest.fixture
-def bakes(world):
+def bakes(deployment):
     """Return `make(later)`, which creates a controller whose clock is `later` seconds ahead.
 
     The servers have no counts.
     """
-    settings = limited(world.settings)
+    settings = limited(deployment.settings)
 
     def make(later=0.0):
-        site = dataclasses.replace(
+        target = dataclasses.replace(
             settings, clock=lambda: settings.clock() + timedelta(seconds=later)
         )
-        return Baking(site=site, metrics=("triton-a:8002",), fetch=lambda address: "")
+        return Baking(target=target, metrics=("triton-a:8002",), fetch=lambda address: "")
 
     return make
 
@@ -73,46 +73,51 @@ def told(settings):
     ]
 
 
-def test_good_version_is_baked_once_after_its_time_and_its_rows(world, bakes):
-    world.release(1)
+def test_good_version_is_baked_once_after_its_time_and_its_rows(deployment, bakes):
+    deployment.release(1)
     assert bakes().step({}).action == NONE, "the first version has nothing before it"
-    world.release(2)
+    deployment.release(2)
     assert bakes(later=61).step({}).action == STILL, "the monitor has said nothing"
-    say(world.settings, BAKES)
+    say(deployment.settings, BAKES)
     assert bakes(later=61).step({}).action == STILL
-    say(world.settings, WELL)
+    say(deployment.settings, WELL)
     assert bakes(later=59).step({}).action == STILL
     assert [bakes(later=61).step({}).action for _ in range(2)] == [BAKED, NONE]
-    assert told(world.settings) == [(RELEASE, 1), (RELEASE, 2), (BAKED, 2)]
-    say(world.settings, BAD)
+    assert told(deployment.settings) == [(RELEASE, 1), (RELEASE, 2), (BAKED, 2)]
+    say(deployment.settings, BAD)
     assert bakes(later=62).step({}).action == NONE, "it is baked"
 
 
-def test_monitors_finding_rolls_back_and_blocks_model_until_override(world, bakes):
-    store = world.settings.store
-    world.release(1), world.release(2)
-    say(world.settings, BAD, reason="evidence 503 of 500 of an AUC below 0.738")
+def test_monitors_finding_rolls_back_and_blocks_model_until_override(deployment, bakes):
+    store = deployment.settings.store
+    deployment.release(1), deployment.release(2)
+    say(deployment.settings, BAD, reason="evidence 503 of 500 of an AUC below 0.738")
     # A controller that was stopped for a while still reacts to earlier events. A second controller
     # has nothing left to do.
     assert [bakes(later=9_999).step({}).action for _ in range(2)] == [ROLLED_BACK, NONE]
-    world.check_all_is_well(1)
-    assert told(world.settings) == [(RELEASE, 1), (RELEASE, 2), (ROLLBACK, 1)]
+    deployment.check_all_is_well(1)
+    assert told(deployment.settings) == [(RELEASE, 1), (RELEASE, 2), (ROLLBACK, 1)]
     line = blocked_models(store)["model-2"]
     assert "an AUC below 0.738" in line.reason
     with pytest.raises(
         Refused, match=r"model-2 was rolled back at .* expected another model, or a promotion"
     ):
-        world.release(2)
-    world.release(3)
-    world.check_all_is_well(3)
+        deployment.release(2)
+    deployment.release(3)
+    deployment.check_all_is_well(3)
     promoted = release(
-        *world.candidate(2), settings=world.settings, override="the clients were at fault"
+        *deployment.candidate(2), settings=deployment.settings, override="the clients were at fault"
     )
-    assert (told(world.settings)[-1], blocked_models(store)) == ((PROMOTE, promoted.version), {})
+    assert (told(deployment.settings)[-1], blocked_models(store)) == (
+        (PROMOTE, promoted.version),
+        {},
+    )
 
 
-def test_rows_without_score_that_no_server_counted_take_nothing_back(world, bakes, monkeypatch):
-    world.release(1), world.release(2)
+def test_rows_without_score_that_no_server_counted_take_nothing_back(
+    deployment, bakes, monkeypatch
+):
+    deployment.release(1), deployment.release(2)
     numbers = {"unusable_rows": 400.0, "scored_rows": 400.0, "unusable_requests": 50.0}
     reason = "400 of 400 rows have a score that is not a probability"
     found = Findings(
@@ -123,18 +128,18 @@ def test_rows_without_score_that_no_server_counted_take_nothing_back(world, bake
         rows=9,
         numbers=numbers,
     )
-    write_findings(world.settings.store, found)
+    write_findings(deployment.settings.store, found)
     step = bakes(later=9_999).step({})
     assert step.action == STILL
     assert "the servers counted 0 requests" in step.reason
-    assert told(world.settings) == [(RELEASE, 1), (RELEASE, 2)]
+    assert told(deployment.settings) == [(RELEASE, 1), (RELEASE, 2)]
     # Without the servers' metrics, nothing contradicts the monitor's findings.
     assert dataclasses.replace(bakes(later=9_999), metrics=()).step({}).action == ROLLED_BACK
 
 
-def test_take_back_that_fails_is_tried_ever_less_often(world, bakes, monkeypatch):
-    world.release(1), world.release(2)
-    say(world.settings, BAD)
+def test_take_back_that_fails_is_tried_ever_less_often(deployment, bakes, monkeypatch):
+    deployment.release(1), deployment.release(2)
+    say(deployment.settings, BAD)
     monkeypatch.setattr(
         "controller.baking.rollback", tried := Mock(side_effect=TemporaryError("too large"))
     )
@@ -160,11 +165,11 @@ def test_take_back_that_fails_is_tried_ever_less_often(world, bakes, monkeypatch
 def controller(settings, triton, tmp_path):
     if not triton.alive():
         triton.start()
-    baking = Baking(site=limited(settings), metrics=(triton.metrics_address,))
+    baking = Baking(target=limited(settings), metrics=(triton.metrics_address,))
     return ReleaseController(
-        watchdog=Watchdog(site=settings),
+        watchdog=Watchdog(target=settings),
         baking=baking,
-        inspection=Inspection(site=settings, start=run_now),
+        inspection=Inspection(target=settings, start=run_now),
         status=tmp_path / "status.json",
     )
 
@@ -202,10 +207,10 @@ def test_corrupt_counters_end_run_with_their_name_and_nothing_else(deploy, setti
     assert status["servers"], "the watchdog has looked all the same"
 
 
-def test_counters_with_fields_of_another_release_are_read_without_them(world, bakes):
-    world.release(1), world.release(2)
+def test_counters_with_fields_of_another_release_are_read_without_them(deployment, bakes):
+    deployment.release(1), deployment.release(2)
     bakes().step({2: 1})
-    path = world.settings.store / "baking" / COUNTERS_FILE
+    path = deployment.settings.store / "baking" / COUNTERS_FILE
     document = json.loads(path.read_text())
     document["since"] = "2026"
     document["counts"]["2"] |= {"queue_us": 7.0, "notes": ["x"]}
@@ -223,10 +228,10 @@ def test_counters_with_fields_of_another_release_are_read_without_them(world, ba
         ("seen", {"a 2": {}}),
     ],
 )
-def test_counters_that_are_none_are_named(world, bakes, key, value):
-    world.release(1), world.release(2)
+def test_counters_that_are_none_are_named(deployment, bakes, key, value):
+    deployment.release(1), deployment.release(2)
     bakes().step({2: 1})
-    path = world.settings.store / "baking" / COUNTERS_FILE
+    path = deployment.settings.store / "baking" / COUNTERS_FILE
     path.write_text(json.dumps({"counts": {}, "seen": {}, key: value}))
     with pytest.raises(ContractError, match=rf"{COUNTERS_FILE} cannot be read: .*; remove it"):
         bakes().step({})

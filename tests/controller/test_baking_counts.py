@@ -91,16 +91,16 @@ class Rounds:
     The test sets the p99.
     """
 
-    def __init__(self, world):
-        self.world, self.clock, self.requests = world, Clock(), 0
-        world.settings = replace(world.settings, clock=self.clock.moment)
+    def __init__(self, deployment):
+        self.deployment, self.clock, self.requests = deployment, Clock(), 0
+        deployment.settings = replace(deployment.settings, clock=self.clock.moment)
         accept_into(
-            world.settings.store, shop_with(release={"bake_seconds": 7200.0, "bake_rows": 0})
+            deployment.settings.store, shop_with(release={"bake_seconds": 7200.0, "bake_rows": 0})
         )
         self.latencies = None
         """For each server, the latencies of all requests since the release. None if the servers
         have no histograms."""
-        self.baking = Baking(site=world.settings, metrics=ADDRESSES, fetch=self.fetch)
+        self.baking = Baking(target=deployment.settings, metrics=ADDRESSES, fetch=self.fetch)
 
     def fetch(self, address):
         p99 = self.p99[ADDRESSES.index(address)]
@@ -115,7 +115,7 @@ class Rounds:
         self.version, self.requests = version, 0
         if self.latencies is not None:
             self.latencies = {address: [] for address in ADDRESSES}
-        self.world.release(version)
+        self.deployment.release(version)
 
     def pass_by(self, number, *p99):
         """Run at most `number` rounds, and stop when a version is rolled back.
@@ -132,9 +132,9 @@ class Rounds:
         return len(done), done[-1]
 
 
-def test_summed_buckets_find_a_slow_tail_that_bounds_of_servers_cannot(world):
+def test_summed_buckets_find_a_slow_tail_that_bounds_of_servers_cannot(deployment):
     """After the first minute, one of the two servers answers 4 % of the requests slowly."""
-    rounds, random = Rounds(world), np.random.default_rng(5)
+    rounds, random = Rounds(deployment), np.random.default_rng(5)
     rounds.latencies = {}
 
     def draw(tail):
@@ -154,8 +154,8 @@ def test_summed_buckets_find_a_slow_tail_that_bounds_of_servers_cannot(world):
     assert number >= P99_READINGS
 
 
-def test_one_server_without_histogram_leaves_bounds_of_quantiles(world):
-    rounds = Rounds(world)
+def test_one_server_without_histogram_leaves_bounds_of_quantiles(deployment):
+    rounds = Rounds(deployment)
     rounds.latencies = {ADDRESSES[0]: []}
     rounds.draw = lambda address: np.full(200, 1.0)
     whole = rounds.fetch
@@ -164,17 +164,19 @@ def test_one_server_without_histogram_leaves_bounds_of_quantiles(world):
     )
     rounds.release(1)
     rounds.pass_by(20, 2.0, 2.0)
-    counts = VersionCounts(**counters_of(world)["1"])
+    counts = VersionCounts(**counters_of(deployment)["1"])
     assert (counts.summed_p99, len(counts.p99)) == ([], P99_READINGS)
 
 
-def counters_of(world):
-    return json.loads((world.settings.store / "baking" / "counters.json").read_text())["counts"]
+def counters_of(deployment):
+    return json.loads((deployment.settings.store / "baking" / "counters.json").read_text())[
+        "counts"
+    ]
 
 
 @pytest.fixture
-def rounds(world):
-    made = Rounds(world)
+def rounds(deployment):
+    made = Rounds(deployment)
     made.release(1)
     made.pass_by(5, 90.0, 90.0)  # warm-ups
     made.pass_by(12, 2.0, 4.0)

@@ -90,9 +90,9 @@ class Place:
         )
 
     def settings(self, **changes):
-        of_site = {name: changes.pop(name) for name in ("connect", "resolve") if name in changes}
+        of_target = {name: changes.pop(name) for name in ("connect", "resolve") if name in changes}
         values = {
-            "site": self.release_settings(**of_site),
+            "target": self.release_settings(**of_target),
             "evidence": (FolderObjects(self.archive),),
             "metrics": URLS,
             "policy": POLICY,
@@ -477,7 +477,7 @@ def test_one_odd_server_blocks_no_healing_and_canary_reloads_count_apart(place):
     for name in (MODEL_NAME, CANARY_NAME):
         place.servers["b:1"].unload(name)
     connect = {url: Altered(server, check_live=check) for url, server in place.servers.items()}.get
-    watchdog = Watchdog(site=place.release_settings(connect=connect))
+    watchdog = Watchdog(target=place.release_settings(connect=connect))
     for _ in range(4):
         watchdog.look()
     assert place.servers["b:1"].loaded() == [1]
@@ -708,7 +708,7 @@ def test_kill_at_any_step_is_put_right_by_next_one(tmp_path, make_candidate, sta
 
 def _killed_at_crash(place, act):
     """Run `act`. After the crash, every further write fails too, as after a kill."""
-    from controller import site as site_module
+    from controller import deployment_target as target_module
     from evergreen.registry import requests
 
     dead = []
@@ -726,7 +726,7 @@ def _killed_at_crash(place, act):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(place, "checkpoint", checkpoint)
         for owner, name in (
-            (site_module, "append_promotion"),
+            (target_module, "append_promotion"),
             (requests, "append_entry"),
             (ModelRepository, "write_plan"),
             (ModelRepository, "write_config"),

@@ -112,7 +112,7 @@ def beside(deploy, settings, make_candidate, triton, client, tmp_path):
     def begin(**other):
         start(*make_candidate(settings.store, 2), settings=settings, **other)
         return canary.CanarySettings(
-            site=settings,
+            target=settings,
             evidence=(FolderObjects(tmp_path / "archive"),),
             metrics=(metrics,),
             policy=POLICY,

@@ -33,7 +33,7 @@ def result_of(found, name):
     return next(check.result for check in found.checks if check.name == name)
 
 
-def world(
+def score_pairs(
     seed, num_pairs, *, stable_noise=0.5, canary_noise=0.5, rows=1, canary_shift=0.0, base=-1.0
 ):
     """Return pairs of scores by two models. Each model observes the true logit with noise.
@@ -64,7 +64,7 @@ def run(seed, policy=POLICY, counts=HEALTHY, **planted):
 
     The policy evaluates the canary twice after each planned number of pairs.
     """
-    pairs = world(seed, policy.looks[-1] + 17, **planted)
+    pairs = score_pairs(seed, policy.looks[-1] + 17, **planted)
     for size in policy.looks:
         now = pairs.first(size + 17)
         found = evaluate(now, counts, policy)
@@ -97,7 +97,8 @@ def test_few_clicks_are_no_evidence_however_many_pairs_there_are(rows):
     """
     policy = CanaryPolicy()
     found = [
-        evaluate(world(seed, 2000, base=-7.0, rows=rows), HEALTHY, policy) for seed in range(250)
+        evaluate(score_pairs(seed, 2000, base=-7.0, rows=rows), HEALTHY, policy)
+        for seed in range(250)
     ]
     aborted = sum(f.action == ABORT for f in found)
     assert aborted <= 3, (
@@ -156,7 +157,7 @@ def test_equal_model_is_not_held_for_ever():
 
 
 def test_more_pairs_than_look_change_nothing():
-    pairs = world(1, 2999)
+    pairs = score_pairs(1, 2999)
     assert (
         evaluate(pairs, HEALTHY, POLICY).by_pairs.auc
         == evaluate(pairs.first(2000), HEALTHY, POLICY).by_pairs.auc
@@ -164,18 +165,18 @@ def test_more_pairs_than_look_change_nothing():
 
 
 def test_it_holds_until_first_look_and_says_how_many_pairs_are_missing():
-    found = evaluate(world(1, 499), HEALTHY, POLICY)
+    found = evaluate(score_pairs(1, 499), HEALTHY, POLICY)
     assert (found.action, found.by_pairs.pairs_needed) == (HOLD, 1)
     assert found.by_pairs.auc is None
-    empty = world(1, 20).first(0)
+    empty = score_pairs(1, 20).first(0)
     assert evaluate(empty, HEALTHY, POLICY).by_pairs.pairs_needed == 500
 
 
 def test_what_is_undecided_at_last_look_is_rolled_back():
     strict = CanaryPolicy(min_pairs=500, max_looks=2, auc_margin=1e-6, log_loss_margin=1e-6)
-    found = evaluate(world(4, 999), HEALTHY, strict)
+    found = evaluate(score_pairs(4, 999), HEALTHY, strict)
     assert (found.action, found.by_pairs.pairs_needed) == (HOLD, 1)
-    found = evaluate(world(4, 1000), HEALTHY, strict)
+    found = evaluate(score_pairs(4, 1000), HEALTHY, strict)
     assert (found.action, found.by_pairs.pairs_needed) == (ABORT, None)
     assert result_of(found.by_pairs, "looks without a decision") == "fail"
     assert result_of(found.by_pairs, "AUC against stable") == "inconclusive"
@@ -191,7 +192,7 @@ def test_what_is_undecided_at_last_look_is_rolled_back():
     ids=["no click", "only clicks", "one request"],
 )
 def test_it_never_decides_on_number_that_does_not_exist(change):
-    pairs = world(1, 1000, canary_noise=3.0)
+    pairs = score_pairs(1, 1000, canary_noise=3.0)
     assert evaluate(pairs, HEALTHY, POLICY).action == ABORT
     undefined = Pairs(**{**vars(pairs), **change})
     assert measure_differences(undefined) is None
@@ -201,7 +202,10 @@ def test_it_never_decides_on_number_that_does_not_exist(change):
 
 
 def test_unreadable_servers_hold_what_would_grow_but_not_what_must_end():
-    good, bad = world(5, 4000, stable_noise=0.9, canary_noise=0.2), world(5, 4000, canary_noise=2.0)
+    good, bad = (
+        score_pairs(5, 4000, stable_noise=0.9, canary_noise=0.2),
+        score_pairs(5, 4000, canary_noise=2.0),
+    )
     assert evaluate(good, HEALTHY, POLICY).action == GROW
     assert evaluate(good, None, POLICY).action == HOLD
     assert evaluate(bad, None, POLICY).action == ABORT
@@ -212,12 +216,12 @@ def test_too_few_requests_say_nothing_about_errors(arm):
     counts = dataclasses.replace(
         HEALTHY, **{"canary": ArmCounts(0, 50, 0), arm: ArmCounts(1, 50, 1e9)}
     )
-    assert evaluate(world(1, 0 + 100), counts, POLICY).action == HOLD
+    assert evaluate(score_pairs(1, 0 + 100), counts, POLICY).action == HOLD
 
 
 def test_failures_beyond_margin_abort_before_any_pair():
     counts = BothCounts(ArmCounts(9900, 100, 9.9e6), ArmCounts(900, 100, 9e5))
-    found = evaluate(world(1, 100).first(0), counts, POLICY)
+    found = evaluate(score_pairs(1, 100).first(0), counts, POLICY)
     assert found.action == ABORT
     (failures, _) = found.by_counts.checks
     assert (failures.name, failures.value, failures.result) == ("failure rate", 0.1, "fail")

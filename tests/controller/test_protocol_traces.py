@@ -22,8 +22,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from controller import deployment_target as target_module
 from controller import moves, protocol
-from controller import site as site_module
+from controller.deployment_target import CanaryStages, live_version, opened
 from controller.protocol import (
     ANSWER,
     CONFIGURE,
@@ -40,7 +41,6 @@ from controller.protocol import (
 )
 from controller.reconcile import drive, reconciled
 from controller.rollback import rollback_request
-from controller.site import CanaryStages, live_version, opened
 from controller.watchdog import Watchdog
 from evergreen.contracts.requests import ABORT, ADVANCE, CANARY, CANCELLED, RELEASE, ROLLBACK
 from evergreen.registry.promotion_journal import (
@@ -62,7 +62,7 @@ from evergreen.serving.prepare import prepare_request
 from testing.served_names import CANARY_NAME, MODEL_NAME
 from tests.support.clocks import Clock
 from tests.support.crashes import Killed
-from tests.support.file_world import World
+from tests.support.file_deployment import FileDeployment
 from tests.support.model_repository import with_versions
 from tests.support.protocol_model import Ask, ProtocolModel, Scenario
 
@@ -115,19 +115,19 @@ class Faults:
         self.kill_before, self.kill_at, self.load, self.entry = kill_before, kill_at, load, entry
 
 
-def traces(world, snapshot):
+def traces(deployment, snapshot):
     """Return a state machine that runs the real controller and the model in parallel."""
 
     class Traces(RuleBasedStateMachine):
         def __init__(self):
             super().__init__()
-            shutil.rmtree(world.root)
-            shutil.copytree(snapshot, world.root)
+            shutil.rmtree(deployment.root)
+            shutil.copytree(snapshot, deployment.root)
             self.clock = Clock()
             self.model = TracedModel(Scenario(asks=(), shares=SHARES))
             self.state = self.model.start()
             # The release of version 1 took the first lease.
-            first = read_journal(world.settings.store)[0].lease
+            first = read_journal(deployment.settings.store)[0].lease
             files = self.state.files._replace(fence=first)
             journal = self.state.journal._replace(lease=first)
             numbers = ((1, "model-1", None),)
@@ -153,17 +153,17 @@ def traces(world, snapshot):
             self._ask_for_version(CANARY, seed, run=run, share=share)
 
         def _ask_for_version(self, kind, seed, *, run, share=None):
-            prepared, folder = world.prepared[seed]
+            prepared, folder = deployment.prepared[seed]
             request = dataclasses.replace(
                 prepared, kind=kind, request=new_id(), run=run or None, share=share
             )
-            shutil.copytree(folder, world.settings.store / "prepared" / request.request)
+            shutil.copytree(folder, deployment.settings.store / "prepared" / request.request)
             self._ask(request, Ask(kind, model=f"model-{seed}", run=run, share=share or 0))
 
         @rule(of_live=st.booleans())
         def rollback_is_asked(self, of_live=False):
-            request = rollback_request(world.settings, to_version=None, reason="drill")
-            live = read_journal(world.settings.store)[-1]
+            request = rollback_request(deployment.settings, to_version=None, reason="drill")
+            live = read_journal(deployment.settings.store)[-1]
             # The controller demands a rollback only of a version that was released.
             of_live = of_live and live.action != "rollback" and not self.state.journal.intent
             replaces = live.version if of_live else None
@@ -190,7 +190,7 @@ def traces(world, snapshot):
             request = dataclasses.replace(
                 request, time=now.isoformat(), deadline=deadline.isoformat()
             )
-            append_request(world.settings.store, request)
+            append_request(deployment.settings.store, request)
             self.asked.append((request, deadline))
             journal = self.state.journal
             line, asks = journal.intent, journal.asks
@@ -216,7 +216,9 @@ def traces(world, snapshot):
         def request_is_withdrawn(self, at=0):
             if at < len(self.asked):
                 request, now = self.asked[at][0], self.clock.moment()
-                withdraw(world.settings.store, request.request, who="a run", now=now, reason="gone")
+                withdraw(
+                    deployment.settings.store, request.request, who="a run", now=now, reason="gone"
+                )
                 journal = self.model._answered(self.state.journal, at, CANCELLED)
                 self.state = self.state._replace(journal=journal)
 
@@ -228,13 +230,13 @@ def traces(world, snapshot):
             for at, (_, deadline) in enumerate(self.asked):
                 asks[at] = asks[at]._replace(is_expired=now > deadline)
             self._journal(asks=tuple(asks))
-            if (plan := world.repository.read_plan()) is not None:
+            if (plan := deployment.repository.read_plan()) is not None:
                 age = (now - datetime.fromisoformat(plan.published_at)).total_seconds()
                 self._files(is_drained=age >= DRAIN_SECONDS, is_ahead=age < 0)
 
         @rule(at=st.integers(0, 1))
         def server_restarts(self, at=0):
-            server = world.servers[at].start()
+            server = deployment.servers[at].start()
             if self.state.files.placed is not None:
                 server.load(CANARY_NAME)
             self._server(at, serves=self.state.files.config, canary=self.state.files.placed)
@@ -242,12 +244,12 @@ def traces(world, snapshot):
 
         @rule(at=st.integers(0, 1), name=st.sampled_from([MODEL_NAME, CANARY_NAME]))
         def server_loses_model(self, at=0, name=MODEL_NAME):
-            world.servers[at].unload(name)
+            deployment.servers[at].unload(name)
             self._server(at, **{"serves" if name == MODEL_NAME else "canary": None})
 
         @rule()
         def configuration_is_edited(self):
-            path = world.repository.objects.root / MODEL_NAME / "config.pbtxt"
+            path = deployment.repository.objects.root / MODEL_NAME / "config.pbtxt"
             path.write_text(with_versions(path.read_text(), [1]))
             self._files(config=1)
 
@@ -271,16 +273,18 @@ def traces(world, snapshot):
 
         @rule()
         def baking_may_end(self):
-            with self._traced(Faults()) as target, opened(target) as site:
-                if (line := baking(world.settings.store)) is None:
+            with self._traced(Faults()) as target, opened(target) as target:
+                if (line := baking(deployment.settings.store)) is None:
                     return
                 self.bakes = True
-                site.baked = line, "the evidence allows it"
-                drive(site)
+                target.baked = line, "the evidence allows it"
+                drive(target)
                 self._finish(None)
-                baked = {each.version for each in read_entries(site.store) if each.action == BAKED}
-                assert (line.version in baked) == (site.baked is None)
-                assert site.baked is None or self.state.journal.live != line.version
+                baked = {
+                    each.version for each in read_entries(target.store) if each.action == BAKED
+                }
+                assert (line.version in baked) == (target.baked is None)
+                assert target.baked is None or self.state.journal.live != line.version
 
         @rule()
         def watchdog_looks(self):
@@ -311,11 +315,11 @@ def traces(world, snapshot):
                     expected[1], servers=(), fence=0
                 )
                 assert chosen.move == (HEAL if wrong[len(seen)][1] == "serves" else LOAD_CANARY)
-                world.covered.add(chosen)
+                deployment.covered.add(chosen)
                 seen.append(chosen)
 
             target = dataclasses.replace(self._target(), trace=trace)
-            watchdog = Watchdog(site=target)
+            watchdog = Watchdog(target=target)
             for _ in range(2):
                 watchdog.look()
             assert len(seen) == len(wrong)
@@ -325,8 +329,8 @@ def traces(world, snapshot):
 
         def _target(self):
             return dataclasses.replace(
-                world.settings,
-                connect=world.connect,
+                deployment.settings,
+                connect=deployment.connect,
                 clock=self.clock.moment,
                 num_kept=100,
                 stages=STAGES,
@@ -340,8 +344,8 @@ def traces(world, snapshot):
             fence = self.state.files.fence + 1
             self._files(fence=fence)
             self.state = self.model._with(self.state, 0, lease=fence)
-            real = site_module.append_promotion
-            site_module.append_promotion = self._append(real)
+            real = target_module.append_promotion
+            target_module.append_promotion = self._append(real)
             try:
                 yield dataclasses.replace(self._target(), connect=self._connect, trace=self._trace)
             except Killed:
@@ -349,7 +353,7 @@ def traces(world, snapshot):
             except (ContractError, PermanentError, TemporaryError, OSError) as error:
                 self._finish(error)
             finally:
-                site_module.append_promotion = real
+                target_module.append_promotion = real
             self.state = self.model._killed(self.state, 0)
 
         def _round(self, faults):
@@ -366,7 +370,7 @@ def traces(world, snapshot):
             wanted = dataclasses.replace(wanted, is_baked=self.bakes and desired.is_baked)
             assert (desired, observed) == (wanted, seen)
             assert protocol.next_rule(wanted, seen) is chosen
-            world.covered.add(chosen)
+            deployment.covered.add(chosen)
             if self.moves == self.faults.kill_before or chosen.move == self.faults.kill_at:
                 raise Killed(chosen.move)
             self.moves += 1
@@ -381,7 +385,7 @@ def traces(world, snapshot):
             chosen, self.pending = self.pending, None
             if chosen is None:
                 return
-            world.num_moves += 1
+            deployment.num_moves += 1
             if self.broken is None:
                 self.state = self.model.done(self.state, 0, chosen)
                 return
@@ -400,7 +404,7 @@ def traces(world, snapshot):
             return append
 
         def _connect(self, url):
-            server = world.connect(url)
+            server = deployment.connect(url)
             load = server.load
 
             def load_or_fail(name):
@@ -420,57 +424,59 @@ def traces(world, snapshot):
         # Invariants that must hold after each rule of this state machine.
 
         @invariant()
-        def model_and_world_agree(self):
-            journal, files, store = self.state.journal, self.state.files, world.settings.store
+        def model_and_servers_agree(self):
+            journal, files, store = self.state.journal, self.state.files, deployment.settings.store
             assert read_journal(store)[-1].version == journal.live
             canary = canary_at_work(store)
             assert (canary.version if canary else None) == journal.canary
             found = read_requests(store)
             results = [each.result.action if each.result else None for each in found[1:]]
             assert results == [ask.result for ask in journal.asks]
-            assert live_version(world.repository.read_config()) == files.config
-            assert set(world.repository.versions()) == set(files.versions)
-            assert next(iter(world.repository.canary.whole()), None) == files.placed
-            plan = world.repository.read_plan()
+            assert live_version(deployment.repository.read_config()) == files.config
+            assert set(deployment.repository.versions()) == set(files.versions)
+            assert next(iter(deployment.repository.canary.whole()), None) == files.placed
+            plan = deployment.repository.read_plan()
             shown = plan and (
                 plan.stable.version,
                 plan.canary.version if plan.canary else None,
                 plan.canary_share,
             )
             assert shown == files.plan
-            for server, model in zip(world.servers, self.state.servers):
+            for server, model in zip(deployment.servers, self.state.servers):
                 assert max(server.loaded(), default=None) == model.serves
                 assert max(server.loaded(CANARY_NAME), default=None) == model.canary
 
     return Traces
 
 
-def prepared(world, seed, folder):
+def prepared(deployment, seed, folder):
     """Prepare a release of the model made with `seed`.
 
     Return the request, and the folder of the prepared files.
     """
     request = prepare_request(
         RELEASE,
-        world.candidate(seed),
-        store=world.settings.store,
-        options=world.settings.options,
+        deployment.candidate(seed),
+        store=deployment.settings.store,
+        options=deployment.settings.options,
         who="a run",
         now=Clock().moment,
         seconds=SECONDS,
     )
-    shutil.move(world.settings.store / "prepared" / request.request, folder)
+    shutil.move(deployment.settings.store / "prepared" / request.request, folder)
     return request, folder
 
 
 @pytest.fixture
 def snapshot(tmp_path, make_candidate):
-    world = World(tmp_path / "world", make_candidate)
-    world.root, world.num_moves, world.covered = tmp_path / "world", 0, set()
-    world.release(1)
-    world.prepared = {seed: prepared(world, seed, tmp_path / f"prepared-{seed}") for seed in SEEDS}
-    shutil.copytree(world.root, tmp_path / "snapshot")
-    return world, tmp_path / "snapshot"
+    deployment = FileDeployment(tmp_path / "deployment", make_candidate)
+    deployment.root, deployment.num_moves, deployment.covered = tmp_path / "deployment", 0, set()
+    deployment.release(1)
+    deployment.prepared = {
+        seed: prepared(deployment, seed, tmp_path / f"prepared-{seed}") for seed in SEEDS
+    }
+    shutil.copytree(deployment.root, tmp_path / "snapshot")
+    return deployment, tmp_path / "snapshot"
 
 
 def run(machine, num_examples, **more):
@@ -493,9 +499,9 @@ def run(machine, num_examples, **more):
     ids=["few", "many"],
 )
 def test_every_move_of_controller_has_the_effect_of_the_model(snapshot, num_examples):
-    world, _ = snapshot
+    deployment, _ = snapshot
     run(traces(*snapshot), num_examples)
-    assert world.num_moves > num_examples
+    assert deployment.num_moves > num_examples
 
 
 SCRIPTS = {
@@ -595,32 +601,32 @@ SCRIPTS = {
 
 
 def test_every_rule_of_the_table_occurs_in_a_trace(snapshot):
-    world, _ = snapshot
+    deployment, _ = snapshot
     for steps in SCRIPTS.values():
         machine = traces(*snapshot)()
         for name, values in steps:
             getattr(machine, name)(**values)
-            machine.model_and_world_agree()
-    missing = {rule.state for rule in TABLE if rule not in world.covered}
+            machine.model_and_servers_agree()
+    missing = {rule.state for rule in TABLE if rule not in deployment.covered}
     assert missing == set(NOT_IN_A_TRACE)
 
 
 def forgetful(body):
     """Return a replacement for the body of a move, which does nothing."""
-    return lambda site: None
+    return lambda target: None
 
 
 MUTANTS = {
     "do not write the configuration": (CONFIGURE, forgetful),
     "do not discard staged files": (DISCARD, forgetful),
     "do not restore the configuration": (RESTORE_CONFIG, forgetful),
-    "do not load on servers": (SERVE, lambda body: lambda site: moves._know(site, serves=None)),
+    "do not load on servers": (SERVE, lambda body: lambda target: moves._know(target, serves=None)),
     "do not withdraw the intent": (WITHDRAW_INTENT, forgetful),
     "do not write the plan with the canary": (SHOW_CANARY, forgetful),
     "do not load the canary": (LOAD_CANARY, forgetful),
     "record without remembering it": (
         RECORD,
-        lambda body: lambda site: site.append(site.attempt.line),
+        lambda body: lambda target: target.append(target.attempt.line),
     ),
 }
 

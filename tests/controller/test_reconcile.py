@@ -13,12 +13,12 @@ from controller import inspection
 from controller import moves as moves_module
 from controller.__main__ import Holder, ReleaseController
 from controller.baking import Baking
+from controller.deployment_target import opened
 from controller.inspection import Inspection
 from controller.protocol import FAILED, next_rule
 from controller.reconcile import _refuse, _withdraw, drive, reconciled
 from controller.rollback import main as rollback_command
 from controller.rollback import rollback, rollback_request
-from controller.site import opened
 from controller.watchdog import Watchdog
 from demo.triton import models_to_load
 from evergreen.contracts.requests import ABORT, ACCEPTED, CANCELLED, DONE, REFUSED, RELEASE
@@ -61,12 +61,12 @@ from tests.support.traffic_plans import make_plan
 from tests.support.triton_double import TritonDouble
 
 
-def requested(world, seed, *, seconds=60.0, run=None):
+def requested(deployment, seed, *, seconds=60.0, run=None):
     """Append a request to release the model of `seed`."""
-    settings = world.settings
+    settings = deployment.settings
     request = prepare_request(
         RELEASE,
-        world.candidate(seed),
+        deployment.candidate(seed),
         store=settings.store,
         options=settings.options,
         who="a run",
@@ -77,18 +77,19 @@ def requested(world, seed, *, seconds=60.0, run=None):
     return append_request(settings.store, request)
 
 
-def state_of(world, request):
-    return read_request(world.settings.store, request.request)
+def state_of(deployment, request):
+    return read_request(deployment.settings.store, request.request)
 
 
-def reconcile(world, **changes):
-    with reconciled(dataclasses.replace(world.settings, **changes)):
+def reconcile(deployment, **changes):
+    with reconciled(dataclasses.replace(deployment.settings, **changes)):
         pass
 
 
 @contextmanager
 def fenced(settings):
-    """Yield the site of a holder whose lock was lost, and the repository that its heir has locked.
+    """Yield the target of a holder whose lock was lost, and the repository that its heir has
+    locked.
 
     The lock of a network share can be lost without a sign.
     """
@@ -99,93 +100,93 @@ def fenced(settings):
             yield stale, heir
 
 
-def test_requests_are_carried_out_in_their_order_and_answered_once(world):
-    world.release(1)
-    first, second = requested(world, 2), requested(world, 3)
-    reconcile(world)
-    reconcile(world)
-    results = [state_of(world, each).result for each in (first, second)]
+def test_requests_are_carried_out_in_their_order_and_answered_once(deployment):
+    deployment.release(1)
+    first, second = requested(deployment, 2), requested(deployment, 3)
+    reconcile(deployment)
+    reconcile(deployment)
+    results = [state_of(deployment, each).result for each in (first, second)]
     assert [(each.action, each.version) for each in results] == [(DONE, 2), (DONE, 3)]
-    world.check_all_is_well(3)
-    assert not list((world.settings.store / "prepared").iterdir())
+    deployment.check_all_is_well(3)
+    assert not list((deployment.settings.store / "prepared").iterdir())
 
 
-def test_withdrawn_and_expired_requests_are_never_carried_out(world):
-    world.release(1)
-    withdrawn, expired = requested(world, 2), requested(world, 3, seconds=0.0)
-    now = world.settings.clock()
-    withdraw(world.settings.store, withdrawn.request, who="a run", now=now, reason="gone")
+def test_withdrawn_and_expired_requests_are_never_carried_out(deployment):
+    deployment.release(1)
+    withdrawn, expired = requested(deployment, 2), requested(deployment, 3, seconds=0.0)
+    now = deployment.settings.clock()
+    withdraw(deployment.settings.store, withdrawn.request, who="a run", now=now, reason="gone")
     later = lambda: now + timedelta(seconds=1)  # noqa: E731
-    reconcile(world, clock=later)
-    assert [state_of(world, each).result.action for each in (withdrawn, expired)] == [
+    reconcile(deployment, clock=later)
+    assert [state_of(deployment, each).result.action for each in (withdrawn, expired)] == [
         CANCELLED,
         CANCELLED,
     ]
-    world.check_all_is_well(1)
+    deployment.check_all_is_well(1)
 
 
-def test_rollback_supersedes_what_is_requested_before_it(world):
-    world.release(1), world.release(2)
-    waiting = requested(world, 3)
-    assert world.rollback().version == 1
-    assert state_of(world, waiting).result.action == REFUSED
-    world.check_all_is_well(1)
+def test_rollback_supersedes_what_is_requested_before_it(deployment):
+    deployment.release(1), deployment.release(2)
+    waiting = requested(deployment, 3)
+    assert deployment.rollback().version == 1
+    assert state_of(deployment, waiting).result.action == REFUSED
+    deployment.check_all_is_well(1)
 
 
 @pytest.mark.parametrize("seconds", [0.0, 60.0], ids=["expired", "superseded"])
-def test_two_similar_requests_are_both_answered_in_one_call(world, seconds):
-    world.release(1), world.release(2)
-    waiting = [requested(world, seed, seconds=seconds) for seed in (3, 4)]
-    assert world.rollback().version == 1
-    assert not any(state_of(world, each).is_open for each in waiting)
+def test_two_similar_requests_are_both_answered_in_one_call(deployment, seconds):
+    deployment.release(1), deployment.release(2)
+    waiting = [requested(deployment, seed, seconds=seconds) for seed in (3, 4)]
+    assert deployment.rollback().version == 1
+    assert not any(state_of(deployment, each).is_open for each in waiting)
 
 
-def test_rollback_during_release_undoes_it_and_waits_for_no_rehearsal(world):
-    world.release(1)
-    request = requested(world, 2)
+def test_rollback_during_release_undoes_it_and_waits_for_no_rehearsal(deployment):
+    deployment.release(1)
+    request = requested(deployment, 2)
     asked = []
 
     def ask_back(name):
         if name == "staged" and not asked:
-            back = rollback_request(world.settings, to_version=None, reason="it is bad")
-            asked.append(append_request(world.settings.store, back))
+            back = rollback_request(deployment.settings, to_version=None, reason="it is bad")
+            asked.append(append_request(deployment.settings.store, back))
 
-    reconcile(world, checkpoint=ask_back)
-    assert state_of(world, request).result.action == REFUSED
-    done = state_of(world, asked[0]).result
+    reconcile(deployment, checkpoint=ask_back)
+    assert state_of(deployment, request).result.action == REFUSED
+    done = state_of(deployment, asked[0]).result
     assert (done.action, done.version) == (DONE, 1), "what was live stays live"
-    actions = [entry.action for entry in read_entries(world.settings.store)]
+    actions = [entry.action for entry in read_entries(deployment.settings.store)]
     assert actions == ["intent", "release", "intent", "withdrawn"]
-    world.check_all_is_well(1)
+    deployment.check_all_is_well(1)
 
 
-def test_crash_after_the_record_answers_without_a_second_release(world):
-    world.release(1)
-    request = requested(world, 2)
+def test_crash_after_the_record_answers_without_a_second_release(deployment):
+    deployment.release(1)
+    request = requested(deployment, 2)
 
     def kill(name):
         if name == "journal written":
             raise Killed(name)
 
     with pytest.raises(Killed):
-        reconcile(world, checkpoint=kill)
-    reconcile(world)
-    result = state_of(world, request).result
+        reconcile(deployment, checkpoint=kill)
+    reconcile(deployment)
+    result = state_of(deployment, request).result
     assert (result.action, result.version) == (DONE, 2)
-    world.check_all_is_well(2)
+    deployment.check_all_is_well(2)
 
 
-def test_command_beside_a_controller_only_appends_and_prints_the_result(world, capsys):
-    world.release(1), world.release(2)
-    flags = ["--store", str(world.settings.store), "--reason", "drill", "--triton-urls", ""]
-    repository = ["--repository", world.settings.repository]
+def test_command_beside_a_controller_only_appends_and_prints_the_result(deployment, capsys):
+    deployment.release(1), deployment.release(2)
+    flags = ["--store", str(deployment.settings.store), "--reason", "drill", "--triton-urls", ""]
+    repository = ["--repository", deployment.settings.repository]
     stop = threading.Event()
 
     def control():
-        with opened(world.settings) as site:
+        with opened(deployment.settings) as target:
             held.set()
             while not stop.wait(0.02):
-                drive(site)
+                drive(target)
 
     held, thread = threading.Event(), threading.Thread(target=control)
     thread.start()
@@ -198,47 +199,47 @@ def test_command_beside_a_controller_only_appends_and_prints_the_result(world, c
     said = capsys.readouterr()
     assert "version 1 is live again (was 2)" in said.out
     assert "another controller is at work" in said.err
-    world.check_all_is_well(1)
+    deployment.check_all_is_well(1)
 
 
-def test_command_without_waiting_leaves_the_request_to_the_controller(world, capsys):
-    world.release(1), world.release(2)
-    flags = ["--store", str(world.settings.store), "--reason", "drill", "--no-wait"]
+def test_command_without_waiting_leaves_the_request_to_the_controller(deployment, capsys):
+    deployment.release(1), deployment.release(2)
+    flags = ["--store", str(deployment.settings.store), "--reason", "drill", "--no-wait"]
     assert rollback_command([*flags, "--triton-urls", ""]) == 0
     assert "is in the journal until" in capsys.readouterr().out
-    assert current(world.settings.store).version == 2
-    reconcile(world)
-    world.check_all_is_well(1)
+    assert current(deployment.settings.store).version == 2
+    reconcile(deployment)
+    deployment.check_all_is_well(1)
 
 
-def test_holder_with_an_old_lease_writes_neither_configuration_nor_plan_nor_journal(world):
-    world.release(1)
-    with fenced(world.settings) as (stale, heir):
+def test_holder_with_an_old_lease_writes_neither_configuration_nor_plan_nor_journal(deployment):
+    deployment.release(1)
+    with fenced(deployment.settings) as (stale, heir):
         assert heir.lease == stale.repository.lease + 1
         config = stale.repository.read_config()
-        lines = len(read_entries(world.settings.store))
-        request = requested(world, 2)
+        lines = len(read_entries(deployment.settings.store))
+        request = requested(deployment, 2)
         with pytest.raises(TemporaryError, match=f"was followed by {heir.lease}"):
             drive(stale)
         stale.repository.check_held = lambda: None
         with pytest.raises(TemporaryError, match="another controller changed"):
             stale.repository.write_config(config.replace("instance", "other"))
         assert stale.repository.read_config() == config
-        assert len(read_entries(world.settings.store)) == lines
-        assert state_of(world, request).is_open
-    reconcile(world)
-    world.check_all_is_well(2)
+        assert len(read_entries(deployment.settings.store)) == lines
+        assert state_of(deployment, request).is_open
+    reconcile(deployment)
+    deployment.check_all_is_well(2)
 
 
-def test_every_move_of_a_release_is_the_one_of_the_table(world):
+def test_every_move_of_a_release_is_the_one_of_the_table(deployment):
     moves = []
 
     def trace(rule, desired, observed):
         assert next_rule(desired, observed) is rule
         moves.append(rule.move)
 
-    world.settings = dataclasses.replace(world.settings, trace=trace)
-    world.release(1)
+    deployment.settings = dataclasses.replace(deployment.settings, trace=trace)
+    deployment.release(1)
     assert moves == [
         "accept request",
         "announce intent",
@@ -251,7 +252,7 @@ def test_every_move_of_a_release_is_the_one_of_the_table(world):
         "answer request",
     ]
     moves.clear()
-    start_canary(*world.candidate(2), settings=world.settings)
+    start_canary(*deployment.candidate(2), settings=deployment.settings)
     assert moves == [
         "accept request",
         "announce intent",
@@ -266,8 +267,8 @@ def test_every_move_of_a_release_is_the_one_of_the_table(world):
     ]
 
 
-def test_failed_release_is_undone_by_moves_of_the_table_before_it_is_refused(world):
-    world.release(1)
+def test_failed_release_is_undone_by_moves_of_the_table_before_it_is_refused(deployment):
+    deployment.release(1)
     moves, attempts = [], []
 
     def trace(rule, desired, observed):
@@ -278,9 +279,9 @@ def test_failed_release_is_undone_by_moves_of_the_table_before_it_is_refused(wor
         scores, answered = server.infer(name, *rows, version=version)
         return (scores + 1e-4 if (name, answered) == (MODEL_NAME, 2) else scores), answered
 
-    world.settings = dataclasses.replace(world.settings, trace=trace)
+    deployment.settings = dataclasses.replace(deployment.settings, trace=trace)
     with pytest.raises(PermanentError, match="differs from the training-side score"):
-        world.release(2, infer=wrong)
+        deployment.release(2, infer=wrong)
     assert moves[moves.index("load on servers") + 1 :] == [
         "restore configuration",
         "restore servers",
@@ -289,47 +290,50 @@ def test_failed_release_is_undone_by_moves_of_the_table_before_it_is_refused(wor
         "refuse request",
     ]
     assert attempts[-1] == FAILED
-    assert versions_of(world.repository.read_config()) == [1]
-    assert [each.result.action for each in read_requests(world.settings.store)] == [DONE, REFUSED]
+    assert versions_of(deployment.repository.read_config()) == [1]
+    assert [each.result.action for each in read_requests(deployment.settings.store)] == [
+        DONE,
+        REFUSED,
+    ]
 
 
-def test_record_of_a_fenced_holder_has_no_effect_after_its_intent_was_adopted(world):
+def test_record_of_a_fenced_holder_has_no_effect_after_its_intent_was_adopted(deployment):
     """The search of the protocol's model found this case.
 
     A holder paused between its last check and the record of its change.
     """
-    world.release(1)
-    request = requested(world, 2)
+    deployment.release(1)
+    request = requested(deployment, 2)
 
     def pause(rule, desired, observed):
         if rule.move == "record change":
             raise Killed(rule.move)
 
     with pytest.raises(Killed):
-        reconcile(world, trace=pause)
-    intent = read_entries(world.settings.store)[-1]
+        reconcile(deployment, trace=pause)
+    intent = read_entries(deployment.settings.store)[-1]
     withdraw_at_undo = []
 
     def record_late(rule, desired, observed):
         if rule.move == "remove version's files":
             late = dataclasses.replace(intent, action="release", config=None)
-            append_promotion(world.settings.store, late)
-            withdraw_at_undo.append(current(world.settings.store).version)
+            append_promotion(deployment.settings.store, late)
+            withdraw_at_undo.append(current(deployment.settings.store).version)
 
-    reconcile(world, trace=record_late)
+    reconcile(deployment, trace=record_late)
     assert withdraw_at_undo == [1], "the late record does not count"
-    assert state_of(world, request).result.version == 3, "the number 2 is not used again"
-    world.check_all_is_well(3)
+    assert state_of(deployment, request).result.version == 3, "the number 2 is not used again"
+    deployment.check_all_is_well(3)
 
 
-def test_lease_numbers_go_on_after_the_repository_was_emptied(world):
-    world.release(1)
-    number = read_entries(world.settings.store)[-1].lease
-    for path in world.repository.objects.root.glob("*.fence.json"):
+def test_lease_numbers_go_on_after_the_repository_was_emptied(deployment):
+    deployment.release(1)
+    number = read_entries(deployment.settings.store)[-1].lease
+    for path in deployment.repository.objects.root.glob("*.fence.json"):
         path.unlink()
-    assert world.release(2).version == 2
-    assert read_entries(world.settings.store)[-1].lease > number
-    world.check_all_is_well(2)
+    assert deployment.release(2).version == 2
+    assert read_entries(deployment.settings.store)[-1].lease > number
+    deployment.check_all_is_well(2)
 
 
 class Unwritable(ModelRepository):
@@ -341,57 +345,57 @@ class Unwritable(ModelRepository):
         yield
 
 
-def without_rights(world):
+def without_rights(deployment):
     """Return settings of a person who has no rights to the model repository."""
-    repository = Unwritable(open_objects(world.settings.repository), NAMES)
-    return dataclasses.replace(world.settings, held=repository)
+    repository = Unwritable(open_objects(deployment.settings.repository), NAMES)
+    return dataclasses.replace(deployment.settings, held=repository)
 
 
 def ticking(settings, clock):
-    patience = dataclasses.replace(settings.patience, sleep=lambda seconds: clock.advance(1.0))
-    return dataclasses.replace(settings, patience=patience, clock=clock.moment)
+    timeouts = dataclasses.replace(settings.timeouts, sleep=lambda seconds: clock.advance(1.0))
+    return dataclasses.replace(settings, timeouts=timeouts, clock=clock.moment)
 
 
-def test_rights_to_the_registry_are_enough_to_wait_for_a_controller(world):
-    world.release(1), world.release(2)
-    with answering(world.settings):
-        assert rollback(without_rights(world), reason="drill").version == 1
-    world.check_all_is_well(1)
+def test_rights_to_the_registry_are_enough_to_wait_for_a_controller(deployment):
+    deployment.release(1), deployment.release(2)
+    with answering(deployment.settings):
+        assert rollback(without_rights(deployment), reason="drill").version == 1
+    deployment.check_all_is_well(1)
 
 
-def test_without_rights_and_without_a_controller_the_request_is_withdrawn(world):
-    world.release(1), world.release(2)
+def test_without_rights_and_without_a_controller_the_request_is_withdrawn(deployment):
+    deployment.release(1), deployment.release(2)
     clock = Clock(datetime.now(timezone.utc).timestamp())
     with pytest.raises(TemporaryError, match=r"no controller answered.*is not writable"):
-        rollback(ticking(without_rights(world), clock), reason="drill")
-    assert read_requests(world.settings.store)[-1].result.action == CANCELLED
-    world.check_all_is_well(2)
+        rollback(ticking(without_rights(deployment), clock), reason="drill")
+    assert read_requests(deployment.settings.store)[-1].result.action == CANCELLED
+    deployment.check_all_is_well(2)
 
 
-def test_repository_that_cannot_be_opened_does_not_stop_a_request(world, monkeypatch):
-    world.release(1), world.release(2)
+def test_repository_that_cannot_be_opened_does_not_stop_a_request(deployment, monkeypatch):
+    deployment.release(1), deployment.release(2)
 
     def refuse(settings):
         raise PermanentError("no credentials for the bucket")
 
-    opens = type(world.settings).open_repository
+    opens = type(deployment.settings).open_repository
     clock = Clock(datetime.now(timezone.utc).timestamp())
 
     def advance(seconds):
         clock.advance(1.0)
         with monkeypatch.context() as own:
-            own.setattr(type(world.settings), "open_repository", opens)
-            reconcile(world)
+            own.setattr(type(deployment.settings), "open_repository", opens)
+            reconcile(deployment)
 
-    patience = dataclasses.replace(world.settings.patience, sleep=advance)
-    monkeypatch.setattr(type(world.settings), "open_repository", refuse)
-    settings = dataclasses.replace(world.settings, patience=patience, clock=clock.moment)
+    timeouts = dataclasses.replace(deployment.settings.timeouts, sleep=advance)
+    monkeypatch.setattr(type(deployment.settings), "open_repository", refuse)
+    settings = dataclasses.replace(deployment.settings, timeouts=timeouts, clock=clock.moment)
     assert rollback(settings, reason="drill").version == 1
 
 
-def test_command_for_an_unknown_target_leaves_no_request(world, tmp_path):
+def test_command_for_an_unknown_target_leaves_no_request(deployment, tmp_path):
     (tmp_path / "empty").mkdir()
-    settings = dataclasses.replace(world.settings, store=tmp_path / "empty", recommender=None)
+    settings = dataclasses.replace(deployment.settings, store=tmp_path / "empty", recommender=None)
     with pytest.raises(ContractError, match="no release and no recommender"):
         rollback(settings, reason="drill")
     assert read_requests(settings.store) == []
@@ -400,63 +404,68 @@ def test_command_for_an_unknown_target_leaves_no_request(world, tmp_path):
 # Retries of a step.
 
 
-def test_retry_of_an_answered_step_gets_its_answer_and_releases_nothing(world):
-    world.release(1)
-    first = requested(world, 2, run="run-7")
-    reconcile(world)
-    world.release(3)
-    again = requested(world, 2, run="run-7")
-    reconcile(world)
-    assert state_of(world, again).result.version == state_of(world, first).result.version == 2
-    world.check_all_is_well(3)
+def test_retry_of_an_answered_step_gets_its_answer_and_releases_nothing(deployment):
+    deployment.release(1)
+    first = requested(deployment, 2, run="run-7")
+    reconcile(deployment)
+    deployment.release(3)
+    again = requested(deployment, 2, run="run-7")
+    reconcile(deployment)
+    assert (
+        state_of(deployment, again).result.version
+        == state_of(deployment, first).result.version
+        == 2
+    )
+    deployment.check_all_is_well(3)
 
 
 @pytest.mark.parametrize("is_before", [True, False], ids=["before the answer", "after the answer"])
-def test_retry_does_not_overrule_a_persons_rollback(world, is_before):
-    world.release(1), world.release(3)
-    first = requested(world, 2, run="run-7", seconds=0.0 if is_before else 60.0)
-    reconcile(world, clock=lambda: datetime.now(timezone.utc) + timedelta(seconds=1))
+def test_retry_does_not_overrule_a_persons_rollback(deployment, is_before):
+    deployment.release(1), deployment.release(3)
+    first = requested(deployment, 2, run="run-7", seconds=0.0 if is_before else 60.0)
+    reconcile(deployment, clock=lambda: datetime.now(timezone.utc) + timedelta(seconds=1))
     back = append_request(
-        world.settings.store, rollback_request(world.settings, to_version=None, reason="drill")
+        deployment.settings.store,
+        rollback_request(deployment.settings, to_version=None, reason="drill"),
     )
-    reconcile(world)
-    live = state_of(world, back).result.version
-    again = requested(world, 2, run="run-7")
-    reconcile(world)
-    result = state_of(world, again).result
+    reconcile(deployment)
+    live = state_of(deployment, back).result.version
+    again = requested(deployment, 2, run="run-7")
+    reconcile(deployment)
+    result = state_of(deployment, again).result
     if is_before:
-        assert state_of(world, first).result.action == CANCELLED
+        assert state_of(deployment, first).result.action == CANCELLED
         assert (result.action, result.error) == (REFUSED, "Refused")
     else:
         assert (result.action, result.version) == (DONE, 3)
-    world.check_all_is_well(live)
+    deployment.check_all_is_well(live)
 
 
-def test_retry_after_a_temporary_failure_is_carried_out(world):
-    world.release(1)
-    requested(world, 2, run="run-7", seconds=0.0)
-    reconcile(world, clock=lambda: datetime.now(timezone.utc) + timedelta(seconds=1))
-    again = requested(world, 2, run="run-7")
-    reconcile(world)
-    assert state_of(world, again).result.action == DONE
-    world.check_all_is_well(2)
+def test_retry_after_a_temporary_failure_is_carried_out(deployment):
+    deployment.release(1)
+    requested(deployment, 2, run="run-7", seconds=0.0)
+    reconcile(deployment, clock=lambda: datetime.now(timezone.utc) + timedelta(seconds=1))
+    again = requested(deployment, 2, run="run-7")
+    reconcile(deployment)
+    assert state_of(deployment, again).result.action == DONE
+    deployment.check_all_is_well(2)
 
 
-def test_same_model_of_another_run_or_of_a_person_is_no_retry(world):
-    world.release(1)
-    requested(world, 2, run="run-7")
-    reconcile(world)
-    world.rollback()
-    other = requested(world, 2, run="run-8")
-    reconcile(world)
-    assert state_of(world, other).result.version == 3
-    world.check_all_is_well(3)
+def test_same_model_of_another_run_or_of_a_person_is_no_retry(deployment):
+    deployment.release(1)
+    requested(deployment, 2, run="run-7")
+    reconcile(deployment)
+    deployment.rollback()
+    other = requested(deployment, 2, run="run-8")
+    reconcile(deployment)
+    assert state_of(deployment, other).result.version == 3
+    deployment.check_all_is_well(3)
 
 
 # Aborts that are requested during another change.
 
 
-def asked_between(world, name, kind, **changes):
+def asked_between(deployment, name, kind, **changes):
     """Return a function for `checkpoint`, and the list of the requests that it makes.
 
     The function appends a person's request to the journal at the checkpoint `name`.
@@ -465,54 +474,54 @@ def asked_between(world, name, kind, **changes):
 
     def ask(checkpoint):
         if checkpoint == name and not asked:
-            now = world.settings.clock()
+            now = deployment.settings.clock()
             request = new_request(kind, who="anna", reason="stop it", now=now, seconds=60.0)
             request = dataclasses.replace(request, **changes)
-            asked.append(append_request(world.settings.store, request))
+            asked.append(append_request(deployment.settings.store, request))
 
     return ask, asked
 
 
 @pytest.mark.parametrize("change", ["release", "rollback"])
-def test_abort_is_done_between_two_moves_of_another_change(world, change):
-    world.release(1), world.release(2)
-    start_canary(*world.candidate(3), settings=world.settings)
+def test_abort_is_done_between_two_moves_of_another_change(deployment, change):
+    deployment.release(1), deployment.release(2)
+    start_canary(*deployment.candidate(3), settings=deployment.settings)
     if change == "release":
-        request = requested(world, 4)
+        request = requested(deployment, 4)
     else:
-        back = rollback_request(world.settings, to_version=1, reason="drill")
-        request = append_request(world.settings.store, back)
-    ask, asked = asked_between(world, "config written", ABORT)
+        back = rollback_request(deployment.settings, to_version=1, reason="drill")
+        request = append_request(deployment.settings.store, back)
+    ask, asked = asked_between(deployment, "config written", ABORT)
     moves = []
     trace = lambda rule, *_: moves.append(rule.move)  # noqa: E731
-    reconcile(world, checkpoint=ask, trace=trace)
-    assert state_of(world, asked[0]).result.action == DONE
-    assert state_of(world, request).result.action == DONE
+    reconcile(deployment, checkpoint=ask, trace=trace)
+    assert state_of(deployment, asked[0]).result.action == DONE
+    assert state_of(deployment, request).result.action == DONE
     after = moves[moves.index("write configuration") + 1 :]
     assert after[:4] == [
         *("accept request", "write plan without canary", "answer request", "load on servers")
     ]
     assert "restore configuration" not in moves, "the other change goes on"
-    world.check_all_is_well(4 if change == "release" else 1)
+    deployment.check_all_is_well(4 if change == "release" else 1)
 
 
-def test_abort_that_fails_leaves_the_other_change_alone(world):
-    world.release(1), world.release(2)
-    start_canary(*world.candidate(3), settings=world.settings)
-    request = requested(world, 4)
-    ask, asked = asked_between(world, "staged", ABORT, plan=10**6)
-    reconcile(world, checkpoint=ask)
-    result = state_of(world, asked[0]).result
+def test_abort_that_fails_leaves_the_other_change_alone(deployment):
+    deployment.release(1), deployment.release(2)
+    start_canary(*deployment.candidate(3), settings=deployment.settings)
+    request = requested(deployment, 4)
+    ask, asked = asked_between(deployment, "staged", ABORT, plan=10**6)
+    reconcile(deployment, checkpoint=ask)
+    result = state_of(deployment, asked[0]).result
     assert (result.action, result.reason) == (
         REFUSED,
         "the plan changed while its evidence was read",
     )
-    assert state_of(world, request).result.action == DONE
-    world.check_all_is_well(4)
+    assert state_of(deployment, request).result.action == DONE
+    deployment.check_all_is_well(4)
 
 
-def test_rollback_that_arrives_while_files_are_hashed_is_carried_out_first(world, monkeypatch):
-    world.release(1), world.release(2)
+def test_rollback_that_arrives_while_files_are_hashed_is_carried_out_first(deployment, monkeypatch):
+    deployment.release(1), deployment.release(2)
     hashing, is_free = threading.Event(), threading.Event()
     find = inspection.find_corrupt
 
@@ -522,26 +531,26 @@ def test_rollback_that_arrives_while_files_are_hashed_is_carried_out_first(world
         return find(*arguments)
 
     monkeypatch.setattr(inspection, "find_corrupt", slow)
-    path = world.repository.objects.root / MODEL_NAME / "2" / "model.onnx"
+    path = deployment.repository.objects.root / MODEL_NAME / "2" / "model.onnx"
     right = path.read_bytes()
     path.write_bytes(b"x" * len(right))
     controller = ReleaseController(
-        watchdog=Watchdog(site=world.settings),
-        baking=Baking(site=world.settings),
-        inspection=Inspection(site=world.settings),
+        watchdog=Watchdog(target=deployment.settings),
+        baking=Baking(target=deployment.settings),
+        inspection=Inspection(target=deployment.settings),
     )
     controller.round()
     assert hashing.wait(60)
-    back = rollback_request(world.settings, to_version=None, reason="drill")
-    back = append_request(world.settings.store, back)
+    back = rollback_request(deployment.settings, to_version=None, reason="drill")
+    back = append_request(deployment.settings.store, back)
     controller.answer()
-    assert state_of(world, back).result.version == 1
+    assert state_of(deployment, back).result.version == 1
     is_free.set()
     wait_for(lambda: controller.round() or path.read_bytes() == right)
     assert controller.inspection.healed == [path.as_uri()]
 
 
-def rolled_back_at(world, monkeypatch, owner, name):
+def rolled_back_at(deployment, monkeypatch, owner, name):
     """Request a rollback when a function is first called.
 
     Return a list to which the request is appended.
@@ -550,18 +559,18 @@ def rolled_back_at(world, monkeypatch, owner, name):
 
     def ask_back(*arguments, **more):
         if not asked:
-            back = rollback_request(world.settings, to_version=None, reason="it is bad")
-            asked.append(append_request(world.settings.store, back))
+            back = rollback_request(deployment.settings, to_version=None, reason="it is bad")
+            asked.append(append_request(deployment.settings.store, back))
         return real(*arguments, **more)
 
     monkeypatch.setattr(owner, name, ask_back)
     return asked
 
 
-def test_rollback_interrupts_the_copy_and_the_hashing_of_a_candidate(world, monkeypatch):
-    world.release(1)
-    request, written = requested(world, 2), []
-    back = rolled_back_at(world, monkeypatch, moves_module, "check_kept")
+def test_rollback_interrupts_the_copy_and_the_hashing_of_a_candidate(deployment, monkeypatch):
+    deployment.release(1)
+    request, written = requested(deployment, 2), []
+    back = rolled_back_at(deployment, monkeypatch, moves_module, "check_kept")
     real = FolderObjects.write
 
     def write(objects, name, *arguments, **more):
@@ -569,65 +578,65 @@ def test_rollback_interrupts_the_copy_and_the_hashing_of_a_candidate(world, monk
         return real(objects, name, *arguments, **more)
 
     monkeypatch.setattr(FolderObjects, "write", write)
-    reconcile(world)
+    reconcile(deployment)
     assert not [name for name in written if name.startswith(f"{NAMES.candidate}/")]
-    assert state_of(world, request).result.error == "Refused"
-    assert state_of(world, back[0]).result.action == DONE
-    world.check_all_is_well(1)
+    assert state_of(deployment, request).result.error == "Refused"
+    assert state_of(deployment, back[0]).result.action == DONE
+    deployment.check_all_is_well(1)
 
 
-def test_rollback_interrupts_loading_between_two_servers(world):
-    world.release(1)
-    request, asked, loaded = requested(world, 2), [], []
+def test_rollback_interrupts_loading_between_two_servers(deployment):
+    deployment.release(1)
+    request, asked, loaded = requested(deployment, 2), [], []
 
     def connect(url):
-        server = world.connect(url)
+        server = deployment.connect(url)
 
         def load(name):
             loaded.append((url, name))
             TritonDouble.load(server, name)
             if name == NAMES.candidate and not asked:
-                back = rollback_request(world.settings, to_version=None, reason="it is bad")
-                asked.append(append_request(world.settings.store, back))
+                back = rollback_request(deployment.settings, to_version=None, reason="it is bad")
+                asked.append(append_request(deployment.settings.store, back))
 
         server.load = load
         return server
 
-    reconcile(world, connect=connect)
-    first = world.settings.triton_urls[0]
+    reconcile(deployment, connect=connect)
+    first = deployment.settings.triton_urls[0]
     assert [url for url, name in loaded if name == NAMES.candidate] == [first]
-    assert state_of(world, request).result.action == REFUSED
-    assert state_of(world, asked[0]).result.version == 1
-    world.check_all_is_well(1)
+    assert state_of(deployment, request).result.action == REFUSED
+    assert state_of(deployment, asked[0]).result.version == 1
+    deployment.check_all_is_well(1)
 
 
-def test_request_is_carried_out_between_two_parts_of_a_round(world):
-    world.release(1), world.release(2)
+def test_request_is_carried_out_between_two_parts_of_a_round(deployment):
+    deployment.release(1), deployment.release(2)
     back = []
 
     class Looking(Watchdog):
         def look(self):
-            asked = rollback_request(world.settings, to_version=None, reason="drill")
-            back.append(append_request(world.settings.store, asked))
+            asked = rollback_request(deployment.settings, to_version=None, reason="drill")
+            back.append(append_request(deployment.settings.store, asked))
             return {}
 
     class Evaluating(Baking):
         def step(self, reloads):
-            assert state_of(world, back[0]).result.version == 1
+            assert state_of(deployment, back[0]).result.version == 1
             back.append("evaluated")
 
     controller = ReleaseController(
-        watchdog=Looking(site=world.settings),
-        baking=Evaluating(site=world.settings),
-        inspection=Inspection(site=world.settings, start=run_now),
+        watchdog=Looking(target=deployment.settings),
+        baking=Evaluating(target=deployment.settings),
+        inspection=Inspection(target=deployment.settings, start=run_now),
     )
     controller.round()
     assert back[1] == "evaluated"
 
 
-def test_fenced_holder_cannot_write_the_first_configuration(world):
-    objects = open_objects(world.settings.repository)
-    settings = dataclasses.replace(world.settings, recommender=MODEL_NAME)
+def test_fenced_holder_cannot_write_the_first_configuration(deployment):
+    objects = open_objects(deployment.settings.repository)
+    settings = dataclasses.replace(deployment.settings, recommender=MODEL_NAME)
     with fenced(settings) as (stale, heir):
         stale.repository.check_held = lambda: None  # paused between its check and its write
         with pytest.raises(TemporaryError, match="another controller changed"):
@@ -635,12 +644,12 @@ def test_fenced_holder_cannot_write_the_first_configuration(world):
         assert heir.read_config() is None
         assert models_to_load(objects.root) == []
         heir.write_config("name: 2")
-    assert world.repository.read_config() == "name: 2"
+    assert deployment.repository.read_config() == "name: 2"
 
 
-def test_late_first_plan_of_a_fenced_holder_is_replaced(world):
-    world.release(1)
-    with fenced(world.settings) as (stale, heir):
+def test_late_first_plan_of_a_fenced_holder_is_replaced(deployment):
+    deployment.release(1)
+    with fenced(deployment.settings) as (stale, heir):
         stale.repository.check_held = lambda: None
         late = make_plan(canary=Arm(model_name=NAMES.canary, version=2), share=0.05)
         stale.repository.write_plan(late)
@@ -655,15 +664,17 @@ def test_late_first_plan_of_a_fenced_holder_is_replaced(world):
             stale.repository.write_plan(heir.read_plan().next())
 
 
-def test_end_of_a_canary_names_the_person_who_ended_it(world):
-    world.release(1)
-    start_canary(*world.candidate(2), settings=dataclasses.replace(world.settings, who="bob"))
-    now = world.settings.clock()
+def test_end_of_a_canary_names_the_person_who_ended_it(deployment):
+    deployment.release(1)
+    start_canary(
+        *deployment.candidate(2), settings=dataclasses.replace(deployment.settings, who="bob")
+    )
+    now = deployment.settings.clock()
     request = new_request(ABORT, who="anna", reason="stop it", now=now, seconds=60.0)
-    append_request(world.settings.store, request)
-    reconcile(world)
-    reconcile(world, clock=lambda: datetime.now(timezone.utc) + timedelta(minutes=1))
-    start, end = read_entries(world.settings.store)[-2:]
+    append_request(deployment.settings.store, request)
+    reconcile(deployment)
+    reconcile(deployment, clock=lambda: datetime.now(timezone.utc) + timedelta(minutes=1))
+    start, end = read_entries(deployment.settings.store)[-2:]
     assert (start.action, start.who) == ("canary", "bob")
     assert (end.action, end.who, end.reason, end.request) == (
         "canary_ended",
@@ -673,9 +684,9 @@ def test_end_of_a_canary_names_the_person_who_ended_it(world):
     )
 
 
-def test_interrupted_command_does_not_wait_for_an_accepted_request(world):
-    world.release(1), world.release(2)
-    store, now = world.settings.store, world.settings.clock
+def test_interrupted_command_does_not_wait_for_an_accepted_request(deployment):
+    deployment.release(1), deployment.release(2)
+    store, now = deployment.settings.store, deployment.settings.clock
 
     def sleep(seconds):
         [state] = open_requests(store)
@@ -684,37 +695,39 @@ def test_interrupted_command_does_not_wait_for_an_accepted_request(world):
             raise KeyboardInterrupt
         answer(store, state.id, DONE, who="controller", now=now(), version=1)
 
-    world.settings = dataclasses.replace(
-        world.settings, patience=dataclasses.replace(world.settings.patience, sleep=sleep)
+    deployment.settings = dataclasses.replace(
+        deployment.settings, timeouts=dataclasses.replace(deployment.settings.timeouts, sleep=sleep)
     )
-    holder = ModelRepository(open_objects(world.settings.repository), NAMES, holder="controller")
+    holder = ModelRepository(
+        open_objects(deployment.settings.repository), NAMES, holder="controller"
+    )
     with holder.locked(), pytest.raises(KeyboardInterrupt):
-        world.rollback()
+        deployment.rollback()
 
 
 @pytest.mark.parametrize("end", [_withdraw, _refuse])
-def test_holder_with_an_old_lease_removes_no_prepared_version(world, end):
-    world.release(1)
-    request = requested(world, 2)
-    store, now = world.settings.store, world.settings.clock()
+def test_holder_with_an_old_lease_removes_no_prepared_version(deployment, end):
+    deployment.release(1)
+    request = requested(deployment, 2)
+    store, now = deployment.settings.store, deployment.settings.clock()
     prepared = store / "prepared" / request.request
-    with fenced(world.settings) as (stale, heir):
-        seen = state_of(world, request)
+    with fenced(deployment.settings) as (stale, heir):
+        seen = state_of(deployment, request)
         answer(store, request.request, ACCEPTED, who="heir", now=now, lease=heir.lease)
         stale.repository.check_held = lambda: None  # paused between its check and its write
         end(stale, seen)
-        assert state_of(world, request).is_open
+        assert state_of(deployment, request).is_open
         assert prepared.exists()
 
 
-def test_configuration_that_was_removed_is_written_again(world):
-    world.release(1), world.release(2)
-    (world.repository.objects.root / MODEL_NAME / "config.pbtxt").unlink()
-    reconcile(world)
-    assert versions_of(world.repository.read_config()) == [2]
+def test_configuration_that_was_removed_is_written_again(deployment):
+    deployment.release(1), deployment.release(2)
+    (deployment.repository.objects.root / MODEL_NAME / "config.pbtxt").unlink()
+    reconcile(deployment)
+    assert versions_of(deployment.repository.read_config()) == [2]
 
 
-def test_controller_waits_where_the_disk_is_full(world):
+def test_controller_waits_where_the_disk_is_full(deployment):
     stop, problems = threading.Event(), []
 
     @contextmanager
@@ -727,12 +740,12 @@ def test_controller_waits_where_the_disk_is_full(world):
             problems.append(problem)
             stop.set()
 
-    settings = dataclasses.replace(world.settings, recommender=MODEL_NAME)
+    settings = dataclasses.replace(deployment.settings, recommender=MODEL_NAME)
     held = settings.open_repository()
     held.locked = full.__get__(held)
     holder = Holder(
-        site=dataclasses.replace(settings, held=held),
-        make=lambda site: Controller(),
+        target=dataclasses.replace(settings, held=held),
+        make=lambda target: Controller(),
         interval_seconds=0.01,
         stop=stop,
     )
@@ -740,36 +753,36 @@ def test_controller_waits_where_the_disk_is_full(world):
     assert problems == ["[Errno 28] No space left on device"]
 
 
-def test_superseded_request_is_refused_for_good_after_its_deadline(world):
-    world.release(1)
-    request, asked, passed = requested(world, 2), [], [timedelta(0)]
-    world.settings = dataclasses.replace(
-        world.settings, clock=lambda: datetime.now(timezone.utc) + passed[0]
+def test_superseded_request_is_refused_for_good_after_its_deadline(deployment):
+    deployment.release(1)
+    request, asked, passed = requested(deployment, 2), [], [timedelta(0)]
+    deployment.settings = dataclasses.replace(
+        deployment.settings, clock=lambda: datetime.now(timezone.utc) + passed[0]
     )
 
     def ask_back(name):
         if name == "staged" and not asked:
             passed[0] = timedelta(minutes=10)
-            back = rollback_request(world.settings, to_version=None, reason="it is bad")
-            asked.append(append_request(world.settings.store, back))
+            back = rollback_request(deployment.settings, to_version=None, reason="it is bad")
+            asked.append(append_request(deployment.settings.store, back))
 
-    reconcile(world, checkpoint=ask_back)
-    result = state_of(world, request).result
+    reconcile(deployment, checkpoint=ask_back)
+    result = state_of(deployment, request).result
     assert (result.action, result.error) == (REFUSED, "Refused"), "a step must not try again"
 
 
-def test_files_of_the_canary_that_were_removed_are_placed_again(world):
-    world.release(1)
-    start_canary(*world.candidate(2), settings=world.settings)
-    shutil.rmtree(world.repository.objects.root / NAMES.canary)
-    reconcile(world)
-    assert world.repository.canary.whole() == [2]
+def test_files_of_the_canary_that_were_removed_are_placed_again(deployment):
+    deployment.release(1)
+    start_canary(*deployment.candidate(2), settings=deployment.settings)
+    shutil.rmtree(deployment.repository.objects.root / NAMES.canary)
+    reconcile(deployment)
+    assert deployment.repository.canary.whole() == [2]
 
 
-def test_change_is_undone_although_golden_rows_of_the_version_before_are_corrupt(world):
-    world.release(1)
-    request = requested(world, 2)
-    store, root = world.settings.store, world.repository.objects.root
+def test_change_is_undone_although_golden_rows_of_the_version_before_are_corrupt(deployment):
+    deployment.release(1)
+    request = requested(deployment, 2)
+    store, root = deployment.settings.store, deployment.repository.objects.root
 
     def fail(name):
         if name == "config written":
@@ -778,10 +791,10 @@ def test_change_is_undone_although_golden_rows_of_the_version_before_are_corrupt
                 path.write_bytes(b"x" * path.stat().st_size)
             raise TemporaryError("the first error")
 
-    reconcile(world, checkpoint=fail)
-    assert state_of(world, request).result.reason == "the first error"
+    reconcile(deployment, checkpoint=fail)
+    assert state_of(deployment, request).result.reason == "the first error"
     assert interrupted(store) is None
-    assert [server.loaded() for server in world.servers] == [[1], [1]]
+    assert [server.loaded() for server in deployment.servers] == [[1], [1]]
 
 
 def unreadable(times):
@@ -798,18 +811,18 @@ def unreadable(times):
     return reading
 
 
-def test_command_tries_again_while_the_journal_cannot_be_read(world, monkeypatch):
-    world.release(1), world.release(2)
-    patience = dataclasses.replace(world.settings.patience, lock_seconds=60.0)
-    world.settings = dataclasses.replace(world.settings, patience=patience)
+def test_command_tries_again_while_the_journal_cannot_be_read(deployment, monkeypatch):
+    deployment.release(1), deployment.release(2)
+    timeouts = dataclasses.replace(deployment.settings.timeouts, lock_seconds=60.0)
+    deployment.settings = dataclasses.replace(deployment.settings, timeouts=timeouts)
     monkeypatch.setattr(requests_module, "read_request", unreadable(1))
-    assert world.rollback().version == 1
+    assert deployment.rollback().version == 1
 
 
-def test_command_whose_controller_hangs_ends_with_a_temporary_error(world):
-    world.release(1), world.release(2)
-    store = world.settings.store
-    clock = Clock(world.settings.clock().timestamp())
+def test_command_whose_controller_hangs_ends_with_a_temporary_error(deployment):
+    deployment.release(1), deployment.release(2)
+    store = deployment.settings.store
+    clock = Clock(deployment.settings.clock().timestamp())
 
     def sleep(seconds):
         clock.now += max(seconds, 30.0)
@@ -818,20 +831,24 @@ def test_command_whose_controller_hangs_ends_with_a_temporary_error(world):
                 now = datetime.fromtimestamp(clock.now, timezone.utc)
                 answer(store, state.id, ACCEPTED, who="controller", now=now)
 
-    patience = dataclasses.replace(world.settings.patience, sleep=sleep, lock_seconds=1.0)
-    world.settings = dataclasses.replace(
-        world.settings,
-        patience=patience,
+    timeouts = dataclasses.replace(deployment.settings.timeouts, sleep=sleep, lock_seconds=1.0)
+    deployment.settings = dataclasses.replace(
+        deployment.settings,
+        timeouts=timeouts,
         clock=lambda: datetime.fromtimestamp(clock.now, timezone.utc),
     )
-    holder = ModelRepository(open_objects(world.settings.repository), NAMES, holder="controller")
+    holder = ModelRepository(
+        open_objects(deployment.settings.repository), NAMES, holder="controller"
+    )
     with holder.locked(), pytest.raises(TemporaryError, match="has no result yet"):
-        world.rollback()
+        deployment.rollback()
 
 
-def test_recorded_release_is_answered_done_although_its_first_answer_failed(world, monkeypatch):
-    world.release(1)
-    request, failed = requested(world, 2), []
+def test_recorded_release_is_answered_done_although_its_first_answer_failed(
+    deployment, monkeypatch
+):
+    deployment.release(1)
+    request, failed = requested(deployment, 2), []
     write = requests_module.answer
 
     def fail(store, name, action, **fields):
@@ -842,9 +859,9 @@ def test_recorded_release_is_answered_done_although_its_first_answer_failed(worl
 
     monkeypatch.setattr(requests_module, "answer", fail)
     with pytest.raises(TemporaryError):
-        reconcile(world)
-    reconcile(world)
-    result = state_of(world, request).result
+        reconcile(deployment)
+    reconcile(deployment)
+    result = state_of(deployment, request).result
     assert failed == [request.request]
     assert (result.action, result.version) == (DONE, 2)
-    world.check_all_is_well(2)
+    deployment.check_all_is_well(2)

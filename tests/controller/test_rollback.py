@@ -16,32 +16,34 @@ from tests.support.deployments import release
 from tests.support.real_servers import live_version, under_load
 
 
-def test_rollback_makes_previous_version_live_and_next_release_counts_on(world):
-    world.release(1), world.release(2)
-    entry = world.rollback()
+def test_rollback_makes_previous_version_live_and_next_release_counts_on(deployment):
+    deployment.release(1), deployment.release(2)
+    entry = deployment.rollback()
     assert (entry.action, entry.version, entry.previous_version) == ("rollback", 1, 2)
-    assert champion(world.settings.store, "current").model_id == "model-1"
+    assert champion(deployment.settings.store, "current").model_id == "model-1"
     with pytest.raises(ContractError, match="version 1 is the first release"):
-        world.rollback()
-    world.check_all_is_well(1)
-    done = world.release(3)
+        deployment.rollback()
+    deployment.check_all_is_well(1)
+    done = deployment.release(3)
     assert (done.version, done.previous_version) == (3, 1)
-    world.check_all_is_well(3)
+    deployment.check_all_is_well(3)
 
 
 @pytest.mark.parametrize("num_kept", [1, 2])
-def test_copied_registry_rolls_back_by_its_own_files_without_original(world, tmp_path, num_kept):
-    world.settings = dataclasses.replace(world.settings, num_kept=num_kept)
-    world.release(1), world.release(2)
-    original, copy = world.settings.store, tmp_path / "a copy"
+def test_copied_registry_rolls_back_by_its_own_files_without_original(
+    deployment, tmp_path, num_kept
+):
+    deployment.settings = dataclasses.replace(deployment.settings, num_kept=num_kept)
+    deployment.release(1), deployment.release(2)
+    original, copy = deployment.settings.store, tmp_path / "a copy"
     shutil.copytree(original, copy)
     for path in [p for p in original.rglob("*") if p.is_file()]:
         path.write_bytes(b"another's")
-    world.settings = dataclasses.replace(world.settings, store=copy)
-    entry = world.rollback()
+    deployment.settings = dataclasses.replace(deployment.settings, store=copy)
+    entry = deployment.rollback()
     assert (entry.version, local_path(entry.model_uri)) == (1, copy / "models" / "model-1")
     assert local_path(champion(copy, "current").graph_uri).parent == graph_folder(copy, 1)
-    world.check_all_is_well(1)
+    deployment.check_all_is_well(1)
 
 
 def test_rollback_to_version_gone_from_repository_restores_it_under_load(
@@ -94,47 +96,47 @@ def test_flags_go_before_what_last_release_noted(make_candidate, unserved, capsy
     assert main([*flags, "--repository", settings.repository, "--triton-urls", ""]) == 0
 
 
-def test_rollback_to_version_without_copy_is_refused(world):
+def test_rollback_to_version_without_copy_is_refused(deployment):
     for seed in (1, 2, 3):
-        world.release(seed)
-    shutil.rmtree(graph_folder(world.settings.store, 1))
+        deployment.release(seed)
+    shutil.rmtree(graph_folder(deployment.settings.store, 1))
     with pytest.raises(
         ContractError, match="version 1 is no longer in the repository, and .* contains no copy"
     ):
-        world.rollback(to_version=1)
-    assert world.entries()[-1].action == "withdrawn"
-    world.check_all_is_well(3)
+        deployment.rollback(to_version=1)
+    assert deployment.entries()[-1].action == "withdrawn"
+    deployment.check_all_is_well(3)
 
 
-def test_rollback_to_corrupt_graph_that_left_repository_is_refused(world):
+def test_rollback_to_corrupt_graph_that_left_repository_is_refused(deployment):
     for seed in (1, 2, 3):
-        world.release(seed)
-    graph = graph_folder(world.settings.store, 1) / "model.onnx"
+        deployment.release(seed)
+    graph = graph_folder(deployment.settings.store, 1) / "model.onnx"
     graph.write_bytes(graph.read_bytes()[:-1] + b"\x7f")
     with pytest.raises(ContractError, match="graph .* has sha256"):
-        world.rollback(to_version=1)
-    assert [max(server.loaded()) for server in world.servers] == [3, 3]
-    assert world.repository.versions() == [2, 3]
+        deployment.rollback(to_version=1)
+    assert [max(server.loaded()) for server in deployment.servers] == [3, 3]
+    assert deployment.repository.versions() == [2, 3]
 
 
-def test_how_it_was_served_last_stays_as_it_was(world, make_candidate):
-    world.release(1)
-    wide = dataclasses.replace(world.settings, options=ServingOptions(instances=5))
-    release(*make_candidate(world.settings.store, 2), settings=wide)
-    world.rollback()
-    assert read_options(world.repository.read_config()).instances == 5
+def test_how_it_was_served_last_stays_as_it_was(deployment, make_candidate):
+    deployment.release(1)
+    wide = dataclasses.replace(deployment.settings, options=ServingOptions(instances=5))
+    release(*make_candidate(deployment.settings.store, 2), settings=wide)
+    deployment.rollback()
+    assert read_options(deployment.repository.read_config()).instances == 5
 
 
-def test_folder_that_unknown_hand_put_there_is_passed_over(world):
-    world.release(1)
+def test_folder_that_unknown_hand_put_there_is_passed_over(deployment):
+    deployment.release(1)
     shutil.copytree(
-        world.repository.objects.local("click_model/1"),
-        world.repository.objects.local("click_model/2"),
+        deployment.repository.objects.local("click_model/1"),
+        deployment.repository.objects.local("click_model/2"),
     )
-    left_over = local_path(world.repository.uri) / CANDIDATE_NAME / "2" / "model.onnx"
+    left_over = local_path(deployment.repository.uri) / CANDIDATE_NAME / "2" / "model.onnx"
     left_over.parent.mkdir(parents=True)
     left_over.write_bytes(b"half")
-    done = world.release(2)
+    done = deployment.release(2)
     assert (done.version, done.previous_version) == (3, 1)
-    world.check_all_is_well(3)
-    assert [server.loaded() for server in world.servers] == [[3], [3]]
+    deployment.check_all_is_well(3)
+    assert [server.loaded() for server in deployment.servers] == [[3], [3]]

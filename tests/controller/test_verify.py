@@ -148,7 +148,7 @@ def test_first_differing_row_is_named_with_its_values_and_both_scores(
     assert first.logged - first.recomputed == pytest.approx(2e-5, abs=1e-6)
     dense, categorical = arrays_of(raw_table(NUM_ROWS // 2, seed=22).slice(70, 1))
     expected = dict(zip(SHOP.features.numeric, dense[0].tolist()))
-    expected |= dict(zip(SHOP.features.place_names, categorical[0].tolist()))
+    expected |= dict(zip(SHOP.features.position_names, categorical[0].tolist()))
     missing = (MISSING_CATEGORY, None)
     assert first.values == {
         name: None if value in missing or np.isnan(value) else value

@@ -13,8 +13,8 @@ import pytest
 from controller import watchdog as module
 from controller.__main__ import POLL_SECONDS, ReleaseController, control, main
 from controller.baking import Baking
+from controller.deployment_target import opened
 from controller.inspection import Inspection
-from controller.site import opened
 from controller.watchdog import BUSY, GONE, HEALED, ILL, SKIPPED, SUSPECT, WELL, Watchdog
 from demo.triton import TritonServer, TritonSettings
 from evergreen.contracts.manifests import Release
@@ -50,7 +50,7 @@ def running(triton):
 
 @pytest.fixture
 def watchdog(settings):
-    return Watchdog(site=settings)
+    return Watchdog(target=settings)
 
 
 def findings(watchdog):
@@ -101,7 +101,7 @@ def test_dead_stub_whose_turn_was_passed_over_is_found_in_same_round(make_candid
         settings=dataclasses.replace(settings, options=ServingOptions(instances=2)),
     )
     OutOfTurn.turns[:] = ["alive", "alive"] + ["dead", "alive"] * 8
-    watchdog = Watchdog(site=dataclasses.replace(settings, connect=OutOfTurn))
+    watchdog = Watchdog(target=dataclasses.replace(settings, connect=OutOfTurn))
     assert [findings(watchdog) for _ in range(2)] == [[HEALED], [WELL]]
 
 
@@ -142,7 +142,7 @@ def test_wrong_scores_need_two_readings_and_reloads_become_ever_rarer(
         (live / name).write_bytes((other / name).read_bytes())
     client.unload(MODEL_NAME)
     client.load(MODEL_NAME)
-    watchdog, loads = Watchdog(site=dataclasses.replace(settings, connect=Counted)), []
+    watchdog, loads = Watchdog(target=dataclasses.replace(settings, connect=Counted)), []
     for _ in range(7):
         Counted.loads.clear()
         found = findings(watchdog)
@@ -168,7 +168,7 @@ class Overloaded(Counted):
 
 def test_overloaded_server_is_busy_and_never_reloaded(deploy, settings, client):
     deploy(1)
-    watchdog = Watchdog(site=dataclasses.replace(settings, connect=Overloaded))
+    watchdog = Watchdog(target=dataclasses.replace(settings, connect=Overloaded))
     Counted.loads.clear()
     assert [findings(watchdog) for _ in range(5)] == [[BUSY]] * 5
     assert Counted.loads == []
@@ -195,20 +195,20 @@ def test_change_that_was_killed_is_undone(deploy, client, watchdog, settings, ra
     deploy(1), deploy(2)
     controller = ReleaseController(
         watchdog=watchdog,
-        baking=Baking(site=settings),
-        inspection=Inspection(site=settings, start=run_now),
+        baking=Baking(target=settings),
+        inspection=Inspection(target=settings, start=run_now),
     )
-    with opened(settings) as site:
-        config = site.repository.read_config()
-        line = site.entry(
+    with opened(settings) as target:
+        config = target.repository.read_config()
+        line = target.entry(
             INTENT,
             Release.read(release_path(settings.store, 1)),
             reason="a rollback that is killed",
             who="a test",
             request=None,
         )
-        site.append(dataclasses.replace(line, config=config))
-        site.repository.write_config(with_versions(config, [1]))
+        target.append(dataclasses.replace(line, config=config))
+        target.repository.write_config(with_versions(config, [1]))
         client.load(MODEL_NAME)
         assert live_version(client, raw_rows(3)) == 1
         controller.round()
@@ -222,18 +222,18 @@ def test_change_that_was_killed_is_undone(deploy, client, watchdog, settings, ra
 
 def test_canary_is_watched_too(deploy, client, triton, watchdog, settings, raw_rows):
     deploy(1), deploy(2)
-    with opened(settings) as site:
-        site.repository.place_canary(1, ServingOptions())
+    with opened(settings) as target:
+        target.repository.place_canary(1, ServingOptions())
         live, canary = (
             Arm(model_name=name, version=version)
             for name, version in ((MODEL_NAME, 2), (CANARY_NAME, 1))
         )
-        site.repository.write_plan(
+        target.repository.write_plan(
             dataclasses.replace(make_plan(canary=canary, share=0.05), stable=live)
         )
         client.load(CANARY_NAME)
-        site.append(
-            site.entry(
+        target.append(
+            target.entry(
                 CANARY,
                 Release.read(release_path(settings.store, 1)),
                 reason="try",
@@ -263,18 +263,18 @@ def test_server_that_is_gone_is_reported_until_it_is_back(deploy, client, triton
     assert findings(watchdog) == [WELL]
 
 
-def test_server_that_is_gone_is_asked_once_a_round(world):
-    world.release(1)
-    start_canary(*world.candidate(2), settings=world.settings)
-    world.servers[0].crash()
+def test_server_that_is_gone_is_asked_once_a_round(deployment):
+    deployment.release(1)
+    start_canary(*deployment.candidate(2), settings=deployment.settings)
+    deployment.servers[0].crash()
     asked = []
 
     def connect(url):
         asked.append(url)
-        return world.connect(url)
+        return deployment.connect(url)
 
-    found = Watchdog(site=dataclasses.replace(world.settings, connect=connect)).look()
-    gone, up = (server.url for server in world.servers)
+    found = Watchdog(target=dataclasses.replace(deployment.settings, connect=connect)).look()
+    gone, up = (server.url for server in deployment.servers)
     assert found == {
         f"{gone} {NAMES.model}": GONE,
         f"{gone} {NAMES.canary}": GONE,
@@ -301,7 +301,7 @@ def test_response_cache_cannot_answer_for_dead_stub(make_candidate, settings, tm
             options=ServingOptions(response_cache=True),
         )
         release(*make_candidate(settings.store, 1), settings=cached)
-        watchdog, client = Watchdog(site=cached), Triton(server.grpc_url)
+        watchdog, client = Watchdog(target=cached), Triton(server.grpc_url)
         golden = ModelRepository(open_objects(cached.repository), NAMES).published.golden_rows(1)
         assert findings(watchdog) == [WELL]
         before, _ = client.infer(MODEL_NAME, golden.dense, golden.categorical)
@@ -321,11 +321,11 @@ def test_before_first_release_there_is_nothing_to_ask(watchdog):
 
 def test_replicas_behind_name_are_asked_for_at_every_round(deploy, settings, triton, caplog):
     deploy(1)
-    site = dataclasses.replace(
+    target = dataclasses.replace(
         settings, triton_urls=("dns:///triton-headless:8001", triton.grpc_url)
     )
     known = {("triton-headless", 8001): []}
-    watchdog = Watchdog(site=dataclasses.replace(site, resolve=lambda *name: known[name]))
+    watchdog = Watchdog(target=dataclasses.replace(target, resolve=lambda *name: known[name]))
     assert watchdog.look() == {f"{triton.grpc_url} {MODEL_NAME}": WELL}
     known["triton-headless", 8001] = [triton.grpc_url, "127.0.0.1:9"]
     assert watchdog.look() == {
@@ -353,8 +353,8 @@ def test_round_that_fails_is_logged_and_next_one_comes(
 
     controller = ReleaseController(
         watchdog=watchdog,
-        baking=Baking(site=settings),
-        inspection=Inspection(site=settings, start=run_now),
+        baking=Baking(target=settings),
+        inspection=Inspection(target=settings, start=run_now),
         status=tmp_path / "status.json",
     )
     control(controller, POLL_SECONDS, wait)

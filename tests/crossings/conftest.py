@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from controller.site import SiteSettings
+from controller.deployment_target import TargetSettings
 from demo.environments import python_of
 from demo.plan import DemoSettings, Services, plan_for_simulator
 from demo.runner import LocalFolders
@@ -131,8 +131,8 @@ class Chain:
 
     def _controlled(self, step: str) -> AbstractContextManager[None]:
         """Return a context in which a controller answers the step's request."""
-        site = SiteSettings(store=self.root / "store", repository=self.uri("repository"))
-        return answering(site) if step == "deployment" else nullcontext()
+        target = TargetSettings(store=self.root / "store", repository=self.uri("repository"))
+        return answering(target) if step == "deployment" else nullcontext()
 
     def _run(self, step: str, arguments: list[str]) -> tuple[int, str]:
         """Return the exit code of the step's command, and its output."""
@@ -243,9 +243,9 @@ def chain(tmp_path_factory, warm):
     The first round starts its steps as plain commands.
     """
     chain = Chain(tmp_path_factory.mktemp("the chain"))
-    world = Simulator.create(seed=3)
+    simulator = Simulator.create(seed=3)
     write_lake(
-        world, str(chain.root / "lake"), rows=ROWS, days=3, last_day=date(2026, 1, 3), seed=3
+        simulator, str(chain.root / "lake"), rows=ROWS, days=3, last_day=date(2026, 1, 3), seed=3
     )
     chain.turn("round-1")
     chain.warm = warm
@@ -262,7 +262,7 @@ def chain(tmp_path_factory, warm):
     chain.same_rows, _ = chain.step(
         "evaluation", "round-1-again", {"champion": "current", "model": folder / "candidate.json"}
     )
-    later = world.drifted(Drift(seed=5))
+    later = simulator.drifted(Drift(seed=5))
     write_lake(
         later, str(chain.root / "lake"), rows=LATER_ROWS, days=2, last_day=date(2026, 1, 5), seed=4
     )

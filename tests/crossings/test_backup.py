@@ -111,8 +111,8 @@ def test_lost_disk_is_restored_from_backup_and_pipeline_continues(chain, tmp_pat
     )
     assert len({(row["request_id"], row["row"]) for row in again.archived}) == len(again.archived)
     again.close()
-    world = Simulator.create(seed=3).drifted(Drift(seed=5))
-    write_lake(world, str(root / "lake"), rows=2000, days=1, last_day=date(2026, 1, 6), seed=9)
+    simulator = Simulator.create(seed=3).drifted(Drift(seed=5))
+    write_lake(simulator, str(root / "lake"), rows=2000, days=1, last_day=date(2026, 1, 6), seed=9)
     assert mine.turn("round-3").deployment.version == 3
 
 

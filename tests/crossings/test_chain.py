@@ -82,9 +82,7 @@ def test_every_manifest_names_same_data(chain):
         assert digests == {this.extraction.digest}
         assert this.training.last_event_time == this.extraction.last_event_time
         assert (
-            this.training.last_learned_time
-            == this.extraction.last_learned_time
-            < this.extraction.last_event_time
+            this.training.watermark == this.extraction.watermark < this.extraction.last_event_time
         )
         assert this.training.window_start == this.extraction.window_start
     assert chain.rounds[0].extraction.digest != chain.rounds[1].extraction.digest

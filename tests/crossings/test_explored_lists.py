@@ -51,7 +51,7 @@ def _talk(url, rows, clock):
                     if labels[position] and chance.random() < 0.9**position
                 ]
                 for position in clicks:
-                    client.tell(Outcome(request_id=ranking.request_id, row=position))
+                    client.report(Outcome(request_id=ranking.request_id, row=position))
                 requested.append((ranking, clicks))
 
     asyncio.run(talk())

@@ -31,10 +31,10 @@ from evergreen.config.features import (
     category_of,
 )
 from evergreen.config.spec import Recommender
-from evergreen.contracts.manifests import Model, ServingPlace
+from evergreen.contracts.manifests import Model, ServingTarget
 from evergreen.contracts.record_format import RecordFormat
 from evergreen.contracts.records import CONVERSION, PredictionBatch
-from evergreen.registry.models import graph_folder, model_folder, write_serving_place
+from evergreen.registry.models import graph_folder, model_folder, write_serving_target
 from evergreen.rows.raw_schema import MalformedRows, lake_schema, raw_batch
 from evergreen.serving.parity import GoldenRows
 from evergreen.storage.folder import FolderObjects
@@ -176,7 +176,7 @@ def keep_learnt(
         folder,
     )
     days = [{"day": day, "version": 0, "digest": "d", "num_rows": 1}] if day else []
-    times = dict.fromkeys(("last_learned_time", "last_event_time"), "2026-03-04T00:00:00Z")
+    times = dict.fromkeys(("watermark", "last_event_time"), "2026-03-04T00:00:00Z")
     keep_model(store, model_id, recommender=SHOP, days=days, **times, **more)
 
 
@@ -224,10 +224,10 @@ def made(tmp_path_factory):
     golden = GoldenRows(features=FEATURES, dense=one[:, None], categorical=categories, expected=one)
     golden.save(graph_folder(store, 1) / "golden.npz")
     shutil.copytree(graph_folder(store, 1), folder / "repository" / "shop" / "1")
-    place = ServingPlace(
+    place = ServingTarget(
         repository_uri=(folder / "repository").as_uri(), triton_urls=[], server="python"
     )
-    write_serving_place(store, place)
+    write_serving_target(store, place)
     make_live(store, release(store, 1, "m2"))
     record(
         folder / "incidents" / "one",
@@ -239,25 +239,27 @@ def made(tmp_path_factory):
 
 
 @pytest.fixture
-def world(made, tmp_path):
+def installation(made, tmp_path):
     return shutil.copytree(made, tmp_path / "the shop")
 
 
-def forget(world: Path, *more: str, user: str = USER) -> int:
+def forget(installation: Path, *more: str, user: str = USER) -> int:
     return main(
         [
             f"--user={user}",
-            f"--store={world / 'store'}",
-            *(f"--{n}={world / n}" for n in LOCATIONS),
+            f"--store={installation / 'store'}",
+            *(f"--{n}={installation / n}" for n in LOCATIONS),
             *more,
         ]
     )
 
 
-def holders(world: Path) -> set[str]:
+def holders(installation: Path) -> set[str]:
     """Return the paths at which a row or the bytes of any file name the user."""
     found = set()
-    for path in (path for each in SCANNED for path in (world / each).rglob("*") if path.is_file()):
+    for path in (
+        path for each in SCANNED for path in (installation / each).rglob("*") if path.is_file()
+    ):
         content, marks = (
             path.read_bytes(),
             (USER.encode(), CATEGORY.to_bytes(8, "little"), str(CATEGORY).encode()),
@@ -275,19 +277,19 @@ def holders(world: Path) -> set[str]:
         for friends in table["friends"].to_pylist() if "friends" in table.column_names else []:
             users += friends or []
         if any(mark in content for mark in marks) or {USER, CATEGORY} & set(users):
-            found |= {each for each in SCANNED if path.is_relative_to(world / each)}
+            found |= {each for each in SCANNED if path.is_relative_to(installation / each)}
     return found
 
 
-def rows_of_windows(world: Path) -> int:
+def rows_of_windows(installation: Path) -> int:
     """Return the user's rows in the monitor's stored windows."""
-    with closing(sqlite3.connect(world / "state" / "monitor.db")) as connection:
+    with closing(sqlite3.connect(installation / "state" / "monitor.db")) as connection:
         held = connection.execute("SELECT requests FROM matured").fetchall()
         users = [unpack(MaturedRequests, packed).users for (packed,) in held]
     return int((np.concatenate(users) == CATEGORY).sum())
 
 
-def others_rows(world: Path) -> tuple[list[dict], list[str]]:
+def others_rows(installation: Path) -> tuple[list[dict], list[str]]:
     """Return the other users' rows in the lake, and in archive, quarantine and late outcomes.
 
     The forgotten user is removed from the lists of friends.
@@ -297,14 +299,14 @@ def others_rows(world: Path) -> tuple[list[dict], list[str]]:
         left = [each for each in row.get("friends") or [] if each != CATEGORY]
         return row | ({"friends": left or None} if "friends" in row else {})
 
-    lake = folder_lake(world / "lake")
+    lake = folder_lake(installation / "lake")
     with MalformedRows(Path(os.devnull), max_fraction=1.0) as malformed:
         found = read_window(lake, malformed, features=FEATURES)
         read = [row for rows in found for row in rows.table.to_pylist()]
     paths = [
         p
         for place in ("archive", "store/quarantine", "lake/outcomes")
-        for p in (world / place).rglob("*.parquet")
+        for p in (installation / place).rglob("*.parquet")
     ]
     stored = [row for path in paths for row in pq.ParquetFile(path).read().to_pylist()]
     stored = [
@@ -317,33 +319,37 @@ def others_rows(world: Path) -> tuple[list[dict], list[str]]:
 
 @pytest.mark.parametrize("kind", ["folder", "bucket"])
 def test_no_file_names_forgotten_user_and_all_other_rows_are_unchanged(
-    world, kind, cloud_storage, capsys
+    installation, kind, cloud_storage, capsys
 ):
-    before, flags = others_rows(world), []
+    before, flags = others_rows(installation), []
     assert [len(rows) > 50 for rows in before] == [True, True]
-    assert forget(world) == 0
+    assert forget(installation) == 0
     assert "nothing was removed" in capsys.readouterr().out
-    assert (others_rows(world), holders(world), rows_of_windows(world)) == (
+    assert (others_rows(installation), holders(installation), rows_of_windows(installation)) == (
         before,
         set(SCANNED),
         7 * 4,
     )
     if kind == "bucket":
-        put(world / "lake")
-        shutil.rmtree(world / "lake")
+        put(installation / "lake")
+        shutil.rmtree(installation / "lake")
         flags = [f"--lake={URI}"]
-    assert forget(world, "--yes", *flags) == 0
+    assert forget(installation, "--yes", *flags) == 0
     for each in open_storage(URI).list() if flags else ():
-        (world / each.name.join(["lake/", ""])).parent.mkdir(parents=True, exist_ok=True)
-        (world / "lake" / each.name).write_bytes(open_storage(URI).read(each.name).content)
-    assert (others_rows(world), holders(world), rows_of_windows(world)) == (before, set(), 0)
-    assert [path.name for path in (world / "work").iterdir()] == ["r2"]
-    assert forget(world, "--yes") == 0
+        (installation / each.name.join(["lake/", ""])).parent.mkdir(parents=True, exist_ok=True)
+        (installation / "lake" / each.name).write_bytes(open_storage(URI).read(each.name).content)
+    assert (others_rows(installation), holders(installation), rows_of_windows(installation)) == (
+        before,
+        set(),
+        0,
+    )
+    assert [path.name for path in (installation / "work").iterdir()] == ["r2"]
+    assert forget(installation, "--yes") == 0
     assert "no row, outcome, incident or run holds the user" in capsys.readouterr().out
 
 
-def test_models_trained_on_user_are_named_with_run_to_replace_them(world, capsys):
-    forget(world)
+def test_models_trained_on_user_are_named_with_run_to_replace_them(installation, capsys):
+    forget(installation)
     output = capsys.readouterr().out
     assert dict(
         line[6:].split(": ", 1) for line in output.splitlines() if line.startswith("model ")
@@ -358,24 +364,25 @@ def test_models_trained_on_user_are_named_with_run_to_replace_them(world, capsys
     assert output.count("golden rows of version 1, model m2: ") == 2
     assert "version 1 still contains the user, until a run from scratch is released:" in output
     assert (
-        f"evergreen run --package build/retraining.yaml --folder '{world}' --from-scratch" in output
+        f"evergreen run --package build/retraining.yaml --folder '{installation}' --from-scratch"
+        in output
     )
     assert "1 requests that hold the user are not archived yet" in output
     assert "not searched either: the event log's records and dead letters" in output
-    keep_learnt(world / "store", "m7", "bob")
-    make_live(world / "store", release(world / "store", 2, "m7"))
-    forget(world)
+    keep_learnt(installation / "store", "m7", "bob")
+    make_live(installation / "store", release(installation / "store", 2, "m7"))
+    forget(installation)
     assert "the live version 2 was not trained on the user's rows" in capsys.readouterr().out
 
 
-def test_live_version_contains_removed_user_until_full_run_is_live(world, capsys):
+def test_live_version_contains_removed_user_until_full_run_is_live(installation, capsys):
     """The training of model m4 on the user is recorded only by rows in the registry.
 
     The first `forget` deletes these rows. A later `forget` must still report model m4.
     """
-    store = world / "store"
+    store = installation / "store"
     make_live(store, release(store, 2, "m4"))
-    assert forget(world, "--yes") == 0
+    assert forget(installation, "--yes") == 0
     assert "version 2 still contains the user, until" in capsys.readouterr().out
 
     keep_learnt(store, "m8", "bob", parent_model_id="m4")
@@ -383,7 +390,7 @@ def test_live_version_contains_removed_user_until_full_run_is_live(world, capsys
     for version, model, still in ((2, "m4", True), (3, "m8", True), (4, "m9", False)):
         if version > 2:
             make_live(store, release(store, version, model))
-        for command in (lambda: forget(world), lambda: print_models(store)):
+        for command in (lambda: forget(installation), lambda: print_models(store)):
             command()
             output = "".join(capsys.readouterr())
             assert (
@@ -397,42 +404,42 @@ def test_live_version_contains_removed_user_until_full_run_is_live(world, capsys
 
 
 def test_command_names_package_that_is_there_or_first_how_to_compile_it(
-    world, monkeypatch, capsys, tmp_path
+    installation, monkeypatch, capsys, tmp_path
 ):
     monkeypatch.chdir(tmp_path)
-    forget(world)
+    forget(installation)
     output = capsys.readouterr().out
     assert "  evergreen compile --output build/retraining.yaml\n" in output
-    (world / "retraining.yaml").write_text("compiled")
-    forget(world)
+    (installation / "retraining.yaml").write_text("compiled")
+    forget(installation)
     output = capsys.readouterr().out
     assert "evergreen compile" not in output
-    assert shlex.join(["run", "--package", str(world / "retraining.yaml")]) in output
+    assert shlex.join(["run", "--package", str(installation / "retraining.yaml")]) in output
 
 
-def test_restore_killed_repeatedly_leaves_complete_files_and_continues(world):
+def test_restore_killed_repeatedly_leaves_complete_files_and_continues(installation):
     """Kill the command before its third rename, then its fourth, and then its third again."""
-    before, kills = others_rows(world), 0
+    before, kills = others_rows(installation), 0
     while True:
         with Kill(2 + kills % 2).watch(os, "replace", "rename", "unlink"):
-            assert forget(world, "--yes") == 0
+            assert forget(installation, "--yes") == 0
             break
         kills += 1
-        assert others_rows(world)[0] == before[0]
-        if (incident := world / "incidents" / "one").exists():
+        assert others_rows(installation)[0] == before[0]
+        if (incident := installation / "incidents" / "one").exists():
             replay(incident)  # A replay fails if a file of the incident is absent.
     assert kills > 20
-    assert (others_rows(world), holders(world)) == (before, set())
-    assert [path.name for name in ("work", "incidents") for path in (world / name).iterdir()] == [
-        "r2"
-    ]
+    assert (others_rows(installation), holders(installation)) == (before, set())
+    assert [
+        path.name for name in ("work", "incidents") for path in (installation / name).iterdir()
+    ] == ["r2"]
 
 
 @pytest.mark.parametrize(
     ("user", "output"), [("nobody", "no row"), ("", "user is '', expected a string")]
 )
-def test_unknown_user_is_found_nowhere_and_changes_nothing(world, capsys, user, output):
-    before = {path: path.read_bytes() for path in world.rglob("*") if path.is_file()}
-    assert forget(world, "--yes", user=user) == (0 if user else 2)
+def test_unknown_user_is_found_nowhere_and_changes_nothing(installation, capsys, user, output):
+    before = {path: path.read_bytes() for path in installation.rglob("*") if path.is_file()}
+    assert forget(installation, "--yes", user=user) == (0 if user else 2)
     assert output in "".join(capsys.readouterr())
     assert {path: path.read_bytes() for path in before} == before

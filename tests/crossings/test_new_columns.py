@@ -100,7 +100,7 @@ def rounds(chain_of):
     return chain.rounds, {row["shown"]: row for row in rows}
 
 
-def places_of(row):
+def positions_of(row):
     """Return the categories of a row in the form in which they are served.
 
     The category of column `place` is 7 in all rows.
@@ -136,7 +136,7 @@ def test_run_adds_columns_and_each_model_is_evaluated_on_its_own_columns(rounds)
             "dense": np.array(
                 [[row["rate"], row["price"], row["age"]] for row in held_out], np.float32
             ),
-            "categorical": np.array([places_of(row) for row in held_out]),
+            "categorical": np.array([positions_of(row) for row in held_out]),
         }
         is_new = np.array([request in rows for request in table["request_id"].to_pylist()])
         graph = onnxruntime.InferenceSession(str(local_path(second.deployment.graph_uri)))

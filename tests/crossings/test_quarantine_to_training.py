@@ -51,8 +51,10 @@ def evergreen(*words):
 
 def test_later_steps_train_on_remaining_rows_and_run_without_rule_on_all(chain, tmp_path):
     own = chain.copied_to(tmp_path / "own")
-    world = Simulator.create(seed=3)
-    write_lake(world, str(own.root / "lake"), rows=2000, days=1, last_day=date(2026, 1, 6), seed=11)
+    simulator = Simulator.create(seed=3)
+    write_lake(
+        simulator, str(own.root / "lake"), rows=2000, days=1, last_day=date(2026, 1, 6), seed=11
+    )
     last = own.rounds[-1]
     bound = float(np.nanquantile(column(last.extraction.train_uri, "I2"), 0.9, method="lower"))
     head, name, rest = local_path(last.validation.schema_uri).read_text().partition('name: "I2"')
@@ -84,7 +86,9 @@ def test_later_steps_train_on_remaining_rows_and_run_without_rule_on_all(chain, 
     listed = evergreen("data", "quarantine", "list", "--json", *store)
     (batch,) = json.loads(listed.stdout)
     assert (batch["run"], batch["num_rows"]) == ("round-3", num_odd)
-    write_lake(world, str(own.root / "lake"), rows=2000, days=1, last_day=date(2026, 1, 7), seed=12)
+    write_lake(
+        simulator, str(own.root / "lake"), rows=2000, days=1, last_day=date(2026, 1, 7), seed=12
+    )
     again = partial(Chain.turn_to_training, parent=model.parent_model_id)
     raw, valid, encoded, model = learn(own, "round-4", turn=again)
     trained = column(valid.train_uri, "request_id")

@@ -34,7 +34,7 @@ def test_replayed_rows_come_from_lake_and_are_encoded_like_new_rows(chain):
         assert count == getattr(encoded, f"num_{name}_rows") == old.num_rows == rows.num_rows > 0
         assert (
             max(old[raw_rows.EVENT_TIME].to_pylist()).isoformat()
-            <= chain.rounds[0].extraction.last_learned_time
+            <= chain.rounds[0].extraction.watermark
         )
         np.testing.assert_array_equal(_ids(rows), workflow.encode_categorical(_raw_categories(old)))
         np.testing.assert_array_equal(

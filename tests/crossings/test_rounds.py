@@ -36,9 +36,14 @@ def three(chain, tmp_path_factory):
     changed = {"replay_share": 0, "max_quarantined_file_fraction": 0.5}
     later.settings = {**later.settings, "extraction": {**later.settings["extraction"], **changed}}
     (later.root / "lake" / "day=2026-01-05" / "torn.parquet").write_bytes(b"PAR1 and no more")
-    world = Simulator.create(seed=3).drifted(Drift(seed=5))
+    simulator = Simulator.create(seed=3).drifted(Drift(seed=5))
     write_lake(
-        world, str(later.root / "aside"), rows=NUM_LATE, days=2, last_day=date(2026, 1, 5), seed=8
+        simulator,
+        str(later.root / "aside"),
+        rows=NUM_LATE,
+        days=2,
+        last_day=date(2026, 1, 5),
+        seed=8,
     )
     for path in sorted((later.root / "aside").rglob("*.parquet")):
         table = pq.ParquetFile(path).read()
@@ -46,7 +51,7 @@ def three(chain, tmp_path_factory):
         moved = table.set_column(table.schema.get_field_index(REQUEST_ID), REQUEST_ID, names)
         pq.write_table(moved, later.root / "lake" / path.parent.name / f"late-{path.name}")
     write_lake(
-        world, str(later.root / "lake"), rows=1000, days=1, last_day=date(2026, 1, 6), seed=9
+        simulator, str(later.root / "lake"), rows=1000, days=1, last_day=date(2026, 1, 6), seed=9
     )
     return later, [*chain.rounds, later.turn_to_training("round-3")]
 
@@ -123,7 +128,7 @@ def test_late_rows_are_trained_on_before_windows_and_encoded_like_them(three):
     names = raw[REQUEST_ID].to_pylist()
     assert sum(name.startswith("late-") for name in names) == NUM_LATE
     assert all(name.startswith("late-") for name in late[REQUEST_ID].to_pylist())
-    assert max(late[EVENT_TIME].to_pylist()).isoformat() <= second.training.last_learned_time
+    assert max(late[EVENT_TIME].to_pylist()).isoformat() <= second.training.watermark
     evaluated_before = second.extraction.num_holdout_rows
     assert third.training.num_train_rows == raw.num_rows
     assert raw.num_rows + third.extraction.num_holdout_rows == NUM_LATE + evaluated_before + 1000

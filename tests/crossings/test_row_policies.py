@@ -39,11 +39,11 @@ def rounds(tmp_path_factory, chain, warm):
         "attribution_hours": HOURS,
         "replay_share": 0.2,
     }
-    world = Simulator.create(seed=3, click_rate=0.1)
+    simulator = Simulator.create(seed=3, click_rate=0.1)
     for number, rate in enumerate(RATES):
         last_day = date(2026, 1, 2 + 2 * number)
         write_lake(
-            world, str(chain.root / "lake"), rows=ROWS, days=2, last_day=last_day, seed=number
+            simulator, str(chain.root / "lake"), rows=ROWS, days=2, last_day=last_day, seed=number
         )
         thinned = {"frequency_threshold": 2, "negative_rate": rate}
         chain.settings = {**chain.settings, "extraction": window, "preprocessing": thinned}

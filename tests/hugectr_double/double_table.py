@@ -30,7 +30,7 @@ class Table:
         self.vectors = torch.from_numpy(self._random.uniform(-0.05, 0.05, shape).astype(np.float32))
         self.states = [torch.zeros(shape) for _ in range(2)]
 
-    def places(self, keys: np.ndarray, *, insert: bool) -> np.ndarray:
+    def positions(self, keys: np.ndarray, *, insert: bool) -> np.ndarray:
         """Return the flat row of each key, or -1.
 
         The result is -1 for padding, and for an unknown key unless `insert` is set.
@@ -38,9 +38,9 @@ class Table:
         found = self._found(keys)
         if insert and (unknown := np.unique(keys[(found < 0) & (keys >= 0)])).size:
             new = np.array([self._inserted(int(key)) for key in unknown], dtype=np.int64)
-            known, places = (np.concatenate(parts) for parts in zip(self._known, (unknown, new)))
+            known, positions = (np.concatenate(parts) for parts in zip(self._known, (unknown, new)))
             order = np.argsort(known)
-            self._known = known[order], places[order]
+            self._known = known[order], positions[order]
             found = self._found(keys)
         return found
 
@@ -49,11 +49,11 @@ class Table:
 
         All keys are searched at once, because a step has thousands.
         """
-        known, places = self._known
+        known, positions = self._known
         if not len(known):
             return np.full(keys.shape, -1, np.int64)
         at = np.searchsorted(known, keys).clip(max=len(known) - 1)
-        return np.where(known[at] == keys, places[at], -1)
+        return np.where(known[at] == keys, positions[at], -1)
 
     def _inserted(self, key: int) -> int:
         """Insert a key and return its flat row."""
@@ -73,8 +73,8 @@ class Table:
         The vectors of padding are zero. The vectors of unknown keys are zero unless `insert` is
         set.
         """
-        places = torch.from_numpy(self.places(keys, insert=insert))
-        return self.vectors[places.clamp(min=0)] * (places >= 0)[:, :, None]
+        positions = torch.from_numpy(self.positions(keys, insert=insert))
+        return self.vectors[positions.clamp(min=0)] * (positions >= 0)[:, :, None]
 
     def update(
         self,
@@ -86,14 +86,14 @@ class Table:
         epsilon: float,
     ) -> None:
         """Apply Adam to the rows of `keys`. `rate` is bias-corrected."""
-        rows = torch.from_numpy(self.places(keys, insert=False)).flatten()
-        places, inverse = torch.unique(rows[rows >= 0], return_inverse=True)
+        rows = torch.from_numpy(self.positions(keys, insert=False)).flatten()
+        positions, inverse = torch.unique(rows[rows >= 0], return_inverse=True)
         gradients = gradients.reshape(-1, self.dim)[rows >= 0]
-        summed = torch.zeros(len(places), self.dim).index_add_(0, inverse, gradients)
-        m, v = (state[places].float() for state in self.states)
+        summed = torch.zeros(len(positions), self.dim).index_add_(0, inverse, gradients)
+        m, v = (state[positions].float() for state in self.states)
         m, v = beta1 * m + (1 - beta1) * summed, beta2 * v + (1 - beta2) * summed**2
-        self.states[0][places], self.states[1][places] = m, v
-        self.vectors[places] -= rate * m / (v.sqrt() + epsilon)
+        self.states[0][positions], self.states[1][positions] = m, v
+        self.vectors[positions] -= rate * m / (v.sqrt() + epsilon)
 
     def load(self, folder: str) -> None:
         keys = np.fromfile(Path(folder) / "key", dtype="<i8")
@@ -104,7 +104,7 @@ class Table:
             raise OSError(f"{folder}: {len(keys)} keys are more than the hash tables hold")
         if any(self._rows):
             raise RuntimeError("the double loads into an empty table only")
-        self.vectors[self.places(keys, insert=True)] = torch.from_numpy(
+        self.vectors[self.positions(keys, insert=True)] = torch.from_numpy(
             vectors.reshape(-1, self.dim)
         )
 
@@ -123,7 +123,7 @@ class Table:
         path = Path(folder)
         path.mkdir(exist_ok=True)
         keys = np.concatenate([np.array(list(rows), dtype=np.int64) for rows in self._rows])
-        vectors = self.vectors[torch.from_numpy(self.places(keys, insert=False))].numpy()
+        vectors = self.vectors[torch.from_numpy(self.positions(keys, insert=False))].numpy()
         for name, content in (
             ("key", keys.astype("<i8").tobytes()),
             ("emb_vector", vectors.tobytes()),

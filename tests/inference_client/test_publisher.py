@@ -562,7 +562,7 @@ def test_largest_messages_fit_log(time, features):
     publisher = RecordPublisher(log, features=features, source="test", timing=time.timing())
     scores = np.full(publisher.max_rows, 0.5, np.float32)
     dense = np.ones((len(scores), len(features.numeric)), np.float32)
-    categorical = np.full((len(scores), len(features.place_names)), 2**50)
+    categorical = np.full((len(scores), len(features.position_names)), 2**50)
     ranked = PredictionBatch(
         request_id=longest,
         positions=np.ones(len(scores), np.int32),

@@ -52,7 +52,7 @@ def by_name(dense, categorical):
         name: [None if v < 0 else v for v in categorical[:, i].tolist()]
         for i, name in enumerate(SHOP.features.categorical)
     }
-    for name, (start, stop, _) in zip(SHOP.features.lists, SHOP.features.places.lists):
+    for name, (start, stop, _) in zip(SHOP.features.lists, SHOP.features.positions.lists):
         columns[name] = [
             [v for v in row if v >= 0] or None for row in categorical[:, start:stop].tolist()
         ]
@@ -204,8 +204,8 @@ def test_log_of_ranking_contains_shown_items_and_click(
     async def talk():
         async with connect(server.url, log=f"sqlite:///{log}") as client:
             ranking = await client.rank(items, 4, context=user, key="user 1")
-            client.tell(Outcome(request_id=ranking.request_id, row=2))
-            client.tell(Outcome(request_id=ranking.request_id, row=2, event="conversion"))
+            client.report(Outcome(request_id=ranking.request_id, row=2))
+            client.report(Outcome(request_id=ranking.request_id, row=2, event="conversion"))
             return ranking
 
     ranking = asyncio.run(talk())
@@ -236,7 +236,7 @@ def test_explored_list_is_shown_and_logged_in_its_order_with_its_odds(
         async with connect(server.url, log=f"sqlite:///{log}", timing=timing) as client:
             rows = FeatureRows(dense=dense, categorical=categorical)
             stayed, swapped = [await client.rank(rows, 4, explore=0.3) for _ in range(2)]
-            client.tell(Outcome(request_id=swapped.request_id, row=2))
+            client.report(Outcome(request_id=swapped.request_id, row=2))
             return stayed, swapped
 
     stayed, swapped = asyncio.run(talk())
@@ -510,7 +510,7 @@ def test_scoring_waits_for_no_log_even_if_publishing_hangs(score_rows, make_rows
         ) as client:
             for number in range(50):
                 scored = await client.score(rows, request_id=f"r{number}")
-                assert client.tell(Outcome(request_id=scored.request_id))
+                assert client.report(Outcome(request_id=scored.request_id))
                 await asyncio.sleep(0)
             assert stored == []
             assert client.log_counts.queued_rows == 100
@@ -531,7 +531,7 @@ def test_lost_log_fails_no_request_and_closing_reports_losses(score_rows, make_r
             await client.score(rows, request_id="r1")
             assert await asyncio.to_thread(log.began.wait, 60)
             assert (await client.score(rows)).logged
-            client.tell(Outcome(request_id="r1"))
+            client.report(Outcome(request_id="r1"))
             assert client.log_counts.queued_rows == 4
 
     publishing = PublisherSettings(interval_seconds=0.01, close_seconds=0.2)
@@ -584,7 +584,7 @@ def test_closing_waits_for_request_in_flight_and_logs_it(server, log, make_rows,
         with raises(ContractError, "not open"):
             await client.score(rows)
         with raises(ContractError, "open client"):
-            client.tell(Outcome(request_id="r1"))
+            client.report(Outcome(request_id="r1"))
         return await asking
 
     assert asyncio.run(talk()).logged
@@ -596,7 +596,7 @@ def test_outcomes_of_client_that_is_opened_again_are_new_to_log(score_rows, log,
         client = connect(OwnScorer(score_rows), log=f"sqlite:///{log}", source="checkout-0")
         for name in ("first", "second"):
             async with client:
-                client.tell(Outcome(request_id=name))
+                client.report(Outcome(request_id=name))
 
     asyncio.run(talk())
     assert outcomes(read_log(log)) == [("first", 0, "click"), ("second", 0, "click")]
@@ -611,7 +611,7 @@ def test_record_waits_for_its_shadow_and_its_outcome_for_record(
         scorer = OwnScorer(score_rows, shadow=asyncio.Event())
         async with connect(scorer, log=f"sqlite:///{log}", source="test") as client:
             ranking = await client.rank(rows, 3, request_id="list")
-            client.tell(Outcome(request_id="list", row=1))
+            client.report(Outcome(request_id="list", row=1))
             assert client.log_counts.queued_rows == client.log_counts.queued_outcomes == 0
             scorer.shadow.set()
             return ranking
@@ -651,7 +651,7 @@ def test_record_is_logged_whatever_its_shadow_does(score_rows, make_rows, log, r
         for number, scorer in enumerate((Broken(score_rows, shadow=1), Wild(score_rows, shadow=1))):
             async with connect(scorer, log=f"sqlite:///{log}") as client:
                 await client.score(rows, request_id=f"r{number}")
-                assert client.tell(Outcome(request_id=f"r{number}"))
+                assert client.report(Outcome(request_id=f"r{number}"))
 
     asyncio.run(talk())
     records = read_log(log)
@@ -792,7 +792,7 @@ def test_without_log_rows_are_scored_and_outcomes_are_refused(server, make_rows)
         async with connect(server.url, log=None) as client:
             scored = await client.score(by_name(*make_rows(2)))
             with raises(ContractError, "open client", "log=URL"):
-                client.tell(Outcome(request_id=scored.request_id))
+                client.report(Outcome(request_id=scored.request_id))
             return scored
 
     assert asyncio.run(talk()).logged is False
@@ -810,7 +810,7 @@ def test_synchronous_client_scores_from_threads_and_publishes_meanwhile(
         for thread in threads:
             thread.join(60)
         ranking = client.rank(rows, 1, key="user 1")
-        assert client.tell(Outcome(request_id=ranking.request_id))
+        assert client.report(Outcome(request_id=ranking.request_id))
         with raises(ContractError, "lack columns"):
             client.score({"price": [1]})
     assert (client.log_counts.published_rows, client.log_counts.published_outcomes) == (17, 1)

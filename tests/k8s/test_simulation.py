@@ -31,8 +31,8 @@ def test_traffic_uses_simulator_whose_days_are_in_lake(variant, tmp_path):
     (lake,) = pod_spec(find(variant, "CronJob", "simulated-lake"))["containers"]
     place = variables(variant, lake)["LAKE"]
     assert place == "/evergreen/lake"
-    world, drifted, _ = pod_spec(find(variant, "Deployment", "traffic"))["initContainers"]
-    for name, container in (("lake", lake), ("traffic", world), ("traffic", drifted)):
+    simulator, drifted, _ = pod_spec(find(variant, "Deployment", "traffic"))["initContainers"]
+    for name, container in (("lake", lake), ("traffic", simulator), ("traffic", drifted)):
         (tmp_path / name).mkdir(exist_ok=True)
         moved = {
             "$(LAKE)": place,

@@ -68,7 +68,7 @@ def triton(tmp_path_factory):
         yield server
 
 
-class Site:
+class DeploymentTarget:
     """Installation that serves version 1, with traffic in rounds."""
 
     def __init__(self, triton, folder, rows, make_candidate, limits):
@@ -99,9 +99,9 @@ class Site:
             clock=clock.moment,
         )
         self.controller = ReleaseController(
-            watchdog=Watchdog(site=self.settings),
-            baking=Baking(site=self.settings, metrics=(triton.metrics_address,)),
-            inspection=Inspection(site=self.settings, start=run_now),
+            watchdog=Watchdog(target=self.settings),
+            baking=Baking(target=self.settings, metrics=(triton.metrics_address,)),
+            inspection=Inspection(target=self.settings, start=run_now),
             status=folder / "status.json",
         )
         held_out = np.tile(self.truth, 5)
@@ -141,7 +141,7 @@ class Site:
                 with suppress(UnusableScores):
                     client.score(fill(rows), request_id=name)
                     for row in np.flatnonzero(clicks).tolist():
-                        client.tell(Outcome(request_id=name, row=row))
+                        client.report(Outcome(request_id=name, row=row))
         bench.clock.advance(WINDOW)
         bench.turn(2, 0.0)
         self.controller.round()
@@ -180,12 +180,12 @@ def _shift_to(rate, log_odds):
 
 
 @pytest.fixture
-def site(triton, tmp_path, raw_rows, make_candidate):
-    """A `Site` after some rounds of traffic to version 1."""
+def target(triton, tmp_path, raw_rows, make_candidate):
+    """A `DeploymentTarget` after some rounds of traffic to version 1."""
     made = []
 
     def make(rounds, **limits):
-        made.append(Site(triton, tmp_path, raw_rows(POOL, 5), make_candidate, limits))
+        made.append(DeploymentTarget(triton, tmp_path, raw_rows(POOL, 5), make_candidate, limits))
         for _ in range(rounds):
             assert made[0].round()["action"] == NONE
         return made[0]
@@ -203,15 +203,15 @@ def site(triton, tmp_path, raw_rows, make_candidate):
     ("off", "reason"),
     [(2.0, "less than 1/1.5 of the clicks"), (0.5, "more than 1.5 times the clicks")],
 )
-def test_calibration_off_by_two_is_rolled_back_within_10_000_rows(site, off, reason):
-    world = site(3)
-    shift = _shift_to(off * RATE, np.log(world.truth / (1 - world.truth)))
-    world.release(2, _with_bias(world.toy, shift))
-    assert reason in world.until_rolled_back(10_000 // ROUND_ROWS)
+def test_calibration_off_by_two_is_rolled_back_within_10_000_rows(target, off, reason):
+    deployment = target(3)
+    shift = _shift_to(off * RATE, np.log(deployment.truth / (1 - deployment.truth)))
+    deployment.release(2, _with_bias(deployment.toy, shift))
+    assert reason in deployment.until_rolled_back(10_000 // ROUND_ROWS)
 
 
 @pytest.mark.slow
-def test_auc_lower_by_0_05_in_live_traffic_rolls_back_within_100_000_rows(site):
+def test_auc_lower_by_0_05_in_live_traffic_rolls_back_within_100_000_rows(target):
     """The client fills two columns with values of the previous row.
 
     The fault begins after the gate's evaluation, which used correct columns.
@@ -221,75 +221,77 @@ def test_auc_lower_by_0_05_in_live_traffic_rolls_back_within_100_000_rows(site):
     def wrong(rows):
         return replace(rows, dense=np.roll(rows.dense, 1, axis=0))
 
-    world = site(8)
-    labels = (np.random.default_rng(1).random(POOL) < world.truth).astype(np.uint8)
-    filled = wrong(FeatureRows(dense=world.dense, categorical=world.categorical))
-    lower = roc_auc(labels, world.toy.scores(world.workflow, filled.dense, filled.categorical))
-    assert roc_auc(labels, world.truth) - lower == pytest.approx(0.05, abs=0.005)
-    world.release(2, world.toy)
-    assert "the AUC is below" in world.until_rolled_back(100_000 // ROUND_ROWS, fill=wrong)
+    deployment = target(8)
+    labels = (np.random.default_rng(1).random(POOL) < deployment.truth).astype(np.uint8)
+    filled = wrong(FeatureRows(dense=deployment.dense, categorical=deployment.categorical))
+    lower = roc_auc(
+        labels, deployment.toy.scores(deployment.workflow, filled.dense, filled.categorical)
+    )
+    assert roc_auc(labels, deployment.truth) - lower == pytest.approx(0.05, abs=0.005)
+    deployment.release(2, deployment.toy)
+    assert "the AUC is below" in deployment.until_rolled_back(100_000 // ROUND_ROWS, fill=wrong)
 
 
-def test_scores_of_slice_that_are_no_numbers_roll_back_within_10_000_rows(site, raw_rows):
+def test_scores_of_slice_that_are_no_numbers_roll_back_within_10_000_rows(target, raw_rows):
     """The affected slice is a category that does not occur in the golden rows.
 
     The category has a share of 1 to 5 % of the traffic.
     """
-    world, held_out = site(1), raw_rows(60, 2)[1]
-    starts = np.cumsum([0, *(3 + len(each) for each in world.workflow.vocabularies)])
+    deployment, held_out = target(1), raw_rows(60, 2)[1]
+    starts = np.cumsum([0, *(3 + len(each) for each in deployment.workflow.vocabularies)])
     row = next(
         starts[column] + 3 + index
-        for column, vocabulary in enumerate(world.workflow.vocabularies)
+        for column, vocabulary in enumerate(deployment.workflow.vocabularies)
         for index, key in enumerate(vocabulary)
-        if 0.01 < (world.categorical[:, column] == key).mean() < 0.05
+        if 0.01 < (deployment.categorical[:, column] == key).mean() < 0.05
         and key not in held_out[:, column]
     )
-    table = world.toy.table.copy()
+    table = deployment.toy.table.copy()
     table[row] = np.nan
-    world.release(2, replace(world.toy, table=table))
-    assert "a score that is not a probability" in world.until_rolled_back(10_000 // ROUND_ROWS)
+    deployment.release(2, replace(deployment.toy, table=table))
+    assert "a score that is not a probability" in deployment.until_rolled_back(10_000 // ROUND_ROWS)
 
 
-def test_five_times_latency_is_rolled_back_after_thousand_requests(site):
-    world = site(11)
-    world.release(2, world.toy)
-    counted = json.loads((world.settings.store / "baking" / COUNTERS_FILE).read_text())["counts"][
-        "1"
-    ]
+def test_five_times_latency_is_rolled_back_after_thousand_requests(target):
+    deployment = target(11)
+    deployment.release(2, deployment.toy)
+    counted = json.loads((deployment.settings.store / "baking" / COUNTERS_FILE).read_text())[
+        "counts"
+    ]["1"]
     seconds = 4 * counted["infer_us"] / counted["success"] / 1e6
     change_code(
-        world.triton,
+        deployment.triton,
         2,
         ANSWER,
         ANSWER.replace("scores =", f"__import__('time').sleep({seconds}); scores ="),
     )
-    assert "failed: latency ratio" in world.until_rolled_back(13)
+    assert "failed: latency ratio" in deployment.until_rolled_back(13)
 
 
 @pytest.mark.slow
-def test_one_slow_request_in_sixty_rolls_back_after_twelve_p99_readings(site):
-    world = site(13, max_latency_ratio=100.0)
-    world.release(2, world.toy)
+def test_one_slow_request_in_sixty_rolls_back_after_twelve_p99_readings(target):
+    deployment = target(13, max_latency_ratio=100.0)
+    deployment.release(2, deployment.toy)
     slow = (
         "self._asked = getattr(self, '_asked', 0) + 1; __import__('time').sleep(0.25 * "
         "(self._asked % 60 == 0))"
     )
-    change_code(world.triton, 2, ANSWER, ANSWER.replace("scores =", f"{slow}; scores ="))
-    assert "failed: p99 ratio" in world.until_rolled_back(P99_READINGS)
+    change_code(deployment.triton, 2, ANSWER, ANSWER.replace("scores =", f"{slow}; scores ="))
+    assert "failed: p99 ratio" in deployment.until_rolled_back(P99_READINGS)
 
 
-def test_stub_that_dies_of_first_malformed_row_is_rolled_back_in_third_round(site):
-    world = site(1)
-    world.release(2, world.toy)
+def test_stub_that_dies_of_first_malformed_row_is_rolled_back_in_third_round(target):
+    deployment = target(1)
+    deployment.release(2, deployment.toy)
     dies = f"        if (tensors['dense'] == {ODD}).any():\n            os._exit(1)\n"
-    change_code(world.triton, 2, FAULT, FAULT + dies)
-    assert "failed: reloads 3 (expected at most 2)" in world.until_rolled_back(3)
+    change_code(deployment.triton, 2, FAULT, FAULT + dies)
+    assert "failed: reloads 3 (expected at most 2)" in deployment.until_rolled_back(3)
 
 
 @pytest.mark.slow
-def test_equal_version_is_baked_once_and_never_rolled_back(site):
-    world = site(8, bake_rows=80_000, bake_seconds=1_800.0)
-    world.release(2, world.toy)
-    actions = [world.round()["action"] for _ in range(42)]
+def test_equal_version_is_baked_once_and_never_rolled_back(target):
+    deployment = target(8, bake_rows=80_000, bake_seconds=1_800.0)
+    deployment.release(2, deployment.toy)
+    actions = [deployment.round()["action"] for _ in range(42)]
     assert set(actions) == {BAKES, BAKED, NONE}
-    assert world.lived() == [(RELEASE, 1), (RELEASE, 2), (BAKED, 2)]
+    assert deployment.lived() == [(RELEASE, 1), (RELEASE, 2), (BAKED, 2)]

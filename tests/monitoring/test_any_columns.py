@@ -61,10 +61,10 @@ def batch_of(features, rows=4, *, seed=0, **changes):
         "time": START,
         "model_version": 1,
         "dense": random.integers(0, 9, (rows, len(features.numeric))).astype(np.float32),
-        "categorical": random.integers(0, 5, (rows, len(features.place_names))),
+        "categorical": random.integers(0, 5, (rows, len(features.position_names))),
         "scores": random.random(rows).astype(np.float32),
     }
-    for start, stop, _ in features.places.lists:
+    for start, stop, _ in features.positions.lists:
         beyond = np.arange(stop - start) >= random.integers(0, stop - start + 1, (rows, 1))
         values["categorical"][:, start:stop][beyond] = MISSING_CATEGORY
     return PredictionBatch(**{**values, **changes})

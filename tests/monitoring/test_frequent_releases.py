@@ -25,7 +25,7 @@ def know(store, version: int, *, trained_until: float) -> None:
     keep_model(
         store,
         model_id,
-        last_learned_time=datetime.fromtimestamp(trained_until, timezone.utc).isoformat(),
+        watermark=datetime.fromtimestamp(trained_until, timezone.utc).isoformat(),
     )
     release(store, version, model_id, previous_version=version - 1 or None)
     path = verdict_paths(store, model_id)[0]

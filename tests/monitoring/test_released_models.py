@@ -31,7 +31,7 @@ def blank(manifest, **values):
 def keep(store, *, version=7, model_id="m1", candidate=None, learned=None):
     blank(Release, version=version, model_id=model_id).write(release_path(store, version))
     if learned is not None:
-        keep_model(store, model_id, last_learned_time=learned)
+        keep_model(store, model_id, watermark=learned)
     if candidate is not None:
         blank(Verdict, candidate_model_id=model_id, candidate=ModelQuality(**candidate)).write(
             verdict_paths(store, model_id)[0]

@@ -30,8 +30,8 @@ URI = "gs://models/a lake"
 
 
 def open_bucket(**settings):
-    patience = {"retry_seconds": 10.0, "first_delay_seconds": 0.001, "chunk_bytes": 2 << 20}
-    return BucketObjects(URI, **{**patience, **settings})
+    timeouts = {"retry_seconds": 10.0, "first_delay_seconds": 0.001, "chunk_bytes": 2 << 20}
+    return BucketObjects(URI, **{**timeouts, **settings})
 
 
 @pytest.fixture

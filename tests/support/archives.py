@@ -42,7 +42,7 @@ def values_of(row: Mapping[str, Any], features: Features) -> tuple[list[float], 
     categorical = [
         MISSING_CATEGORY if row[name] is None else row[name] for name in features.categorical
     ]
-    for name, (start, stop, _) in zip(features.lists, features.places.lists):
+    for name, (start, stop, _) in zip(features.lists, features.positions.lists):
         elements = row[name] or []
         categorical += elements + [MISSING_CATEGORY] * (stop - start - len(elements))
     return dense, categorical

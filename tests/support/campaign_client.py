@@ -57,7 +57,7 @@ async def serve(log: str, record: int, number: str) -> None:
                 scored = await client.score(rows, request_id=name)
                 assert scored.logged
                 if clicked is not None:
-                    assert client.tell(Outcome(request_id=name, row=clicked))
+                    assert client.report(Outcome(request_id=name, row=clicked))
             while client.log_counts.queued_rows or client.log_counts.queued_outcomes:
                 await asyncio.sleep(0.02)
             assert (client.log_counts.dropped_rows, client.log_counts.dropped_outcomes) == (0, 0)

@@ -173,16 +173,14 @@ def flags(tmp_path, raw_table, write_lake, recommender):
 
 @pytest.fixture
 def released(tmp_path, recommender):
-    """Release a model whose newest training row has the time `last_learned_time`.
+    """Release a model whose newest training row has the time `watermark`.
 
     `more` contains additional fields of the release's manifest.
     """
 
-    def release(last_learned_time: str, *, model_id: str = "m1", version: int = 1, **more) -> None:
+    def release(watermark: str, *, model_id: str = "m1", version: int = 1, **more) -> None:
         store = tmp_path / "my store"
-        keep_model(
-            store, model_id, recommender=recommender, last_learned_time=last_learned_time, **more
-        )
+        keep_model(store, model_id, recommender=recommender, watermark=watermark, **more)
         make_live(store, write_release(store, version, model_id))
 
     return release

@@ -79,7 +79,7 @@ def bake(job):
     settings = settings_of(job, kill.reach)
     settings = replace(settings, connect=lambda url: Altered(connect_of(job)(url), load=load))
     with suppress(TemporaryError):  # raised if another controller runs
-        Baking(site=settings, metrics=("triton-a:8002",), fetch=lambda address: "").step({})
+        Baking(target=settings, metrics=("triton-a:8002",), fetch=lambda address: "").step({})
 
 
 def main(text):

@@ -12,7 +12,7 @@ from components.training.rows import open_rows
 from evergreen.config.model import DcnConfig
 from evergreen.config.training import TrainingSettings
 from evergreen.networks.files import new_model, open_model
-from tests.support.planted_rows import PLACES, WIDTHS
+from tests.support.planted_rows import POSITIONS, WIDTHS
 
 # The configuration matches the names and shapes of the files that `start` writes. The engine uses
 # only the tables (width 1) and the bias.
@@ -38,7 +38,7 @@ class LogisticEngine:
             segment,
             bad_at,
         )
-        self._offsets = np.cumsum([0, *slot_sizes[:-1]])[list(PLACES.slots)]
+        self._offsets = np.cumsum([0, *slot_sizes[:-1]])[list(POSITIONS.slots)]
 
     def restore(self, weights):
         self.calls.append(("restore", weights.name))
@@ -78,8 +78,8 @@ class LogisticEngine:
     def segment_batches(self, batch_size):
         return self._segment
 
-    def learn(self, rows, order, *, batch_size, seed, rate=None):
-        self.calls.append(("learn", np.array(order), batch_size, seed))
+    def train(self, rows, order, *, batch_size, seed, rate=None):
+        self.calls.append(("train", np.array(order), batch_size, seed))
         rate = rate or (lambda step: self._settings.learning_rate)
         losses = []
         for start in range(0, len(order), batch_size):
@@ -132,7 +132,7 @@ class StopAfter:
 
 
 class TimedEngine(LogisticEngine):
-    """Engine whose `learn` takes ten seconds, and whose save takes one second.
+    """Engine whose `train` takes ten seconds, and whose save takes one second.
 
     `saves` contains the times at which a save ended.
     """
@@ -141,9 +141,9 @@ class TimedEngine(LogisticEngine):
         super().__init__(*arguments, **keywords)
         self._clock, self.saves = clock, []
 
-    def learn(self, *arguments, **keywords):
+    def train(self, *arguments, **keywords):
         self._clock.advance(10)
-        return super().learn(*arguments, **keywords)
+        return super().train(*arguments, **keywords)
 
     def save(self, folder):
         super().save(folder)
@@ -174,5 +174,5 @@ def content(folder):
 
 
 def learned_rows(engine, first=0):
-    """Return the row numbers of each call of `learn`, without the first `first` calls."""
-    return [call[1] for call in engine.calls if call[0] == "learn"][first:]
+    """Return the row numbers of each call of `train`, without the first `first` calls."""
+    return [call[1] for call in engine.calls if call[0] == "train"][first:]

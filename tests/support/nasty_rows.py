@@ -102,8 +102,8 @@ def nasty_rows(workflow, num_rows, seed=0, *, dense_up_to=1e7, strange_dense=Tru
     strange = random.random(dense.shape) < (0.3 if strange_dense else 0)
     dense[strange] = random.choice(STRANGE_DENSE, np.count_nonzero(strange))
     dense[random.random(dense.shape) < 0.1] = np.nan
-    categorical = np.empty((num_rows, len(features.place_names)), np.int64)
-    for place, slot in enumerate(features.places.slots):
+    categorical = np.empty((num_rows, len(features.position_names)), np.int64)
+    for place, slot in enumerate(features.positions.slots):
         known = random.choice(np.append(workflow.vocabularies[slot], 7), num_rows)
         # If an encoding adds an offset to each slot's keys, a key in `beside` can equal a key of
         # another slot.
@@ -113,6 +113,6 @@ def nasty_rows(workflow, num_rows, seed=0, *, dense_up_to=1e7, strange_dense=Tru
             [known, known, known, beside, unseen, random.choice(STRANGE_CATEGORIES, num_rows)]
         )
         categorical[:, place] = kinds[random.integers(0, len(kinds), num_rows), np.arange(num_rows)]
-    for start, stop, _ in features.places.lists:
+    for start, stop, _ in features.positions.lists:
         categorical[:, start:stop][random.random((num_rows, stop - start)) < 0.3] = MISSING_CATEGORY
     return dense, categorical

@@ -15,7 +15,7 @@ from testing.networks import vectors_of
 from testing.recommenders import SHOP
 from tests.support.workflows import workflow_of
 
-FEATURES, PLACES = SHOP.features, SHOP.features.id_places
+FEATURES, POSITIONS = SHOP.features, SHOP.features.id_positions
 WIDTHS = {"num_dense": len(FEATURES.dense_inputs), "num_categorical": len(FEATURES.vector_names)}
 SLOT_SIZES = [40, 20, 60, 15]
 """Numbers of ids of item, shop, user and genres."""
@@ -43,17 +43,17 @@ class PlantedRows:
 
     def logit(self, dense, ids):
         """Return the planted logit of rows. The weights of a list's ids are pooled."""
-        weights = vectors_of([each[:, None] for each in self.by_id], PLACES, ids)
+        weights = vectors_of([each[:, None] for each in self.by_id], POSITIONS, ids)
         return -1.2 + dense @ self.by_dense + np.sum(weights, axis=0)[:, 0]
 
     def rows(self, n, seed=1):
         """Return labels, dense values, ids and the planted logit of `n` rows."""
         random = np.random.default_rng(seed)
         dense = random.normal(size=(n, WIDTHS["num_dense"])).astype(np.float32)
-        sizes = np.array(self.slot_sizes)[list(PLACES.slots)]
+        sizes = np.array(self.slot_sizes)[list(POSITIONS.slots)]
         drawn = random.random((n, len(sizes))) ** 2 * (sizes - 1)
         ids = 1 + np.minimum(drawn.astype(np.int64), sizes - 2)
-        for start, stop, _ in PLACES.lists:
+        for start, stop, _ in POSITIONS.lists:
             lengths = random.integers(0, stop - start + 1, (n, 1))
             ids[:, start:stop][np.arange(stop - start) >= lengths] = 0
         logit = self.logit(dense, ids)
@@ -107,7 +107,7 @@ def training_set_of(folder: Path, num_rows: int, *, workflow: Path, **changes) -
         "raw_digest": "digest",
         "last_event_time": "2026-01-02T03:04:05+00:00",
         "parent_model_uri": None,
-        "last_learned_time": "2026-01-02T03:04:04+00:00",
+        "watermark": "2026-01-02T03:04:04+00:00",
         "recommender": SHOP,
     }
     return TrainingSet(**{**values, **changes})
@@ -148,8 +148,10 @@ def fit_by_pytorch(
         start=start,
         checkpoint_path=path,
     )
-    places = training_set.recommender.features.id_places
-    engine = PytorchEngine(config, training_set.slot_sizes, settings, device="cpu", places=places)
+    positions = training_set.recommender.features.id_positions
+    engine = PytorchEngine(
+        config, training_set.slot_sizes, settings, device="cpu", positions=positions
+    )
     return fit(job, engine, emit=emit or (lambda _: None), **keywords)
 
 

@@ -18,7 +18,7 @@ from evergreen.storage.bucket import BucketObjects
 from evergreen.storage.folder import FolderObjects
 from testing.served_names import MODEL_NAME, NAMES
 from tests.support.deployments import release
-from tests.support.file_world import World
+from tests.support.file_deployment import FileDeployment
 from tests.support.model_repository import OPTIONS, small_version, with_versions
 from tests.support.stored_models import make_candidate, make_parts, raw_rows  # noqa: F401  fixtures
 
@@ -113,9 +113,9 @@ def deploy(settings, make_candidate):
 
 
 @pytest.fixture
-def world(tmp_path, make_candidate):
-    """See `file_world`."""
-    return World(tmp_path, make_candidate)
+def deployment(tmp_path, make_candidate):
+    """See `file_deployment`."""
+    return FileDeployment(tmp_path, make_candidate)
 
 
 @pytest.fixture(params=["folder", "bucket"])

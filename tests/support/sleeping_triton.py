@@ -29,7 +29,7 @@ class Client:
         self._inputs = []
         for name, kind, row in (
             ("dense", "FP32", np.zeros((1, len(SHOP.features.numeric)), np.float32)),
-            ("categorical", "INT64", np.zeros((1, len(SHOP.features.place_names)), np.int64)),
+            ("categorical", "INT64", np.zeros((1, len(SHOP.features.position_names)), np.int64)),
         ):
             self._inputs.append(grpc_client.InferInput(name, list(row.shape), kind))
             self._inputs[-1].set_data_from_numpy(row)

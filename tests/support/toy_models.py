@@ -77,7 +77,7 @@ class ToyModel:
         """Return the probabilities [n] of raw rows. All numeric columns use the default options."""
         p = {name: values.astype(np.float64) for name, values in self.dense.items()}
         tables = np.split(self.table, np.cumsum(workflow.slot_sizes)[:-1])
-        vectors = vectors_of(tables, self.features.places, ids_of(workflow, categorical))
+        vectors = vectors_of(tables, self.features.positions, ids_of(workflow, categorical))
         x = np.concatenate([*vectors, _scaled(workflow, dense)], axis=1)
         hidden = np.maximum(x @ p["hidden.weight"] + p["hidden.bias"], 0)
         logits = (hidden @ p["final.weight"])[:, 0] + p["bias"]
@@ -123,7 +123,7 @@ def toy_workflow(seed=0, vocabularies=None):
 def ids_of(workflow, categorical):
     """Return the ids of raw categories [n, positions], found one by one in a dictionary."""
     ids, features = np.empty_like(categorical), workflow.features
-    for at, (name, slot) in enumerate(zip(features.place_features, features.places.slots)):
+    for at, (name, slot) in enumerate(zip(features.position_features, features.positions.slots)):
         absent = 0 if name in features.lists else 1
         known = {
             int(key): 3 + i for i, key in enumerate(workflow.vocabularies[slot]) if key != TOMBSTONE

@@ -17,7 +17,7 @@ from typing import Any
 from components.training.hugectr.embeddings import Embedding, embeddings_of, max_vocabulary_size
 from components.training.hugectr.files import export_model
 from components.training.hugectr.layers import DENSE, LABEL, MODEL_NAME, Layer, dcn_layers
-from evergreen.config.features import Places
+from evergreen.config.features import FeaturePositions
 from evergreen.config.model import DcnConfig, NetworkConfig
 from evergreen.config.training import TrainingSettings
 from evergreen.networks.files import StoredModel, open_model
@@ -26,7 +26,7 @@ from evergreen.runtime.errors import ContractError
 GRAPH_FILE, KEYS_FILE = f"{MODEL_NAME}.json", "keys.json"
 
 
-def require_convertible(config: NetworkConfig, places: Places) -> None:
+def require_convertible(config: NetworkConfig, positions: FeaturePositions) -> None:
     """Check that NVIDIA's converter computes this network.
 
     Raises:
@@ -46,7 +46,7 @@ def require_convertible(config: NetworkConfig, places: Places) -> None:
         raise ContractError(
             "num_categorical is 0, expected at least 1: HugeCTR reads rows with keys"
         )
-    if any(each.pool == "mean" for each in places.lists):
+    if any(each.pool == "mean" for each in positions.lists):
         raise ContractError(
             "a list is pooled by mean, expected sum: NVIDIA's converter divides by the list's "
             "maximum length and not by its number of elements"
@@ -58,7 +58,7 @@ def write_for_converter(
     config: NetworkConfig,
     slot_sizes: Sequence[int],
     *,
-    places: Places,
+    positions: FeaturePositions,
     columns: Sequence[str],
     folder: Path,
 ) -> None:
@@ -68,7 +68,7 @@ def write_for_converter(
         weights: Folder of the model's weights.
         config: Configuration of the network.
         slot_sizes: Number of ids of each slot.
-        places: Slot of each categorical position, and the positions of each list.
+        positions: Slot of each categorical position, and the positions of each list.
         columns: Name of each id column.
         folder: Folder to write, created if it is absent.
 
@@ -76,10 +76,10 @@ def write_for_converter(
         ContractError: the converter does not compute this network, or the weights are corrupt.
         OSError: the disk is full or fails.
     """
-    require_convertible(config, places)
+    require_convertible(config, positions)
     assert isinstance(config, DcnConfig), "require_convertible has checked it"
     stored = open_model(weights, slot_sizes)
-    embeddings = embeddings_of(config, slot_sizes, places)
+    embeddings = embeddings_of(config, slot_sizes, positions)
     without_state = StoredModel(weights=stored.weights, moments=None, step=0)
     export_model(without_state, config, embeddings, num_gpus=1, folder=folder)
     graph = graph_document(config, embeddings)

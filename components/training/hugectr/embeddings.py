@@ -14,7 +14,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from evergreen.config.features import Places
+from evergreen.config.features import FeaturePositions
 from evergreen.config.model import DcnConfig
 from evergreen.networks.files import slot_offsets, tables_of
 
@@ -75,26 +75,32 @@ class Embedding:
 
 
 def embeddings_of(
-    config: DcnConfig, slot_sizes: Sequence[int], places: Places
+    config: DcnConfig, slot_sizes: Sequence[int], positions: FeaturePositions
 ) -> tuple[Embedding, ...]:
     """Return the embeddings of a model, ordered by width.
 
     All lists with the vectors of one slot must be pooled in the same way, by sum or by mean.
 
-    >>> from evergreen.config.features import PooledPlaces
+    >>> from evergreen.config.features import PooledPositions
     >>> config = DcnConfig(num_dense=0, num_categorical=3, embedding_dim=4)
-    >>> places = Places((0, 1, 1, 2, 2), (PooledPlaces(1, 3, "mean"), PooledPlaces(3, 5, "sum")))
-    >>> for each in embeddings_of(config, [10, 20, 30], places):
+    >>> lists = PooledPositions(1, 3, "mean"), PooledPositions(3, 5, "sum")
+    >>> positions = FeaturePositions((0, 1, 1, 2, 2), lists)
+    >>> for each in embeddings_of(config, [10, 20, 30], positions):
     ...     slots = [(slot.vector, slot.columns, slot.first_key) for slot in each.slots]
     ...     print(each.combiner, each.ranges, slots)
     sum ((0, 10), (30, 60)) [(0, (0,), 0), (2, (3, 4), 10)]
     mean ((10, 30),) [(1, (1, 2), 0)]
     """
     found: list[Embedding] = []
-    for number, table in enumerate(tables_of(places, config.widths)):
-        sizes, lists_at = table.sizes(slot_sizes), {each.start: each for each in table.places.lists}
+    for number, table in enumerate(tables_of(positions, config.widths)):
+        sizes, lists_at = (
+            table.sizes(slot_sizes),
+            {each.start: each for each in table.positions.lists},
+        )
         is_mean = {
-            table.places.slots[each.start] for each in table.places.lists if each.pool == "mean"
+            table.positions.slots[each.start]
+            for each in table.positions.lists
+            if each.pool == "mean"
         }
         starts = slot_offsets(sizes).tolist()
         for combiner in ("sum", "mean"):
@@ -103,7 +109,7 @@ def embeddings_of(
             slots, at = [], 0
             for vector in table.vectors:
                 stop = lists_at[at].stop if at in lists_at else at + 1
-                if (of_table := table.places.slots[at]) in first_keys:
+                if (of_table := table.positions.slots[at]) in first_keys:
                     columns, first_key = table.columns[at:stop], first_keys[of_table]
                     slots.append(
                         Slot(

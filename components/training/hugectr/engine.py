@@ -46,7 +46,7 @@ from components.training.hugectr.layers import MODEL_NAME, Blueprint, padded
 from components.training.hugectr.nodes import HUGECTR_ERRORS, built, communicator
 from components.training.hugectr.staging import Stage, full_batches, staged
 from components.training.rows import Rows, open_rows
-from evergreen.config.features import Places
+from evergreen.config.features import FeaturePositions
 from evergreen.config.model import DcnConfig, NetworkConfig
 from evergreen.config.training import TrainingSettings
 from evergreen.networks.files import StoredModel, one_each, open_model
@@ -57,8 +57,8 @@ logger = logging.getLogger(__name__)
 
 _IMAGE = "evergreen-training-hugectr (components/training/Dockerfile.hugectr)"
 _SEGMENT_STAGES = 8
-"""Stages in one call of `learn`. A stage is written while HugeCTR trains on the previous stage.
-Before scoring, the whole table is saved, so a call of `learn` should be long."""
+"""Stages in one call of `train`. A stage is written while HugeCTR trains on the previous stage.
+Before scoring, the whole table is saved, so a call of `train` should be long."""
 _MAX_MESSAGE_BYTES = (1 << 31) - 1
 """Maximum length of a message of MPI, whose lengths are 32-bit integers. HugeCTR sends the values
 of one Adam moment on a node as a single message."""
@@ -89,7 +89,7 @@ class HugectrEngine:
         slot_sizes: list[int],
         settings: TrainingSettings,
         *,
-        places: Places | None = None,
+        positions: FeaturePositions | None = None,
         num_gpus: int = 1,
         nodes: Any | None = None,
         scratch: Path | None = None,
@@ -100,8 +100,8 @@ class HugectrEngine:
             config: Configuration of the network.
             slot_sizes: Number of ids of each slot.
             settings: Settings of the fit.
-            places: Slot of each categorical position, and the positions of each list. If `places`
-                is None, a row looks up each slot once.
+            positions: Slot of each categorical position, and the positions of each list. If
+                `positions` is None, a row looks up each slot once.
             num_gpus: GPUs of each node that share a batch. The node's first GPUs are used.
             nodes: MPI communicator of the nodes. None means the nodes that MPI started, or only
                 this machine.
@@ -132,8 +132,8 @@ class HugectrEngine:
         self._config = config
         self._slot_sizes = list(slot_sizes)
         self._settings = settings
-        self._places = places or one_each(slot_sizes)
-        self._embeddings = embeddings_of(config, slot_sizes, self._places)
+        self._positions = positions or one_each(slot_sizes)
+        self._embeddings = embeddings_of(config, slot_sizes, self._positions)
         if self._num_nodes > 1:
             _require_messages(self._embeddings, num_gpus, self._num_gpus)
         parent = (Path(tempfile.gettempdir()) if scratch is None else scratch).absolute()
@@ -151,11 +151,11 @@ class HugectrEngine:
         self.num_steps = 0
 
     def restore(self, weights: Path) -> None:
-        """See `Engine`. The next call of `learn` copies the weights to HugeCTR."""
+        """See `Engine`. The next call of `train` copies the weights to HugeCTR."""
         stored = open_model(weights, self._slot_sizes)
         # HugeCTR accepts the weights of any network with the same number of parameters, so the
         # weights are checked here.
-        load_scorer(weights, self._config, self._slot_sizes, places=self._places)
+        load_scorer(weights, self._config, self._slot_sizes, positions=self._positions)
         self._end_model()
         self._replace_current(lambda folder: shutil.copytree(weights, folder))
         self.num_steps = stored.step
@@ -169,7 +169,7 @@ class HugectrEngine:
         """See `Engine`."""
         return max(1, self._settings.solver.stage_rows // batch_size) * _SEGMENT_STAGES
 
-    def learn(
+    def train(
         self,
         rows: Rows,
         order: NDArray[np.int64],
@@ -217,7 +217,9 @@ class HugectrEngine:
     def score(self, rows: Rows) -> NDArray[np.float32]:
         """See `Engine`."""
         self._update_current()
-        scorer = load_scorer(self._current, self._config, self._slot_sizes, places=self._places)
+        scorer = load_scorer(
+            self._current, self._config, self._slot_sizes, positions=self._positions
+        )
         probabilities: NDArray[np.float32] = scorer.probabilities(rows.dense, rows.ids)
         return probabilities
 
@@ -301,7 +303,7 @@ class HugectrEngine:
             file_list=str(stage.file_list),
         )
         if not self._current.exists():
-            raise PermanentError("engine has no weights, expected a call of restore before learn")
+            raise PermanentError("engine has no weights, expected a call of restore before train")
         try:
             with bounded(self._minutes):
                 model, reader = built(self._hugectr, blueprint, self._nodes)

@@ -159,9 +159,9 @@ def _import_embedding(
         of_part = keys[part]
         rows = embedding.rows_of(of_part)
         stored.weights.tables[table][rows] = vectors[part]
-        places = np.arange(part.start, part.stop) if num_gpus == 1 else of_part // num_gpus
+        positions = np.arange(part.start, part.stop) if num_gpus == 1 else of_part // num_gpus
         for moment, values in zip(stored.moments, state):
-            moment.tables[table][rows] = values[of_part % num_gpus, places]
+            moment.tables[table][rows] = values[of_part % num_gpus, positions]
 
 
 def _flatten(config: DcnConfig, dense: Mapping[str, FloatArray]) -> FloatArray:

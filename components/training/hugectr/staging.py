@@ -235,10 +235,10 @@ def _metadata(num_dense: int, slots: Sequence[Slot], counts: dict[str, int]) -> 
     HugeCTR assigns columns to slots by position, over all embeddings.
     """
     numeric, keys = _names(num_dense, slots)
-    places = {name: i for i, name in enumerate((LABEL, *numeric, *keys))}
+    positions = {name: i for i, name in enumerate((LABEL, *numeric, *keys))}
 
     def columns(wanted: list[str]) -> list[dict[str, object]]:
-        return [{"col_name": name, "index": places[name]} for name in wanted]
+        return [{"col_name": name, "index": positions[name]} for name in wanted]
 
     return {
         "file_stats": [{"file_name": name, "num_rows": count} for name, count in counts.items()],

@@ -14,8 +14,8 @@ t is eps / sqrt(1 - b2^t). Table rows that a batch does not touch keep their wei
 with HugeCTR's `Update_t.Local` and torch.optim.SparseAdam.
 
 The suffixes of tensor shapes are the suffixes of `evergreen.networks.network`, and P, L and U. P is
-the number of places of a table (`evergreen.networks.files.Table`). L is the number of look-ups of a
-batch in the table. U is the number of distinct rows among the look-ups.
+the number of positions of a table (`evergreen.networks.files.Table`). L is the number of look-ups
+of a batch in the table. U is the number of distinct rows among the look-ups.
 """
 
 import logging
@@ -37,12 +37,12 @@ from components.training.torch_parts import (
     Batch,
     DensePart,
     Lookups,
-    TablePlaces,
+    TablePositions,
     assemble,
     made_ahead,
     require_tables,
 )
-from evergreen.config.features import Places
+from evergreen.config.features import FeaturePositions
 from evergreen.config.model import NetworkConfig
 from evergreen.config.training import TrainingSettings
 from evergreen.networks.files import (
@@ -79,7 +79,7 @@ class PytorchEngine:
         settings: TrainingSettings,
         *,
         device: str | None = None,
-        places: Places | None = None,
+        positions: FeaturePositions | None = None,
     ) -> None:
         """Create an engine whose tables are all zero. `restore` loads weights.
 
@@ -88,8 +88,8 @@ class PytorchEngine:
             slot_sizes: Number of ids of each slot.
             settings: Settings of the fit.
             device: torch's name of the device. None means the GPU, or the CPU if there is no GPU.
-            places: Slot of each categorical position, and the positions of each list. If `places`
-                is None, a row looks up each slot once.
+            positions: Slot of each categorical position, and the positions of each list. If
+                `positions` is None, a row looks up each slot once.
         """
         self._settings, self._slot_sizes = settings, list(slot_sizes)
         self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -98,7 +98,7 @@ class PytorchEngine:
         torch.backends.cuda.matmul.allow_tf32 = settings.precision == "tf32"
         self._network = build_network(config).to(self._device)
         self._dense = DensePart(self._network)
-        self._tables = tables_of(places or one_each(slot_sizes), config.widths)
+        self._tables = tables_of(positions or one_each(slot_sizes), config.widths)
         self._rows = [
             _zeros((count, 3, width), self._device)
             for count, width in zip(num_rows(self._tables, slot_sizes), config.table_widths)
@@ -106,8 +106,8 @@ class PytorchEngine:
         """Vector, m and v of each row of each table. Vector, m and v are adjacent, so that one
         operation reads or writes all three. For the 34,000 distinct rows of a batch, out of 10
         million rows, this takes 1.6 ms on one core. Three separate arrays take 3.2 ms."""
-        self._places = [
-            TablePlaces(columns, table.offsets(slot_sizes), table.places, device=self._device)
+        self._positions = [
+            TablePositions(columns, table.offsets(slot_sizes), table.positions, device=self._device)
             for table, columns in zip(self._tables, columns_of(self._tables))
         ]
         self._rate: Rate = lambda step: settings.learning_rate
@@ -147,7 +147,7 @@ class PytorchEngine:
         """See `Engine`."""
         return max(1, SEGMENT_ROWS[self._device.type] // batch_size)
 
-    def learn(
+    def train(
         self,
         rows: Rows,
         order: NDArray[np.int64],
@@ -166,7 +166,7 @@ class PytorchEngine:
         if rows.weights is not None:
             weights = rows.weights
             parts = (part for part in parts if weights[part].any())
-        batches = (assemble(rows, part, self._places, device=self._device) for part in parts)
+        batches = (assemble(rows, part, self._positions, device=self._device) for part in parts)
         self._network.train()
         # Dropout draws from torch's generators. The state of these generators is restored
         # afterwards, because they belong to the caller.

@@ -55,7 +55,7 @@ from components.training.torchrec.tables import (
     topology_here,
     with_own_rows,
 )
-from evergreen.config.features import Places
+from evergreen.config.features import FeaturePositions
 from evergreen.config.model import NetworkConfig
 from evergreen.config.training import TrainingSettings
 from evergreen.contracts.workflow import PADDING_ID
@@ -84,14 +84,14 @@ class SharedEngine:
     config: NetworkConfig
     slot_sizes: tuple[int, ...]
     settings: TrainingSettings
-    places: Places
+    positions: FeaturePositions
     sharding: tuple[str, ...]
     """Sharding types that TorchRec's planner may use."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """Optimizer steps of one call of `learn`."""
+    """Optimizer steps of one call of `train`."""
 
     order: NDArray[np.int64]
     """Row numbers over all workers."""
@@ -152,9 +152,9 @@ class _Worker:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._device = group_device()
         torch.backends.cuda.matmul.allow_tf32 = settings.precision == "tf32"
-        self._spans = spans_of(shared.places)
-        self._tables = tables_of(shared.places, config.widths)
-        collection = table_collection(shared.slot_sizes, shared.places, config)
+        self._spans = spans_of(shared.positions)
+        self._tables = tables_of(shared.positions, config.widths)
+        collection = table_collection(shared.slot_sizes, shared.positions, config)
         self.network = build_network(config).to(self._device)
         model, sharders = (
             _Model(collection, self.network, config, precision=settings.precision),
@@ -271,7 +271,7 @@ class _Worker:
             )  # workers that lack a row have zeros in its place
         return taken
 
-    def learn(self, steps: Steps, sent: Rows | None = None) -> Any:
+    def train(self, steps: Steps, sent: Rows | None = None) -> Any:
         """Take the steps with this worker's rows and return each batch's loss, float32 [steps].
 
         If rows are passed in `sent`, all workers have the same rows, and each worker uses every Nth
@@ -337,7 +337,7 @@ class _Worker:
         for start, stop, pool in self._spans:
             of_span = ids[:, start:stop]
             known = (of_span >= 0) & (
-                of_span < self._shared.slot_sizes[self._shared.places.slots[start]]
+                of_span < self._shared.slot_sizes[self._shared.positions.slots[start]]
             )
             share = np.ones(of_span.shape, np.float32)
             if pool is not None:
@@ -398,7 +398,7 @@ def _execute(number: int, name: str, arguments: tuple[Any, ...]) -> Any:
         shared.config,
         shared.slot_sizes,
         batch_size=shared.settings.batch_size,
-        places=shared.places,
+        positions=shared.positions,
     ):
         return _executed(number, name, arguments)
 
@@ -527,7 +527,7 @@ class TorchrecEngine:
         slot_sizes: Sequence[int],
         settings: TrainingSettings,
         *,
-        places: Places | None = None,
+        positions: FeaturePositions | None = None,
         sharding: Sequence[str] = (TABLE_WISE, COLUMN_WISE),
     ) -> None:
         """Create an engine on all workers. All tables are zero. `restore` loads weights.
@@ -536,8 +536,8 @@ class TorchrecEngine:
             config: Configuration of the network.
             slot_sizes: Number of ids of each slot.
             settings: Settings of the fit.
-            places: Slot of each categorical position, and the positions of each list. If None, each
-                slot is looked up once.
+            positions: Slot of each categorical position, and the positions of each list. If None,
+                each slot is looked up once.
             sharding: Sharding types that TorchRec's planner may use.
 
         Raises:
@@ -552,7 +552,7 @@ class TorchrecEngine:
             config=config,
             slot_sizes=tuple(slot_sizes),
             settings=settings,
-            places=places or one_each(slot_sizes),
+            positions=positions or one_each(slot_sizes),
             sharding=tuple(sharding),
         )
         self._call("begin", shared)
@@ -602,7 +602,7 @@ class TorchrecEngine:
         object.__setattr__(shared, "engine", self)
         return shared
 
-    def learn(
+    def train(
         self,
         rows: Rows,
         order: NDArray[np.int64],
@@ -637,7 +637,7 @@ class TorchrecEngine:
             scales=scales,
             seed=seed,
         )
-        losses = self._call("learn", steps, sent)
+        losses = self._call("train", steps, sent)
         self.num_steps += len(parts)
         return float(losses.mean())
 

@@ -36,7 +36,7 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from components.training.torch_parts import Adam, lookups_of
-from evergreen.config.features import Places
+from evergreen.config.features import FeaturePositions
 from evergreen.config.model import NetworkConfig
 from evergreen.networks.files import spans_of
 from evergreen.runtime.errors import PermanentError
@@ -47,13 +47,13 @@ _MIN_COLUMNS = 4
 
 
 def table_collection(
-    slot_sizes: Sequence[int], places: Places, config: NetworkConfig
+    slot_sizes: Sequence[int], positions: FeaturePositions, config: NetworkConfig
 ) -> EmbeddingBagCollection:
     """Return the tables without allocating memory, one table for each slot.
 
     The feature names of a table are the positions of its vectors in a row.
     """
-    slots = [places.slots[start] for start, _, _ in spans_of(places)]
+    slots = [positions.slots[start] for start, _, _ in spans_of(positions)]
     widths = dict(zip(slots, config.widths or [config.embedding_dim] * len(slots)))
     tables = [
         EmbeddingBagConfig(

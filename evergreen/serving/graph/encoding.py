@@ -193,7 +193,7 @@ def _column_constant(parts: Parts, name: str, values: Sequence[float]) -> str:
 
 
 def encode_categorical(parts: Parts, workflow: FeatureWorkflow, tables: Sequence[Table]) -> str:
-    """Add `table_rows` [n, `Features.id_places`], the row (slot offset + id) of each value.
+    """Add `table_rows` [n, `Features.id_positions`], the row (slot offset + id) of each value.
 
     The rows of unused positions of lists are arbitrary, and `evergreen.serving.graph.export`
     ignores them.
@@ -202,7 +202,10 @@ def encode_categorical(parts: Parts, workflow: FeatureWorkflow, tables: Sequence
         ContractError: there are too many vocabulary entries (`build_table`), or more columns than
             key ranges.
     """
-    slots, names = np.array(workflow.features.id_places.slots, np.int64), workflow.features.id_names
+    slots, names = (
+        np.array(workflow.features.id_positions.slots, np.int64),
+        workflow.features.id_names,
+    )
     largest = max((int(v.max(initial=0)) for v in workflow.vocabularies), default=0)
     keys_of = _NARROW if largest < 2**32 else _WIDE
     if (num_slots := len(workflow.features.slots)) > keys_of.max_slots:

@@ -67,7 +67,7 @@ def write_graph(
     Raises:
         ContractError: the tables do not fit the workflow, or exceed the limits of a graph.
     """
-    tables = tables_of(workflow.features.id_places, widths)
+    tables = tables_of(workflow.features.id_positions, widths)
     require_rows(values, tables, workflow.slot_sizes)
     parts = Parts(input_tensors(workflow.features))
     encode_dense(parts, workflow)
@@ -99,9 +99,9 @@ def _add_vectors(
         columns = parts.constant(f"columns/{width}", np.array(table.columns))
         rows = parts.node("Gather", ["table_rows", columns], f"table_rows/{width}", axis=1)
         of_lists = ""
-        if table.places.lists:
+        if table.positions.lists:
             raw = np.array(
-                [each for each in table.columns if each < len(workflow.features.place_names)]
+                [each for each in table.columns if each < len(workflow.features.position_names)]
             )
             of_lists = parts.node(
                 "Gather",
@@ -138,7 +138,7 @@ def _add_weights(parts: Parts, workflow: FeatureWorkflow) -> str:
     missing = parts.constant("no_element", np.array(MISSING_CATEGORY))
     absent = parts.node("Equal", [CATEGORICAL_INPUT, missing], "is_absent")
     excluded = parts.constant(
-        "places_excluded", np.isin(workflow.features.place_features, workflow.excluded)
+        "places_excluded", np.isin(workflow.features.position_features, workflow.excluded)
     )
     present = parts.node("Not", [parts.node("Or", [absent, excluded], "is_left_out")], "is_present")
     return parts.node("Cast", [present], "weights", to=TensorProto.FLOAT)
@@ -167,11 +167,11 @@ def _look_up(
         output: Name of the result.
         suffix: Ending that makes the names of inner tensors unique per table.
     """
-    to = f"place_vectors{suffix}" if table.places.lists else output
+    to = f"position_vectors{suffix}" if table.positions.lists else output
     vectors = _gather(
         parts, value, rows, num_positions=len(table.columns), output=to, suffix=suffix
     )
-    if not table.places.lists:
+    if not table.positions.lists:
         return vectors
     axis = parts.constant(f"places_axis{suffix}", np.array([1]))
     one = parts.constant(f"one_element{suffix}", np.array(1, np.float32))
@@ -183,8 +183,8 @@ def _look_up(
         ]
         return parts.node("Slice", [source, *ends, axis], name)
 
-    pieces = [places(vectors, f"own_vectors{suffix}", slice(0, table.places.lists[0].start))]
-    for i, (start, stop, pool) in enumerate(table.places.lists):
+    pieces = [places(vectors, f"own_vectors{suffix}", slice(0, table.positions.lists[0].start))]
+    for i, (start, stop, pool) in enumerate(table.positions.lists):
         name = f"{i}{suffix}"
         of_list = places(weights, f"weights_{name}", slice(start, stop))
         if pool == "mean":

@@ -9,7 +9,7 @@ from cli.__main__ import main as evergreen
 from controller import __main__ as controller
 from controller import promote, rollback, verify
 from controller.canary import __main__ as canary_command
-from controller.site import site_of
+from controller.deployment_target import target_of
 
 COMMANDS = {
     "rollback": (rollback.main, ["--reason", "why"]),
@@ -59,7 +59,7 @@ def test_listing_without_registry_is_of_demo(words, tmp_path, monkeypatch, capsy
 def test_controller_is_author_of_its_changes_unless_flag_names_another(tmp_path):
     words = ["--store", str(tmp_path), "--repository", str(tmp_path), "--triton-urls", ""]
     for given, author in ([], "controller"), (["--who", "anna"], "anna"):
-        assert site_of(controller.build_parser().parse_args([*words, *given])).who == author
+        assert target_of(controller.build_parser().parse_args([*words, *given])).who == author
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import pytest
 
 from components.deployment.__main__ import main
 from components.deployment.component import deployment
+from controller.deployment_target import TargetSettings
 from controller.reconcile import reconciled
 from controller.rollback import rollback
-from controller.site import SiteSettings
 from evergreen.contracts.manifests import RawDataset, Release, Verdict
 from evergreen.contracts.requests import CANCELLED
 from evergreen.registry import requests, runs
@@ -55,13 +55,13 @@ def step(make_candidate, tmp_path):
             "verdict": paths[accepted],
             "output": tmp_path / "release.json",
         }
-        site = SiteSettings(
+        target = TargetSettings(
             store=store,
             repository=str(tmp_path / "repository"),
             recommender=MODEL_NAME,
             triton_urls=urls,
         )
-        with controller(site):
+        with controller(target):
             return main([f"--{key}={value}" for key, value in {**flags, **other}.items()])
 
     run.evaluate, run.paths = evaluate, paths
@@ -191,7 +191,7 @@ def arguments(make_candidate, tmp_path):
     store = tmp_path / "store"
     _, verdict, raw = make_candidate(store, 1)
     keep_verdict(store, verdict, raw).write(tmp_path / "verdict")
-    site = SiteSettings(
+    target = TargetSettings(
         store=store, repository=str(tmp_path / "a repository"), recommender=MODEL_NAME
     )
     arguments = {
@@ -206,7 +206,7 @@ def arguments(make_candidate, tmp_path):
         "release": SimpleNamespace(path=str(tmp_path / "outputs" / "release")),
         "card": SimpleNamespace(path=str(tmp_path / "outputs" / "card")),
     }
-    with answering(site):
+    with answering(target):
         yield arguments
 
 
@@ -262,8 +262,10 @@ def test_request_that_no_controller_accepts_is_withdrawn_and_never_carried_out(
     assert "no controller answered until" in capsys.readouterr().err
     [state] = read_requests(store)
     assert state.result.action == CANCELLED
-    site = SiteSettings(store=store, repository=str(tmp_path / "repository"), recommender="shop")
-    with reconciled(site):
+    target = TargetSettings(
+        store=store, repository=str(tmp_path / "repository"), recommender="shop"
+    )
+    with reconciled(target):
         pass
     assert current(store) is None
     assert list((store / "prepared").iterdir()) == []
@@ -274,8 +276,8 @@ def test_retry_after_a_rollback_reports_the_first_answer_and_changes_nothing(ste
     assert step(True, "run-1") == 0
     step.evaluate(True, 3, champion_model_id=current(store).model_id)
     assert step(True, "run-2") == 0
-    site = SiteSettings(store=store, repository=str(tmp_path / "repository"))
-    assert rollback(site, reason="it is slow").version == 1
+    target = TargetSettings(store=store, repository=str(tmp_path / "repository"))
+    assert rollback(target, reason="it is slow").version == 1
     lines = len(read_requests(store))
     assert step(True, "run-2") == 0
     [note] = runs.read_notes(store, "run-2")
@@ -289,9 +291,9 @@ def test_retry_of_a_step_that_was_rolled_back_before_its_release_is_refused(step
     assert step(True, "run-1") == 0
     step.evaluate(True, 3, champion_model_id=current(store).model_id)
     assert step(True, "run-2", urls=("127.0.0.1:9",)) == 3
-    site = SiteSettings(store=store, repository=str(tmp_path / "repository"))
+    target = TargetSettings(store=store, repository=str(tmp_path / "repository"))
     with pytest.raises(ContractError):  # version 1 is the first
-        rollback(site, reason="something is wrong")
+        rollback(target, reason="something is wrong")
     assert step(True, "run-2") == 1
     assert "a later request to go back supersedes it" in capsys.readouterr().err
     assert current(store).version == 1

@@ -76,7 +76,7 @@ def plant(workflow: FeatureWorkflow) -> Linear:
 def fit(dense, categorical) -> FeatureWorkflow:
     logged = np.log1p(np.nan_to_num(dense, nan=0.0))
     means, stds = logged.mean(0).astype(np.float32), logged.std(0).astype(np.float32)
-    slots = np.array(FEATURES.places.slots)
+    slots = np.array(FEATURES.positions.slots)
     of_slots = [categorical[:, slots == slot] for slot in range(len(FEATURES.slots))]
     return workflow_of(
         [np.unique(values[values >= 0]) for values in of_slots], means=means, stds=stds
@@ -86,7 +86,7 @@ def fit(dense, categorical) -> FeatureWorkflow:
 def logits(linear: Linear, workflow: FeatureWorkflow, dense, categorical) -> np.ndarray:
     ids = workflow.encode_categorical(categorical)
     tables = [np.r_[np.zeros(FIRST_ID), weights][:, None] for weights in linear.categories]
-    vectors = vectors_of(tables, FEATURES.places, ids)
+    vectors = vectors_of(tables, FEATURES.positions, ids)
     return workflow.encode_dense(dense) @ linear.dense + BIAS + np.sum(vectors, axis=0)[:, 0]
 
 

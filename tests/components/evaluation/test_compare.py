@@ -42,7 +42,7 @@ def two(make_round):
             config=CONFIG.as_document(),
             slot_sizes=made.workflow.slot_sizes,
             sha256={"weights": sha256_tree(folder / Model.WEIGHTS)},
-            last_learned_time=LEARNED if model_id == "candidate" else "2025-06-01T00:00:00+00:00",
+            watermark=LEARNED if model_id == "candidate" else "2025-06-01T00:00:00+00:00",
             recommender=shop_with(**settings),
         )
     made.raw.write(verdict_paths(made.store, "candidate")[1])
@@ -128,7 +128,7 @@ def test_rows_that_one_of_models_learned_do_not_evaluate(two, capsys):
     middle = sorted(times)[1499]
     for model_id, learned in (("older", middle), ("candidate", middle + timedelta(seconds=1))):
         path = model_folder(made.store, model_id) / Model.MANIFEST
-        replace(Model.read(path), last_learned_time=learned.isoformat()).write(path)
+        replace(Model.read(path), watermark=learned.isoformat()).write(path)
     assert main(["older", "candidate", "--store", str(made.store), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["quality"]["num_rows"] == sum(
         time > middle for time in times

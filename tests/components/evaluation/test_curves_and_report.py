@@ -81,10 +81,10 @@ def scored(n=3000, *, seconds=7200.0, champion=True, seed=0):
         item_newness=None,
         categories=random.choice(
             [MISSING_CATEGORY, 5, 0xFFFFFFFF, 7, 8, 9, 10],
-            (n, len(FEATURES.place_names)),
+            (n, len(FEATURES.position_names)),
             p=[0.3, 0.2, 0.2, 0.1, 0.1, 0.06, 0.04],
         ),
-        columns=FEATURES.place_features,
+        columns=FEATURES.position_features,
     )
 
 

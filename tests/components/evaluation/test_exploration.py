@@ -22,15 +22,15 @@ class Log(NamedTuple):
 
 
 def simulate(
-    random, lists: int, *, places: int, share: float, rate: float, noise: float = 0.5
+    random, lists: int, *, positions: int, share: float, rate: float, noise: float = 0.5
 ) -> Log:
     """Simulate users who see lower positions less often and click on some of the items.
 
     The served scores ignore the positions and are wrong by a factor of two. The click rate doubles
     over the log.
     """
-    seen = 1 / np.log2(np.arange(2, places + 2))
-    odds = rate * np.linspace(1, 2, lists)[:, None] * random.lognormal(0, 0.8, (lists, places))
+    seen = 1 / np.log2(np.arange(2, positions + 2))
+    odds = rate * np.linspace(1, 2, lists)[:, None] * random.lognormal(0, 0.8, (lists, positions))
     odds = np.clip(odds, 0, 1)
     served = np.clip(2 * odds * random.lognormal(0, noise, odds.shape), 0, 1)
     candidate = (odds * random.lognormal(0, 0.2, odds.shape)).astype(np.float32)
@@ -46,8 +46,8 @@ def simulate(
     disputed = wanted[:, 1:] > wanted[:, :-1]
     gains = disputed * (seen[:-1] - seen[1:]) * (live[:, 1:] - live[:, :-1])
     rows = ShownRows(
-        lists=np.repeat(np.arange(lists), places),
-        positions=np.tile(np.arange(1, places + 1), lists),
+        lists=np.repeat(np.arange(lists), positions),
+        positions=np.tile(np.arange(1, positions + 1), lists),
         propensities=propensities.ravel(),
         labels=(random.random(odds.shape) < take(odds, shown) * seen).astype(np.float64).ravel(),
         served=take(served, shown).ravel(),
@@ -60,27 +60,27 @@ def first(rows: ShownRows, count: int) -> ShownRows:
     return ShownRows(*(each[:count] for each in rows))
 
 
-WORLDS = {
-    "lists of five": {"lists": 2000, "places": 5, "share": 0.3, "rate": 0.1},
-    "pairs": {"lists": 1500, "places": 2, "share": 0.45, "rate": 0.3},
-    "rare clicks": {"lists": 3000, "places": 10, "share": 0.2, "rate": 0.005},
+SCENARIOS = {
+    "lists of five": {"lists": 2000, "positions": 5, "share": 0.3, "rate": 0.1},
+    "pairs": {"lists": 1500, "positions": 2, "share": 0.45, "rate": 0.3},
+    "rare clicks": {"lists": 3000, "positions": 10, "share": 0.2, "rate": 0.005},
 }
 
 
 @pytest.mark.parametrize("logs", [60, pytest.param(1000, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("world", WORLDS)
-def test_interval_holds_truth_at_all_looks_and_estimate_has_no_bias(world, logs):
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_interval_holds_truth_at_all_looks_and_estimate_has_no_bias(scenario, logs):
     """Evaluate each log 12 times while the log grows.
 
     A log counts as a miss if one of its intervals does not contain the true gain.
     """
-    random, setting = np.random.default_rng(7), WORLDS[world]
+    random, setting = np.random.default_rng(7), SCENARIOS[scenario]
     misses, errors, looks = 0, [], 0
     for _ in range(logs):
-        log, places = simulate(random, **setting), setting["places"]
+        log, positions = simulate(random, **setting), setting["positions"]
         missed = False
         for lists in np.geomspace(100, setting["lists"], 12).astype(int):
-            found = reordering_gain(first(log.rows, lists * places))
+            found = reordering_gain(first(log.rows, lists * positions))
             if found.gain is not None:
                 looks += 1
                 truth = log.gains[:lists].sum() / log.disputed[:lists].sum()
@@ -107,7 +107,7 @@ def test_bound_is_crossed_at_any_time_with_at_most_5_percent(odds):
 
 
 def test_clear_gain_is_found_and_its_opposite_too():
-    log = simulate(np.random.default_rng(1), 20_000, places=2, share=0.45, rate=0.2, noise=3)
+    log = simulate(np.random.default_rng(1), 20_000, positions=2, share=0.45, rate=0.2, noise=3)
     found = reordering_gain(log.rows)
     assert 0 < found.low < log.gains.sum() / log.disputed.sum() < found.high
     assert found.num_lists == 20_000
@@ -119,13 +119,13 @@ def test_clear_gain_is_found_and_its_opposite_too():
 
 
 def test_without_exploration_there_is_no_estimate():
-    log = simulate(np.random.default_rng(1), 200, places=4, share=0.0, rate=0.3)
+    log = simulate(np.random.default_rng(1), 200, positions=4, share=0.0, rate=0.3)
     assert reordering_gain(log.rows) is None
     assert reordering_gain(first(log.rows, 0)) is None
 
 
 def test_too_little_overlap_is_told_by_its_counts():
-    log = simulate(np.random.default_rng(1), 200, places=4, share=0.1, rate=0.3)
+    log = simulate(np.random.default_rng(1), 200, positions=4, share=0.1, rate=0.3)
     found = reordering_gain(log.rows)
     assert 0 < found.num_swaps < MIN_SWAPS
     assert (found.gain, found.low, found.high, found.num_lists) == (None, None, None, 200)
@@ -134,7 +134,7 @@ def test_too_little_overlap_is_told_by_its_counts():
 
 
 def test_lists_that_are_not_whole_or_not_by_rule_are_left_out():
-    log = simulate(np.random.default_rng(1), 400, places=4, share=0.45, rate=0.3)
+    log = simulate(np.random.default_rng(1), 400, positions=4, share=0.45, rate=0.3)
     whole = reordering_gain(log.rows)
     assert isinstance(whole, ReorderingGain)
     assert whole.gain is not None

@@ -82,7 +82,7 @@ def test_row_is_new_if_it_holds_id_of_this_round(made):
     ]
     rows = score(made, new_ids=[np.array(ids, np.int64) for ids in new])
     expected = np.zeros(900, dtype=bool)
-    for values, slot in zip(made.categorical.T, SHOP.features.places.slots):
+    for values, slot in zip(made.categorical.T, SHOP.features.positions.slots):
         expected |= np.isin(values, [vocabularies[slot][i - 3] for i in new[slot]])
     np.testing.assert_array_equal(rows.has_new_category, expected)
     assert 0 < expected.sum() < 900
@@ -155,7 +155,7 @@ def test_rows_with_lists_are_marked_by_ids_of_every_place(tmp_path):
     ids = np.array([[3, 5, 0, 3, 0], [3, 0, 0, 4, 0], [3, 4, 3, 0, 2], [2, 0, 0, 3, 3]])
     for name, table in (
         ("raw", raw),
-        ("encoded", {LABEL: raw[LABEL], **dict(zip(features.place_names, ids.T))}),
+        ("encoded", {LABEL: raw[LABEL], **dict(zip(features.position_names, ids.T))}),
     ):
         (tmp_path / name).mkdir()
         pq.write_table(pa.table(table), tmp_path / name / "part.parquet")

@@ -307,7 +307,7 @@ def test_metrics_are_finite_and_named(make_round):
         "auc_high",
         "log_loss",
         "calibration",
-        "rows_learned",
+        "rows_trained",
         "rows_held_out",
         "accepted",
     }

@@ -664,7 +664,7 @@ def test_booleans_are_two_categories_in_lake_and_client_in_any_spelling(
         pq.write_table(pa.Table.from_batches([batch]), path := tmp_path / "lake.parquet")
     found = batch.column(column).to_pylist()
     assert [each[0] if is_list else each for each in found] == expected
-    place = features.place_names.index(features.places_of(column)[0])
+    place = features.position_names.index(features.positions_of(column)[0])
     for sent in (
         (values, own, np.array(values)) if not is_list else ([[each] for each in values], own)
     ):

@@ -31,15 +31,15 @@ def test_window_starts_after_last_row_that_parent_learned(flags, released, run_m
     first = RawDataset.read(flags["--output"])
     evaluated_by = rows_in(first.holdout_uri)
     assert (first.num_train_rows, first.num_holdout_rows) == (450, 50)
-    assert first.last_learned_time < first.last_event_time
-    released(first.last_learned_time)
+    assert first.watermark < first.last_event_time
+    released(first.watermark)
     assert run_main(flags) == 0
     dataset = RawDataset.read(flags["--output"])
     assert dataset.num_train_rows + dataset.num_holdout_rows == 550, (
         "those that evaluated the first are learned now"
     )
     assert dataset.window_start is not None
-    assert first.last_learned_time < dataset.window_start <= dataset.first_event_time
+    assert first.watermark < dataset.window_start <= dataset.first_event_time
     assert (dataset.parent_model_id, dataset.champion_model_id) == ("m1", "m1")
     assert dataset.first_event_time == evaluated_by[0][raw_rows.EVENT_TIME].isoformat()
 
@@ -52,7 +52,7 @@ def test_run_from_scratch_reads_lake_or_span_and_evaluates_on_unseen_rows(
     full = RawDataset.read(flags["--output"])
     assert (full.window_start, full.num_train_rows, full.num_holdout_rows) == (None, 951, 49)
     assert (full.parent_model_id, full.champion_model_id) == (None, "m1")
-    assert full.last_learned_time == "2026-03-02T21:36:00+00:00"
+    assert full.watermark == "2026-03-02T21:36:00+00:00"
     assert run_main(flags, parent="none", full_days="0.5") == 0
     half = RawDataset.read(flags["--output"])
     assert (half.num_train_rows, half.num_holdout_rows) == (225, 25), "a tenth, all newer"

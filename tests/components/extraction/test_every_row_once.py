@@ -36,7 +36,7 @@ class Line:
     watermark: datetime | None = None
     known: set[File] = field(default_factory=set)
     """Files that had already arrived when the model was trained."""
-    learned: Counter[int] = field(default_factory=Counter)
+    trained: Counter[int] = field(default_factory=Counter)
     passed_over: set[int] = field(default_factory=set)
     """Rows that arrived too late. The day of such a row was older than `late_days`, or older than
     the days that a run from scratch reads."""
@@ -71,7 +71,7 @@ class Ledger:
                 elif file not in line.known and row not in known:
                     in_time = file[0] >= line.watermark.date() - timedelta(days=late_days)
                     (late if in_time else lost).add(row)
-        return fresh, late, lost - line.learned.keys()
+        return fresh, late, lost - line.trained.keys()
 
     def requests_of(self, rows) -> set[str]:
         return {self.requests[row] for row in rows}
@@ -193,39 +193,39 @@ def test_chain_of_rounds_learns_each_row_once(seed, flags, run_main, released, r
             assert datetime.fromisoformat(dataset.last_event_time) == max(
                 ledger.times[row] for row in fresh
             )
-        watermark = datetime.fromisoformat(dataset.last_learned_time)
-        learned = rows_read(dataset.train_uri, dataset.num_train_rows)
+        watermark = datetime.fromisoformat(dataset.watermark)
+        trained = rows_read(dataset.train_uri, dataset.num_train_rows)
         holdout = rows_read(dataset.holdout_uri, dataset.num_holdout_rows)
         newer = {row for row in fresh if ledger.times[row] > watermark}
-        assert Counter(learned) == Counter({*fresh, *late} - newer)
-        assert set(learned[: dataset.num_late_rows]) == late
-        assert sorted(learned) == learned, "rows come in the order of time"
+        assert Counter(trained) == Counter({*fresh, *late} - newer)
+        assert set(trained[: dataset.num_late_rows]) == late
+        assert sorted(trained) == trained, "rows come in the order of time"
         assert len(holdout) + dataset.num_straddling_rows == len(newer)
         assert holdout
         replayed = rows_read(dataset.replay_uri, dataset.num_replay_rows)
-        assert not {*learned, *holdout} & {*replayed}
+        assert not {*trained, *holdout} & {*replayed}
         after = Line(
-            watermark, ledger.here(number), line.learned + Counter(learned), line.passed_over | lost
+            watermark, ledger.here(number), line.trained + Counter(trained), line.passed_over | lost
         )
         baselines = [
             after,
             *([ledger.lines[dataset.champion_model_id]] if dataset.champion_model_id else []),
         ]
         for each in baselines:
-            assert not ledger.requests_of(holdout) & ledger.requests_of(each.learned)
-        assert ledger.requests_of(newer - {*holdout}) <= ledger.requests_of([*learned, *replayed])
+            assert not ledger.requests_of(holdout) & ledger.requests_of(each.trained)
+        assert ledger.requests_of(newer - {*holdout}) <= ledger.requests_of([*trained, *replayed])
         if fate == "refused":
             continue
         ledger.lines[f"m{number}"] = after
         released(
-            dataset.last_learned_time,
+            dataset.watermark,
             model_id=f"m{number}",
             version=number + 1,
             files=dataset.files,
         )
     for line in ledger.lines.values():
-        assert set(line.learned.values()) == {1}
+        assert set(line.trained.values()) == {1}
     newest = ledger.lines[f"m{ROUNDS - 1}"]
     assert {
         row for row, time in enumerate(ledger.times) if time <= newest.watermark
-    } - newest.learned.keys() <= (newest.passed_over)
+    } - newest.trained.keys() <= (newest.passed_over)

@@ -186,11 +186,11 @@ def test_processes_share_rows_and_leave_bytes_of_one(extract_lots):
     assert len([path for path in files if "train" in path.parts]) > 5
     assert (dataset.num_duplicates, dataset.num_malformed) == (50, 2)
     assert dataset.num_late_clicks == extract_lots.num_late_clicks > 50
-    learned, holdout = rows_in(dataset.train_uri), rows_in(dataset.holdout_uri)
+    trained, holdout = rows_in(dataset.train_uri), rows_in(dataset.holdout_uri)
     assert dataset.num_straddling_rows > 0
-    assert learned == extract_lots.rows[: len(learned)]
-    straddling = learned[-1][raw_rows.REQUEST_ID]
-    newer = extract_lots.rows[len(learned) :]
+    assert trained == extract_lots.rows[: len(trained)]
+    straddling = trained[-1][raw_rows.REQUEST_ID]
+    newer = extract_lots.rows[len(trained) :]
     assert holdout == [row for row in newer if row[raw_rows.REQUEST_ID] != straddling]
     assert len(newer) - len(holdout) == dataset.num_straddling_rows
 

@@ -24,8 +24,8 @@ def lake(tmp_path, raw_table, write_lake):
     )
 
 
-def opened(lake, pass_over=()) -> LakeFiles:
-    return LakeFiles(FolderObjects(lake), pass_over=pass_over)
+def opened(lake, ignore=()) -> LakeFiles:
+    return LakeFiles(FolderObjects(lake), ignore=ignore)
 
 
 PLACES = [
@@ -56,7 +56,7 @@ def test_file_without_place_is_named_and_refused_unless_passed_over(lake, name, 
         f"holds 1 files where no rows are read: {name}; expected regular files "
         "day=YYYY-MM-DD/*.parquet" in str(caught.value)
     )
-    assert f"""--set 'extraction.pass_over=["{pattern}"]'""" in str(caught.value), (
+    assert f"""--set 'extraction.ignore=["{pattern}"]'""" in str(caught.value), (
         "the way out is the one that works"
     )
     after = opened(lake, [pattern])
@@ -118,7 +118,7 @@ def test_run_passes_over_what_its_settings_name(flags, run_main, tmp_path, capsy
     (tmp_path / "my lake" / "notes" / "readme.md").touch()
     assert run_main(flags) == 2
     assert "holds 1 files where no rows are read: notes/readme.md" in capsys.readouterr().err
-    assert run_main(flags, settings="'extraction.pass_over=[\"notes/*\"]'") == 0
+    assert run_main(flags, settings="'extraction.ignore=[\"notes/*\"]'") == 0
 
 
 def test_bucket_is_evaluated_by_same_rules(tmp_path, lake, cloud_storage):

@@ -40,7 +40,7 @@ def store(tmp_path):
     }
     root = tmp_path / "my store"
     for number, (model_id, (parent, seen)) in enumerate(days.items()):
-        times = {"last_learned_time": at(number), "last_event_time": at(number + 0.5)}
+        times = {"watermark": at(number), "last_event_time": at(number + 0.5)}
         keep_model(root, model_id, parent_model_id=parent, days=seen, **times)
     make_live(root, release(root, 1, "m2"))
     return root
@@ -96,17 +96,15 @@ def test_model_carries_what_its_line_of_descent_saw(told):
 
 
 def test_model_names_descendants_that_learned_its_evaluation_rows(told, store):
-    keep_model(
-        store, "early", parent_model_id="m1", last_learned_time=at(0.4), last_event_time=at(0.45)
-    )
+    keep_model(store, "early", parent_model_id="m1", watermark=at(0.4), last_event_time=at(0.45))
     found = told()
     assert {
-        model_id: each["learned_later"] for model_id, each in found.items() if each["learned_later"]
+        model_id: each["trained_later"] for model_id, each in found.items() if each["trained_later"]
     } == {
         "m1": ["m2"],
         "m2": ["m3"],
     }
-    assert (found["m2"]["last_learned_time"], found["m2"]["last_event_time"]) == (at(1), at(1.5))
+    assert (found["m2"]["watermark"], found["m2"]["last_event_time"]) == (at(1), at(1.5))
 
 
 @pytest.mark.parametrize(
@@ -149,12 +147,12 @@ def test_evaluation_rows_are_learned_later_if_windows_cover_them_all(
         ("its child", "grandchild", 6, at(5)),
     ):
         times = {
-            "last_learned_time": at(hours),
+            "watermark": at(hours),
             "last_event_time": at(hours + 0.5),
             "window_start": window_start,
         }
         keep_model(store, name, parent_model_id=parent, **times)
-    assert told()["model"]["learned_later"] == expected
+    assert told()["model"]["trained_later"] == expected
 
 
 def test_lake_tells_which_rows_are_outdated(told, lake):

@@ -78,7 +78,7 @@ def test_rows_of_clock_that_is_ahead_are_left_and_no_later_row_is_lost(
     assert line["reason"].endswith(
         f"ahead of {(NOW + AHEAD + timedelta(microseconds=1)).isoformat()}"
     )
-    released(first.last_learned_time, files=first.files)
+    released(first.watermark, files=first.files)
     later = rows(48, 200, seed=2)
     add(later, "b.parquet")
     second = turn(NOW + timedelta(days=3))
@@ -101,7 +101,7 @@ def test_rows_within_tolerance_are_read_and_others_once_their_time_comes(rows, a
     assert read & set(keys_of(table)) == set(due)
     assert (first.num_ahead, len(read)) == (30 - len(due), 400 + len(due))
     assert first.last_event_time <= (NOW + AHEAD).isoformat()
-    released(first.last_learned_time, files=first.files)
+    released(first.watermark, files=first.files)
     second = turn(NOW + timedelta(hours=4))
     read |= set(keys_in(second.train_uri) + keys_in(second.holdout_uri))
     assert read >= set(keys_of(table))
@@ -145,7 +145,7 @@ def test_model_that_learned_ahead_of_clock_is_refused_with_way_out(
         "later than 2026-03-02T17:00:00" in message
     )
     assert "run it again with `--from-scratch`" in message
-    assert turn(parent="none", champion="none").last_learned_time < "2026-03-03"
+    assert turn(parent="none", champion="none").watermark < "2026-03-03"
 
 
 def test_lake_of_rows_that_are_all_ahead_says_so(rows, add, turn, capsys, caplog):

@@ -51,12 +51,12 @@ def asked_windows(draw):
 
 
 @pytest.mark.parametrize("request_rows", [1, 4], ids=["rows", "requests"])
-@given(asked=asked_windows(), learned=st.tuples(moments(), moments()))
+@given(asked=asked_windows(), trained=st.tuples(moments(), moments()))
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_no_row_that_evaluates_was_learned_by_any_baseline(
-    asked, learned, request_rows, flags, run_main, released, raw_table, write_lake, tmp_path, capsys
+    asked, trained, request_rows, flags, run_main, released, raw_table, write_lake, tmp_path, capsys
 ):
     lake = tmp_path / "lake"
     if not lake.exists():
@@ -65,7 +65,7 @@ def test_no_row_that_evaluates_was_learned_by_any_baseline(
         )
         write_lake(lake, table)
     (tmp_path / "my store" / "journal.jsonl").unlink(missing_ok=True)
-    watermarks = {f"m{number}": time for number, time in enumerate(learned, start=1)}
+    watermarks = {f"m{number}": time for number, time in enumerate(trained, start=1)}
     for number, (model_id, time) in enumerate(watermarks.items(), start=1):
         released(time.isoformat(), model_id=model_id, version=number)
     flags = {**flags, "--lake": lake.as_uri(), "--replay-days": "0"}
@@ -97,7 +97,7 @@ def test_no_row_that_evaluates_was_learned_by_any_baseline(
     first, last = (
         datetime.fromisoformat(getattr(dataset, f"{end}_event_time")) for end in ("first", "last")
     )
-    learned_until = datetime.fromisoformat(dataset.last_learned_time)
+    learned_until = datetime.fromisoformat(dataset.watermark)
     window = [row for row in rows if first <= row[raw_rows.EVENT_TIME] <= last]
     by_identity = {
         (row[raw_rows.REQUEST_ID], row[raw_rows.ROW]): row[raw_rows.EVENT_TIME] for row in window

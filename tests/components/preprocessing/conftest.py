@@ -173,7 +173,7 @@ def read_raw_arrays(tables) -> SimpleNamespace:
 def count_by_slot(tables) -> list[Counter]:
     """Count the categories of each vocabulary, with the elements of the lists that share it."""
     counts = [Counter() for _ in FEATURES.slots]
-    for slot, values in zip(FEATURES.places.slots, read_raw_arrays(tables).categorical.T):
+    for slot, values in zip(FEATURES.positions.slots, read_raw_arrays(tables).categorical.T):
         counts[slot].update(values[values != -1].tolist())
     return counts
 

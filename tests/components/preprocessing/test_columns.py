@@ -258,7 +258,7 @@ def test_list_elements_count_and_are_encoded_by_vocabulary_of_their_table(
             for row in rows
         ]
         expected = [row + [absent] * (width - len(row)) for row in ids]
-        columns = [found[each].to_pylist() for each in LISTS.places_of(name)]
+        columns = [found[each].to_pylist() for each in LISTS.positions_of(name)]
         assert [list(row) for row in zip(*columns)] == expected
 
 

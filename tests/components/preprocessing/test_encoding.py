@@ -44,7 +44,7 @@ def test_categories_below_threshold_are_out_of_vocabulary(
     # The category 77 is in the vocabulary of items, although only lists have it.
     table = reading.replace(table, "seen", [[77]] * 12 + table["seen"].to_pylist()[12:])
     encoded_set = run_step(write_raw(table), frequency_threshold=threshold, partition_rows=300)
-    raw, slots = reading.raw([table]).categorical, FEATURES.places.slots
+    raw, slots = reading.raw([table]).categorical, FEATURES.positions.slots
     counts = reading.counts([table])
     for each, vocabulary in zip(counts, reading.workflow(encoded_set).vocabularies, strict=True):
         frequent = sorted((-count, value) for value, count in each.items() if count >= threshold)
@@ -137,7 +137,7 @@ def test_nvtabular_and_contract_agree_on_rows_that_no_client_should_send(workflo
         name: pa.array(each, mask=each == MISSING_CATEGORY)
         for name, each in zip(features.categorical, categorical.T)
     }
-    for name, (start, stop, _) in zip(features.lists, features.places.lists):
+    for name, (start, stop, _) in zip(features.lists, features.positions.lists):
         # A list has no gaps, so its missing elements are moved to its end.
         elements = categorical[:, start:stop]
         order = np.argsort(elements == MISSING_CATEGORY, axis=1, kind="stable")
@@ -149,7 +149,7 @@ def test_nvtabular_and_contract_agree_on_rows_that_no_client_should_send(workflo
     )
     ids, values = (
         np.stack([encoded[name] for name in names], 1)
-        for names in (features.place_names, features.numeric)
+        for names in (features.position_names, features.numeric)
     )
     assert {MISSING_ID, OOV_ID, FIRST_ID} <= set(np.unique(ids))
     assert np.abs(categorical[categorical < 0]).max() > 2**40 < categorical.max()

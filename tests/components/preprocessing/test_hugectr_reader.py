@@ -17,7 +17,7 @@ import pytest
 from evergreen.storage.uris import local_path
 from testing.recommenders import SHOP
 
-PLACES = SHOP.features.places.slots
+PLACES = SHOP.features.positions.slots
 LABEL_DIM, DENSE_DIM, NUM_KEYS = 1, 2, len(PLACES)
 PARTITION_ROWS = 300
 

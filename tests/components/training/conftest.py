@@ -122,9 +122,9 @@ def train_run(tmp_path, validation_report):
     from components.training.step import TrainingRun, train
 
     def go(training_set, *, config, settings, name="r", backend="pytorch", **keywords):
-        places = {"store": tmp_path / "store", "work": tmp_path / "work"}
+        positions = {"store": tmp_path / "store", "work": tmp_path / "work"}
         training_run = TrainingRun(
-            run=name, **places, backend=backend, config=config, settings=settings
+            run=name, **positions, backend=backend, config=config, settings=settings
         )
         now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
         return train(training_run, training_set, validation_report, clock=lambda: now, **keywords)[

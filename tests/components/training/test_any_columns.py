@@ -153,10 +153,10 @@ def raw_rows(workflow, random):
         dense[: len(boundaries), features.numeric.index(name)] = boundaries
     columns = [
         random.choice(np.append(workflow.vocabularies[slot], [-1, 77]), ROWS)
-        for slot in features.places.slots
+        for slot in features.positions.slots
     ]
     categorical = np.array(columns, np.int64).reshape(len(columns), ROWS).T
-    for start, stop, _ in features.places.lists:
+    for start, stop, _ in features.positions.lists:
         # A list is padded at its end.
         in_list = categorical[:, start:stop]
         categorical[:, start:stop] = np.take_along_axis(
@@ -182,7 +182,7 @@ def network_vectors(weights, features, sizes, ids):
         assert table.shape[1] == width
         slots.append(table[ends[width] : ends[width] + size])
         ends[width] += size
-    found = networks.vectors_of(slots, features.id_places, ids)
+    found = networks.vectors_of(slots, features.id_positions, ids)
     if num_widths > 1:
         return np.concatenate(found, axis=1)[:, None]
     return np.stack(found, axis=1) if found else np.zeros((len(ids), 0, 4), np.float32)
@@ -267,7 +267,9 @@ def train_and_serve(counts, kind, tmp_path, *, validation_report, capsys):
         assert main([*flags, "--run", "r3"]) == 2
         assert "boundaries of x" in capsys.readouterr().err
     config, weights = config_from_document(model.config), local_path(model.uri) / Model.WEIGHTS
-    scorer = load_scorer(weights, config, model.slot_sizes, places=recommender.features.id_places)
+    scorer = load_scorer(
+        weights, config, model.slot_sizes, positions=recommender.features.id_positions
+    )
     scores = scorer.probabilities(encoded, ids)
     stored = open_model(weights, model.slot_sizes).weights
     vectors = network_vectors(weights, recommender.features, model.slot_sizes, ids)

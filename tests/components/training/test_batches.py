@@ -10,8 +10,8 @@ import torch
 
 from components.training import torch_parts
 from components.training.rows import Rows
-from components.training.torch_parts import TablePlaces, assemble, lookups_of, made_ahead
-from evergreen.config.features import Places, PooledPlaces
+from components.training.torch_parts import TablePositions, assemble, lookups_of, made_ahead
+from evergreen.config.features import FeaturePositions, PooledPositions
 from evergreen.networks.files import one_each
 from tests.support.errors import raises
 
@@ -32,7 +32,7 @@ def rows():
 def test_keys_of_table_beyond_32_bits_do_not_collide(rows):
     offsets = OFFSETS + 2**40
     (found,) = assemble(
-        rows, np.arange(50), [TablePlaces(slice(None), offsets, one_each(SIZES))]
+        rows, np.arange(50), [TablePositions(slice(None), offsets, one_each(SIZES))]
     ).lookups
     np.testing.assert_array_equal(found.table_rows, np.unique((rows.ids + offsets).ravel()))
 
@@ -61,10 +61,10 @@ def test_no_keys_make_empty_lookups(sort):
 
 
 def test_padding_of_list_is_not_looked_up_and_mean_divides_by_filled_places(sort):
-    lists = (PooledPlaces(1, 4, "mean"), PooledPlaces(4, 6, "sum"))
-    places = Places((0, 1, 1, 1, 2, 2), lists)
+    lists = (PooledPositions(1, 4, "mean"), PooledPositions(4, 6, "sum"))
+    positions = FeaturePositions((0, 1, 1, 1, 2, 2), lists)
     ids = np.array([[0, 3, 0, 3, 0, 0], [2, 0, 0, 0, 1, 4]], np.int32)
-    table = TablePlaces(slice(None), np.array([0, 10, 10, 10, 20, 20]), places)
+    table = TablePositions(slice(None), np.array([0, 10, 10, 10, 20, 20]), positions)
     found = table.lookups(torch.from_numpy(ids))
     looked_up = found.table_rows[found.taken].tolist()
     assert looked_up == [0, 13, 13, 2, 21, 24]

@@ -20,7 +20,7 @@ from evergreen.runtime.errors import ContractError, Preempted
 from evergreen.storage.uris import local_path
 from tests.support.errors import raises
 from tests.support.logistic_engine import SETTINGS, StopAfter, content, fitted
-from tests.support.planted_rows import FEATURES, PLACES, dcn
+from tests.support.planted_rows import FEATURES, POSITIONS, dcn
 
 CONFIG = dcn(embedding_dim=4, num_cross_layers=1, tower=(8,))
 NUM_ROWS = 8_192
@@ -64,7 +64,7 @@ def run(train_run, double):
 def calibration(weights, model, rows):
     """Return the ratio of predicted to observed clicks. The network reads the stored files."""
     config = config_from_document(model.config)
-    scorer = load_scorer(weights, config, model.slot_sizes, places=PLACES)
+    scorer = load_scorer(weights, config, model.slot_sizes, positions=POSITIONS)
     return scorer.probabilities(rows.dense, rows.ids).sum(dtype=np.float64) / rows.labels.sum(
         dtype=np.float64
     )

@@ -23,7 +23,7 @@ from evergreen.runtime.errors import ContractError
 from testing import networks
 from testing.networks import shaped
 from tests.support.errors import raises
-from tests.support.planted_rows import PLACES, WIDTHS, dcn
+from tests.support.planted_rows import POSITIONS, WIDTHS, dcn
 
 SHAPE = {"embedding_dim": 4, "tower": (16, 8)}
 V1, V2 = dcn(**SHAPE, num_cross_layers=2), dcn(**SHAPE, num_cross_layers=2, projection_dim=3)
@@ -75,24 +75,24 @@ engines = pytest.mark.parametrize(
 )
 
 
-def engine_of(name, config, slot_sizes, *, settings, scratch, places, workers):
+def engine_of(name, config, slot_sizes, *, settings, scratch, positions, workers):
     if "torchrec" in name:
         workers.be(int(name.split()[1]))
         from components.training.torchrec.engine import COLUMN_WISE, TABLE_WISE, TorchrecEngine
 
         sharding = [COLUMN_WISE] if "columns" in name else [TABLE_WISE, COLUMN_WISE]
-        return TorchrecEngine(config, slot_sizes, settings, places=places, sharding=sharding)
+        return TorchrecEngine(config, slot_sizes, settings, positions=positions, sharding=sharding)
     if name == "pytorch":
         from components.training.pytorch.engine import PytorchEngine
 
-        return PytorchEngine(config, slot_sizes, settings, device="cpu", places=places)
+        return PytorchEngine(config, slot_sizes, settings, device="cpu", positions=positions)
     from components.training.hugectr.engine import HugectrEngine
 
     # The stages are small, so that these few rows fill several stages.
     settings = replace(settings, solver=SolverSettings(stage_rows=2000, loss_interval=7))
     num_gpus = 2 if "two" in name else 1
     return HugectrEngine(
-        config, slot_sizes, settings, num_gpus=num_gpus, scratch=scratch, places=places
+        config, slot_sizes, settings, num_gpus=num_gpus, scratch=scratch, positions=positions
     )
 
 
@@ -101,11 +101,11 @@ def make_engine(tmp_path, double, planted, workers):
     """Makes engines by name, and closes them at the end. HugeCTR's engine uses the double."""
     with ExitStack() as stack:
 
-        def make(name, config=V1, slot_sizes=planted.slot_sizes, places=PLACES):
+        def make(name, config=V1, slot_sizes=planted.slot_sizes, positions=POSITIONS):
             own = {
                 "settings": SETTINGS,
                 "scratch": tmp_path / "scratch",
-                "places": places,
+                "positions": positions,
                 "workers": workers,
             }
             return stack.enter_context(closing(engine_of(name, config, slot_sizes, **own)))
@@ -120,7 +120,9 @@ def initial(tmp_path, planted):
     def make(config=V1):
         folder = tmp_path / f"initial {hash(config)}"
         if not folder.exists():
-            write_initial(folder, config, planted.slot_sizes, click_rate=0.3, seed=3, places=PLACES)
+            write_initial(
+                folder, config, planted.slot_sizes, click_rate=0.3, seed=3, positions=POSITIONS
+            )
         return folder
 
     return make
@@ -132,7 +134,7 @@ def shuffled(n, seed=0):
 
 def trained(engine, start, rows, order=None, batch_size=128):
     engine.restore(start)
-    engine.learn(
+    engine.train(
         rows, shuffled(len(rows)) if order is None else order, batch_size=batch_size, seed=1
     )
     return engine
@@ -145,19 +147,19 @@ def float64_scores(folder, config, slot_sizes, rows):
     """
     weights, sizes = (
         open_model(folder, slot_sizes).weights,
-        np.array(slot_sizes)[list(PLACES.slots)],
+        np.array(slot_sizes)[list(POSITIONS.slots)],
     )
-    tables = weights.slots(slot_sizes, tables_of(PLACES, config.widths))
+    tables = weights.slots(slot_sizes, tables_of(POSITIONS, config.widths))
     with_zero = [np.vstack([table, np.zeros_like(table[:1])]) for table in tables]
     ids = np.where((rows.ids >= 0) & (rows.ids < sizes), rows.ids, sizes)
-    vectors = networks.vectors_of(with_zero, PLACES, ids)
+    vectors = networks.vectors_of(with_zero, POSITIONS, ids)
     of_network = np.concatenate(vectors, axis=1)[:, None] if config.widths else np.stack(vectors, 1)
     return 1 / (1 + np.exp(-networks.logits(config, weights.dense, rows.dense, of_network)))
 
 
 def keys_of(ids, slot_sizes):
     """Return the table rows of the ids, without the empty positions of lists."""
-    return (ids + slot_offsets(slot_sizes)[list(PLACES.slots)])[ids != 0]
+    return (ids + slot_offsets(slot_sizes)[list(POSITIONS.slots)])[ids != 0]
 
 
 def tables(folder, slot_sizes):
@@ -171,7 +173,7 @@ def test_learns_planted_signal(name, config, make_engine, initial, planted):
     engine.restore(initial(config))
     before = roc_auc_score(holdout.labels, engine.score(holdout))
     losses = [
-        engine.learn(rows, shuffled(20_000, epoch), batch_size=128, seed=epoch)
+        engine.train(rows, shuffled(20_000, epoch), batch_size=128, seed=epoch)
         for epoch in range(2)
     ]
     bound = roc_auc_score(holdout.labels, planted.rows(8_000, 2)[3])
@@ -191,12 +193,12 @@ def test_checkpoint_restores_identical_scores_and_continues_identically(
     unbroken = trained(make_engine(name, config), initial(config), rows, order=first)
     unbroken.save(tmp_path / "checkpoint")
     scores = unbroken.score(rows)
-    unbroken.learn(rows, rest, batch_size=128, seed=1)
+    unbroken.train(rows, rest, batch_size=128, seed=1)
     continued = make_engine(name, config)
     continued.restore(tmp_path / "checkpoint")
     assert continued.num_steps == 15
     np.testing.assert_array_equal(continued.score(rows), scores)
-    continued.learn(rows, rest, batch_size=128, seed=1)
+    continued.train(rows, rest, batch_size=128, seed=1)
     assert continued.num_steps == unbroken.num_steps
     np.testing.assert_allclose(continued.score(rows), unbroken.score(rows), atol=1e-6)
 
@@ -223,7 +225,7 @@ def test_model_of_one_engine_continues_in_other_and_scores_equal(
     its.restore(tmp_path / "parent")
     np.testing.assert_allclose(its.score(rows), mine.score(rows), atol=1e-6)
     for engine in (mine, its):
-        engine.learn(rows, shuffled(len(rows), 5), batch_size=128, seed=2)
+        engine.train(rows, shuffled(len(rows), 5), batch_size=128, seed=2)
     assert its.num_steps == mine.num_steps == 80
     np.testing.assert_allclose(its.score(rows), mine.score(rows), atol=1e-6)
     its.save(tmp_path / "child")
@@ -295,7 +297,7 @@ def test_non_finite_loss_is_returned_and_leaves_restored_weights_clean(
     rows.dense[128 * 9 + 5] = np.inf
     engine = make_engine(name)
     engine.restore(initial())
-    assert not np.isfinite(engine.learn(rows, np.arange(4_000), batch_size=128, seed=1))
+    assert not np.isfinite(engine.train(rows, np.arange(4_000), batch_size=128, seed=1))
     again, fresh = trained(engine, initial(), sound), trained(make_engine(name), initial(), sound)
     assert again.num_steps == fresh.num_steps == 10
     # With more than two workers, an engine's first steps determine how gradients are split and
@@ -324,7 +326,12 @@ def test_folder_without_optimizer_state_starts_from_zero_moments(
 def test_without_numeric_columns_both_engines_learn_same(make_engine, planted, tmp_path):
     config = shaped("dcn", {**SHAPE, "num_cross_layers": 2}, num_dense=0, num_categorical=5)
     write_initial(
-        tmp_path / "initial", config, planted.slot_sizes, click_rate=0.3, seed=3, places=PLACES
+        tmp_path / "initial",
+        config,
+        planted.slot_sizes,
+        click_rate=0.3,
+        seed=3,
+        positions=POSITIONS,
     )
     rows = replace(planted.encoded(128 * 20), dense=np.zeros((128 * 20, 0), np.float32))
     mine, its = (

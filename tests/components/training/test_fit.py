@@ -78,7 +78,7 @@ def test_first_model_trains_on_shuffled_rows_and_later_runs_in_time_order(
 
 
 class WatchedEngine(LogisticEngine):
-    """Records the scored rows, and the number of `learn` calls before each score."""
+    """Records the scored rows, and the number of `train` calls before each score."""
 
     scored = ()
 
@@ -437,8 +437,8 @@ class DivergingEngine(LogisticEngine):
         super().restore(weights)
         self._began = self.num_steps
 
-    def learn(self, *arguments, rate, **keywords):
-        loss = super().learn(*arguments, rate=rate, **keywords)
+    def train(self, *arguments, rate, **keywords):
+        loss = super().train(*arguments, rate=rate, **keywords)
         if (
             rate(self.num_steps) > self._settings.learning_rate
             and self.num_steps - self._began >= self._steps

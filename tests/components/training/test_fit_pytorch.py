@@ -25,7 +25,7 @@ from testing.paths import REPOSITORY
 from testing.recommenders import shop_with
 from testing.warm import Warm
 from tests.support.planted_rows import (
-    PLACES,
+    POSITIONS,
     WIDTHS,
     PlantedRows,
     dcn,
@@ -76,7 +76,7 @@ def first(tmp_path_factory):
 
 
 def scores(result, slot_sizes, dense, ids, config=CONFIG):
-    scorer = load_scorer(result.weights, config, slot_sizes, places=PLACES)
+    scorer = load_scorer(result.weights, config, slot_sizes, positions=POSITIONS)
     return scorer.probabilities(dense, ids)
 
 
@@ -189,14 +189,14 @@ def half_written(*arguments, new_model=pytorch_engine.new_model, **keywords):
         yield stored
 
 pytorch_engine.new_model = half_written
-pytorch_engine.PytorchEngine.learn = counted(pytorch_engine.PytorchEngine.learn, lambda _: "learn")
+pytorch_engine.PytorchEngine.learn = counted(pytorch_engine.PytorchEngine.learn, lambda _: "train")
 durable.os.replace = counted(os.replace, lambda arguments: os.path.basename(arguments[1]))
 durable.os.rename = counted(os.rename, lambda arguments: os.path.basename(arguments[1]))
 raise SystemExit(main(sys.argv[3:]))
 """
 
 KILLED_AT = {
-    "after a segment, before its save": ("learn", 2),
+    "after a segment, before its save": ("train", 2),
     "in the middle of a save": ("new_model", 3),
     "between the weights and the file that names them": ("weights-", 2),
     "after the weights were taken to the store": ("model.json", 1),

@@ -13,7 +13,7 @@ import pytest
 from evergreen.config.training import TrainingSettings
 from evergreen.networks.scoring import load_scorer
 from evergreen.statistics.metrics import auc_difference, roc_auc
-from tests.support.planted_rows import PLACES, dcn, fit_by_pytorch
+from tests.support.planted_rows import POSITIONS, dcn, fit_by_pytorch
 
 CONFIG = dcn(embedding_dim=8, num_cross_layers=2, tower=(32,))
 SETTINGS = TrainingSettings(batch_size=512)
@@ -61,7 +61,7 @@ def test_replayed_rows_keep_old_season_known_at_little_cost_to_new(
     )
 
     def scores(result, rows):
-        scorer = load_scorer(result.weights, CONFIG, planted.slot_sizes, places=PLACES)
+        scorer = load_scorer(result.weights, CONFIG, planted.slot_sizes, positions=POSITIONS)
         return scorer.probabilities(rows.dense, rows.ids)
 
     old, new = season(planted, 8_000, seed=4, mark=-1.0), season(other, 8_000, seed=5, mark=1.0)

@@ -27,7 +27,7 @@ from evergreen.config.training import SolverSettings, TrainingSettings
 from evergreen.networks.files import open_model
 from evergreen.runtime.errors import ContractError
 from tests.support.errors import raises
-from tests.support.planted_rows import PLACES, dcn
+from tests.support.planted_rows import POSITIONS, dcn
 
 CONFIG = dcn(embedding_dim=4, num_cross_layers=2, tower=(16, 8), dropout=0.25)
 # All values differ from HugeCTR's defaults and from ours.
@@ -47,7 +47,7 @@ def built(double, rows, tmp_path, planted):
 
     def build(config=CONFIG, settings=SETTINGS):
         folder = tmp_path / f"stage {len(list(tmp_path.iterdir()))}"
-        embeddings = embeddings_of(config, planted.slot_sizes, PLACES)
+        embeddings = embeddings_of(config, planted.slot_sizes, POSITIONS)
         stage = write_stage(
             rows, np.arange(256), embeddings=embeddings, batch_size=64, num_files=2, folder=folder
         )
@@ -98,7 +98,12 @@ def test_two_nodes_do_same_and_learn_as_one_with_as_many_gpus(
 ):
     config, settings = replace(CONFIG, dropout=0.0), replace(SETTINGS, precision="float32")
     write_initial(
-        tmp_path / "initial", config, planted.slot_sizes, click_rate=0.3, seed=3, places=PLACES
+        tmp_path / "initial",
+        config,
+        planted.slot_sizes,
+        click_rate=0.3,
+        seed=3,
+        positions=POSITIONS,
     )
     seen = []
 
@@ -123,7 +128,7 @@ def test_two_nodes_do_same_and_learn_as_one_with_as_many_gpus(
     other = SimpleNamespace(**{**vars(double), "Model": Second})
     with ThreadPoolExecutor(1) as pool:
         followed = pool.submit(repeat_calls, other, Nodes(1, said, barrier))
-        arguments = {"scratch": tmp_path, "places": PLACES}
+        arguments = {"scratch": tmp_path, "positions": POSITIONS}
         many = HugectrEngine(
             config, planted.slot_sizes, settings, nodes=Nodes(0, said, barrier), **arguments
         )
@@ -131,7 +136,7 @@ def test_two_nodes_do_same_and_learn_as_one_with_as_many_gpus(
         for engine, name in ((many, "many"), (one, "one")):
             with closing(engine):
                 engine.restore(tmp_path / "initial")
-                engine.learn(rows, np.arange(640), batch_size=128, seed=0)
+                engine.train(rows, np.arange(640), batch_size=128, seed=0)
                 engine.save(tmp_path / name)
         followed.result(timeout=60)
     found, expected = (open_model(tmp_path / name, planted.slot_sizes) for name in ("many", "one"))
@@ -158,19 +163,26 @@ def test_new_batch_size_continues_training_with_or_without_scoring(double, rows,
         replace(SETTINGS, precision="float32", solver=SolverSettings(stage_rows=256)),
     )
     write_initial(
-        tmp_path / "initial", config, planted.slot_sizes, click_rate=0.3, seed=3, places=PLACES
+        tmp_path / "initial",
+        config,
+        planted.slot_sizes,
+        click_rate=0.3,
+        seed=3,
+        positions=POSITIONS,
     )
-    hugectr = HugectrEngine(config, planted.slot_sizes, settings, places=PLACES, scratch=tmp_path)
+    hugectr = HugectrEngine(
+        config, planted.slot_sizes, settings, positions=POSITIONS, scratch=tmp_path
+    )
     with (
         closing(hugectr),
         closing(
-            PytorchEngine(config, planted.slot_sizes, settings, device="cpu", places=PLACES)
+            PytorchEngine(config, planted.slot_sizes, settings, device="cpu", positions=POSITIONS)
         ) as pytorch,
     ):
         for engine in (hugectr, pytorch):
             engine.restore(tmp_path / "initial")
-            engine.learn(rows, np.arange(640), batch_size=128, seed=0)
-            engine.learn(rows, np.arange(640, 1_280), batch_size=64, seed=0)
+            engine.train(rows, np.arange(640), batch_size=128, seed=0)
+            engine.train(rows, np.arange(640, 1_280), batch_size=64, seed=0)
         assert hugectr.num_steps == pytorch.num_steps == 15
         np.testing.assert_allclose(hugectr.score(rows), pytorch.score(rows), atol=1e-6)
 
@@ -179,16 +191,18 @@ def test_new_batch_size_continues_training_with_or_without_scoring(double, rows,
 def test_model_exported_and_saved_for_hugectr_in_any_order_loads_again(rank, planted, tmp_path):
     config = replace(CONFIG, projection_dim=rank)
     write_initial(
-        tmp_path / "start", config, planted.slot_sizes, click_rate=0.3, seed=3, places=PLACES
+        tmp_path / "start", config, planted.slot_sizes, click_rate=0.3, seed=3, positions=POSITIONS
     )
     with closing(
-        PytorchEngine(config, planted.slot_sizes, TrainingSettings(), device="cpu", places=PLACES)
+        PytorchEngine(
+            config, planted.slot_sizes, TrainingSettings(), device="cpu", positions=POSITIONS
+        )
     ) as engine:
         engine.restore(tmp_path / "start")
-        engine.learn(planted.encoded(500), np.arange(500), batch_size=100, seed=0)
+        engine.train(planted.encoded(500), np.arange(500), batch_size=100, seed=0)
         engine.save(tmp_path / "mine")
     mine = open_model(tmp_path / "mine", planted.slot_sizes)
-    embeddings = embeddings_of(config, planted.slot_sizes, PLACES)
+    embeddings = embeddings_of(config, planted.slot_sizes, POSITIONS)
     export_model(mine, config, embeddings, num_gpus=1, folder=tmp_path / "hugectr")
     # After its own training, HugeCTR saves the keys in the order of their first use.
     assert len(embeddings) == 2

@@ -15,7 +15,7 @@ import pytest
 from cli import export
 from components.training.hugectr.converter import write_for_converter
 from components.training.start import write_initial
-from evergreen.config.features import Places, PooledPlaces
+from evergreen.config.features import FeaturePositions, PooledPositions
 from evergreen.config.model import DcnConfig
 from evergreen.networks.files import one_each
 from evergreen.networks.scoring import load_scorer
@@ -24,7 +24,9 @@ from testing.networks import shaped
 from tests.support.errors import raises
 
 SIZES = [9, 7, 12, 5]
-LISTS = Places((0, 2, 1, 1, 1, 3, 3), (PooledPlaces(2, 5, "sum"), PooledPlaces(5, 7, "sum")))
+LISTS = FeaturePositions(
+    (0, 2, 1, 1, 1, 3, 3), (PooledPositions(2, 5, "sum"), PooledPositions(5, 7, "sum"))
+)
 BASE = DcnConfig(num_dense=3, num_categorical=4, embedding_dim=4, num_cross_layers=2, tower=(16, 8))
 SHAPES = {
     "two cross layers": (BASE, one_each(SIZES)),
@@ -42,11 +44,16 @@ SHAPES = {
 }
 
 
-def exported(tmp_path, config, places):
-    write_initial(tmp_path / "weights", config, SIZES, click_rate=0.3, seed=1, places=places)
-    columns = [f"c{at}" for at in range(len(places.slots))]
+def exported(tmp_path, config, positions):
+    write_initial(tmp_path / "weights", config, SIZES, click_rate=0.3, seed=1, positions=positions)
+    columns = [f"c{at}" for at in range(len(positions.slots))]
     write_for_converter(
-        tmp_path / "weights", config, SIZES, places=places, columns=columns, folder=tmp_path / "out"
+        tmp_path / "weights",
+        config,
+        SIZES,
+        positions=positions,
+        columns=columns,
+        folder=tmp_path / "out",
     )
     return tmp_path / "out"
 
@@ -55,9 +62,9 @@ def read(path):
     return json.loads(path.read_text())
 
 
-@pytest.mark.parametrize(("config", "places"), SHAPES.values(), ids=SHAPES)
-def test_graph_describes_every_number_of_weight_files(tmp_path, config, places):
-    folder = exported(tmp_path, config, places)
+@pytest.mark.parametrize(("config", "positions"), SHAPES.values(), ids=SHAPES)
+def test_graph_describes_every_number_of_weight_files(tmp_path, config, positions):
+    folder = exported(tmp_path, config, positions)
     layers, width_of = read(folder / "dcn.json")["layers"], {"dense": 3}
     num_numbers, vectors = 0, 0
     slots = {each["top"]: each["slot_num"] for each in layers[0]["sparse"]}
@@ -95,12 +102,12 @@ def test_graph_describes_every_number_of_weight_files(tmp_path, config, places):
 
 
 @pytest.mark.parametrize(
-    ("config", "places", "message"),
+    ("config", "positions", "message"),
     [
         (replace(BASE, projection_dim=3), one_each(SIZES), "projection_dim is 3, expected 0"),
         (
             BASE,
-            Places((0, 1, 1, 2, 3), (PooledPlaces(1, 3, "mean"),)),
+            FeaturePositions((0, 1, 1, 2, 3), (PooledPositions(1, 3, "mean"),)),
             "pooled by mean, expected sum",
         ),
         (
@@ -111,19 +118,19 @@ def test_graph_describes_every_number_of_weight_files(tmp_path, config, places):
     ],
     ids=["dcn v2", "mean", "deepfm"],
 )
-def test_model_that_converter_misreads_is_refused(tmp_path, config, places, message):
+def test_model_that_converter_misreads_is_refused(tmp_path, config, positions, message):
     with raises(ContractError, message):
         write_for_converter(
-            tmp_path, config, SIZES, places=places, columns=[], folder=tmp_path / "out"
+            tmp_path, config, SIZES, positions=positions, columns=[], folder=tmp_path / "out"
         )
     assert not (tmp_path / "out").exists()
 
 
 def test_command_writes_new_folder_and_refuses_existing_one(tmp_path, monkeypatch):
     monkeypatch.setattr(export, "verified_part", lambda model, part: tmp_path / "weights")
-    places = one_each(SIZES)
-    expected = exported(tmp_path, BASE, places)
-    features = SimpleNamespace(id_places=places, id_names=("c0", "c1", "c2", "c3"))
+    positions = one_each(SIZES)
+    expected = exported(tmp_path, BASE, positions)
+    features = SimpleNamespace(id_positions=positions, id_names=("c0", "c1", "c2", "c3"))
     model = SimpleNamespace(
         config=BASE.as_document(),
         slot_sizes=SIZES,
@@ -138,13 +145,13 @@ def test_command_writes_new_folder_and_refuses_existing_one(tmp_path, monkeypatc
         export.export_for_hugectr(model, tmp_path / "new")
 
 
-def keys_of(document, ids, places, shapes):
+def keys_of(document, ids, positions, shapes):
     """Convert rows of ids to the converter's key inputs, by the rules in the keys document."""
     keys = {
         name: np.full((len(ids), *shapes[name]), padding, np.int64)
         for name, padding in document["padding"].items()
     }
-    is_list = {at for each in places.lists for at in range(each.start, each.stop)}
+    is_list = {at for each in positions.lists for at in range(each.start, each.stop)}
     for at, where in enumerate(document["columns"].values()):
         given = ids[:, at] != 0 if at in is_list else np.full(len(ids), True)
         keys[where["input"]][given, where["slot"], where["position"]] = (
@@ -158,8 +165,8 @@ def keys_of(document, ids, places, shapes):
     not find_spec("hugectr2onnx"), reason="NVIDIA's converter hugectr2onnx cannot be imported"
 )
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize(("config", "places"), SHAPES.values(), ids=SHAPES)
-def test_nvidias_converter_computes_our_scores(tmp_path, monkeypatch, config, places):
+@pytest.mark.parametrize(("config", "positions"), SHAPES.values(), ids=SHAPES)
+def test_nvidias_converter_computes_our_scores(tmp_path, monkeypatch, config, positions):
     import onnx
     import onnxruntime
 
@@ -172,19 +179,19 @@ def test_nvidias_converter_computes_our_scores(tmp_path, monkeypatch, config, pl
         monkeypatch.setattr(onnx, "mapping", mapping, raising=False)
     from hugectr2onnx.converter import convert
 
-    folder = exported(tmp_path, config, places)
+    folder = exported(tmp_path, config, positions)
     sparse = sorted(map(str, folder.glob("dcn*_sparse_0.model")))
     onnx_path = str(tmp_path / "converted.onnx")
     convert(onnx_path, str(folder / "dcn.json"), str(folder / "dcn_dense_0.model"), True, sparse)
     random = np.random.default_rng(2)
-    ids = np.stack([random.integers(0, SIZES[slot], 300) for slot in places.slots], axis=1)
+    ids = np.stack([random.integers(0, SIZES[slot], 300) for slot in positions.slots], axis=1)
     dense = random.normal(size=(300, 3)).astype(np.float32)
-    expected = load_scorer(tmp_path / "weights", config, SIZES, places=places).probabilities(
+    expected = load_scorer(tmp_path / "weights", config, SIZES, positions=positions).probabilities(
         dense, ids.astype(np.int32)
     )
     session = onnxruntime.InferenceSession(onnx_path, providers=["CPUExecutionProvider"])
     shapes = {each.name: each.shape[1:] for each in session.get_inputs()}
-    keys = keys_of(read(folder / "keys.json"), ids, places, shapes)
+    keys = keys_of(read(folder / "keys.json"), ids, positions, shapes)
     (found,) = session.run(None, {"dense": dense, **keys})
     assert expected.std() > 1e-3
     np.testing.assert_allclose(found[:, 0], expected, rtol=0, atol=1.2e-7)

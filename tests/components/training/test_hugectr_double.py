@@ -15,7 +15,7 @@ from components.training.hugectr.files import (
 from components.training.hugectr.layers import MODEL_NAME, Blueprint, compiled_model
 from components.training.hugectr.staging import write_stage
 from evergreen.config.training import TrainingSettings
-from tests.support.planted_rows import PLACES, dcn
+from tests.support.planted_rows import POSITIONS, dcn
 
 CONFIG = dcn(embedding_dim=4, num_cross_layers=2, tower=(8,))
 
@@ -35,7 +35,7 @@ def stage_of(planted, tmp_path):
         return write_stage(
             planted.encoded(1_000),
             np.arange(num_rows),
-            embeddings=embeddings_of(CONFIG, planted.slot_sizes, PLACES),
+            embeddings=embeddings_of(CONFIG, planted.slot_sizes, POSITIONS),
             batch_size=64,
             num_files=1,
             folder=tmp_path / name,
@@ -50,7 +50,7 @@ def model(double, stage_of, planted):
     """A compiled model whose readers have started."""
     blueprint = Blueprint(
         config=CONFIG,
-        embeddings=embeddings_of(CONFIG, planted.slot_sizes, PLACES),
+        embeddings=embeddings_of(CONFIG, planted.slot_sizes, POSITIONS),
         settings=TrainingSettings(),
         num_gpus=1,
         batch_size=64,

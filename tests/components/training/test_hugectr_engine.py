@@ -21,7 +21,7 @@ from evergreen.networks.scoring import load_scorer
 from evergreen.runtime.errors import ContractError, PermanentError
 from evergreen.storage.uris import local_path
 from tests.support.errors import raises
-from tests.support.planted_rows import PLACES, dcn
+from tests.support.planted_rows import POSITIONS, dcn
 
 CONFIG = dcn(embedding_dim=4, num_cross_layers=2, tower=(16,))
 SETTINGS = TrainingSettings(learning_rate=0.01, batch_size=128)
@@ -51,7 +51,7 @@ def make_engine(tmp_path, double, planted, monkeypatch):
                 config,
                 planted.slot_sizes,
                 replace(settings, solver=SolverSettings(**{"stage_rows": 500} | solver)),
-                places=PLACES,
+                positions=POSITIONS,
                 num_gpus=num_gpus,
                 scratch=tmp_path / "scratch",
             )
@@ -69,7 +69,12 @@ def rows(planted):
 @pytest.fixture
 def initial(tmp_path, planted):
     write_initial(
-        tmp_path / "initial", CONFIG, planted.slot_sizes, click_rate=0.3, seed=3, places=PLACES
+        tmp_path / "initial",
+        CONFIG,
+        planted.slot_sizes,
+        click_rate=0.3,
+        seed=3,
+        positions=POSITIONS,
     )
     return tmp_path / "initial"
 
@@ -93,9 +98,9 @@ def test_stages_larger_than_those_reader_was_made_for_get_new_model(make_engine,
     engine, whole = make_engine(stage_rows=1_280), make_engine(stage_rows=1_280)
     for each in (engine, whole):
         each.restore(initial)
-    engine.learn(rows, np.arange(128), batch_size=128, seed=0)
-    engine.learn(rows, np.arange(128, 1_408), batch_size=128, seed=0)
-    whole.learn(rows, np.arange(1_408), batch_size=128, seed=0)
+    engine.train(rows, np.arange(128), batch_size=128, seed=0)
+    engine.train(rows, np.arange(128, 1_408), batch_size=128, seed=0)
+    whole.train(rows, np.arange(1_408), batch_size=128, seed=0)
     assert engine.num_steps == whole.num_steps == 11
     np.testing.assert_allclose(engine.score(rows), whole.score(rows), atol=1e-6)
 
@@ -141,7 +146,7 @@ def test_what_hugectr_did_not_write_whole_is_no_model(
 ):
     engine = make_engine(methods=spoilt_save(double, spoil), prove_restores=False)
     engine.restore(initial)
-    engine.learn(rows, np.arange(256), batch_size=128, seed=0)
+    engine.train(rows, np.arange(256), batch_size=128, seed=0)
     with pytest.raises(PermanentError, match=message):
         engine.save(tmp_path / "saved")
     assert not list((tmp_path).glob("saved/*"))
@@ -151,7 +156,7 @@ def test_answer_other_than_success_is_error(double, make_engine, initial, rows, 
     failing = {"save_params_to_files": lambda self, prefix, iter=0: double.Error_t.OutOfMemory}
     engine = make_engine(methods=failing, prove_restores=False)
     engine.restore(initial)
-    engine.learn(rows, np.arange(256), batch_size=128, seed=0)
+    engine.train(rows, np.arange(256), batch_size=128, seed=0)
     with raises(PermanentError, "Error_t.OutOfMemory", "Error_t.Success"):
         engine.save(tmp_path / "saved")
 
@@ -164,13 +169,13 @@ def test_weights_that_hugectr_did_not_load_are_noticed_before_first_step(
 ):
     engine = make_engine()
     engine.restore(initial)
-    engine.learn(rows, np.arange(256), batch_size=128, seed=0)
+    engine.train(rows, np.arange(256), batch_size=128, seed=0)
     engine.save(tmp_path / "saved")
     # The double behaves as if HugeCTR had logged an error and continued.
     other = make_engine(methods={method: lambda self, files: None})
     other.restore(tmp_path / "saved")
     with pytest.raises(PermanentError, match="differ from the loaded ones|saved an invalid model"):
-        other.learn(rows, np.arange(256), batch_size=128, seed=0)
+        other.train(rows, np.arange(256), batch_size=128, seed=0)
 
 
 def test_batches_that_hugectr_passes_over_are_noticed(double, make_engine, initial, rows):
@@ -178,13 +183,13 @@ def test_batches_that_hugectr_passes_over_are_noticed(double, make_engine, initi
     engine = make_engine(methods={"train": lambda self: next(calls) and double.Model.train(self)})
     engine.restore(initial)
     with raises(PermanentError, "1 batches", "expected 3"):
-        engine.learn(rows, np.arange(3 * 128), batch_size=128, seed=0)
+        engine.train(rows, np.arange(3 * 128), batch_size=128, seed=0)
 
 
 def test_model_without_weights_is_not_trained(make_engine, rows):
     engine = make_engine()
     for call in (
-        lambda: engine.learn(rows, np.arange(128), batch_size=128, seed=0),
+        lambda: engine.train(rows, np.arange(128), batch_size=128, seed=0),
         lambda: engine.score(rows),
     ):
         with raises(PermanentError, "engine has no weights"):
@@ -194,8 +199,8 @@ def test_model_without_weights_is_not_trained(make_engine, rows):
 def test_scratch_is_empty_in_end(make_engine, initial, rows, tmp_path):
     engine = make_engine()
     engine.restore(initial)
-    engine.learn(rows, np.arange(1_500), batch_size=128, seed=0)
-    engine.learn(rows, np.arange(1_500), batch_size=64, seed=0)
+    engine.train(rows, np.arange(1_500), batch_size=128, seed=0)
+    engine.train(rows, np.arange(1_500), batch_size=64, seed=0)
     engine.score(rows)
     # One stage remains until the model is closed, because the model's readers were created for this
     # stage.
@@ -243,7 +248,7 @@ def test_full_gpu_memory_is_failure_that_names_sizes_and_free_memory(
         "batches of 128 rows and workspaces of 1 MiB, 1 MiB per GPU",
         "(free memory: GPU 0: 1.5 GiB of 80.0 GiB, GPU 1: 78.0 GiB of 80.0 GiB): out of memory;",
     ):
-        engine.learn(rows, np.arange(128), batch_size=128, seed=0)
+        engine.train(rows, np.arange(128), batch_size=128, seed=0)
 
 
 @pytest.mark.parametrize(
@@ -265,12 +270,14 @@ def test_loss_of_zero_is_failure(make_engine, initial, rows):
     engine = make_engine(methods={"get_current_loss": lambda self: 0.0})
     engine.restore(initial)
     with pytest.raises(PermanentError, match="loss at step 1 is 0, expected a positive number"):
-        engine.learn(rows, np.arange(128), batch_size=128, seed=0)
+        engine.train(rows, np.arange(128), batch_size=128, seed=0)
 
 
 def test_colon_in_path_of_temporary_files_is_refused(planted, double, tmp_path):
     with pytest.raises(ContractError, match="a:b, expected a path without ':'"):
-        HugectrEngine(CONFIG, planted.slot_sizes, SETTINGS, places=PLACES, scratch=tmp_path / "a:b")
+        HugectrEngine(
+            CONFIG, planted.slot_sizes, SETTINGS, positions=POSITIONS, scratch=tmp_path / "a:b"
+        )
 
 
 def test_readers_have_started_when_model_ends_even_after_failed_load(
@@ -284,9 +291,9 @@ def test_readers_have_started_when_model_ends_even_after_failed_load(
     trained, failed = make_engine(), make_engine(methods={"load_dense_weights": fail})
     for engine in (trained, failed):
         engine.restore(initial)
-    trained.learn(rows, np.arange(256), batch_size=128, seed=0)
+    trained.train(rows, np.arange(256), batch_size=128, seed=0)
     with pytest.raises(PermanentError, match="cannot load"):
-        failed.learn(rows, np.arange(256), batch_size=128, seed=0)
+        failed.train(rows, np.arange(256), batch_size=128, seed=0)
     trained.close()
     failed.close()
     assert double_fate.deaths == []
@@ -342,7 +349,7 @@ def auc(model, rows):
 
     folder = local_path(model.uri) / Model.WEIGHTS
     config = config_from_document(model.config)
-    scorer = load_scorer(folder, config, model.slot_sizes, places=PLACES)
+    scorer = load_scorer(folder, config, model.slot_sizes, positions=POSITIONS)
     return roc_auc_score(rows.labels, scorer.probabilities(rows.dense, rows.ids))
 
 

@@ -11,7 +11,7 @@ from components.training.hugectr.staging import write_stage
 from components.training.rows import Rows
 from evergreen.runtime.errors import PermanentError
 from tests.support.errors import raises
-from tests.support.planted_rows import PLACES, dcn
+from tests.support.planted_rows import POSITIONS, dcn
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def rows(planted):
 
 @pytest.fixture
 def embeddings(planted):
-    return embeddings_of(dcn(), planted.slot_sizes, PLACES)
+    return embeddings_of(dcn(), planted.slot_sizes, POSITIONS)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from components.training.pytorch.engine import PytorchEngine, gpu_hints
 from components.training.rows import Rows
 from components.training.start import write_initial
 from components.training.torch_parts import assemble
-from evergreen.config.features import Places, PooledPlaces
+from evergreen.config.features import FeaturePositions, PooledPositions
 from evergreen.config.training import TrainingSettings
 from evergreen.networks.files import open_model, slot_offsets
 from evergreen.networks.network import build_network, load_dense
@@ -22,7 +22,7 @@ from evergreen.networks.scoring import load_scorer
 from evergreen.runtime.errors import ContractError
 from testing.networks import shaped
 from tests.support.errors import raises
-from tests.support.planted_rows import PLACES, WIDTHS, dcn
+from tests.support.planted_rows import POSITIONS, WIDTHS, dcn
 from tests.support.pretended_gpu import pretend, pretended_gpu
 
 SETTINGS = TrainingSettings(learning_rate=0.01)
@@ -53,12 +53,14 @@ def trained(tmp_path, planted, rows):
     def run(config=CONFIG, settings=SETTINGS, seed=0, batch_size=64, device="cpu"):
         start, end = tmp_path / f"start {hash(config)}", tmp_path / f"end {next(count)}"
         if not start.exists():
-            write_initial(start, config, planted.slot_sizes, click_rate=0.3, seed=0, places=PLACES)
+            write_initial(
+                start, config, planted.slot_sizes, click_rate=0.3, seed=0, positions=POSITIONS
+            )
         with closing(
-            PytorchEngine(config, planted.slot_sizes, settings, device=device, places=PLACES)
+            PytorchEngine(config, planted.slot_sizes, settings, device=device, positions=POSITIONS)
         ) as engine:
             engine.restore(start)
-            seen = engine.learn(rows, np.arange(len(rows)), batch_size=batch_size, seed=seed)
+            seen = engine.train(rows, np.arange(len(rows)), batch_size=batch_size, seed=seed)
             engine.save(end)
             scores = engine.score(rows)
         return open_model(end, planted.slot_sizes), seen, scores
@@ -74,24 +76,24 @@ def assert_same_bits(one, other):
 
 
 def test_tables_of_other_widths_are_refused_even_if_total_width_matches(tmp_path, planted):
-    write_initial(tmp_path, CONFIG, planted.slot_sizes, click_rate=0.3, seed=0, places=PLACES)
+    write_initial(tmp_path, CONFIG, planted.slot_sizes, click_rate=0.3, seed=0, positions=POSITIONS)
     dim = CONFIG.embedding_dim
     other = replace(CONFIG, widths=(dim - 1, dim + 1, dim + 1, dim, dim - 1))
     shapes = r"have shapes \[\(\d+, \d+\)\], expected \[\(\d+, \d+\), \("
     with (
-        closing(PytorchEngine(other, planted.slot_sizes, SETTINGS, places=PLACES)) as engine,
+        closing(PytorchEngine(other, planted.slot_sizes, SETTINGS, positions=POSITIONS)) as engine,
         pytest.raises(ContractError, match=shapes),
     ):
         engine.restore(tmp_path)
     with raises(ContractError, f"width {dim}", f"expected {dim - 1}, {dim}, {dim + 1}"):
-        load_scorer(tmp_path, other, planted.slot_sizes, places=PLACES)
+        load_scorer(tmp_path, other, planted.slot_sizes, positions=POSITIONS)
 
 
 def pooled(vectors, ids):
     """Sum or average the vectors of each list over its filled positions."""
     filled = torch.from_numpy(ids != 0)[:, :, None]
-    found = [vectors[:, : PLACES.lists[0].start]]
-    for start, stop, pool in PLACES.lists:
+    found = [vectors[:, : POSITIONS.lists[0].start]]
+    for start, stop, pool in POSITIONS.lists:
         total = (vectors * filled)[:, start:stop].sum(1, keepdim=True)
         counts = filled[:, start:stop].sum(1, keepdim=True).clip(1)
         found.append(total / counts if pool == "mean" else total)
@@ -111,7 +113,7 @@ def test_steps_are_adams_in_float64(trained, rows, planted, tmp_path, config):
     losses = []
     for t, at in enumerate(range(0, len(rows), 64), start=1):
         batch = rows[at : at + 64]
-        keys = batch.ids + slot_offsets(planted.slot_sizes)[list(PLACES.slots)]
+        keys = batch.ids + slot_offsets(planted.slot_sizes)[list(POSITIONS.slots)]
         vectors = torch.from_numpy(moving[-1][keys]).requires_grad_()
         logits = network(torch.from_numpy(batch.dense).double(), pooled(vectors, batch.ids))
         labels = torch.from_numpy(batch.labels).double()
@@ -204,9 +206,9 @@ def test_step_moves_no_scalars_between_host_and_device(planted, rows, config):
     The other two operators read a tensor's value or copy the tensor to another device.
     """
     with closing(
-        PytorchEngine(config, planted.slot_sizes, SETTINGS, device="cpu", places=PLACES)
+        PytorchEngine(config, planted.slot_sizes, SETTINGS, device="cpu", positions=POSITIONS)
     ) as engine:
-        batch = assemble(rows, np.arange(64), engine._places)
+        batch = assemble(rows, np.arange(64), engine._positions)
         with _CalledOperators() as called:
             engine._step(batch)
     assert "_fused_adam_" in called.names
@@ -220,11 +222,11 @@ def test_lookups_move_no_scalars_and_wait_for_list_positions_and_distinct_rows(
     ids = torch.from_numpy(rows.ids[:64])
     with (
         closing(
-            PytorchEngine(CONFIG, planted.slot_sizes, SETTINGS, device="cpu", places=PLACES)
+            PytorchEngine(CONFIG, planted.slot_sizes, SETTINGS, device="cpu", positions=POSITIONS)
         ) as engine,
         _CalledOperators() as called,
     ):
-        engine._places[0].lookups(ids)
+        engine._positions[0].lookups(ids)
     waits = {"lift_fresh", "_local_scalar_dense", "nonzero"}
     assert [name for name in called.names if name in waits] == ["nonzero"] * 2
 
@@ -242,12 +244,14 @@ def test_gpu_hints_name_batch_size_and_tf32_only_where_setting_limits():
 
 def test_call_gets_second_or_so_of_rows_whatever_batch(planted):
     with closing(
-        PytorchEngine(CONFIG, planted.slot_sizes, SETTINGS, device="cpu", places=PLACES)
+        PytorchEngine(CONFIG, planted.slot_sizes, SETTINGS, device="cpu", positions=POSITIONS)
     ) as engine:
         assert [engine.segment_batches(size) for size in (32, 2048, 10**6)] == [1024, 16, 1]
 
 
-LISTS = Places((0, 1, 1, 1, 2, 2), (PooledPlaces(1, 4, "mean"), PooledPlaces(4, 6, "sum")))
+LISTS = FeaturePositions(
+    (0, 1, 1, 1, 2, 2), (PooledPositions(1, 4, "mean"), PooledPositions(4, 6, "sum"))
+)
 
 
 def test_lists_and_weights_train_on_gpu_as_on_cpu(monkeypatch, tmp_path):
@@ -261,15 +265,17 @@ def test_lists_and_weights_train_on_gpu_as_on_cpu(monkeypatch, tmp_path):
         ids=(random.random((200, 6)) * np.take(sizes, LISTS.slots)).astype(np.int32),
         weights=random.random(200).astype(np.float32),
     )
-    write_initial(tmp_path / "start", config, sizes, click_rate=0.3, seed=0, places=LISTS)
+    write_initial(tmp_path / "start", config, sizes, click_rate=0.3, seed=0, positions=LISTS)
     scores, models = {}, {}
     for device in ("cpu", "cuda"):
         with (
             pretended_gpu(),
-            closing(PytorchEngine(config, sizes, SETTINGS, device=device, places=LISTS)) as engine,
+            closing(
+                PytorchEngine(config, sizes, SETTINGS, device=device, positions=LISTS)
+            ) as engine,
         ):
             engine.restore(tmp_path / "start")
-            engine.learn(rows, np.arange(200), batch_size=64, seed=0)
+            engine.train(rows, np.arange(200), batch_size=64, seed=0)
             engine.save(tmp_path / device)
             scores[device] = engine.score(rows)
         models[device] = open_model(tmp_path / device, sizes)

@@ -17,7 +17,7 @@ from evergreen.runtime.errors import ContractError
 from evergreen.storage.uris import local_path
 from tests.support.errors import raises
 from tests.support.logistic_engine import content
-from tests.support.planted_rows import FEATURES, PLACES, dcn, fit_by_pytorch
+from tests.support.planted_rows import FEATURES, POSITIONS, dcn, fit_by_pytorch
 
 CONFIG = dcn(embedding_dim=4, num_cross_layers=1, tower=(8,))
 SETTINGS = TrainingSettings(learning_rate=0.01)
@@ -30,13 +30,15 @@ def stepped(tmp_path, planted):
     After Adam's first step, m is a tenth of the gradient.
     """
     write_initial(
-        tmp_path / "start", CONFIG, planted.slot_sizes, click_rate=0.3, seed=3, places=PLACES
+        tmp_path / "start", CONFIG, planted.slot_sizes, click_rate=0.3, seed=3, positions=POSITIONS
     )
 
     def step(rows, name):
-        engine = PytorchEngine(CONFIG, planted.slot_sizes, SETTINGS, device="cpu", places=PLACES)
+        engine = PytorchEngine(
+            CONFIG, planted.slot_sizes, SETTINGS, device="cpu", positions=POSITIONS
+        )
         engine.restore(tmp_path / "start")
-        loss = engine.learn(rows, np.arange(len(rows)), batch_size=1_000, seed=1)
+        loss = engine.train(rows, np.arange(len(rows)), batch_size=1_000, seed=1)
         engine.save(tmp_path / name)
         return loss, engine.num_steps, open_model(tmp_path / name, planted.slot_sizes)
 
@@ -128,7 +130,7 @@ def test_what_rows_of_weight_zero_say_changes_no_fit(
 ):
     settings = TrainingSettings(batch_size=128, round_rates=(0.1, 3.0), seed=2)
     write_initial(
-        tmp_path / "parent", CONFIG, planted.slot_sizes, click_rate=0.3, seed=3, places=PLACES
+        tmp_path / "parent", CONFIG, planted.slot_sizes, click_rate=0.3, seed=3, positions=POSITIONS
     )
     labels, dense, ids, _ = planted.rows(12_000)
     weights = (np.random.default_rng(1).random(12_000) < 0.3).astype(np.float32)

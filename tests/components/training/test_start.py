@@ -20,7 +20,7 @@ from evergreen.storage.uris import local_path
 from testing.networks import shaped
 from testing.releases import keep_model
 from tests.support.errors import raises
-from tests.support.planted_rows import PLACES, WIDTHS, dcn
+from tests.support.planted_rows import POSITIONS, WIDTHS, dcn
 from tests.support.workflows import workflow_of
 
 CONFIG = dcn(embedding_dim=4, num_cross_layers=2, tower=(8,))
@@ -82,10 +82,12 @@ def churned(seed):
 
 
 def write_random(
-    folder, slot_sizes, *, config=CONFIG, seed=0, with_moments=True, step=77, places=PLACES
+    folder, slot_sizes, *, config=CONFIG, seed=0, with_moments=True, step=77, positions=POSITIONS
 ):
     """Write a model of random numbers for these slots."""
-    write_initial(folder / "shapes", config, slot_sizes, click_rate=0.3, seed=seed, places=places)
+    write_initial(
+        folder / "shapes", config, slot_sizes, click_rate=0.3, seed=seed, positions=positions
+    )
     shapes, random = open_model(folder / "shapes", slot_sizes).shapes, np.random.default_rng(seed)
     with new_model(folder / "weights", shapes, step=step, with_moments=with_moments) as stored:
         for tensors in stored.parts:
@@ -143,11 +145,13 @@ def test_rows_of_old_ids_score_bit_for_bit_equal_directly_after_growth(tmp_path,
         np.r_[0, 1, 2, 3 + np.flatnonzero((old != TOMBSTONE) & (new[: len(old)] == old))]
         for old, new in zip(before.vocabularies, now.vocabularies)
     ]
-    ids = np.stack([random.choice(alive[slot], 300) for slot in PLACES.slots], axis=1)
+    ids = np.stack([random.choice(alive[slot], 300) for slot in POSITIONS.slots], axis=1)
     assert (ids > 2).mean() > 0.5
     dense = random.normal(size=(300, 2)).astype(np.float32)
     scores = [
-        load_scorer(place, config, workflow.slot_sizes, places=PLACES).probabilities(dense, ids)
+        load_scorer(place, config, workflow.slot_sizes, positions=POSITIONS).probabilities(
+            dense, ids
+        )
         for place, workflow in ((folder, before), (tmp_path / "grown", now))
     ]
     np.testing.assert_array_equal(scores[0].view(np.int32), scores[1].view(np.int32))
@@ -169,7 +173,12 @@ def test_neither_drawing_nor_growing_holds_table_in_memory(tmp_path, monkeypatch
     tracemalloc.start()
     try:
         write_initial(
-            tmp_path / "fresh", config, before.slot_sizes, click_rate=0.5, seed=0, places=PLACES
+            tmp_path / "fresh",
+            config,
+            before.slot_sizes,
+            click_rate=0.5,
+            seed=0,
+            positions=POSITIONS,
         )
         grown(folder, before, now, config)
         _, peak = tracemalloc.get_traced_memory()
@@ -313,7 +322,7 @@ def layout_of(name, features, *, more=False, **shape):
 
 
 def rows_of(features, rows):
-    """Convert rows given by column to the network's inputs: dense [n, d] and ids [n, places]."""
+    """Convert rows given by column to the network's inputs: dense [n, d] and ids [n, positions]."""
     return (
         np.stack([rows[name] for name in features.dense_inputs], 1).astype(np.float32),
         np.stack([rows[name] for name in features.id_names], 1).astype(np.int64),
@@ -325,7 +334,7 @@ def scores(folder, layout, rows):
         folder,
         layout.network,
         layout.workflow.slot_sizes,
-        places=layout.workflow.features.id_places,
+        positions=layout.workflow.features.id_positions,
     )
     return scorer.probabilities(*rows_of(layout.workflow.features, rows))
 
@@ -343,7 +352,7 @@ def fit_twice(folder, layout, rows):
         for of, value, offset in zip(layout.tables, values, offsets):
             here = ids[:, list(of.columns)]
             found.append(
-                pooled(torch.nn.functional.embedding(here + offset, value), here != 0, of.places)
+                pooled(torch.nn.functional.embedding(here + offset, value), here != 0, of.positions)
             )
         vectors = side_by_side(found, layout.tables)
         torch.nn.functional.softplus(network(dense, vectors)).mean().backward()
@@ -386,7 +395,7 @@ def test_added_columns_change_no_score_train_and_leave_without_trace(name, shape
         for each in ("user", "rate", "rate/missing", "tags/0", "tags/1")
     }
     first = write_random(
-        tmp_path, before.workflow.slot_sizes, config=before.network, places=FEW.id_places
+        tmp_path, before.workflow.slot_sizes, config=before.network, positions=FEW.id_positions
     )
     add_to_bias(first, -float(np.median(logit(scores(first, before, rows)))))
     stored, more, few = (
@@ -426,7 +435,10 @@ def test_new_list_of_known_vectors_is_refused_if_no_weight_can_hide_it(tmp_path)
     before, now = layout_of("deepfm", without), layout_of("deepfm", FEW)
     stored = open_model(
         write_random(
-            tmp_path, before.workflow.slot_sizes, config=before.network, places=without.id_places
+            tmp_path,
+            before.workflow.slot_sizes,
+            config=before.network,
+            positions=without.id_positions,
         ),
         before.workflow.slot_sizes,
     )

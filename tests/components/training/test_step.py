@@ -26,7 +26,7 @@ from evergreen.storage.references import keep, read_reference
 from evergreen.storage.uris import local_path
 from testing.recommenders import shop_with
 from tests.support.errors import raises
-from tests.support.planted_rows import FEATURES, PLACES, dcn
+from tests.support.planted_rows import FEATURES, POSITIONS, dcn
 from tests.support.planted_rows import STEP_MODEL as MODEL
 
 
@@ -56,10 +56,10 @@ def test_model_folder_holds_all_that_next_steps_need(step, training_set, tmp_pat
     assert (folder / Model.REFERENCE).read_text() == "reference"
     assert FeatureWorkflow.load(folder / Model.WORKFLOW).slot_sizes == training_set.slot_sizes
     assert model.last_event_time == training_set.last_event_time
-    assert model.last_learned_time == training_set.last_learned_time
+    assert model.watermark == training_set.watermark
     assert model.window_start == training_set.window_start
     config = config_from_document(model.config)
-    scorer = load_scorer(folder / Model.WEIGHTS, config, model.slot_sizes, places=PLACES)
+    scorer = load_scorer(folder / Model.WEIGHTS, config, model.slot_sizes, positions=POSITIONS)
     _, dense, ids, _ = planted.rows(10)
     assert np.isfinite(scorer.probabilities(dense, ids)).all()
     assert metrics["progressive_log_loss"] == model.progressive["log_loss"]

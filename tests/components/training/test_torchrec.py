@@ -27,7 +27,7 @@ from evergreen.runtime.exit_codes import ExitCode
 from evergreen.storage.uris import local_path
 from testing.paths import REPOSITORY
 from tests.support.errors import raises
-from tests.support.planted_rows import PLACES, SLOT_SIZES
+from tests.support.planted_rows import POSITIONS, SLOT_SIZES
 
 pytest.importorskip("torchrec")
 LONG = {"passes": 40, "learning_rate": 1e-4, "checkpoint_minutes": 1e-9, "min_steps": 1}
@@ -39,7 +39,7 @@ def scores(model, planted, n=500):
     _, dense, ids, _ = planted.rows(n, 9)
     folder = local_path(model.uri) / model.WEIGHTS
     config = config_from_document(model.config)
-    scorer = load_scorer(folder, config, model.slot_sizes, places=PLACES)
+    scorer = load_scorer(folder, config, model.slot_sizes, positions=POSITIONS)
     return scorer.probabilities(dense, ids)
 
 

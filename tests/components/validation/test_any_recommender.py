@@ -109,7 +109,7 @@ def test_rounds_are_checked_by_recommenders_columns(step, write, release_model, 
     reference = read_reference(local_path(second.reference_uri))
     assert tuple(reference.profile.columns) == counted
     assert reference.features.names == features.names
-    assert reference.features.place_names == features.place_names
+    assert reference.features.position_names == features.position_names
 
 
 @pytest.mark.parametrize(

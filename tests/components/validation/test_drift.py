@@ -196,7 +196,7 @@ def test_drift_newest_window_learned_is_reported_again_only_on_return(checked, d
     before = rows(1, old)
     assert drifted(drift_of(rows(2, new), before)) == ["C4"]
     learned = drift_of(rows(3, new), before, rows(4, old), rows(2, new))["C4"]
-    assert (learned.learned, learned.drifted, learned.changes) == (True, False, ("values",))
+    assert (learned.is_trained_on, learned.drifted, learned.changes) == (True, False, ("values",))
     assert drift_of(rows(3, old), rows(4, new), rows(2, new), rows(5, new))["C4"].drifted
 
 

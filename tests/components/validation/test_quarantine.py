@@ -21,12 +21,12 @@ from testing.validation_models import make_dataset, release_validated
 
 
 @pytest.fixture
-def world(tmp_path, store, step, raw_table):
+def scenario(tmp_path, store, step, raw_table):
     """Helper that creates a window with malformed rows, makes a champion and runs the step."""
-    return QuarantineWorld(tmp_path, store, step, raw_table)
+    return QuarantineScenario(tmp_path, store, step, raw_table)
 
 
-class QuarantineWorld:
+class QuarantineScenario:
     def __init__(self, folder, store, step, raw_table):
         self.folder, self.store, self._step, self._raw_table = folder, store, step, raw_table
 
@@ -86,17 +86,17 @@ def keys_of(frame):
     return list(zip(frame[raw_rows.REQUEST_ID], frame[raw_rows.ROW]))
 
 
-def test_without_rule_valid_dataset_is_raw_one(world):
-    _, manifest = world.window(label={5: 7})
-    _, _, valid = world.check(manifest, "r1", "off")
+def test_without_rule_valid_dataset_is_raw_one(scenario):
+    _, manifest = scenario.window(label={5: 7})
+    _, _, valid = scenario.check(manifest, "r1", "off")
     assert valid == RawDataset.read(manifest)
-    assert not (world.store / "quarantine").exists()
+    assert not (scenario.store / "quarantine").exists()
 
 
-def test_offending_rows_are_quarantined_with_reason_and_rest_is_passed_on(world):
-    world.release()
-    table, manifest = world.window(I2={3: 1e9, 500: -1e9}, I4={10: 5.0})
-    code, report, valid = world.check(manifest, "r1")
+def test_offending_rows_are_quarantined_with_reason_and_rest_is_passed_on(scenario):
+    scenario.release()
+    table, manifest = scenario.window(I2={3: 1e9, 500: -1e9}, I4={10: 5.0})
+    code, report, valid = scenario.check(manifest, "r1")
     assert (code, report.decision, report.num_rows) == (0, "warn", 598)
     (finding,) = report.findings
     assert metric_values(report)["num_quarantined"] == finding.num_quarantined == 2
@@ -129,64 +129,64 @@ def test_offending_rows_are_quarantined_with_reason_and_rest_is_passed_on(world)
     assert all(getattr(valid, name) == getattr(raw, name) for name in same)
 
 
-def test_quarantined_rows_outlive_work_folder_and_retry_replaces_them(world, capsys):
-    world.release()
-    _, manifest = world.window(I2={3: 1e9})
-    world.check(manifest, "r1")
-    _, _, valid = world.check(manifest, "r1")
-    shutil.rmtree(world.folder / "work place")
-    assert local_path(valid.quarantine_uri).is_relative_to(world.store)
+def test_quarantined_rows_outlive_work_folder_and_retry_replaces_them(scenario, capsys):
+    scenario.release()
+    _, manifest = scenario.window(I2={3: 1e9})
+    scenario.check(manifest, "r1")
+    _, _, valid = scenario.check(manifest, "r1")
+    shutil.rmtree(scenario.folder / "work place")
+    assert local_path(valid.quarantine_uri).is_relative_to(scenario.store)
     assert len(rows_of(valid.quarantine_uri)) == 1
-    assert quarantine(["list", "--store", str(world.store)]) == 0
+    assert quarantine(["list", "--store", str(scenario.store)]) == 0
     _, line, total = capsys.readouterr().out.splitlines()
     assert re.search(rf"^r1 .* 1  {re.escape(str(local_path(valid.quarantine_uri)))}", line)
     assert total == "1 rows of 1 runs are quarantined"
-    world.check(world.window("clean")[1], "r1")
-    assert quarantine(["list", "--store", str(world.store), "--json"]) == 0
+    scenario.check(scenario.window("clean")[1], "r1")
+    assert quarantine(["list", "--store", str(scenario.store), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == []
 
 
-def test_more_quarantined_rows_than_share_allows_block(world):
-    world.release()
-    _, manifest = world.window(I2=dict.fromkeys(range(31), 1e9))
-    assert world.check(manifest, "r1")[0] == 1
-    assert world.check(manifest, "r2", max_quarantined_fraction=31 / 600)[:1] == (0,)
-    report = world.check(manifest, "r3", actions={"quarantined_share": "notify"})[1]
+def test_more_quarantined_rows_than_share_allows_block(scenario):
+    scenario.release()
+    _, manifest = scenario.window(I2=dict.fromkeys(range(31), 1e9))
+    assert scenario.check(manifest, "r1")[0] == 1
+    assert scenario.check(manifest, "r2", max_quarantined_fraction=31 / 600)[:1] == (0,)
+    report = scenario.check(manifest, "r3", actions={"quarantined_share": "notify"})[1]
     assert {f.rule: f.action for f in report.findings}["quarantined_share"] == "notify"
 
 
-def test_rule_that_only_reports_counts_rows_and_moves_none(world):
-    world.release()
-    _, manifest = world.window(I2=dict.fromkeys(range(40), 1e9))
-    code, report, valid = world.check(manifest, "r1", "block")
+def test_rule_that_only_reports_counts_rows_and_moves_none(scenario):
+    scenario.release()
+    _, manifest = scenario.window(I2=dict.fromkeys(range(40), 1e9))
+    code, report, valid = scenario.check(manifest, "r1", "block")
     assert (code, report.decision, valid) == (1, "fail", RawDataset.read(manifest))
     (finding,) = [each for each in report.findings if each.rule == "domain"]
     assert "broken by 40 of 600 rows; first: I2 is 1e+09" in finding.detail
-    assert not (world.store / "quarantine").exists()
+    assert not (scenario.store / "quarantine").exists()
 
 
-def test_rule_with_nothing_to_compare_with_is_reported_in_first_run(world):
-    _, manifest = world.window()
-    _, report, valid = world.check(manifest, "r1")
+def test_rule_with_nothing_to_compare_with_is_reported_in_first_run(scenario):
+    _, manifest = scenario.window()
+    _, report, valid = scenario.check(manifest, "r1")
     assert [(f.rule, f.action) for f in report.findings] == [("domain", "info")]
     assert valid == RawDataset.read(manifest)
 
 
-def test_rows_out_of_any_domain_of_schema_are_quarantined(world):
-    schema = read_schema(local_path(world.release().schema_uri))
-    table, _ = world.window("once more")
+def test_rows_out_of_any_domain_of_schema_are_quarantined(scenario):
+    schema = read_schema(local_path(scenario.release().schema_uri))
+    table, _ = scenario.window("once more")
     c1 = next(feature for feature in schema.feature if feature.name == "C1")
     next(feature for feature in schema.feature if feature.name == "I6").float_domain.min = 0
     c1.string_domain.value.extend(
         sorted({str(v) for v in table["C1"].to_pylist() if v is not None})
     )
-    edited = world.folder / "edited.pbtxt"
+    edited = scenario.folder / "edited.pbtxt"
     edited.write_text(format_schema(schema))
-    accept = ["accept", str(edited), "--store", str(world.store), "--reason", "few shops"]
+    accept = ["accept", str(edited), "--store", str(scenario.store), "--reason", "few shops"]
     assert schema_command([*accept, "--change=I6", "--change=C1"]) == 0
     odd = {"I2": {4: 1e9}, "I3": {5: float("inf")}, "I6": {6: -1.0}, "C1": {7: 123}, "C2": {8: 123}}
-    rows, manifest = world.window(**odd, label={9: 2})
-    _, _, valid = world.check(manifest, "r2")
+    rows, manifest = scenario.window(**odd, label={9: 2})
+    _, _, valid = scenario.check(manifest, "r2")
     gone = rows_of(valid.quarantine_uri)
     assert keys_of(gone) == [keys_of(rows.to_pandas())[at] for at in (4, 5, 6, 7, 9)]
     assert [reason.split(",")[0] for reason in gone["quarantine_reason"]] == [
@@ -194,16 +194,16 @@ def test_rows_out_of_any_domain_of_schema_are_quarantined(world):
     ]
 
 
-def test_memory_is_flat_in_rows(world, tmp_path):
+def test_memory_is_flat_in_rows(scenario, tmp_path):
     """Rows of many files are read one batch at a time.
 
     Eight times as many rows need no more Arrow memory.
     """
-    schema, peaks = read_schema(local_path(world.release().schema_uri)), []
-    table, _ = world.window(rows=40_000, files=1, I2={3: 1e9})
+    schema, peaks = read_schema(local_path(scenario.release().schema_uri)), []
+    table, _ = scenario.window(rows=40_000, files=1, I2={3: 1e9})
     for files in (1, 8):
         raw = RawDataset.read(
-            world.write(pa.concat_tables([table] * files), f"{files} files", files)
+            scenario.write(pa.concat_tables([table] * files), f"{files} files", files)
         )
         folder = tmp_path / f"step {files}"
         folder.mkdir()
@@ -216,7 +216,7 @@ def test_memory_is_flat_in_rows(world, tmp_path):
                 action="quarantine",
                 folder=folder,
                 final=folder,
-                quarantine=rows_folder(world.store, "r"),
+                quarantine=rows_folder(scenario.store, "r"),
             )
         finally:
             pa.set_memory_pool(before)

@@ -30,19 +30,19 @@ def run(*arguments, module="demo.simulation", **options):
 
 
 @pytest.fixture(scope="module")
-def worlds():
+def simulators():
     """A simulator and a drifted one."""
-    world = Simulator.create(7)
-    return {"simulator.json": world, "drifted.json": world.drifted(Drift(seed=8))}
+    simulator = Simulator.create(7)
+    return {"simulator.json": simulator, "drifted.json": simulator.drifted(Drift(seed=8))}
 
 
 @pytest.fixture
-def folder(tmp_path, worlds):
+def folder(tmp_path, simulators):
     """A folder with a space in its name, and with the files of both simulators."""
     folder = tmp_path / "some place"
     folder.mkdir()
-    for name, world in worlds.items():
-        world.save(folder / name)
+    for name, simulator in simulators.items():
+        simulator.save(folder / name)
     return folder
 
 
@@ -258,7 +258,7 @@ def test_file_is_replayed_to_its_end(server, replay, folder, criteo_table, store
             "rows_per_request is 4096",
         ),
     ],
-    ids=["world", "mixed", "whose", "range"],
+    ids=["simulator", "mixed", "whose", "range"],
 )
 def test_invalid_replay_arguments_give_one_line_and_exit_2(replay, source, text):
     process = replay(source=source)

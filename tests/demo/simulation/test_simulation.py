@@ -23,18 +23,18 @@ ROWS = 100_000
 
 
 @pytest.fixture(scope="module")
-def world():
+def simulator():
     return Simulator.create(7)
 
 
 @pytest.fixture(scope="module")
-def drifted(world):
-    return world.drifted(Drift(seed=8))
+def drifted(simulator):
+    return simulator.drifted(Drift(seed=8))
 
 
 @pytest.fixture(scope="module")
-def rows(world):
-    return world.draw(ROWS, np.random.default_rng(1))
+def rows(simulator):
+    return simulator.draw(ROWS, np.random.default_rng(1))
 
 
 @pytest.fixture(scope="module")
@@ -112,10 +112,10 @@ def test_after_drift_best_auc_and_click_rate_stay(rows, drifted_rows):
     assert drifted_rows.label.mean() == pytest.approx(rows.label.mean(), abs=0.01)
 
 
-def test_new_categories_take_stated_share_of_stated_columns(world, rows, drifted_rows):
+def test_new_categories_take_stated_share_of_stated_columns(simulator, rows, drifted_rows):
     drift = Drift(seed=8)
     for i, name in enumerate(criteo.CATEGORICAL):
-        known = world.tables.categories[i].keys
+        known = simulator.tables.categories[i].keys
         new = ~np.isin(drifted_rows.categorical[:, i], known)
         expected = drift.new_category_share if name in drift.new_category_columns else 0.0
         assert within(new.mean(), expected, ROWS), name
@@ -123,7 +123,7 @@ def test_new_categories_take_stated_share_of_stated_columns(world, rows, drifted
             assert len(np.unique(drifted_rows.categorical[new, i])) == drift.new_categories
 
 
-def test_world_travels_as_json(world, drifted, tmp_path):
+def test_simulator_travels_as_json(simulator, drifted, tmp_path):
     path = tmp_path / "a folder" / "simulator.json"
     twice = drifted.drifted(Drift(seed=9, columns=("C1",)))
     twice.save(path)
@@ -161,7 +161,7 @@ def test_same_parameters_give_same_rows_in_another_process(drifted, tmp_path):
     ],
     ids=["missing", "unknown", "column"],
 )
-def test_corrupt_world_is_refused(drifted, tmp_path, change, text):
+def test_corrupt_simulator_is_refused(drifted, tmp_path, change, text):
     path = tmp_path / "simulator.json"
     drifted.save(path)
     document = json.loads(path.read_text())
@@ -177,9 +177,9 @@ def test_impossible_simulators_are_refused(settings):
         Simulator.create(1, **settings)
 
 
-def test_lake_contains_raw_schema_day_by_day(world, tmp_path):
+def test_lake_contains_raw_schema_day_by_day(simulator, tmp_path):
     report = write_lake(
-        world, str(tmp_path / "lake"), rows=3001, days=3, last_day=date(2026, 3, 1), seed=7
+        simulator, str(tmp_path / "lake"), rows=3001, days=3, last_day=date(2026, 3, 1), seed=7
     )
     assert report.days == ["2026-02-27", "2026-02-28", "2026-03-01"]
     keys, clicks = set(), 0
@@ -200,11 +200,11 @@ def test_lake_contains_raw_schema_day_by_day(world, tmp_path):
 
 
 def test_lake_in_bucket_equals_lake_in_folder_and_no_day_is_overwritten(
-    world, tmp_path, cloud_storage
+    simulator, tmp_path, cloud_storage
 ):
     arguments = {"rows": 900, "days": 3, "last_day": date(2026, 1, 4), "seed": 7}
-    expected = write_lake(world, str(tmp_path / "lake"), **arguments)
-    assert write_lake(world, "gs://models/lake", **arguments) == expected
+    expected = write_lake(simulator, str(tmp_path / "lake"), **arguments)
+    assert write_lake(simulator, "gs://models/lake", **arguments) == expected
     objects = open_objects("gs://models/lake")
     stored = {each.name: objects.read(each.name).content for each in objects.list()}
     written = {
@@ -214,4 +214,4 @@ def test_lake_in_bucket_equals_lake_in_folder_and_no_day_is_overwritten(
     assert stored == {name: path.read_bytes() for name, path in written.items()}
     assert len(stored) == 3
     with raises(ContractError, "gs://models/lake", "2026-01-02", "already"):
-        write_lake(world, "gs://models/lake", **arguments)
+        write_lake(simulator, "gs://models/lake", **arguments)

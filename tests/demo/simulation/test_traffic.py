@@ -27,11 +27,11 @@ def take_all(traffic, rows):
     return requests
 
 
-def test_world_traffic_is_worlds_and_switches_at_once():
-    world = Simulator.create(3)
-    drifted = world.drifted(Drift(seed=4))
-    traffic = SimulatedTraffic(world, drifted, np.random.default_rng(0))
-    old = world.tables.categories[1].keys
+def test_simulated_traffic_is_simulators_and_switches_at_once():
+    simulator = Simulator.create(3)
+    drifted = simulator.drifted(Drift(seed=4))
+    traffic = SimulatedTraffic(simulator, drifted, np.random.default_rng(0))
+    old = simulator.tables.categories[1].keys
     assert np.isin(traffic.take(64).features.categorical[:, 1], old).all()
     traffic.drift()
     after = np.concatenate([traffic.take(64).features.categorical[:, 1] for _ in range(20)])
@@ -39,7 +39,7 @@ def test_world_traffic_is_worlds_and_switches_at_once():
     assert traffic.drift_note["columns"] == ["C2", "C14", "C17", "C23"]
 
 
-def test_world_traffic_without_drifted_world_refuses_to_drift():
+def test_traffic_without_drifted_simulator_refuses_to_drift():
     traffic = SimulatedTraffic(Simulator.create(3), None, np.random.default_rng(0))
     with raises(ContractError, "--drifted-simulator", "absent"):
         traffic.drift()

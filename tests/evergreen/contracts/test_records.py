@@ -102,7 +102,7 @@ FINITE_OR_MISSING = st.floats(width=32, allow_infinity=False)
 @st.composite
 def prediction_batches(draw):
     features, n = draw(any_features()), draw(st.integers(1, 5))
-    shape = (n, len(features.places.slots))
+    shape = (n, len(features.positions.slots))
     batch = records.PredictionBatch(
         request_id=draw(st.text(min_size=1, max_size=128)),
         time=draw(TIMES),

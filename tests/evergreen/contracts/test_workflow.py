@@ -16,7 +16,7 @@ from testing.recommenders import SHOP, draw_arrays
 from tests.support.workflows import workflow_of
 
 FEATURES = SHOP.features
-SLOTS = list(FEATURES.places.slots)
+SLOTS = list(FEATURES.positions.slots)
 SIZES = (0, 1, 25, 7)
 """Numbers of categories of item, shop, user and genres."""
 

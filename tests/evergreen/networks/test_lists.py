@@ -92,7 +92,7 @@ def bagged(slots, ids):
 
 
 def of_slots(tensors, widths, sizes):
-    return tensors.slots(sizes, tables_of(FEATURES.id_places, widths))
+    return tensors.slots(sizes, tables_of(FEATURES.id_positions, widths))
 
 
 @pytest.fixture(params=WIDTHS, ids=["one width", "three widths", "two widths"])
@@ -100,7 +100,7 @@ def initial(request, tmp_path):
     """Configuration and network with fresh weights, and the vectors of each slot."""
     config, sizes = replace(CONFIG, widths=request.param), workflow_without().slot_sizes
     write_initial(
-        tmp_path / "initial", config, sizes, click_rate=0.3, seed=1, places=FEATURES.id_places
+        tmp_path / "initial", config, sizes, click_rate=0.3, seed=1, positions=FEATURES.id_positions
     )
     weights = open_model(tmp_path / "initial", sizes).weights
     network = build_network(config)
@@ -140,7 +140,7 @@ def test_step_and_scores_are_those_of_embedding_bags(tmp_path, initial):
     with closing(engine):
         engine.restore(tmp_path / "initial")
         np.testing.assert_allclose(engine.score(rows), torch.sigmoid(logits).detach(), atol=1e-6)
-        seen = engine.learn(rows, np.arange(len(rows)), batch_size=len(rows), seed=0)
+        seen = engine.train(rows, np.arange(len(rows)), batch_size=len(rows), seed=0)
         engine.save(tmp_path / "after")
     assert seen == pytest.approx(loss.item(), abs=1e-6)
     before, after = (open_model(tmp_path / name, sizes) for name in ("initial", "after"))
@@ -172,7 +172,7 @@ def test_step_and_scores_are_those_of_embedding_bags(tmp_path, initial):
 def test_graph_and_scorer_score_as_embedding_bags_do(initial, excluded, numbers):
     config, network, _ = initial
     workflow, (dense, categorical) = workflow_without(*excluded), raw_rows()
-    tables, sizes = tables_of(FEATURES.id_places, config.widths), workflow.slot_sizes
+    tables, sizes = tables_of(FEATURES.id_positions, config.widths), workflow.slot_sizes
     generator = torch.Generator().manual_seed(1)
     values = [
         torch.randn((sum(table.sizes(sizes)), width), generator=generator).numpy()

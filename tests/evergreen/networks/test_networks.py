@@ -137,7 +137,7 @@ def test_served_graph_scores_raw_rows_as_formula_scores_encoded_ones(served):
         np.split(table, np.cumsum(workflow.slot_sizes)[:-1]),
         ids_of(workflow, categorical),
     )
-    vectors = np.stack(networks.vectors_of(tables, STRANGE.places, ids), axis=1)
+    vectors = np.stack(networks.vectors_of(tables, STRANGE.positions, ids), axis=1)
     expected = networks.logits(config, parameters(network), workflow.encode_dense(dense), vectors)
     assert sigmoid(expected).std() > 0.001
     np.testing.assert_allclose(

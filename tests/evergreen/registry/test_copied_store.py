@@ -29,7 +29,7 @@ def stored(store, model_id="m1"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content * 100)
     hashes = {part: sha256_tree(folder / part) for part in Model.PARTS}
-    return keep_model(store, model_id, sha256=hashes, last_learned_time="2026-03-01T00:00:00+00:00")
+    return keep_model(store, model_id, sha256=hashes, watermark="2026-03-01T00:00:00+00:00")
 
 
 @pytest.fixture(params=["copied", "moved"])

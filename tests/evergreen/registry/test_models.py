@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from evergreen.contracts.manifests import CURRENT, NONE, ServingPlace
+from evergreen.contracts.manifests import CURRENT, NONE, ServingTarget
 from evergreen.registry import models as registry
 from evergreen.registry import promotion_journal, runs
 from evergreen.registry.promotion_journal import Promotion, append_promotion
@@ -127,15 +127,15 @@ def test_outcome_of_run_is_found_by_runs_name(tmp_path):
 
 
 def test_settings_of_releases_are_stored_once_and_read_back(tmp_path):
-    assert registry.read_serving_place(tmp_path) is None
-    place = ServingPlace(
+    assert registry.read_serving_target(tmp_path) is None
+    place = ServingTarget(
         repository_uri="gs://models/repository", triton_urls=["dns:///triton:8001"], server="python"
     )
-    registry.write_serving_place(tmp_path, place)
+    registry.write_serving_target(tmp_path, place)
     first = (tmp_path / "serving.json").stat().st_ino
-    registry.write_serving_place(tmp_path, place)
+    registry.write_serving_target(tmp_path, place)
     assert (tmp_path / "serving.json").stat().st_ino == first, (
         "unchanged settings must not be written again"
     )
-    registry.write_serving_place(tmp_path, replace(place, server="onnxruntime"))
-    assert registry.read_serving_place(tmp_path).server == "onnxruntime"
+    registry.write_serving_target(tmp_path, replace(place, server="onnxruntime"))
+    assert registry.read_serving_target(tmp_path).server == "onnxruntime"

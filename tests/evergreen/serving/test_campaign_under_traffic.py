@@ -89,7 +89,7 @@ def start(settings, tmp_path):
         process.wait()
 
 
-class Site:
+class DeploymentTarget:
     """Two models that are deployed in turn, under increasing version numbers."""
 
     def __init__(self, settings, start):
@@ -130,7 +130,7 @@ def test_deployments_struck_at_random_moments_fail_no_request(
         keep_verdict(settings.store, *candidate[1:])
     expected = {f"model-{number}": make_parts(number) for number in (1, 2)}
     expected = {name: toy.scores(workflow, *rows) for name, (workflow, toy) in expected.items()}
-    site = Site(settings, start)
+    target = DeploymentTarget(settings, start)
     controller = Program(lambda: start("controller", "--interval-seconds", "0.2"))
     blows = [blow for blow in BLOWS for _ in range(faults(25))]
     chance.shuffle(blows)
@@ -140,7 +140,7 @@ def test_deployments_struck_at_random_moments_fail_no_request(
             if not blows:
                 break
             controller.restart_if_ended()
-            deployment = site.begin(command)
+            deployment = target.begin(command)
             time.sleep(chance.uniform(0.0, LONGEST[command]))
             if deployment.poll() is None:
                 blow = blows.pop()
@@ -154,8 +154,8 @@ def test_deployments_struck_at_random_moments_fail_no_request(
             codes[command, deployment.wait(120)] += 1
             assert live_version(client, rows) > 0
             if len(blows) % 10 == 0:
-                site.finish()
-        site.finish()
+                target.finish()
+        target.finish()
         controller.end()
     print(
         f"{dict(struck)}; {dict(codes)}; {len(load.failures)} of {len(load.answers):,} requests "

@@ -8,8 +8,8 @@ import pytest
 
 from controller.__main__ import ReleaseController
 from controller.baking import Baking
+from controller.deployment_target import opened
 from controller.inspection import DAY_SECONDS, RETRY_SECONDS, Inspection
-from controller.site import opened
 from controller.watchdog import SUSPECT, UNPROBED, WELL, Watchdog
 from evergreen.contracts.serving import versions_of
 from evergreen.registry.models import graph_folder, release_path
@@ -33,19 +33,20 @@ def flip(path, at=None):
     path.write_bytes(content)
 
 
-def served(world, version, file):
-    return world.repository.objects.root / MODEL_NAME / str(version) / file
+def served(deployment, version, file):
+    return deployment.repository.objects.root / MODEL_NAME / str(version) / file
 
 
-def kept(world, version, file):
-    return graph_folder(world.settings.store, version) / file
+def kept(deployment, version, file):
+    return graph_folder(deployment.settings.store, version) / file
 
 
-def is_intact(world, version):
+def is_intact(deployment, version):
     """Return whether both copies of the file are equal."""
-    problems = find_corrupt(world.repository.published, world.settings.store, version)
+    problems = find_corrupt(deployment.repository.published, deployment.settings.store, version)
     same = all(
-        served(world, version, file).read_bytes() == kept(world, version, file).read_bytes()
+        served(deployment, version, file).read_bytes()
+        == kept(deployment, version, file).read_bytes()
         for file in FILES[:2]
     )
     return problems == [] and same
@@ -59,250 +60,262 @@ class Clock:
 
 
 @pytest.fixture
-def clock(world):
+def clock(deployment):
     clock = Clock()
-    patience = dataclasses.replace(world.settings.patience, clock=clock, sleep=lambda seconds: None)
-    world.settings = dataclasses.replace(world.settings, patience=patience)
+    timeouts = dataclasses.replace(
+        deployment.settings.timeouts, clock=clock, sleep=lambda seconds: None
+    )
+    deployment.settings = dataclasses.replace(deployment.settings, timeouts=timeouts)
     return clock
 
 
 @pytest.fixture
-def inspection(world, clock):
-    return Inspection(site=world.settings, start=run_now)
+def inspection(deployment, clock):
+    return Inspection(target=deployment.settings, start=run_now)
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_corrupt_file_of_live_version_blocks_nothing_and_is_named(world, caplog, file):
-    world.release(1), world.release(2)
-    flip(served(world, 2, file))
-    watchdog = Watchdog(site=world.settings)
+def test_corrupt_file_of_live_version_blocks_nothing_and_is_named(deployment, caplog, file):
+    deployment.release(1), deployment.release(2)
+    flip(served(deployment, 2, file))
+    watchdog = Watchdog(target=deployment.settings)
     assert set(watchdog.look().values()) == {WELL}
     if file == "golden.npz":
-        assert f"{served(world, 2, file).as_uri()} has sha256" in caplog.text
+        assert f"{served(deployment, 2, file).as_uri()} has sha256" in caplog.text
         assert "another copy is used" in caplog.text
-    assert world.rollback().version == 1
-    world.check_all_is_well(1)
-    world.release(3)
-    world.check_all_is_well(3)
+    assert deployment.rollback().version == 1
+    deployment.check_all_is_well(1)
+    deployment.release(3)
+    deployment.check_all_is_well(3)
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_corrupt_file_of_live_version_blocks_no_promotion(world, file):
-    world.release(1)
-    flip(served(world, 1, file))
-    assert release(*world.candidate(2), settings=world.settings, override="drill").version == 2
-    world.check_all_is_well(2)
+def test_corrupt_file_of_live_version_blocks_no_promotion(deployment, file):
+    deployment.release(1)
+    flip(served(deployment, 1, file))
+    assert (
+        release(*deployment.candidate(2), settings=deployment.settings, override="drill").version
+        == 2
+    )
+    deployment.check_all_is_well(2)
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_rollback_to_corrupt_version_replaces_file_from_store(world, caplog, file):
-    world.release(1), world.release(2)
-    flip(served(world, 1, file))
-    assert world.rollback().version == 1
-    world.check_all_is_well(1)
-    assert is_intact(world, 1)
+def test_rollback_to_corrupt_version_replaces_file_from_store(deployment, caplog, file):
+    deployment.release(1), deployment.release(2)
+    flip(served(deployment, 1, file))
+    assert deployment.rollback().version == 1
+    deployment.check_all_is_well(1)
+    assert is_intact(deployment, 1)
     assert "1" in caplog.text
     assert file in caplog.text
 
 
 @pytest.mark.parametrize("file", FILES[:2])
-def test_rollback_goes_on_where_stores_copy_is_corrupt_one(world, caplog, file):
-    world.release(1), world.release(2)
-    flip(kept(world, 1, file))
-    assert world.rollback().version == 1
-    world.check_all_is_well(1)
-    assert is_intact(world, 1)
-    assert str(kept(world, 1, "")).rstrip("/") in caplog.text
+def test_rollback_goes_on_where_stores_copy_is_corrupt_one(deployment, caplog, file):
+    deployment.release(1), deployment.release(2)
+    flip(kept(deployment, 1, file))
+    assert deployment.rollback().version == 1
+    deployment.check_all_is_well(1)
+    assert is_intact(deployment, 1)
+    assert str(kept(deployment, 1, "")).rstrip("/") in caplog.text
 
 
-def test_damage_of_another_file_in_each_copy_is_mended_from_both(world):
-    world.release(1), world.release(2)
-    flip(served(world, 1, "golden.npz"))
-    flip(kept(world, 1, "model.onnx"))
-    assert world.rollback().version == 1
-    world.check_all_is_well(1)
-    assert is_intact(world, 1)
+def test_damage_of_another_file_in_each_copy_is_mended_from_both(deployment):
+    deployment.release(1), deployment.release(2)
+    flip(served(deployment, 1, "golden.npz"))
+    flip(kept(deployment, 1, "model.onnx"))
+    assert deployment.rollback().version == 1
+    deployment.check_all_is_well(1)
+    assert is_intact(deployment, 1)
 
 
 @pytest.mark.parametrize("file", FILES[:2])
-def test_version_whose_two_copies_are_corrupt_is_refused_with_both_names(world, file):
-    world.release(1), world.release(2)
-    flip(served(world, 1, file))
-    flip(kept(world, 1, file), at=40)
+def test_version_whose_two_copies_are_corrupt_is_refused_with_both_names(deployment, file):
+    deployment.release(1), deployment.release(2)
+    flip(served(deployment, 1, file))
+    flip(kept(deployment, 1, file), at=40)
     with pytest.raises(ContractError) as caught:
-        world.rollback()
-    assert served(world, 1, file).as_uri() in str(caught.value)
-    assert str(graph_folder(world.settings.store, 1)) in str(caught.value)
-    world.check_all_is_well(2)
+        deployment.rollback()
+    assert served(deployment, 1, file).as_uri() in str(caught.value)
+    assert str(graph_folder(deployment.settings.store, 1)) in str(caught.value)
+    deployment.check_all_is_well(2)
 
 
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("version", [1, 2])
-def test_inspection_mends_every_version_of_repository(world, inspection, version, file):
-    world.release(1), world.release(2)
+def test_inspection_mends_every_version_of_repository(deployment, inspection, version, file):
+    deployment.release(1), deployment.release(2)
     inspection.step()
     assert inspection.healed == []
-    flip(served(world, version, file))
+    flip(served(deployment, version, file))
     inspection.step()
     assert inspection.healed == [], "the next inspection is not due"
-    inspection.site.patience.clock.now += DAY_SECONDS
+    inspection.target.timeouts.clock.now += DAY_SECONDS
     inspection.step()
-    assert served(world, version, file).as_uri() in inspection.healed
-    assert is_intact(world, version)
-    world.check_all_is_well(2)
+    assert served(deployment, version, file).as_uri() in inspection.healed
+    assert is_intact(deployment, version)
+    deployment.check_all_is_well(2)
 
 
-def test_inspection_mends_corrupt_copy_in_store(world, inspection):
-    world.release(1)
+def test_inspection_mends_corrupt_copy_in_store(deployment, inspection):
+    deployment.release(1)
     for file in FILES[:2]:
-        flip(kept(world, 1, file))
+        flip(kept(deployment, 1, file))
     inspection.step()
     assert inspection.healed == [
-        str(kept(world, 1, "model.onnx")),
-        str(kept(world, 1, "golden.npz")),
+        str(kept(deployment, 1, "model.onnx")),
+        str(kept(deployment, 1, "golden.npz")),
     ]
-    assert is_intact(world, 1)
+    assert is_intact(deployment, 1)
 
 
-def test_servers_load_mended_graph_of_live_version_again(world, inspection, raw_rows):
-    world.release(1)
-    right = world.servers[0].infer(MODEL_NAME, *raw_rows(5))[0]
-    flip(served(world, 1, "model.onnx"), at=served(world, 1, "model.onnx").stat().st_size // 2)
-    for server in world.servers:
+def test_servers_load_mended_graph_of_live_version_again(deployment, inspection, raw_rows):
+    deployment.release(1)
+    right = deployment.servers[0].infer(MODEL_NAME, *raw_rows(5))[0]
+    flip(
+        served(deployment, 1, "model.onnx"),
+        at=served(deployment, 1, "model.onnx").stat().st_size // 2,
+    )
+    for server in deployment.servers:
         # The server has read the corrupt graph, as after a restart.
-        (server.graph(1)).write_bytes(served(world, 1, "model.onnx").read_bytes())
+        (server.graph(1)).write_bytes(served(deployment, 1, "model.onnx").read_bytes())
     inspection.step()
-    for server in world.servers:
-        assert server.graph(1).read_bytes() == kept(world, 1, "model.onnx").read_bytes()
+    for server in deployment.servers:
+        assert server.graph(1).read_bytes() == kept(deployment, 1, "model.onnx").read_bytes()
         assert (server.infer(MODEL_NAME, *raw_rows(5))[0] == right).all()
 
 
-def test_what_cannot_be_mended_is_said_at_each_round_and_looked_for_again(world, inspection, clock):
-    world.release(1)
-    before = kept(world, 1, "golden.npz").read_bytes()
-    flip(served(world, 1, "golden.npz"))
-    flip(kept(world, 1, "golden.npz"), at=40)
+def test_what_cannot_be_mended_is_said_at_each_round_and_looked_for_again(
+    deployment, inspection, clock
+):
+    deployment.release(1)
+    before = kept(deployment, 1, "golden.npz").read_bytes()
+    flip(served(deployment, 1, "golden.npz"))
+    flip(kept(deployment, 1, "golden.npz"), at=40)
     for _ in range(2):
         with raises(ContractError, "copy", "corrupt"):
             inspection.step()
-    kept(world, 1, "golden.npz").write_bytes(before)  # a person restores the file from a backup
+    kept(deployment, 1, "golden.npz").write_bytes(
+        before
+    )  # a person restores the file from a backup
     with raises(ContractError, "copy", "corrupt"):
         inspection.step()
     clock.now += RETRY_SECONDS
     inspection.step()
-    assert is_intact(world, 1)
+    assert is_intact(deployment, 1)
 
 
-def test_inspection_leaves_deployment_at_work_alone(world, inspection, clock):
-    world.release(1)
-    flip(served(world, 1, "golden.npz"))
+def test_inspection_leaves_deployment_at_work_alone(deployment, inspection, clock):
+    deployment.release(1)
+    flip(served(deployment, 1, "golden.npz"))
     with (
-        world.repository.locked(),
+        deployment.repository.locked(),
         raises(TemporaryError, "another controller", "at work"),
     ):
         inspection.step()
     clock.now += RETRY_SECONDS
     inspection.step()
-    assert is_intact(world, 1)
+    assert is_intact(deployment, 1)
 
 
 @pytest.mark.parametrize("old", ["versions: 2", "backend", "max_batch_size"])
-def test_corrupt_configuration_blocks_no_rollback_and_is_written_anew(world, inspection, old):
-    world.release(1), world.release(2)
-    path = world.repository.objects.root / MODEL_NAME / "config.pbtxt"
-    right, config = path.read_bytes(), world.repository.read_config()
+def test_corrupt_configuration_blocks_no_rollback_and_is_written_anew(deployment, inspection, old):
+    deployment.release(1), deployment.release(2)
+    path = deployment.repository.objects.root / MODEL_NAME / "config.pbtxt"
+    right, config = path.read_bytes(), deployment.repository.read_config()
     path.write_bytes(right.replace(old.encode(), b"\xf2" + old.encode()[1:]))
     controller = ReleaseController(
-        watchdog=Watchdog(site=world.settings),
-        baking=Baking(site=world.settings),
+        watchdog=Watchdog(target=deployment.settings),
+        baking=Baking(target=deployment.settings),
         inspection=inspection,
     )
     controller.round()
-    assert world.repository.read_config() == config
+    assert deployment.repository.read_config() == config
     path.write_bytes(right.replace(old.encode(), b"\xf2" + old.encode()[1:]))
-    assert world.rollback().version == 1
+    assert deployment.rollback().version == 1
     assert versions_of(path.read_text()) == [1]
-    world.check_all_is_well(1)
+    deployment.check_all_is_well(1)
 
 
-def test_inspection_removes_prepared_versions_of_killed_steps_after_a_day(world, inspection):
-    world.release(1)
-    old, new = (world.settings.store / "prepared" / name for name in ("old", "new"))
+def test_inspection_removes_prepared_versions_of_killed_steps_after_a_day(deployment, inspection):
+    deployment.release(1)
+    old, new = (deployment.settings.store / "prepared" / name for name in ("old", "new"))
     old.mkdir(), new.mkdir()
     os.utime(old, (0, 0))
     inspection.step()
     assert (old.exists(), new.exists()) == (False, True)
 
 
-def test_golden_rows_of_another_version_are_no_copy(world):
-    world.release(1), world.release(2)
-    assert golden_rows(world.repository, world.settings.store, 2).expected.size
-    flip(served(world, 2, "golden.npz"))
-    kept(world, 2, "golden.npz").write_bytes(kept(world, 1, "golden.npz").read_bytes())
+def test_golden_rows_of_another_version_are_no_copy(deployment):
+    deployment.release(1), deployment.release(2)
+    assert golden_rows(deployment.repository, deployment.settings.store, 2).expected.size
+    flip(served(deployment, 2, "golden.npz"))
+    kept(deployment, 2, "golden.npz").write_bytes(kept(deployment, 1, "golden.npz").read_bytes())
     with raises(ContractError, "golden rows", "version 2") as caught:
-        golden_rows(world.repository, world.settings.store, 2)
-    assert served(world, 2, "golden.npz").as_uri() in str(caught.value)
-    assert str(kept(world, 2, "golden.npz")) in str(caught.value)
+        golden_rows(deployment.repository, deployment.settings.store, 2)
+    assert served(deployment, 2, "golden.npz").as_uri() in str(caught.value)
+    assert str(kept(deployment, 2, "golden.npz")) in str(caught.value)
 
 
-def test_corrupt_manifest_of_live_version_keeps_nobody_from_leaving_it(world):
-    world.release(1), world.release(2), world.release(3)
-    flip(release_path(world.settings.store, 3))
-    assert world.rollback().version == 2
-    assert world.rollback().version == 1, "a second rollback must restore an older version"
-    world.check_all_is_well(1)
+def test_corrupt_manifest_of_live_version_keeps_nobody_from_leaving_it(deployment):
+    deployment.release(1), deployment.release(2), deployment.release(3)
+    flip(release_path(deployment.settings.store, 3))
+    assert deployment.rollback().version == 2
+    assert deployment.rollback().version == 1, "a second rollback must restore an older version"
+    deployment.check_all_is_well(1)
 
 
-def test_release_manifest_that_is_corrupt_is_named(world, inspection):
-    world.release(1)
-    flip(release_path(world.settings.store, 1))
+def test_release_manifest_that_is_corrupt_is_named(deployment, inspection):
+    deployment.release(1)
+    flip(release_path(deployment.settings.store, 1))
     with raises(ContractError, "releases/1.json"):
         inspection.step()
 
 
-def test_corrupt_manifest_of_one_version_keeps_others_inspected(world, inspection):
-    world.release(1), world.release(2)
-    flip(release_path(world.settings.store, 1))
-    flip(served(world, 2, "model.onnx"))
+def test_corrupt_manifest_of_one_version_keeps_others_inspected(deployment, inspection):
+    deployment.release(1), deployment.release(2)
+    flip(release_path(deployment.settings.store, 1))
+    flip(served(deployment, 2, "model.onnx"))
     with raises(ContractError, "releases/1.json"):
         inspection.step()
-    assert inspection.healed == [served(world, 2, "model.onnx").as_uri()]
-    assert is_intact(world, 2)
+    assert inspection.healed == [served(deployment, 2, "model.onnx").as_uri()]
+    assert is_intact(deployment, 2)
 
 
-def test_inspection_of_holder_with_an_old_lease_replaces_nothing(world):
-    world.release(1)
-    flip(served(world, 1, "model.onnx"))
-    corrupt = served(world, 1, "model.onnx").read_bytes()
-    with opened(world.settings) as stale:
-        (world.repository.objects.root / f".{MODEL_NAME}.lock").unlink()
-        heir = ModelRepository(world.repository.objects, NAMES, holder="heir")
+def test_inspection_of_holder_with_an_old_lease_replaces_nothing(deployment):
+    deployment.release(1)
+    flip(served(deployment, 1, "model.onnx"))
+    corrupt = served(deployment, 1, "model.onnx").read_bytes()
+    with opened(deployment.settings) as stale:
+        (deployment.repository.objects.root / f".{MODEL_NAME}.lock").unlink()
+        heir = ModelRepository(deployment.repository.objects, NAMES, holder="heir")
         with heir.locked(), raises(TemporaryError, "no longer holds"):
-            Inspection(site=stale.settings, start=run_now).step()
-    assert served(world, 1, "model.onnx").read_bytes() == corrupt
+            Inspection(target=stale.settings, start=run_now).step()
+    assert served(deployment, 1, "model.onnx").read_bytes() == corrupt
 
 
-def test_corrupt_golden_rows_of_the_live_version_leave_the_canary_watched(world):
-    world.release(1)
-    start_canary(*world.candidate(2), settings=world.settings)
-    for path in (served(world, 1, "golden.npz"), kept(world, 1, "golden.npz")):
+def test_corrupt_golden_rows_of_the_live_version_leave_the_canary_watched(deployment):
+    deployment.release(1)
+    start_canary(*deployment.candidate(2), settings=deployment.settings)
+    for path in (served(deployment, 1, "golden.npz"), kept(deployment, 1, "golden.npz")):
         flip(path)
-    found = Watchdog(site=world.settings).look()
+    found = Watchdog(target=deployment.settings).look()
     assert found == {
         f"{server.url} {name}": finding
-        for server in world.servers
+        for server in deployment.servers
         for name, finding in ((NAMES.model, UNPROBED), (NAMES.canary, WELL))
     }
 
 
-def test_golden_rows_that_disk_cannot_read_are_read_from_other_copy(world, monkeypatch):
-    world.release(1)
+def test_golden_rows_that_disk_cannot_read_are_read_from_other_copy(deployment, monkeypatch):
+    deployment.release(1)
 
     def unreadable(folders, version):
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(VersionFolders, "golden_rows", unreadable)
-    assert golden_rows(world.repository, world.settings.store, 1).expected.size
+    assert golden_rows(deployment.repository, deployment.settings.store, 1).expected.size
 
 
 def test_real_server_refuses_to_load_flipped_weights(
@@ -321,21 +334,21 @@ def test_real_server_refuses_to_load_flipped_weights(
         client.unload(MODEL_NAME)
         with pytest.raises(PermanentError, match=r"model.onnx has sha256 \w{64}, expected"):
             client.load(MODEL_NAME)
-    assert set(Watchdog(site=settings).look().values()) == {SUSPECT}
-    Inspection(site=settings, start=run_now).step()
+    assert set(Watchdog(target=settings).look().values()) == {SUSPECT}
+    Inspection(target=settings, start=run_now).step()
     assert live_version(client, raw_rows(5)) == 1
     assert (client.infer(MODEL_NAME, *raw_rows(5))[0] == before).all()
 
 
 def test_inspection_that_ends_by_a_defect_is_reported_and_tried_again(
-    world, inspection, clock, monkeypatch
+    deployment, inspection, clock, monkeypatch
 ):
-    world.release(1), world.release(2)
+    deployment.release(1), deployment.release(2)
     with monkeypatch.context() as patched:
         patched.setattr("controller.inspection.find_corrupt", lambda *_: {}["graph"])
         with raises(PermanentError, "the inspection failed", "KeyError"):
             inspection.step()
-    flip(served(world, 2, "model.onnx"))
+    flip(served(deployment, 2, "model.onnx"))
     clock.now += DAY_SECONDS
     inspection.step()
     assert len(inspection.healed) == 1

@@ -9,7 +9,7 @@ from controller.release import ReleaseSettings
 from evergreen.registry.promotion_journal import current
 from evergreen.runtime.errors import ContractError, TemporaryError
 from evergreen.serving import servers
-from evergreen.serving.servers import NotListening, Patience, Triton, parse_urls, resolve
+from evergreen.serving.servers import NotListening, Timeouts, Triton, parse_urls, resolve
 from testing.served_names import MODEL_NAME
 from tests.support.deployments import release
 from tests.support.triton_double import Altered, TritonDouble
@@ -27,7 +27,7 @@ class Cluster:
             store=root / "store",
             repository=str(root / "repository"),
             triton_urls=(NAME,),
-            patience=Patience(clock=lambda: next(now), sleep=lambda _: None),
+            timeouts=Timeouts(clock=lambda: next(now), sleep=lambda _: None),
             resolve=self.resolve,
         )
 

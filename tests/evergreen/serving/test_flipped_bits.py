@@ -16,13 +16,13 @@ from testing.served_names import MODEL_NAME
 from tests.support.flips import QUIET, count_flips
 
 
-def check_served(world):
-    if problems := find_corrupt(world.repository.published, world.settings.store, 1):
+def check_served(deployment):
+    if problems := find_corrupt(deployment.repository.published, deployment.settings.store, 1):
         raise ContractError("; ".join(problems))
 
 
-def rows_of(world):
-    found = golden_rows(world.repository, world.settings.store, 1)
+def rows_of(deployment):
+    found = golden_rows(deployment.repository, deployment.settings.store, 1)
     return (
         found.dense.tobytes(),
         found.categorical.tobytes(),
@@ -34,11 +34,13 @@ def rows_of(world):
 @pytest.mark.parametrize(
     "flips", [pytest.param(1000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)]), 25]
 )
-def test_flipped_bit_in_manifest_journal_or_graph_is_never_read_as_other(world, tmp_path, flips):
-    model, verdict, raw = world.candidate(1)
-    done = world.release(1)
-    store, folder = world.settings.store, local_path(model.uri)
-    kept, served = graph_folder(store, 1), world.repository.objects.root / MODEL_NAME / "1"
+def test_flipped_bit_in_manifest_journal_or_graph_is_never_read_as_other(
+    deployment, tmp_path, flips
+):
+    model, verdict, raw = deployment.candidate(1)
+    done = deployment.release(1)
+    store, folder = deployment.settings.store, local_path(model.uri)
+    kept, served = graph_folder(store, 1), deployment.repository.objects.root / MODEL_NAME / "1"
 
     def exported():
         export(model, tmp_path / "again")
@@ -59,11 +61,11 @@ def test_flipped_bit_in_manifest_journal_or_graph_is_never_read_as_other(world, 
     files |= {release_path(store, 1): lambda: Release.read(release_path(store, 1))}
     files |= {store / "journal.jsonl": lambda: read_entries(store)}
     files |= {kept / name: lambda: check_kept(store, done) for name in ("model.onnx", "golden.npz")}
-    files |= {each: lambda: check_served(world) for each in sorted(served.iterdir())}
+    files |= {each: lambda: check_served(deployment) for each in sorted(served.iterdir())}
     found = {path: count_flips(path, read, flips=flips) for path, read in files.items()}
     for path, counts in found.items():
         print(path.name, dict(counts))
     assert {path: counts[QUIET] for path, counts in found.items() if counts[QUIET]} == {}
     # If one copy is corrupt, the other copy is read.
     for path in (kept / "golden.npz", served / "golden.npz"):
-        assert count_flips(path, lambda: rows_of(world), flips=flips)[QUIET] == 0
+        assert count_flips(path, lambda: rows_of(deployment), flips=flips)[QUIET] == 0

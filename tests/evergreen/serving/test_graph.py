@@ -25,7 +25,7 @@ from tests.support.nasty_rows import STRANGE_CATEGORIES, STRANGE_DENSE, nasty_ro
 from tests.support.toy_models import ids_of, toy_model
 
 WORKFLOW = strange_workflow(3)
-NUM_PLACES = len(WORKFLOW.features.place_names)
+NUM_PLACES = len(WORKFLOW.features.position_names)
 
 
 def bits(values):
@@ -83,7 +83,7 @@ def expected_rows(workflow, categorical):
     it.
     """
     sizes = [3 + len(vocabulary) for vocabulary in workflow.vocabularies]
-    offsets = np.cumsum([0, *sizes])[list(workflow.features.places.slots)]
+    offsets = np.cumsum([0, *sizes])[list(workflow.features.positions.slots)]
     return np.maximum(ids_of(workflow, categorical), 1) + offsets
 
 

@@ -37,7 +37,7 @@ def rows_of(features, count=500):
         np.float32
     )
     values = [-1, TOMBSTONE, 0, 5, 7, 9, 2**32 - 1, 2**34, 2**34 + 7]
-    return dense, random.choice(values, (count, len(features.place_names)))
+    return dense, random.choice(values, (count, len(features.position_names)))
 
 
 def open_inner(workflow, names):

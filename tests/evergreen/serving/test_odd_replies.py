@@ -30,10 +30,10 @@ from tests.support.triton_double import GrpcTriton, edited
 
 
 @contextmanager
-def site_of(world):
+def target_of(deployment):
     """Yield malformed replies by method, and settings for a gRPC server that sends them."""
-    with GrpcTriton(world.servers[0]) as odd:
-        yield odd, dataclasses.replace(world.settings, triton_urls=(odd.url,), connect=Triton)
+    with GrpcTriton(deployment.servers[0]) as odd:
+        yield odd, dataclasses.replace(deployment.settings, triton_urls=(odd.url,), connect=Triton)
 
 
 def one_output(reply):
@@ -109,15 +109,15 @@ ODD_ELSEWHERE = {
 
 
 @pytest.fixture
-def controlled(world, tmp_path):
+def controlled(deployment, tmp_path):
     """A controller over one server with malformed replies, and a reader of its status."""
-    world.release(1)
-    with site_of(world) as (odd, site):
+    deployment.release(1)
+    with target_of(deployment) as (odd, target):
         status = tmp_path / "status.json"
         controller = ReleaseController(
-            watchdog=Watchdog(site=site),
-            baking=Baking(site=site, fetch=lambda address: ""),
-            inspection=Inspection(site=site, start=run_now),
+            watchdog=Watchdog(target=target),
+            baking=Baking(target=target, fetch=lambda address: ""),
+            inspection=Inspection(target=target, start=run_now),
             status=status,
         )
 
@@ -154,12 +154,12 @@ def test_odd_replies_to_other_calls_end_nothing_either(controlled, call):
         assert WELL in [look() for _ in range(20)]
 
 
-def test_replies_of_flipped_bytes_are_read_as_scores_or_refused(world):
-    world.release(1)
+def test_replies_of_flipped_bytes_are_read_as_scores_or_refused(deployment):
+    deployment.release(1)
     random_ = random.Random(5)
-    with site_of(world) as (odd, site):
-        client = Triton(site.triton_urls[0])
-        golden = world.repository.published.golden_rows(1)
+    with target_of(deployment) as (odd, target):
+        client = Triton(target.triton_urls[0])
+        golden = deployment.repository.published.golden_rows(1)
         outcomes = {"read": 0, "refused": 0}
 
         def flipped(reply):
@@ -185,18 +185,18 @@ def test_replies_of_flipped_bytes_are_read_as_scores_or_refused(world):
 @pytest.mark.parametrize(
     "name", ["no output", "strings", "no version", "no message", "another model"]
 )
-def test_release_that_odd_server_answers_comes_to_nothing(world, name):
-    world.release(1)
-    with site_of(world) as (odd, site):
-        world.settings = site
+def test_release_that_odd_server_answers_comes_to_nothing(deployment, name):
+    deployment.release(1)
+    with target_of(deployment) as (odd, target):
+        deployment.settings = target
         odd.odd = {"ModelInfer": ODD_INFERENCES[name]}
-        with pytest.raises((PermanentError, TemporaryError), match=site.triton_urls[0]):
-            world.release(2)
+        with pytest.raises((PermanentError, TemporaryError), match=target.triton_urls[0]):
+            deployment.release(2)
         odd.odd = {}
-        assert world.entries()[-1].action == "withdrawn"
-        assert world.servers[0].loaded() == [1]
-        world.release(3)
-        assert world.servers[0].loaded() == [3]
+        assert deployment.entries()[-1].action == "withdrawn"
+        assert deployment.servers[0].loaded() == [1]
+        deployment.release(3)
+        assert deployment.servers[0].loaded() == [3]
 
 
 SUCCESS = "nv_inference_request_success"
@@ -216,9 +216,9 @@ def test_counter_that_is_no_count_makes_servers_metrics_unreadable(count):
         counted(text, ARMS)
 
 
-def test_odd_counters_take_nothing_back_and_end_no_round(world):
-    world.release(1), world.release(2)
-    accept_into(world.settings.store, shop_with(release={"bake_seconds": 7200.0}))
+def test_odd_counters_take_nothing_back_and_end_no_round(deployment):
+    deployment.release(1), deployment.release(2)
+    accept_into(deployment.settings.store, shop_with(release={"bake_seconds": 7200.0}))
     for count in ("NaN", "+Inf", "-5", "1e300"):
         for name in ("request_failure", "compute_infer_duration_us", "request_success"):
             texts = [
@@ -226,7 +226,7 @@ def test_odd_counters_take_nothing_back_and_end_no_round(world):
                 for each in (0, count)
             ]
             baking = Baking(
-                site=world.settings,
+                target=deployment.settings,
                 metrics=("triton-a:8002",),
                 fetch=lambda address, texts=texts: texts.pop(0),
             )

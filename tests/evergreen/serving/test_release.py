@@ -44,28 +44,30 @@ def test_first_release_is_served_recorded_and_is_next_runs_champion(
     assert sorted(p.name for p in triton.repository.iterdir() if p.is_dir()) == [MODEL_NAME]
 
 
-def test_journal_names_who_why_and_every_hash_before_server_is_notified(world):
+def test_journal_names_who_why_and_every_hash_before_server_is_notified(deployment):
     actions = []
 
     class Watched(TritonDouble):
         """Records the journal whenever a server gets a load request."""
 
         def load(self, name):
-            actions.append([entry.action for entry in world.entries()])
+            actions.append([entry.action for entry in deployment.entries()])
             super().load(name)
 
     settings = dataclasses.replace(
-        world.settings, who="run-7", triton_urls=world.settings.triton_urls[:1]
+        deployment.settings, who="run-7", triton_urls=deployment.settings.triton_urls[:1]
     )
     done = release(
-        *world.candidate(1),
+        *deployment.candidate(1),
         settings=dataclasses.replace(
             settings,
-            connect=lambda url: Watched(url, repository=settings.repository, state=world.state),
+            connect=lambda url: Watched(
+                url, repository=settings.repository, state=deployment.state
+            ),
         ),
     )
     assert actions == [["intent"], ["intent"]], "both loads must follow the intent in the journal"
-    intent, line = world.entries()
+    intent, line = deployment.entries()
     assert intent.sha256 == line.sha256 == done.sha256
     assert sorted(done.sha256) == ["data", "golden", "graph", "weights", "workflow"]
     assert done.sha256["graph"] == graph_sha256(local_path(done.graph_uri).parent)
@@ -73,11 +75,11 @@ def test_journal_names_who_why_and_every_hash_before_server_is_notified(world):
     assert (line.who, line.decision, line.reason) == ("run-7", "pass", "auc is high enough")
 
 
-def test_graph_and_golden_rows_are_kept_in_store_apart_from_what_is_served(world):
-    done = world.release(1)
+def test_graph_and_golden_rows_are_kept_in_store_apart_from_what_is_served(deployment):
+    done = deployment.release(1)
     kept, served = (
-        graph_folder(world.settings.store, 1),
-        world.repository.objects.local("click_model/1"),
+        graph_folder(deployment.settings.store, 1),
+        deployment.repository.objects.local("click_model/1"),
     )
     assert local_path(done.graph_uri) == kept / "model.onnx"
     assert (kept / "golden.npz").exists()
@@ -107,20 +109,20 @@ def test_second_release_under_load_fails_no_request_and_never_goes_back(
     assert f'"loading: {MODEL_NAME}:1"' not in loads, "the previous version was loaded again"
 
 
-def test_old_versions_leave_repository_and_as_many_as_asked_for_stay(world, make_candidate):
-    settings = dataclasses.replace(world.settings, num_kept=3)
+def test_old_versions_leave_repository_and_as_many_as_asked_for_stay(deployment, make_candidate):
+    settings = dataclasses.replace(deployment.settings, num_kept=3)
     for seed in range(1, 5):
         release(*make_candidate(settings.store, seed), settings=settings)
-    assert world.repository.versions() == [2, 3, 4]
-    assert [server.loaded() for server in world.servers] == [[4], [4]], (
+    assert deployment.repository.versions() == [2, 3, 4]
+    assert [server.loaded() for server in deployment.servers] == [[4], [4]], (
         "servers must load only the live version"
     )
     assert [p.version for p in read_journal(settings.store)] == [1, 2, 3, 4]
 
 
-def test_retried_step_does_not_release_same_model_twice(world):
-    assert world.release(1) == world.release(1)
-    assert [entry.action for entry in world.entries()] == ["intent", "release"]
+def test_retried_step_does_not_release_same_model_twice(deployment):
+    assert deployment.release(1) == deployment.release(1)
+    assert [entry.action for entry in deployment.entries()] == ["intent", "release"]
 
 
 def test_repository_written_for_another_server_is_refused(make_candidate, tmp_path):

@@ -79,59 +79,63 @@ def kill():
 
 
 @pytest.mark.parametrize("place", mostly_slow(RELEASE_PLACES), ids=named)
-def test_retry_after_killed_release_releases_model(world, kill, place):
-    world.release(1), world.release(2)
-    assert kill(**world.job("release", place, 3)) == KILLED
-    world.check_served_is_whole_and_known()
-    done = world.release(3)
-    world.check_all_is_well(done.version)
+def test_retry_after_killed_release_releases_model(deployment, kill, place):
+    deployment.release(1), deployment.release(2)
+    assert kill(**deployment.job("release", place, 3)) == KILLED
+    deployment.check_served_is_whole_and_known()
+    done = deployment.release(3)
+    deployment.check_all_is_well(done.version)
     # A version number counts as used only after the journal names it.
     recorded = place[0] in ("journal written", "pruned")
     announced = place[0] != "kept"
     assert (done.model_id, done.version) == ("model-3", 4 if announced and not recorded else 3)
     withdrawn = [
-        entry.version for entry in read_entries(world.settings.store) if entry.action == "withdrawn"
+        entry.version
+        for entry in read_entries(deployment.settings.store)
+        if entry.action == "withdrawn"
     ]
     assert withdrawn == ([3] if announced and not recorded else [])
-    assert world.release(4).version == done.version + 1
-    assert world.repository.taken_numbers() == [done.version, done.version + 1], (
+    assert deployment.release(4).version == done.version + 1
+    assert deployment.repository.taken_numbers() == [done.version, done.version + 1], (
         "the killed release left other versions"
     )
 
 
 @pytest.mark.parametrize("place", mostly_slow(RELEASE_PLACES[1:], ("config written", 1)), ids=named)
-def test_rollback_after_killed_release_restores_what_was_live(world, kill, place):
-    world.release(1), world.release(2)
-    assert kill(**world.job("release", place, 3)) == KILLED
-    world.rollback()
-    world.check_all_is_well(2)
-    world.rollback()
-    world.check_all_is_well(1)
+def test_rollback_after_killed_release_restores_what_was_live(deployment, kill, place):
+    deployment.release(1), deployment.release(2)
+    assert kill(**deployment.job("release", place, 3)) == KILLED
+    deployment.rollback()
+    deployment.check_all_is_well(2)
+    deployment.rollback()
+    deployment.check_all_is_well(1)
 
 
 @pytest.mark.parametrize("place", mostly_slow(ROLLBACK_PLACES, ("probed", 1)), ids=named)
-def test_killed_rollback_is_finished_by_next(world, kill, place):
-    world.release(1), world.release(2)
-    assert kill(**world.job("rollback", place)) == KILLED
-    world.check_served_is_whole_and_known()
+def test_killed_rollback_is_finished_by_next(deployment, kill, place):
+    deployment.release(1), deployment.release(2)
+    assert kill(**deployment.job("rollback", place)) == KILLED
+    deployment.check_served_is_whole_and_known()
     if place[0] == "journal written":
         with pytest.raises(ContractError, match="version 1 is live already"):
-            world.rollback(to_version=1)
+            deployment.rollback(to_version=1)
     else:
-        world.rollback(to_version=1)
-    world.check_all_is_well(1)
-    assert world.release(3).version == 3
+        deployment.rollback(to_version=1)
+    deployment.check_all_is_well(1)
+    assert deployment.release(3).version == 3
 
 
 @pytest.fixture
-def baking_world(world):
+def baking_deployment(deployment):
     """Versions 1 and 2 are released, and version 2 bakes.
 
     `restore(state)` restores all files, and then writes findings with the state `state`.
     """
-    world.release(1), world.release(2)
-    accept_into(world.settings.store, shop_with(release={"bake_seconds": 0.0, "bake_rows": 1000}))
-    root = world.settings.store.parent
+    deployment.release(1), deployment.release(2)
+    accept_into(
+        deployment.settings.store, shop_with(release={"bake_seconds": 0.0, "bake_rows": 1000})
+    )
+    root = deployment.settings.store.parent
     shutil.copytree(root, kept := root.with_name(f"{root.name} as it was"), symlinks=True)
 
     def restore(state):
@@ -140,14 +144,16 @@ def baking_world(world):
         found = Findings(
             version=2, state=state, reason="said by a test", found_at="2026-01-01T00:00:00+00:00"
         )
-        write_findings(world.settings.store, found)
-        return world
+        write_findings(deployment.settings.store, found)
+        return deployment
 
     return restore
 
 
-def transitions(world):
-    return [entry.action for entry in world.entries() if entry.action not in (INTENT, WITHDRAWN)]
+def transitions(deployment):
+    return [
+        entry.action for entry in deployment.entries() if entry.action not in (INTENT, WITHDRAWN)
+    ]
 
 
 @pytest.mark.timeout(600)
@@ -161,17 +167,17 @@ def transitions(world):
     ids=["baked", "taken back", "taken back, each boundary"],
 )
 def test_controller_that_was_killed_makes_its_transition_once(
-    baking_world, kill, state, action, live, places, least
+    baking_deployment, kill, state, action, live, places, least
 ):
     """The process is killed at each fsync, rename, unlink and checkpoint, one after another."""
     killed = []
     for place in places:
-        world = baking_world(state)
-        code = kill(**world.job("bake", (place, 1)))
-        world.check_served_is_whole_and_known()
-        Baking(site=world.settings).step({}), Baking(site=world.settings).step({})
-        assert transitions(world) == [RELEASE, RELEASE, action], f"killed at {place}"
-        world.check_all_is_well(live)
+        deployment = baking_deployment(state)
+        code = kill(**deployment.job("bake", (place, 1)))
+        deployment.check_served_is_whole_and_known()
+        Baking(target=deployment.settings).step({}), Baking(target=deployment.settings).step({})
+        assert transitions(deployment) == [RELEASE, RELEASE, action], f"killed at {place}"
+        deployment.check_all_is_well(live)
         if code != KILLED:
             break
         killed.append(place)
@@ -179,32 +185,32 @@ def test_controller_that_was_killed_makes_its_transition_once(
 
 
 @pytest.mark.parametrize(("state", "action"), [(BAD, ROLLBACK), (WELL, BAKED)])
-def test_two_controllers_at_once_make_transition_once(baking_world, kill, state, action):
+def test_two_controllers_at_once_make_transition_once(baking_deployment, kill, state, action):
     for _ in range(3):
-        world = baking_world(state)
-        assert kill(**world.job("bake", (None, 1)), lives=2) == 0
-        assert transitions(world) == [RELEASE, RELEASE, action]
+        deployment = baking_deployment(state)
+        assert kill(**deployment.job("bake", (None, 1)), lives=2) == 0
+        assert transitions(deployment) == [RELEASE, RELEASE, action]
 
 
-def test_recovery_that_server_prevents_is_tried_again_by_next(world, kill):
-    world.release(1), world.release(2)
-    assert kill(**world.job("release", ("loaded", 1), 3)) == KILLED
-    world.servers[1].crash()
+def test_recovery_that_server_prevents_is_tried_again_by_next(deployment, kill):
+    deployment.release(1), deployment.release(2)
+    assert kill(**deployment.job("release", ("loaded", 1), 3)) == KILLED
+    deployment.servers[1].crash()
     with pytest.raises(Exception, match="triton-b:8001: connection refused"):
-        world.rollback()
-    assert versions_of(world.repository.read_config()) == [2], (
+        deployment.rollback()
+    assert versions_of(deployment.repository.read_config()) == [2], (
         "a starting server must load the live version"
     )
-    assert world.servers[0].loaded() == [2], "the other server must be restored at once"
-    world.servers[1].start()
-    world.rollback()
-    world.check_all_is_well(2)
+    assert deployment.servers[0].loaded() == [2], "the other server must be restored at once"
+    deployment.servers[1].start()
+    deployment.rollback()
+    deployment.check_all_is_well(2)
 
 
-def test_first_release_that_was_killed_leaves_nothing_served(world, kill):
-    assert kill(**world.job("release", ("loaded", 2), 1)) == KILLED
+def test_first_release_that_was_killed_leaves_nothing_served(deployment, kill):
+    assert kill(**deployment.job("release", ("loaded", 2), 1)) == KILLED
     with pytest.raises(ContractError, match="has no release"):
-        world.rollback()
-    assert [server.loaded() for server in world.servers] == [[], []]
-    assert world.repository.read_config() is None
-    assert world.release(2).version == 2
+        deployment.rollback()
+    assert [server.loaded() for server in deployment.servers] == [[], []]
+    assert deployment.repository.read_config() is None
+    assert deployment.release(2).version == 2

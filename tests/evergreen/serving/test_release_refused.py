@@ -7,28 +7,28 @@ import os
 import numpy as np
 import pytest
 
-from controller import site
+from controller import target
 from evergreen.registry.models import graph_folder, release_path
 from evergreen.registry.promotion_journal import current, interrupted, read_entries, read_journal
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
 from evergreen.serving.repository.model_repository import ModelRepository
-from evergreen.serving.servers import Patience, Triton
+from evergreen.serving.servers import Timeouts, Triton
 from testing.served_names import CANDIDATE_NAME, MODEL_NAME
 from tests.support.deployments import release
 from tests.support.real_servers import kill_stubs
 from tests.support.triton_double import Altered
 
 
-def kept(world):
-    return [path(world.settings.store, 2).exists() for path in (release_path, graph_folder)]
+def kept(deployment):
+    return [path(deployment.settings.store, 2).exists() for path in (release_path, graph_folder)]
 
 
 @pytest.mark.parametrize(
     "name", [CANDIDATE_NAME, MODEL_NAME], ids=["in rehearsal", "after publication"]
 )
-def test_wrong_answer_leaves_old_version_live_and_new_one_gone(world, name):
-    world.release(1)
-    config = world.repository.read_config()
+def test_wrong_answer_leaves_old_version_live_and_new_one_gone(deployment, name):
+    deployment.release(1)
+    config = deployment.repository.read_config()
 
     def wrong(server, asked, *rows, version=None):
         scores, answered = server.infer(asked, *rows, version=version)
@@ -37,16 +37,16 @@ def test_wrong_answer_leaves_old_version_live_and_new_one_gone(world, name):
     with pytest.raises(
         PermanentError, match=rf"version 2 of {name} on .* differs from the training-side score"
     ):
-        world.release(2, infer=wrong)
-    world.check_all_is_well(1)
-    assert world.repository.versions() == [1]
-    assert world.repository.read_config() == config
-    assert [entry.action for entry in world.entries()][2:] == ["intent", "withdrawn"]
-    assert "differs from the training-side score" in world.entries()[-1].reason
+        deployment.release(2, infer=wrong)
+    deployment.check_all_is_well(1)
+    assert deployment.repository.versions() == [1]
+    assert deployment.repository.read_config() == config
+    assert [entry.action for entry in deployment.entries()][2:] == ["intent", "withdrawn"]
+    assert "differs from the training-side score" in deployment.entries()[-1].reason
     # If a version may have answered clients, its files are stored so that the answers can be
     # verified.
-    assert kept(world) == ([False, False] if name == CANDIDATE_NAME else [True, True])
-    assert world.release(3).version == 3, "the next release must succeed under a new number"
+    assert kept(deployment) == ([False, False] if name == CANDIDATE_NAME else [True, True])
+    assert deployment.release(3).version == 3, "the next release must succeed under a new number"
 
 
 def test_failed_first_release_leaves_nothing_served(
@@ -56,8 +56,8 @@ def test_failed_first_release_leaves_nothing_served(
         return name == CANDIDATE_NAME and real.is_ready(name, version)
 
     now = iter(range(10_000))
-    patience = Patience(clock=lambda: next(now), sleep=lambda _: None)
-    hasty = dataclasses.replace(settings, patience=patience)
+    timeouts = Timeouts(clock=lambda: next(now), sleep=lambda _: None)
+    hasty = dataclasses.replace(settings, timeouts=timeouts)
     with pytest.raises(TemporaryError, match="version 1 of click_model .* is not ready after 60"):
         release(
             *make_candidate(settings.store, 1),
@@ -74,7 +74,7 @@ def test_failed_first_release_leaves_nothing_served(
 
 def failing_journal(monkeypatch, error, *, after):
     """Make the write of a release's journal line fail, either before or after the write."""
-    written = site.append_promotion
+    written = target.append_promotion
 
     def append(store, entry):
         if entry.action != "release":
@@ -83,27 +83,31 @@ def failing_journal(monkeypatch, error, *, after):
             written(store, entry)
         raise error
 
-    monkeypatch.setattr(site, "append_promotion", append)
+    monkeypatch.setattr(target, "append_promotion", append)
 
 
-def test_journal_that_cannot_be_written_undoes_switch(world, monkeypatch):
-    world.release(1)
+def test_journal_that_cannot_be_written_undoes_switch(deployment, monkeypatch):
+    deployment.release(1)
     failing_journal(monkeypatch, OSError(28, "no space left on device"), after=False)
     with pytest.raises(OSError, match="no space"):
-        world.release(2)
+        deployment.release(2)
     monkeypatch.undo()
-    world.check_all_is_well(1)
-    assert world.repository.versions() == [1]
-    assert world.release(3).version == 3, "a number from the journal must not be reused"
+    deployment.check_all_is_well(1)
+    assert deployment.repository.versions() == [1]
+    assert deployment.release(3).version == 3, "a number from the journal must not be reused"
 
 
-def test_line_whose_writing_failed_after_it_was_there_is_rolled_back(world, monkeypatch):
-    world.release(1)
+def test_line_whose_writing_failed_after_it_was_there_is_rolled_back(deployment, monkeypatch):
+    deployment.release(1)
     failing_journal(monkeypatch, OSError(5, "input/output error"), after=True)
     with pytest.raises(OSError, match="input/output"):
-        world.release(2)
-    assert [entry.action for entry in world.entries()][-3:] == ["intent", "release", "withdrawn"]
-    world.check_all_is_well(1)
+        deployment.release(2)
+    assert [entry.action for entry in deployment.entries()][-3:] == [
+        "intent",
+        "release",
+        "withdrawn",
+    ]
+    deployment.check_all_is_well(1)
 
 
 def wrong_as_2(server, name, *rows, version=None):
@@ -112,17 +116,17 @@ def wrong_as_2(server, name, *rows, version=None):
     return (scores + 1e-4 if (name, answered) == (MODEL_NAME, 2) else scores), answered
 
 
-def test_callers_who_name_no_version_must_be_answered_by_new_one(world):
-    world.release(1)
+def test_callers_who_name_no_version_must_be_answered_by_new_one(deployment):
+    deployment.release(1)
 
     def stuck(server, name, *rows, version=None):
         scores, answered = server.infer(name, *rows, version=version)
         return scores, 1 if name == MODEL_NAME and version is None else answered
 
     with pytest.raises(PermanentError, match="answered click_model from version 1, expected 2"):
-        world.release(2, infer=stuck)
-    world.check_all_is_well(1)
-    assert kept(world) == [True, True], (
+        deployment.release(2, infer=stuck)
+    deployment.check_all_is_well(1)
+    assert kept(deployment) == [True, True], (
         "the version may have answered clients, so its files must remain"
     )
 
@@ -182,8 +186,8 @@ def lock_taken(tmp_path):
 
 def test_second_deployment_at_same_time_is_refused(make_candidate, unserved, lock_taken):
     now, waits = iter(range(1000)), []
-    patience = Patience(lock_seconds=30, clock=lambda: next(now), sleep=waits.append)
-    settings = dataclasses.replace(unserved, patience=patience)
+    timeouts = Timeouts(lock_seconds=30, clock=lambda: next(now), sleep=waits.append)
+    settings = dataclasses.replace(unserved, timeouts=timeouts)
     candidate = make_candidate(settings.store, 1)
     with pytest.raises(TemporaryError, match="another controller is at work"):
         release(*candidate, settings=settings)
@@ -196,8 +200,8 @@ def test_second_deployment_at_same_time_is_refused(make_candidate, unserved, loc
 
 def test_deployment_waits_little_for_whoever_has_lock(make_candidate, unserved, lock_taken):
     """For example, a watchdog repairs a server while a person wants to roll back."""
-    patience = Patience(sleep=lambda _: lock_taken())
-    settings = dataclasses.replace(unserved, patience=patience)
+    timeouts = Timeouts(sleep=lambda _: lock_taken())
+    settings = dataclasses.replace(unserved, timeouts=timeouts)
     assert release(*make_candidate(settings.store, 1), settings=settings).version == 1
 
 
@@ -208,8 +212,8 @@ def test_verdict_about_another_model_is_refused(make_candidate, unserved):
         release(model, verdict, raw, settings=unserved)
 
 
-def test_server_that_could_not_be_restored_is_named_in_error_and_journal(world):
-    world.release(1)
+def test_server_that_could_not_be_restored_is_named_in_error_and_journal(deployment):
+    deployment.release(1)
 
     def unresponsive(server, name):
         """Load version 2, but fail when the server must return to version 1."""
@@ -221,22 +225,22 @@ def test_server_that_could_not_be_restored_is_named_in_error_and_journal(world):
         PermanentError,
         match=r"differs .*; triton triton-a:8001 could not be restored: triton does not respond",
     ):
-        world.release(2, load=unresponsive, infer=wrong_as_2)
+        deployment.release(2, load=unresponsive, infer=wrong_as_2)
     assert (
         "triton triton-a:8001 could not be restored: triton does not respond"
-        in world.entries()[-1].reason
+        in deployment.entries()[-1].reason
     )
-    assert current(world.settings.store).version == 1
-    assert world.release(3).version == 3
-    world.check_all_is_well(3)
+    assert current(deployment.settings.store).version == 1
+    assert deployment.release(3).version == 3
+    deployment.check_all_is_well(3)
 
 
-def test_configuration_that_cannot_be_put_back_is_left_to_next_deployment(world, monkeypatch):
+def test_configuration_that_cannot_be_put_back_is_left_to_next_deployment(deployment, monkeypatch):
     """The storage fails after the first of two writes.
 
     The next deployment rolls back, because the journal contains the intent.
     """
-    world.release(1)
+    deployment.release(1)
     written = ModelRepository.write_config
 
     def once(repository, text):
@@ -248,9 +252,9 @@ def test_configuration_that_cannot_be_put_back_is_left_to_next_deployment(world,
 
     monkeypatch.setattr(ModelRepository, "write_config", once)
     with pytest.raises(PermanentError, match="could not be restored: the storage is away"):
-        world.release(2, infer=wrong_as_2)
+        deployment.release(2, infer=wrong_as_2)
     monkeypatch.undo()
-    assert interrupted(world.settings.store).version == 2
-    assert world.rollback().version == 1
-    world.check_all_is_well(1)
-    assert world.repository.versions() == [1]
+    assert interrupted(deployment.settings.store).version == 2
+    assert deployment.rollback().version == 1
+    deployment.check_all_is_well(1)
+    assert deployment.repository.versions() == [1]

@@ -43,7 +43,7 @@ class BucketServer(TritonServer):
 
 # The case `folder` runs only in slow runs, because all other tests with a real server use a folder.
 @pytest.fixture(params=[pytest.param("folder", marks=pytest.mark.slow), "bucket"])
-def site(request, tmp_path):
+def target(request, tmp_path):
     """The repository, and a function that starts another server over it."""
     if request.param == "folder":
         root = tmp_path / "model repository"
@@ -104,8 +104,8 @@ def num_requests(server, version):
     )
 
 
-def test_server_serves_only_what_configuration_names(site, make_version):
-    repository, start = site
+def test_server_serves_only_what_configuration_names(target, make_version):
+    repository, start = target
     first, second = make_version(1), make_version(2)
     rows = [GoldenRows.load(folder / "golden.npz") for folder in (first, second)]
     with repository.locked():

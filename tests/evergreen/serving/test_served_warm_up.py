@@ -42,9 +42,9 @@ print(json.dumps([warm, own, min(priorities[: len(warm)], default=own), faults])
 """
 
 
-def test_golden_rows_in_all_batch_sizes_warm_session_at_low_priority(world):
-    world.release(1)
-    version = world.repository.objects.root / MODEL_NAME / "1"
+def test_golden_rows_in_all_batch_sizes_warm_session_at_low_priority(deployment):
+    deployment.release(1)
+    version = deployment.repository.objects.root / MODEL_NAME / "1"
     config = {
         "input": [
             {"name": "dense", "data_type": "TYPE_FP32"},

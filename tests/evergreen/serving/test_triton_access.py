@@ -6,7 +6,7 @@ from contextlib import ExitStack
 import grpc
 import pytest
 
-from controller.site import add_site_flags, site_of
+from controller.deployment_target import add_target_flags, target_of
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
 from evergreen.runtime.flags import CommandParser
 from evergreen.serving.servers import Triton, TritonAccess
@@ -73,19 +73,19 @@ def pki(tmp_path_factory):
 
 
 @pytest.fixture
-def secured(world, pki):
+def secured(deployment, pki):
     """Starts a server that requires TLS, and optionally a client certificate or token.
 
     `secured()` returns the server's address.
     """
-    world.release(1)
+    deployment.release(1)
     with ExitStack() as started:
 
         def start(*, mutual=False, token=None):
             pair = [((pki / "triton.key").read_bytes(), (pki / "triton.pem").read_bytes())]
             roots = (pki / "ca.pem").read_bytes() if mutual else None
             credentials = grpc.ssl_server_credentials(pair, roots, require_client_auth=mutual)
-            server = started.enter_context(GrpcTriton(world.servers[0], credentials))
+            server = started.enter_context(GrpcTriton(deployment.servers[0], credentials))
             server.token = token
             return server.url
 
@@ -139,23 +139,25 @@ def test_token_is_shown_at_each_call_as_its_file_is_then(secured, pki, tmp_path)
 
 
 @pytest.mark.parametrize("by", ["flags", "variables"])
-def test_commands_take_it_from_flags_and_from_environment(secured, pki, world, monkeypatch, by):
+def test_commands_take_it_from_flags_and_from_environment(
+    secured, pki, deployment, monkeypatch, by
+):
     url = secured()
     said = {"ca": str(pki / "ca.pem"), "name": "triton"}
     for name, value in said.items() if by == "variables" else ():
         monkeypatch.setenv(f"EVERGREEN_TRITON_{name.upper()}", value)
     parser = CommandParser(prog="evergreen release rollback")
-    add_site_flags(parser)
+    add_target_flags(parser)
     flags = [
         "--store",
-        str(world.settings.store),
+        str(deployment.settings.store),
         "--repository",
-        world.settings.repository,
+        deployment.settings.repository,
         "--triton-urls",
         url,
     ]
     flags += [f"--triton-{name}={value}" for name, value in said.items()] if by == "flags" else []
-    connected = [site_of(parser.parse_args(flags)).connect(url)]
+    connected = [target_of(parser.parse_args(flags)).connect(url)]
     connected += [Triton(url)] if by == "variables" else []
     for triton in connected:
         assert triton.is_ready(MODEL_NAME, 1)

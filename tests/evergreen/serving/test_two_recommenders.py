@@ -24,13 +24,13 @@ from tests.support.real_servers import under_load
 OTHER = "shop"
 
 
-class Site:
+class DeploymentTarget:
     """One recommender: its registry, and its part of the shared repository."""
 
     def __init__(self, settings, name, make_candidate):
-        patience = dataclasses.replace(settings.patience, lock_seconds=0.0)
+        timeouts = dataclasses.replace(settings.timeouts, lock_seconds=0.0)
         store = settings.store / name
-        self.settings = dataclasses.replace(settings, store=store, patience=patience)
+        self.settings = dataclasses.replace(settings, store=store, timeouts=timeouts)
         self.name, self._make = name, make_candidate
 
     def candidate(self, seed, *, recommender=None):
@@ -65,7 +65,10 @@ class Site:
 
 @pytest.fixture
 def places(settings, make_candidate, client):
-    yield Site(settings, MODEL_NAME, make_candidate), Site(settings, OTHER, make_candidate)
+    yield (
+        DeploymentTarget(settings, MODEL_NAME, make_candidate),
+        DeploymentTarget(settings, OTHER, make_candidate),
+    )
     for name in (OTHER, CANARY_NAME):
         client.unload(name)
 
@@ -105,7 +108,7 @@ def test_releases_of_one_recommender_leave_other_alone_without_failures(
 def test_each_has_lock_and_watchdog_of_its_own(places, triton, client):
     click, shop = places
     click.release(1), shop.release(11)
-    watchdogs = [Watchdog(site=place.settings) for place in places]
+    watchdogs = [Watchdog(target=place.settings) for place in places]
     client.unload(OTHER)
     with click.settings.open_repository().locked():
         with raises(TemporaryError, "at work", f"/{MODEL_NAME}"):
@@ -130,9 +133,9 @@ def test_store_refuses_model_of_recommender_of_another_name(places):
 def test_watchdog_waits_for_first_release_of_registry_without_recommender(places):
     _, shop = places
     shop.settings.store.mkdir(parents=True)
-    watchdog = Watchdog(site=shop.settings)
+    watchdog = Watchdog(target=shop.settings)
     assert watchdog.look() == {}
-    assert steps.step(steps.CanarySettings(site=shop.settings)).action == steps.NONE
+    assert steps.step(steps.CanarySettings(target=shop.settings)).action == steps.NONE
     with raises(ContractError, "no release", "no recommender"):
         shop.settings.open_repository()
     shop.release(11)

@@ -22,7 +22,7 @@ def open_bucket(cloud_storage):
     from evergreen.storage.bucket import BucketObjects
 
     def make(uri="gs://models/a prefix", **settings):
-        patience = {"retry_seconds": 20.0, "first_delay_seconds": 0.001, "chunk_bytes": 2 << 20}
-        return BucketObjects(uri, **{**patience, **settings})
+        timeouts = {"retry_seconds": 20.0, "first_delay_seconds": 0.001, "chunk_bytes": 2 << 20}
+        return BucketObjects(uri, **{**timeouts, **settings})
 
     return make

@@ -37,8 +37,8 @@ def stream():
 
     After the drift, a third of the rows have the same value of C14.
     """
-    world, random = Simulator.create(11), np.random.default_rng(3)
-    drawn = world.draw(SECONDS * 4 * ROWS, np.random.default_rng(2))
+    simulator, random = Simulator.create(11), np.random.default_rng(3)
+    drawn = simulator.draw(SECONDS * 4 * ROWS, np.random.default_rng(2))
     times = np.sort(START + SECONDS * random.random(SECONDS * 4))
     changed = np.repeat(times >= CHANGED_AT, ROWS) & (np.arange(len(drawn.label)) % 3 == 0)
     drawn.categorical[changed, criteo.CATEGORICAL.index("C14")] = 31_337

@@ -130,7 +130,7 @@ def rolled_back(tmp_path_factory):
     for version, until in trained.items():
         model_id = f"m{version}"
         trained_until = datetime.fromtimestamp(until, timezone.utc).isoformat()
-        keep_model(bench.settings.store, model_id, last_learned_time=trained_until)
+        keep_model(bench.settings.store, model_id, watermark=trained_until)
         release(bench.settings.store, version, model_id, previous_version=version - 1 or None)
         path = verdict_paths(bench.settings.store, model_id)[0]
         quality = ModelQuality(auc=0.8, auc_low=0.79, auc_high=0.81)

@@ -46,13 +46,13 @@ def requests_of(
 
 
 @pytest.fixture(scope="session")
-def world():
+def simulator():
     return Simulator.create(11)
 
 
 @pytest.fixture(scope="session")
-def training_rows(world):
-    return world.draw(40_000, np.random.default_rng(1))
+def training_rows(simulator):
+    return simulator.draw(40_000, np.random.default_rng(1))
 
 
 @pytest.fixture(scope="session")

@@ -38,8 +38,8 @@ def watched(bench, reference):
     return made
 
 
-def predictions(world, *, seed, prefix, drifted=False, rows=3000):
-    drawn = world.draw(rows, np.random.default_rng(seed))
+def predictions(simulator, *, seed, prefix, drifted=False, rows=3000):
+    drawn = simulator.draw(rows, np.random.default_rng(seed))
     if drifted:
         drawn.categorical[: rows // 3, criteo.CATEGORICAL.index("C14")] = 31_337
     spread = np.linspace(FIRST + 1, FIRST + 590, rows // 50)
@@ -54,8 +54,8 @@ def drift_events(bench):
     return [event for event in bench.events if event["kind"] == "drift"]
 
 
-def test_drifted_bucket_is_reported_shown_counted_and_evaluated(watched, world):
-    watched.tick(*predictions(world, seed=1, prefix="a", drifted=True))
+def test_drifted_bucket_is_reported_shown_counted_and_evaluated(watched, simulator):
+    watched.tick(*predictions(simulator, seed=1, prefix="a", drifted=True))
     assert drift_events(watched) == []
     pass_bucket(watched)
     (event,) = drift_events(watched)
@@ -70,8 +70,8 @@ def test_drifted_bucket_is_reported_shown_counted_and_evaluated(watched, world):
     assert noted["shown"][0]["bucket_end"] == FIRST + 600
 
 
-def test_bucket_without_drift_is_shown_and_no_event(watched, world):
-    publish(watched.log, *predictions(world, seed=2, prefix="a"), form=watched.form)
+def test_bucket_without_drift_is_shown_and_no_event(watched, simulator):
+    publish(watched.log, *predictions(simulator, seed=2, prefix="a"), form=watched.form)
     pass_bucket(watched)
     assert drift_events(watched) == []
     assert watched.monitor._snapshot().drift["rows"] == 3000
@@ -80,8 +80,8 @@ def test_bucket_without_drift_is_shown_and_no_event(watched, world):
 
 
 @pytest.mark.parametrize("kept", [False, True])
-def test_kill_loses_no_prediction_and_counts_none_twice(watched, world, kept):
-    records = predictions(world, seed=3, prefix="a", drifted=True)
+def test_kill_loses_no_prediction_and_counts_none_twice(watched, simulator, kept):
+    records = predictions(simulator, seed=3, prefix="a", drifted=True)
     watched.tick(*records[:20])
     if kept:
         watched.tick(at=watched.clock.now + 11)
@@ -108,7 +108,7 @@ def test_kill_loses_no_prediction_and_counts_none_twice(watched, world, kept):
     assert watched.monitor._snapshot().drift["rows"] == 3000
 
 
-def test_reports_of_another_revision_are_not_shown_and_watching_goes_on(watched, world):
+def test_reports_of_another_revision_are_not_shown_and_watching_goes_on(watched, simulator):
     old = {
         "cursor": 0,
         "watch": None,
@@ -117,14 +117,14 @@ def test_reports_of_another_revision_are_not_shown_and_watching_goes_on(watched,
     watched.store.write_documents({"drift": old}, {})
     watched.start()
     assert watched.monitor._snapshot().drift is None
-    publish(watched.log, *predictions(world, seed=5, prefix="a"), form=watched.form)
+    publish(watched.log, *predictions(simulator, seed=5, prefix="a"), form=watched.form)
     pass_bucket(watched)
     assert watched.monitor._snapshot().drift["rows"] == 3000
 
 
-def test_version_without_statistics_is_archived_and_counted(watched, world):
+def test_version_without_statistics_is_archived_and_counted(watched, simulator):
     records = [
-        replace(record, model_version=9) for record in predictions(world, seed=4, prefix="a")
+        replace(record, model_version=9) for record in predictions(simulator, seed=4, prefix="a")
     ]
     publish(watched.log, *records, form=watched.form)
     pass_bucket(watched)

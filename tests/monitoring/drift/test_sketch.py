@@ -25,8 +25,8 @@ def layout(training_rows):
     return Layout(reference_of(training_rows))
 
 
-def test_every_row_is_counted_in_same_cell_as_by_numpy(layout, world):
-    rows = world.draw(9000, np.random.default_rng(2))
+def test_every_row_is_counted_in_same_cell_as_by_numpy(layout, simulator):
+    rows = simulator.draw(9000, np.random.default_rng(2))
     cells = sketch_of(layout, requests_of(rows)).cells
     reference = layout.reference
     for i, name in enumerate(criteo.DENSE):
@@ -63,12 +63,12 @@ def test_extreme_values_fall_into_outer_buckets_and_nan_is_missing(layout):
     assert (scores[0], scores[-1]) == (1, 1)
 
 
-def test_sums_over_requests_equal_those_of_table_of_requests(layout, world):
+def test_sums_over_requests_equal_those_of_table_of_requests(layout, simulator):
     """The requests have unequal sizes.
 
     In each request, half of the rows repeat the values of the first row.
     """
-    random, rows = np.random.default_rng(8), world.draw(6000, np.random.default_rng(8))
+    random, rows = np.random.default_rng(8), simulator.draw(6000, np.random.default_rng(8))
     requests = [
         each for size in (1, 7, 40) for each in requests_of(rows, size=size, prefix=f"s{size}-")
     ]
@@ -101,8 +101,8 @@ def test_sums_over_requests_equal_those_of_table_of_requests(layout, world):
         np.testing.assert_array_equal(found.sums, np.transpose(expected))
 
 
-def test_merged_and_restored_parts_equal_profile_of_all_rows(layout, world):
-    requests = requests_of(world.draw(5000, np.random.default_rng(9)), size=23)
+def test_merged_and_restored_parts_equal_profile_of_all_rows(layout, simulator):
+    requests = requests_of(simulator.draw(5000, np.random.default_rng(9)), size=23)
     whole, first, second = (
         sketch_of(layout, each) for each in (requests, requests[:90], requests[90:])
     )

@@ -55,9 +55,9 @@ def names(columns):
 
 
 @pytest.fixture
-def rows(world):
+def rows(simulator):
     """A bucket of rows that are drawn from the distribution of the reference."""
-    drawn = world.draw(8000, np.random.default_rng(21))
+    drawn = simulator.draw(8000, np.random.default_rng(21))
     return replace_arrays(drawn)
 
 
@@ -165,13 +165,13 @@ def test_irrelevant_change_is_no_drift_however_many_rows_show_it(reference, rows
     assert report_on(reference, rows, settings=large).drifted == ()
 
 
-def alike_in_requests(world, n, random, size=40):
+def alike_in_requests(simulator, n, random, size=40):
     """Return rows. In every second column, the rows of a request have equal values.
 
     The features of the user agree in all rows of a ranked list.
     """
-    drawn = replace_arrays(world.draw(n, random))
-    users = world.draw(n // size, random)
+    drawn = replace_arrays(simulator.draw(n, random))
+    users = simulator.draw(n // size, random)
     of_row = np.repeat(np.arange(n // size), size)
     drawn.dense[:, 1::2] = users.dense[of_row, 1::2]
     drawn.categorical[:, 1::2] = users.categorical[of_row, 1::2]
@@ -180,7 +180,7 @@ def alike_in_requests(world, n, random, size=40):
 
 @pytest.mark.parametrize("pairs", [50, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("alike", [False, True])
-def test_stationary_buckets_raise_alarms_at_most_at_stated_rate(world, alike, pairs):
+def test_stationary_buckets_raise_alarms_at_most_at_stated_rate(simulator, alike, pairs):
     """The test draws pairs of a reference and a bucket with fixed seeds.
 
     The minimum effect sizes are 0, so any change is drift.
@@ -189,11 +189,11 @@ def test_stationary_buckets_raise_alarms_at_most_at_stated_rate(world, alike, pa
     alarms = 0
     for seed in range(pairs // 5):
         random = np.random.default_rng([31, seed])
-        draw = alike_in_requests if alike else type(world).draw
-        layout = Layout(reference_of(draw(world, 16_000, random), size=40))
+        draw = alike_in_requests if alike else type(simulator).draw
+        layout = Layout(reference_of(draw(simulator, 16_000, random), size=40))
         for _ in range(5):
             sketch = Sketch(layout)
-            for request in requests_of(draw(world, 4000, random), size=40):
+            for request in requests_of(draw(simulator, 4000, random), size=40):
                 sketch.add(Predictions.of([request]))
             alarms += any(each.drifted or each.outlying for each in compare(sketch, settings))
     # At a rate of 0.02, the probability of more alarms is one in a thousand.
@@ -204,12 +204,12 @@ def test_stationary_buckets_raise_alarms_at_most_at_stated_rate(world, alike, pa
     )
 
 
-def test_rows_alike_within_requests_would_be_alarms_without_design_effect(reference, world):
-    rows = alike_in_requests(world, 8000, np.random.default_rng(8))
+def test_rows_alike_within_requests_would_be_alarms_without_design_effect(reference, simulator):
+    rows = alike_in_requests(simulator, 8000, np.random.default_rng(8))
     assert report_on(reference, rows, size=40).drifted == (), (
         "independent training rows must not cause an alarm"
     )
-    alike = reference_of(alike_in_requests(world, 40_000, np.random.default_rng(7)), size=40)
+    alike = reference_of(alike_in_requests(simulator, 40_000, np.random.default_rng(7)), size=40)
     report = report_on(alike, rows, size=40)
     assert report.drifted == ()
     assert column(report, "C2").design_effect == pytest.approx(40, rel=0.01)
@@ -217,11 +217,11 @@ def test_rows_alike_within_requests_would_be_alarms_without_design_effect(refere
     assert len(report_on(reference, rows, size=1).drifted) > 5
 
 
-def test_same_records_in_any_order_give_same_report(reference, world):
+def test_same_records_in_any_order_give_same_report(reference, simulator):
     random = np.random.default_rng(9)
     requests = []
     for part in range(4):
-        drawn = world.draw(3000, random)
+        drawn = simulator.draw(3000, random)
         requests += requests_of(
             drawn, size=23, time=1000.0 + 60 * part, version=1 + part % 2, prefix=f"p{part}-"
         )
@@ -247,12 +247,12 @@ def test_same_records_in_any_order_give_same_report(reference, world):
         assert reports(random.permutation(len(requests)), (100, 300), at_once) == expected
 
 
-def test_too_small_bucket_is_merged_with_next_of_its_version(reference, world):
+def test_too_small_bucket_is_merged_with_next_of_its_version(reference, simulator):
     random = np.random.default_rng(10)
-    watch = watching(reference, requests_of(world.draw(600, random), time=1050.0))
+    watch = watching(reference, requests_of(simulator.draw(600, random), time=1050.0))
     assert watch.close(1100.0) == []
     watch = watching(
-        reference, requests_of(world.draw(700, random), time=1350.0), memory=watch.memory()
+        reference, requests_of(simulator.draw(700, random), time=1350.0), memory=watch.memory()
     )
     (report,) = watch.close(1400.0)
     assert (report.bucket_start, report.bucket_end, report.rows) == (1000.0, 1400.0, 1300)
@@ -321,8 +321,8 @@ def test_record_is_in_bucket_of_its_time_rounded_to_microseconds(reference, rows
     assert report.bucket_start == 1100.0
 
 
-def test_restart_with_other_statistics_of_version_forgets_its_bucket(reference, world, rows):
-    other = reference_of(world.draw(3000, np.random.default_rng(12)))
+def test_restart_with_other_statistics_of_version_forgets_its_bucket(reference, simulator, rows):
+    other = reference_of(simulator.draw(3000, np.random.default_rng(12)))
     after = watching(other, memory=watching(reference, requests_of(rows)).memory())
     assert after.close(1100.0) == []
     assert dict(after.passed_over) == {"no_reference": 8000}

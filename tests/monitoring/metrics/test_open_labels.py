@@ -64,7 +64,7 @@ def test_bounds_are_extremes_over_every_labeling(rows):
     assert found.auc_high == pytest.approx(max(existing), abs=1e-12)
 
 
-class World:
+class SimulatedClicks:
     """Simulated rows over `span` seconds. The scores are good or bad, and the clicks arrive late.
 
     Clicks after the attribution window are ignored.
@@ -96,24 +96,24 @@ class World:
         )
 
 
-@pytest.mark.parametrize("is_changed", [False, True], ids=["calibrated", "changed world"])
+@pytest.mark.parametrize("is_changed", [False, True], ids=["calibrated", "changed scores"])
 @pytest.mark.parametrize("name", DELAYS)
 def test_at_every_moment_bounds_contain_matured_value(name, is_changed):
-    world = World(DELAYS[name], seed=3, is_changed=is_changed)
+    clicks = SimulatedClicks(DELAYS[name], seed=3, is_changed=is_changed)
     for now in np.linspace(1, 900 + WINDOW, 40):
-        rows = (world.times <= now) & (world.times > now - WINDOW)
+        rows = (clicks.times <= now) & (clicks.times > now - WINDOW)
         if not rows.any():
             continue
-        found = world.at(now, rows)
+        found = clicks.at(now, rows)
         assert found.final_at is not None
         assert now <= found.final_at <= now + WINDOW
-        matured = matured_auc(world.labels[rows], world.scores[rows])
+        matured = matured_auc(clicks.labels[rows], clicks.scores[rows])
         if matured is not None:
             assert found.auc_low - 1e-9 <= matured <= found.auc_high + 1e-9
         assert found.auc is None or found.auc_low - 1e-9 <= found.auc <= found.auc_high + 1e-9
 
 
-@pytest.mark.parametrize("is_changed", [False, True], ids=["calibrated", "changed world"])
+@pytest.mark.parametrize("is_changed", [False, True], ids=["calibrated", "changed scores"])
 @pytest.mark.parametrize(
     "name", ["exponential", "uniform over the window", "heavy tail", "two humps"]
 )
@@ -121,13 +121,13 @@ def test_bounds_and_error_of_estimate_shrink_until_labels_are_final(name, is_cha
     moments = [300.0, 400.0, 600.0, 899.0]
     errors, widths = np.zeros(len(moments)), np.zeros(len(moments))
     for seed in range(8):
-        world = World(DELAYS[name], seed, span=300.0, is_changed=is_changed)
-        rows, matured = np.ones(len(world.times), bool), matured_auc(world.labels, world.scores)
+        clicks = SimulatedClicks(DELAYS[name], seed, span=300.0, is_changed=is_changed)
+        rows, matured = np.ones(len(clicks.times), bool), matured_auc(clicks.labels, clicks.scores)
         for i, now in enumerate(moments):
-            found = world.at(now, rows)
+            found = clicks.at(now, rows)
             widths[i] += found.auc_high - found.auc_low
             errors[i] += abs(found.auc - matured) / 8
-        end = world.at(300.0 + WINDOW, rows)
+        end = clicks.at(300.0 + WINDOW, rows)
         assert (end.auc_low, end.auc, end.auc_high) == pytest.approx([matured] * 3, abs=1e-6)
         assert end.final_at == 300.0 + WINDOW
     assert (np.diff(widths) <= 0).all()
@@ -139,9 +139,9 @@ def test_bounds_and_error_of_estimate_shrink_until_labels_are_final(name, is_cha
 
 
 def test_change_of_simulator_shows_before_labels_are_final():
-    world = World(DELAYS["exponential"], seed=5, span=300.0, is_changed=True)
-    found = world.at(350.0, np.ones(len(world.times), bool))
-    assert roc_auc_score(world.labels, world.scores) == pytest.approx(0.5, abs=0.05)
+    clicks = SimulatedClicks(DELAYS["exponential"], seed=5, span=300.0, is_changed=True)
+    found = clicks.at(350.0, np.ones(len(clicks.times), bool))
+    assert roc_auc_score(clicks.labels, clicks.scores) == pytest.approx(0.5, abs=0.05)
     assert found.auc == pytest.approx(0.5, abs=0.08)
 
 
@@ -161,10 +161,10 @@ def test_without_rows_nothing_is_estimated():
 
 
 def test_order_of_rows_does_not_matter_even_with_ties():
-    world = World(DELAYS["exponential"], seed=1)
-    world.scores = np.round(world.scores, 2)
-    shuffled = np.random.default_rng(0).permutation(len(world.times))
-    first, second = (world.at(700.0, rows) for rows in (np.arange(len(world.times)), shuffled))
+    clicks = SimulatedClicks(DELAYS["exponential"], seed=1)
+    clicks.scores = np.round(clicks.scores, 2)
+    shuffled = np.random.default_rng(0).permutation(len(clicks.times))
+    first, second = (clicks.at(700.0, rows) for rows in (np.arange(len(clicks.times)), shuffled))
     assert first.auc == pytest.approx(second.auc, abs=1e-9)
 
 

@@ -37,7 +37,7 @@ def make_evaluator(memory=None, policies=POLICY, settings=SETTINGS) -> Evaluator
     return Evaluator(settings, make_policies(policies), baseline=baseline, memory=memory)
 
 
-def world(seed: int, num: int = 60):
+def simulated_requests(seed: int, num: int = 60):
     """Return requests over 90 s: a canary, then version 2, then a rollback.
 
     Version 2 is rolled back for three seconds in between, which is shorter than an attribution
@@ -140,9 +140,9 @@ def evaluate_in_bites(made, seed: int, *, bites: int, restarts: bool) -> list[st
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10_000), st.integers(0, 10_000), st.integers(1, 30), st.booleans())
 def test_decision_lines_do_not_depend_on_batches_order_or_restarts(
-    world_seed, seed, bites, restarts
+    traffic_seed, seed, bites, restarts
 ):
-    made = world(world_seed)
+    made = simulated_requests(traffic_seed)
     expected = evaluate_in_bites(made, 0, bites=0, restarts=False)
     assert len(expected) > 5
     assert evaluate_in_bites(made, seed, bites=bites, restarts=restarts) == expected

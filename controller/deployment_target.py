@@ -1,9 +1,9 @@
 """Open one deployment target: its registry, its model repository and its servers.
 
 A deployment target is a model registry, a Triton model repository and the Triton servers that read
-it. The code calls a deployment target a site. Only the process that holds the repository's lock
-changes what a site serves (`controller.reconcile`). A running controller holds the lock all the
-time. Without a running controller, a command holds the lock until its own request is done.
+it. Only the process that holds the repository's lock changes what a target serves
+(`controller.reconcile`). A running controller holds the lock all the time. Without a running
+controller, a command holds the lock until its own request is done.
 
 The commands share the flags for the target and for the author of a change. The default target is
 read from `<store>/serving.json`, which the last release wrote. An operator on call therefore needs
@@ -36,7 +36,7 @@ from evergreen.config.reader import add_flags
 from evergreen.contracts.manifests import Model, Release
 from evergreen.contracts.serving import ServedNames, versions_of
 from evergreen.registry import promotion_journal
-from evergreen.registry.models import read_serving_place, release_path
+from evergreen.registry.models import read_serving_target, release_path
 from evergreen.registry.promotion_journal import Promotion, append_promotion
 from evergreen.registry.recommenders import served_name
 from evergreen.registry.traffic_plan import DRAIN_SECONDS, Arm, Baseline, TrafficPlan
@@ -53,8 +53,8 @@ from evergreen.serving.servers import (
     ACCESS_VARIABLES,
     Connect,
     Fleet,
-    Patience,
     Resolve,
+    Timeouts,
     Triton,
     TritonAccess,
     parse_urls,
@@ -65,7 +65,7 @@ from evergreen.storage.uris import open_objects, typed_folder, typed_uri
 
 logger = logging.getLogger(__name__)
 
-Settings = TypeVar("Settings", bound="SiteSettings")
+Settings = TypeVar("Settings", bound="TargetSettings")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ class CanaryStages:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SiteSettings:
+class TargetSettings:
     """Deployment target, the person or run that deploys to it, and the timeouts."""
 
     store: Path
@@ -99,7 +99,7 @@ class SiteSettings:
     num_kept: int = 3
     """Number of versions that stay in the repository, including the live version and the previous
     version."""
-    patience: Patience = field(default_factory=Patience)
+    timeouts: Timeouts = field(default_factory=Timeouts)
     connect: Connect = Triton
     resolve: Resolve = resolve
     stages: CanaryStages = field(default_factory=CanaryStages)
@@ -193,10 +193,10 @@ class Attempt:
 
 
 @dataclass(kw_only=True)
-class Site:
-    """Deployment target whose lock is held. The function `opened` creates a `Site`."""
+class DeploymentTarget:
+    """Deployment target whose lock is held. The function `opened` creates a `DeploymentTarget`."""
 
-    settings: SiteSettings
+    settings: TargetSettings
     repository: ModelRepository
     stack: ExitStack
     attempt: Attempt = field(default_factory=Attempt)
@@ -227,7 +227,7 @@ class Site:
             self._fleet = Fleet(
                 settings.triton_urls,
                 settings.connect,
-                patience=settings.patience,
+                timeouts=settings.timeouts,
                 resolve=settings.resolve,
             )
             self.stack.enter_context(closing(self._fleet))
@@ -244,9 +244,9 @@ class Site:
         return self.repository.names
 
     @property
-    def patience(self) -> Patience:
+    def timeouts(self) -> Timeouts:
         """Timeouts of the deployment."""
-        return self.settings.patience
+        return self.settings.timeouts
 
     @property
     def live(self) -> Promotion | None:
@@ -392,22 +392,24 @@ def live_version(config: str | None) -> int | None:
 
 
 @contextmanager
-def opened(settings: SiteSettings) -> Iterator[Site]:
-    """Take the lock if this process does not hold it yet, and open the site.
+def opened(settings: TargetSettings) -> Iterator[DeploymentTarget]:
+    """Take the lock if this process does not hold it yet, and open the target.
 
     Servers are contacted only when a move needs them.
 
     Raises:
         ContractError: the repository is not writable.
-        TemporaryError: another controller holds the lock for longer than `patience.lock_seconds`.
+        TemporaryError: another controller holds the lock for longer than `timeouts.lock_seconds`.
     """
-    repository, patience = settings.open_repository(), settings.patience
+    repository, timeouts = settings.open_repository(), settings.timeouts
     with ExitStack() as stack:
-        patience.until_done(lambda: stack.enter_context(repository.locked()), patience.lock_seconds)
-        yield Site(settings=replace(settings, held=repository), repository=repository, stack=stack)
+        timeouts.until_done(lambda: stack.enter_context(repository.locked()), timeouts.lock_seconds)
+        yield DeploymentTarget(
+            settings=replace(settings, held=repository), repository=repository, stack=stack
+        )
 
 
-def add_site_flags(parser: argparse.ArgumentParser, *, author: str = "") -> None:
+def add_target_flags(parser: argparse.ArgumentParser, *, author: str = "") -> None:
     """Add the flags for the deployment target and for the author of the changes.
 
     Args:
@@ -435,7 +437,7 @@ def add_site_flags(parser: argparse.ArgumentParser, *, author: str = "") -> None
     add_flags(parser, TritonAccess, prefix=ACCESS_FLAGS, variables=ACCESS_VARIABLES)
 
 
-def site_of(arguments: argparse.Namespace) -> SiteSettings:
+def target_of(arguments: argparse.Namespace) -> TargetSettings:
     """Return the settings from the command's flags, and configure the command's logging.
 
     Raises:
@@ -444,7 +446,7 @@ def site_of(arguments: argparse.Namespace) -> SiteSettings:
     """
     log_as_text()
     store = typed_folder(arguments.store, "--store")
-    place = read_serving_place(store)
+    place = read_serving_target(store)
     if place is None and (arguments.repository is None or arguments.triton_urls is None):
         raise ContractError(
             f"{store / 'serving.json'} is absent (no release yet), expected --repository and "
@@ -459,7 +461,7 @@ def site_of(arguments: argparse.Namespace) -> SiteSettings:
             logger.warning(
                 "%s answers but is not in --triton-urls, so it keeps serving its version", url
             )
-    return SiteSettings(
+    return TargetSettings(
         store=store,
         repository=arguments.repository or (place.repository_uri if place else ""),
         triton_urls=parse_urls(urls)

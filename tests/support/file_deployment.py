@@ -17,7 +17,7 @@ from tests.support.triton_double import Altered, TritonDouble
 URLS = ("triton-a:8001", "triton-b:8001")
 
 
-class World:
+class FileDeployment:
     """A registry, a repository and two servers. Releases keep two versions in the repository."""
 
     def __init__(self, root, make_candidate):
