@@ -382,7 +382,7 @@ def _shows_a_change(point: DecisionPoint) -> bool:
 
 
 def _is_late_alarm(point: DecisionPoint, releases: Releases) -> bool:
-    return point.decision.action is Action.RETRAIN and releases.knows_the_change(point.version)
+    return point.decision.action is Action.RETRAIN and releases.recovers_from(point.version)
 
 
 def false_alarms(alarms: Sequence[int | None], bound: float | None) -> dict[str, Any]:

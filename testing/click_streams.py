@@ -3,8 +3,8 @@
 Rows are independent, or all rows of a request share a user.
 
 The scores are binormal: scores of non-clicks are standard normal, and scores of clicks are shifted,
-so that AUC = Phi(shift / sqrt 2). The scores are not probabilities, because AUC uses only their
-order.
+so that AUC = Phi(shift / sqrt 2). AUC depends only on the order of the scores, so the scores need
+not be probabilities.
 """
 
 from dataclasses import dataclass, replace

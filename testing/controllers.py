@@ -1,4 +1,4 @@
-"""A controller in a thread of the test, which answers the requests of a registry."""
+"""Controllers in a thread or a process, which carry out the requests to a registry."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ from testing.paths import REPOSITORY
 
 @contextmanager
 def answering(settings):
-    """Carry out requests of the settings' registry while the body runs."""
+    """Run a controller for the registry in `settings` during the `with` block."""
     stop = threading.Event()
 
     def run():
@@ -34,7 +34,7 @@ def answering(settings):
 
 
 def run_now(work):
-    """Run an inspection in the controller's own thread, so that a round ends with its result."""
+    """Run an inspection in the controller's thread, so that each round waits for its inspection."""
     work()
 
 

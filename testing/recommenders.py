@@ -1,4 +1,4 @@
-"""The recommenders of tests: the default one, and Criteo's for digests and published figures."""
+"""Recommenders for tests and benchmarks, and functions that draw rows and accept recommenders."""
 
 import json
 import shlex
@@ -92,7 +92,7 @@ def with_sections(recommender: Recommender, **sections: dict[str, Any]) -> Recom
 
 
 def accept_into(store: Path, recommender: Recommender = SHOP) -> None:
-    """Accept the recommender in the registry. Do nothing if the recommender was accepted last."""
+    """Accept the recommender in the registry, unless it is the newest accepted recommender."""
     lines = read_accepted(store)
     if not lines or lines[-1].digest != recommender.digest:
         accept(
@@ -105,7 +105,7 @@ def accept_into(store: Path, recommender: Recommender = SHOP) -> None:
 
 
 def settings_text(changes: dict[str, Any]) -> str:
-    """Format settings for the parameter `settings`. The keys of `changes` are the settings' paths.
+    """Return a text for the parameter `settings`. The keys of `changes` are paths of settings.
 
     Strings are written without quotes.
     """

@@ -3,8 +3,8 @@
 A model version is released every few seconds. A version was trained on the rows whose labels were
 final at its training. The newest tenth of the training window is the gate's holdout. A drift lowers
 the AUC of the versions that were trained only on older rows. A version that was trained on newer
-rows has the former AUC. The scores are binormal, see `testing.click_streams`. Each request
-has one row.
+rows has the same AUC as versions before the drift. The scores are binormal, see
+`testing.click_streams`. Each request has one row.
 """
 
 from collections import deque
@@ -46,17 +46,16 @@ class Releases:
     rows_per_second: float = 20.0
     click_rate: float = 0.25
     auc: float = 0.79
-    fallen_auc: float = 0.62
+    degraded_auc: float = 0.62
     changed_at: float | None = None
     """Time at which the drift begins. None = there is no drift."""
     changed_again_at: float | None = None
     """Time of the second drift."""
-    learns: bool = True
-    """Whether a version gets back the former AUC by training on rows that are newer than the
-    drift."""
-    learned_after: float = 300.0
-    """Time in seconds. If a version's newest training row is later than a drift by this time, the
-    version predicts well again."""
+    can_recover: bool = True
+    """Whether a version that was trained on rows after the drift has the AUC `auc` again."""
+    recovers_after: float = 300.0
+    """Minimum time in seconds from a drift to the newest training row of a version that has the AUC
+    `auc` again."""
     gate_half_width: float = 0.0
     """Half the width of the gate's confidence interval. If the width is 0, the gate measured the
     exact AUC."""
@@ -72,12 +71,12 @@ class Releases:
         """Return the event time of the newest training row of the version."""
         return (version - 1 - self.holdout_share) * self.every - self.window
 
-    def knows_the_change(self, version: int, changed_at: float | None = None) -> bool:
+    def recovers_from(self, version: int, changed_at: float | None = None) -> bool:
         """Return whether enough of the version's training rows are newer than a drift."""
         changed_at = self.changed_at if changed_at is None else changed_at
         if changed_at is None:
             return False
-        return self.trained_until(version) >= changed_at + self.learned_after
+        return self.trained_until(version) >= changed_at + self.recovers_after
 
     def auc_of(self, version: int, time: float) -> float:
         """Return the AUC of the version at the time `time`."""
@@ -86,8 +85,10 @@ class Releases:
             for each in (self.changed_at, self.changed_again_at)
             if each is not None and time >= each
         ]
-        is_known = not changes or (self.learns and self.knows_the_change(version, changes[-1]))
-        return self.auc if is_known else self.fallen_auc
+        is_recovered = not changes or (
+            self.can_recover and self.recovers_from(version, changes[-1])
+        )
+        return self.auc if is_recovered else self.degraded_auc
 
     def baseline(self, version: int) -> Baseline:
         """Return the gate's measurement: the version's mean AUC over its holdout rows."""

@@ -1,6 +1,7 @@
 """Fixtures for every folder, and the environment in which each folder runs.
 
-Each step is tested in the environment of its image. Another environment's pytest skips the folder.
+Each step is tested in the environment of its image. If pytest runs in another environment, it skips
+the step's folder.
 """
 
 import importlib.util

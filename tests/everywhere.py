@@ -28,11 +28,11 @@ PARTS = (
     ("validation", ""),
     ("preprocessing", ""),
 )
-"""Pairs of environment and part (`conftest.FOLDERS_OF_PART`), the longest first. The serving
-environment has no part, because it only holds the server that the driver's tests start."""
+"""Pairs of environment and part (`conftest.FOLDERS_OF_PART`), the longest first. No test runs in
+the serving environment. That environment only contains the server that the driver's tests start."""
 NUM_WAITING = 2
-"""Number of parallel parts beyond the number of cores. Parts with servers and logs use half a core
-or less (measured)."""
+"""Number of parallel parts in excess of the number of cores. Parts with servers and logs use half a
+core or less (measured)."""
 NO_TESTS_COLLECTED = 5
 
 

@@ -41,7 +41,8 @@ from tests.support.dockerfiles import lock
 
 pytestmark = [pytest.mark.images, pytest.mark.timeout(5400)]
 CEILINGS_MB = {"driver": 1060, "preprocessing": 1150, "validation-trixie": 1650, "training": 1790}
-"""Maximum uncompressed size of each lock's images, with their base and torch's CPU build."""
+"""Maximum uncompressed size in MB of the images of each lock. The size includes the base image and
+torch's CPU build."""
 
 
 def inspect(podman, reference: str) -> dict:
@@ -74,11 +75,13 @@ def test_entry_point_prints_help_in_confined_container(podman, images, image):
     assert done.stdout.startswith(("usage: python -m ", "usage: evergreen "))
 
 
-def turn(folder: Path, lake: Path, controller: Callable[[runner.LocalFolders], Any]) -> dict:
+def run_pipeline(
+    folder: Path, lake: Path, controller: Callable[[runner.LocalFolders], Any]
+) -> dict:
     """Run the compiled pipeline on `lake`, and return the numbers of its result.
 
-    All output is below `folder`. `controller` returns a context in which the release requests of
-    the folders' registry are carried out.
+    All output is below `folder`. `controller` returns a context. Within this context, release
+    requests to the registry are carried out.
     """
     folders = runner.LocalFolders(root=folder)
     places = {**folders.locations(), "lake": str(lake), "server": "onnxruntime"}
@@ -159,7 +162,7 @@ def test_compiled_pipeline_comes_to_same_in_containers(podman, images, volume, m
         *simulate,
     ]
     subprocess.run(command, env=podman("run"), check=True)
-    outside = turn(volume / "outside", lake, answering_here)
+    outside = run_pipeline(volume / "outside", lake, answering_here)
     steps = []
     # The compiled pipeline sets ORT_DISABLE_TELEMETRY.
     monkeypatch.delenv("ORT_DISABLE_TELEMETRY", raising=False)
@@ -170,7 +173,7 @@ def test_compiled_pipeline_comes_to_same_in_containers(podman, images, volume, m
     # volume has write permission.
     previous = os.umask(0)
     try:
-        inside = turn(
+        inside = run_pipeline(
             volume / "inside", lake, partial(answering_in_container, podman, images, mount)
         )
     finally:
@@ -224,10 +227,9 @@ def assert_alike(found: dict, expected: dict, *, rel: float) -> None:
 
 
 def spoiled(table: pa.Table) -> pa.Table:
-    """Return rows in which TFDV finds anomalies.
+    """Return a copy of `table` with faults in which TFDV finds anomalies.
 
-    Labels and numbers are out of bounds, values are NaN, a column is empty, and one category is
-    new.
+    The faults are labels and numbers out of bounds, NaN values, an empty column and a new category.
     """
     rows = np.arange(len(table))
     columns = {

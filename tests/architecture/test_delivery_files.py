@@ -368,10 +368,10 @@ def test_failed_sample_ends_release(checkout, kfp):
 
 @pytest.fixture
 def kubectl(tmp_path):
-    """A folder for PATH with a double of kubectl, and the records of its calls.
+    """A folder for PATH with a test double of kubectl, and the records of its calls.
 
-    The double answers port-forwards with a server. A file `ready` beside the records contains the
-    number of Triton's ready pods.
+    The test double starts an HTTP server for each port-forward. A file `ready` beside the records
+    contains the number of Triton's ready pods.
     """
     folder, notes = tmp_path / "bin", tmp_path / "kubectl"
     folder.mkdir()

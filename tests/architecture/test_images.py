@@ -1,6 +1,6 @@
 """Tests of the Dockerfiles without Docker: their content, and whether the copied files suffice.
 
-The test copies what the COPY lines name into an empty folder, which then contains all of the
+The test copies the files of all COPY lines to an empty folder. The folder then contains all of the
 image's own code. `test_containers.py` runs the programs in real images. `test_image_builds.py`
 tests how images are built.
 """

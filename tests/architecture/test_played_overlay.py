@@ -1,11 +1,12 @@
-"""The rendered cpu overlay, run by `podman kube play`, from an empty share to archived traffic.
+"""Test of the rendered cpu overlay, whose pods `podman kube play` runs.
 
-`make test-images` runs this module. Pods share the address 127.0.0.1 of a separate network, to
-which the cluster's names resolve. `playable` documents what podman 4.3 does not accept from a
-manifest and how it is replaced. The test itself runs the probes of the manifests. A laptop's
-tritonserver replaces NVIDIA's image, and librdkafka's mock cluster replaces Kafka. Each Deployment
-has one replica and there is no kubelet. The module does not test Services and policies, and it does
-not restart, surge or drain pods.
+The test starts with an empty share, and ends when the monitor has archived traffic. `make
+test-images` runs this module. Pods share the address 127.0.0.1 of a separate network, to which the
+cluster's names resolve. `playable` documents what podman 4.3 does not accept from a manifest and
+how it is replaced. The test itself runs the probes of the manifests. A laptop's tritonserver
+replaces NVIDIA's image, and librdkafka's mock cluster replaces Kafka. Each Deployment has one
+replica and there is no kubelet. The module does not test Services and policies, and it does not
+restart, surge or drain pods.
 """
 
 import copy

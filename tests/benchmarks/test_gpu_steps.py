@@ -1,4 +1,4 @@
-"""Tests of the GPU benchmark's steps, each on a pretended GPU."""
+"""Tests of the GPU benchmark's steps, each on a simulated GPU."""
 
 import json
 import subprocess
@@ -11,15 +11,15 @@ import torch
 
 from benchmarks import gpu, gpu_steps, lists
 from components.training import torch_parts
-from tests.support.pretended_gpu import DEVICE, GpuTensor, pretend, pretended_gpu
+from tests.support.simulated_gpu import DEVICE, GpuTensor, simulate_gpu, simulated_gpu
 
 TINY = {"1.2M": 130_000, "10M": 131_000, "100M": 132_000}
 
 
 @pytest.fixture
 def run(monkeypatch):
-    """Runs a step in its quick size on the pretended GPU, and returns its document."""
-    pretend(monkeypatch, torch_parts, gpu_steps)
+    """Runs a step in its quick size on the simulated GPU, and returns its document."""
+    simulate_gpu(monkeypatch, torch_parts, gpu_steps)
     random_rows, products = gpu_steps.random_rows, gpu_steps.products_per_second
     small = {
         "DEVICE": "cuda",
@@ -34,7 +34,7 @@ def run(monkeypatch):
 
     def go(name, is_quick=True):
         work = getattr(gpu_steps, name.partition("-")[0])
-        with pretended_gpu():
+        with simulated_gpu():
             return gpu_steps.as_document(work(name, is_quick=is_quick))
 
     return go
@@ -49,7 +49,7 @@ def test_limits_include_way_to_gpu(run):
     assert document["skipped"] == []
     assert [figure.unit for figure in document["figures"]] == ["TFLOP/s"] * 3 + ["GB/s"] * 3
     assert gpu_steps.gpu_facts() == {
-        "gpu": "one pretended GPU, 80 GiB",
+        "gpu": "one simulated GPU, 80 GiB",
         "cuda": torch.version.cuda,
     }
 
@@ -221,9 +221,9 @@ def test_torchrec_trains_as_peer(without_gpu, monkeypatch):
     assert train(0) == 128
 
 
-def test_pretended_gpu_refuses_what_gpu_refuses(monkeypatch):
-    pretend(monkeypatch)
-    with pretended_gpu():
+def test_simulated_gpu_refuses_what_gpu_refuses(monkeypatch):
+    simulate_gpu(monkeypatch)
+    with simulated_gpu():
         there = torch.ones(3, device="cuda")
         assert (there.device, (2 * there).device) == (DEVICE, DEVICE)
         assert (2 * there).cpu().tolist() == [2, 2, 2]
@@ -245,8 +245,8 @@ def test_absent_packages_are_named_before_first_step(tmp_path):
 
 def test_document_of_step_is_json(run, tmp_path, monkeypatch):
     output = tmp_path / "memory.json"
-    with pretended_gpu():
+    with simulated_gpu():
         assert gpu.main(["--step=memory", "--quick", f"--output={output}"]) == 0
     document = json.loads(output.read_text())
-    assert document["machine"]["gpu"] == "one pretended GPU, 80 GiB"
+    assert document["machine"]["gpu"] == "one simulated GPU, 80 GiB"
     assert document["benchmark"] == "gpu"

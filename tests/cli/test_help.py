@@ -83,7 +83,7 @@ NAMED = re.compile(
 
 
 NAMESPACE = REPOSITORY / "tests/cli/test_doctor.py"
-"""File in which kubectl's output contains the namespace `evergreen`."""
+"""This file contains kubectl's output, in which `evergreen` is a namespace and not our command."""
 
 
 def test_every_file_names_existing_commands():

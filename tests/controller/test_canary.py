@@ -174,7 +174,10 @@ class Place:
         return watch(self.settings(**changes), interval_seconds=1.0, sleep=wait)
 
     def check_served(self):
-        """Check that all clients get a version of the journal, even if they name no version."""
+        """Check that the servers serve only versions that the journal contains.
+
+        A request without a version gets the newest version that a server has loaded.
+        """
         known = {entry.version for entry in read_entries(self.store)}
         plan, live = self.plan(), current(self.store)
         for server in self.servers.values():

@@ -101,7 +101,7 @@ def always_removed(holds):
 
 
 def undrained(holds):
-    """Return a condition that does not wait until clients have read the plan."""
+    """Return a condition that is met before clients have read the plan."""
     return lambda desired, observed: holds(desired, dataclasses.replace(observed, is_drained=True))
 
 

@@ -611,19 +611,19 @@ def test_every_rule_of_the_table_occurs_in_a_trace(snapshot):
     assert missing == set(NOT_IN_A_TRACE)
 
 
-def forgetful(body):
-    """Return a replacement for the body of a move, which does nothing."""
+def without_effect(body):
+    """Return a function that replaces `body` and does nothing."""
     return lambda target: None
 
 
 MUTANTS = {
-    "do not write the configuration": (CONFIGURE, forgetful),
-    "do not discard staged files": (DISCARD, forgetful),
-    "do not restore the configuration": (RESTORE_CONFIG, forgetful),
+    "do not write the configuration": (CONFIGURE, without_effect),
+    "do not discard staged files": (DISCARD, without_effect),
+    "do not restore the configuration": (RESTORE_CONFIG, without_effect),
     "do not load on servers": (SERVE, lambda body: lambda target: moves._know(target, serves=None)),
-    "do not withdraw the intent": (WITHDRAW_INTENT, forgetful),
-    "do not write the plan with the canary": (SHOW_CANARY, forgetful),
-    "do not load the canary": (LOAD_CANARY, forgetful),
+    "do not withdraw the intent": (WITHDRAW_INTENT, without_effect),
+    "do not write the plan with the canary": (SHOW_CANARY, without_effect),
+    "do not load the canary": (LOAD_CANARY, without_effect),
     "record without remembering it": (
         RECORD,
         lambda body: lambda target: target.append(target.attempt.line),

@@ -88,10 +88,9 @@ def reconcile(deployment, **changes):
 
 @contextmanager
 def fenced(settings):
-    """Yield the target of a holder whose lock was lost, and the repository that its heir has
-    locked.
+    """Yield a deployment target whose lock was lost, and the repository that now holds the lock.
 
-    The lock of a network share can be lost without a sign.
+    On a network share, a lock can be lost without an error.
     """
     with opened(settings) as stale:
         (open_objects(settings.repository).root / f".{MODEL_NAME}.lock").unlink()
@@ -798,7 +797,7 @@ def test_change_is_undone_although_golden_rows_of_the_version_before_are_corrupt
 
 
 def unreadable(times):
-    """Return `read_entries` of requests whose first calls fail like a stale file of a share."""
+    """Return a `read_request` whose first `times` calls fail with a stale file handle."""
     left = [times]
     read = requests_module.read_request
 

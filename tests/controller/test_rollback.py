@@ -1,4 +1,4 @@
-"""Tests of rollbacks: to any version, under load, and refused ones."""
+"""Tests of rollbacks: their target versions, rollbacks under load, and refusals."""
 
 import dataclasses
 import shutil

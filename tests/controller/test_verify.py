@@ -86,8 +86,8 @@ def lake(tmp_path, raw_table, truth):
             part.mkdir(parents=True)
             table = logged(table, done.version, change(scores) if day == 2 else scores)
             pq.write_table(table, part / "part-a.parquet", row_group_size=64)
-            # These rows name versions that were never valid, or no version, or belong to an
-            # unfinished writer.
+            # Some of these rows name a version that was never valid. Other rows name no version, or
+            # are in unfinished files.
             other = logged(raw_table(80, seed=seed + 100), done.version + 7, np.float32(0.5))
             pq.write_table(other, part / "part-b.parquet")
             pq.write_table(raw_table(40, seed=seed + 200), part / "simulated.parquet")

@@ -1,4 +1,4 @@
-"""Tests of flipped bits in a lake's Parquet files: no corrupt file is read as other rows."""
+"""Tests of flipped bits in a lake's Parquet files: readers report an error or return correct rows."""
 
 import random
 

@@ -73,7 +73,10 @@ MONITORING = {
 
 
 def rows_of(day: int, users: tuple[str, ...], *, name: str = "r", friend: str = USER) -> pa.Table:
-    """Return 120 rows of one day in the lake's form. Some rows contain the friend in a list."""
+    """Return 120 rows of one day in the lake's form.
+
+    Some rows have `friend` in their list `friends`.
+    """
     at = np.arange(120)
     times = pa.array(((START + 86_400 * day + 60 * at) * 1e6).astype(np.int64))
     columns = {
@@ -376,7 +379,7 @@ def test_models_trained_on_user_are_named_with_run_to_replace_them(installation,
 
 
 def test_live_version_contains_removed_user_until_full_run_is_live(installation, capsys):
-    """The training of model m4 on the user is recorded only by rows in the registry.
+    """Only rows in the registry record that model m4 was trained on the user.
 
     The first `forget` deletes these rows. A later `forget` must still report model m4.
     """

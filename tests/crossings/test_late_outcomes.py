@@ -1,4 +1,4 @@
-"""Tests of clicks after their row was archived, on the path from the monitor to extraction.
+"""Tests of clicks that arrive after their row was archived, from the monitor to extraction.
 
 The simulated stream contains the expected labels. A row is clicked if a click happened within the
 attribution window, however late and often the log delivers the click. Neither the monitor nor

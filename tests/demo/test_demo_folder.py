@@ -274,10 +274,7 @@ def test_first_failed_run_says_why_and_one_without_reason_is_error(begun, capsys
 
 
 class StackDouble:
-    """A double of the demo's stack of processes.
-
-    The double records the calls of processes and never waits.
-    """
+    """Test double of the demo's stack of processes. It records calls and never waits."""
 
     def __init__(self, *, has_ended: bool) -> None:
         self.lines: list[str] = []

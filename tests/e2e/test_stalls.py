@@ -1,4 +1,4 @@
-"""Tests that the server answers many callers without pauses, as no wake-up is lost."""
+"""Tests that the server responds to many concurrent clients without pauses."""
 
 import asyncio
 import time

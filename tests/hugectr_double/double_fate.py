@@ -13,11 +13,11 @@ logger = logging.getLogger("hugectr")
 MAX_HANG_SECONDS = 120
 """Time after which a hang ends the process, so that no test leaves a process behind."""
 HANG_CODE = 97
-"""Exit code of a process that nobody ended during its hang."""
+"""Exit code of a process whose hang lasted `MAX_HANG_SECONDS`."""
 
 
 class Died(BaseException):
-    """Raised instead of an abort or a hang after `raise_instead`."""
+    """Error that `abort` and `hang` raise after a call of `raise_instead`."""
 
 
 deaths: list[str] = []

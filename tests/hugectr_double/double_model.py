@@ -265,7 +265,8 @@ class Model:
     def save_params_to_files(self, prefix: str, iter: int) -> Any:
         self._compiled("save")
         if os.environ.get("OMPI_COMM_WORLD_RANK", "0") != "0":
-            # In HugeCTR, all nodes write together, but only the first node of the double writes.
+            # In HugeCTR, all nodes write the files together. In the test double, only the first
+            # node writes them.
             return ERROR.Success
         try:
             for number, table in enumerate(self._tables):

@@ -1,6 +1,6 @@
 """The dense part: layers by the formulas of HugeCTR's kernels, in PyTorch.
 
-The double runs the configured graph, so a wrong order, width or tensor becomes visible.
+The test double runs the configured graph, so a wrong order, width or tensor becomes visible.
 """
 
 import torch

@@ -1,9 +1,9 @@
-"""Double of HugeCTR's Parquet reader, which does not validate its input.
+"""Test double of HugeCTR's Parquet reader, which does not validate its input.
 
 Columns are selected by sorted index, never by name. A label or dense column of another 4-byte type
 is reinterpreted as float. Keys are shifted by their slot's offset and not checked against the
 slot's size. In a slot of lists, the number of keys varies by row. HugeCTR accepts nulls and lists
-with too many keys. The double reads a null as 0, and drops additional keys. Each worker forms
+with too many keys. The test double reads a null as 0, and drops additional keys. Each worker forms
 batches from its own files.
 
 HugeCTR reads the metadata in the calling thread, and aborts if row counts differ or a listed file

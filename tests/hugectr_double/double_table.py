@@ -1,9 +1,9 @@
 """The embedding: one hash table per GPU, Adam over the rows of a batch, and HugeCTR 24.06's files.
 
-A key is on GPU `key % n`. The key's value index is the number of its row, which was free when the
-key was inserted. Loading assigns rows to keys in the order of the file. Saving writes the keys of
-each GPU in the order of their value indices, as HugeCTR's dump does. Optimizer states are written
-for the whole workspace, in the order of the value indices.
+A key is on GPU `key % n`. The value index of a key is its row in the table. A new key gets a free
+row. Loading assigns rows to keys in the order of the file. Saving writes the keys of each GPU in
+the order of their value indices, as HugeCTR's dump does. Optimizer states are written for the whole
+workspace, in the order of the value indices.
 """
 
 import logging

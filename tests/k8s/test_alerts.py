@@ -21,7 +21,7 @@ from tests.support.metric_names import (
     Labels,
     known,
     selectors,
-    strangers,
+    unexported_names,
 )
 
 RUNBOOKS = sorted((REPOSITORY / "docs" / "operate" / "alerts").glob("*.md"))
@@ -174,7 +174,7 @@ def labels_of_record(name: str) -> Labels:
 def test_expressions_use_only_exported_metrics():
     recorded = {name: labels_of_record(name) for name in RECORDED}
     for rule in RULES:
-        found = strangers(rule["expr"], recorded)
+        found = unexported_names(rule["expr"], recorded)
         assert not found, (
             f"{rule.get('alert', rule.get('record'))} uses {found}, which no program exports"
         )

@@ -50,7 +50,7 @@ def test_adapter_and_keda_use_same_prometheus():
 def test_targets_are_written_as_api_server_writes_them():
     """The API server writes numbers with the largest suffix that leaves an integer.
 
-    Every apply would change a number that the manifest writes in another form.
+    If a manifest used another form, each `kubectl apply` would report a change.
     """
     targets = [metric["external"]["target"] for metric in specification(HPA)["metrics"]]
     assert targets == [
@@ -86,7 +86,8 @@ def test_hpa_is_only_scaler_where_adapter_replaces_keda(tmp_path):
 def test_keda_is_only_scaler_of_overlay(rendered, overlay):
     [scaler] = scalers_of(rendered(overlay))
     assert scaler["kind"] == "ScaledObject"
-    # KEDA's HPA replaces an HPA that was applied before, under the name that alerts use.
+    # The HPA that KEDA creates has the name `triton`, which alerts use. KEDA takes over an existing
+    # HPA of this name.
     assert scaler["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["name"] == "triton"
     assert (
         scaler["metadata"]["annotations"]["scaledobject.keda.sh/transfer-hpa-ownership"] == "true"

@@ -28,8 +28,8 @@ REFERENCE = (
 """NVIDIA's reference query. Source: NVIDIA-Merlin/gcp-ml-ops,
 yamls/Autoscaling_custom_metrics/1_custom-metric-server-config.yaml. The namespace is that of
 NVIDIA's deployment. The factor 1000 converts the query's milliseconds to microseconds."""
-ONE = {"{}": 1}
-"""Prometheus' result of a comparison that is true."""
+TRUE = {"{}": 1}
+"""Result of a true comparison in Prometheus."""
 
 
 def shipped(*pods):
@@ -68,11 +68,12 @@ def test_queue_time_per_request_is_correct(pods, moment):
         f"queue_{'_'.join(pods)}_{moment}",
         recorded_series(),
         [
-            Question(close_to(query, truth(moment, pods)), f"{moment}s", ONE),
-            # A window that starts between two readings contains samples of 55 s. Prometheus
-            # extrapolates all counters of a model by the same factor. The factors of two counters
-            # can differ by one reading in the window of a model's first request.
-            Question(close_to(query, between, share=0.01), f"{moment + 2}s", ONE),
+            Question(close_to(query, truth(moment, pods)), f"{moment}s", TRUE),
+            # The query's window has 60 s. If it starts between two readings, the first and the last
+            # reading in it are 55 s apart. Prometheus extrapolates all counters of a model by the
+            # same factor. In the window of a model's first request, one counter can have one
+            # reading more than another, and then their factors differ.
+            Question(close_to(query, between, share=0.01), f"{moment + 2}s", TRUE),
             Question(
                 close_to(query, 1.02 * truth(moment, pods), share=0.01), f"{moment}s", {"{}": 0}
             ),
@@ -102,7 +103,7 @@ def test_reference_query_differs_from_true_value_of_same_series():
             # The query divides by the number of requests plus one. The result for a pod with three
             # requests is a quarter too low.
             off_by(["quiet"], 85, 0.74, 0.76),
-            # The following windows contain all pods, one of which hangs.
+            # The next two questions concern all pods. One of the pods hangs.
             off_by(PODS, 60, 0.33, 0.35),
             off_by(PODS, 150, 2.9, 3.1),
         ],
@@ -157,9 +158,9 @@ def test_lone_request_keeps_its_queue_time_and_late_count_is_no_spike():
             f'{SUCCESS}{{{labels},pod="late"}}': "0x7",
         },
         [
-            Question(close_to(shipped("lone")[QUEUE_METRIC], 9000.0), "75s", ONE),
-            Question(close_to(shipped("lone")[QUEUE_METRIC], 9000.0), "80s", ONE),
-            Question(f"({shipped('late')[QUEUE_METRIC]}) <= bool 9000.001", "75s", ONE),
+            Question(close_to(shipped("lone")[QUEUE_METRIC], 9000.0), "75s", TRUE),
+            Question(close_to(shipped("lone")[QUEUE_METRIC], 9000.0), "80s", TRUE),
+            Question(f"({shipped('late')[QUEUE_METRIC]}) <= bool 9000.001", "75s", TRUE),
         ],
         interval="15s",
     )

@@ -38,7 +38,7 @@ def parts(expression) -> list:
 
 
 def unknown_labels(text: str) -> set[str]:
-    """Return labels that an expression groups or joins by, but that its metrics lack."""
+    """Return the labels of grouping and matching in an expression that the metrics do not have."""
     found = set()
     for part in parts(promql.parse(text)):
         if isinstance(part, promql.AggregateExpr) and part.modifier is not None:
@@ -59,13 +59,13 @@ def unknown_labels(text: str) -> set[str]:
 
 @every_query
 def test_query_is_promql_of_metrics_and_labels_that_are_exported(query: PanelQuery):
-    assert metric_names.strangers(query.expr) == []
+    assert metric_names.unexported_names(query.expr) == []
     assert unknown_labels(query.expr) == set()
 
 
 def test_query_with_wrong_name_label_or_grouping_is_found():
-    assert metric_names.strangers("ctr_monitor_rolling_auk") == ["ctr_monitor_rolling_auk"]
-    assert metric_names.strangers('ctr_monitor_rolling_auc{versoin="3"}') == [
+    assert metric_names.unexported_names("ctr_monitor_rolling_auk") == ["ctr_monitor_rolling_auk"]
+    assert metric_names.unexported_names('ctr_monitor_rolling_auc{versoin="3"}') == [
         "ctr_monitor_rolling_auc{versoin}"
     ]
     assert unknown_labels("max by (versoin) (ctr_monitor_rolling_auc)") == {"versoin"}
@@ -119,7 +119,7 @@ def test_every_variable_is_defined_before_use_and_offers_existing_label(name):
     assert {each for each in used if not each.startswith("__")} == set(defined)
     assert {panel["repeat"] for panel in panels(dashboard) if "repeat" in panel} <= set(defined)
     for _, series, label in offered(dashboard):
-        assert metric_names.strangers(series) == []
+        assert metric_names.unexported_names(series) == []
         (selector,) = metric_names.selectors(series)
         assert label in metric_names.known()[selector.name]
 

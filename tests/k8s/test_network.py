@@ -190,7 +190,7 @@ TOLERATED = {
     # Google's services have public addresses, which the monitor may reach.
     Flow("monitor", "google privately", 443),
 }
-"""Open flows that we do not need, with the reason why they are open."""
+"""Flows that the policies allow although no program needs them."""
 
 
 def test_no_other_flow_is_allowed(case):

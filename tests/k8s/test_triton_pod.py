@@ -229,7 +229,7 @@ def test_pod_with_broken_model_is_unready_and_alive_and_healed_by_load(pod, repo
 
 
 JITTER = 1.1
-"""gRPC ends a connection up to a tenth later than its maximum age."""
+"""gRPC can exceed the maximum age of a connection by this factor."""
 SECONDS_TO_FORGET = 5
 """Maximum time until all nodes have removed an ending pod from its Service. Until a node has
 removed the pod, new connections can still reach the pod."""

@@ -176,7 +176,8 @@ def write_kaggle() -> Callable[[Path, int], Path]:
 def write_clicks() -> Callable[[Path, int], Path]:
     """Writes rows of a shop as CSV.
 
-    Items whose number is a multiple of 3 get more clicks, and so do low prices.
+    Items whose number is a multiple of 3 get more clicks. Rows with a low price also get more
+    clicks.
     """
 
     def write(path: Path, rows: int) -> Path:

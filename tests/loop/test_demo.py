@@ -1,4 +1,4 @@
-"""Tests that the demo keeps all its promises if a user starts it for one turn."""
+"""Tests that one complete run of the demo keeps all the demo's promises."""
 
 import hashlib
 import json

@@ -35,7 +35,7 @@ def know(store, version: int, *, trained_until: float) -> None:
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
-    """Returns the state of the status page's banner at each second, and the monitor's bench.
+    """Returns the banners of the status page, one per second, and the bench that runs the monitor.
 
     After the drift, scores do not predict clicks.
     """

@@ -95,8 +95,8 @@ def test_running_monitor_survives_full_disk_and_names_unwritable_files(processes
     process = processes.monitor(policies="schedule", max_serving_seconds=1e9)
     wait_for(lambda: processes.get("/readyz").status == 200, "the monitor")
     before = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
-    # The kernel refuses any write that makes a file larger than the smallest one, as on a full
-    # disk.
+    # With this limit, the kernel rejects any write that makes a file longer than 64 bytes. The
+    # write fails as on a full disk.
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (64, before[1]))
     now = time.time()
     publish(processes.log, *(prediction(f"r{number}", 4, time=now) for number in range(20)))

@@ -123,7 +123,10 @@ def test_each_step_reads_only_output_of_previous_step(compiled):
 
 @pytest.mark.parametrize("step", STEPS)
 def test_every_artifact_is_file_of_kubeflows_own_storage_its_page_opens(compiled, step):
-    """Kubeflow's page opens no path on a share, so manifests and reports are its own outputs."""
+    """Kubeflow's page cannot open a path on a network share.
+
+    Manifests and reports are therefore output artifacts in Kubeflow's storage.
+    """
     script = " ".join(compiled.executor(step)["command"])
     outputs = (
         compiled.spec["components"][f"comp-{dashed(step)}"]

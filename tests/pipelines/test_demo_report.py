@@ -1,4 +1,7 @@
-"""Tests of the demo's report: it fits its pane for any number of rows, and links the reports."""
+"""Tests of the demo's report.
+
+The report fits its pane for any number of rows, and links to the reports of the runs.
+"""
 
 from dataclasses import replace
 

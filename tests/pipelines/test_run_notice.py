@@ -39,9 +39,10 @@ NOTES = [
 @pytest.fixture
 def ended(tmp_path, monkeypatch):
     def end(*, url, trigger_id="") -> str:
-        """Run the exit handler with the address in the pod's environment, from the optional secret.
+        """Run the exit handler, and return its output.
 
-        A parameter would be visible in the UI.
+        The webhook's address is in the pod's environment, because a parameter would be visible in
+        the UI. The pod gets the address from an optional secret.
         """
         monkeypatch.setenv(ADDRESS_VARIABLE, url)
         with noted(tmp_path, "run", "extraction"):

@@ -107,7 +107,7 @@ def test_run_that_stopped_between_steps_failed(tmp_path):
 
 @pytest.mark.parametrize("kfp_state", ["RUNNING", "COMPLETE", "SUCCEEDED"])
 def test_refusal_is_recorded_whatever_state_exit_handler_gets(tmp_path, kfp_state):
-    """After a refusal, a real backend reports RUNNING, because a group of tasks was skipped."""
+    """A real backend reports RUNNING after a refusal, because it skipped the remaining steps."""
     with noted(tmp_path, "run", "evaluation") as note:
         note.state, note.reason = "refused", "auc 0.70 trails 0.75"
     outcome = _end(tmp_path, kfp_state=kfp_state)

@@ -248,7 +248,7 @@ def test_upload_without_work_is_refused(server, command, capsys):
 
 
 def run_through(server, kfp, states, *, seconds=60.0):
-    """Wait for a run whose state changes at each poll to the next of `states`."""
+    """Wait for a run. At each poll, the run's state becomes the next element of `states`."""
     run_id = submit.start(kfp, RunRequest(source=GOLDEN, parameters={}), name="one")
     left = list(states)
 
@@ -419,7 +419,7 @@ def test_run_with_failed_root_driver_reports_that_no_step_ran(server, command, m
 
 
 def test_listing_names_failed_runs_that_left_no_file_in_registry(server, command, tmp_path, capsys):
-    """Kubeflow starts no exit handler after a failed root driver or for a lost account."""
+    """Kubeflow starts no exit handler if the root driver fails or the service account is absent."""
     assert command("--upload-version", "v", "--recurring", "0 0 3 * * *") == 0
     lost, with_files = server.fire("s1"), server.fire("s1")
     server.end(lost, "FAILED", root_driver="FAILED")

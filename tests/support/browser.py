@@ -81,7 +81,8 @@ onload = () => document.title = JSON.stringify(Array.from(document.querySelector
 def pixels_too_wide(tmp_path, page: str, *widths: int) -> list[int]:
     """Return the number of pixels by which the page is too wide, for each screen width.
 
-    A browser window is never narrower than 500 pixels, so the page is measured in frames.
+    A browser window is at least 500 pixels wide. The page is therefore loaded in frames of the
+    given widths.
     """
     return _in_frames(tmp_path, page, [(width, 900) for width in widths], _MEASURE)
 

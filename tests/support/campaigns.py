@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 from testing.paths import REPOSITORY
 
 SHARE = float(os.environ.get("EVERGREEN_CAMPAIGN_SHARE", "1"))
-"""Share of a campaign's faults to inject. A small share checks that the campaign runs."""
+"""Share of a campaign's faults to inject. With a small share, a run only shows that the campaign's
+code works."""
 
 
 def faults(number: int) -> int:
@@ -24,7 +25,7 @@ def faults(number: int) -> int:
 
 
 class Program:
-    """A program that is restarted whenever it has ended, as by its supervisor."""
+    """A program that is restarted each time it ends, as a supervisor would do."""
 
     def __init__(
         self, start: Callable[[], subprocess.Popen], *, may_end: tuple[int, ...] = ()

@@ -24,7 +24,7 @@ class Compiled:
 
     @property
     def num_pods(self) -> int:
-        """Return the number of pods of a run in which every step runs.
+        """Return the number of pods of a run that executes every step.
 
         Kubeflow starts a driver for each group and each step, and an executor for each step.
         """

@@ -1,8 +1,8 @@
-"""Images built by podman over stand-in bases in a separate storage, and containers of them.
+"""Images that podman builds on stand-ins for the base images, and containers of these images.
 
-A stand-in base is a Debian with Python 3.11. Debian 13 lacks Python 3.11, so its stand-in uses
-Debian 12's packages. Each stand-in has the name of the real base in the Dockerfiles, so the
-Dockerfiles are built unchanged. A second run reuses the layers.
+The images are in a separate storage. A stand-in is a Debian with Python 3.11. Debian 13 lacks
+Python 3.11, so its stand-in uses Debian 12's packages. Each stand-in has the name of the real base
+in the Dockerfiles, so the Dockerfiles are built unchanged. A second run reuses the layers.
 """
 
 import ast

@@ -58,7 +58,7 @@ class Kill:
     def reach(self, name: str) -> None:
         """Enter the step `name`, and kill the process there if requested.
 
-        The product calls its `checkpoint` with the names of its checkpoints.
+        The code under test reports each checkpoint through its function `checkpoint`.
         """
         if self.is_paused:
             return

@@ -1,4 +1,4 @@
-"""The commands in a page's code blocks, with how each block is run or why it is not run.
+"""The commands in a page's code blocks. Each block states how it is run, or why it is not run.
 
 `sh` and `python` blocks hold programs that must exit with 0. `console` blocks show commands after
 `$ ` and their output, where `...` matches anything. A comment before a block contains a mark that

@@ -24,7 +24,7 @@ def raises(kind: type[BaseException], *named: object):
 
 
 def naming(*named: object) -> str:
-    """Return a pattern that matches a text if it contains all of `named` in this order."""
+    """Return a pattern that matches a text with all of `named`, in the order of the arguments."""
     return "(?s)" + ".*?".join(_whole(str(each)) for each in named)
 
 

@@ -44,7 +44,8 @@ class FileDeployment:
     def release(self, seed, **altered):
         """Release the model that is made with `seed` to the servers.
 
-        `altered` replaces methods of a server. A replacement gets the server as its first argument.
+        `altered` maps the names of a server's methods to their replacements. Each replacement is
+        called with the server as its first argument.
         """
         settings = self.settings
         if altered:

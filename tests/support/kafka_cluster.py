@@ -36,7 +36,7 @@ _SIGNATURES = {
 def _library() -> ctypes.CDLL:
     folder = Path(confluent_kafka.__file__).parents[1] / "confluent_kafka.libs"
     paths = list(folder.glob("librdkafka-*"))
-    if not paths:  # only Linux wheels contain librdkafka in this folder
+    if not paths:  # only Linux wheels have a folder with librdkafka
         pytest.skip("no librdkafka beside confluent-kafka, whose mock cluster the tests need")
     library = ctypes.CDLL(str(paths[0]))
     for name, (result, arguments) in _SIGNATURES.items():

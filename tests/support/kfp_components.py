@@ -33,7 +33,8 @@ def run_component(
         outputs: Kind of each output artifact.
 
     Returns:
-        The process, and what KFP recorded, or None if it failed.
+        The finished process, and the outputs that KFP recorded. The outputs are None if the process
+        failed.
     """
     source = (REPOSITORY / "components" / step / "component.py").read_text()
     (function,) = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef))

@@ -1,18 +1,18 @@
 """A KFP API server for tests over real HTTP.
 
-The double's state is in memory. The double has experiments, runs, pipelines, versions and
-schedules, and follows the real server's rules. The double applies the filters of list requests.
-Names of pipelines and of a pipeline's versions are unique. A schedule needs exactly one source, a
-valid cron expression, and 1 to 10 concurrent runs. An expression is valid if robfig/cron accepts
-it. Five fields are read as seconds to months. Several schedules may have the same name. `fire`
-starts a run of a schedule, `constants` are the values for placeholders in the tasks of a pipeline,
-and `end` ends a run.
+The test double's state is in memory. The test double has experiments, runs, pipelines, versions and
+schedules, and follows the real server's rules. The test double applies the filters of list
+requests. Names of pipelines and of a pipeline's versions are unique. A schedule needs exactly one
+source, a valid cron expression, and 1 to 10 concurrent runs. An expression is valid if robfig/cron
+accepts it. If an expression has five fields, the first field is the second and the last field is
+the month. Several schedules may have the same name. `fire` starts a run of a schedule, `constants`
+are the values for placeholders in the tasks of a pipeline, and `end` ends a run.
 
 Tests can inject answers of any status, hanging requests, and answers that are lost after the server
 has acted. Tests can also require a token, create a run after its client has given up, and call a
-function between lookup and creation. The double lacks access control, validation of the pipeline
-and MySQL's collation. tests/pipelines/test_kfp_double.py compares its answers with those of a real
-server.
+function between lookup and creation. The test double lacks access control, validation of the
+pipeline and MySQL's collation. tests/pipelines/test_kfp_double.py compares its answers with those
+of a real server.
 """
 
 import json
@@ -38,7 +38,7 @@ FILTER_KEYS = {
 STATES = {"PENDING", "RUNNING", "SUCCEEDED", "SKIPPED", "FAILED", "CANCELING", "CANCELED", "PAUSED"}
 
 INNER = ("body", "resource_name")
-"""State of a run that the API does not return."""
+"""Fields of a run that the API does not return."""
 
 
 CODES = {400: 3, 404: 5, 409: 6, 403: 7, 500: 13, 503: 14, 401: 16}

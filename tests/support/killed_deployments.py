@@ -3,9 +3,10 @@
 A job is JSON with these keys:
 
 - `action`: release, rollback or bake
-- `store`, `repository`, and `urls` and `state` of a `file_world`
+- `store`, `repository`, and `urls` and `state` of a `file_deployment`
 - `candidate`: paths of the three manifests of the candidate
-- `kill_at`: a checkpoint, or for `bake` the number of a boundary, see `crash_chain`
+- `kill_at`: the name of a checkpoint. For `bake`, `kill_at` is the number of a boundary
+  (`crash_chain`)
 - `occurrence`: at the n-th visit of the checkpoint, the process is killed
 - `lives`: number of concurrent processes
 """

@@ -121,7 +121,7 @@ class LogisticEngine:
 
 
 class StopAfter:
-    """A stop request that becomes true after a number of checks."""
+    """A stop condition that is false for the first `looks` calls and true afterwards."""
 
     def __init__(self, looks):
         self.looks = looks

@@ -147,8 +147,8 @@ def selectors(expression: str) -> Iterator[promql.VectorSelector]:
     yield from _selectors(promql.parse(expression))
 
 
-def strangers(expression: str, recorded: dict[str, Labels] | None = None) -> list[str]:
-    """Return the names and labels in an expression that no program exports.
+def unexported_names(expression: str, recorded: dict[str, Labels] | None = None) -> list[str]:
+    """Return the expression's metric names and labels that no program exports.
 
     Args:
         expression: PromQL without templates.

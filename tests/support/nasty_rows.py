@@ -105,12 +105,12 @@ def nasty_rows(workflow, num_rows, seed=0, *, dense_up_to=1e7, strange_dense=Tru
     categorical = np.empty((num_rows, len(features.position_names)), np.int64)
     for place, slot in enumerate(features.positions.slots):
         known = random.choice(np.append(workflow.vocabularies[slot], 7), num_rows)
-        # If an encoding adds an offset to each slot's keys, a key in `beside` can equal a key of
-        # another slot.
-        beside = known + random.integers(-3, 4, num_rows) * 2 ** random.integers(31, 36, num_rows)
+        # Some encodings add an offset to the keys of each slot. With such an encoding, a key in
+        # `shifted` can collide with a key of another slot.
+        shifted = known + random.integers(-3, 4, num_rows) * 2 ** random.integers(31, 36, num_rows)
         unseen = random.integers(0, 2**32, num_rows)
         kinds = np.stack(
-            [known, known, known, beside, unseen, random.choice(STRANGE_CATEGORIES, num_rows)]
+            [known, known, known, shifted, unseen, random.choice(STRANGE_CATEGORIES, num_rows)]
         )
         categorical[:, place] = kinds[random.integers(0, len(kinds), num_rows), np.arange(num_rows)]
     for start, stop, _ in features.positions.lists:

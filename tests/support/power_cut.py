@@ -19,9 +19,9 @@ from tests.support.crashes import Kill
 
 
 class Disk(Kill):
-    """Watches changes below `root`.
+    """Watches changes below `root`, and simulates a crash.
 
-    The disk crashes before the change or flush of number `crash_at`.
+    The crash happens before the change or flush with the number `crash_at`.
     """
 
     def __init__(self, root: Path, crash_at: int | None) -> None:

@@ -1,11 +1,11 @@
 """A finite model of the release protocol, and an exhaustive search of its states.
 
 The model chooses every move by `controller.protocol.TABLE`, which the controller uses too. The
-model adds the effect of each move on journal, repository, plan and servers, and the possible
-disturbances. Two controllers, two servers, a pipeline and a monitor take part. A controller can be
-killed before and after each durable write and between two servers. An answer can be lost, a server
-can restart, a clock can jump, and a lease can expire while its holder is paused between its check
-and its write.
+model defines what each move changes in the journal, the repository, the plan and the servers. The
+model also contains disturbances, such as a kill. Two controllers, two servers, a pipeline and a
+monitor take part. A controller can be killed before and after each durable write and between two
+servers. An answer can be lost, a server can restart, a clock can jump, and a lease can expire while
+its holder is paused between its check and its write.
 
 States are immutable, so the search can use a set. The search is breadth-first, so the path to a
 violation is a shortest path. `tests/controller/test_protocol_model.py` runs the search.
@@ -973,7 +973,7 @@ class ProtocolModel:
         return mine._replace(line=line, known=known, request=at)
 
     def _resume(self, state: State, me: int, rule: protocol.ProtocolRule) -> State:
-        """Make a move after a pause that followed its check.
+        """Make a move of a controller that was paused between its check and its write.
 
         If another controller took the lock during the pause, the holder's next check fails and the
         holder stops. A write to the repository is conditional. An append to the journal and a load
@@ -1097,7 +1097,8 @@ class Explored(NamedTuple):
     states: int
     transitions: int
     longest: int
-    """Number of moves until all is settled, from the worst state and without disturbances."""
+    """Largest number of undisturbed moves from any state to a final state, in which no move is
+    left."""
 
 
 def canonical(state: State) -> State:
@@ -1146,7 +1147,7 @@ def explore(model: ProtocolModel, *, most: int = 5_000_000) -> Explored:
 
 
 def _check_settles(model: ProtocolModel, state: State, settled: dict[State, int]) -> int:
-    """Return the number of moves to the end if nothing is disturbed, and check the last state."""
+    """Return the number of undisturbed moves to the final state, and check the final state."""
     path: list[State] = []
     seen: set[State] = set()
     at: State | None = state

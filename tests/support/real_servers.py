@@ -57,10 +57,10 @@ class Traffic:
 
 @contextmanager
 def under_load(urls, rows, *, until=None, enough=30, model=MODEL_NAME):
-    """Send requests every few milliseconds, one client per url, while the body runs.
+    """Send requests every few milliseconds, one client per url, during the `with` block.
 
-    `until` is a version that each client must reach. A client stops when version `until` has given
-    `enough` of its answers, including the last answer.
+    `until` is a version that each client must reach. A client stops after `enough` answers of
+    version `until`, if its last answer is also of this version.
     """
     traffic, stop, done = Traffic(len(urls)), threading.Event(), threading.Event()
 

@@ -1,4 +1,4 @@
-"""Reference rounding of served tables, number by number in float64."""
+"""Expected values of rounded tables, computed separately for each number in float64."""
 
 import numpy as np
 

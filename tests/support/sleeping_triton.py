@@ -15,7 +15,7 @@ from testing.served_names import MODEL_NAME
 from tests.support.triton import write_model
 
 LONGEST = 3_600_000_000
-"""Maximum queue time in microseconds. Timeout that is long enough to reject no request."""
+"""Maximum queue time of a request in microseconds, too long to reject any request."""
 
 
 class Client:
@@ -45,7 +45,7 @@ class Client:
     def send_at_once(self, count: int, model: str = MODEL_NAME) -> list[threading.Thread]:
         """Send `count` requests in parallel and return their threads.
 
-        A request to a stopped server ends its thread without an answer.
+        If the server is stopped, the threads end without an answer.
         """
 
         def send() -> None:

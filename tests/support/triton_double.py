@@ -177,7 +177,7 @@ class TritonDouble:
 class Altered:
     """A server, real or not, with some methods replaced by the test.
 
-    Each replacement gets the server as its first argument.
+    Each replacement is called with the server as its first argument.
     """
 
     def __init__(self, real, **methods):
@@ -213,8 +213,8 @@ class ScoringDouble:
         self.failures: list[tuple[grpc.StatusCode, str]] = []
         self.always: tuple[grpc.StatusCode, str] | None = None
         self.canary_version: int | str | None = None
-        """Version under the canary's name. None = no canary is served. If a text is given, the
-        reply contains an invalid version."""
+        """Version under the canary's name. None = no canary is served. A string here makes the
+        version in the reply invalid."""
         self.canary_failure: tuple[grpc.StatusCode, str] | None = None
         self.canary_wait: asyncio.Event | None = None
         self.model_names: list[str] = []

@@ -32,7 +32,7 @@ def distribution(name: str) -> importlib.metadata.Distribution:
 
 
 def needed(texts, extras=frozenset({""})):
-    """Return the distributions by name that the requirements `texts` need, recursively."""
+    """Return the distributions that the requirements in `texts` need, recursively and by name."""
     found = {}
     for requirement in map(Requirement, texts):
         if requirement.marker is None or any(

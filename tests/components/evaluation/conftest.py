@@ -1,7 +1,7 @@
 """A finished training run on disk. The candidate and the champion have known quality.
 
-Labels are drawn from a planted linear logit over the raw features. A model is the planted logit
-plus noise on its weights. The candidate is stored as the weights of a DCN, in which all layers
+Labels are drawn from a planted linear logit over the raw features. A model is a copy of the planted
+weights with added noise. The candidate is stored as the weights of a DCN, in which all layers
 except a linear output have no effect. The champion is stored as the served graph of a linear
 network.
 """

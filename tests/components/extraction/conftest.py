@@ -19,7 +19,7 @@ from tests.support.click_logs import (  # noqa: F401  fixtures
 
 @pytest.fixture
 def recommender():
-    """The default recommender, whose lakes have lists."""
+    """The default recommender, whose features include lists."""
     return SHOP
 
 

@@ -41,7 +41,8 @@ SHOP = Features(numeric=("price", "age of item"), categorical=("item", "shop", "
 NUMBERS = Features(numeric=("price",), categorical=())
 CATEGORIES = Features(numeric=(), categorical=("item",))
 EDGES = pytest.mark.parametrize("features", [NUMBERS, CATEGORIES], ids=["numbers", "categories"])
-"""Recommenders that lack a kind of column. The lakes of all other tests have every kind."""
+"""Recommenders without numeric features or without categorical features. All other tests use a
+recommender with every kind of feature."""
 OWN_NAMES = ColumnNames(label="clicked", request_id="impression", row="slot", event_time="ts")
 DAY = datetime(2026, 5, 1, tzinfo=timezone.utc)
 

@@ -50,13 +50,13 @@ class Ledger:
     requests: list[str]
     files: dict[File, list[int]] = field(default_factory=dict)
     """Rows by number."""
-    comes_at: dict[File, int] = field(default_factory=dict)
-    """Number of the round before which each file arrives."""
+    first_round: dict[File, int] = field(default_factory=dict)
+    """Number of the first round that can read each file."""
     lines: dict[str, Line] = field(default_factory=dict)
     """Lineages by model id, newest last."""
 
     def here(self, number: int) -> set[File]:
-        return {file for file, at in self.comes_at.items() if at <= number}
+        return {file for file, at in self.first_round.items() if at <= number}
 
     def expected(
         self, number: int, line: Line, late_days: int
@@ -92,12 +92,12 @@ def make_ledger(source: random.Random, table) -> Ledger:
             ledger.files.setdefault((time.date(), name), []).append(row)
     for file in ledger.files:
         map_in_order = (file[0] - START.date()).days * ROUNDS / DAYS
-        ledger.comes_at[file] = min(
+        ledger.first_round[file] = min(
             ROUNDS - 2, max(0, int(map_in_order + source.choice([-1, 0, 0, 0, 1, 2, 3])))
         )
     # Without these new rows, the last round has no window.
     new = (START + timedelta(days=DAYS)).date(), "new.parquet"
-    ledger.files[new], ledger.comes_at[new] = list(range(ROWS, ROWS + NEW_ROWS)), ROUNDS - 1
+    ledger.files[new], ledger.first_round[new] = list(range(ROWS, ROWS + NEW_ROWS)), ROUNDS - 1
     return ledger
 
 
@@ -118,7 +118,7 @@ def numbered_rows(raw_table, seed: int, request_rows: int):
 
 
 def rows_read(uri: str | None, num_rows: int) -> list[int]:
-    """Return the numbers of a folder's rows as preprocessing reads them.
+    """Return the column `NUMBER` of a folder's rows, in the order of preprocessing.
 
     Preprocessing reads all files in the order of their names. It reads as many rows as the manifest
     states.

@@ -216,7 +216,7 @@ def write_outcomes(
 ):
     """Write outcomes of (request id, row) pairs as one file of the partition `day`.
 
-    By default, the outcomes are earlier than any row.
+    By default, the outcomes happened before all rows.
     """
     folder = lake / raw_rows.OUTCOME_PARTITION.format(day=day)
     folder.mkdir(parents=True, exist_ok=True)

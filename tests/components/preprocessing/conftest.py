@@ -171,7 +171,7 @@ def read_raw_arrays(tables) -> SimpleNamespace:
 
 
 def count_by_slot(tables) -> list[Counter]:
-    """Count the categories of each vocabulary, with the elements of the lists that share it."""
+    """Count the categories of each slot, over all columns and lists that share the slot."""
     counts = [Counter() for _ in FEATURES.slots]
     for slot, values in zip(FEATURES.positions.slots, read_raw_arrays(tables).categorical.T):
         counts[slot].update(values[values != -1].tolist())

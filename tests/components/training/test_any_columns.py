@@ -1,10 +1,11 @@
 """Tests of unusual recommenders, from raw rows to the served graph.
 
-The recommenders have a single kind of column, options, or 200 columns. Rows are encoded by the
-workflow. The model is trained by the step's own command, exported as in deployment, and scored by
-ONNX Runtime. References are the workflow with PyTorch's network, and the networks' formulas in
-float64. `tests/components/preprocessing/test_columns.py` checks that NVTabular encodes such columns
-like the workflow. `contracts/test_records` has more tests of records.
+A recommender has only one kind of column, or options for its columns, or 200 columns. Rows are
+encoded by the workflow. The model is trained by the step's own command, exported as in deployment,
+and scored by ONNX Runtime. Expected scores are computed by PyTorch's network on rows that the
+workflow encodes, and by the networks' formulas in float64.
+`tests/components/preprocessing/test_columns.py` checks that NVTabular encodes such columns like the
+workflow. `contracts/test_records` has more tests of records.
 """
 
 from collections import defaultdict
@@ -90,10 +91,10 @@ widths."""
 
 
 def list_options_of(number, categorical, embed):
-    """Return list options.
+    """Return the options of the list feature `number`.
 
-    Every second list shares the categories of a column. Lists that share categories have the same
-    pooling.
+    Lists with an odd number share the categories of a categorical column, if the recommender has
+    one. Lists that share categories have the same pooling.
     """
     if number % 2 == 0 or not categorical:
         return ListOptions(max=1 + number % 3, pool="sum" if number % 4 else "mean", embed=embed)

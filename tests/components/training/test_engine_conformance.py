@@ -58,7 +58,10 @@ marks = dict.fromkeys(("torchrec 4", "torchrec 2 by columns"), (needs_torchrec, 
 
 
 def marked(*case):
-    """Return the case as a pytest parameter, with the marks of the engine in its first value."""
+    """Return the case as a pytest parameter.
+
+    The case's first value is an engine, whose pytest marks the parameter gets.
+    """
     own = marks.get(case[0], needs_torchrec if "torchrec" in case[0] else ())
     return pytest.param(*case, marks=own)
 
@@ -98,7 +101,7 @@ def engine_of(name, config, slot_sizes, *, settings, scratch, positions, workers
 
 @pytest.fixture
 def make_engine(tmp_path, double, planted, workers):
-    """Makes engines by name, and closes them at the end. HugeCTR's engine uses the double."""
+    """Makes engines by name, and closes them at the end. HugeCTR is replaced by its test double."""
     with ExitStack() as stack:
 
         def make(name, config=V1, slot_sizes=planted.slot_sizes, positions=POSITIONS):

@@ -164,7 +164,7 @@ def test_equally_good_rate_is_chosen_as_rarely_with_long_requests(rows_a_request
 
 
 class BiasedEngine(LogisticEngine):
-    """Adds a bias to its scores in log-odds if the learning rate is high."""
+    """Engine that adds a bias to the log-odds of all scores if the learning rate is high."""
 
     def __init__(self, slot_sizes, bias):
         super().__init__(slot_sizes, SETTINGS)

@@ -1,4 +1,4 @@
-"""Tests of HugeCTR's step in two real MPI processes, over the double."""
+"""Tests of HugeCTR's step in two real MPI processes, with the test double of HugeCTR."""
 
 import json
 import signal

@@ -23,7 +23,7 @@ from evergreen.runtime.errors import ContractError
 from testing.networks import shaped
 from tests.support.errors import raises
 from tests.support.planted_rows import POSITIONS, WIDTHS, dcn
-from tests.support.pretended_gpu import pretend, pretended_gpu
+from tests.support.simulated_gpu import simulate_gpu, simulated_gpu
 
 SETTINGS = TrainingSettings(learning_rate=0.01)
 SHAPE = {"embedding_dim": 4, "tower": (16, 8)}
@@ -255,8 +255,8 @@ LISTS = FeaturePositions(
 
 
 def test_lists_and_weights_train_on_gpu_as_on_cpu(monkeypatch, tmp_path):
-    """The GPU is pretended: it computes as the CPU does, and refuses the CPU's tensors."""
-    pretend(monkeypatch, torch_parts)
+    """The simulated GPU computes as the CPU does, and rejects tensors of the CPU."""
+    simulate_gpu(monkeypatch, torch_parts)
     sizes, random = [9, 7, 12], np.random.default_rng(0)
     config = replace(CONFIG, num_dense=2, num_categorical=3)
     rows = Rows(
@@ -269,7 +269,7 @@ def test_lists_and_weights_train_on_gpu_as_on_cpu(monkeypatch, tmp_path):
     scores, models = {}, {}
     for device in ("cpu", "cuda"):
         with (
-            pretended_gpu(),
+            simulated_gpu(),
             closing(
                 PytorchEngine(config, sizes, SETTINGS, device=device, positions=LISTS)
             ) as engine,

@@ -13,7 +13,7 @@ def part(num_new, num_replayed=0, available=0):
 
 @pytest.fixture
 def small_windows(monkeypatch):
-    """Defines that a pass of more than 64 rows is a long pass."""
+    """Reduces a window to 8 groups of 8 rows, so that a pass of 65 rows has two windows."""
     monkeypatch.setattr(row_order, "_RUN_ROWS", 8)
     monkeypatch.setattr(row_order, "_MOST_RUNS", 8)
 
@@ -35,7 +35,7 @@ def test_pieces_make_same_order_wherever_reader_begins(small_windows):
 
 def test_batch_of_long_pass_holds_rows_of_all_of_it(small_windows):
     rows = PassOrder(part(64 * 64), 1).rows(0, 64)
-    assert len(np.unique(rows // 8)) > 5  # The window has 8 runs of rows.
+    assert len(np.unique(rows // 8)) > 5  # A window has 8 groups of 8 rows.
     assert rows.max() - rows.min() > 64 * 32
 
 

@@ -322,7 +322,10 @@ def layout_of(name, features, *, more=False, **shape):
 
 
 def rows_of(features, rows):
-    """Convert rows given by column to the network's inputs: dense [n, d] and ids [n, positions]."""
+    """Return the network's inputs: dense [n, d] and ids [n, positions].
+
+    `rows` contains an array for each column.
+    """
     return (
         np.stack([rows[name] for name in features.dense_inputs], 1).astype(np.float32),
         np.stack([rows[name] for name in features.id_names], 1).astype(np.int64),

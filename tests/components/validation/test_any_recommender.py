@@ -172,7 +172,7 @@ def test_feature_that_changed_its_kind_is_refused_by_name(step, write, release_m
 def test_levels_of_single_columns_take_number_of_columns_that_there_are(step, write, release_model):
     """A numeric column has three statistical tests and a categorical column two.
 
-    All tests of a run together have the false-alarm rate that a run may have.
+    The false-alarm rate of a run is divided among all of its tests.
     """
     seen = {}
     for features in (SHOP, NUMBERS, CATEGORIES):

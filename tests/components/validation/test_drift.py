@@ -329,7 +329,8 @@ def test_rates_and_difference_are_those_of_rows(clicked):
 def test_stable_rates_are_called_changed_no_more_often_than_level(clicked, alike):
     """If `alike` is true, each request has its own click rate. Otherwise all rows share one rate.
 
-    At most 5 % of 120 windows raise an alarm, within a bound of 1 in 1000.
+    The level is 5 %. At this level, the probability of more than 14 alarms in 120 windows is 1 in
+    1000.
     """
     random = np.random.default_rng(1)
 

@@ -69,7 +69,8 @@ def test_sums_over_requests_are_those_of_rows_that_did_not_choose(in_requests):
     """The reference has the same sums as a profile of only the rows that `fair` selects."""
     table = in_requests(6000, size=48)
     found, alone = counted(table).reference().profile, counted(fair(table)).profile()
-    # In this order, neighbouring blocks are adjacent and share no request.
+    # `fair` selects every second block, and a request is shorter than a block. No request therefore
+    # has rows in two selected blocks.
     assert (found.rows, found.sizes) == (alone.rows, alone.sizes)
     for name in criteo.FEATURES:
         column, other = found.columns[name], alone.columns[name]

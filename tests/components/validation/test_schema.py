@@ -56,7 +56,10 @@ def test_share_of_rows_must_have_value_less_sampling_error(checked):
 
 @pytest.mark.parametrize("hits", [0, 3, 50, 100])
 def test_ends_of_share_leave_four_standard_errors_of_binomial_beyond(hits):
-    """At both ends of the interval, the observed hits have the probability of a normal tail."""
+    """At each end of the interval, hits at least as extreme have the probability of a normal tail.
+
+    The tail begins four standard errors from the mean.
+    """
     low, high = possible_shares(hits / 100, 6400)
     tail = 0.5 * math.erfc(4 / math.sqrt(2))
 

@@ -157,7 +157,7 @@ def test_no_rows_block(step, write_rows, raw_table, release_model, files):
 
 def test_fall_of_click_rate_warns_and_chance_does_not(step, write_rows, checked, release_model):
     def clicks(share):
-        # The order is random, because consecutive clicks would fall into few requests.
+        # The clicks are in random order, so that they are spread over many requests.
         return pa.array(
             np.random.default_rng(0).permutation(np.arange(1000) < share * 1000).astype(np.int32)
         )

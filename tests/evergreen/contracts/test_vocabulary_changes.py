@@ -1,4 +1,7 @@
-"""Tests that compare the changes between two workflows with hand-made sets and a loop over ids."""
+"""Tests of the changes between two workflows.
+
+Expected changes are written by hand, or computed by a loop over ids.
+"""
 
 from dataclasses import replace
 

@@ -215,7 +215,7 @@ def test_journal_that_cannot_be_read_for_a_while_is_read_again(
     request, journal = append(), tmp_path / JOURNAL_FILE
     append_answer(request, ACCEPTED)
     hidden = journal.rename(tmp_path / "hidden")
-    journal.mkdir()  # reading a folder is an error of the operating system
+    journal.mkdir()  # reading a folder raises OSError
 
     def sleep(seconds):
         clock.advance(seconds)

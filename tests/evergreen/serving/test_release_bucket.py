@@ -81,7 +81,7 @@ def test_deployment_that_lost_its_lease_writes_nothing_more(
 class Overtaken:
     """Server double that returns the scores of the released graph.
 
-    While the double loads the live name, another deployment takes over.
+    When the deployment loads the live name, another deployment takes over.
     """
 
     def __init__(self, url, store, take_over):

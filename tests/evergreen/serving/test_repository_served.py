@@ -1,4 +1,4 @@
-"""Tests of the real tritonserver over the model repository, folder and bucket.
+"""Tests of the real tritonserver with a model repository in a folder, and with one in a bucket.
 
 The emulator from PyPI serves the bucket, behind `tests/support/cloud_storage.py`. Triton's Cloud
 Storage client finds the emulator by an environment variable. The module calls the repository's

@@ -52,18 +52,18 @@ def test_proportion_test_equals_scipy_and_accepts_empty_shares():
 def test_p_value_of_few_rows_is_not_smaller_than_exact_one(ratio):
     """The p-value may be a third smaller than the p-value of Fisher's exact test.
 
-    `now` is the number of rows with the rare value.
+    `rare` is the number of rows with the rare value in the new sample.
     """
     rows = 10_000
-    for now, before in ((10, 0), (16, 2), (25, 5), (40, 12)):
-        sides = [[now, rows - now], [before * ratio, ratio * rows - before * ratio]]
+    for rare, before in ((10, 0), (16, 2), (25, 5), (40, 12)):
+        sides = [[rare, rows - rare], [before * ratio, ratio * rows - before * ratio]]
         exact = stats.fisher_exact(sides).pvalue
         assert exact < 0.01
-        found = proportion(now, rows, b=before * ratio, m=ratio * rows, design=1.0)
+        found = proportion(rare, rows, b=before * ratio, m=ratio * rows, design=1.0)
         assert 0.65 * exact <= found <= 4 * exact
         # Rows of the same request count as one row, because they are equal.
         assert proportion(
-            8 * now, 8 * rows, b=8 * before * ratio, m=8 * ratio * rows, design=8.0
+            8 * rare, 8 * rows, b=8 * before * ratio, m=8 * ratio * rows, design=8.0
         ) == pytest.approx(found)
 
 

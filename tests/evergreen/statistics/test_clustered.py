@@ -51,7 +51,7 @@ FIVE = np.array([0.5, 0.25, 0.15, 0.07, 0.03])
 def test_correlation_equals_that_of_drawn_rows(share_alike):
     values, requests = drawn(np.random.default_rng(0), 4000, 16, share_alike, FIVE)
     each, overall = correlations((sample(values, requests, 5),))
-    # With probability share_alike squared, both rows of a pair have the value of their request.
+    # Two rows of a request both copy the request's value with the probability share_alike ** 2.
     # Otherwise the two values are independent.
     assert overall == pytest.approx(share_alike**2, abs=0.02)
     np.testing.assert_allclose(each, share_alike**2, atol=0.04)

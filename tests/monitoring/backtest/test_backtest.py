@@ -23,7 +23,10 @@ SETTINGS_10 = make_settings(
 
 
 def evaluated(actions: str) -> list[DecisionPoint]:
-    """Return decisions every 50 s: `.` for no action, `!` for retrain."""
+    """Return one decision point per character of `actions`, 50 s apart.
+
+    The character `!` is a decision to retrain. The character `.` is a decision to do nothing.
+    """
     made = []
     for number, sign in enumerate(actions):
         decision = Decision(

@@ -179,7 +179,7 @@ def test_rollback_and_return_in_one_window_replay_without_negative_age(rolled_ba
 
 
 def archive_up_to(ran, folder, until):
-    """Create the monitor's archive as it was before the rows after `until` had matured."""
+    """Copy the monitor's archive without the rows after `until`, and return the copy's folder."""
     for file in ran.archive.glob("day=*/*.parquet"):
         table = pq.read_table(file)
         early_rows = table.filter(
@@ -192,7 +192,7 @@ def archive_up_to(ran, folder, until):
 
 
 def test_incomplete_incident_names_open_decisions(rolled_back, tmp_path, capsys):
-    """The incident ends after a rollback, and before a row after the rollback has matured."""
+    """The incident ends 20 s before the rollback."""
     end = START + ROLLED_BACK_AT - 20.0
     early = replace(rolled_back, archived=archive_up_to(rolled_back, tmp_path / "early", end))
     assert record(early, tmp_path / "incident", None, end) == 0

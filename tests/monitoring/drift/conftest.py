@@ -1,4 +1,4 @@
-"""Fixtures of simulated rows: a reference, requests, and counts that only use NumPy."""
+"""Fixtures of simulated rows: a reference, requests, and counts that are computed with NumPy alone."""
 
 from dataclasses import replace
 

@@ -157,7 +157,7 @@ def test_other_scores_are_drift_of_score_alone(reference, rows):
 def test_irrelevant_change_is_no_drift_however_many_rows_show_it(reference, rows):
     """With minimum effect sizes of 0, every difference is a change.
 
-    With 1, no difference is a change.
+    With a minimum effect size of 1, the evaluator ignores every difference.
     """
     rows.dense[:, criteo.DENSE.index("I5")] *= 2
     assert names(report_on(reference, rows).drifted) == {"I5"}
@@ -196,7 +196,7 @@ def test_stationary_buckets_raise_alarms_at_most_at_stated_rate(simulator, alike
             for request in requests_of(draw(simulator, 4000, random), size=40):
                 sketch.add(Predictions.of([request]))
             alarms += any(each.drifted or each.outlying for each in compare(sketch, settings))
-    # At a rate of 0.02, the probability of more alarms is one in a thousand.
+    # If the alarm rate is 0.02, the probability of exceeding this limit is one in a thousand.
     assert alarms <= stats.binom.isf(0.001, pairs, 0.02)
     print(
         f"{alarms} alarms in {pairs} stationary buckets, rows of a request "

@@ -1,4 +1,7 @@
-"""Tests of rollbacks on planted traffic: of every bad version, and of few equal versions."""
+"""Tests of rollbacks on planted traffic.
+
+Bad versions must be rolled back. Among equal versions, the share of rollbacks must be small.
+"""
 
 import json
 from dataclasses import replace
@@ -236,10 +239,12 @@ def test_evidence_has_mean_of_one_under_terms_without_mean():
     """
     from scipy import integrate, stats
 
-    bets = np.linspace(0.0, 3.0, 200_001)
-    weights = stats.halfnorm(scale=1 / np.sqrt(50.0)).pdf(bets)
+    lambdas = np.linspace(0.0, 3.0, 200_001)
+    weights = stats.halfnorm(scale=1 / np.sqrt(50.0)).pdf(lambdas)
     for total, squares in ((3.0, 10.0), (-5.0, 40.0), (20.0, 80.0), (-400.0, 50.0)):
-        by_hand = integrate.simpson(np.exp(bets * total - bets**2 * squares / 2) * weights, x=bets)
+        by_hand = integrate.simpson(
+            np.exp(lambdas * total - lambdas**2 * squares / 2) * weights, x=lambdas
+        )
         assert mixture_evidence(total, squares) == pytest.approx(by_hand, rel=1e-3)
 
 

@@ -1,4 +1,4 @@
-"""Tests of the sequential test's e-processes: payoffs of pairs, capital and stored state."""
+"""Tests of the sequential test's e-processes: payoffs of pairs, e-values and stored state."""
 
 import json
 
@@ -41,8 +41,8 @@ def test_pairs_of_different_requests_of_one_round_are_counted(sizes, per_round, 
         np.testing.assert_array_equal(ours, expected)
 
 
-def test_bets_that_neither_win_nor_lose_keep_capital_at_one():
-    """The capital stays 1 if every pair is a tie and the null hypothesis is an AUC of 0.5."""
+def test_ties_keep_e_value_at_one():
+    """The e-value stays 1 if every pair is a tie and the null hypothesis is an AUC of 0.5."""
     process = EProcess(0.5, {})
     for _ in range(50):
         process.update(rows_of([1, 0, 0, 0] * 10, [0.5] * 40), NEVER)
@@ -50,7 +50,7 @@ def test_bets_that_neither_win_nor_lose_keep_capital_at_one():
     assert process.rounds > 100
 
 
-def test_no_round_loses_all_capital_even_where_every_click_is_on_top():
+def test_no_round_sets_e_value_to_zero_if_every_click_is_on_top():
     process = EProcess(0.9, {})
     for _ in range(20):
         process.update(rows_of([1, 0, 0, 0] * 10, [0.9, 0.1, 0.2, 0.3] * 10), NEVER)

@@ -229,8 +229,8 @@ def reasons(points, policy):
 def test_ages_are_never_negative_after_rollback_and_return_in_one_window():
     """Version 2 serves from second 23 on.
 
-    A former error counted rows of version 2 already from second 20 on. The reported age was "-1254
-    s".
+    This is a regression test. If rows of version 2 count from second 20 on, the reported age is
+    "-1254 s".
     """
     policies = make_policies(POLICY, BakingSettings(bake_rows=1_000, bake_seconds=60.0))
     evaluator = Evaluator(

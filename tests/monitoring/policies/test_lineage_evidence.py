@@ -70,7 +70,7 @@ def test_rows_of_earlier_versions_raise_alarm_for_one_without_matured_row():
     assert decision.numbers["evidence"] >= decision.numbers["evidence_needed"] == 100.0
 
 
-def test_bets_continue_over_release():
+def test_e_process_continues_over_release():
     """The rows of one version alone do not suffice for an alarm.
 
     The rows of two consecutive versions together suffice.
@@ -213,17 +213,17 @@ def test_trail_starts_again_where_its_product_falls_to_one():
     )
 
 
-def test_factors_are_products_by_which_capital_is_multiplied():
+def test_e_value_is_multiplied_by_products_of_factors():
     lambdas = [fraction / 0.2 for fraction in FRACTIONS]
     payoffs = [0.2, -0.8, 0.1, 0.05]
     by_hand = [np.prod([1.0 - each * payoff for payoff in payoffs]) for each in lambdas]
     assert factors(payoffs, lambdas) == pytest.approx(by_hand, rel=1e-12)
-    # The bets of the first round get the share `start` of the capital in equal parts. The expected
-    # e-value is `start` times the mean of the factors, plus the rest of the capital.
-    capital = EValue({})
-    capital.bet(payoffs[1:2], [1.0], lambdas, enough=1e9)
-    start, cash = 1.0 - 1.0 / np.log2(3), 1.0 / np.log2(3)
-    assert capital.value == pytest.approx(cash + start * np.mean(factors(payoffs[1:2], lambdas)))
+    # The factors of the first round get the weight `start` in equal parts. The expected e-value is
+    # `start` times the mean of the factors, plus the remaining weight.
+    mixture = EValue({})
+    mixture.bet(payoffs[1:2], [1.0], lambdas, enough=1e9)
+    start, rest = 1.0 - 1.0 / np.log2(3), 1.0 / np.log2(3)
+    assert mixture.value == pytest.approx(rest + start * np.mean(factors(payoffs[1:2], lambdas)))
 
 
 def test_estimated_time_of_change_is_near_change():

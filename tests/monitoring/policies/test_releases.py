@@ -32,7 +32,7 @@ def runs(points):
 @pytest.mark.parametrize("minutes", [60, 30, 20])
 def test_drop_is_found_however_often_models_are_released(minutes):
     """Formerly, releases every 30 minutes led to 72 decision points without an alarm."""
-    releases = replace(FALL, every=60.0 * minutes, learns=False)
+    releases = replace(FALL, every=60.0 * minutes, can_recover=False)
     points = list(decisions(np.random.default_rng(1), releases))
     assert len(points) == (releases.seconds - WINDOW) // releases.decide + 1, (
         "rows mature at every decision point"
@@ -45,7 +45,7 @@ def test_drop_is_found_however_often_models_are_released(minutes):
 
 
 def test_retrain_decision_names_versions_whose_rows_are_evidence():
-    releases = replace(FALL, every=1200.0, learns=False)
+    releases = replace(FALL, every=1200.0, can_recover=False)
     (first, *_) = runs(decisions(np.random.default_rng(1), releases))
     scored_by = releases.version_at(CHANGED_AT)
     assert first.version > scored_by, "the version that serves has no matured row yet"
@@ -64,8 +64,8 @@ def test_only_version_trained_on_rows_after_change_ends_evidence():
     points = list(decisions(np.random.default_rng(2), releases))
     alarmed = {point.version for point in runs(points)}
     assert alarmed
-    assert not [version for version in alarmed if releases.knows_the_change(version)]
-    after = [point for point in points if releases.knows_the_change(point.version)]
+    assert not [version for version in alarmed if releases.recovers_from(version)]
+    after = [point for point in points if releases.recovers_from(point.version)]
     waiting = [point for point in after if point.decision.action is Action.UNDECIDABLE]
     assert "it was trained on rows from after the change" in waiting[0].decision.reason
     assert after[-1].decision.action is Action.OK, (
@@ -87,7 +87,7 @@ def test_other_policies_decide_too_without_matured_row_of_serving_version(polici
     settings = PolicySettings(
         policies=policies, auc_threshold=0.7, min_clicks=50, max_serving_seconds=900.0
     )
-    releases = replace(FALL, every=1200.0, learns=False)
+    releases = replace(FALL, every=1200.0, can_recover=False)
     points = list(decisions(np.random.default_rng(1), releases, settings, window_rows=2_000))
     assert len(points) > 200
     if policies == "threshold":
@@ -103,7 +103,7 @@ def test_threshold_requests_no_run_once_version_was_trained_after_breach():
     points = list(decisions(np.random.default_rng(1), releases, settings, window_rows=2_000))
     alarmed = {point.version for point in runs(points)}
     assert alarmed
-    assert not [version for version in alarmed if releases.knows_the_change(version)]
+    assert not [version for version in alarmed if releases.recovers_from(version)]
     assert points[-1].decision.action is Action.OK
 
 

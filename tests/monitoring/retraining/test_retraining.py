@@ -46,7 +46,9 @@ def test_drift_requests_one_run_and_new_version_is_evaluated_afresh(started):
     b.evaluate("v2", auc="good", version=2)
     for i in range(3):
         b.evaluate(f"v2-{i}", auc="good", version=2)
-    b.clock.now += 2000  # after the cooldown, the old window is still a breach
+    b.clock.now += (
+        2000  # the cooldown ends, and version 1's bad window must not request a second run
+    )
     b.evaluate("last", auc="good", version=2)
     assert len(b.trigger.requests) == 1
     kinds = b.kinds()

@@ -52,7 +52,10 @@ DIED = ("done", "done", "failed")
 
 
 class Shown:
-    """The metrics of a monitor, read after its turn."""
+    """A monitor whose metrics can be read.
+
+    `after` advances the clock and returns the new metrics.
+    """
 
     def __init__(self, bench) -> None:
         self.bench = bench

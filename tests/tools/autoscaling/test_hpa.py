@@ -43,7 +43,7 @@ def once(
     [
         # From the documentation: if the value is twice the target, the number of replicas doubles.
         (2, 2, 200, 4),
-        (4, 4, 50, 2),  # a value of half the target halves the replicas
+        (4, 4, 50, 2),  # if the value is half the target, the number of replicas halves
         (2, 2, 109, 2),  # a ratio within the tolerance of 0.1 changes nothing
         (2, 2, 110, 2),  # a ratio exactly at the tolerance changes nothing
         (2, 2, 112, 3),  # ceil(2 * 1.12)
@@ -113,7 +113,7 @@ def test_scale_down_waits_until_no_recommendation_in_window_was_higher():
         pods = PodCounts(existing=current, ready=current)
         current = controller.sync(now, current, pods=pods, readings={"queue": value})
         seen[now] = current
-    # The last recommendation of 8 replicas was made at 45 s. Recommendations count for 300 s.
+    # The last recommendation of 8 replicas was made at 45 s. The stabilization window has 300 s.
     assert seen[330.0] == 8
     assert seen[345.0] == 4
 
@@ -174,8 +174,8 @@ def _most(direction: Rules, numbers: list[int], is_up: bool) -> int:
     allowed = []
     for policy in direction.policies:
         syncs = int(policy.period_seconds // 15)
-        # A change exactly one period ago is outside the period. The number of replicas after this
-        # change is the start of the period.
+        # A change exactly one period ago is outside the period. The period therefore starts with
+        # the number of replicas after this change.
         start = numbers[-syncs] if len(numbers) >= syncs else numbers[0]
         end = start + policy.value if is_up else start - policy.value
         if policy.type == "Percent":

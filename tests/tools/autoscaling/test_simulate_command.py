@@ -30,7 +30,7 @@ def refused(capsys, *flags: object) -> str:
 
 
 def changed(tmp_path, change) -> Path:
-    """Write the shipped autoscaler with a change to a file."""
+    """Write a copy of the shipped autoscaler, in which `change` has edited the specification."""
     document = yaml.safe_load(SHIPPED_AUTOSCALER.read_text())
     change(document["spec"])
     (tmp_path / "changed.yaml").write_text(yaml.safe_dump(document))

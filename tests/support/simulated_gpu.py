@@ -1,4 +1,4 @@
-"""A pretended GPU: tensors whose device is `cuda:0`, and whose values are computed on the CPU.
+"""A simulated GPU: tensors whose device is `cuda:0`, and whose values are computed on the CPU.
 
 An operation on tensors of both devices is an error, as on a real GPU. If NumPy reads a tensor of
 the GPU, this is an error too. Sums and products are those of the CPU, so scores can be compared.
@@ -21,11 +21,11 @@ _FROM_HOST = {"_to_copy", "copy_", "index", "index_put_"}
 
 
 class GpuTensor(Tensor):
-    """A tensor on the pretended GPU."""
+    """A tensor on the simulated GPU."""
 
     @staticmethod
     def __new__(cls, on_host):
-        """Wrap a tensor of the CPU, which then belongs to the GPU alone."""
+        """Make a tensor of the simulated GPU from a tensor of the CPU."""
         strides = {"strides": on_host.stride()} if on_host.layout == torch.strided else {}
         self = Tensor._make_wrapper_subclass(
             cls, on_host.size(), dtype=on_host.dtype, layout=on_host.layout, **strides
@@ -35,13 +35,13 @@ class GpuTensor(Tensor):
 
     @property
     def device(self):
-        """The pretended GPU."""
+        """The simulated GPU."""
         return DEVICE
 
     @classmethod
     def __torch_dispatch__(cls, operator, types, args=(), kwargs=None):
-        """Refuse operators outside of `pretended_gpu`."""
-        raise RuntimeError(f"{operator} of a GPU's tensor where no GPU is pretended")
+        """Refuse operators outside of `simulated_gpu`."""
+        raise RuntimeError(f"{operator} of a GPU's tensor outside of `simulated_gpu`")
 
 
 class _Calls(TorchFunctionMode):
@@ -96,31 +96,28 @@ class _Operators(TorchDispatchMode):
 
 
 @contextmanager
-def pretended_gpu():
-    """Provide a pretended GPU within the `with` block.
-
-    The GPU exists in the current thread and in the threads of `pretend`.
-    """
+def simulated_gpu():
+    """Provide the simulated GPU to the current thread during the `with` block."""
     with _Calls(), _Operators():
         yield
 
 
 class _Threads(ThreadPoolExecutor):
-    """Threads in which the pretended GPU is available too."""
+    """Thread pool whose threads can use the simulated GPU."""
 
     def submit(self, function, *args, **kwargs):
         """Run a function in a thread."""
 
         def run():
-            with pretended_gpu():
+            with simulated_gpu():
                 return function(*args, **kwargs)
 
         return super().submit(run)
 
 
-def pretend(monkeypatch, *modules):
+def simulate_gpu(monkeypatch, *modules):
     """Replace torch's functions for GPUs, and the thread pools of the modules."""
-    facts = SimpleNamespace(name="pretended GPU", total_memory=TOTAL_BYTES)
+    facts = SimpleNamespace(name="simulated GPU", total_memory=TOTAL_BYTES)
     replaced = {
         "_lazy_init": lambda: None,
         "synchronize": lambda *device: None,
