@@ -24,7 +24,7 @@ ENVIRONMENT_OF_FOLDER = {
     "components/evaluation": "training",
 }
 """Test environments by folder. All other folders run in `driver`."""
-# tests/hugectr_double has no tests. Only the tests of the HugeCTR engine import the double.
+# tests/hugectr_double has no tests. Only the tests of the HugeCTR engine import the test double.
 collect_ignore = ["hugectr_double"]
 
 FOLDERS_OF_PART = {
@@ -157,7 +157,7 @@ def cloud_storage(cloud_storage_server, monkeypatch):
 
 @pytest.fixture
 def kubeflow(tmp_path, monkeypatch):
-    """A double of the KFP API with the pipeline `ours`.
+    """A test double of the KFP API with the pipeline `ours`.
 
     The home of the KFP client is a temporary folder.
     """

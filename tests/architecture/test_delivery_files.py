@@ -1,8 +1,8 @@
 """Checks of the CI and CD files: GitHub Actions, Cloud Build, Skaffold, and the scripts in `.ci/`.
 
 Files are validated by published schemas (from check-jsonschema) and zizmor. Scripts run here,
-against the KFP server's double and a kubectl double that records its calls. No workflow or build
-runs on GitHub's or Google's machines.
+against the KFP server's test double and a kubectl test double that records its calls. No workflow
+or build runs on GitHub's or Google's machines.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Tests of `evergreen doctor` with doubles of the KFP API and kubectl."""
+"""Tests of `evergreen doctor` with test doubles of the KFP API and kubectl."""
 
 import copy
 import json
@@ -71,7 +71,7 @@ WHOLE = {
 
 
 class KubectlDouble:
-    """Double of kubectl, with answers by namespace and object.
+    """Test double of kubectl, with answers by namespace and object.
 
     An object without an answer does not exist. If an answer is an exception, kubectl fails with it.
     """

@@ -155,7 +155,7 @@ def test_wrong_scores_need_two_readings_and_reloads_become_ever_rarer(
 
 
 class Overloaded(Counted):
-    """Server double that rejects requests like the real server with a full queue.
+    """Test double of a server that rejects requests like the real server with a full queue.
 
     tests/e2e/test_serving_faults.py checks that the real server rejects requests in the same way.
     """

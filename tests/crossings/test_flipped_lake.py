@@ -1,4 +1,4 @@
-"""Tests of flipped bits in a lake's Parquet files: readers report an error or return correct rows."""
+"""Tests of flipped bits in a lake's Parquet files: readers report an error or correct rows."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Tests of the export of two real runs to a real MLflow and to a Model Registry double."""
+"""Tests of the export of two real runs to a real MLflow and to a Model Registry test double."""
 
 import json
 import os

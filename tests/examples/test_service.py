@@ -1,4 +1,4 @@
-"""Tests of the example service with a server double, and of the simulated shop's log."""
+"""Tests of the example service with a test double of a server, and of the simulated shop's log."""
 
 import dataclasses
 import zlib

@@ -1,9 +1,9 @@
 """HugeCTR's Python interface, generated from `hugectr_api.json`.
 
 The document was extracted from HugeCTR's pybind wrappers of version 25.03. Version 24.06 has the
-same training API. The double has only the names in the document. A missing, unknown or wrongly
-typed argument is a TypeError, as in pybind. The double is stricter in one way: it accepts neither a
-bool nor a NumPy number where a Python number is expected.
+same training API. The test double has only the names in the document. A missing, unknown or wrongly
+typed argument is a TypeError, as in pybind. The test double is stricter in one way: it accepts
+neither a bool nor a NumPy number where a Python number is expected.
 """
 
 import enum

@@ -2,7 +2,7 @@
 
 A failed check aborts the process. If a reader's thread ends with an error, `train` waits for ever
 for the reader's next batch. A waiting `train` holds the interpreter's lock. A test that runs the
-double in its own process calls `raise_instead` first.
+test double in its own process calls `raise_instead` first.
 """
 
 import ctypes

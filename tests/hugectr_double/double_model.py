@@ -1,9 +1,9 @@
-"""Double of `hugectr.Model`: the order of calls, the training step, and the files.
+"""Test double of `hugectr.Model`: the order of calls, the training step, and the files.
 
 File errors are logged and ignored. The text of an error in `train` is only in the log.
 
-Adam's step count belongs to the model and starts at 0, whatever is loaded. The double reads files
-of dense weights into buffers without a check of their size.
+Adam's step count belongs to the model and starts at 0, whatever is loaded. The test double reads
+files of dense weights into buffers without a check of their size.
 """
 
 import logging

@@ -16,7 +16,7 @@ USED = {
     "MultiCross": {"num_layers", "projection_dim"},
     "BinaryCrossEntropyLoss": set(),
 }
-"""Arguments that the double uses, by layer. NVIDIA's layers read a few more arguments."""
+"""Arguments that the test double uses, by layer. NVIDIA's layers read a few more arguments."""
 
 
 class Network:

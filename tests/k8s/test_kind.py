@@ -1,7 +1,7 @@
-"""Tests of `make kind` with doubles of docker, kind and kubectl.
+"""Tests of `make kind` with test doubles of docker, kind and kubectl.
 
-The doubles record their calls, and remember the objects that were created. `kubectl kustomize` is
-the real program. No cluster is created.
+The test doubles record their calls, and remember the objects that were created. `kubectl kustomize`
+is the real program. No cluster is created.
 """
 
 import json
@@ -31,7 +31,7 @@ DOUBLES = {
 
 @pytest.fixture
 def run(tmp_path):
-    """`run(*steps)` runs the script and returns the doubles' calls, one per line."""
+    """`run(*steps)` runs the script and returns the test doubles' calls, one per line."""
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed: manifests cannot be rendered")
     tools, machine = tmp_path / "bin", tmp_path / "machine"

@@ -67,7 +67,7 @@ def refusals(workload: Manifest, spec: Manifest) -> list[str]:
 
 
 def _of_pod(spec: Manifest) -> list[str]:
-    """Return the pod's violations of the restricted profile, and any mounted service-account token."""
+    """Return the pod's violations of the restricted profile, and mounted service-account tokens."""
     security = spec.get("securityContext", {})
     found = [f"{key} is set" for key in ("hostNetwork", "hostPID", "hostIPC") if spec.get(key)]
     found += [

@@ -68,7 +68,7 @@ def flags(tmp_path):
 
 
 def follow(api, flags, *events):
-    """Run the step on the double, and return the note that the step wrote.
+    """Run the step on the test double, and return the note that the step wrote.
 
     When the step sleeps, the next function of `events` is called.
     """

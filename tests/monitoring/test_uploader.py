@@ -56,7 +56,7 @@ def open_lake(request, tmp_path):
 
 @pytest.fixture
 def bucket(cloud_storage):
-    """The double of the bucket, which can inject faults."""
+    """The test double of the bucket, which can inject faults."""
     return cloud_storage
 
 

@@ -1,4 +1,4 @@
-"""Tests that the KFP API double answers like a real server 2.17.0.
+"""Tests that the KFP API test double answers like a real server 2.17.0.
 
 `kfp_answers.json` has the real server's requests and answers. Long messages are cut with `...`.
 """
@@ -51,7 +51,10 @@ def upload(url: str, path: Path) -> tuple[int, dict]:
 
 @pytest.fixture
 def server():
-    """A double with the objects that the recorded requests refer to. The double has its own ids."""
+    """A test double with the objects that the recorded requests refer to.
+
+    The test double has its own ids.
+    """
     double = KfpServer()
     double.api = f"{double.url}/apis/v2beta1"
     for name in (
@@ -153,7 +156,7 @@ def test_run_that_ended_has_fields_and_states_of_real_one(server):
 
 
 def compare(server, name: str) -> None:
-    """Send a recorded request to the double, and assert that the answers are equal."""
+    """Send a recorded request to the test double, and assert that the answers are equal."""
     recorded = ANSWERS[name]
     text = recorded["request"].replace(PIPELINE, "p1").replace(VERSION, "v2")
     if "uploadfile=@" in text:

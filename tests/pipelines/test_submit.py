@@ -1,4 +1,4 @@
-"""Tests of submitting through the real kfp client, against an HTTP double of the KFP API."""
+"""Tests of submitting through the real kfp client, against an HTTP test double of the KFP API."""
 
 import hashlib
 import json

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Reply(NamedTuple):
-    """HTTP response of the double."""
+    """HTTP response of the test double."""
 
     body: bytes | Iterable[bytes]
     """Content of the response. Chunks are sent one by one, and the connection ends after the last

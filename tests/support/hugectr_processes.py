@@ -1,4 +1,4 @@
-"""The training step with HugeCTR's double in processes of its own."""
+"""The training step with HugeCTR's test double in processes of its own."""
 
 import json
 import os
@@ -33,11 +33,11 @@ MPIRUN = Path(sys.executable).with_name("mpirun")
 
 
 def environment(folder: Path, fault: str | None = None) -> dict[str, str]:
-    """Return environment variables with which a step imports the double instead of HugeCTR.
+    """Return environment variables with which a step imports the test double instead of HugeCTR.
 
     Args:
         folder: New folder, also for temporary files.
-        fault: Python statement that the double executes instead of its third step.
+        fault: Python statement that the test double executes instead of its third step.
     """
     (folder / "tmp").mkdir(parents=True)
     paths = [str(DOUBLE), str(REPOSITORY)]

@@ -62,7 +62,10 @@ def deploy(job):
 
 
 def bake(job):
-    """Run one round of a controller. The server doubles survive because their state is in files."""
+    """Run one round of a controller.
+
+    The test doubles of servers survive because their state is in files.
+    """
     from controller.baking import Baking
     from evergreen.runtime.errors import TemporaryError
     from tests.support.crash_chain import watch_boundaries

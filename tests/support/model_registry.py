@@ -1,6 +1,6 @@
 """Test double of Kubeflow's Model Registry.
 
-The double checks requests and answers by the published OpenAPI file.
+The test double checks requests and answers by the published OpenAPI file.
 
 `model_registry_api.json` is the part of the OpenAPI file that covers the client's requests. A
 request whose path, parameter or body is not in the OpenAPI file counts as a fault. A response that

@@ -63,7 +63,7 @@ def render_variant(variant: str, scratch: Path) -> str:
 
 
 def render_edited(overlay: str, values: dict[str, str], copy: Path) -> list[Manifest]:
-    """Copy the folder `k8s` to `copy`, edit `cluster.env` there, and return the overlay's objects."""
+    """Copy the folder `k8s` to `copy`, edit `cluster.env` there, and render the overlay."""
     shutil.copytree(K8S, copy)
     path = copy / "overlays" / overlay / "cluster.env"
     path.write_text("".join(f"{k}={v}\n" for k, v in {**read_values(path), **values}.items()))

@@ -1,4 +1,4 @@
-"""Fixtures for the tests of the client: a server double, rows, and the content of a log."""
+"""Fixtures for the tests of the client: a test double of a server, rows, and the content of a log."""
 
 import asyncio
 from pathlib import Path
@@ -61,7 +61,7 @@ def served(server):
 
 @pytest.fixture
 def score_rows():
-    """Scoring function of the server double.
+    """Scoring function of the server's test double.
 
     The scores under the canary's name are 1 minus the returned scores.
     """

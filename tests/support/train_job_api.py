@@ -1,11 +1,11 @@
 """The part of a Kubernetes API server that the training step uses: TrainJobs, their pods and logs.
 
-The double follows the real server's rules over real HTTP. Names of objects are unique. Until its
-dependents are gone, a deleted object remains and has a deletion time. A custom resource accepts a
-JSON patch or a merge patch, but no strategic merge patch. Each log line starts with its time. The
+The test double follows the real server's rules over real HTTP. Names of objects are unique. Until
+its dependents are gone, a deleted object remains and has a deletion time. A custom resource accepts
+a JSON patch or a merge patch, but no strategic merge patch. Each log line starts with its time. The
 parameter `sinceSeconds` counts back from the current time. Error responses are `Status` objects.
-The double does not run a controller for TrainJobs. Tests change a job with `start_pod`, `write`,
-`end` and `remove`.
+The test double does not run a controller for TrainJobs. Tests change a job with `start_pod`,
+`write`, `end` and `remove`.
 """
 
 import json
@@ -43,7 +43,7 @@ class Answer(Exception):
 
 
 class TrainJobApi(HttpDouble):
-    """A running API server. The double calls `validate` with each created object."""
+    """A running API server. The test double calls `validate` with each created object."""
 
     def __init__(self, validate=lambda job: None) -> None:
         self.validate = validate

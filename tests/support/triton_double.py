@@ -1,8 +1,9 @@
-"""The doubles of Triton: a server in files, models of known scores, and both over real gRPC.
+"""The test doubles of Triton: a server in files, models of known scores, and both over real gRPC.
 
 `TritonDouble` replaces the real server in this process and follows its rules. `GrpcTriton` serves a
 `TritonDouble` or a `ScoringDouble` over Triton's protocol, and its calls can be corrupted.
-`Altered` replaces methods of a double or of a real connection. Other tests check the real server.
+`Altered` replaces methods of a test double or of a real connection. Other tests check the real
+server.
 """
 
 import asyncio
@@ -202,8 +203,8 @@ def known_scores(dense: np.ndarray, categorical: np.ndarray) -> np.ndarray:
 class ScoringDouble:
     """Server double whose models return known scores. Tests inject failures and delays.
 
-    The double parses the tensors like Triton. A request fails with the next error in `failures`.
-    Requests succeed while `failures` is empty.
+    The test double parses the tensors like Triton. A request fails with the next error in
+    `failures`. Requests succeed while `failures` is empty.
     """
 
     def __init__(self, features: Features = SHOP.features) -> None:

@@ -88,7 +88,7 @@ def folder(tmp_path, raw_table, write_lake):
 
 @pytest.fixture
 def lake(folder, cloud_storage):
-    """The same lake in a bucket. Returns the double of the storage service."""
+    """The same lake in a bucket. Returns the test double of the storage service."""
     put(folder)
     cloud_storage.seen.clear()
     return cloud_storage

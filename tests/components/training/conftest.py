@@ -1,4 +1,4 @@
-"""Fixtures for training: planted data, training sets, a report, and the double of HugeCTR."""
+"""Fixtures for training: planted data, training sets, a report, and the test double of HugeCTR."""
 
 import gc
 import importlib
@@ -136,9 +136,9 @@ def train_run(tmp_path, validation_report):
 
 @pytest.fixture
 def double(monkeypatch):
-    """The double's module `hugectr`, with which the step trains in the test's own process.
+    """The test double's module `hugectr`, with which the step trains in the test's own process.
 
-    Where HugeCTR would abort or hang, the double then raises `double_fate.Died`.
+    Where HugeCTR would abort or hang, the test double then raises `double_fate.Died`.
     """
     monkeypatch.setenv(GUARDED, "1")
     monkeypatch.syspath_prepend(str(DOUBLE))

@@ -43,7 +43,7 @@ def rows(planted):
 
 @pytest.fixture
 def built(double, rows, tmp_path, planted):
-    """Builds the double's model for a network and settings, and returns the model's arguments."""
+    """Builds the test double's model for a network and settings, and returns the model's arguments."""
 
     def build(config=CONFIG, settings=SETTINGS):
         folder = tmp_path / f"stage {len(list(tmp_path.iterdir()))}"
@@ -110,7 +110,7 @@ def test_two_nodes_do_same_and_learn_as_one_with_as_many_gpus(
     class Second(double.Model):
         """The model of the second node.
 
-        All nodes write the files together, and this double leaves that to the first node.
+        All nodes write the files together, and this test double leaves that to the first node.
         """
 
         def __init__(self, solver, *more):

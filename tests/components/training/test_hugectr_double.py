@@ -1,4 +1,7 @@
-"""Tests that the double ends as HugeCTR 24.06 does. Each case follows HugeCTR's source code."""
+"""Tests that the test double ends as HugeCTR 24.06 does.
+
+Each case follows HugeCTR's source code.
+"""
 
 import json
 

@@ -28,7 +28,7 @@ SETTINGS = TrainingSettings(learning_rate=0.01, batch_size=128)
 
 
 class Spoilt:
-    """The double with some of its model's methods replaced."""
+    """The test double with some of its model's methods replaced."""
 
     def __init__(self, double, **methods):
         self._double = double
@@ -40,7 +40,7 @@ class Spoilt:
 
 @pytest.fixture
 def make_engine(tmp_path, double, planted, monkeypatch):
-    """Makes engines over the double, optionally with replaced model methods, and closes them."""
+    """Makes engines over the test double, optionally with replaced model methods, and closes them."""
     with ExitStack() as stack:
 
         def make(config=CONFIG, settings=SETTINGS, methods=None, num_gpus=1, **solver):
@@ -171,7 +171,7 @@ def test_weights_that_hugectr_did_not_load_are_noticed_before_first_step(
     engine.restore(initial)
     engine.train(rows, np.arange(256), batch_size=128, seed=0)
     engine.save(tmp_path / "saved")
-    # The double behaves as if HugeCTR had logged an error and continued.
+    # The test double behaves as if HugeCTR had logged an error and continued.
     other = make_engine(methods={method: lambda self, files: None})
     other.restore(tmp_path / "saved")
     with pytest.raises(PermanentError, match="differ from the loaded ones|saved an invalid model"):

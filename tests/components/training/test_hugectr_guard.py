@@ -1,4 +1,4 @@
-"""Tests of aborts and hangs of HugeCTR, as the double simulates them: the step fails cleanly."""
+"""Tests of aborts and hangs of HugeCTR, as the test double simulates them: the step fails cleanly."""
 
 import signal
 

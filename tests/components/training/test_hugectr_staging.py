@@ -1,4 +1,4 @@
-"""Tests that HugeCTR's double reads staged rows back, batch by batch, in order."""
+"""Tests that HugeCTR's test double reads staged rows back, batch by batch, in order."""
 
 import json
 

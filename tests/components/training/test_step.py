@@ -107,7 +107,7 @@ def test_retry_publishes_same_model_and_mends_corrupt_one(step, training_set):
 def test_misuse_ends_with_2_and_one_line(
     step, training_set, capsys, tmp_path, monkeypatch, changed, message
 ):
-    monkeypatch.setitem(sys.modules, "hugectr", None)  # Other tests replace the module by a double.
+    monkeypatch.setitem(sys.modules, "hugectr", None)  # other tests replace the module
     monkeypatch.setenv(GUARDED, "1")  # by default, HugeCTR's step runs in another process
     assert step(training_set, **changed)[0] == 2
     (line,) = [x for x in capsys.readouterr().err.splitlines() if x.startswith("error: ")]

@@ -31,7 +31,7 @@ from tests.support.triton_double import GrpcTriton, edited
 
 @contextmanager
 def target_of(deployment):
-    """Yield a gRPC server that can send malformed replies, and settings with the server's address."""
+    """Yield a gRPC server that can send malformed replies, and settings with its address."""
     with GrpcTriton(deployment.servers[0]) as odd:
         yield odd, dataclasses.replace(deployment.settings, triton_urls=(odd.url,), connect=Triton)
 

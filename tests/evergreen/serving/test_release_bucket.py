@@ -79,7 +79,7 @@ def test_deployment_that_lost_its_lease_writes_nothing_more(
 
 
 class Overtaken:
-    """Server double that returns the scores of the released graph.
+    """Test double of a server that returns the scores of the released graph.
 
     When the deployment loads the live name, another deployment takes over.
     """

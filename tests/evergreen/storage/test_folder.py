@@ -1,4 +1,4 @@
-"""Tests of object storage in a folder: generations, leftover files, system errors and full disks."""
+"""Tests of object storage in a folder: generations, leftover files, errors and full disks."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Fixtures of simulated rows: a reference, requests, and counts that are computed with NumPy alone."""
+"""Fixtures of simulated rows: a reference, requests, and counts computed with NumPy alone."""
 
 from dataclasses import replace
 
