@@ -37,7 +37,7 @@ def http_get(url: str, *, timeout: float = 60.0) -> Answer:
 
 
 def running_in_group(group):
-    """Return the process ids of a server and its stubs. Zombies are ignored."""
+    """Return the process ids of a server and its stubs, without zombie processes."""
     return sorted({process for process, state in _threads_of_group(group) if state != "Z"})
 
 
@@ -71,7 +71,7 @@ def runs(pid):
 
 
 def wait_for(condition, what="the condition", *, seconds=120.0):
-    """Return the first true answer of `condition()`."""
+    """Wait until `condition()` returns a true value, and return this value."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < deadline, f"{what} did not happen within {seconds} s"

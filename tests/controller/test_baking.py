@@ -44,7 +44,7 @@ def limited(settings):
 def bakes(deployment):
     """Return `make(later)`, which creates a controller whose clock is `later` seconds ahead.
 
-    The servers have no counts.
+    The servers' pages of metrics are empty.
     """
     settings = limited(deployment.settings)
 

@@ -42,7 +42,7 @@ class Load(BackgroundTraffic):
     """Clients in the background that send requests without pause, routed by the traffic plan.
 
     Rows that both arms scored are archived. The labels of these rows are drawn from the scores of
-    the version `truth`.
+    one version, `truth`.
     """
 
     def __init__(self, url, objects, archive, raw_rows, *, truth):

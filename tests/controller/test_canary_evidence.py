@@ -97,7 +97,7 @@ def test_rows_of_one_user_are_one_group_and_unknown_ones_group_by_request(tmp_pa
 def test_pairs_are_limited_to_what_last_look_needs_and_are_oldest(tmp_path, monkeypatch):
     """The evidence of a canary that runs for many days must fit into memory.
 
-    Archive and lake may both hold a row.
+    The archive and the lake may both contain the same row.
     """
     archive, lake, held = tmp_path / "archive", tmp_path / "lake", []
     for part in reversed(range(50)):

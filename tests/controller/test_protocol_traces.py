@@ -1,9 +1,9 @@
 """Compare each move of the real controller with the same move of the protocol's model.
 
-The controller runs over the files of a registry and a repository and over two servers. Hypothesis
-chooses requests, withdrawals, deadlines, clocks and faults. Before each move the controller reports
-what it sees, and the model must be in the same state. The model then makes the move that the table
-names. Fixed scripts trigger every rule of the table that can occur here.
+The real controller uses a registry, a repository and two servers. Hypothesis chooses requests,
+withdrawals, deadlines, clocks and faults. Before each move the controller reports what it sees, and
+the model must be in the same state. The model then makes the move that the table names. Fixed
+scripts trigger every rule of the table that can occur here.
 """
 
 import dataclasses

@@ -78,9 +78,10 @@ def test_stub_killed_under_load_is_healed_and_requests_succeed_again(
 
 
 class OutOfTurn(Triton):
-    """A real connection to two instances.
+    """A real connection to two instances, one of which is dead.
 
-    The dead instance is skipped once, then gets every second request.
+    The server sends the first request to the healthy instance. Afterwards, the dead instance gets
+    every second request.
     """
 
     turns = []

@@ -238,7 +238,7 @@ def chain_of(tmp_path, warm):
 
 @pytest.fixture(scope="session")
 def chain(tmp_path_factory, warm):
-    """The chain after two rounds, which run once per session.
+    """A chain in which two rounds have run. It is made once per session.
 
     The first round starts its steps as plain commands.
     """

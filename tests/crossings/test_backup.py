@@ -171,9 +171,9 @@ def lost(installation, tmp_path):
 
 
 def everything(root):
-    """Return each path below `root` with its kind, content and time.
+    """Return each path below `root` with its kind, content and modification time.
 
-    Only plain files other than databases have content and time. All other paths have None.
+    Content and time are None for folders, links and databases.
     """
     found = {}
     for path in root.rglob("*"):

@@ -120,7 +120,7 @@ def test_findings_are_reported(tmp_path):
 
 
 class KeysWithMarkup(dict):
-    """Dictionary whose lookups use the original keys. Iterations yield the keys with `MARKUP`."""
+    """Dictionary that appends `MARKUP` to its keys in an iteration, but not in a lookup."""
 
     def __iter__(self):
         return (f"{key}{MARKUP}" if isinstance(key, str) else key for key in super().__iter__())
@@ -139,7 +139,8 @@ class KeysWithMarkup(dict):
 
 
 KINDS = ("number", "category", "label", "block", "warn", "info")
-"""Kinds of columns and severities in a validation report. They select the form on the page."""
+"""Kinds of columns and severities in a validation report. The page shows each kind in another
+form."""
 
 
 def with_markup(value):

@@ -432,7 +432,8 @@ def test_successful_loop_needs_no_person():
 def test_rows_needed_for_certainty_grow_with_logarithm_of_evidence(tmp_path):
     """500 rows since the drift gave an e-value of 10.
 
-    The logarithm of 100 is twice that of 10, so evidence of 100 needs twice as many rows.
+    The logarithm of the e-value grows linearly with the rows. An e-value of 100 therefore needs
+    twice as many rows.
     """
     known = verdict(tmp_path, candidate=ModelQuality(auc=0.7, auc_low=0.66, auc_high=0.74))
     decisions = [

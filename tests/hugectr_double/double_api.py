@@ -156,7 +156,10 @@ def _absent_methods(name: str) -> dict[str, Any]:
 
 
 def method_class(name: str, implementation: type, *, constructible: bool = True) -> type:
-    """Return the class `hugectr.<name>`, whose methods are run by `implementation`."""
+    """Return the class `hugectr.<name>`.
+
+    Its methods call `implementation` with validated arguments.
+    """
     prefix = f"hugectr.{name}."
 
     def method(full: str) -> Any:

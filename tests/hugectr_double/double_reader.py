@@ -57,7 +57,7 @@ class Reader:
 
     @property
     def is_started(self) -> bool:
-        """Whether the reader has been given a source."""
+        """Whether `set_source` was called."""
         return self._batches is not None
 
     def set_source(self, file_name: str) -> None:

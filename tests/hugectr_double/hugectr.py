@@ -1,4 +1,4 @@
-"""A strict CPU double of NVIDIA's `hugectr`, with the interface of `hugectr_api.json`.
+"""A strict test double of NVIDIA's `hugectr` for CPUs, with the interface of `hugectr_api.json`.
 
 The test double is imported as `hugectr` if its folder is on `sys.path`. The test double refuses or
 ignores the same input as HugeCTR, aborts or hangs at the same errors, and trains the given graph.

@@ -40,7 +40,7 @@ def score(url, rows, sleep=asyncio.sleep, **settings):
 
 @pytest.fixture
 def refusing_url():
-    """An address at which no server listens. The test holds the port."""
+    """An address at which no server listens. The test occupies the port."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{held.getsockname()[1]}"
@@ -203,7 +203,7 @@ def test_each_version_gets_its_columns_by_name(server, make_rows, score_rows):
     columns = SHOP.features.columns
     numeric, categorical = columns["numeric"], columns["categorical"]
     server.scoring.columns = {
-        # Version 2 has as many columns as the client. Only the names differ.
+        # Version 2 has as many columns as the client, but with other names.
         2: {"numeric": ["other", *numeric[1:]], "categorical": [*categorical[1:], categorical[0]]},
         3: {"numeric": list(numeric[1:]), "categorical": ["new", *categorical, "newer"]},
     }

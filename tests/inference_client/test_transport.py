@@ -321,8 +321,8 @@ def test_replica_that_accepts_and_never_answers_fails_no_request(
     assert len(answers) == 600
     for answer in answers:
         np.testing.assert_array_equal(answer.scores, score_rows(*rows))
-    # At first, the failing server gets its share of requests. Later, it gets only a few copies of
-    # requests.
+    # At first, the failing server gets its share of requests. Later, the failing server gets only a
+    # few copies of requests.
     assert len(ill.scoring.requests) < 60
 
 

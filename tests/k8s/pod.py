@@ -158,7 +158,7 @@ class TritonPod:
         return (self._folder / "triton.log").read_text(errors="replace")
 
     def get(self, path: str, *, port: str = "http", timeout: float = 5.0) -> int:
-        """Return the HTTP status of a path, or 0 if nobody answers."""
+        """Return the HTTP status of a path, or 0 if no response arrives."""
         return http_get(
             f"http://{LOOPBACK}:{getattr(self.ports, port)}{path}", timeout=timeout
         ).status

@@ -1,8 +1,9 @@
 """Tests of the real monitor and uploader as the manifests start them.
 
-Without a cluster, some things differ. Mounts are below a temporary folder, the port is a free one
-on 127.0.0.1, Kubeflow is absent, and the log is a SQLite file. All other values are those of the
-rendered manifests. If the kernel allows it, the root file system is read-only, as in the pod.
+The tests run without a cluster and change some values. Mounts are below a temporary folder, the
+port is a free one on 127.0.0.1, Kubeflow is absent, and the log is a SQLite file. All other values
+are those of the rendered manifests. If the kernel allows it, the root file system is read-only, as
+in the pod.
 """
 
 import json

@@ -125,9 +125,9 @@ def test_both_claims_use_one_share_that_outlives_them(manifests, settings):
         volume = volumes[claim["spec"]["volumeName"]]
         assert volume["claimRef"]["namespace"] == claim["metadata"]["namespace"]
         assert volume["claimRef"]["name"] == "evergreen"
-        # In a claim, an empty storage class means that no class is used. The API server drops an
-        # empty class from a volume. With an empty class in the volume, each apply would find a
-        # difference.
+        # A claim with the storage class "" uses no storage class. The API server deletes the
+        # storage class "" from a volume. If the manifest's volume had it, each apply would report a
+        # change.
         assert claim["spec"]["storageClassName"] == ""
         assert "storageClassName" not in volume
         assert volume["accessModes"] == claim["spec"]["accessModes"]

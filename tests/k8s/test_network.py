@@ -194,7 +194,7 @@ TOLERATED = {
 
 
 def test_no_other_flow_is_allowed(case):
-    """Check all pairs of ends, for common ports, the ports in the policies and adjacent ports."""
+    """Check all pairs of endpoints, for common ports, ports in the policies and adjacent ports."""
     policies, known, needed = case
     named = {n for n in _numbers([policy["spec"] for policy in policies]) if n > 1}
     tried = {22, 80, 443, 3000, 3306, 6443, 10250, 65535} | {

@@ -82,7 +82,7 @@ def test_every_own_image_comes_from_registry_with_tag(registry, overlay, changed
 
 
 def lakes(objects):
-    """Return the lake's path in the uploader and in the release controller."""
+    """Return the paths of the lake that the uploader and the release controller use."""
     uploader = environment_of(objects, find(objects, "Deployment", "monitor"), "uploader")
     (controller,) = pod_spec(find(objects, "Deployment", "release-controller"))["containers"]
     assert "--lake=$(LAKE)" in controller["args"]

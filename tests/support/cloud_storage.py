@@ -95,7 +95,7 @@ class Fault:
 
 @dataclass
 class Front:
-    """The front of the emulator. Set STORAGE_EMULATOR_HOST to the value of `host`."""
+    """HTTP server in front of the emulator. Set STORAGE_EMULATOR_HOST to the value of `host`."""
 
     host: str
     faults: list[Fault] = field(default_factory=list)

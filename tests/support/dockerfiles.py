@@ -21,8 +21,8 @@ LOCKS = {"validation": "validation-trixie"}
 environment. `test_containers.py` compares the versions in the image's lock and in the environment's
 lock."""
 PROGRAMS = {"inference_client": "demo.simulation", "monitoring": "monitoring"}
-"""Programs of the images that run no step of the pipeline. An image in `PROGRAMS` installs the
-driver's lock."""
+"""Images of programs that are not steps of the pipeline, with the module that each image runs.
+These images install the driver's lock."""
 KNOWN = {"FROM", "ARG", "COPY", "RUN", "ENV", "WORKDIR", "LABEL", "USER", "ENTRYPOINT"}
 
 

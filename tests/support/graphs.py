@@ -15,7 +15,7 @@ from evergreen.serving.parity import open_graph
 def open_built(workflow, tables, network, *, names=(), widths=(), numbers="float32"):
     """Open a session of the graph.
 
-    The session returns the inner values `names`, then the probability.
+    The session's outputs are the inner values `names` and the probability, in this order.
     """
     with TemporaryDirectory() as folder:
         write_graph(

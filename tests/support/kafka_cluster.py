@@ -69,7 +69,7 @@ class KafkaCluster:
     def refuse_topic(self, name: str, error: int) -> None:
         """Answer every request about the topic with the Kafka error code `error`.
 
-        Error code 0 ends the refusal.
+        A call with the error code 0 restores normal answers.
         """
         self._library.rd_kafka_mock_topic_set_error(self._cluster, name.encode(), error)
 

@@ -22,7 +22,7 @@ from tests.support.crashes import Kill, sigkill
 IMPORTS = (
     "from controller import baking, rollback; from tests.support import crash_chain, deployments"
 )
-"""Imports of the process that is forked."""
+"""Import statements that the parent process executes before it forks."""
 PROGRAM = "import sys; from tests.support.killed_deployments import main; main(sys.argv[1])"
 
 

@@ -194,9 +194,9 @@ class PubsubBench(Bench):
         return self._open[-1]
 
     def expire_leases(self) -> None:
-        """Release the messages that the readers have pulled, as after the end of Pub/Sub's leases.
+        """Release the messages that the readers have pulled, as if their leases had expired.
 
-        A lease lasts at least ten seconds.
+        A real lease lasts at least ten seconds.
         """
         for reader in self._open:
             if isinstance(reader, PubsubSubscriber) and not reader._closing.is_set():

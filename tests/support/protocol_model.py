@@ -770,7 +770,10 @@ class ProtocolModel:
         return state
 
     def is_of_request(self, rule: protocol.ProtocolRule) -> bool:
-        """Return whether the move begins or ends an attempt. An abort is not an attempt."""
+        """Return whether the move begins or ends an attempt to carry out a request.
+
+        The move that ends an abort does not count.
+        """
         return rule.state == "accepted" or (
             rule.move == protocol.ANSWER and rule.state != "abort done"
         )
@@ -828,7 +831,7 @@ class ProtocolModel:
         return self._ended(state, me)
 
     def _ended(self, state: State, me: int) -> State:
-        """Return the state after the end of a round. The controller forgets what it observed."""
+        """Return the state after the end of a round. The controller's observations are deleted."""
         return self._with(state, me, **_FORGOTTEN, failed_abort=None, known=None)
 
     # -- transitions
@@ -1000,7 +1003,7 @@ class ProtocolModel:
             made = self.write(state, me, rule, seen=seen)
             return self._killed(made or state, me)
         if rule.move in (protocol.SERVE, protocol.HEAL, protocol.RESTORE_SERVERS):
-            # A server reads the configuration when it loads.
+            # A server reads its configuration when it loads a model.
             for at, server in enumerate(state.servers):
                 state = self._on(state, at, server._replace(serves=state.files.config))
         elif self.mutant == "ignore the fencing number" and rule.move not in SERVER_MOVES:

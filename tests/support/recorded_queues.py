@@ -2,9 +2,9 @@
 
 Each server represents one pod. The counters were read every 5 s, as Prometheus would do. `busy` has
 three models: one under load, one idle, and one with few slow requests in the second half.
-`restarted` was killed in the middle, while it had no traffic, so its counters start again. `quiet`
-got only three requests, all at the same time. `stuck` completes no request. `answered` contains the
-number of answers that the clients received.
+`restarted` was killed in the middle, during a pause of its traffic. Its counters start at zero
+again. `quiet` got only three requests, all at the same time. `stuck` completes no request.
+`answered` contains the number of answers that the clients received.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Fixtures for the tests of the client: a test double of a server, rows, and the content of a log."""
+"""Fixtures for the tests of the client: a server's test double, rows, and the content of a log."""
 
 import asyncio
 from pathlib import Path

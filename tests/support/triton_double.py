@@ -201,7 +201,7 @@ def known_scores(dense: np.ndarray, categorical: np.ndarray) -> np.ndarray:
 
 
 class ScoringDouble:
-    """Server double whose models return known scores. Tests inject failures and delays.
+    """Test double of a server whose models return known scores. Tests inject failures and delays.
 
     The test double parses the tensors like Triton. A request fails with the next error in
     `failures`. Requests succeed while `failures` is empty.

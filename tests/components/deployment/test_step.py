@@ -83,7 +83,9 @@ def test_release_under_argos_umask_is_open_to_triton_alone(step, tmp_path):
     Other users may not read the registry. Only the owner may write to the registry and the
     repository.
     """
-    accept_into(tmp_path / "store", shop_with())  # names the model for the controller
+    accept_into(
+        tmp_path / "store", shop_with()
+    )  # the controller reads the model's name from the recommender
     made_before = set(too_open(tmp_path / "store", 0))
     with argo_umask():  # a controller in this process would change the umask of the step
         assert step(True, "run-1", controller=answering_in_process) == 0
@@ -292,7 +294,7 @@ def test_retry_of_a_step_that_was_rolled_back_before_its_release_is_refused(step
     step.evaluate(True, 3, champion_model_id=current(store).model_id)
     assert step(True, "run-2", urls=("127.0.0.1:9",)) == 3
     target = TargetSettings(store=store, repository=str(tmp_path / "repository"))
-    with pytest.raises(ContractError):  # version 1 is the first
+    with pytest.raises(ContractError):  # no version precedes version 1
         rollback(target, reason="something is wrong")
     assert step(True, "run-2") == 1
     assert "a later request to go back supersedes it" in capsys.readouterr().err

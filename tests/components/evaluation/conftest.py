@@ -244,7 +244,7 @@ class Round:
 def write_encoded(folder: Path, labels, dense, ids) -> None:
     """Write HugeCTR's Parquet form in parts whose names do not sort in row order.
 
-    `_file_list.txt` has the row order.
+    `_file_list.txt` lists the parts in row order.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

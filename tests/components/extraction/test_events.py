@@ -271,7 +271,7 @@ def test_columns_of_any_name_in_any_folder_keep_their_own_values(tmp_path, form,
     )
     assert again.already_in_lake == (
         0 if form == "parquet" else 20
-    )  # Equal bytes mean the same file.
+    )  # a file with equal bytes is skipped as a copy
 
 
 def test_equal_rows_of_other_labels_are_same_in_another_order(tmp_path):

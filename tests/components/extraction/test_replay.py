@@ -96,7 +96,7 @@ def test_rows_are_drawn_evenly_over_days_by_their_traffic(
     assert len(drawn) == 720
     assert days_of(drawn) == {"2026-03-01": 144, "2026-03-02": 432, "2026-03-03": 144}
     quarters = np.bincount([time.hour // 6 for time, *_ in drawn], minlength=4)
-    # Four standard deviations of a binomial count.
+    # The limit is four standard deviations of a binomial distribution.
     assert np.abs(quarters - 180).max() < 4 * np.sqrt(720 * 0.25 * 0.75)
 
 

@@ -20,7 +20,7 @@ from evergreen.storage.uris import local_path
 from testing.paths import REPOSITORY
 
 CARRIED = ("workflow.json", "vocabularies.npz", "admission.npz")
-"""Files that the next run, training and serving read. Each engine must write the same files.
+"""Files that the next run, the training and the serving use. Each engine must write the same files.
 NVTabular also writes a file with the time of its save."""
 DASK = REPOSITORY / "k8s" / "components" / "dask" / "base"
 CLUSTER = "address of a cluster"

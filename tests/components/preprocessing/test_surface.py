@@ -1,4 +1,4 @@
-"""Tests of the step's flags and of its KFP component. Both import few libraries."""
+"""Tests of the step's flags and of its KFP component, and of the few libraries that they import."""
 
 from evergreen.contracts.manifests import TrainingSet
 from evergreen.registry.runs import read_notes

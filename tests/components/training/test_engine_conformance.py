@@ -1,9 +1,9 @@
 """One conformance suite for every engine and network.
 
 The engines are PyTorch's, TorchRec's in several processes, and HugeCTR's DCN over the test double
-of `hugectr`. References are the planted logit, the networks' formulas in float64
-(`testing.networks`), and the other engine. `test_hugectr_engine` has the tests that concern only
-HugeCTR.
+of `hugectr`. Expected values come from the planted logit, from the networks' formulas in float64
+(`testing.networks`), and from the other engine. `test_hugectr_engine` has the tests that concern
+only HugeCTR.
 """
 
 from contextlib import ExitStack, closing

@@ -197,7 +197,7 @@ def test_run_picks_high_rate_after_change_and_low_rate_otherwise(
     assert stayed.learning_rate == pytest.approx(0.001)
     assert (
         sum(map(len, learned_rows(engine))) == 300 + 288
-    )  # The last batch is not used for a learning rate that has lost.
+    )  # a rejected learning rate does not use the last batch
 
 
 @pytest.mark.parametrize("incremental", [False, True], ids=["scratch", "incremental"])

@@ -43,7 +43,7 @@ def rows(planted):
 
 @pytest.fixture
 def built(double, rows, tmp_path, planted):
-    """Builds the test double's model for a network and settings, and returns the model's arguments."""
+    """Builds the test double's model for a network and settings, and returns its arguments."""
 
     def build(config=CONFIG, settings=SETTINGS):
         folder = tmp_path / f"stage {len(list(tmp_path.iterdir()))}"
@@ -78,7 +78,7 @@ def test_every_setting_arrives_under_its_name(built, double):
 
 
 class Nodes:
-    """MPI's communicator in the process of `rank`. Processes are threads."""
+    """MPI's communicator in the node `rank`. Each node is a thread of this process."""
 
     def __init__(self, rank, said, barrier):
         self._rank, self._said, self.Barrier = rank, said, barrier.wait
@@ -145,7 +145,7 @@ def test_two_nodes_do_same_and_learn_as_one_with_as_many_gpus(
     assert len([each for each in seen if isinstance(each, float)]) == 640 // 128 + 1
     assert (
         len([each for each in seen if str(each).startswith(str(tmp_path))]) == 2
-    )  # the check is one call, and the save is the other call
+    )  # one call checks the restore, and one call saves
 
 
 def test_reader_and_both_optimizers_are_told_all(built, double, planted):

@@ -40,7 +40,7 @@ class Spoilt:
 
 @pytest.fixture
 def make_engine(tmp_path, double, planted, monkeypatch):
-    """Makes engines over the test double, optionally with replaced model methods, and closes them."""
+    """Makes engines over the test double, and closes them. A test can replace model methods."""
     with ExitStack() as stack:
 
         def make(config=CONFIG, settings=SETTINGS, methods=None, num_gpus=1, **solver):

@@ -1,4 +1,7 @@
-"""Tests of aborts and hangs of HugeCTR, as the test double simulates them: the step fails cleanly."""
+"""Tests of aborts and hangs of HugeCTR, as the test double simulates them.
+
+The step fails cleanly.
+"""
 
 import signal
 

@@ -47,7 +47,10 @@ def rows(planted):
 
 @pytest.fixture
 def trained(tmp_path, planted, rows):
-    """Trains fresh weights on the rows. Returns the saved model, the seen rows and the scores."""
+    """Trains fresh weights on the rows.
+
+    Returns the saved model, the training rows and the scores.
+    """
     count = iter(range(100))
 
     def run(config=CONFIG, settings=SETTINGS, seed=0, batch_size=64, device="cpu"):

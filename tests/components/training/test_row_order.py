@@ -41,7 +41,7 @@ def test_batch_of_long_pass_holds_rows_of_all_of_it(small_windows):
 
 def test_last_window_of_long_pass_is_no_leftover(small_windows):
     rows = PassOrder(part(8 * 9), 1).rows(40, 72)
-    assert len(np.unique(rows // 8)) == 4  # the last four of nine runs
+    assert len(np.unique(rows // 8)) == 4  # the last four of nine groups
 
 
 def test_in_time_order_each_row_is_within_tenth_of_pass_of_its_place():

@@ -81,7 +81,7 @@ def begun(step_flags, planted, make_training_set, environment, workers, tmp_path
 
     Yields the step's process, the workers' process ids by rank, and the training set.
     """
-    workers.be(1)  # with more workers, the step would act as a worker
+    workers.be(1)  # with more workers, this test's process would become a worker of the step
     training_set = make_training_set(*planted.rows(4_000)[:3])
     flags = step_flags(training_set, backend="torchrec", processes=2, training=LONG)
     command = [sys.executable, "-m", "components.training", *flags]
@@ -135,7 +135,7 @@ def test_killed_worker_ends_step_and_one_process_goes_on_from_last_save(
     for answer in (
         "is_worker",
         "is_leader",
-    ):  # This process saves the initial state of another process.
+    ):  # this process must write the initial state that another process would write
         monkeypatch.setattr(launch, answer, lambda: True)
     code, model, _ = step(training_set, backend="torchrec", training=LONG)
     after = passes_shown(tmp_path)[len(before) :]

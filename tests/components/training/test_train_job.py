@@ -1,6 +1,6 @@
 """Tests of the training image's `kubernetes` client against an API server's rules.
 
-tests/k8s/test_train_job.py tests how the step handles a job. It uses the older client that kfp
+tests/k8s/test_train_job.py tests how the step handles a job, with the older client that kfp
 requires.
 """
 

@@ -270,7 +270,7 @@ SPAN = EventSpan(DAY + dt.timedelta(hours=6), DAY + dt.timedelta(hours=30))
 
 @pytest.fixture
 def put(cloud_storage):
-    """Writes an object by the service's own interface, because this client only reads."""
+    """Writes an object with the service's HTTP API, because our storage client only reads."""
     import requests
 
     session = requests.Session()

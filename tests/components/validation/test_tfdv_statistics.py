@@ -52,7 +52,9 @@ def by_tfdv():
 def test_statistics_equal_tfdv_on_same_dataframe(checked, by_tfdv, odd):
     rows = checked(5000, **odd)
     found, expected = statistics_of(rows), by_tfdv(rows)
-    assert str(found.message) == str(expected)  # As text, NaN is equal to itself.
+    assert str(found.message) == str(
+        expected
+    )  # the texts are compared, because NaN is not equal to itself
 
 
 def test_statistics_that_cannot_be_read_are_refused(tmp_path):

@@ -304,7 +304,7 @@ def test_oversize_message_is_refused_before_anything_of_its_batch_is_sent(
 def test_connected_log_has_no_problem_and_is_current_once_it_is_empty(bench, publisher, subscriber):
     publisher.publish([("a", b"1")])
     subscriber.acknowledge(d.token for d in pull(subscriber, count=1))
-    bench.expire_leases()  # leases of an earlier subscriber end
+    bench.expire_leases()  # an earlier subscriber may still have leases
     before = time.time()
 
     def is_read():

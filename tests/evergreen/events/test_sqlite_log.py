@@ -173,7 +173,7 @@ def test_threads_may_share_one_log_handle(path):
 
 
 def test_openers_of_new_file_do_not_fail_each_other(tmp_path):
-    # A former version failed in 1 of 50 attempts with "database is locked". Opening is retried now.
+    # Without retries, 1 of 50 attempts failed with "database is locked".
     start = threading.Barrier(4)
 
     def open_and_publish(path):

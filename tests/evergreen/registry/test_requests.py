@@ -254,7 +254,7 @@ def test_order_of_lines_decides_whatever_their_times_are(tmp_path, append, appen
         for state in map(lambda r: read_request(tmp_path, r.request), (first, second))
     ]
     assert results == [DONE, CANCELLED]
-    for hours in (0, 5):  # the same lines with other times
+    for hours in (0, 5):  # the result must not depend on the times in the lines
         other = tmp_path / str(hours)
         other.mkdir()
         for number, line in enumerate(lines.splitlines()):

@@ -234,7 +234,7 @@ def test_odd_counters_take_nothing_back_and_end_no_round(deployment):
 
 
 class Endless(HttpDouble):
-    """Endless metrics."""
+    """A server whose page of metrics never ends."""
 
     def answer(self, method, path, body, headers):
         return Reply(itertools.repeat(b"# text\n" * 10_000))

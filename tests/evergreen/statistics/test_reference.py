@@ -148,7 +148,7 @@ def test_outliers_are_at_most_thousandth_of_values_at_either_end():
     most = OUTLIER_SHARE * len(values)
     assert counts[:first].sum() <= most
     assert counts[end:].sum() <= most
-    # With one more bucket, the outer part of each side would exceed the limit.
+    # With one more bucket, the share of outliers on each side would exceed the limit.
     assert counts[: first + 1].sum() > most
     assert counts[end - 1 :].sum() > most
     assert DENSE_EDGES[end] > np.quantile(values, 0.99)

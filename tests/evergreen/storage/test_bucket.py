@@ -44,7 +44,7 @@ def as_it_passes(cloud_storage, number, do):
     """Call `do` just before the `number`th request from now.
 
     Returns:
-        A list that receives the requests up to the `number`th request.
+        A list to which each request is appended, up to the request of this number.
     """
     passed = []
 

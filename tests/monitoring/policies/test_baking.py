@@ -173,7 +173,7 @@ def test_suspected_version_goes_on_baking_until_evidence_is_enough(seed):
 def test_after_change_version_is_compared_with_what_predecessor_reaches():
     """A drift can lower the AUC of both versions below the AUC that the gate measured.
 
-    A rollback to the previous version would then not help.
+    In this case, a rollback to the previous version would not help.
     """
     rows = traffic(5, rows=40_000, noise=1.2)
     assert (

@@ -31,7 +31,7 @@ def runs(points):
 
 @pytest.mark.parametrize("minutes", [60, 30, 20])
 def test_drop_is_found_however_often_models_are_released(minutes):
-    """Formerly, releases every 30 minutes led to 72 decision points without an alarm."""
+    """This is a regression test. Releases every 30 minutes once prevented 72 alarms."""
     releases = replace(FALL, every=60.0 * minutes, can_recover=False)
     points = list(decisions(np.random.default_rng(1), releases))
     assert len(points) == (releases.seconds - WINDOW) // releases.decide + 1, (

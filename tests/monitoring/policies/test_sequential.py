@@ -90,7 +90,7 @@ def test_every_drop_is_detected():
 def test_long_service_before_drop_costs_little():
     """If a version served for a long time before the drop, the alarm must not be delayed.
 
-    If all bets started at the beginning, the e-value would be tiny when the drop comes.
+    Without factors that start later, the e-value would be tiny when the drop comes.
     """
     traffic, settings = ClickTraffic(0.25, 1_000), PolicySettings()
     delays = []

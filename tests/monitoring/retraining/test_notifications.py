@@ -102,7 +102,7 @@ def test_run_that_ends_after_drift_is_reported_and_opens_no_incident():
             Event(time=clock.now, kind=kind, text="as the test says", details=details)
         )
     assert len(notifier.outbox) == 4
-    assert notifier.open == {}  # otherwise "Still: run r released" would be repeated forever
+    assert notifier.open == {}  # an open incident would be repeated in every notification
 
 
 def test_incident_without_end_is_not_remembered_forever(notified):

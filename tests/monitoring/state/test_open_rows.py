@@ -81,7 +81,7 @@ def test_estimates_of_open_labels_are_shown_and_follow_records(started):
     first, second = b.monitor._measurements.open_labels
     assert (first.version, first.open_rows, first.open_clicks) == (1, 8, 1)
     assert (second.version, second.open_rows, second.final_at) == (2, 4, START + 1 + WINDOW)
-    assert first.auc is None  # No delay is known yet.
+    assert first.auc is None  # no click delay has been measured yet
     b.tick(at=START + 1 + WINDOW)
     assert b.monitor._measurements.open_labels == ()
     assert len(b.monitor._measurements._delays) == 1

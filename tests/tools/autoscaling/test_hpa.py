@@ -64,7 +64,7 @@ def test_value_equals_that_of_controller_source(current, ready, value, wanted):
     ("current", "value", "wanted"),
     [
         (2, 40, 4),  # ceil(40 / 10)
-        (2, 21.9, 2),  # 10.95 per pod is within the tolerance.
+        (2, 21.9, 2),  # 21.9 / 2 = 10.95 is within the tolerance of the target 10
         (4, 10, 1),
         (2, 22.1, 3),
     ],
