@@ -70,7 +70,7 @@ def test_files_agree_with_published_schema(schema, paths):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_cloud_build_gets_only_keys_that_it_knows():
+def test_cloud_build_gets_only_supported_keys():
     """The published schema rejects unknown keys, except at the top level."""
     package = pytest.importorskip(
         "check_jsonschema", reason="check-jsonschema is not in this environment"
@@ -115,7 +115,7 @@ def test_jobs_may_read_code_and_prove_their_identity_and_hold_no_secret():
         assert job["permissions"] == allowed, name
 
 
-def test_release_goes_through_tests_images_and_sample_before_promotion():
+def test_release_passes_tests_images_and_sample_before_promotion():
     needs = {
         name.partition("/")[2]: job.get("needs")
         for name, job in jobs().items()
@@ -465,7 +465,7 @@ def selected(manifest: dict, selector: str) -> bool:
 
 
 @pytest.mark.parametrize("value", ["my-registry", ""], ids=["a placeholder", "empty"])
-def test_rollout_refuses_settings_that_nobody_filled_in(checkout, kubectl, value):
+def test_rollout_refuses_settings_that_are_not_filled_in(checkout, kubectl, value):
     path, notes = kubectl
     settings = checkout / "k8s" / "overlays" / "gke" / "cluster.env"
     text = settings.read_text().replace("my-", "our-")

@@ -173,7 +173,7 @@ def test_podman_is_used_where_requested(tree, engines):
     assert [command[0] for command in calls()] == ["podman"]
 
 
-def test_podman_knows_that_name_without_registry_is_local(tree, engines):
+def test_podman_treats_name_without_registry_as_local(tree, engines):
     calls = engines("podman")
     assert build_images.main(["extraction", "--engine", "podman", "--tag", "v1"]) == 0
     assert flags(calls()[0], "--tag") == ["localhost/evergreen-extraction:v1"]

@@ -47,7 +47,7 @@ def test_submit_refuses_wrong_setting_before_it_calls_server(setting, capsys):
     assert setting.partition("=")[0].rpartition(".")[0] in capsys.readouterr().err
 
 
-def test_run_without_accepted_recommender_says_how_to_accept_one(tmp_path, capsys):
+def test_run_without_accepted_recommender_reports_how_to_accept_one(tmp_path, capsys):
     assert main(["run", "--package", str(GOLDEN), "--folder", str(tmp_path)]) == 2
     assert "evergreen data accept" in capsys.readouterr().err
 

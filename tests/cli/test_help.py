@@ -123,7 +123,7 @@ def test_line_without_command_exits_with_code_of_bad_input(words):
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
-def test_shell_completion_knows_commands_and_their_flags(shell, capsys):
+def test_shell_completion_lists_commands_and_their_flags(shell, capsys):
     assert main(["--print-completion", shell]) == 0
     script = capsys.readouterr().out
     assert {name for path in COMMANDS for name in path if name not in script} == set()

@@ -226,7 +226,7 @@ def test_salt_stays_while_it_grows_and_changes_with_next_canary(place):
     assert place.plan().salt != salt
 
 
-def test_worse_canary_is_aborted_and_unloaded_only_once_clients_know(place):
+def test_worse_canary_is_aborted_and_unloaded_once_clients_have_new_plan(place):
     done = place.start()
     place.requests()
     place.pairs(canary_noise=3.0)
@@ -354,7 +354,7 @@ def test_pairs_of_all_stages_count_and_server_counters_only_of_their_own(place):
     assert place.step().share == 0.25
 
 
-def test_status_says_what_step_would_find_and_changes_nothing(place):
+def test_status_reports_what_step_would_find_and_changes_nothing(place):
     place.start()
     place.requests()
     place.pairs()
@@ -363,7 +363,7 @@ def test_status_says_what_step_would_find_and_changes_nothing(place):
     assert (place.plan(), place.actions()) == before
 
 
-def test_shadow_answers_nobody_and_grows_only_by_being_started_again(place):
+def test_shadow_answers_no_client_and_grows_only_if_started_again(place):
     done = place.start(share=0.0)
     plan = place.plan()
     assert (plan.canary_share, plan.shadow_share) == (0.0, 1.0)
@@ -402,7 +402,7 @@ def evaluated(candidate, decision):
     return model, dataclasses.replace(verdict, decision=decision, accepted=decision != "fail"), raw
 
 
-def test_canary_goes_on_beside_round_that_is_undecided_too(place, make_candidate):
+def test_canary_continues_beside_round_that_is_undecided_too(place, make_candidate):
     done = place.start()
     other = evaluated(make_candidate(place.store, 3), "inconclusive")
     with pytest.raises(Refused, match=f"version {done.version} is a canary"):
@@ -414,7 +414,7 @@ def test_canary_goes_on_beside_round_that_is_undecided_too(place, make_candidate
         start(*evaluated(other, "pass"), settings=place.release_settings())
 
 
-def test_candidate_that_passes_gate_takes_place_of_canary_and_live_version(place, make_candidate):
+def test_candidate_that_passes_gate_replaces_canary_and_live_version(place, make_candidate):
     place.start()
     done = release(
         *evaluated(make_candidate(place.store, 3), "pass"), settings=place.release_settings()
@@ -460,7 +460,7 @@ def test_next_canary_unloads_one_before_once_clients_have_left_it(
     assert all(s.loaded(CANARY_NAME) == [done.version + 1] for s in place.servers.values())
 
 
-def test_person_may_try_what_is_undecided_and_nobody_what_failed(place):
+def test_person_may_try_undecided_model_and_nobody_failed_model(place):
     undecided = evaluated(place.candidates[2], "inconclusive")
     refused = dataclasses.replace(undecided[1], accepted=False)
     with pytest.raises(ContractError, match="'inconclusive', expected an accepted one"):
@@ -471,7 +471,7 @@ def test_person_may_try_what_is_undecided_and_nobody_what_failed(place):
     assert canary_at_work(place.store) is not None
 
 
-def test_one_odd_server_blocks_no_healing_and_canary_reloads_count_apart(place):
+def test_one_faulty_server_blocks_no_repair_and_canary_reloads_count_apart(place):
     def check(server):
         if server.url == "a:1":
             raise PermanentError("no Triton")
@@ -487,7 +487,7 @@ def test_one_odd_server_blocks_no_healing_and_canary_reloads_count_apart(place):
     assert set(+watchdog.reloads) == {1}
 
 
-def test_nothing_live_is_no_place_for_canary(unserved, make_candidate):
+def test_canary_needs_live_version(unserved, make_candidate):
     with pytest.raises(ContractError, match="no live version"):
         start(*make_candidate(unserved.store, 1), settings=unserved)
 
@@ -531,7 +531,7 @@ def test_canary_is_rolled_back_during_outage_and_unloaded_after_it(place):
     assert_clean(place)
 
 
-def test_server_that_is_down_does_not_keep_bad_canary_going(place):
+def test_server_that_is_down_does_not_prolong_bad_canary(place):
     place.start()
     place.servers["b:1"].crash()
     place.requests()
@@ -749,7 +749,7 @@ def _die(dead):
         raise Killed(dead[0])
 
 
-def test_canary_started_by_hand_is_served_with_live_versions_options(
+def test_manually_started_canary_is_served_with_live_versions_options(
     tmp_path, make_candidate, capsys
 ):
     store, repository = tmp_path / "store", tmp_path / "repository"

@@ -134,7 +134,7 @@ def watched(settings, tell):
     return watch(settings, interval_seconds=0.1, sleep=sleep, report=tell)
 
 
-def test_better_canary_goes_from_one_percent_to_all_with_no_failed_request(
+def test_better_canary_grows_from_one_percent_to_all_without_failed_request(
     beside, triton, client, raw_rows, tmp_path, settings
 ):
     steps, before_release = [], []
@@ -162,7 +162,7 @@ def test_better_canary_goes_from_one_percent_to_all_with_no_failed_request(
     assert client.infer(MODEL_NAME, *raw_rows(3))[1] == 2
 
 
-def test_command_line_starts_from_store_alone_and_says_what_it_did_in_json(
+def test_command_line_needs_only_store_and_prints_result_as_json(
     deploy, settings, make_candidate, triton, client, capsys
 ):
     deploy(1)

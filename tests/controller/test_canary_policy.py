@@ -164,7 +164,7 @@ def test_more_pairs_than_look_change_nothing():
     )
 
 
-def test_it_holds_until_first_look_and_says_how_many_pairs_are_missing():
+def test_canary_waits_until_first_look_and_reports_missing_pairs():
     found = evaluate(score_pairs(1, 499), HEALTHY, POLICY)
     assert (found.action, found.by_pairs.pairs_needed) == (HOLD, 1)
     assert found.by_pairs.auc is None
@@ -212,7 +212,7 @@ def test_unreadable_servers_hold_what_would_grow_but_not_what_must_end():
 
 
 @pytest.mark.parametrize("arm", ["stable", "canary"])
-def test_too_few_requests_say_nothing_about_errors(arm):
+def test_too_few_requests_are_no_evidence_about_errors(arm):
     counts = dataclasses.replace(
         HEALTHY, **{"canary": ArmCounts(0, 50, 0), arm: ArmCounts(1, 50, 1e9)}
     )

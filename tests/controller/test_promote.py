@@ -35,7 +35,7 @@ def live(settings, make_candidate):
     return release(*make_candidate(settings.store, 1), settings=settings)
 
 
-def test_refused_model_goes_live_with_who_why_and_what_gate_said(
+def test_refused_model_goes_live_with_who_why_and_decision_of_gate(
     settings, live, make_candidate, promote, capsys
 ):
     _, verdict, raw = make_candidate(settings.store, 2, accepted=False)
@@ -58,7 +58,7 @@ def test_model_whose_verdict_is_stale_goes_live(settings, live, make_candidate, 
     assert [entry.action for entry in read_journal(settings.store)] == ["release", "promote"]
 
 
-def test_promotion_of_model_that_was_rolled_back_says_so(
+def test_promotion_of_model_that_was_rolled_back_reports_it(
     settings, live, make_candidate, promote, capsys
 ):
     candidate = make_candidate(settings.store, 2)
@@ -96,9 +96,7 @@ def test_parity_is_proven_all_same(
     assert current(settings.store).version == 1
 
 
-def test_model_that_nobody_evaluated_or_that_is_unknown_is_named(
-    settings, live, make_candidate, promote, capsys
-):
+def test_unevaluated_or_unknown_model_is_named(settings, live, make_candidate, promote, capsys):
     make_candidate(settings.store, 2)
     assert promote("model-2") == 2
     assert "model-2 was never evaluated" in capsys.readouterr().err

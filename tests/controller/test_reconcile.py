@@ -325,7 +325,7 @@ def test_record_of_a_fenced_holder_has_no_effect_after_its_intent_was_adopted(de
     deployment.check_all_is_well(3)
 
 
-def test_lease_numbers_go_on_after_the_repository_was_emptied(deployment):
+def test_lease_numbers_continue_after_repository_was_emptied(deployment):
     deployment.release(1)
     number = read_entries(deployment.settings.store)[-1].lease
     for path in deployment.repository.objects.root.glob("*.fence.json"):

@@ -82,7 +82,7 @@ def test_person_on_call_names_store_and_reason_and_nothing_else(
     assert f"{settings.triton_urls[0]} answers but is not in --triton-urls" in caplog.text
 
 
-def test_flags_go_before_what_last_release_noted(make_candidate, unserved, capsys):
+def test_flags_override_what_last_release_recorded(make_candidate, unserved, capsys):
     settings = unserved
     for seed in (1, 2):
         release(*make_candidate(settings.store, seed), settings=settings)
@@ -127,7 +127,7 @@ def test_how_it_was_served_last_stays_as_it_was(deployment, make_candidate):
     assert read_options(deployment.repository.read_config()).instances == 5
 
 
-def test_folder_that_unknown_hand_put_there_is_passed_over(deployment):
+def test_folder_of_unknown_origin_is_skipped(deployment):
     deployment.release(1)
     shutil.copytree(
         deployment.repository.objects.local("click_model/1"),

@@ -244,7 +244,7 @@ def _kept(done):
         "data",
     ],
 )
-def test_tampering_is_named_and_rows_are_still_evaluated_by_what_is_sound(
+def test_tampering_is_named_and_rows_are_still_evaluated_by_valid_parts(
     released, lake, store, capsys, tamper, differing
 ):
     done = released()
@@ -293,7 +293,7 @@ def test_golden_rows_that_hold_and_are_not_released_ones_are_named(released, lak
     assert (check.name, "as released" in check.detail) == ("golden rows", True)
 
 
-def test_store_that_was_moved_is_verified_where_it_lies_now(released, lake, store):
+def test_moved_store_is_verified_at_its_new_path(released, lake, store):
     folder = lake(released())
     moved = store.rename(store.with_name("restored"))
     found = verify(VERSION, moved, FolderObjects(folder))

@@ -316,7 +316,7 @@ def test_response_cache_cannot_answer_for_dead_stub(make_candidate, settings, tm
         client.close()
 
 
-def test_before_first_release_there_is_nothing_to_ask(watchdog):
+def test_before_first_release_no_server_is_probed(watchdog):
     assert watchdog.look() == {}
 
 

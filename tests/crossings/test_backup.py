@@ -128,7 +128,7 @@ def installation(tmp_path):
     return root
 
 
-def test_foreign_file_in_place_of_part_is_never_overwritten(installation, tmp_path, capsys):
+def test_foreign_file_with_name_of_part_is_never_overwritten(installation, tmp_path, capsys):
     assert main(["backup", *flags(installation), f"--output={tmp_path / 'b'}"]) == 0
     assert main(["backup", *flags(installation), f"--output={tmp_path / 'b'}"]) == 2
     assert "b exists, expected a new folder" in capsys.readouterr().err

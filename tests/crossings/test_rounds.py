@@ -139,7 +139,7 @@ def test_late_rows_are_trained_on_before_windows_and_encoded_like_them(three):
     np.testing.assert_array_equal(ids, workflow.encode_categorical(values))
 
 
-def test_validation_reads_window_and_lineage_knows_their_days(three):
+def test_validation_reads_window_and_lineage_contains_its_days(three):
     _, (*_, third) = three
     assert third.validation.num_rows == third.extraction.num_train_rows
     recorded = {

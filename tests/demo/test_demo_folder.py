@@ -265,7 +265,7 @@ def test_refused_first_model_ends_demo_with_advice_that_would_release_one(begun,
     assert len(output) == 4
 
 
-def test_first_failed_run_says_why_and_one_without_reason_is_error(begun, capsys):
+def test_first_failed_run_has_reason_and_run_without_reason_is_error(begun, capsys):
     with raises(PermanentError, "first_run", "code 3", "the last word"):
         _first_run(begun(3, None))
     demo = begun(3, ended("failed", "extraction"))

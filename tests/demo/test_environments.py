@@ -122,7 +122,7 @@ def test_benchmarks_measure_versions_that_images_are_locked_to():
 
 @needs_make
 @pytest.mark.parametrize("broken", [False, True], ids=["absent", "without venv"])
-def test_make_without_working_python_3_11_says_what_to_do(tmp_path, broken):
+def test_make_without_working_python_3_11_reports_remedy(tmp_path, broken):
     for name in ("bash", "sh", "sed"):
         (tmp_path / name).symlink_to(shutil.which(name))
     if broken:

@@ -62,7 +62,7 @@ def exchange(place, monkeypatch):
         log.close()
 
 
-def test_reader_of_demo_kafka_knows_its_offsets_before_first_write(tmp_path):
+def test_reader_of_demo_kafka_has_its_offsets_before_first_write(tmp_path):
     """The demo's traffic waits until the log is available."""
     with (
         Stack(logs=tmp_path / "logs", variables={}) as stack,

@@ -65,7 +65,7 @@ def test_failing_step_raises_after_exit_handler_ran(run_tiny):
     assert "planted failure" in (run_tiny.folder / "logs" / "training.log").read_text()
 
 
-def test_preempted_task_is_retried_as_often_as_pipeline_says(run_tiny):
+def test_preempted_task_is_retried_as_often_as_pipeline_allows(run_tiny):
     assert ExitCode.PREEMPTED == 75, "the planted step exits with 75"
     folder = run_tiny(passes=True, preemptions=2)
     assert (folder / "second").read_text() == "ran\n" * 3

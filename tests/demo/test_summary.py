@@ -536,7 +536,7 @@ def test_unmeasured_version_reports_number_of_rows():
         (ModelQuality(), "its auc at the gate is unknown, so the monitor has no threshold for it"),
     ],
 )
-def test_monitor_measures_version_only_against_auc_that_gate_knows(tmp_path, quality, sentence):
+def test_monitor_compares_version_only_with_auc_of_gate(tmp_path, quality, sentence):
     assert numbers.first_model_sentence(verdict(tmp_path, candidate=quality)) == sentence
 
 

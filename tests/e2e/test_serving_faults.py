@@ -78,7 +78,7 @@ def test_kill_9_under_load_costs_retries_but_no_request_and_no_leftovers(
 @pytest.mark.parametrize(
     "name", [CANDIDATE_NAME, MODEL_NAME], ids=["in rehearsal", "after publication"]
 )
-def test_kill_9_during_release_restores_what_journal_says(
+def test_kill_9_during_release_restores_version_of_journal(
     deploy, triton, settings, raw_rows, expected, name
 ):
     deploy(1)

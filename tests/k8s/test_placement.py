@@ -77,7 +77,7 @@ def test_every_step_mounts_claim_of_pipeline_namespace_for_many_writers(
         assert "ReadWriteMany" in claims[mount["pvcNameParameter"]["runtimeValue"]["constant"]]
 
 
-def test_training_goes_to_gpu_nodes_of_serving_servers(compiled, manifests, overlay):
+def test_training_runs_on_gpu_nodes_of_servers(compiled, manifests, overlay):
     limits = triton(manifests)["containers"][0]["resources"]["limits"]
     gpus = {name for name in limits if name.startswith("nvidia.com/")}
     accelerator = compiled(overlay).executor("training")["resources"].get("accelerator")
@@ -97,7 +97,7 @@ def test_no_step_sees_model_repository(compiled, overlay):
         assert "/evergreen/repository" in covered
 
 
-def test_pipeline_names_places_and_device_that_manifests_have(compiled, manifests, overlay):
+def test_pipeline_has_paths_and_device_of_manifests(compiled, manifests, overlay):
     settings = {
         m["metadata"]["name"].rpartition("-")[0]: m["data"]
         for m in manifests

@@ -363,7 +363,7 @@ def test_job_spec_is_valid_and_has_placement_of_step(placement):
         ("'ownerReferences'", "'owners'", "owners"),
     ],
 )
-def test_field_that_trainer_does_not_know_is_refused(old, new, words):
+def test_field_unknown_to_trainer_is_refused(old, new, words):
     job = build_job(RUN, json.loads(train_job_spec(PLACEMENT)))
     changed = ast.literal_eval(repr(job).replace(old, new))
     assert changed != job

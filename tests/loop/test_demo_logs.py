@@ -35,7 +35,7 @@ def test_loop_turns_and_loses_no_record_over_log_server(kind, tmp_path, run_to_e
     assert ended.left == {}
 
 
-def test_demo_refuses_log_that_it_does_not_know_before_it_touches_folder(tmp_path, run_to_end):
+def test_demo_refuses_unknown_log_before_it_touches_folder(tmp_path, run_to_end):
     ended = run_to_end(
         ["demo", "--folder", str(tmp_path / "demo"), "--log", "rabbit"],
         output=tmp_path / "screen.log",

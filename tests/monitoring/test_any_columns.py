@@ -243,7 +243,7 @@ def test_state_folder_with_rows_of_other_columns_is_refused_by_name(tmp_path):
     bench.close()
 
 
-def test_new_column_is_archived_with_rows_of_clients_that_know_it(tmp_path):
+def test_new_column_is_archived_with_rows_of_clients_that_send_it(tmp_path):
     bench, cost = Bench(tmp_path), np.arange(8, dtype=np.float32)
     own = SHOP.features.numeric
     more = replace(SHOP, features=replace(SHOP.features, numeric=("cost", *own[::-1])))

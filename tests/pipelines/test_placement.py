@@ -135,7 +135,7 @@ def test_every_field_reaches_its_pods(everything, step):
     assert all(each.optional for each in config.secret_as_env)
 
 
-def test_without_accelerator_all_pods_go_to_other_nodes(compile_with):
+def test_without_accelerator_all_pods_run_on_other_nodes(compile_with):
     compiled = compile_with(**{**EVERYTHING, "accelerator": ""})
     for step in STEPS:
         config = parsed(compiled, step)

@@ -103,7 +103,7 @@ def test_release_under_argos_umask_is_open_to_triton_alone(step, tmp_path):
     assert repository.stat().st_mode & 0o777 == 0o755
 
 
-def test_model_not_to_be_released_is_stored_and_can_be_promoted_by_hand(step, tmp_path):
+def test_unreleased_model_is_stored_and_can_be_promoted_manually(step, tmp_path):
     assert step(True, "run-1", release={"rollout": "none"}) == 1
     [note] = runs.read_notes(tmp_path / "store", "run-1")
     assert (note.state, note.facts) == ("refused", {"rollout": "none"})

@@ -99,7 +99,9 @@ def test_changed_setting_of_network_is_listed_once_by_its_name(two):
         (None, None, "[–, –]", True),
     ],
 )
-def test_text_says_if_rows_do_not_show_which_model_is_better(two, low, high, shown, says_unknown):
+def test_text_reports_if_rows_do_not_show_which_model_is_better(
+    two, low, high, shown, says_unknown
+):
     made, _ = two
     found = compare(
         made.store, stored_model(made.store, "older"), stored_model(made.store, "candidate")
@@ -111,7 +113,7 @@ def test_text_says_if_rows_do_not_show_which_model_is_better(two, low, high, sho
     assert ("do not show which" in text or "too few" in text) == says_unknown
 
 
-def test_other_order_turns_sign_and_versions_stand_for_models(two, capsys, tmp_path):
+def test_other_order_negates_difference_and_versions_name_models(two, capsys, tmp_path):
     made, _ = two
     make_live(made.store, release(made.store, 7, "candidate"))
     page = tmp_path / "page.html"
@@ -120,7 +122,7 @@ def test_other_order_turns_sign_and_versions_stand_for_models(two, capsys, tmp_p
     assert "training.learning_rate" in page.read_text()
 
 
-def test_rows_that_one_of_models_learned_do_not_evaluate(two, capsys):
+def test_training_rows_of_either_model_are_no_evaluation_rows(two, capsys):
     made, _ = two
     times = pq.read_table(local_path(made.raw.holdout_uri), columns=[EVENT_TIME])[
         EVENT_TIME

@@ -230,7 +230,7 @@ def test_slice_without_clicks_has_no_number():
         ) == (None,) * 4
 
 
-def test_quality_within_users_is_told_where_recommender_names_them(make_round):
+def test_quality_within_users_is_reported_if_recommender_names_users(make_round):
     made = make_round(1000)
     made.release_champion(made.planted)
     named = replace(SHOP, data=ColumnNames(user="user"))

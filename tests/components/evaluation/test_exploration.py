@@ -69,7 +69,7 @@ SCENARIOS = {
 
 @pytest.mark.parametrize("logs", [60, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_interval_holds_truth_at_all_looks_and_estimate_has_no_bias(scenario, logs):
+def test_interval_contains_true_gain_at_all_looks_without_bias(scenario, logs):
     """Evaluate each log 12 times while the log grows.
 
     A log counts as a miss if one of its intervals does not contain the true gain.
@@ -124,7 +124,7 @@ def test_without_exploration_there_is_no_estimate():
     assert reordering_gain(first(log.rows, 0)) is None
 
 
-def test_too_little_overlap_is_told_by_its_counts():
+def test_too_little_overlap_is_reported_with_its_counts():
     log = simulate(np.random.default_rng(1), 200, positions=4, share=0.1, rate=0.3)
     found = reordering_gain(log.rows)
     assert 0 < found.num_swaps < MIN_SWAPS
@@ -171,7 +171,7 @@ def explore_some(made, *, lists: int) -> None:
 @pytest.mark.parametrize(
     ("lists", "sentence"), [(300, "Each such swap gains"), (20, "too few to estimate")]
 )
-def test_step_tells_it_in_verdict_and_report(make_round, lists, sentence):
+def test_step_reports_it_in_verdict_and_page(make_round, lists, sentence):
     made = make_round(9_000)
     explore_some(made, lists=lists)
     main(made.flags())
@@ -185,7 +185,7 @@ def test_step_tells_it_in_verdict_and_report(make_round, lists, sentence):
         assert f"{found.gain:+.4f} [{found.low:+.4f}, {found.high:+.4f}]" in page
 
 
-def test_step_tells_nothing_where_no_list_was_explored(make_round):
+def test_step_reports_nothing_if_no_list_was_explored(make_round):
     made = make_round(200)
     main(made.flags())
     assert Verdict.read(made.path("verdict")).reordering_gain is None

@@ -229,7 +229,7 @@ def test_advice_of_refused_floor_is_floor_that_model_passes():
     assert decided(labels, scores, settings=GateSettings(min_auc=lower)).decision == "pass"
 
 
-def test_model_that_knows_nothing_is_not_advised_to_lower_floor():
+def test_useless_model_is_not_advised_to_lower_minimum():
     labels, scores, _ = rows(4000, candidate=0.0, seed=5)
     answer = decided(labels, scores, settings=SETTINGS)
     assert answer.decision == "fail"

@@ -170,7 +170,7 @@ def test_clean_columns_have_their_own_aucs_and_none_is_named(make_raw):
     )
 
 
-def test_rates_are_learned_from_training_rows_alone(make_raw):
+def test_click_rates_are_computed_from_training_rows_alone(make_raw):
     """A value that occurs only in holdout rows is not evidence of a leak."""
     fresh = make_raw(
         "outcome", lambda labels, random: labels + random.integers(10**6, 10**9, len(labels)) * 2
@@ -236,14 +236,14 @@ def test_gate_passes_and_warns_of_leaking_column_in_verdict_page_and_note(make_r
     assert "each column alone, on the held-out rows" in page
 
 
-def test_gate_says_that_no_single_column_explains_such_auc(make_round):
+def test_gate_reports_that_no_single_column_explains_high_auc(make_round):
     made = leaking_round(make_round, "")
     assert main(made.flags()) == 0
     (warning,) = Verdict.read(made.path("verdict")).warnings
     assert "no column decides the label alone" in warning
 
 
-def test_believable_auc_is_no_warning_and_measures_no_column(make_round):
+def test_plausible_auc_is_no_warning_and_measures_no_column(make_round):
     made = make_round()
     assert main(made.flags()) == 0
     verdict = Verdict.read(made.path("verdict"))

@@ -155,7 +155,7 @@ def test_calibration_that_chance_explains_does_not_fail():
     assert answer.decision == "pass"
 
 
-def test_holm_goes_on_while_each_next_is_small_enough():
+def test_holm_continues_while_each_next_is_small_enough():
     assert holm({"a": 0.02, "b": 0.3, "c": 0.01}, 0.05) == ["c", "a"]
     assert holm({"a": 0.02, "b": 0.3, "c": 0.02}, 0.05) == []
     assert holm({}, 0.05) == []

@@ -122,7 +122,7 @@ def test_candidate_is_scored_with_its_table_as_it_would_be_served(make_round, nu
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
 
 
-def test_missing_values_reach_graph_as_contract_says(made):
+def test_missing_values_reach_graph_as_in_contract(made):
     (batch, *_) = raw_batches(local_path(made.raw.holdout_uri), SHOP.features)
     n = len(batch.labels)
     np.testing.assert_array_equal(batch.dense, made.dense[:n])  # NaN for a null in the log
@@ -131,7 +131,7 @@ def test_missing_values_reach_graph_as_contract_says(made):
     assert (batch.categorical == -1).any()
 
 
-def test_rows_with_lists_are_marked_by_ids_of_every_place(tmp_path):
+def test_rows_with_lists_are_marked_by_ids_of_every_position(tmp_path):
     features = Features(
         numeric=(),
         categorical=("item",),

@@ -101,7 +101,7 @@ def test_worse_candidate_is_refused(make_round):
     assert (note.state, note.reason) == ("refused", verdict.reason)
 
 
-def test_inconclusive_candidate_goes_on_to_where_its_rollout_is_decided(make_round):
+def test_inconclusive_candidate_continues_until_its_rollout_is_decided(make_round):
     made = make_round(300, noise=0.2)
     made.release_champion(made.planted.noisy(0.2, 1))
     assert main(made.flags()) == 0
@@ -279,9 +279,7 @@ def test_inputs_that_do_not_belong_together_are_refused_in_one_line(
     ("extracted", "reference"),
     [(None, "current"), ("another", "current"), ("champion-model", "none")],
 )
-def test_champion_that_extraction_did_not_know_is_no_opponent(
-    make_round, capsys, extracted, reference
-):
+def test_champion_unknown_to_extraction_is_no_baseline(make_round, capsys, extracted, reference):
     """A champion that was released during the run may have been trained on the evaluation rows."""
     made = make_round(500)
     made.release_champion(made.planted)
@@ -470,7 +468,7 @@ def test_old_numbers_reach_report_and_note(forgetful):
     )
 
 
-def test_old_rows_that_only_one_side_knows_are_refused(forgetful, capsys):
+def test_old_rows_that_only_one_side_has_are_refused(forgetful, capsys):
     made, *_ = forgetful()
     made.change("training_set", replay_holdout_uri=None, num_replay_holdout_rows=0)
     assert main(made.flags()) == 2

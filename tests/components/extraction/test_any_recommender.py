@@ -213,7 +213,7 @@ PARQUET_TIMES = {
 }
 
 
-def test_by_default_all_rows_go_to_lake_and_no_other_file_is_written(tmp_path, monkeypatch):
+def test_by_default_all_rows_are_in_lake_and_no_other_file_is_written(tmp_path, monkeypatch):
     accept_into(tmp_path / "store", recommender(data=OWN_NAMES))
     (tmp_path / "clicks.csv").write_text(own_text(shop_rows(50)))
     (tmp_path / "here").mkdir()
@@ -881,7 +881,7 @@ def padded(found, size):
     return [*found, *[-1] * (size - len(found))]
 
 
-def test_list_with_malformed_element_and_column_of_no_lists_are_told(tmp_path):
+def test_list_with_malformed_element_and_column_without_lists_are_reported(tmp_path):
     (tmp_path / "clicks.csv").write_text(
         "label,item,tags,last,seen\n1,a,b,c,1|x\n0,a,b,c,1|2\n" + "0,a,b,c,\n" * 200
     )

@@ -266,9 +266,7 @@ def cached_file(work: Path, name: str) -> Path:
     return path
 
 
-def test_killed_run_shows_nothing_and_next_one_asks_only_for_rest(
-    big_lake, cloud_storage, tmp_path
-):
+def test_killed_run_shows_nothing_and_next_run_fetches_only_rest(big_lake, cloud_storage, tmp_path):
     work = tmp_path / "work"
     before = extract_lake(str(big_lake), work, TimeSpan())
     stalled = cloud_storage.fail(is_fetch_of(BIG), "stall")

@@ -54,7 +54,7 @@ def test_lake_that_lacks_excluded_column_is_read(flags, run_main, capsys):
     assert RawDataset.read(flags["--output"]).num_train_rows == 900
 
 
-def test_what_champion_learns_from_is_read_all_same(flags, run_main, champion_without):
+def test_excluded_columns_of_champion_are_read_nevertheless(flags, run_main, champion_without):
     champion_without("age", "genres", "user")
     assert run_main(flags, columns=ASKED) == 0
     dataset = RawDataset.read(flags["--output"])

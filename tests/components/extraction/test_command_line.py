@@ -22,7 +22,7 @@ def test_paths_with_spaces_and_uris_are_served(flags, tmp_path, run_main):
     assert (note.step, note.state, note.facts["train_rows"]) == ("extraction", "done", 900)
 
 
-def test_window_starts_after_last_row_that_parent_learned(flags, released, run_main, tmp_path):
+def test_window_starts_after_last_training_row_of_parent(flags, released, run_main, tmp_path):
     assert run_main(flags, window_end="2026-03-02T00:00:00Z") == 0
     facts = read_notes(tmp_path / "my store", "run 1")[0].facts
     assert (facts["window_start"], facts["window_end"]) == ("", "2026-03-02T00:00:00Z"), (

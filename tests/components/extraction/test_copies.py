@@ -160,7 +160,7 @@ def labels(dataset: RawDataset) -> dict:
 
 
 @pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
-def test_clicks_written_as_second_rows_are_learned_from_any_file(lake, run_step, raw_table, names):
+def test_clicks_written_as_second_rows_are_used_from_any_file(lake, run_step, raw_table, names):
     table = raw_table(400, start=START.timestamp(), seconds=3600)
     shown, clicked = (
         changed(table, "label", [0] * 400),

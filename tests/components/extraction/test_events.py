@@ -111,7 +111,7 @@ def test_ids_that_are_no_key_are_refused_with_columns_and_example(tmp_path):
     assert not in_lake(tmp_path)
 
 
-def test_few_rows_of_one_key_are_told_and_last_counts(tmp_path, caplog):
+def test_few_rows_of_one_key_are_reported_and_last_counts(tmp_path, caplog):
     found = keyed(rows(400))
     found.append({**found[3], "price": 1000})
     done = run(tmp_path, write(tmp_path / "log.csv", found), data=KEYED)
@@ -213,7 +213,7 @@ def test_bytes_of_lake_do_not_depend_on_order_of_rows(tmp_path):
     assert held[0] == held[1]
 
 
-def test_another_file_of_same_name_and_size_takes_no_rows_place(tmp_path):
+def test_another_file_of_same_name_and_size_replaces_no_row(tmp_path):
     made = [{**row, "price": "1.5", "user": 10 + row["user"] % 10} for row in rows(200)]
     sizes = set()
     for part in (made[:100], made[100:]):
@@ -285,7 +285,7 @@ def test_equal_rows_of_other_labels_are_same_in_another_order(tmp_path):
     assert clicks(in_lake(tmp_path)) == 3 + rows(1)[0]["clicked"]
 
 
-def test_rows_written_again_with_their_click_and_no_key_are_told(tmp_path, caplog):
+def test_rows_written_again_with_click_and_without_key_are_reported(tmp_path, caplog):
     made = [{**row, "clicked": 0} for row in rows(300)]
     done = run(
         tmp_path, write(tmp_path / "a.csv", [*made, *[{**row, "clicked": 1} for row in made[:48]]])

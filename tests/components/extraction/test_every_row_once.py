@@ -136,7 +136,9 @@ def rows_read(uri: str | None, num_rows: int) -> list[int]:
 @pytest.mark.parametrize(
     "seed", [0, 1, 7, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 7))]
 )
-def test_chain_of_rounds_learns_each_row_once(seed, flags, run_main, released, raw_table, tmp_path):
+def test_chain_of_rounds_trains_on_each_row_once(
+    seed, flags, run_main, released, raw_table, tmp_path
+):
     source = random.Random(seed)
     table = numbered_rows(raw_table, seed, request_rows=source.choice([1, 3, 7]))
     ledger = make_ledger(source, table)

@@ -299,7 +299,7 @@ def test_every_late_click_makes_its_rows_label_1_and_changes_nothing_else(
     )
 
 
-def test_datasets_version_tells_new_late_clicks(lake, table, run_step):
+def test_datasets_version_changes_with_new_late_clicks(lake, table, run_step):
     first = run_step(lake)
     assert (first.num_late_clicks, first.outcomes_digest) == (0, None)
     missed = [(r["request_id"], r["row"]) for r in table.to_pylist() if not r["label"]]

@@ -45,7 +45,7 @@ PLACES = [
 
 
 @pytest.mark.parametrize(("name", "pattern"), PLACES)
-def test_file_without_place_is_named_and_refused_unless_passed_over(lake, name, pattern):
+def test_file_at_unexpected_path_is_named_and_refused_unless_skipped(lake, name, pattern):
     before = opened(lake)
     path = lake / name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -91,7 +91,7 @@ def test_day_that_is_no_date_is_refused_and_never_another_days_folder(lake, name
         "day=2026-03-02/_notes/a.txt",
     ],
 )
-def test_hidden_files_and_those_of_versions_have_place(lake, name):
+def test_hidden_files_and_files_of_versions_are_expected(lake, name):
     path = lake / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"x")

@@ -100,7 +100,7 @@ def test_days_before_those_asked_for_are_left_and_off_is_off(rounds, between):
         assert rounds.turn("refused", late_days=late_days).num_late_rows == hours * 5
 
 
-def test_files_of_each_day_asked_about_are_noted_by_name_and_size(rounds, between):
+def test_files_of_each_requested_day_are_recorded_by_name_and_size(rounds, between):
     rounds.add(between(0, 24), "a.parquet")
     rounds.add(between(48, 60), "a.parquet")
     rounds.add(between(58, 60, step=2, offset=1), "b.parquet")
@@ -164,7 +164,7 @@ def test_explicit_window_has_no_late_rows_and_settles_days_before_it(rounds, bet
     assert rounds.turn().num_late_rows == 0
 
 
-def test_file_that_was_changed_is_told_and_not_learnt(rounds, between, caplog):
+def test_changed_file_is_reported_and_not_used_for_training(rounds, between, caplog):
     rounds.add(between(24, 30, step=2, offset=1), "a.parquet")
     rounds.turn()
     rounds.add(between(24, 30), "a.parquet")
@@ -176,7 +176,7 @@ def test_file_that_was_changed_is_told_and_not_learnt(rounds, between, caplog):
     assert "changed rows are not read" in caplog.text
 
 
-def test_click_in_late_copy_of_learned_row_is_counted_and_named(rounds, between, caplog):
+def test_click_in_late_copy_of_training_row_is_counted_and_named(rounds, between, caplog):
     shown = between(24, 30)
     rounds.add(
         shown.set_column(0, raw_rows.LABEL, pa.array([0] * len(shown), pa.int32())), "a.parquet"
@@ -196,7 +196,7 @@ def test_click_in_late_copy_of_learned_row_is_counted_and_named(rounds, between,
     )
 
 
-def test_row_whose_seen_copy_was_malformed_is_learned_from_valid_copy(rounds, between):
+def test_row_with_malformed_earlier_copy_is_used_from_valid_copy(rounds, between):
     good = between(24, 30)
     labels = pa.array([7, *good[raw_rows.LABEL].to_pylist()[1:]], pa.int32())
     rounds.add(good.set_column(0, raw_rows.LABEL, labels), "a.parquet")

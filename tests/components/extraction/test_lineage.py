@@ -95,7 +95,7 @@ def test_model_carries_what_its_line_of_descent_saw(told):
     assert [each["num_holdout_rows"] for each in m3["days"]] == [0, 0, 0, 0, 15]
 
 
-def test_model_names_descendants_that_learned_its_evaluation_rows(told, store):
+def test_model_names_descendants_trained_on_its_evaluation_rows(told, store):
     keep_model(store, "early", parent_model_id="m1", watermark=at(0.4), last_event_time=at(0.45))
     found = told()
     assert {
@@ -124,7 +124,7 @@ def test_model_names_descendants_that_learned_its_evaluation_rows(told, store):
         "it reads them again",
     ],
 )
-def test_evaluation_rows_are_learned_later_if_windows_cover_them_all(
+def test_evaluation_rows_are_used_later_if_windows_cover_them_all(
     told, store, child_start, grandchild_start, expected
 ):
     """The model is evaluated on half an hour of rows.
@@ -155,7 +155,7 @@ def test_evaluation_rows_are_learned_later_if_windows_cover_them_all(
     assert told()["model"]["trained_later"] == expected
 
 
-def test_lake_tells_which_rows_are_outdated(told, lake):
+def test_lake_lists_outdated_rows(told, lake):
     assert lake_versions(str(lake)) == {"2026-03-01": 1, "2026-03-02": 2, "2026-03-03": 0}
     found = told("--lake", lake.as_uri())
     outdated = {
@@ -175,11 +175,11 @@ def test_lake_tells_which_rows_are_outdated(told, lake):
     }
 
 
-def test_what_nobody_noted_is_said(told):
+def test_missing_notes_are_reported(told):
     assert told("--model", "old")["old"]["unknown"] == ["old", "gone"]
 
 
-def test_lines_for_people_say_same(store, lake, capsys):
+def test_lines_for_people_have_same_content(store, lake, capsys):
     assert main(["--store", str(store), "--lake", str(lake), "--model", "m2"]) == 0
     head, *lines = capsys.readouterr().out.splitlines()
     assert re.split(r"  +", head) == [
@@ -198,7 +198,7 @@ def test_lines_for_people_say_same(store, lake, capsys):
     ]
 
 
-def test_day_that_no_model_saw_is_told_so_only_where_all_is_known(store, capsys):
+def test_day_is_reported_as_unused_only_if_all_models_are_known(store, capsys):
     assert main(["--store", str(store), "--day", "2027-01-01"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         f"model old, from gone: trained on rows up to {at(4)}, evaluated on rows up to {at(4.5)}",
@@ -218,6 +218,6 @@ def test_day_that_no_model_saw_is_told_so_only_where_all_is_known(store, capsys)
         (["--lake", "/no/such"], "lake /no/such does not exist"),
     ],
 )
-def test_bad_flag_is_told_in_one_line(store, capsys, flags, message):
+def test_bad_flag_is_reported_in_one_line(store, capsys, flags, message):
     assert main(["--store", str(store), *flags]) == 2
     assert f"error: {message}" in capsys.readouterr().err

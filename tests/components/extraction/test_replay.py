@@ -53,7 +53,7 @@ def days_of(rows) -> Counter:
 
 
 @pytest.mark.parametrize(("share", "num_rows"), [(0.2, 270), (0.5, 1080), (0.75, 3240)])
-def test_as_many_rows_are_drawn_as_make_up_share_of_what_is_learnt(lake, run_step, share, num_rows):
+def test_drawn_rows_have_requested_share_of_training_rows(lake, run_step, share, num_rows):
     dataset = run_step(lake, replay_share=share)
     assert dataset.num_train_rows == 1080
     assert dataset.replay_share == share
@@ -100,7 +100,7 @@ def test_rows_are_drawn_evenly_over_days_by_their_traffic(
     assert np.abs(quarters - 180).max() < 4 * np.sqrt(720 * 0.25 * 0.75)
 
 
-def test_manifest_says_what_each_day_gave(lake, run_step):
+def test_manifest_records_rows_of_each_day(lake, run_step):
     dataset = run_step(lake, replay_share=0.3)
     drawn, held_out = (
         days_of(identities(dataset.replay_uri)),
@@ -150,7 +150,7 @@ def test_without_days_no_older_file_is_opened(lake, run_step, caplog):
     assert "no old rows are held out" not in caplog.text
 
 
-def test_corrupt_older_files_stop_round_only_if_it_learns_from_them(lake, run_step, caplog):
+def test_corrupt_older_files_stop_round_only_if_it_trains_on_them(lake, run_step, caplog):
     damage_older_days(lake)
     with raises(ContractError, "day=2026-03-08/part-0.parquet", "readable"):
         run_step(lake, replay_share=0.2)
@@ -207,7 +207,7 @@ def test_old_rows_delivered_twice_are_drawn_once_and_malformed_ones_never(
     assert dataset.num_malformed == 0, "the round that learned from that day has told"
 
 
-def test_of_long_days_places_are_read_and_of_each_what_is_needed(
+def test_long_days_are_read_in_parts_and_only_as_needed(
     tmp_path, ten_days, write_lake, run_step, monkeypatch
 ):
     lake = write_lake(tmp_path / "lake", ten_days, row_group_size=100)

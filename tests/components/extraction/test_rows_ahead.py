@@ -133,7 +133,7 @@ def test_run_reproduced_later_reads_what_it_read_then(rows, add, turn):
 
 
 @pytest.mark.parametrize("asked", [{}, {"window_start": "2026-03-02"}, {"parent": "none"}])
-def test_model_that_learned_ahead_of_clock_is_refused_with_way_out(
+def test_model_trained_on_future_rows_is_refused_with_remedy(
     rows, add, turn, released, capsys, asked
 ):
     add(rows(0, 400), "a.parquet")
@@ -148,7 +148,7 @@ def test_model_that_learned_ahead_of_clock_is_refused_with_way_out(
     assert turn(parent="none", champion="none").watermark < "2026-03-03"
 
 
-def test_lake_of_rows_that_are_all_ahead_says_so(rows, add, turn, capsys, caplog):
+def test_lake_with_only_future_rows_is_reported(rows, add, turn, capsys, caplog):
     add(rows(24 * 400, 30), "a.parquet")
     with caplog.at_level(logging.WARNING, "components.extraction.lake"):
         turn(code=2)

@@ -39,7 +39,7 @@ def foreign(flags, run_main, **more: str):
     return RawDataset.read(flags["--output"]).schema_mismatches
 
 
-def test_column_that_became_text_is_told_with_its_first_file(flags, run_main, change_file):
+def test_column_that_became_text_is_reported_with_its_first_file(flags, run_main, change_file):
     first = change_file(cast("shop", pa.string()))
     change_file(cast("shop", pa.string()), day=2)
     assert foreign(flags, run_main) == [

@@ -55,7 +55,7 @@ def asked_windows(draw):
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_no_row_that_evaluates_was_learned_by_any_baseline(
+def test_no_baseline_was_trained_on_evaluation_rows(
     asked, trained, request_rows, flags, run_main, released, raw_table, write_lake, tmp_path, capsys
 ):
     lake = tmp_path / "lake"

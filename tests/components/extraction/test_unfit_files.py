@@ -150,7 +150,7 @@ def others() -> list[int]:
 
 
 @each_kind
-def test_run_goes_on_without_file_and_names_it(
+def test_run_continues_without_file_and_names_it(
     lake, hour, turn, tmp_path, caplog, spoil, num_rows, reason
 ):
     folder = lake(*range(HOURS))
@@ -174,7 +174,7 @@ def test_run_goes_on_without_file_and_names_it(
 
 
 @each_kind
-def test_next_run_goes_on_and_one_after_mending_learns_rows_once(
+def test_next_run_continues_and_run_after_repair_trains_on_rows_once(
     lake, hour, turn, spoil, num_rows, reason
 ):
     folder = lake(*range(HOURS))
@@ -194,7 +194,7 @@ def test_next_run_goes_on_and_one_after_mending_learns_rows_once(
     assert read_by(turn(lake(HOURS + 2))) == keys_of_hours(hour, [HOURS + 2])
 
 
-def test_file_that_breaks_after_training_is_not_learned_twice(lake, hour, turn):
+def test_file_that_breaks_after_training_is_not_used_twice(lake, hour, turn):
     folder = lake(*range(HOURS))
     late = hour(HOURS)
     path = folder / "day=2026-03-01/long.parquet"
@@ -213,7 +213,7 @@ def test_file_that_breaks_after_training_is_not_learned_twice(lake, hour, turn):
     assert read == keys_of_hours(hour, range(HOURS + 13))
 
 
-def test_file_older_than_late_rows_stays_unread_until_run_asks_for_it(lake, hour, turn):
+def test_file_older_than_late_rows_stays_unread_until_run_requests_it(lake, hour, turn):
     folder = lake(*range(HOURS))
     empty(folder / NAME, None)
     turn(folder)

@@ -51,7 +51,7 @@ def test_asked_end_is_what_ages_count_from_so_that_later_try_reads_same(resolve)
     assert windows == {TimeSpan(None, parse_time("end", "2026-03-03T12:00:00Z"))}
 
 
-def test_newest_row_is_found_whatever_footers_say(tmp_path, raw_table, write_lake):
+def test_newest_row_is_found_without_trust_in_footers(tmp_path, raw_table, write_lake):
     table = raw_table(500, start=START.timestamp(), seconds=3 * 86_400)
     folder = write_lake(tmp_path / "lake", table, num_files=2)
     times = table[raw_rows.EVENT_TIME].cast(pa.int64()).to_numpy()

@@ -84,7 +84,7 @@ def test_manifests_that_cannot_be_used(write_raw, refuses, raw_table, tmp_path):
     refuses(raw, "has no .parquet file")
 
 
-def test_fewer_rows_than_manifest_says(write_raw, refuses, raw_table, tmp_path):
+def test_fewer_rows_than_in_manifest(write_raw, refuses, raw_table, tmp_path):
     raw = write_raw(raw_table(100))
     pq.write_table(raw_table(90), tmp_path / "raw" / "train" / "part-00000.parquet")
     refuses(raw, "has 90 rows, expected the manifest's 100")

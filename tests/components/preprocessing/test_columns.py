@@ -45,7 +45,7 @@ def table_of(features, n=400):
     ],
     ids=["names that libraries use", "no numeric ones", "no categorical ones"],
 )
-def test_rows_of_any_columns_are_encoded_as_workflow_says(write_raw, run_step, reading, features):
+def test_rows_of_any_columns_are_encoded_like_workflow(write_raw, run_step, reading, features):
     table = table_of(features)
     path = write_raw(table)
     reading.change(path, recommender=Recommender(name="shop", features=features))
@@ -73,7 +73,7 @@ def test_rows_of_any_columns_are_encoded_as_workflow_says(write_raw, run_step, r
 
 
 @pytest.mark.parametrize(("count", "excluded"), [(700, []), (1, []), (700, ["standard", "range"])])
-def test_numeric_columns_become_what_their_options_say(
+def test_numeric_columns_are_transformed_by_their_options(
     count, excluded, write_raw, run_step, reading
 ):
     values = {name: values_of(name, count) for name in EVERY_KIND.numeric}

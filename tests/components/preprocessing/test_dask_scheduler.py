@@ -42,7 +42,7 @@ def arguments(write_raw, run_step, raw_table):
     return [*known, f"--raw-dataset={write_raw(raw_table(50))}"]
 
 
-def test_scheduler_that_does_not_answer_is_told_by_its_address(
+def test_scheduler_that_does_not_answer_is_named_by_its_address(
     arguments, run_step, monkeypatch, capsys
 ):
     monkeypatch.setattr(dask_workers, "_CONNECT_SECONDS", "1s")

@@ -28,7 +28,7 @@ def test_clicks_stay_and_of_rest_stated_share(raw_table):
         )
 
 
-def test_who_is_kept_does_not_depend_on_features_place_or_row_before(raw_table):
+def test_downsampling_does_not_depend_on_features_order_or_previous_row(raw_table):
     table = raw_table(20_000)
     negatives = table.filter(pa.array(table[LABEL].to_numpy() == 0))
     mask = sampled(negatives, 0.3)

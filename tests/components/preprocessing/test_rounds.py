@@ -139,7 +139,7 @@ EXCLUDED = ["age", "user", "genres"]
 SLOTS = [2, 3]
 
 
-def test_round_goes_on_with_its_parents_columns_only(
+def test_round_continues_with_its_parents_columns_only(
     write_raw, run_step, raw_table, keep_as_model, reading, capsys
 ):
     rows = [write_raw(raw_table(600, seed=seed), name=f"raw {seed}") for seed in (1, 2, 3)]

@@ -210,7 +210,7 @@ def encoded_set(folder, recommender, workflow, *, dense, ids):
 
 
 @pytest.mark.parametrize(("counts", "kind"), CASES)
-def test_any_columns_are_trained_and_served_as_workflow_and_network_say(
+def test_any_columns_are_trained_and_served_like_workflow_and_network(
     counts, kind, tmp_path, validation_report, capsys, double
 ):
     train_and_serve(counts, kind, tmp_path, validation_report=validation_report, capsys=capsys)

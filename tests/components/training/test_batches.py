@@ -60,7 +60,7 @@ def test_no_keys_make_empty_lookups(sort):
     assert [len(each) for each in lookups_of(torch.empty(0, dtype=torch.int64))[:4]] == [0] * 4
 
 
-def test_padding_of_list_is_not_looked_up_and_mean_divides_by_filled_places(sort):
+def test_padding_is_not_looked_up_and_mean_divides_by_filled_positions(sort):
     lists = (PooledPositions(1, 4, "mean"), PooledPositions(4, 6, "sum"))
     positions = FeaturePositions((0, 1, 1, 1, 2, 2), lists)
     ids = np.array([[0, 3, 0, 3, 0, 0], [2, 0, 0, 0, 1, 4]], np.int32)

@@ -170,7 +170,7 @@ def tables(folder, slot_sizes):
 
 
 @everyone
-def test_learns_planted_signal(name, config, make_engine, initial, planted):
+def test_training_finds_planted_signal(name, config, make_engine, initial, planted):
     rows, holdout = planted.encoded(20_000), planted.encoded(8_000, 2)
     engine = make_engine(name, config)
     engine.restore(initial(config))
@@ -277,7 +277,7 @@ def test_rows_of_table_that_no_batch_touched_keep_their_bits(
 
 
 @engines
-def test_rows_of_incomplete_last_batch_are_learned(name, make_engine, initial, planted, tmp_path):
+def test_rows_of_incomplete_last_batch_are_used(name, make_engine, initial, planted, tmp_path):
     rows = planted.encoded(1_000)
     engine = trained(make_engine(name), initial(), rows, order=np.arange(129))
     assert engine.num_steps == 2
@@ -326,7 +326,7 @@ def test_folder_without_optimizer_state_starts_from_zero_moments(
         np.testing.assert_allclose(second.dense[parameter], expected, rtol=1e-4, atol=1e-12)
 
 
-def test_without_numeric_columns_both_engines_learn_same(make_engine, planted, tmp_path):
+def test_without_numeric_columns_both_engines_train_alike(make_engine, planted, tmp_path):
     config = shaped("dcn", {**SHAPE, "num_cross_layers": 2}, num_dense=0, num_categorical=5)
     write_initial(
         tmp_path / "initial",

@@ -38,7 +38,7 @@ def scores(weights, training_set, dense, ids):
     )
 
 
-def test_every_row_is_learned_once_and_round_tries_each_rate_on_same_rows(
+def test_every_row_is_used_once_and_round_tries_each_rate_on_same_rows(
     planted, make_training_set, run, parent
 ):
     training_set = make_training_set(*planted.rows(3_000)[:3])
@@ -366,7 +366,7 @@ def test_auc_is_none_where_newest_rows_have_one_class(planted, make_training_set
     assert result.progressive["log_loss"] > 0
 
 
-def test_requested_stop_comes_at_next_segment_and_says_where(planted, make_training_set, run):
+def test_requested_stop_comes_at_next_segment_and_reports_position(planted, make_training_set, run):
     training_set = make_training_set(*planted.rows(3_000)[:3])
     engine = LogisticEngine(training_set.slot_sizes, SETTINGS)
     with raises(Preempted, "saved", "pass 1, batch 12 of 94"):
@@ -464,7 +464,7 @@ def test_rate_that_diverges_is_given_up_for_ones_before_it(
     assert (result.learning_rate, result.progressive) == (low.learning_rate, low.progressive)
 
 
-def test_round_goes_on_after_break_that_follows_rate_given_up(
+def test_round_continues_after_break_that_follows_rejected_rate(
     planted, make_training_set, run, parent, tmp_path
 ):
     training_set, path = make_training_set(*planted.rows(1_000)[:3]), tmp_path / "broken off"

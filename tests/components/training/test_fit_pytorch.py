@@ -80,7 +80,7 @@ def scores(result, slot_sizes, dense, ids, config=CONFIG):
     return scorer.probabilities(dense, ids)
 
 
-def test_learns_planted_signal_and_next_run_regains_most_of_drift(
+def test_training_finds_signal_and_next_run_regains_most_of_drift(
     planted, first, make_training_set, run
 ):
     labels, dense, ids, logit = planted.rows(8_000, seed=2)

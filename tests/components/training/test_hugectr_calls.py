@@ -93,7 +93,7 @@ class Nodes:
         return what
 
 
-def test_two_nodes_do_same_and_learn_as_one_with_as_many_gpus(
+def test_two_nodes_train_like_one_node_with_as_many_gpus(
     double, rows, planted, tmp_path, monkeypatch
 ):
     config, settings = replace(CONFIG, dropout=0.0), replace(SETTINGS, precision="float32")
@@ -148,7 +148,7 @@ def test_two_nodes_do_same_and_learn_as_one_with_as_many_gpus(
     )  # one call checks the restore, and one call saves
 
 
-def test_reader_and_both_optimizers_are_told_all(built, double, planted):
+def test_reader_and_both_optimizers_get_all_settings(built, double, planted):
     model = built()._inner
     assert model._reader_params.slot_size_array == []
     assert model._reader_params.num_workers == 2

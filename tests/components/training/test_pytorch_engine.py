@@ -154,7 +154,7 @@ def test_equal_input_gives_equal_bits(trained, precision, config):
 
 
 @every_network
-def test_shortened_products_learn_what_float32_learns(trained, config):
+def test_bfloat16_products_train_like_float32(trained, config):
     losses = [trained(config, TrainingSettings(precision=p))[1] for p in ("float32", "bfloat16")]
     assert losses[1] == pytest.approx(losses[0], rel=0.01)
 
@@ -290,7 +290,7 @@ def test_lists_and_weights_train_on_gpu_as_on_cpu(monkeypatch, tmp_path):
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
 @every_network
 @pytest.mark.parametrize("device", [pytest.param("cuda", marks=on_gpu)])
-def test_gpu_learns_what_cpu_learns(trained, config, precision, device):
+def test_gpu_trains_like_cpu(trained, config, precision, device):
     model, seen, scores = trained(
         config, TrainingSettings(learning_rate=0.003, precision=precision), device=device
     )

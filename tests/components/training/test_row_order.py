@@ -25,7 +25,7 @@ def test_every_row_comes_once_also_in_long_pass(small_windows, num_rows, in_time
     assert sorted(rows) == list(range(num_rows))
 
 
-def test_pieces_make_same_order_wherever_reader_begins(small_windows):
+def test_chunks_have_same_order_wherever_reader_begins(small_windows):
     order = PassOrder(part(1003), 1).rows(0, 1003)
     assert (np.diff(order) != 1).mean() > 0.9
     for start in (0, 1, 63, 64, 500, 1002):
@@ -44,7 +44,7 @@ def test_last_window_of_long_pass_is_no_leftover(small_windows):
     assert len(np.unique(rows // 8)) == 4  # the last four of nine groups
 
 
-def test_in_time_order_each_row_is_within_tenth_of_pass_of_its_place():
+def test_in_time_order_each_row_moves_at_most_tenth_of_pass():
     rows = PassOrder(part(2_005), 1, in_time_order=True).rows(0, 2_005)
     assert np.abs(rows - np.arange(2_005)).max() < 201
     assert (np.diff(rows) != 1).mean() > 0.9

@@ -125,9 +125,7 @@ def test_weights_are_read_and_wrong_ones_refused(planted, make_training_set, tmp
 
 
 @pytest.mark.parametrize("is_round", [False, True], ids=["first model", "round"])
-def test_what_rows_of_weight_zero_say_changes_no_fit(
-    planted, make_training_set, tmp_path, is_round
-):
+def test_rows_of_weight_zero_do_not_change_fit(planted, make_training_set, tmp_path, is_round):
     settings = TrainingSettings(batch_size=128, round_rates=(0.1, 3.0), seed=2)
     write_initial(
         tmp_path / "parent", CONFIG, planted.slot_sizes, click_rate=0.3, seed=3, positions=POSITIONS

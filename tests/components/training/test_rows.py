@@ -80,7 +80,7 @@ def test_another_number_of_rows_than_manifest_is_refused(read_rows, written, pla
     ],
     ids=["id too large", "id of a list too large", "int32 ids", "soft labels", "nan", "all null"],
 )
-def test_values_no_model_could_learn_from_are_refused(
+def test_values_unusable_for_training_are_refused(
     read_rows, written, planted, column, values, message
 ):
     edited(written[0] / "part_10.parquet", column, values)
@@ -150,7 +150,7 @@ def test_rows_are_decoded_in_parts_without_holding_them(tmp_path, planted, make_
     assert int(grown_kib) * 1024 < 0.5 * 4 * 200_000 * 44, done.stderr
 
 
-def test_flat_files_that_system_refuses_are_told_with_their_folder(
+def test_flat_files_that_system_refuses_are_reported_with_their_folder(
     read_rows, written, planted, tmp_path
 ):
     refused = raises(PermanentError, tmp_path / "cache", "File too large")

@@ -119,7 +119,7 @@ def expected_tables(stored, before, now):
 
 
 @pytest.mark.parametrize("rows_per_chunk", [1, 7, 10_000])
-def test_rows_go_where_their_categories_are_and_rest_starts_afresh(
+def test_rows_move_to_their_categories_and_rest_starts_afresh(
     tmp_path, monkeypatch, rows_per_chunk
 ):
     monkeypatch.setattr(files, "ROWS_PER_CHUNK", rows_per_chunk)
@@ -251,7 +251,7 @@ def test_another_network_is_refused_naming_both(parent, into):
             continue_from(*parent, config, into=into)
 
 
-def test_slots_that_do_not_go_on_from_parents_are_refused(parent, into):
+def test_slots_that_do_not_continue_parents_are_refused(parent, into):
     model, training_set = parent
     shrunken = [5 if slot == 1 else size for slot, size in enumerate(NOW)]
     for sizes, message in (

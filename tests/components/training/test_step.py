@@ -202,7 +202,7 @@ def test_waiting_threads_sleep_because_policy_is_set_before_torch_loads(
     assert done.stdout.splitlines() == ["torch is loaded with passive"], done.stderr
 
 
-def test_hugectr_without_its_library_says_so(planted, tmp_path, monkeypatch):
+def test_hugectr_without_its_library_reports_it(planted, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "hugectr", None)
     with raises(PermanentError, "hugectr"):
         make_engine(

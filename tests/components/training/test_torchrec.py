@@ -120,7 +120,7 @@ def passes_shown(tmp_path):
 
 
 @pytest.mark.slow
-def test_killed_worker_ends_step_and_one_process_goes_on_from_last_save(
+def test_killed_worker_ends_step_and_one_process_resumes_from_last_save(
     begun, step, planted, workers, tmp_path, monkeypatch
 ):
     process, by_rank, training_set = begun

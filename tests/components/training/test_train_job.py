@@ -58,7 +58,7 @@ def test_job_is_created_once_owned_followed_and_deleted(api):
     ("status", "error"),
     [(503, TemporaryError), (429, TemporaryError), (401, TemporaryError), (403, PermanentError)],
 )
-def test_refusal_is_told_from_trouble_that_passes(api, status, error):
+def test_refusal_is_distinguished_from_temporary_error(api, status, error):
     api.failures.append(status)
     with raises(error, status, f"get_namespaced_custom_object {RUN}", "as the test says"):
         TrainJobs(api.configuration(), NAMESPACE).find(RUN)

@@ -124,7 +124,7 @@ class Codes:
         return os.system, (f"touch {self.path}",)
 
 
-def test_what_lies_in_counters_place_runs_no_code(files, shared, tmp_path, monkeypatch):
+def test_file_in_place_of_counter_runs_no_code(files, shared, tmp_path, monkeypatch):
     """Anybody who can write to `--temp_location` could put any file there."""
     opened, ran = beam_job.FileSystems.open, tmp_path / "ran"
     planted = pickle.dumps(Codes(ran))

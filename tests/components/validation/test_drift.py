@@ -46,7 +46,7 @@ def test_every_feature_has_finite_drift_and_unchanged_window_no_warning(checked,
         assert entry.detectable > 0
 
 
-def test_of_windows_that_stand_still_no_more_alarm_than_rate_says(in_requests, window_of):
+def test_stationary_windows_raise_no_more_alarms_than_stated_rate(in_requests, window_of):
     """The rows of a request have equal values in five columns.
 
     At a false-alarm rate of 20 %, the count of alarms exceeds the binomial bound in 1 of 1000
@@ -186,7 +186,7 @@ def test_new_value_share_counts_planted_new_values_and_no_rare_old_ones(checked,
     assert {unchanged[name].new_value_share for name in criteo.CATEGORICAL} == {0}
 
 
-def test_drift_newest_window_learned_is_reported_again_only_on_return(checked, drift_of):
+def test_drift_of_newest_training_window_is_reported_again_only_on_return(checked, drift_of):
     old = pa.array(np.random.default_rng(0).integers(0, 4, 8000), pa.int64())
     new = pa.array(np.random.default_rng(1).integers(2, 6, 8000), pa.int64())
 
@@ -362,7 +362,7 @@ def test_halved_rate_is_reported_and_smaller_change_or_few_rows_are_not(clicked)
     assert finding(rows(20, 0.15), rows(5000, 0.05)) == []
 
 
-def test_rate_that_newest_window_learned_is_not_reported_again(clicked):
+def test_rate_of_newest_training_window_is_not_reported_again(clicked):
     low, high = np.arange(4000) % 50 == 0, np.arange(4000) % 10 == 0
     kept = KeptWindows((clicked(high), clicked(high), clicked(low)))
     found = measure_label_shift(clicked(low), kept)

@@ -109,7 +109,7 @@ def test_environments_and_shared_lists_of_values_have_to_be_named_too(schema, wr
         )
 
 
-def test_journal_says_who_accepted_what_and_why(schema, write, tmp_path):
+def test_journal_records_who_accepted_what_and_why(schema, write, tmp_path):
     store = tmp_path / "store"
     live = ("m1", write(schema, "live.pbtxt"))
     edited = write(changed(schema, I1__float_domain__max=500.0))
@@ -153,7 +153,7 @@ def test_accept_that_was_killed_before_its_line_left_nothing_in_force(
     assert line.version == 1
 
 
-def test_version_changed_in_place_is_refused(schema, write, tmp_path):
+def test_version_modified_after_release_is_refused(schema, write, tmp_path):
     store = tmp_path / "store"
     schema_versions.accept_schema(store, write(schema), of_champion=None, who="x", reason="x")
     schema_versions.version_path(store, 1).write_text(

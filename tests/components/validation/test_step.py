@@ -57,7 +57,7 @@ def test_second_run_reuses_champions_schema_unchanged(step, write_rows, raw_tabl
     assert local_path(second.parent_statistics_uri) == model / "statistics/statistics.pb"
 
 
-def test_drift_warns_and_lets_retraining_go_through(step, write_rows, checked, release_model):
+def test_drift_warns_and_does_not_stop_retraining(step, write_rows, checked, release_model):
     release_model(step(write_rows(checked(3000)))[1])
     rows = checked(3000, seed=1)
     old = rows["C4"].fill_null(rows["C4"].drop_null()[0]).to_numpy()
@@ -82,7 +82,7 @@ def test_one_class_labels_block_with_class_named(step, write_rows, checked, stor
     assert "failed: label: label_one_class" in note.reason
 
 
-def test_refusal_names_setting_by_which_rows_would_be_learned_all_same(
+def test_refusal_names_setting_that_allows_training_on_rows(
     step, write_rows, checked, release_model, store
 ):
     release_model(step(write_rows(checked(3000)))[1])

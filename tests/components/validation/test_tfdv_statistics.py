@@ -87,7 +87,7 @@ def frame(files):
 
 
 @pytest.mark.parametrize("processes", [1, 3])
-def test_counts_and_moments_are_truth_whatever_number_of_processes(files, frame, processes):
+def test_counts_and_moments_are_exact_for_any_number_of_processes(files, frame, processes):
     counter = RowLabels()
     found = summarize_files(files, counter, processes=processes)
     assert [counter.labels[i] for i in range(9000)] == frame["label"].tolist(), (

@@ -103,7 +103,7 @@ def play(time, scorer, make_rows, tmp_path):
     return run
 
 
-def test_requests_go_out_at_stated_rate(play, scorer):
+def test_requests_are_sent_at_stated_rate(play, scorer):
     replay, _, _ = play(max_rows=1000, rate=2000.0)
     times = [t for t, _ in scorer.requests]
     assert [n for _, n in scorer.requests] == [10] * 100

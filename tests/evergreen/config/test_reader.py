@@ -97,7 +97,7 @@ def test_text_of_wrong_type_is_refused_with_key_value_and_type(read, key):
 
 
 @pytest.mark.parametrize("text", ["1", "yes", ""])
-def test_truth_value_that_is_not_true_or_false_is_refused(text):
+def test_boolean_that_is_not_true_or_false_is_refused(text):
     with pytest.raises(ContractError, match=f"^ROOM_HEATED is '{text}', expected true or false$"):
         from_environment(name="hall", heated=text)
 

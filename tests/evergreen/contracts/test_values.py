@@ -74,7 +74,7 @@ def test_integral_float_below_2_to_53_is_integer(value):
     "value",
     [2.0**53, -(2.0**53), 9007199254741002.0, 1e300, "9007199254741002.0", "9007199254740992."],
 )
-def test_float_that_may_stand_for_two_numbers_is_refused_by_value(value):
+def test_float_that_can_mean_two_numbers_is_refused_by_value(value):
     with raises(NoCategory, "expected an int or a text", 9007199254740992) as refused:
         word_of(value, holds_words=False)
     assert repr(value) in str(refused.value)

@@ -431,7 +431,7 @@ def test_kafka_url_is_read_with_its_options_and_settings_file(tmp_path):
     assert KafkaLocation.parse(LogUrl.parse("kafka://a:1/clicks")).group == "evergreen-monitor"
 
 
-def test_setting_that_librdkafka_does_not_know_is_refused_by_name(tmp_path, cluster):
+def test_setting_unknown_to_librdkafka_is_refused_by_name(tmp_path, cluster):
     (tmp_path / "kafka.conf").write_text("no.such.setting=1\n")
     url = LogUrl.parse(f"kafka://{cluster.brokers}/clicks?config={tmp_path}/kafka.conf")
     with raises(ContractError, "no.such.setting"):

@@ -259,7 +259,7 @@ def test_message_acknowledged_to_killed_publisher_is_delivered(bench, subscriber
     wait_for(all_came, "every message whose publication was confirmed")
 
 
-def test_unacknowledged_messages_of_killed_reader_go_to_next_reader(bench, publisher):
+def test_next_reader_gets_unacknowledged_messages_of_killed_reader(bench, publisher):
     publisher.publish([("a", b"1"), ("b", b"2"), ("c", b"3"), ("done", b"4")])
     process = start(PULL_AND_HOLD, bench)
     try:

@@ -87,7 +87,7 @@ def test_server_that_dies_is_reported_and_ends_reconnect_when_it_is_back(mortal_
         bench.close()
 
 
-def test_ack_unconfirmed_by_frozen_server_is_error_and_reading_goes_on(
+def test_ack_unconfirmed_by_frozen_server_is_error_and_reading_continues(
     mortal_server, tmp_path, monkeypatch
 ):
     """When the server resumes, the call is either processed or dropped.

@@ -40,7 +40,7 @@ def test_journal_records_who_when_and_why(tmp_path):
     assert (line.time, line.digest) == ("2026-11-23T12:00:00+00:00", SHOP.digest)
 
 
-def test_registry_without_recommender_says_how_to_accept_one(tmp_path):
+def test_registry_without_recommender_reports_how_to_accept_one(tmp_path):
     with raises(ContractError, "evergreen data accept"):
         recommenders.accepted(tmp_path, "current")
 

@@ -112,7 +112,7 @@ def test_rollback_to_corrupt_version_replaces_file_from_store(deployment, caplog
 
 
 @pytest.mark.parametrize("file", FILES[:2])
-def test_rollback_goes_on_where_stores_copy_is_corrupt_one(deployment, caplog, file):
+def test_rollback_continues_if_copy_in_store_is_corrupt(deployment, caplog, file):
     deployment.release(1), deployment.release(2)
     flip(kept(deployment, 1, file))
     assert deployment.rollback().version == 1
@@ -186,7 +186,7 @@ def test_servers_load_mended_graph_of_live_version_again(deployment, inspection,
         assert (server.infer(MODEL_NAME, *raw_rows(5))[0] == right).all()
 
 
-def test_what_cannot_be_mended_is_said_at_each_round_and_looked_for_again(
+def test_unrepairable_fault_is_reported_and_checked_again_at_each_round(
     deployment, inspection, clock
 ):
     deployment.release(1)
@@ -258,7 +258,7 @@ def test_golden_rows_of_another_version_are_no_copy(deployment):
     assert str(kept(deployment, 2, "golden.npz")) in str(caught.value)
 
 
-def test_corrupt_manifest_of_live_version_keeps_nobody_from_leaving_it(deployment):
+def test_corrupt_manifest_of_live_version_prevents_no_rollback(deployment):
     deployment.release(1), deployment.release(2), deployment.release(3)
     flip(release_path(deployment.settings.store, 3))
     assert deployment.rollback().version == 2

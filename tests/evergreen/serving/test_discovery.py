@@ -102,7 +102,7 @@ def test_replica_that_is_starting_is_waited_for(cluster, make_candidate):
     assert starting.loaded() == [1]
 
 
-def test_pod_still_pulling_image_delays_nobody_and_reads_newest_version(
+def test_pod_still_pulling_image_delays_no_release_and_gets_newest_version(
     cluster, make_candidate, caplog
 ):
     cluster.add("10.0.0.1")
@@ -114,7 +114,7 @@ def test_pod_still_pulling_image_delays_nobody_and_reads_newest_version(
     assert cluster.pod("10.0.0.2").start().loaded() == [1]
 
 
-def test_where_nobody_listens_release_fails_for_now(cluster, make_candidate):
+def test_release_to_closed_port_is_temporary_error(cluster, make_candidate):
     cluster.pod("10.0.0.1").crash()
     cluster.listed.append("10.0.0.1")
     with pytest.raises(TemporaryError, match="no server of dns:///triton-headless:8001 listens"):
@@ -135,7 +135,7 @@ def test_server_that_listens_and_does_not_answer_is_still_failure(cluster, make_
     assert current(cluster.settings.store) is None
 
 
-def test_client_tells_closed_port_from_server_that_does_not_answer(monkeypatch):
+def test_client_distinguishes_closed_port_from_server_without_answer(monkeypatch):
     monkeypatch.setattr(servers, "CALL_SECONDS", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
@@ -173,7 +173,7 @@ def test_release_is_none_when_every_replica_has_left_meanwhile(cluster, make_can
     assert current(cluster.settings.store) is None
 
 
-def test_name_without_address_is_not_release_to_nobody(cluster, make_candidate):
+def test_name_without_address_is_temporary_error(cluster, make_candidate):
     with pytest.raises(TemporaryError, match="dns:///triton-headless:8001 resolves to no address"):
         cluster.release(make_candidate(cluster.settings.store, 1))
     assert current(cluster.settings.store) is None
@@ -187,7 +187,7 @@ def test_what_is_neither_address_nor_name_is_refused(text):
         parse_urls(f"fine:8001,{text}")
 
 
-def test_systems_resolver_knows_this_machine_and_no_other():
+def test_systems_resolver_finds_this_machine_and_no_other():
     assert "127.0.0.1:8001" in resolve("localhost", 8001)
     assert resolve("evergreen-triton.invalid", 8001) == []
 

@@ -144,7 +144,7 @@ def test_hash_table_finds_every_key_and_nothing_else(keys, strangers):
 
 
 @pytest.mark.parametrize("step", [1, 2**33, 9973], ids="step {}".format)
-def test_regular_keys_find_their_places_in_hash_table_too(step):
+def test_regular_keys_find_their_slots_in_hash_table_too(step):
     keys = np.unique((np.arange(26)[:, None] * 2**33 + np.arange(800) * step % 2**33).ravel())
     values = np.arange(len(keys), dtype=np.int32) + 1
     table = build_table(keys, values)

@@ -49,7 +49,7 @@ def open_inner(workflow, names):
 @pytest.mark.parametrize(
     "excluded", [(), ("standard", "range")], ids=["all learnt", "some excluded"]
 )
-def test_graph_computes_numeric_columns_as_their_options_say(excluded):
+def test_graph_computes_numeric_columns_by_their_options(excluded):
     values = {name: values_of(name, 300) for name in EVERY_KIND.numeric}
     scalings = [scaling_of(name, unscaled(name, each)) for name, each in values.items()]
     workflow = workflow_of(

@@ -130,7 +130,7 @@ def controlled(deployment, tmp_path):
         yield odd, look
 
 
-def test_no_odd_reply_ends_controller_and_each_is_that_servers_fault(controlled):
+def test_no_malformed_reply_ends_controller_and_each_is_servers_fault(controlled):
     odd, look = controlled
     assert look() == WELL
     for name, reply in ODD_INFERENCES.items():
@@ -141,7 +141,7 @@ def test_no_odd_reply_ends_controller_and_each_is_that_servers_fault(controlled)
 
 
 @pytest.mark.parametrize("call", OTHER_CALLS)
-def test_odd_replies_to_other_calls_end_nothing_either(controlled, call):
+def test_malformed_replies_to_other_calls_end_nothing_either(controlled, call):
     odd, look = controlled
     for name, reply in ODD_ELSEWHERE.items():
         # The model's score is also wrong, so that the watchdog reloads the model.
@@ -185,7 +185,7 @@ def test_replies_of_flipped_bytes_are_read_as_scores_or_refused(deployment):
 @pytest.mark.parametrize(
     "name", ["no output", "strings", "no version", "no message", "another model"]
 )
-def test_release_that_odd_server_answers_comes_to_nothing(deployment, name):
+def test_release_to_server_with_malformed_replies_has_no_effect(deployment, name):
     deployment.release(1)
     with target_of(deployment) as (odd, target):
         deployment.settings = target
@@ -216,7 +216,7 @@ def test_counter_that_is_no_count_makes_servers_metrics_unreadable(count):
         counted(text, ARMS)
 
 
-def test_odd_counters_take_nothing_back_and_end_no_round(deployment):
+def test_malformed_counters_roll_nothing_back_and_end_no_round(deployment):
     deployment.release(1), deployment.release(2)
     accept_into(deployment.settings.store, shop_with(release={"bake_seconds": 7200.0}))
     for count in ("NaN", "+Inf", "-5", "1e300"):

@@ -92,7 +92,7 @@ def test_local_server_with_model_leaves_no_telemetry_in_home_folder(deploy, trit
     assert list(triton.log_path.with_name("home").rglob("*")) == []
 
 
-def test_second_release_under_load_fails_no_request_and_never_goes_back(
+def test_second_release_under_load_fails_no_request_and_never_reverts(
     deploy, client, raw_rows, triton
 ):
     deploy(1)
@@ -178,7 +178,9 @@ def test_one_bad_request_does_not_fail_batch_it_is_in(deploy, client, raw_rows, 
     )
 
 
-def test_any_replica_failing_leads_all_back_and_nobody_notices(tmp_path, make_candidate, raw_rows):
+def test_any_failing_replica_rolls_all_back_and_no_request_fails(
+    tmp_path, make_candidate, raw_rows
+):
     rows = raw_rows(8)
     with ExitStack() as stack:
         servers = [

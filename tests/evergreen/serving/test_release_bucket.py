@@ -36,7 +36,7 @@ def repository(settings):
     return ModelRepository(open_objects(settings.repository), NAMES)
 
 
-def test_versions_go_live_leave_and_come_back(settings, repository, make_candidate):
+def test_versions_go_live_are_replaced_and_return(settings, repository, make_candidate):
     for seed in (1, 2, 3):
         release(*make_candidate(settings.store, seed), settings=settings)
     assert repository.versions() == [2, 3]

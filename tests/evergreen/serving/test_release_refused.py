@@ -143,7 +143,7 @@ def test_failed_parity_publishes_nothing_and_keeps_nothing(
     assert list((settings.store / "prepared").iterdir()) == []
 
 
-def test_dead_python_stub_that_still_says_ready_stops_retried_step(
+def test_dead_python_stub_that_still_reports_ready_stops_retried_step(
     settings, make_candidate, triton, client
 ):
     candidate = make_candidate(settings.store, 1)

@@ -113,7 +113,7 @@ def test_server_with_tls_is_reached_by_its_ca_and_by_no_other_way(secured, pki):
             live(url, **access)
 
 
-def test_server_that_asks_for_certificate_is_shown_one(secured, pki):
+def test_server_that_requires_certificate_gets_it(secured, pki):
     url = secured(mutual=True)
     own = {"certificate": pki / "client.pem", "key": pki / "client.key"}
     assert live(url, ca=pki / "ca.pem", name="triton", **own)

@@ -42,7 +42,7 @@ def parsed(text):
 
 
 @pytest.mark.parametrize("server", ["python", "onnxruntime"])
-def test_configuration_says_what_contracts_say(server):
+def test_configuration_agrees_with_contracts(server):
     text = triton_config("click_model", ServingOptions(server=server), [4, 3], features=FEATURES)
     config = parsed(text)
     assert (config.name, config.backend, config.max_batch_size) == (
@@ -89,7 +89,7 @@ def test_images_count_latencies_in_buckets_far_below_tritons_own():
     assert bounds[1:] == [int(bound) for bound in bounds[1:]], "Triton counts whole milliseconds"
 
 
-def test_recommender_without_numeric_features_asks_only_for_categories():
+def test_recommender_without_numeric_features_requires_only_categories():
     features = Features(numeric=(), categorical=("item", "shop"))
     text = triton_config(
         "shop", ServingOptions(), [1], features=features, warmup=[{"categorical": "categorical-1"}]

@@ -15,7 +15,7 @@ from tests.support.errors import raises
 from tests.support.full_disk import files_of_at_most
 
 
-def test_generations_differ_though_clock_stands_still_or_steps_back(tmp_path, monkeypatch):
+def test_generations_differ_if_clock_stops_or_is_set_back(tmp_path, monkeypatch):
     objects, other = FolderObjects(tmp_path), FolderObjects(tmp_path)
     generations = set()
     for at, now in enumerate([10**18, 10**18, 10**18 - 10**9, 0, 10**18 + 5] * 4):
@@ -142,7 +142,7 @@ def test_full_disk_is_reported_and_leaves_existing_files(tmp_path):
     assert sorted(p.name for p in (tmp_path / "root").iterdir()) == [".objects.lock", "model.onnx"]
 
 
-def test_folder_in_place_of_object_is_reported(tmp_path):
+def test_folder_instead_of_object_is_reported(tmp_path):
     objects = FolderObjects(tmp_path)
     objects.write("a/b", b"1")
     with pytest.raises(PermanentError, match=str(tmp_path)):

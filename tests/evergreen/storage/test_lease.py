@@ -50,7 +50,7 @@ def taken(lease):
     return lease
 
 
-def test_second_process_learns_who_holds_lease_and_until_when(make_lease, clocks):
+def test_second_process_gets_holder_and_end_of_lease(make_lease, clocks):
     make_lease("pod a", clocks).acquire()
     clocks.pass_(59.9)
     with raises(TemporaryError, "pod a", "2025-10-09T08:54:20+00:00"):
@@ -84,7 +84,7 @@ def test_renewed_lease_lasts(make_lease, clocks):
             make_lease("pod b", clocks).acquire()
 
 
-def test_holder_suspended_past_end_notices_without_another_holder(make_lease, clocks):
+def test_suspended_holder_detects_expired_lease_without_another_holder(make_lease, clocks):
     lease = taken(make_lease("pod a", clocks))
     clocks.pass_(60.0)
     with raises(TemporaryError, "no longer"):

@@ -108,7 +108,7 @@ def test_kill_loses_no_prediction_and_counts_none_twice(watched, simulator, kept
     assert watched.monitor._snapshot().drift["rows"] == 3000
 
 
-def test_reports_of_another_revision_are_not_shown_and_watching_goes_on(watched, simulator):
+def test_reports_of_another_revision_are_not_shown_and_watch_continues(watched, simulator):
     old = {
         "cursor": 0,
         "watch": None,

@@ -161,7 +161,7 @@ def test_version_as_good_as_promised_is_baked_after_its_rows_and_its_time():
 
 
 @pytest.mark.parametrize("seed", [7, 10])
-def test_suspected_version_goes_on_baking_until_evidence_is_enough(seed):
+def test_suspected_version_continues_to_bake_until_evidence_suffices(seed):
     early = BakingSettings(bake_seconds=0.0, bake_rows=1_280)
     states = [
         state_of(rolled_back(traffic(seed, rows=n, calibration=2.0), settings=early)[1])

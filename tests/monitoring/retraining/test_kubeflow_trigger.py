@@ -178,7 +178,7 @@ def test_run_of_earlier_name_has_its_own_outcome(kubeflow, connect, tmp_path):
         assert trigger.state("a") == (state, f"evaluation: {state}", None)
 
 
-def test_release_stands_although_kubeflow_reports_its_run_as_failed(kubeflow, connect, tmp_path):
+def test_release_remains_although_kubeflow_reports_its_run_as_failed(kubeflow, connect, tmp_path):
     trigger = connect()
     trigger.submit(request("a"))
     run = store_name("a", "", kubeflow.runs[0]["run_id"])

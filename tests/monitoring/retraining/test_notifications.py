@@ -219,7 +219,7 @@ def test_failures_are_retried_in_order_and_respect_retry_after(server, outbox):
     assert documents.counts == {"notification_delivered": 3}
 
 
-def test_message_that_server_refuses_is_dropped_and_next_goes_out(server, outbox):
+def test_message_that_server_refuses_is_dropped_and_next_is_sent(server, outbox):
     clock, documents = Clock(START), KeptDocuments()
     server.answers = [(404, {}), (302, {"Location": "http://127.0.0.1:1/"})]
     box = outbox(documents)
@@ -271,7 +271,7 @@ def test_address_never_reaches_log_store_or_error(server, outbox, webhook_file, 
     assert "a notification was not delivered: answered 503" in caplog.text
 
 
-def test_address_in_place_of_its_file_is_refused_without_being_repeated():
+def test_address_instead_of_file_name_is_refused_without_being_repeated():
     with raises(ContractError, "webhook_file", "address") as error:
         NotificationSettings(webhook_file="https://hooks.example" + SECRET)
     assert "a-secret" not in str(error.value)
