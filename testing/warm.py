@@ -20,7 +20,7 @@ SERVE = """
 import json, os, sys
 exec(sys.argv[1])
 for line in sys.stdin:
-    asked = json.loads(line)
+    job = json.loads(line)
     child = os.fork()
     if not child:
         break
@@ -28,13 +28,13 @@ for line in sys.stdin:
 else:
     raise SystemExit
 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-os.dup2(os.open(asked["output"], os.O_WRONLY), 1)
+os.dup2(os.open(job["output"], os.O_WRONLY), 1)
 os.dup2(1, 2)
 os.environ.clear()
-os.environ.update(asked["variables"])
-os.chdir(asked["folder"])
-sys.argv = ["-c", *asked["arguments"]]
-exec(asked["program"], {"__name__": "__main__"})
+os.environ.update(job["variables"])
+os.chdir(job["folder"])
+sys.argv = ["-c", *job["arguments"]]
+exec(job["program"], {"__name__": "__main__"})
 """
 
 

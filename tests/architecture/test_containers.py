@@ -84,7 +84,7 @@ def run_pipeline(
     requests to the registry are carried out.
     """
     folders = runner.LocalFolders(root=folder)
-    places = {**folders.locations(), "lake": str(lake), "server": "onnxruntime"}
+    paths_by_name = {**folders.locations(), "lake": str(lake), "server": "onnxruntime"}
     accept_into(folders.store, CRITEO_RECOMMENDER)
     package = folder / "retraining.yaml"
     compile_pipeline(package, Placement())
@@ -97,7 +97,7 @@ def run_pipeline(
     try:
         with controller(folders):
             runner.run_pipeline(
-                package, arguments, locations=places, name="tiny", pythons=pythons, **paths
+                package, arguments, locations=paths_by_name, name="tiny", pythons=pythons, **paths
             )
     except runner.PipelineFailed as error:
         logs = (

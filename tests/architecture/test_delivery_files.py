@@ -309,8 +309,8 @@ def test_candidate_is_tested_apart_and_promoted_with_folders_of_cluster(checkout
     apart = {name: f"{sample}/{name}" for name in ("store", "work")}
     apart |= {"lake": "file:///evergreen/sample/lake"}
     (tried := tmp_path / "tried.yaml").write_bytes(kfp.uploads[-1])
-    places = read_locations(tried)
-    assert places.items() >= apart.items()
+    locations = read_locations(tried)
+    assert locations.items() >= apart.items()
     assert run["body"]["pipeline_version_reference"]["pipeline_id"] == "p1"
     assert given == {
         "recommender": "file:///evergreen/sample/store",
@@ -329,7 +329,7 @@ def test_candidate_is_tested_apart_and_promoted_with_folders_of_cluster(checkout
     }
     (promoted := tmp_path / "promoted.yaml").write_bytes(kfp.uploads[-1])
     assert not read_locations(promoted).items() & apart.items()
-    assert with_locations(promoted, places) == with_locations(tried, {}), (
+    assert with_locations(promoted, locations) == with_locations(tried, {}), (
         "all else is what was tried"
     )
     assert len(kfp.runs) == 1, "promotion starts no run"

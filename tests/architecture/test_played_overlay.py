@@ -133,12 +133,12 @@ def playable(manifests, workload, claims):
             mount["name"] = "-".join(
                 filter(None, (workload["metadata"]["name"], mount["name"], part))
             )
-            place = (
+            source_volume = (
                 {"hostPath": {"path": str(folder / part), "type": "Directory"}}
                 if folder
                 else {"emptyDir": {}}
             )
-            volumes[mount["name"]] = {"name": mount["name"], **place}
+            volumes[mount["name"]] = {"name": mount["name"], **source_volume}
     spec["volumes"] = list(volumes.values())
     return yaml.safe_dump_all([*(m for m in manifests if m["kind"] == "ConfigMap"), workload])
 
@@ -240,13 +240,13 @@ def release_first(podman, images, monkeypatch, folders):
     settings = (
         "preprocessing.frequency_threshold=1 model.embedding_dim=4 model.tower=[8] gate.min_auc=0"
     )
-    arguments, places = {"settings": settings, "trigger_id": "first"}, {"server": "python"}
+    arguments, paths_by_name = {"settings": settings, "trigger_id": "first"}, {"server": "python"}
     pythons = {name: python_of(name, REPOSITORY) for name in set(ENVIRONMENT_OF_STEP.values())}
     paths = {"root": root / "artifacts", "logs": root / "logs", "source": REPOSITORY}
     previous = os.umask(0)  # KFP creates output folders as root before the task starts.
     try:
         runner.run_pipeline(
-            package, arguments, locations=places, name="first", pythons=pythons, **paths
+            package, arguments, locations=paths_by_name, name="first", pythons=pythons, **paths
         )
     except runner.PipelineFailed:
         pytest.fail(

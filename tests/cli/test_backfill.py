@@ -245,13 +245,15 @@ def test_two_concurrent_back_fills_are_both_written(lake, tmp_path, table, monke
     assert not unfinished(lake)
 
 
-def test_criteo_rows_are_spread_over_day(lake, tmp_path, criteo_rows, write_text, truth, clicks):
+def test_criteo_rows_are_spread_over_day(
+    lake, tmp_path, criteo_rows, write_text, expected_rows, clicks
+):
     files = [write_text(tmp_path / f"{i}.tsv.gz", criteo_rows(30, seed=i)) for i in range(2)]
     backfill(files, CRITEO_RECOMMENDER, lake=str(lake), day=date(2026, 4, 2))
     found = pa.concat_tables(
         pq.read_table(path, partitioning=None) for path in paths_of_day(lake, date(2026, 4, 2))
     )
-    assert clicks(found) == truth(criteo_rows(30, seed=0) + criteo_rows(30, seed=1))
+    assert clicks(found) == expected_rows(criteo_rows(30, seed=0) + criteo_rows(30, seed=1))
     times = found.column(raw_rows.EVENT_TIME).to_pylist()
     assert {(b - a).total_seconds() for a, b in zip(times, times[1:])} == {86_400 / 60}
     assert {t.date() for t in times} == {date(2026, 4, 2)}

@@ -72,12 +72,12 @@ def clicks_of(rows: list[dict]) -> list[tuple]:
 
 
 def test_rows_in_file_order_are_spread_evenly_over_full_days(
-    tmp_path, criteo_rows, write_text, truth, run_ingest
+    tmp_path, criteo_rows, write_text, expected_rows, run_ingest
 ):
     for day in (9, 10):
         write_text(tmp_path / "criteo data" / f"day_{day}.gz", criteo_rows(500, seed=day))
     code, summary, _ = run_ingest(tmp_path / "criteo data")
-    expected = truth(criteo_rows(500, seed=9)) + truth(criteo_rows(500, seed=10))
+    expected = expected_rows(criteo_rows(500, seed=9)) + expected_rows(criteo_rows(500, seed=10))
     assert code == 0
     assert summary == {
         "rows": 1000,
@@ -131,11 +131,11 @@ def test_times_are_exact_at_any_scale(tmp_path_factory, total, length):
     ]
 
 
-def test_max_rows_stops_reading(tmp_path, criteo_rows, write_text, truth, run_ingest):
+def test_max_rows_stops_reading(tmp_path, criteo_rows, write_text, expected_rows, run_ingest):
     path = write_text(tmp_path / "train.tsv", criteo_rows(300))
     _, summary, _ = run_ingest(path, max_rows=120, days=1)
     assert (summary["rows"], summary["lake_rows"], summary["replay_rows"]) == (120, 96, 24)
-    assert clicks_of(lake_rows(tmp_path / "my lake") + replay_rows(tmp_path)) == truth(
+    assert clicks_of(lake_rows(tmp_path / "my lake") + replay_rows(tmp_path)) == expected_rows(
         criteo_rows(120)
     )
 

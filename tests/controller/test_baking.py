@@ -64,7 +64,7 @@ def say(settings, state, *, version=2, reason="said by a test"):
     write_findings(settings.store, found)
 
 
-def told(settings):
+def journal_actions(settings):
     """Return the journal's entries without intents."""
     return [
         (line.action, line.version)
@@ -83,7 +83,7 @@ def test_good_version_is_baked_once_after_its_time_and_its_rows(deployment, bake
     say(deployment.settings, WELL)
     assert bakes(later=59).step({}).action == STILL
     assert [bakes(later=61).step({}).action for _ in range(2)] == [BAKED, NONE]
-    assert told(deployment.settings) == [(RELEASE, 1), (RELEASE, 2), (BAKED, 2)]
+    assert journal_actions(deployment.settings) == [(RELEASE, 1), (RELEASE, 2), (BAKED, 2)]
     say(deployment.settings, BAD)
     assert bakes(later=62).step({}).action == NONE, "it is baked"
 
@@ -96,7 +96,7 @@ def test_monitors_finding_rolls_back_and_blocks_model_until_override(deployment,
     # has nothing left to do.
     assert [bakes(later=9_999).step({}).action for _ in range(2)] == [ROLLED_BACK, NONE]
     deployment.check_all_is_well(1)
-    assert told(deployment.settings) == [(RELEASE, 1), (RELEASE, 2), (ROLLBACK, 1)]
+    assert journal_actions(deployment.settings) == [(RELEASE, 1), (RELEASE, 2), (ROLLBACK, 1)]
     line = blocked_models(store)["model-2"]
     assert "an AUC below 0.738" in line.reason
     with pytest.raises(
@@ -108,7 +108,7 @@ def test_monitors_finding_rolls_back_and_blocks_model_until_override(deployment,
     promoted = release(
         *deployment.candidate(2), settings=deployment.settings, override="the clients were at fault"
     )
-    assert (told(deployment.settings)[-1], blocked_models(store)) == (
+    assert (journal_actions(deployment.settings)[-1], blocked_models(store)) == (
         (PROMOTE, promoted.version),
         {},
     )
@@ -132,7 +132,7 @@ def test_rows_without_score_that_no_server_counted_take_nothing_back(
     step = bakes(later=9_999).step({})
     assert step.action == STILL
     assert "the servers counted 0 requests" in step.reason
-    assert told(deployment.settings) == [(RELEASE, 1), (RELEASE, 2)]
+    assert journal_actions(deployment.settings) == [(RELEASE, 1), (RELEASE, 2)]
     # Without the servers' metrics, nothing contradicts the monitor's findings.
     assert dataclasses.replace(bakes(later=9_999), metrics=()).step({}).action == ROLLED_BACK
 

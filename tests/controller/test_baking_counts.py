@@ -19,7 +19,7 @@ from tests.support.clocks import Clock
 ADDRESSES = ("triton-a:8002", "triton-b:8002")
 
 
-def told(version, requests, p99_ms):
+def metrics_page(version, requests, p99_ms):
     """Return a server's metrics after `requests` requests of 1 ms each.
 
     None for `p99_ms` means that the server exports no quantiles.
@@ -37,8 +37,8 @@ def told(version, requests, p99_ms):
 
 def test_p99_is_none_if_server_has_none_or_no_request_for_minute():
     arm = Arm(model_name=MODEL_NAME, version=2)
-    found = [read_p99(told(2, 9, p99), arm) for p99 in (1.5, None, float("nan"))]
-    assert (found, read_p99(told(1, 9, 1.5), arm)) == ([1500.0, None, None], None)
+    found = [read_p99(metrics_page(2, 9, p99), arm) for p99 in (1.5, None, float("nan"))]
+    assert (found, read_p99(metrics_page(1, 9, 1.5), arm)) == ([1500.0, None, None], None)
 
 
 BOUNDS = [0.5, *range(1, 16), *(2**step for step in range(4, 11))]
@@ -81,7 +81,7 @@ def test_p99_of_fast_requests_is_not_below_them_by_a_whole_millisecond(low):
 
 def test_server_without_histogram_has_no_buckets():
     arm = Arm(model_name=MODEL_NAME, version=2)
-    assert read_buckets(told(2, 9, 1.5), arm) is None
+    assert read_buckets(metrics_page(2, 9, 1.5), arm) is None
     assert read_buckets(histogram(1, np.ones(9)), arm) is None, "it is of another version"
 
 
@@ -106,7 +106,7 @@ class Rounds:
         p99 = self.p99[ADDRESSES.index(address)]
         if p99 == "away":
             raise TemporaryError(f"metrics of {address} cannot be read")
-        text = told(self.version, self.requests, p99)
+        text = metrics_page(self.version, self.requests, p99)
         if self.latencies is not None:
             text += histogram(self.version, np.concatenate(self.latencies[address]))
         return text
@@ -160,7 +160,9 @@ def test_one_server_without_histogram_leaves_bounds_of_quantiles(deployment):
     rounds.draw = lambda address: np.full(200, 1.0)
     whole = rounds.fetch
     rounds.baking.fetch = lambda address: (
-        whole(address) if address == ADDRESSES[0] else told(rounds.version, rounds.requests, 2.0)
+        whole(address)
+        if address == ADDRESSES[0]
+        else metrics_page(rounds.version, rounds.requests, 2.0)
     )
     rounds.release(1)
     rounds.pass_by(20, 2.0, 2.0)

@@ -36,7 +36,7 @@ POLICY = CanaryPolicy(
 URLS = ("a:1", "b:1")
 
 
-class Place:
+class Installation:
     """A registry with two models, live version 1, servers, an archive, and canary commands."""
 
     def __init__(self, root, make_candidate):
@@ -56,15 +56,15 @@ class Place:
     def server(self, url):
         return TritonDouble(url, repository=self.repository, state=self.store.with_name("servers"))
 
-    def remember(self, place):
+    def remember(self, copied):
         """Return a function that restores the state at the time of this call."""
         root, now, files = self.store.parent, self.clock.now, self.evidence_files
-        shutil.copytree(root, place)
+        shutil.copytree(root, copied)
         counted = {url: copy.deepcopy(server.counted) for url, server in self.servers.items()}
 
         def go_back():
             shutil.rmtree(root)
-            shutil.copytree(place, root)
+            shutil.copytree(copied, root)
             self.clock.now, self.evidence_files = now, files
             for url, server in self.servers.items():
                 server.counted = copy.deepcopy(counted[url])
@@ -138,9 +138,11 @@ class Place:
         """
         self.clock.advance(10)
         plan, random = self.plan(), np.random.default_rng(self.evidence_files)
-        truth = random.normal(-1, 1.5, num_rows)
+        true_logits = random.normal(-1, 1.5, num_rows)
         scores = {
-            arm: (1 / (1 + np.exp(-truth - random.normal(0, noise, num_rows)))).astype(np.float32)
+            arm: (1 / (1 + np.exp(-true_logits - random.normal(0, noise, num_rows)))).astype(
+                np.float32
+            )
             for arm, noise in (("stable", stable_noise), ("canary", canary_noise))
         }
         by_canary = random.random(num_rows) < 0.3
@@ -148,7 +150,7 @@ class Place:
             self.archive
             / f"day={self.clock.moment().date()}"
             / f"part-{self.evidence_files}.parquet",
-            label=(random.random(num_rows) < 1 / (1 + np.exp(-truth))).astype(np.int32),
+            label=(random.random(num_rows) < 1 / (1 + np.exp(-true_logits))).astype(np.int32),
             request_id=[f"{self.evidence_files}-{i}" for i in range(num_rows)],
             row=0,
             event_time=self.clock.moment(),
@@ -197,54 +199,57 @@ def unflushed(monkeypatch):
 
 
 @pytest.fixture
-def place(tmp_path, make_candidate):
-    return Place(tmp_path, make_candidate)
+def installation(tmp_path, make_candidate):
+    return Installation(tmp_path, make_candidate)
 
 
-def assert_clean(place):
+def assert_clean(installation):
     """Check that no server, plan or folder has a canary, and that the journal reports none."""
-    assert canary_at_work(place.store) is None
-    plan = place.plan()
+    assert canary_at_work(installation.store) is None
+    plan = installation.plan()
     assert plan is None or (
-        plan.canary is None and plan.stable.version == current(place.store).version
+        plan.canary is None and plan.stable.version == current(installation.store).version
     )
-    assert all(server.loaded(CANARY_NAME) == [] for server in place.servers.values())
-    assert not list((place.repository / CANARY_NAME).glob("*/version.json"))
-    assert all(max(s.loaded()) == current(place.store).version for s in place.servers.values())
+    assert all(server.loaded(CANARY_NAME) == [] for server in installation.servers.values())
+    assert not list((installation.repository / CANARY_NAME).glob("*/version.json"))
+    assert all(
+        max(s.loaded()) == current(installation.store).version
+        for s in installation.servers.values()
+    )
 
 
-def test_salt_stays_while_it_grows_and_changes_with_next_canary(place):
-    place.start()
-    salt = place.plan().salt
-    place.requests()
-    place.pairs()
-    assert place.step().action == "grown"
-    assert place.plan().salt == salt
-    canary.abort(place.settings(), "for the test")
-    place.until_over()
-    place.start()
-    assert place.plan().salt != salt
+def test_salt_stays_while_it_grows_and_changes_with_next_canary(installation):
+    installation.start()
+    salt = installation.plan().salt
+    installation.requests()
+    installation.pairs()
+    assert installation.step().action == "grown"
+    assert installation.plan().salt == salt
+    canary.abort(installation.settings(), "for the test")
+    installation.until_over()
+    installation.start()
+    assert installation.plan().salt != salt
 
 
-def test_worse_canary_is_aborted_and_unloaded_once_clients_have_new_plan(place):
-    done = place.start()
-    place.requests()
-    place.pairs(canary_noise=3.0)
-    found = place.step()
+def test_worse_canary_is_aborted_and_unloaded_once_clients_have_new_plan(installation):
+    done = installation.start()
+    installation.requests()
+    installation.pairs(canary_noise=3.0)
+    found = installation.step()
     assert (found.action, found.wait_seconds) == ("aborted", 5.0)
-    assert place.plan().canary is None
-    assert place.step().action == "draining"
-    assert all(done.version in s.loaded(CANARY_NAME) for s in place.servers.values())
-    place.clock.advance(5)
-    assert place.step().action == "ended"
-    last = read_entries(place.store)[-1]
+    assert installation.plan().canary is None
+    assert installation.step().action == "draining"
+    assert all(done.version in s.loaded(CANARY_NAME) for s in installation.servers.values())
+    installation.clock.advance(5)
+    assert installation.step().action == "ended"
+    last = read_entries(installation.store)[-1]
     assert (last.action, last.version) == ("canary_ended", done.version)
     failed = [check.name for check in found.decision.by_pairs.checks if check.result == "fail"]
     assert "AUC against stable" in failed
     assert last.reason == found.reason
-    assert current(place.store).version == 1
-    assert_clean(place)
-    assert place.step().action == "none"
+    assert current(installation.store).version == 1
+    assert_clean(installation)
+    assert installation.step().action == "none"
 
 
 @pytest.mark.parametrize(
@@ -255,60 +260,62 @@ def test_worse_canary_is_aborted_and_unloaded_once_clients_have_new_plan(place):
     ],
     ids=["errors", "latency"],
 )
-def test_errors_and_latency_of_all_replicas_abort_without_outcomes(place, requests, name, value):
-    place.start()
-    place.requests(**requests)
-    found = canary.step(place.settings(evidence=(None,)))
+def test_errors_and_latency_of_all_replicas_abort_without_outcomes(
+    installation, requests, name, value
+):
+    installation.start()
+    installation.requests(**requests)
+    found = canary.step(installation.settings(evidence=(None,)))
     assert found.action == "aborted"
     (check,) = (check for check in found.decision.by_counts.checks if check.result == "fail")
     assert (check.name, check.value) == (name, pytest.approx(value))
-    assert place.plan().canary is None
+    assert installation.plan().canary is None
 
 
-def test_what_servers_counted_before_stage_is_not_held_against_it(place):
-    place.start()
-    version = place.plan().canary.version
-    place.requests()
-    place.pairs()
-    for server in place.servers.values():
+def test_what_servers_counted_before_stage_is_not_held_against_it(installation):
+    installation.start()
+    version = installation.plan().canary.version
+    installation.requests()
+    installation.pairs()
+    for server in installation.servers.values():
         server.count(CANARY_NAME, version, failure=4)
-    assert place.step().action == "grown"
-    place.requests()
-    counts = place.step().decision.by_counts.counts.canary
+    assert installation.step().action == "grown"
+    installation.requests()
+    counts = installation.step().decision.by_counts.counts.canary
     assert counts.failure == 0
     assert counts.success == 200
 
 
 @pytest.mark.parametrize("change", ["new", "restarted"])
-def test_warm_up_of_new_or_restarted_server_does_not_count_against_canary(place, change):
+def test_warm_up_of_new_or_restarted_server_does_not_count_against_canary(installation, change):
     """70 slow requests are a small share of the stable arm, but a large share of the canary."""
-    for server in place.servers.values():
+    for server in installation.servers.values():
         server.count(MODEL_NAME, 1, success=1000, infer_us=1_000_000)
-    place.start()
-    place.requests()
-    assert place.step().decision.by_counts.latency_ratio is not None
+    installation.start()
+    installation.requests()
+    assert installation.step().decision.by_counts.latency_ratio is not None
     if change == "new":
-        place.servers["c:1"] = place.server("c:1")
-        server, metrics = place.servers["c:1"], (*URLS, "c:1")
+        installation.servers["c:1"] = installation.server("c:1")
+        server, metrics = installation.servers["c:1"], (*URLS, "c:1")
     else:
-        server, metrics = place.servers["b:1"], URLS
+        server, metrics = installation.servers["b:1"], URLS
     server.start()
     server.load(CANARY_NAME)
     for name, version in ((MODEL_NAME, 1), (CANARY_NAME, 2)):
         server.count(name, version, success=70, infer_us=700_000)
     for _ in range(3):
-        step = place.step(metrics=metrics)
+        step = installation.step(metrics=metrics)
         assert step.action == "held"
-        place.servers["a:1"].count(CANARY_NAME, 2, success=10, infer_us=10_000)
+        installation.servers["a:1"].count(CANARY_NAME, 2, success=10, infer_us=10_000)
     assert step.decision.by_counts.latency_ratio == pytest.approx(1.0)
     server.count(CANARY_NAME, 2, success=500, infer_us=5_000_000)
-    assert place.step(metrics=metrics).action == "aborted", "it is counted from then on"
+    assert installation.step(metrics=metrics).action == "aborted", "it is counted from then on"
 
 
-def test_it_holds_while_server_cannot_be_read_or_none_is_named(place):
-    place.start()
-    place.requests()
-    place.pairs()
+def test_it_holds_while_server_cannot_be_read_or_none_is_named(installation):
+    installation.start()
+    installation.requests()
+    installation.pairs()
 
     def unreadable(address):
         raise TemporaryError(f"metrics of {address} cannot be read")
@@ -318,31 +325,31 @@ def test_it_holds_while_server_cannot_be_read_or_none_is_named(place):
         assert check.detail in step.reason
         return check.detail
 
-    held = place.step(fetch=unreadable)
+    held = installation.step(fetch=unreadable)
     assert (held.action, unknown(held)) == (
         "held",
         "errors and latency are unknown: metrics of a:1 cannot be read",
     )
-    held = place.step(metrics=())
+    held = installation.step(metrics=())
     assert (held.action, unknown(held)) == (
         "held",
         "errors and latency are unknown: --metrics-urls is empty",
     )
-    assert place.step().action == "grown"
+    assert installation.step().action == "grown"
 
 
-def test_pairs_of_all_stages_count_and_server_counters_only_of_their_own(place):
-    place.start(share=0.0)
-    place.requests()
-    place.pairs(700)
-    place.start()
-    place.clock.advance(1)
-    place.requests()
-    place.pairs(600)
-    found = place.step()
+def test_pairs_of_all_stages_count_and_server_counters_only_of_their_own(installation):
+    installation.start(share=0.0)
+    installation.requests()
+    installation.pairs(700)
+    installation.start()
+    installation.clock.advance(1)
+    installation.requests()
+    installation.pairs(600)
+    found = installation.step()
     assert (found.action, found.decision.by_pairs.num_pairs) == ("grown", 1300)
-    place.clock.advance(1)
-    found = place.step()
+    installation.clock.advance(1)
+    found = installation.step()
     assert (found.action, found.decision.by_pairs.num_pairs, found.decision.by_pairs.action) == (
         "held",
         1300,
@@ -350,51 +357,54 @@ def test_pairs_of_all_stages_count_and_server_counters_only_of_their_own(place):
     )
     (few,) = found.decision.by_counts.checks
     assert (few.name, few.limit, few.result) == ("requests of each arm", 50, "inconclusive")
-    place.requests()
-    assert place.step().share == 0.25
+    installation.requests()
+    assert installation.step().share == 0.25
 
 
-def test_status_reports_what_step_would_find_and_changes_nothing(place):
-    place.start()
-    place.requests()
-    place.pairs()
-    before = place.plan(), place.actions()
-    assert canary.status(place.settings()).decision.action == "grow"
-    assert (place.plan(), place.actions()) == before
+def test_status_reports_what_step_would_find_and_changes_nothing(installation):
+    installation.start()
+    installation.requests()
+    installation.pairs()
+    before = installation.plan(), installation.actions()
+    assert canary.status(installation.settings()).decision.action == "grow"
+    assert (installation.plan(), installation.actions()) == before
 
 
-def test_shadow_answers_no_client_and_grows_only_if_started_again(place):
-    done = place.start(share=0.0)
-    plan = place.plan()
+def test_shadow_answers_no_client_and_grows_only_if_started_again(installation):
+    done = installation.start(share=0.0)
+    plan = installation.plan()
     assert (plan.canary_share, plan.shadow_share) == (0.0, 1.0)
     assert all(plan.arm_for(f"u{i}") == plan.stable for i in range(2000))
-    place.requests()
-    place.pairs()
-    held = place.step()
+    installation.requests()
+    installation.pairs()
+    held = installation.step()
     assert held.action == "held"
     assert held.reason.startswith("shadow traffic only; ")
     assert held.decision.by_pairs.action == "grow"
-    assert place.start().version == done.version
-    assert place.plan().canary_share == 0.01
-    assert canary_at_work(place.store).share == 0.01
-    sequence = place.plan().sequence
-    assert place.start().version == done.version, "a retried step starts nothing twice"
-    assert place.plan().sequence == sequence
+    assert installation.start().version == done.version
+    assert installation.plan().canary_share == 0.01
+    assert canary_at_work(installation.store).share == 0.01
+    sequence = installation.plan().sequence
+    assert installation.start().version == done.version, "a retried step starts nothing twice"
+    assert installation.plan().sequence == sequence
 
 
-def test_person_may_advance_what_evidence_does_not_decide(place):
-    done = place.start(share=0.0)
+def test_person_may_advance_what_evidence_does_not_decide(installation):
+    done = installation.start(share=0.0)
     for share in (0.01, 0.05, 0.25):
-        assert canary.advance(place.settings(), "on my word").share == share
-        assert (place.plan().canary_share, canary_at_work(place.store).share) == (share, share)
-    assert canary.advance(place.settings(), "on my word").action == "released"
-    assert (current(place.store).version, current(place.store).reason) == (
+        assert canary.advance(installation.settings(), "on my word").share == share
+        assert (installation.plan().canary_share, canary_at_work(installation.store).share) == (
+            share,
+            share,
+        )
+    assert canary.advance(installation.settings(), "on my word").action == "released"
+    assert (current(installation.store).version, current(installation.store).reason) == (
         done.version,
         "on my word",
     )
-    assert place.until_over().action == "ended"
-    assert_clean(place)
-    assert canary.advance(place.settings(), "again").action == "none"
+    assert installation.until_over().action == "ended"
+    assert_clean(installation)
+    assert canary.advance(installation.settings(), "again").action == "none"
 
 
 def evaluated(candidate, decision):
@@ -402,88 +412,95 @@ def evaluated(candidate, decision):
     return model, dataclasses.replace(verdict, decision=decision, accepted=decision != "fail"), raw
 
 
-def test_canary_continues_beside_round_that_is_undecided_too(place, make_candidate):
-    done = place.start()
-    other = evaluated(make_candidate(place.store, 3), "inconclusive")
+def test_canary_continues_beside_round_that_is_undecided_too(installation, make_candidate):
+    done = installation.start()
+    other = evaluated(make_candidate(installation.store, 3), "inconclusive")
     with pytest.raises(Refused, match=f"version {done.version} is a canary"):
-        start(*other, settings=place.release_settings())
+        start(*other, settings=installation.release_settings())
     with pytest.raises(Refused, match=f"version {done.version} is a running canary"):
-        release(*other, settings=place.release_settings())
-    assert canary_at_work(place.store).version == place.plan().canary.version == done.version
-    with pytest.raises(Refused, match=f"version {done.version} is a canary"):
-        start(*evaluated(other, "pass"), settings=place.release_settings())
-
-
-def test_candidate_that_passes_gate_replaces_canary_and_live_version(place, make_candidate):
-    place.start()
-    done = release(
-        *evaluated(make_candidate(place.store, 3), "pass"), settings=place.release_settings()
+        release(*other, settings=installation.release_settings())
+    assert (
+        canary_at_work(installation.store).version
+        == installation.plan().canary.version
+        == done.version
     )
-    assert current(place.store).version == place.plan().stable.version == done.version
-    assert place.plan().canary is None, "clients leave it at once"
-    assert place.until_over().action == "ended"
-    assert_clean(place)
+    with pytest.raises(Refused, match=f"version {done.version} is a canary"):
+        start(*evaluated(other, "pass"), settings=installation.release_settings())
 
 
-@pytest.mark.parametrize("is_told", [True, False], ids=["plan written", "plan out of date"])
+def test_candidate_that_passes_gate_replaces_canary_and_live_version(installation, make_candidate):
+    installation.start()
+    done = release(
+        *evaluated(make_candidate(installation.store, 3), "pass"),
+        settings=installation.release_settings(),
+    )
+    assert current(installation.store).version == installation.plan().stable.version == done.version
+    assert installation.plan().canary is None, "clients leave it at once"
+    assert installation.until_over().action == "ended"
+    assert_clean(installation)
+
+
+@pytest.mark.parametrize("is_plan_written", [True, False], ids=["plan written", "plan out of date"])
 def test_next_canary_unloads_one_before_once_clients_have_left_it(
-    place, make_candidate, monkeypatch, is_told
+    installation, make_candidate, monkeypatch, is_plan_written
 ):
     """The plan can still name a canary that no controller has unloaded."""
-    before = place.start().version
-    third, fourth = (evaluated(make_candidate(place.store, seed), "pass") for seed in (3, 4))
+    before = installation.start().version
+    third, fourth = (evaluated(make_candidate(installation.store, seed), "pass") for seed in (3, 4))
 
     def unwritable(*_):
         raise TemporaryError("the plan cannot be written")
 
     with monkeypatch.context() as patched:
-        if not is_told:
+        if not is_plan_written:
             patched.setattr(ModelRepository, "write_plan", unwritable)
-        done = release(*third, settings=place.release_settings())
-    if not is_told:
-        assert place.plan().canary.version == before, (
+        done = release(*third, settings=installation.release_settings())
+    if not is_plan_written:
+        assert installation.plan().canary.version == before, (
             "the release stands, and the plan is out of date"
         )
-        place.clock.advance(60)
+        installation.clock.advance(60)
     verdict = dataclasses.replace(
         fourth[1], champion_model_id=done.model_id, decision="inconclusive"
     )
     with pytest.raises(TemporaryError, match="clients may still call"):
-        start(fourth[0], verdict, fourth[2], settings=place.release_settings())
-    assert place.plan().canary is None
-    assert all(before in s.loaded(CANARY_NAME) for s in place.servers.values())
-    place.clock.advance(5)
+        start(fourth[0], verdict, fourth[2], settings=installation.release_settings())
+    assert installation.plan().canary is None
+    assert all(before in s.loaded(CANARY_NAME) for s in installation.servers.values())
+    installation.clock.advance(5)
     assert (
-        start(fourth[0], verdict, fourth[2], settings=place.release_settings()).version
+        start(fourth[0], verdict, fourth[2], settings=installation.release_settings()).version
         == done.version + 1
     )
-    assert all(s.loaded(CANARY_NAME) == [done.version + 1] for s in place.servers.values())
+    assert all(s.loaded(CANARY_NAME) == [done.version + 1] for s in installation.servers.values())
 
 
-def test_person_may_try_undecided_model_and_nobody_failed_model(place):
-    undecided = evaluated(place.candidates[2], "inconclusive")
+def test_person_may_try_undecided_model_and_nobody_failed_model(installation):
+    undecided = evaluated(installation.candidates[2], "inconclusive")
     refused = dataclasses.replace(undecided[1], accepted=False)
     with pytest.raises(ContractError, match="'inconclusive', expected an accepted one"):
-        release(undecided[0], refused, undecided[2], settings=place.release_settings())
+        release(undecided[0], refused, undecided[2], settings=installation.release_settings())
     with pytest.raises(ContractError, match="'fail'"):
-        start(*evaluated(undecided, "fail"), settings=place.release_settings())
-    start(undecided[0], refused, undecided[2], settings=place.release_settings())
-    assert canary_at_work(place.store) is not None
+        start(*evaluated(undecided, "fail"), settings=installation.release_settings())
+    start(undecided[0], refused, undecided[2], settings=installation.release_settings())
+    assert canary_at_work(installation.store) is not None
 
 
-def test_one_faulty_server_blocks_no_repair_and_canary_reloads_count_apart(place):
+def test_one_faulty_server_blocks_no_repair_and_canary_reloads_count_apart(installation):
     def check(server):
         if server.url == "a:1":
             raise PermanentError("no Triton")
 
-    place.start()
+    installation.start()
     for name in (MODEL_NAME, CANARY_NAME):
-        place.servers["b:1"].unload(name)
-    connect = {url: Altered(server, check_live=check) for url, server in place.servers.items()}.get
-    watchdog = Watchdog(target=place.release_settings(connect=connect))
+        installation.servers["b:1"].unload(name)
+    connect = {
+        url: Altered(server, check_live=check) for url, server in installation.servers.items()
+    }.get
+    watchdog = Watchdog(target=installation.release_settings(connect=connect))
     for _ in range(4):
         watchdog.look()
-    assert place.servers["b:1"].loaded() == [1]
+    assert installation.servers["b:1"].loaded() == [1]
     assert set(+watchdog.reloads) == {1}
 
 
@@ -492,85 +509,87 @@ def test_canary_needs_live_version(unserved, make_candidate):
         start(*make_candidate(unserved.store, 1), settings=unserved)
 
 
-def test_live_model_is_no_canary_and_there_is_nothing_to_abort(place):
-    assert place.start(1).version == 1
-    assert place.plan() is None
-    assert canary.abort(place.settings(), "why not").action == "none"
+def test_live_model_is_no_canary_and_there_is_nothing_to_abort(installation):
+    assert installation.start(1).version == 1
+    assert installation.plan() is None
+    assert canary.abort(installation.settings(), "why not").action == "none"
 
 
-def test_rollback_ends_canary_and_next_step_unloads_it(place, make_candidate):
-    release(*make_candidate(place.store, 3), settings=place.release_settings())
-    place.candidates[2] = (
-        place.candidates[2][0],
-        dataclasses.replace(place.candidates[2][1], champion_model_id="model-3"),
-        place.candidates[2][2],
+def test_rollback_ends_canary_and_next_step_unloads_it(installation, make_candidate):
+    release(*make_candidate(installation.store, 3), settings=installation.release_settings())
+    installation.candidates[2] = (
+        installation.candidates[2][0],
+        dataclasses.replace(installation.candidates[2][1], champion_model_id="model-3"),
+        installation.candidates[2][2],
     )
-    place.start()
-    rollback(place.release_settings(), to_version=1, reason="for the test")
-    assert current(place.store).version == 1
-    assert (place.plan().canary, place.plan().stable.version) == (None, 1), (
+    installation.start()
+    rollback(installation.release_settings(), to_version=1, reason="for the test")
+    assert current(installation.store).version == 1
+    assert (installation.plan().canary, installation.plan().stable.version) == (None, 1), (
         "clients leave it at once"
     )
-    assert canary_at_work(place.store) is None
-    assert place.until_over().action == "ended"
-    assert_clean(place)
+    assert canary_at_work(installation.store) is None
+    assert installation.until_over().action == "ended"
+    assert_clean(installation)
 
 
-def test_canary_is_rolled_back_during_outage_and_unloaded_after_it(place):
-    place.start()
-    place.servers["b:1"].crash()
-    assert canary.abort(place.settings(), "an incident").action == "aborted"
-    assert place.plan().canary is None, "clients go first"
-    place.clock.advance(6)
+def test_canary_is_rolled_back_during_outage_and_unloaded_after_it(installation):
+    installation.start()
+    installation.servers["b:1"].crash()
+    assert canary.abort(installation.settings(), "an incident").action == "aborted"
+    assert installation.plan().canary is None, "clients go first"
+    installation.clock.advance(6)
     with pytest.raises(TemporaryError):
-        place.step()
-    assert canary_at_work(place.store) is not None
-    place.servers["b:1"].start()
-    assert place.step().action == "ended"
-    assert read_entries(place.store)[-1].reason == "an incident"
-    assert_clean(place)
+        installation.step()
+    assert canary_at_work(installation.store) is not None
+    installation.servers["b:1"].start()
+    assert installation.step().action == "ended"
+    assert read_entries(installation.store)[-1].reason == "an incident"
+    assert_clean(installation)
 
 
-def test_server_that_is_down_does_not_prolong_bad_canary(place):
-    place.start()
-    place.servers["b:1"].crash()
-    place.requests()
-    place.pairs()
+def test_server_that_is_down_does_not_prolong_bad_canary(installation):
+    installation.start()
+    installation.servers["b:1"].crash()
+    installation.requests()
+    installation.pairs()
     with pytest.raises(TemporaryError):
-        place.step()
-    assert place.plan().canary is not None, "a good one waits"
-    place.clock.advance(-12)  # These pairs are older, so the canary is evaluated on them first.
-    place.pairs(5000, canary_noise=3.0)
-    assert place.step().action == "aborted"
-    assert place.plan().canary is None
+        installation.step()
+    assert installation.plan().canary is not None, "a good one waits"
+    installation.clock.advance(
+        -12
+    )  # These pairs are older, so the canary is evaluated on them first.
+    installation.pairs(5000, canary_noise=3.0)
+    assert installation.step().action == "aborted"
+    assert installation.plan().canary is None
 
 
-def test_without_canary_step_needs_no_server(place):
+def test_without_canary_step_needs_no_server(installation):
     """The command runs every few minutes, even before the first model or without any server."""
-    for server in place.servers.values():
+    for server in installation.servers.values():
         server.crash()
-    assert place.step().action == "none"
+    assert installation.step().action == "none"
 
 
-def test_abort_takes_back_what_killed_start_had_published(place):
-    place.checkpoints.clear()
-    place.start()
-    place.crash_at = place.checkpoints.index("plan written") + 1
-    canary.abort(place.settings(), "to begin anew")
-    place.until_over()
-    place.checkpoints.clear()
+def test_abort_takes_back_what_killed_start_had_published(installation):
+    installation.checkpoints.clear()
+    installation.start()
+    installation.crash_at = installation.checkpoints.index("plan written") + 1
+    canary.abort(installation.settings(), "to begin anew")
+    installation.until_over()
+    installation.checkpoints.clear()
     with pytest.raises(Killed):
-        _killed_at_crash(place, place.start)
-    assert canary_at_work(place.store) is None
-    assert place.plan().canary is not None
-    assert canary.abort(place.settings(), "for the test").action == "aborted"
-    assert place.plan().canary is None
+        _killed_at_crash(installation, installation.start)
+    assert canary_at_work(installation.store) is None
+    assert installation.plan().canary is not None
+    assert canary.abort(installation.settings(), "for the test").action == "aborted"
+    assert installation.plan().canary is None
 
 
 @pytest.mark.parametrize("fault", ["refused", "wrong"])
-def test_canary_that_restarted_server_refuses_or_answers_wrongly_aborts(place, fault):
-    place.start()
-    server = place.servers["a:1"]
+def test_canary_that_restarted_server_refuses_or_answers_wrongly_aborts(installation, fault):
+    installation.start()
+    server = installation.servers["a:1"]
     server.start()
 
     def refuse(real, name):
@@ -585,84 +604,92 @@ def test_canary_that_restarted_server_refuses_or_answers_wrongly_aborts(place, f
     faulty = Altered(
         server, **({"load": refuse} if fault == "refused" else {"infer": answer_wrongly})
     )
-    found = place.step(connect=lambda url: faulty if url == "a:1" else place.servers[url])
+    found = installation.step(
+        connect=lambda url: faulty if url == "a:1" else installation.servers[url]
+    )
     assert found.action == "aborted"
     assert (
         "no room" if fault == "refused" else "differs from the training-side score"
     ) in found.reason
-    assert place.until_over().action == "ended"
-    assert_clean(place)
+    assert installation.until_over().action == "ended"
+    assert_clean(installation)
 
 
-def test_what_happened_while_evidence_was_read_is_not_overridden(place):
-    place.start()
-    place.requests()
-    place.pairs()
+def test_what_happened_while_evidence_was_read_is_not_overridden(installation):
+    installation.start()
+    installation.requests()
+    installation.pairs()
 
     done = []
 
     def meanwhile(address):
-        done.append(canary.abort(place.settings(), "a person was faster").action)
-        return place.servers[address].metrics()
+        done.append(canary.abort(installation.settings(), "a person was faster").action)
+        return installation.servers[address].metrics()
 
-    assert place.step(fetch=meanwhile).action == "changed"
+    assert installation.step(fetch=meanwhile).action == "changed"
     assert done[0] == "aborted", "nobody is kept waiting while servers are read"
-    assert (place.plan().canary, place.plan().reason) == (None, "a person was faster")
-    assert current(place.store).version == 1
+    assert (installation.plan().canary, installation.plan().reason) == (None, "a person was faster")
+    assert current(installation.store).version == 1
 
 
-def test_start_that_server_refuses_changes_nothing(place):
+def test_start_that_server_refuses_changes_nothing(installation):
     def refuse(real, name):
         if name == CANARY_NAME:
             raise PermanentError("no room")
         real.load(name)
 
     def connect(url):
-        return Altered(place.servers[url], load=refuse) if url == "b:1" else place.servers[url]
+        return (
+            Altered(installation.servers[url], load=refuse)
+            if url == "b:1"
+            else installation.servers[url]
+        )
 
     with pytest.raises(PermanentError, match="no room"):
-        start(*place.candidates[2], settings=place.release_settings(connect=connect))
-    assert_clean(place)
-    assert place.actions()[-1] == "withdrawn"
-    place.start()
-    assert place.plan().canary.version == 3, "a number that the journal named is never given again"
+        start(*installation.candidates[2], settings=installation.release_settings(connect=connect))
+    assert_clean(installation)
+    assert installation.actions()[-1] == "withdrawn"
+    installation.start()
+    assert installation.plan().canary.version == 3, (
+        "a number that the journal named is never given again"
+    )
 
 
-def test_clock_that_was_set_back_cannot_keep_canary_draining_for_ever(place):
-    place.start()
-    canary.abort(place.settings(), "for the test")
-    place.clock.advance(-3600)
-    assert place.step().wait_seconds == 5.0
-    place.clock.advance(5)
-    assert place.step().action == "ended"
-    assert_clean(place)
+def test_clock_that_was_set_back_cannot_keep_canary_draining_for_ever(installation):
+    installation.start()
+    canary.abort(installation.settings(), "for the test")
+    installation.clock.advance(-3600)
+    assert installation.step().wait_seconds == 5.0
+    installation.clock.advance(5)
+    assert installation.step().action == "ended"
+    assert_clean(installation)
 
 
-def run_to(place, stage):
+def run_to(installation, stage):
     """Bring a fresh installation to the state just before `stage`.
 
     Return the function that runs the stage.
     """
     if stage == "start":
-        return place.start
-    place.start(**({"share": POLICY.shares[-1]} if stage == "promote" else {}))
+        return installation.start
+    installation.start(**({"share": POLICY.shares[-1]} if stage == "promote" else {}))
     if stage == "abort":
 
         def abort():
-            canary.abort(place.settings(), "for the test")
-            place.clock.advance(5)
-            return place.step()
+            canary.abort(installation.settings(), "for the test")
+            installation.clock.advance(5)
+            return installation.step()
 
         return abort
-    place.requests()
-    place.pairs()
+    installation.requests()
+    installation.pairs()
     if stage == "grow":
-        return place.step
+        return installation.step
 
     def promote():
-        assert place.step().action == "released"
-        place.clock.advance(5)
-        return place.step()
+        assert installation.step().action == "released"
+        installation.clock.advance(5)
+        return installation.step()
 
     return promote
 
@@ -677,45 +704,45 @@ def run_to(place, stage):
 def test_kill_at_any_step_is_put_right_by_next_one(tmp_path, make_candidate, stage):
     """The killed process does not clean up, and writes nothing after the kill."""
     number, names = 1, []
-    place = Place(tmp_path / "place", make_candidate)
-    act = run_to(place, stage)
-    go_back = place.remember(tmp_path / "before")
+    installation = Installation(tmp_path / "installation", make_candidate)
+    act = run_to(installation, stage)
+    go_back = installation.remember(tmp_path / "before")
     while True:
         go_back()
-        place.checkpoints.clear()
-        place.crash_at = number
+        installation.checkpoints.clear()
+        installation.crash_at = number
         try:
-            _killed_at_crash(place, act)
+            _killed_at_crash(installation, act)
         except Killed as crash:
             names.append(crash.args[0])
         else:
             break
-        place.crash_at = None
-        place.check_served()
-        place.step()
-        plan, at_work = place.plan(), canary_at_work(place.store)
+        installation.crash_at = None
+        installation.check_served()
+        installation.step()
+        plan, at_work = installation.plan(), canary_at_work(installation.store)
         if plan is not None and plan.canary is not None:
             assert (at_work.version, at_work.share) == (plan.canary.version, plan.canary_share)
-        assert place.until_over().action in ("none", "ended")
-        place.check_served()
-        assert_clean(place)
+        assert installation.until_over().action in ("none", "ended")
+        installation.check_served()
+        assert_clean(installation)
         if stage == "start":
-            place.start()
-            place.check_served()
+            installation.start()
+            installation.check_served()
         expected = {"grow": 2, "promote": 2, "abort": 1}.get(stage)
         if expected:
-            assert current(place.store).version == expected
+            assert current(installation.store).version == expected
         number += 1
     assert len(names) >= {"start": 8, "grow": 2, "promote": 5, "abort": 2}[stage], names
 
 
-def _killed_at_crash(place, act):
+def _killed_at_crash(installation, act):
     """Run `act`. After the crash, every further write fails too, as after a kill."""
     from controller import deployment_target as target_module
     from evergreen.registry import requests
 
     dead = []
-    real_checkpoint = place.checkpoint
+    real_checkpoint = installation.checkpoint
 
     def checkpoint(name):
         if dead:
@@ -727,7 +754,7 @@ def _killed_at_crash(place, act):
             raise
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(place, "checkpoint", checkpoint)
+        patch.setattr(installation, "checkpoint", checkpoint)
         for owner, name in (
             (target_module, "append_promotion"),
             (requests, "append_entry"),

@@ -42,12 +42,17 @@ class Load(BackgroundTraffic):
     """Clients in the background that send requests without pause, routed by the traffic plan.
 
     Rows that both arms scored are archived. The labels of these rows are drawn from the scores of
-    one version, `truth`.
+    one version, `true_version`.
     """
 
-    def __init__(self, url, objects, archive, raw_rows, *, truth):
+    def __init__(self, url, objects, archive, raw_rows, *, true_version):
         super().__init__()
-        self._url, self._objects, self._archive, self._truth = url, objects, archive, truth
+        self._url, self._objects, self._archive, self._true_version = (
+            url,
+            objects,
+            archive,
+            true_version,
+        )
         self._rows = raw_rows(200)
         self.answered = self.files = 0
         self.versions, self.failures, self.fallbacks = [], [], {}
@@ -85,10 +90,10 @@ class Load(BackgroundTraffic):
         shadow = np.concatenate([other.scores for _, _, other in pairs])
         by = np.repeat([found.model_version for _, found, _ in pairs], ROWS)
         other = np.repeat([answer.model_version for _, _, answer in pairs], ROWS)
-        truth = np.where(by == self._truth, served, shadow)
+        probabilities = np.where(by == self._true_version, served, shadow)
         write_shadow_rows(
             self._archive / f"day={now.date()}" / f"part-{self.files}.parquet",
-            label=(random.random(len(by)) < truth).astype(np.int32),
+            label=(random.random(len(by)) < probabilities).astype(np.int32),
             request_id=np.repeat([name for name, _, _ in pairs], ROWS),
             row=np.tile(np.arange(ROWS), len(pairs)),
             event_time=now,
@@ -123,7 +128,7 @@ def beside(deploy, settings, make_candidate, triton, client, tmp_path):
     client.unload(CANARY_NAME)
 
 
-def watched(settings, tell):
+def watched(settings, report_step):
     """Watch the canary with a deadline and short polling."""
     deadline = time.monotonic() + PATIENCE_SECONDS
 
@@ -131,7 +136,7 @@ def watched(settings, tell):
         assert time.monotonic() < deadline, "the canary did not end in time"
         time.sleep(max(0.0, min(seconds, 0.1)))
 
-    return watch(settings, interval_seconds=0.1, sleep=sleep, report=tell)
+    return watch(settings, interval_seconds=0.1, sleep=sleep, report=report_step)
 
 
 def test_better_canary_grows_from_one_percent_to_all_without_failed_request(
@@ -139,7 +144,7 @@ def test_better_canary_grows_from_one_percent_to_all_without_failed_request(
 ):
     steps, before_release = [], []
 
-    def tell(step):
+    def report_step(step):
         if step.action not in ("held", "draining"):
             steps.append((step.action, step.share))
         if step.action in ("held", "grown"):
@@ -147,10 +152,14 @@ def test_better_canary_grows_from_one_percent_to_all_without_failed_request(
 
     canary_settings = beside()
     load = Load(
-        triton.grpc_url, open_objects(settings.repository), tmp_path / "archive", raw_rows, truth=2
+        triton.grpc_url,
+        open_objects(settings.repository),
+        tmp_path / "archive",
+        raw_rows,
+        true_version=2,
     )
     with load, under_load([triton.grpc_url], raw_rows(3)) as by_name:
-        watched(canary_settings, tell)
+        watched(canary_settings, report_step)
     assert steps == [("grown", 0.05), ("grown", 0.25), ("released", 1.0), ("ended", None)]
     assert (load.failures, load.fallbacks, by_name.failures) == ([], {}, [])
     (unversioned,) = by_name.answers

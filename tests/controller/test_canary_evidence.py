@@ -60,8 +60,8 @@ def write(path, rows, *, shadow=True):
 
 
 def read(*folders, at=BEGIN, most=1_000, user=None):
-    places = [FolderObjects(each) if isinstance(each, Path) else each for each in folders]
-    return read_pairs(places, stable=3, canary=4, since=at, most=most, user=user)
+    stores = [FolderObjects(each) if isinstance(each, Path) else each for each in folders]
+    return read_pairs(stores, stable=3, canary=4, since=at, most=most, user=user)
 
 
 def test_both_directions_are_distinguished_and_sorted_by_time(tmp_path):
@@ -105,8 +105,8 @@ def test_pairs_are_limited_to_what_last_look_needs_and_are_oldest(tmp_path, monk
             (f"r{10 * part + i:03}", 0, 10 * part + i, i % 2, 3, part / 64, 4, 0.5)
             for i in range(10)
         ]
-        for place in (archive, lake):
-            write(place / "day=2026-01-01" / f"{part}.parquet", rows)
+        for root in (archive, lake):
+            write(root / "day=2026-01-01" / f"{part}.parquet", rows)
     whole, concat = read(archive, lake), pa.concat_tables
 
     def counted(tables):
@@ -159,10 +159,10 @@ def test_corrupt_file_is_named_and_no_evidence(tmp_path, caplog):
 def test_file_with_a_column_of_another_type_is_no_evidence(tmp_path, caplog):
     rows = [(f"r{i}", 0, i, i % 2, 3, 0.5, 4, 0.25) for i in range(10)]
     write(tmp_path / "day=2026-01-01" / "a.parquet", rows)
-    odd = pq.read_table(tmp_path / "day=2026-01-01" / "a.parquet", partitioning=None)
-    at = odd.column_names.index("label")
-    odd = odd.set_column(at, "label", pa.array(["click"] * 10))
-    pq.write_table(odd, tmp_path / "day=2026-01-01" / "odd.parquet")
+    changed_rows = pq.read_table(tmp_path / "day=2026-01-01" / "a.parquet", partitioning=None)
+    at = changed_rows.column_names.index("label")
+    changed_rows = changed_rows.set_column(at, "label", pa.array(["click"] * 10))
+    pq.write_table(changed_rows, tmp_path / "day=2026-01-01" / "changed.parquet")
     assert len(read(tmp_path)) == 10
     assert "left out of the canary's evidence" in caplog.text
 

@@ -50,11 +50,11 @@ def score_pairs(
         )
         return scale * (own if rows == 1 else 0.5 * own + math.sqrt(0.75) * of_request)
 
-    truth = base + shared(1.0)
+    true_logits = base + shared(1.0)
     return Pairs(
-        labels=(random.random(num_pairs) < expit(truth)).astype(np.uint8),
-        stable=expit(truth + shared(stable_noise)).astype(np.float32),
-        canary=expit(truth + canary_shift + shared(canary_noise)).astype(np.float32),
+        labels=(random.random(num_pairs) < expit(true_logits)).astype(np.uint8),
+        stable=expit(true_logits + shared(stable_noise)).astype(np.float32),
+        canary=expit(true_logits + canary_shift + shared(canary_noise)).astype(np.float32),
         groups=requests,
     )
 

@@ -55,31 +55,35 @@ def test_holder_of_an_old_lease_makes_no_move():
 def test_request_is_withdrawn_after_its_deadline_and_otherwise_accepted(kind):
     well = Observed(config=1, servers=(Server(serves=1),))
     for is_expired, move in ((True, "withdraw request"), (False, "accept request")):
-        asked = OpenRequest(kind=kind, is_expired=is_expired)
-        assert next_move(Desired(live=1, request=asked), well) == move
+        open_request = OpenRequest(kind=kind, is_expired=is_expired)
+        assert next_move(Desired(live=1, request=open_request), well) == move
 
 
 def test_request_that_a_crash_interrupted_is_undone_before_it_is_announced_again():
-    asked = OpenRequest(kind=RELEASE, is_accepted=True)
+    open_request = OpenRequest(kind=RELEASE, is_accepted=True)
     crashed = Observed(config=2, versions=frozenset({1, 2}), servers=(Server(serves=2),))
     intent = Intent(version=2, before=1)
-    assert next_move(Desired(live=1, intent=intent, request=asked), crashed) == (
+    assert next_move(Desired(live=1, intent=intent, request=open_request), crashed) == (
         "restore configuration"
     )
     undone = Observed(config=1, versions=frozenset({1}), servers=(Server(serves=1),))
-    assert next_move(Desired(live=1, intent=intent, request=asked), undone) == "withdraw intent"
-    assert next_move(Desired(live=1, request=asked), undone) == "announce intent"
+    assert (
+        next_move(Desired(live=1, intent=intent, request=open_request), undone) == "withdraw intent"
+    )
+    assert next_move(Desired(live=1, request=open_request), undone) == "announce intent"
     late = OpenRequest(kind=RELEASE, is_accepted=True, is_expired=True)
     assert next_move(Desired(live=1, request=late), undone) == "refuse request"
 
 
 def test_abort_waits_for_no_intent():
     shown = Observed(config=1, plan=ShownPlan(stable=1, canary=2, share=0.05), attempt=RUNNING)
-    asked = OpenRequest(kind=ABORT, is_accepted=True)
-    wanted = Desired(live=1, intent=Intent(version=2, before=1, is_canary=True), request=asked)
+    open_request = OpenRequest(kind=ABORT, is_accepted=True)
+    wanted = Desired(
+        live=1, intent=Intent(version=2, before=1, is_canary=True), request=open_request
+    )
     assert next_move(wanted, shown) == "write plan without canary"
 
 
 def test_recorded_request_is_answered_and_not_made_again():
-    asked = OpenRequest(kind=RELEASE, is_accepted=True, is_recorded=True)
-    assert next_move(Desired(live=2, request=asked), Observed(config=2)) == "answer request"
+    open_request = OpenRequest(kind=RELEASE, is_accepted=True, is_recorded=True)
+    assert next_move(Desired(live=2, request=open_request), Observed(config=2)) == "answer request"

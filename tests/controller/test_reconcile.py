@@ -143,16 +143,16 @@ def test_two_similar_requests_are_both_answered_in_one_call(deployment, seconds)
 def test_rollback_during_release_undoes_it_and_waits_for_no_rehearsal(deployment):
     deployment.release(1)
     request = requested(deployment, 2)
-    asked = []
+    appended = []
 
     def ask_back(name):
-        if name == "staged" and not asked:
+        if name == "staged" and not appended:
             back = rollback_request(deployment.settings, to_version=None, reason="it is bad")
-            asked.append(append_request(deployment.settings.store, back))
+            appended.append(append_request(deployment.settings.store, back))
 
     reconcile(deployment, checkpoint=ask_back)
     assert state_of(deployment, request).result.action == REFUSED
-    done = state_of(deployment, asked[0]).result
+    done = state_of(deployment, appended[0]).result
     assert (done.action, done.version) == (DONE, 1), "what was live stays live"
     actions = [entry.action for entry in read_entries(deployment.settings.store)]
     assert actions == ["intent", "release", "intent", "withdrawn"]
@@ -464,21 +464,21 @@ def test_same_model_of_another_run_or_of_a_person_is_no_retry(deployment):
 # Aborts that are requested during another change.
 
 
-def asked_between(deployment, name, kind, **changes):
+def requested_between(deployment, name, kind, **changes):
     """Return a function for `checkpoint`, and the list of the requests that it makes.
 
     The function appends a person's request to the journal at the checkpoint `name`.
     """
-    asked = []
+    appended = []
 
     def ask(checkpoint):
-        if checkpoint == name and not asked:
+        if checkpoint == name and not appended:
             now = deployment.settings.clock()
             request = new_request(kind, who="anna", reason="stop it", now=now, seconds=60.0)
             request = dataclasses.replace(request, **changes)
-            asked.append(append_request(deployment.settings.store, request))
+            appended.append(append_request(deployment.settings.store, request))
 
-    return ask, asked
+    return ask, appended
 
 
 @pytest.mark.parametrize("change", ["release", "rollback"])
@@ -490,11 +490,11 @@ def test_abort_is_done_between_two_moves_of_another_change(deployment, change):
     else:
         back = rollback_request(deployment.settings, to_version=1, reason="drill")
         request = append_request(deployment.settings.store, back)
-    ask, asked = asked_between(deployment, "config written", ABORT)
+    ask, appended = requested_between(deployment, "config written", ABORT)
     moves = []
     trace = lambda rule, *_: moves.append(rule.move)  # noqa: E731
     reconcile(deployment, checkpoint=ask, trace=trace)
-    assert state_of(deployment, asked[0]).result.action == DONE
+    assert state_of(deployment, appended[0]).result.action == DONE
     assert state_of(deployment, request).result.action == DONE
     after = moves[moves.index("write configuration") + 1 :]
     assert after[:4] == [
@@ -508,9 +508,9 @@ def test_abort_that_fails_leaves_the_other_change_alone(deployment):
     deployment.release(1), deployment.release(2)
     start_canary(*deployment.candidate(3), settings=deployment.settings)
     request = requested(deployment, 4)
-    ask, asked = asked_between(deployment, "staged", ABORT, plan=10**6)
+    ask, appended = requested_between(deployment, "staged", ABORT, plan=10**6)
     reconcile(deployment, checkpoint=ask)
-    result = state_of(deployment, asked[0]).result
+    result = state_of(deployment, appended[0]).result
     assert (result.action, result.reason) == (
         REFUSED,
         "the plan changed while its evidence was read",
@@ -554,16 +554,16 @@ def rolled_back_at(deployment, monkeypatch, owner, name):
 
     Return a list to which the request is appended.
     """
-    asked, real = [], getattr(owner, name)
+    appended, real = [], getattr(owner, name)
 
     def ask_back(*arguments, **more):
-        if not asked:
+        if not appended:
             back = rollback_request(deployment.settings, to_version=None, reason="it is bad")
-            asked.append(append_request(deployment.settings.store, back))
+            appended.append(append_request(deployment.settings.store, back))
         return real(*arguments, **more)
 
     monkeypatch.setattr(owner, name, ask_back)
-    return asked
+    return appended
 
 
 def test_rollback_interrupts_the_copy_and_the_hashing_of_a_candidate(deployment, monkeypatch):
@@ -586,7 +586,7 @@ def test_rollback_interrupts_the_copy_and_the_hashing_of_a_candidate(deployment,
 
 def test_rollback_interrupts_loading_between_two_servers(deployment):
     deployment.release(1)
-    request, asked, loaded = requested(deployment, 2), [], []
+    request, appended, loaded = requested(deployment, 2), [], []
 
     def connect(url):
         server = deployment.connect(url)
@@ -594,9 +594,9 @@ def test_rollback_interrupts_loading_between_two_servers(deployment):
         def load(name):
             loaded.append((url, name))
             TritonDouble.load(server, name)
-            if name == NAMES.candidate and not asked:
+            if name == NAMES.candidate and not appended:
                 back = rollback_request(deployment.settings, to_version=None, reason="it is bad")
-                asked.append(append_request(deployment.settings.store, back))
+                appended.append(append_request(deployment.settings.store, back))
 
         server.load = load
         return server
@@ -605,7 +605,7 @@ def test_rollback_interrupts_loading_between_two_servers(deployment):
     first = deployment.settings.triton_urls[0]
     assert [url for url, name in loaded if name == NAMES.candidate] == [first]
     assert state_of(deployment, request).result.action == REFUSED
-    assert state_of(deployment, asked[0]).result.version == 1
+    assert state_of(deployment, appended[0]).result.version == 1
     deployment.check_all_is_well(1)
 
 
@@ -615,8 +615,8 @@ def test_request_is_carried_out_between_two_parts_of_a_round(deployment):
 
     class Looking(Watchdog):
         def look(self):
-            asked = rollback_request(deployment.settings, to_version=None, reason="drill")
-            back.append(append_request(deployment.settings.store, asked))
+            appended = rollback_request(deployment.settings, to_version=None, reason="drill")
+            back.append(append_request(deployment.settings.store, appended))
             return {}
 
     class Evaluating(Baking):
@@ -754,16 +754,16 @@ def test_controller_waits_where_the_disk_is_full(deployment):
 
 def test_superseded_request_is_refused_for_good_after_its_deadline(deployment):
     deployment.release(1)
-    request, asked, passed = requested(deployment, 2), [], [timedelta(0)]
+    request, appended, passed = requested(deployment, 2), [], [timedelta(0)]
     deployment.settings = dataclasses.replace(
         deployment.settings, clock=lambda: datetime.now(timezone.utc) + passed[0]
     )
 
     def ask_back(name):
-        if name == "staged" and not asked:
+        if name == "staged" and not appended:
             passed[0] = timedelta(minutes=10)
             back = rollback_request(deployment.settings, to_version=None, reason="it is bad")
-            asked.append(append_request(deployment.settings.store, back))
+            appended.append(append_request(deployment.settings.store, back))
 
     reconcile(deployment, checkpoint=ask_back)
     result = state_of(deployment, request).result

@@ -43,7 +43,7 @@ def released(unserved, make_candidate):
 
 
 @pytest.fixture
-def truth(make_parts, store):
+def reference_scores(make_parts, store):
     """Computes reference scores [n] of a table's rows by the stored model of a release."""
 
     def scores(done, table):
@@ -71,7 +71,7 @@ def logged(table, version, scores):
 
 
 @pytest.fixture
-def lake(tmp_path, raw_table, truth):
+def lake(tmp_path, raw_table, reference_scores):
     """Two days of rows with reference scores.
 
     `change(scores)` modifies the logged scores of the second file.
@@ -81,7 +81,7 @@ def lake(tmp_path, raw_table, truth):
         folder = tmp_path / "a lake"
         for day, seed in ((1, 21), (2, 22)):
             table = raw_table(NUM_ROWS // 2, seed=seed)
-            scores = truth(done, table)
+            scores = reference_scores(done, table)
             part = folder / f"day=2026-01-0{day}"
             part.mkdir(parents=True)
             table = logged(table, done.version, change(scores) if day == 2 else scores)
@@ -183,11 +183,11 @@ def test_rows_of_other_versions_are_neither_read_nor_evaluated(released, lake, s
     assert verify(VERSION, store, FolderObjects(folder)).num_rows == NUM_ROWS
 
 
-def test_scores_of_shadow_are_recomputed_too(released, lake, store, raw_table, truth):
+def test_scores_of_shadow_are_recomputed_too(released, lake, store, raw_table, reference_scores):
     done = released()
     folder = lake(done)
     table = logged(raw_table(100, seed=9), done.version + 7, np.float32(0.5))
-    shadow = truth(done, table)
+    shadow = reference_scores(done, table)
     shadow[60] += np.float32(0.01)
     of_version = pa.array([VERSION] * 100, pa.int32(), mask=np.arange(100) < 50)
     table = table.append_column(raw_rows.SHADOW_VERSION, of_version)
@@ -304,8 +304,8 @@ def test_moved_store_is_verified_at_its_new_path(released, lake, store):
 def test_answers_of_version_that_was_withdrawn_again_are_verified(
     lake, store, unserved, make_candidate
 ):
-    def fail(place):
-        if place == "config written":
+    def fail(step_name):
+        if step_name == "config written":
             raise OSError("the power went")
 
     candidate = make_candidate(store, 1)

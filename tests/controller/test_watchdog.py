@@ -268,10 +268,10 @@ def test_server_that_is_gone_is_asked_once_a_round(deployment):
     deployment.release(1)
     start_canary(*deployment.candidate(2), settings=deployment.settings)
     deployment.servers[0].crash()
-    asked = []
+    probed = []
 
     def connect(url):
-        asked.append(url)
+        probed.append(url)
         return deployment.connect(url)
 
     found = Watchdog(target=dataclasses.replace(deployment.settings, connect=connect)).look()
@@ -282,7 +282,7 @@ def test_server_that_is_gone_is_asked_once_a_round(deployment):
         f"{up} {NAMES.model}": WELL,
         f"{up} {NAMES.canary}": WELL,
     }
-    assert asked == [gone, up, up]
+    assert probed == [gone, up, up]
 
 
 def test_response_cache_cannot_answer_for_dead_stub(make_candidate, settings, tmp_path):
@@ -344,11 +344,11 @@ def test_round_that_fails_is_logged_and_next_one_comes(
     deploy(1)
     journal = settings.store / JOURNAL_FILE
     whole = journal.read_bytes()
-    waits, told = [], []
+    waits, states = [], []
 
     def wait(seconds):
         waits.append(seconds)
-        told.append(json.loads((tmp_path / "status.json").read_text()))
+        states.append(json.loads((tmp_path / "status.json").read_text()))
         journal.write_bytes(b"not a promotion\n" if len(waits) == 1 else whole)
         return len(waits) == 3
 
@@ -360,8 +360,8 @@ def test_round_that_fails_is_logged_and_next_one_comes(
     )
     control(controller, POLL_SECONDS, wait)
     assert waits == [POLL_SECONDS] * 3
-    assert told[1]["servers"] == {}
-    assert str(journal) in told[1]["problem"] or "not a promotion" in told[1]["problem"]
+    assert states[1]["servers"] == {}
+    assert str(journal) in states[1]["problem"] or "not a promotion" in states[1]["problem"]
     assert "this round failed" in caplog.text
     assert json.loads((tmp_path / "status.json").read_text()) == {
         "servers": {f"{settings.triton_urls[0]} {MODEL_NAME}": WELL},

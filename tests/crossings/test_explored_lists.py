@@ -18,7 +18,7 @@ from tests.support.monitors import Bench
 
 pytestmark = pytest.mark.timeout(300)
 
-LISTS, PLACES, SHARE = 700, 4, 0.4
+LISTS, POSITIONS, SHARE = 700, 4, 0.4
 
 
 class LiveModel:
@@ -42,12 +42,12 @@ def _talk(url, rows, clock):
         ) as client:
             for number in range(LISTS):
                 clock.now += 1
-                part = rows.slice(number * PLACES, PLACES)
-                ranking = await client.rank(part.select(criteo.FEATURES), PLACES, explore=SHARE)
+                part = rows.slice(number * POSITIONS, POSITIONS)
+                ranking = await client.rank(part.select(criteo.FEATURES), POSITIONS, explore=SHARE)
                 labels = part[raw_rows.LABEL].to_numpy()[ranking.candidates]
                 clicks = [
                     position
-                    for position in range(PLACES)
+                    for position in range(POSITIONS)
                     if labels[position] and chance.random() < 0.9**position
                 ]
                 for position in clicks:
@@ -67,7 +67,7 @@ def evaluated(tmp_path, criteo_table, chain_of):
         attribution_window_seconds=10.0,
         archive_roll_rows=500,
     )
-    requested = _talk(bench.url, criteo_table(LISTS * PLACES, seed=3), bench.clock)
+    requested = _talk(bench.url, criteo_table(LISTS * POSITIONS, seed=3), bench.clock)
     bench.start()
     bench.turn(12, 10.0)
     bench.monitor.stop()
@@ -87,7 +87,7 @@ def test_verdict_contains_what_explored_lists_show_about_candidate(evaluated):
     lists = [
         (r, c)
         for r, c in requested
-        if all((r.request_id, row) in candidate for row in range(PLACES))
+        if all((r.request_id, row) in candidate for row in range(POSITIONS))
     ]
     assert 0.4 * LISTS < len(lists) < 0.6 * LISTS
 
@@ -109,10 +109,10 @@ def test_verdict_contains_what_explored_lists_show_about_candidate(evaluated):
             if upper > lower:
                 num_swaps += 1
                 total += excess
-            elif order.tolist() == list(range(PLACES)):
-                total -= SHARE / (1 - SHARE) / (PLACES - 1) * excess
+            elif order.tolist() == list(range(POSITIONS)):
+                total -= SHARE / (1 - SHARE) / (POSITIONS - 1) * excess
     found = verdict.reordering_gain
     assert (found.num_lists, found.num_swaps) == (len(lists), num_swaps)
-    assert found.disputed_share == pytest.approx(num_disputed / len(lists) / (PLACES - 1))
-    assert found.gain == pytest.approx(total / (num_disputed * SHARE / (PLACES - 1)), rel=1e-5)
+    assert found.disputed_share == pytest.approx(num_disputed / len(lists) / (POSITIONS - 1))
+    assert found.gain == pytest.approx(total / (num_disputed * SHARE / (POSITIONS - 1)), rel=1e-5)
     assert found.low < found.gain < found.high

@@ -162,7 +162,7 @@ def run_monitor(folder: Path) -> None:
         (bench.folder / name).rename(folder / name)
 
 
-def keep_learnt(
+def keep_trained(
     store: Path, model_id: str, known: str, *, rare: tuple[str, ...] = (), day: str = "", **more
 ) -> None:
     """Store a model whose vocabulary of users has one user."""
@@ -217,20 +217,20 @@ def made(tmp_path_factory):
     )
     keep_quarantined("r1", gone / "rows", rows_folder(store, "r1"), num_rows=9)
     run_monitor(folder)
-    keep_learnt(store, "m1", USER, day="2026-03-01")
-    keep_learnt(store, "m2", "bob", parent_model_id="m1")
-    keep_learnt(store, "m3", "bob", rare=(USER,))
-    keep_learnt(store, "m4", "bob", day="2026-03-02")
-    keep_learnt(store, "m5", "bob", day="2026-03-03")
-    keep_learnt(store, "m6", "bob", day="2026-02-28")
+    keep_trained(store, "m1", USER, day="2026-03-01")
+    keep_trained(store, "m2", "bob", parent_model_id="m1")
+    keep_trained(store, "m3", "bob", rare=(USER,))
+    keep_trained(store, "m4", "bob", day="2026-03-02")
+    keep_trained(store, "m5", "bob", day="2026-03-03")
+    keep_trained(store, "m6", "bob", day="2026-02-28")
     one, categories = np.ones(1, np.float32), np.array([[2, 9, 9, CATEGORY]])
     golden = GoldenRows(features=FEATURES, dense=one[:, None], categorical=categories, expected=one)
     golden.save(graph_folder(store, 1) / "golden.npz")
     shutil.copytree(graph_folder(store, 1), folder / "repository" / "shop" / "1")
-    place = ServingTarget(
+    target = ServingTarget(
         repository_uri=(folder / "repository").as_uri(), triton_urls=[], server="python"
     )
-    write_serving_target(store, place)
+    write_serving_target(store, target)
     make_live(store, release(store, 1, "m2"))
     record(
         folder / "incidents" / "one",
@@ -308,8 +308,8 @@ def others_rows(installation: Path) -> tuple[list[dict], list[str]]:
         read = [row for rows in found for row in rows.table.to_pylist()]
     paths = [
         p
-        for place in ("archive", "store/quarantine", "lake/outcomes")
-        for p in (installation / place).rglob("*.parquet")
+        for target in ("archive", "store/quarantine", "lake/outcomes")
+        for p in (installation / target).rglob("*.parquet")
     ]
     stored = [row for path in paths for row in pq.ParquetFile(path).read().to_pylist()]
     stored = [
@@ -372,7 +372,7 @@ def test_models_trained_on_user_are_named_with_run_to_replace_them(installation,
     )
     assert "1 requests that hold the user are not archived yet" in output
     assert "not searched either: the event log's records and dead letters" in output
-    keep_learnt(installation / "store", "m7", "bob")
+    keep_trained(installation / "store", "m7", "bob")
     make_live(installation / "store", release(installation / "store", 2, "m7"))
     forget(installation)
     assert "the live version 2 was not trained on the user's rows" in capsys.readouterr().out
@@ -388,8 +388,8 @@ def test_live_version_contains_removed_user_until_full_run_is_live(installation,
     assert forget(installation, "--yes") == 0
     assert "version 2 still contains the user, until" in capsys.readouterr().out
 
-    keep_learnt(store, "m8", "bob", parent_model_id="m4")
-    keep_learnt(store, "m9", "bob")
+    keep_trained(store, "m8", "bob", parent_model_id="m4")
+    keep_trained(store, "m9", "bob")
     for version, model, still in ((2, "m4", True), (3, "m8", True), (4, "m9", False)):
         if version > 2:
             make_live(store, release(store, version, model))

@@ -23,13 +23,13 @@ from tests.support.monitors import clicks as clicked
 BEGIN = 1_767_225_590.123456  # ten seconds before a UTC midnight, so that the rows are in two day partitions  # noqa: E501
 WINDOW = 30.0
 ROWS = 8
-ODD_VALUES = (0.1, 1e-45, 3.4e38, -0.0, 16_777_217.0, -3.0)
+EXTREME_VALUES = (0.1, 1e-45, 3.4e38, -0.0, 16_777_217.0, -3.0)
 
 
 def _prediction(number: int) -> PredictionBatch:
     random = np.random.default_rng(number)
     dense = random.normal(0, 1e4, (ROWS, criteo.NUM_DENSE)).astype(np.float32)
-    dense[0, : len(ODD_VALUES)] = ODD_VALUES
+    dense[0, : len(EXTREME_VALUES)] = EXTREME_VALUES
     dense[random.random(dense.shape) < 0.2] = np.nan
     categorical = random.integers(0, 2**32, (ROWS, criteo.NUM_CATEGORICAL), dtype=np.int64)
     categorical[1, :3] = (0, MAX_CATEGORY, MISSING_CATEGORY)

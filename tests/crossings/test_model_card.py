@@ -90,8 +90,12 @@ def test_pages_of_first_model_have_no_champion_and_end_with_release(chain):
         (released, "release of version 1 by round-1"),
     ):
         assert_needs_nothing(page)
-        for told in (state, "There is no champion to compare with", "It was trained from scratch"):
-            assert told in page
+        for sentence in (
+            state,
+            "There is no champion to compare with",
+            "It was trained from scratch",
+        ):
+            assert sentence in page
     written = ModelCard.read(card_path(store, chain.rounds[0].training.model_id))
     assert [span.is_live for span in written.served] == [True], (
         "the card is not rewritten at the next release"

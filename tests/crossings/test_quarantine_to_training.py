@@ -73,19 +73,22 @@ def test_later_steps_train_on_remaining_rows_and_run_without_rule_on_all(chain, 
 
     actions = {"domain": "quarantine", "quarantined_share": "warn"}
     raw, valid, encoded, model = learn(own, "round-3", actions=actions)
-    before, is_odd = column(raw.train_uri, "request_id"), column(raw.train_uri, "I2") > bound
-    num_odd = int(is_odd.sum())
-    assert 0 < num_odd < len(before)
-    assert (valid.num_quarantined, encoded.num_train_rows) == (num_odd, len(before) - num_odd)
-    assert column(valid.train_uri, "request_id").tolist() == before[~is_odd].tolist()
-    assert column(valid.quarantine_uri, "request_id").tolist() == before[is_odd].tolist()
+    before, is_unexpected = column(raw.train_uri, "request_id"), column(raw.train_uri, "I2") > bound
+    num_unexpected = int(is_unexpected.sum())
+    assert 0 < num_unexpected < len(before)
+    assert (valid.num_quarantined, encoded.num_train_rows) == (
+        num_unexpected,
+        len(before) - num_unexpected,
+    )
+    assert column(valid.train_uri, "request_id").tolist() == before[~is_unexpected].tolist()
+    assert column(valid.quarantine_uri, "request_id").tolist() == before[is_unexpected].tolist()
     assert encoded.raw_digest == model.raw_digest == valid.digest != raw.digest
     assert encoded.num_holdout_rows == raw.num_holdout_rows
 
     store = ["--store", own.root / "store"]
     listed = evergreen("data", "quarantine", "list", "--json", *store)
     (batch,) = json.loads(listed.stdout)
-    assert (batch["run"], batch["num_rows"]) == ("round-3", num_odd)
+    assert (batch["run"], batch["num_rows"]) == ("round-3", num_unexpected)
     write_lake(
         simulator, str(own.root / "lake"), rows=2000, days=1, last_day=date(2026, 1, 7), seed=12
     )

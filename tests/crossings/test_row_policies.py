@@ -21,7 +21,7 @@ ROWS = 16_000
 """Number of rows in each of the two parts of the lake."""
 RATES = (0.2, 0.3)
 EXCLUDED = ("I4", "C2", "C20")
-KEPT = [name for name in criteo.FEATURES if name not in EXCLUDED]
+INCLUDED = [name for name in criteo.FEATURES if name not in EXCLUDED]
 HOURS = 6
 
 
@@ -35,7 +35,7 @@ def rounds(tmp_path_factory, chain, warm):
     chain = Chain(tmp_path_factory.mktemp("row policies"), warm=warm)
     window = {
         "holdout_fraction": 0.25,
-        "columns": KEPT,
+        "columns": INCLUDED,
         "attribution_hours": HOURS,
         "replay_share": 0.2,
     }
@@ -45,8 +45,8 @@ def rounds(tmp_path_factory, chain, warm):
         write_lake(
             simulator, str(chain.root / "lake"), rows=ROWS, days=2, last_day=last_day, seed=number
         )
-        thinned = {"frequency_threshold": 2, "negative_rate": rate}
-        chain.settings = {**chain.settings, "extraction": window, "preprocessing": thinned}
+        downsampling = {"frequency_threshold": 2, "negative_rate": rate}
+        chain.settings = {**chain.settings, "extraction": window, "preprocessing": downsampling}
         chain.turn(f"round {number}", validation_report=report)
     return chain
 
@@ -89,7 +89,7 @@ def test_served_graph_scores_left_out_columns_as_training_without_them(rounds, t
     raw = read(local_path(this.extraction.holdout_uri))
     assert all(raw[name].null_count == raw.num_rows for name in EXCLUDED)
     whole = read(rounds.root / "lake")
-    places = {
+    locations = {
         key: i
         for i, key in enumerate(
             zip(*(whole[n].to_pylist() for n in (raw_rows.REQUEST_ID, raw_rows.ROW)))
@@ -97,7 +97,7 @@ def test_served_graph_scores_left_out_columns_as_training_without_them(rounds, t
     }
     rows = whole.take(
         [
-            places[key]
+            locations[key]
             for key in zip(*(raw[n].to_pylist() for n in (raw_rows.REQUEST_ID, raw_rows.ROW)))
         ]
     )

@@ -48,11 +48,11 @@ def test_missing_emulator_and_missing_java_are_each_named(tmp_path, java):
         find_emulator({"PATH": str(script.parent)})
 
 
-def exchange(place, monkeypatch):
+def exchange(log_address, monkeypatch):
     """Publish and read one message as the demo's processes do, and return the message."""
-    for name, value in place.variables.items():
+    for name, value in log_address.variables.items():
         monkeypatch.setenv(name, value)
-    log = open_log(place.url)
+    log = open_log(log_address.url)
     try:
         log.publisher.publish([("a", b"1")])
         pulled = wait_for(lambda: log.subscriber.pull(5), "the message")
@@ -83,9 +83,9 @@ def test_log_server_of_demo_carries_messages_and_ends_with_stack(kind, tmp_path,
         except ContractError as error:
             pytest.skip(str(error))
     with Stack(logs=tmp_path / "logs", variables={}) as stack:
-        place = start_log(kind, tmp_path, stack)
-        assert kind == "kafka" or set(place.variables) == {HOST_VARIABLE}
-        assert exchange(place, monkeypatch) == [("a", b"1")]
+        log_address = start_log(kind, tmp_path, stack)
+        assert kind == "kafka" or set(log_address.variables) == {HOST_VARIABLE}
+        assert exchange(log_address, monkeypatch) == [("a", b"1")]
         (tag,) = stack.tag_variables.values()
         assert tagged_processes(tag)
     assert tagged_processes(tag) == []

@@ -104,7 +104,7 @@ def test_broken_promise_is_one_sentence_with_its_number(path, value, words):
 def test_demo_on_own_data_may_end_without_run_but_not_with_two_runs():
     without = changed("auc.regained_share", None, changed("trigger.runs", 0))
     assert numbers.failed_promises(without, simulated=False) == []
-    assert numbers.retrain_decision([NOTICE]) is None, "a notification requests no run"
+    assert numbers.retrain_decision([NOTIFICATION]) is None, "a notification requests no run"
     failed = [RUNS[0], replace(RUNS[1], state="failed", reason="training: out of memory")]
     for runs, words in (
         (failed, "run drift-1 failed: training: out of memory"),
@@ -217,7 +217,12 @@ DECISIONS = [
     decision_line(110.0, threshold="retrain", sequential="breach", data_drift="retrain"),
     decision_line(112.0, threshold="retrain", sequential="retrain", data_drift="retrain"),
 ]
-NOTICE = {"time": 108.0, "kind": "decision", "policy": "data_drift", "text": "data_drift at 104.5"}
+NOTIFICATION = {
+    "time": 108.0,
+    "kind": "decision",
+    "policy": "data_drift",
+    "text": "data_drift at 104.5",
+}
 
 
 def test_first_sure_decision_of_each_policy_counts_and_none_before_change():

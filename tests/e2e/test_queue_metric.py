@@ -85,12 +85,12 @@ def test_shipped_query_equals_mean_of_server_under_load_and_zero_when_idle(serve
     # The metrics hold whole microseconds, rounded down for each request, so they are up to 1
     # microsecond lower than the statistics. Prometheus extrapolates all counters over the same
     # interval, because all start at zero. The ratio is exact except for float rounding.
-    truth = microseconds / requests
-    assert truth > 1000, "the requests must wait in the queue"
+    expected = microseconds / requests
+    assert expected > 1000, "the requests must wait in the queue"
     # The idle pod has no requests, so the overall mean is the busy pod's.
     for query in (queries[QUEUE], of_pods(queries[QUEUE], BUSY)):
-        assert truth - 1 <= prometheus.query(query)[""] * (1 + 1e-6)
-        assert prometheus.query(query)[""] <= truth * (1 + 1e-6)
+        assert expected - 1 <= prometheus.query(query)[""] * (1 + 1e-6)
+        assert prometheus.query(query)[""] <= expected * (1 + 1e-6)
     for name in (QUEUE, PENDING):
         assert prometheus.query(of_pods(queries[name], IDLE)) == {"": 0.0}
 

@@ -658,20 +658,20 @@ class SmallLog(MemoryLog):
         super().publish(messages)
 
 
-@pytest.mark.parametrize("place", [0, 3, 6])
+@pytest.mark.parametrize("position", [0, 3, 6])
 def test_record_over_limit_of_log_is_dropped_with_message_and_next_are_sent(
-    time, prediction, caplog, place
+    time, prediction, caplog, position
 ):
     log = SmallLog(3000)
     publisher = publisher_of(log, time)
     names = [f"r{i}" for i in range(7)]
     for at, name in enumerate(names):
-        publisher.add(prediction(name, n=60 if at == place else 2), clicks(name, 0))
+        publisher.add(prediction(name, n=60 if at == position else 2), clicks(name, 0))
     with caplog.at_level(logging.ERROR):
         asyncio.run(publisher.flush())
     assert [r.request_id for r in log.records() if isinstance(r, PredictionBatch)] == [
-        *names[:place],
-        *names[place + 1 :],
+        *names[:position],
+        *names[position + 1 :],
     ]
     assert {name for _, name, *_ in outcomes_of(log.records())} == {*names}
     counts = publisher.counts
@@ -682,7 +682,7 @@ def test_record_over_limit_of_log_is_dropped_with_message_and_next_are_sent(
         None,
     )
     (message,) = caplog.messages
-    assert f"60 rows of record r{place} are dropped: message r{place} has" in message
+    assert f"60 rows of record r{position} are dropped: message r{position} has" in message
     publisher.add(prediction("later"))
     asyncio.run(publisher.drain())
     assert log.records()[-1].request_id == "later"

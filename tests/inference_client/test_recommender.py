@@ -394,9 +394,9 @@ def test_client_uses_recommender_that_registry_serves_or_file_describes(
     scorer = OwnScorer(lambda dense, categorical: (dense[:, 0] / 10).astype(np.float32))
 
     async def talk():
-        for place in (tmp_path, str(tmp_path / "recommender" / "1.json")):
+        for path in (tmp_path, str(tmp_path / "recommender" / "1.json")):
             async with RecommenderClient(
-                scorer, recommender=place, log=f"sqlite:///{log}"
+                scorer, recommender=path, log=f"sqlite:///{log}"
             ) as client:
                 await client.rank(
                     [{"item": 5, "price": 2}, {"item": 6, "price": 7}], 2, context={"user": [8]}

@@ -68,6 +68,6 @@ def assert_answers(
     assert done.returncode == 0, output
 
 
-def close_to(query: str, truth: float, *, share: float = 1e-9) -> str:
-    """Return a query whose answer is 1 if `query` is within `share` of `truth`, and otherwise 0."""
-    return f"abs(({query}) / {truth!r} - 1) < bool {share!r}"
+def close_to(query: str, expected: float, *, share: float = 1e-9) -> str:
+    """Return a query with the result 1 if `query` is within `share` of `expected`, otherwise 0."""
+    return f"abs(({query}) / {expected!r} - 1) < bool {share!r}"

@@ -16,7 +16,7 @@ from tests.support.recorded_queues import (
     SUCCESS,
     counted,
     recorded_series,
-    truth,
+    true_queue_time,
 )
 from tests.support.scaler_queries import KEDA, of_pods, read_queries
 from tools.autoscaling.hpa import PENDING_METRIC, QUEUE_METRIC
@@ -63,19 +63,21 @@ def test_recorded_counters_equal_answers_that_clients_received():
 )
 def test_queue_time_per_request_is_correct(pods, moment):
     query = shipped(*pods)[QUEUE_METRIC]
-    between = truth(moment, pods, window=55)
+    between = true_queue_time(moment, pods, window=55)
     assert_answers(
         f"queue_{'_'.join(pods)}_{moment}",
         recorded_series(),
         [
-            Question(close_to(query, truth(moment, pods)), f"{moment}s", TRUE),
+            Question(close_to(query, true_queue_time(moment, pods)), f"{moment}s", TRUE),
             # The query's window has 60 s. If it starts between two readings, the first and the last
             # reading in it are 55 s apart. Prometheus extrapolates all counters of a model by the
             # same factor. In the window of a model's first request, one counter can have one
             # reading more than another, and then their factors differ.
             Question(close_to(query, between, share=0.01), f"{moment + 2}s", TRUE),
             Question(
-                close_to(query, 1.02 * truth(moment, pods), share=0.01), f"{moment}s", {"{}": 0}
+                close_to(query, 1.02 * true_queue_time(moment, pods), share=0.01),
+                f"{moment}s",
+                {"{}": 0},
             ),
         ],
     )
@@ -83,7 +85,7 @@ def test_queue_time_per_request_is_correct(pods, moment):
 
 def test_reference_query_differs_from_true_value_of_same_series():
     def off_by(pods, moment, low, high):
-        ratio = f"{of_pods(REFERENCE, *pods)} / {truth(moment, pods, window=30)!r}"
+        ratio = f"{of_pods(REFERENCE, *pods)} / {true_queue_time(moment, pods, window=30)!r}"
         return Question(
             f"({ratio} > bool {low}) * ({ratio} < bool {high})",
             f"{moment}s",

@@ -82,15 +82,15 @@ def test_pod_has_what_two_processes_need(monitor, settings, uploader):
 def test_every_folder_is_on_volume_of_required_kind(monitor, settings, uploader):
     own, share = "monitor-state", "evergreen"
     baking = findings_path(settings.store, 1)
-    places = [
+    claims_by_path = [
         ("monitor", settings.state, own),
         ("monitor", settings.archive, own),
         ("monitor", baking, share),
     ]
-    places += [("uploader", uploader.archive, own), ("monitor", settings.store, share)]
+    claims_by_path += [("uploader", uploader.archive, own), ("monitor", settings.store, share)]
     if not uploader.lake.startswith("gs://"):
-        places += [("uploader", uploader.lake, share)]
-    for name, path, claim in places:
+        claims_by_path += [("uploader", uploader.lake, share)]
+    for name, path, claim in claims_by_path:
         volume, is_writable = volume_at(monitor, name, str(path))
         assert volume["persistentVolumeClaim"]["claimName"] == claim, path
         assert is_writable == (path != settings.store), path
@@ -270,7 +270,7 @@ def test_monitor_and_uploader_reach_only_what_they_need(variant):
 
 def test_second_recommender_has_own_log_disk_registry_lake_on_one_triton(rendered):
     objects = rendered("cpu+second-recommender")
-    places = []
+    claims_by_path = []
     for suffix in ("", "-shop"):
         monitor = find(objects, "Deployment", f"monitor{suffix}")
         settings = read(InstallationSettings, environment_of(objects, monitor, "monitor"))
@@ -279,7 +279,7 @@ def test_second_recommender_has_own_log_disk_registry_lake_on_one_triton(rendere
         )
         disk, _ = volume_at(monitor, "monitor", str(settings.state))
         claim = disk["persistentVolumeClaim"]["claimName"]
-        places.append(
+        claims_by_path.append(
             {
                 settings.log,
                 str(settings.store),
@@ -293,8 +293,8 @@ def test_second_recommender_has_own_log_disk_registry_lake_on_one_triton(rendere
         )
         assert f"--store={settings.store}" in controller["args"]
         assert variables(objects, controller)["LAKE"] == uploader.lake
-    assert [len(each) for each in places] == [5, 5]
-    assert places[0].isdisjoint(places[1])
+    assert [len(each) for each in claims_by_path] == [5, 5]
+    assert claims_by_path[0].isdisjoint(claims_by_path[1])
     text = (REPOSITORY / "k8s/components/second-recommender/shop/shop.env").read_text()
     compiled = dict(re.findall(r"--(store|lake|work) (\S+)", text))
     assert compiled == {

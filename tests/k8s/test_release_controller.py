@@ -63,7 +63,7 @@ def share(tmp_path) -> Path:
 def test_controller_starts_before_release_turns_green_and_ends_on_signal(rendered, share):
     container = only_container(find(rendered("cpu"), "Deployment", "release-controller"))
     status = share.parent / "controller.json"
-    places = {
+    expected_paths = {
         "/evergreen/store": str(share / "store"),
         "/tmp/controller.json": str(status),
         "dns:///triton-headless.evergreen.svc.cluster.local:8001": NOBODY,
@@ -72,7 +72,7 @@ def test_controller_starts_before_release_turns_green_and_ends_on_signal(rendere
     words = command_line(
         container,
         {"MODEL_REPOSITORY": str(share / "repository"), "LAKE": str(share / "lake")},
-        places,
+        expected_paths,
     )
     assert not says_yes(container, "livenessProbe", status), (
         "the probe must fail before the first round"

@@ -93,11 +93,11 @@ def test_every_verb_granted_at_kubeflow_is_used_and_every_used_is_granted(render
 
 def test_monitor_is_bound_to_namespace_of_runs_in_its_settings(rendered):
     manifests = rendered("gke+kubeflow-multi-user")
-    place = find(manifests, "ConfigMap", "monitor-settings")["data"][
+    namespace = find(manifests, "ConfigMap", "monitor-settings")["data"][
         "EVERGREEN_MONITOR_KUBEFLOW_NAMESPACE"
     ]
     for kind in ("Role", "RoleBinding"):
-        assert find(manifests, kind, "evergreen-monitor")["metadata"]["namespace"] == place
+        assert find(manifests, kind, "evergreen-monitor")["metadata"]["namespace"] == namespace
     (rule,) = [
         r
         for r in find(manifests, "Role", "evergreen-monitor")["rules"]

@@ -29,13 +29,13 @@ def words(container, replaced) -> list[str]:
 
 def test_traffic_uses_simulator_whose_days_are_in_lake(variant, tmp_path):
     (lake,) = pod_spec(find(variant, "CronJob", "simulated-lake"))["containers"]
-    place = variables(variant, lake)["LAKE"]
-    assert place == "/evergreen/lake"
+    lake_path = variables(variant, lake)["LAKE"]
+    assert lake_path == "/evergreen/lake"
     simulator, drifted, _ = pod_spec(find(variant, "Deployment", "traffic"))["initContainers"]
     for name, container in (("lake", lake), ("traffic", simulator), ("traffic", drifted)):
         (tmp_path / name).mkdir(exist_ok=True)
         moved = {
-            "$(LAKE)": place,
+            "$(LAKE)": lake_path,
             "/tmp/": f"{tmp_path}/{name}/",
             "/evergreen/": f"{tmp_path}/{name}/",
             "--rows=400000": "--rows=1000",

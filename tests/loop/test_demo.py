@@ -73,8 +73,8 @@ def test_every_run_is_listed_with_its_rows_its_model_and_gate_decision(turned):
     names = {first.run, second.run}
     assert first.run == "first"
     assert second.run.startswith("drift-")
-    for place in ("work", "artifacts", "logs/runs"):
-        assert {path.name for path in (folder / place).iterdir()} == names, (
+    for subfolder in ("work", "artifacts", "logs/runs"):
+        assert {path.name for path in (folder / subfolder).iterdir()} == names, (
             "all folders must use the same names of runs"
         )
     assert {

@@ -65,11 +65,11 @@ class Page:
                 continue
             done = subprocess.run(self.command(block, script), **started, **pipes, timeout=600)
             assert done.returncode == 0, (
-                f"{block.place}: {script}\nended with {done.returncode}\n{done.stdout}"
+                f"{block.location}: {script}\nended with {done.returncode}\n{done.stdout}"
             )
             flags = ELLIPSIS | NORMALIZE_WHITESPACE
             assert promised is None or OutputChecker().check_output(promised, done.stdout, flags), (
-                f"{block.place}: {script}\nprinted\n{done.stdout}\ninstead of\n{promised}"
+                f"{block.location}: {script}\nprinted\n{done.stdout}\ninstead of\n{promised}"
             )
 
     @contextlib.contextmanager
@@ -84,12 +84,12 @@ class Page:
         try:
             deadline = time.monotonic() + 120
             while block.until not in path.read_text():
-                assert process.poll() is None, f"{block.place}: {path.read_text()}"
-                assert time.monotonic() < deadline, f"{block.place}: {path.read_text()}"
+                assert process.poll() is None, f"{block.location}: {path.read_text()}"
+                assert time.monotonic() < deadline, f"{block.location}: {path.read_text()}"
                 time.sleep(0.05)
             yield
             process.send_signal(signal.SIGINT)
-            assert process.wait(60) == 0, f"{block.place}: {path.read_text()}"
+            assert process.wait(60) == 0, f"{block.location}: {path.read_text()}"
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -107,10 +107,10 @@ class Page:
 )
 def test_commands_of_pages_run_unchanged(page, tmp_path, request):
     needs_demo = any("build/demo" in block.text for block in RUN[page])
-    place = Page(tmp_path, request.getfixturevalue("turned")[0] if needs_demo else None)
-    with place.running:
+    location = Page(tmp_path, request.getfixturevalue("turned")[0] if needs_demo else None)
+    with location.running:
         for block in RUN[page]:
-            place.run(block)
+            location.run(block)
 
 
 def test_commands_not_run_here_have_reason_and_contributing_has_their_number():
@@ -121,7 +121,9 @@ def test_commands_not_run_here_have_reason_and_contributing_has_their_number():
             block.commands
         )
         if block.run_by:
-            assert (REPOSITORY / block.run_by).is_file(), f"{block.place}: {block.run_by} is absent"
+            assert (REPOSITORY / block.run_by).is_file(), (
+                f"{block.location}: {block.run_by} is absent"
+            )
         if block.needs:
             reasons[block.needs] += len(block.commands)
     total = (

@@ -79,8 +79,8 @@ def test_column_of_another_kind_is_trained_by_command_that_refusal_names(shop):
 
 def test_forgotten_user_is_in_no_model_after_command_that_forget_prints(shop, capsys):
     folder, call = shop
-    places = [f"--{name}={folder / name}" for name in ("store", "lake", "work")]
-    assert forget(["--user=item 7", "--yes", *places]) == 0
+    flags = [f"--{name}={folder / name}" for name in ("store", "lake", "work")]
+    assert forget(["--user=item 7", "--yes", *flags]) == 0
     output = capsys.readouterr().out
     before = current(folder / "store")
     assert (
@@ -101,6 +101,6 @@ def test_forgotten_user_is_in_no_model_after_command_that_forget_prints(shop, ca
         items = pq.read_table(local_path(uri), columns=["item"])["item"].to_pylist()
         assert category_of("item 8") in items
         assert category_of("item 7") not in items
-    assert forget(["--user=item 7", *places]) == 0
+    assert forget(["--user=item 7", *flags]) == 0
     untrained = f"the live version {live.version} was not trained on the user's rows"
     assert untrained in capsys.readouterr().out

@@ -55,7 +55,7 @@ from tests.support.toy_models import toy_model, toy_workflow
 RATE, ROUND_REQUESTS, REQUEST_ROWS, POOL = 0.15, 100, 20, 4_000
 ROUND_ROWS = ROUND_REQUESTS * REQUEST_ROWS
 ANSWER = "        scores = self._session.run([self._output], batch)[0]\n"
-ODD = 4242.0
+FATAL_PRICE = 4242.0
 """Value of the first column that occurs in exactly one row of each round."""
 
 
@@ -83,7 +83,7 @@ class DeploymentTarget:
         probabilities = toy.scores(workflow, self.dense, self.categorical)
         log_odds = np.log(probabilities / (1 - probabilities))
         shift = _shift_to(RATE, log_odds)
-        self.workflow, self.toy, self.truth = (
+        self.workflow, self.toy, self.click_rates = (
             workflow,
             _with_bias(toy, shift),
             expit(log_odds + shift),
@@ -104,7 +104,7 @@ class DeploymentTarget:
             inspection=Inspection(target=self.settings, start=run_now),
             status=folder / "status.json",
         )
-        held_out = np.tile(self.truth, 5)
+        held_out = np.tile(self.click_rates, 5)
         labels = (self._random.random(len(held_out)) < held_out).astype(np.uint8)
         found = auc_estimate(labels, held_out.astype(np.float32), groups=np.arange(len(held_out)))
         self.quality = ModelQuality(auc=found.auc, auc_low=found.low, auc_high=found.high)
@@ -136,8 +136,8 @@ class DeploymentTarget:
                 name = f"{bench.clock.now} {number}"
                 which = self._random.integers(0, POOL, REQUEST_ROWS)
                 rows = FeatureRows(dense=self.dense[which], categorical=self.categorical[which])
-                clicks = self._random.random(REQUEST_ROWS) < self.truth[which]
-                rows.dense[0, 0] = ODD if number == 50 else rows.dense[0, 0]
+                clicks = self._random.random(REQUEST_ROWS) < self.click_rates[which]
+                rows.dense[0, 0] = FATAL_PRICE if number == 50 else rows.dense[0, 0]
                 with suppress(UnusableScores):
                     client.score(fill(rows), request_id=name)
                     for row in np.flatnonzero(clicks).tolist():
@@ -205,7 +205,7 @@ def target(triton, tmp_path, raw_rows, make_candidate):
 )
 def test_calibration_off_by_two_is_rolled_back_within_10_000_rows(target, off, reason):
     deployment = target(3)
-    shift = _shift_to(off * RATE, np.log(deployment.truth / (1 - deployment.truth)))
+    shift = _shift_to(off * RATE, np.log(deployment.click_rates / (1 - deployment.click_rates)))
     deployment.release(2, _with_bias(deployment.toy, shift))
     assert reason in deployment.until_rolled_back(10_000 // ROUND_ROWS)
 
@@ -222,12 +222,12 @@ def test_auc_lower_by_0_05_in_live_traffic_rolls_back_within_100_000_rows(target
         return replace(rows, dense=np.roll(rows.dense, 1, axis=0))
 
     deployment = target(8)
-    labels = (np.random.default_rng(1).random(POOL) < deployment.truth).astype(np.uint8)
+    labels = (np.random.default_rng(1).random(POOL) < deployment.click_rates).astype(np.uint8)
     filled = wrong(FeatureRows(dense=deployment.dense, categorical=deployment.categorical))
     lower = roc_auc(
         labels, deployment.toy.scores(deployment.workflow, filled.dense, filled.categorical)
     )
-    assert roc_auc(labels, deployment.truth) - lower == pytest.approx(0.05, abs=0.005)
+    assert roc_auc(labels, deployment.click_rates) - lower == pytest.approx(0.05, abs=0.005)
     deployment.release(2, deployment.toy)
     assert "the AUC is below" in deployment.until_rolled_back(100_000 // ROUND_ROWS, fill=wrong)
 
@@ -283,7 +283,7 @@ def test_one_slow_request_in_sixty_rolls_back_after_twelve_p99_readings(target):
 def test_stub_that_dies_of_first_malformed_row_is_rolled_back_in_third_round(target):
     deployment = target(1)
     deployment.release(2, deployment.toy)
-    dies = f"        if (tensors['dense'] == {ODD}).any():\n            os._exit(1)\n"
+    dies = f"        if (tensors['dense'] == {FATAL_PRICE}).any():\n            os._exit(1)\n"
     change_code(deployment.triton, 2, FAULT, FAULT + dies)
     assert "failed: reloads 3 (expected at most 2)" in deployment.until_rolled_back(3)
 

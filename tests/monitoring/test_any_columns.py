@@ -102,8 +102,8 @@ def test_record_with_known_columns_is_accepted_and_others_are_counted(features):
         ("books", "of recommender 'books'"),
     ):
         other = RecordFormat(wide).encode(batch_of(wide, recommender=recommender))
-        ((place, refused),) = read_records([other], rules, now=START).bad
-        assert place == 0
+        ((position, refused),) = read_records([other], rules, now=START).bad
+        assert position == 0
         assert re.search(error, str(refused))
 
 

@@ -255,9 +255,9 @@ def test_each_fuzzed_record_counts_or_is_dead_letter_with_its_reason(processes):
             )
             messages.append((f"fuzzed {each}", (spoiled if each % 2 else wild)(chance, payload)))
             if each % 10 == 0:
-                sound = prediction(f"valid {each}", 3, time=now, seed=each)
-                healthy[f"valid {each}"], valid = sound, valid + 1
-                messages.append((f"valid {each}", encode(sound)))
+                valid_prediction = prediction(f"valid {each}", 3, time=now, seed=each)
+                healthy[f"valid {each}"], valid = valid_prediction, valid + 1
+                messages.append((f"valid {each}", encode(valid_prediction)))
         p.log.publish(messages)
         wait_for(lambda: p.log.backlog() < 2000, "the monitor")
         assert p.get("/healthz").status == 200

@@ -37,7 +37,7 @@ class Partitions:
         self.client = PartitionedPublisher(
             [RecordPublisher(log, features=SHOP.features, source="test") for log in self.logs]
         )
-        self.truth: dict[tuple[str, int], int] = {}
+        self.expected_labels: dict[tuple[str, int], int] = {}
         rules = {"attribution_window_seconds": 1.0, "decide_seconds": 0.1}
         accept_into(folder / "store", shop_with(monitor=rules))
         self.ended_starts = [0] * PARTITIONS
@@ -80,7 +80,7 @@ class Partitions:
             assert self.client.add(prediction(name, ROWS, time=now))
             for row in clicked:
                 self.client.add_outcome(Outcome(request_id=name, row=row, time=now))
-            self.truth |= {(name, row): int(row in clicked) for row in range(ROWS)}
+            self.expected_labels |= {(name, row): int(row in clicked) for row in range(ROWS)}
         asyncio.run(self.client.drain())
 
     def taken_in(self, partition: int) -> bool:
@@ -130,7 +130,9 @@ def test_every_row_is_in_lake_once_whichever_archivers_are_killed(partitions):
         for uploader in uploaders:
             uploader.run_once()
     wait_for(lambda: all(p.taken_in(number) for number in range(PARTITIONS)), "all records")
-    wait_for(lambda: sum(map(p.matured, range(PARTITIONS))) == len(p.truth), "the last labels")
+    wait_for(
+        lambda: sum(map(p.matured, range(PARTITIONS))) == len(p.expected_labels), "the last labels"
+    )
     wait_for(
         lambda: all(p.starts(n) > p.ended_starts[n] for n in range(PARTITIONS)), "the last monitors"
     )
@@ -138,12 +140,12 @@ def test_every_row_is_in_lake_once_whichever_archivers_are_killed(partitions):
     for uploader in uploaders:
         uploader.run_once()
     rows = read_rows(p.lake)
-    assert len(rows) == len(p.truth)
-    assert {(row["request_id"], row["row"]): row["label"] for row in rows} == p.truth
+    assert len(rows) == len(p.expected_labels)
+    assert {(row["request_id"], row["row"]): row["label"] for row in rows} == p.expected_labels
     # No partition was idle, and each monitor archived only the requests of its own partition.
-    shares = Counter(partition_of(name, PARTITIONS) for name, _ in p.truth)
+    shares = Counter(partition_of(name, PARTITIONS) for name, _ in p.expected_labels)
     assert sorted(shares) == list(range(PARTITIONS))
-    assert p.client.counts.published_rows == len(p.truth)
+    assert p.client.counts.published_rows == len(p.expected_labels)
 
 
 @pytest.mark.parametrize(("partition", "requests"), [(0, 1), (1, 0)])

@@ -36,8 +36,8 @@ def test_every_input_is_described_and_has_default(compiled):
 def test_every_input_of_step_is_described(compiled, step):
     inputs = compiled.spec["components"][f"comp-{dashed(step)}"]["inputDefinitions"]
     for name, value in {**inputs["parameters"], **inputs.get("artifacts", {})}.items():
-        told_by_kfp = value.get("parameterType") == "TASK_FINAL_STATUS"
-        assert told_by_kfp or value["description"].strip(), name
+        set_by_kfp = value.get("parameterType") == "TASK_FINAL_STATUS"
+        assert set_by_kfp or value["description"].strip(), name
 
 
 @pytest.mark.parametrize("step", STEPS)

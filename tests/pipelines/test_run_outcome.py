@@ -39,7 +39,7 @@ def _end(store, run="run", kfp_state="SUCCEEDED"):
 
 
 @pytest.mark.parametrize(
-    ("step", "noted_as", "facts", "found"),
+    ("step", "recorded_state", "facts", "found"),
     [
         ("deployment", "done", {"version": 3, "rollout": "full"}, ("released", 3)),
         # A canary serves beside the live version, so the run released no version.
@@ -51,9 +51,9 @@ def _end(store, run="run", kfp_state="SUCCEEDED"):
         ("evaluation", "refused", {}, ("refused", None)),
     ],
 )
-def test_last_note_determines_outcome_of_run(tmp_path, step, noted_as, facts, found):
+def test_last_note_determines_outcome_of_run(tmp_path, step, recorded_state, facts, found):
     with noted(tmp_path, "run", step) as note:
-        note.facts, note.state, note.reason = facts, noted_as, "auc 0.70 trails 0.75"
+        note.facts, note.state, note.reason = facts, recorded_state, "auc 0.70 trails 0.75"
     outcome = _end(tmp_path)
     assert (outcome.state, outcome.version) == found
     assert (outcome.step, outcome.reason) == (step, "auc 0.70 trails 0.75")

@@ -1,9 +1,9 @@
 """A client for fault campaigns: `python -m tests.support.campaign_client LOG FILE NUMBER`.
 
 The client requests scores and reports clicks until SIGTERM. Requests are sent in groups. Before
-each group, the client writes a line `asked` to FILE, with the number of rows and the clicked row of
-each request id. After the log has stored the group and its clicks, the client writes a line `sent`.
-The score of a row is the value of its first feature.
+each group, the client writes a line `requested` to FILE, with the number of rows and the clicked
+row of each request id. After the log has stored the group and its clicks, the client writes a line
+`sent`. The score of a row is the value of its first feature.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ async def serve(log: str, record: int, number: str) -> None:
                 num_rows = int(random.integers(1, 5))
                 clicked = int(random.integers(num_rows)) if random.random() < 0.3 else None
                 requested[f"client {number}, request {turn}-{each}"] = (num_rows, clicked)
-            write_line(asked=requested)
+            write_line(requested=requested)
             for name, (num_rows, clicked) in requested.items():
                 rows = FeatureRows(
                     dense=random.random((num_rows, 13), np.float32),

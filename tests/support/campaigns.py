@@ -95,7 +95,7 @@ def expect_each_once(record: Path, lake: Path) -> int:
     requested, sent = {}, set()
     for line in record.read_text().splitlines():
         entry = json.loads(line)
-        requested |= {name: tuple(each) for name, each in entry.get("asked", {}).items()}
+        requested |= {name: tuple(each) for name, each in entry.get("requested", {}).items()}
         sent |= set(entry.get("sent", ()))
     rows = _once(lake, "day=*/*.parquet", ("request_id", "row", "score", "I1", "label"))
     late = _once(lake, "outcomes/day=*/*.parquet", ("request_id", "row", "outcome_time"))

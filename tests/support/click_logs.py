@@ -88,7 +88,7 @@ def write_text():
 
 
 @pytest.fixture
-def truth():
+def expected_rows():
     """Parse Criteo text with the standard library. A row is a tuple of label, numbers and None."""
 
     def parse(rows: list[list[str]]) -> list[tuple]:

@@ -31,7 +31,7 @@ def watch_boundaries(kill: Kill) -> None:
     """Count a step before and after each file operation, HTTP request and COMMIT."""
     import requests
 
-    kill.watch(os, "fsync", "rename", "replace", "unlink", "link", after=True, where=place_of)
+    kill.watch(os, "fsync", "rename", "replace", "unlink", "link", after=True, where=path_in_chain)
     kill.watch(requests.Session, "request", after=True)
     connect = sqlite3.connect
 
@@ -44,7 +44,7 @@ def watch_boundaries(kill: Kill) -> None:
     sqlite3.connect = lambda *args, **more: connect(*args, factory=Connection, **more)
 
 
-def place_of(path, *others) -> str:
+def path_in_chain(path, *others) -> str:
     """Describe a file by its folder in the chain, with a mark if the file is temporary."""
     path = Path(os.readlink(f"/proc/self/fd/{path}") if isinstance(path, int) else path)
     folders = [part for part in path.parts if part in ("archive", "uploaded", "lake", "state")]

@@ -41,7 +41,7 @@ class Block:
     until: str | None = None
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         return f"{self.page.relative_to(REPOSITORY)}:{self.line}"
 
     @property
@@ -71,8 +71,8 @@ class Block:
         if self.kind != CONSOLE:
             yield self.text, None
             return
-        for piece in re.split(r"^\$ ", self.text, flags=re.M)[1:]:
-            command, _, output = re.sub(r"\\\n\s*", "", piece).partition("\n")
+        for step in re.split(r"^\$ ", self.text, flags=re.M)[1:]:
+            command, _, output = re.sub(r"\\\n\s*", "", step).partition("\n")
             yield command, output
 
 
@@ -102,9 +102,12 @@ def blocks(page: Path) -> list[Block]:
                 else:
                     mark[name.replace(" ", "_")] = value
         elif token.type in ("fence", "code_block"):
-            place, kind = f"{page.relative_to(REPOSITORY)}:{token.map[0] + 1}", token.info.strip()
+            location, kind = (
+                f"{page.relative_to(REPOSITORY)}:{token.map[0] + 1}",
+                token.info.strip(),
+            )
             assert token.type == "fence", (
-                f"{place}: indented, expected ```sh, ```console, ```python or ```text"
+                f"{location}: indented, expected ```sh, ```console, ```python or ```text"
             )
             if kind in (SHELL, CONSOLE, PYTHON):
                 made = mark or default
@@ -113,7 +116,7 @@ def blocks(page: Path) -> list[Block]:
                 )
             else:
                 assert kind in OTHER, (
-                    f"{place}: is {kind or 'unnamed'}, expected one of {OTHER} or a command's"
+                    f"{location}: is {kind or 'unnamed'}, expected one of {OTHER} or a command's"
                 )
             mark = {}
         elif token.type in ("paragraph_open", "heading_open", "table_open"):

@@ -60,7 +60,7 @@ class FileDeployment:
     def entries(self):
         return read_entries(self.settings.store)
 
-    def job(self, action, place, seed=None):
+    def job(self, action, checkpoint, seed=None):
         paths = []
         if seed is not None:
             for manifest in self.candidate(seed):
@@ -73,8 +73,8 @@ class FileDeployment:
             "urls": list(URLS),
             "state": str(self.state),
             "candidate": paths,
-            "kill_at": place[0],
-            "occurrence": place[1],
+            "kill_at": checkpoint[0],
+            "occurrence": checkpoint[1],
         }
 
     def check_served_is_whole_and_known(self):

@@ -173,6 +173,6 @@ def content(folder):
     }
 
 
-def learned_rows(engine, first=0):
+def trained_rows(engine, first=0):
     """Return the row numbers of each call of `train`, without the first `first` calls."""
     return [call[1] for call in engine.calls if call[0] == "train"][first:]

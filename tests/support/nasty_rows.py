@@ -103,7 +103,7 @@ def nasty_rows(workflow, num_rows, seed=0, *, dense_up_to=1e7, strange_dense=Tru
     dense[strange] = random.choice(STRANGE_DENSE, np.count_nonzero(strange))
     dense[random.random(dense.shape) < 0.1] = np.nan
     categorical = np.empty((num_rows, len(features.position_names)), np.int64)
-    for place, slot in enumerate(features.positions.slots):
+    for position, slot in enumerate(features.positions.slots):
         known = random.choice(np.append(workflow.vocabularies[slot], 7), num_rows)
         # Some encodings add an offset to the keys of each slot. With such an encoding, a key in
         # `shifted` can collide with a key of another slot.
@@ -112,7 +112,9 @@ def nasty_rows(workflow, num_rows, seed=0, *, dense_up_to=1e7, strange_dense=Tru
         kinds = np.stack(
             [known, known, known, shifted, unseen, random.choice(STRANGE_CATEGORIES, num_rows)]
         )
-        categorical[:, place] = kinds[random.integers(0, len(kinds), num_rows), np.arange(num_rows)]
+        categorical[:, position] = kinds[
+            random.integers(0, len(kinds), num_rows), np.arange(num_rows)
+        ]
     for start, stop, _ in features.positions.lists:
         categorical[:, start:stop][random.random((num_rows, stop - start)) < 0.3] = MISSING_CATEGORY
     return dense, categorical

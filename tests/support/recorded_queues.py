@@ -46,7 +46,7 @@ def counted(pod: str, metric: str, start: int, end: int) -> int:
     return total
 
 
-def truth(end: int, pods=PODS, *, window: int = 60) -> float:
+def true_queue_time(end: int, pods=PODS, *, window: int = 60) -> float:
     """Return the mean queue time in microseconds of requests to `pods`.
 
     The mean is over the window that ends at `end`.

@@ -324,7 +324,7 @@ class GrpcTriton:
         self._credentials = credentials
         self.token: str | None = None
         """Required token of a call. None = no token is required."""
-        self.odd: dict = {}
+        self.malformed: dict = {}
         """Maps a method to a malformed reply: a gRPC status, or a function that changes the reply's
         bytes."""
         self.called: list[str] = []
@@ -363,14 +363,14 @@ class GrpcTriton:
             found = dict(context.invocation_metadata()).get("authorization")
             if self.token is not None and found != f"Bearer {self.token}":
                 await context.abort(grpc.StatusCode.UNAUTHENTICATED, f"{found} is no token")
-            odd = self.odd.get(method)
-            if isinstance(odd, tuple):
-                await context.abort(*odd)
+            malformed = self.malformed.get(method)
+            if isinstance(malformed, tuple):
+                await context.abort(*malformed)
             try:
                 right = (await call(request, context)).SerializeToString()
             except PermanentError as error:
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-            return right if odd is None else odd(right)
+            return right if malformed is None else malformed(right)
 
         return answer
 

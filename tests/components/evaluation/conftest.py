@@ -200,9 +200,9 @@ class Round:
         return 1 / (1 + np.exp(-logits(linear, self.workflow, self.dense, self.categorical)))
 
     def add_old_rows(
-        self, table, truth: Linear
+        self, table, true_model: Linear
     ) -> tuple[np.ndarray, Callable[[Linear], np.ndarray]]:
-        """Add old rows to the holdout. The labels of the old rows are drawn from the model `truth`.
+        """Add old rows to the holdout. The labels of the old rows are drawn from `true_model`.
 
         Returns:
             Labels of the old rows, and a function that scores these rows with a model.
@@ -215,7 +215,9 @@ class Round:
         def scores(linear: Linear) -> np.ndarray:
             return 1 / (1 + np.exp(-logits(linear, self.workflow, dense, categorical)))
 
-        labels = (np.random.default_rng(77).random(len(dense)) < scores(truth)).astype(np.int32)
+        labels = (np.random.default_rng(77).random(len(dense)) < scores(true_model)).astype(
+            np.int32
+        )
         at = table.column_names.index(raw_rows.LABEL)
         raw, encoded = self.root / "old raw", self.root / "old encoded"
         raw.mkdir()
@@ -283,8 +285,8 @@ def make_round(raw_table, tmp_path):
         planted = plant(workflow)
         if labels is None:
             random = np.random.default_rng(seed + 1)
-            truth = 1 / (1 + np.exp(-logits(planted, workflow, dense, categorical)))
-            labels = (random.random(n) < truth).astype(np.int32)
+            probabilities = 1 / (1 + np.exp(-logits(planted, workflow, dense, categorical)))
+            labels = (random.random(n) < probabilities).astype(np.int32)
         at = table.column_names.index(raw_rows.LABEL)
         table = table.set_column(at, raw_rows.LABEL, pa.array(labels.astype(np.int32)))
         holdout, encoded = root / "raw holdout", root / "encoded"

@@ -20,7 +20,7 @@ from testing.recommenders import shop_with
 from testing.releases import keep_model, make_live, release
 from tests.components.evaluation.conftest import CONFIG, write_candidate
 
-LEARNED = "2025-10-09T00:00:00+00:00"
+TRAINED_UNTIL = "2025-10-09T00:00:00+00:00"
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def two(make_round):
             config=CONFIG.as_document(),
             slot_sizes=made.workflow.slot_sizes,
             sha256={"weights": sha256_tree(folder / Model.WEIGHTS)},
-            watermark=LEARNED if model_id == "candidate" else "2025-06-01T00:00:00+00:00",
+            watermark=TRAINED_UNTIL if model_id == "candidate" else "2025-06-01T00:00:00+00:00",
             recommender=shop_with(**settings),
         )
     made.raw.write(verdict_paths(made.store, "candidate")[1])
@@ -69,7 +69,7 @@ def test_difference_and_its_interval_are_those_of_formulas_scores(two, capsys):
         name: found["differing"][name] for name in ("training.learning_rate", "trained up to")
     } == {
         "training.learning_rate": [None, 0.5],
-        "trained up to": ["2025-06-01T00:00:00+00:00", LEARNED],
+        "trained up to": ["2025-06-01T00:00:00+00:00", TRAINED_UNTIL],
     }
     assert found["sizes"]["category ids"] == [sum(made.workflow.slot_sizes)] * 2
     assert not any(part["name"].startswith("categories") for part in found["slices"])
@@ -128,9 +128,9 @@ def test_training_rows_of_either_model_are_no_evaluation_rows(two, capsys):
         EVENT_TIME
     ].to_pylist()
     middle = sorted(times)[1499]
-    for model_id, learned in (("older", middle), ("candidate", middle + timedelta(seconds=1))):
+    for model_id, trained_time in (("older", middle), ("candidate", middle + timedelta(seconds=1))):
         path = model_folder(made.store, model_id) / Model.MANIFEST
-        replace(Model.read(path), watermark=learned.isoformat()).write(path)
+        replace(Model.read(path), watermark=trained_time.isoformat()).write(path)
     assert main(["older", "candidate", "--store", str(made.store), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["quality"]["num_rows"] == sum(
         time > middle for time in times

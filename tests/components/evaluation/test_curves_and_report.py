@@ -160,10 +160,10 @@ def test_row_belongs_to_slice_of_each_list_element_and_counts_once_in_it():
         [11, 11, 11],
     ]
     made = scored(len(rows))
-    places = np.array([row + [MISSING_CATEGORY] * (3 - len(row)) for row in rows])
+    elements = np.array([row + [MISSING_CATEGORY] * (3 - len(row)) for row in rows])
     made = replace(
         made,
-        categories=np.c_[made.categories[:, :1], places],
+        categories=np.c_[made.categories[:, :1], elements],
         columns=("item", "tags", "tags", "tags"),
     )
     slices = cut_slices(made, is_first_round=True, shown=ShownValues(words={"tags": {5: "jazz"}}))

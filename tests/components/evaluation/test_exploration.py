@@ -83,10 +83,10 @@ def test_interval_contains_true_gain_at_all_looks_without_bias(scenario, logs):
             found = reordering_gain(first(log.rows, lists * positions))
             if found.gain is not None:
                 looks += 1
-                truth = log.gains[:lists].sum() / log.disputed[:lists].sum()
-                missed |= not found.low <= truth <= found.high
+                true_gain = log.gains[:lists].sum() / log.disputed[:lists].sum()
+                missed |= not found.low <= true_gain <= found.high
         misses += missed
-        errors.append(found.gain - truth)
+        errors.append(found.gain - true_gain)
     assert looks > 3 * logs
     assert misses <= 0.05 * logs
     assert abs(np.mean(errors)) < 4 * np.std(errors) / math.sqrt(logs), (

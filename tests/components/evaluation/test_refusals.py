@@ -134,10 +134,10 @@ def test_rows_sampled_with_weights_are_evaluated_as_all_rows_are():
             drawn.labels[rows], candidate[rows], drawn.champion[rows], **models, **weights
         )
 
-    sound = answer(drawn.candidate, kept, weights=weights[kept])
-    assert sound.decision == "pass"
+    passing = answer(drawn.candidate, kept, weights=weights[kept])
+    assert passing.decision == "pass"
     ratio = (drawn.candidate * weights)[kept].sum() / clicked.sum()
-    assert check_of(sound, "calibration").value == pytest.approx(ratio)
+    assert check_of(passing, "calibration").value == pytest.approx(ratio)
     by_weight, of_all = answer(harmed, kept, weights=weights[kept]), answer(harmed, slice(None))
     assert by_weight.decision == of_all.decision == "fail"
     assert check_of(by_weight, SLICES).result == "fail"

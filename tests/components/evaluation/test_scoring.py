@@ -174,9 +174,9 @@ def test_rows_with_lists_are_marked_by_ids_of_every_position(tmp_path):
     assert scored.item_newness.tolist() == [0, 0, 0, UNKNOWN_ITEM]
     assert scored.has_new_category.tolist() == [True, True, False, False]
     assert scored.has_unknown_category.tolist() == [False, False, True, True]
-    places = [[9, 8, 9, 1, 2], [-1, -1, -1, 4, -1], [9, 8, -1, -1, -1], [8, -1, -1, 5, -1]]
+    elements = [[9, 8, 9, 1, 2], [-1, -1, -1, 4, -1], [9, 8, -1, -1, -1], [8, -1, -1, 5, -1]]
     assert (scored.categories.tolist(), scored.columns) == (
-        places,
+        elements,
         ("item", "last", "last", "tags", "tags"),
     )
     assert scored.candidate.tolist() == ids.sum(axis=1).tolist()

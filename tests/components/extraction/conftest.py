@@ -6,12 +6,12 @@ from testing.recommenders import SHOP
 from tests.support.click_logs import (  # noqa: F401  fixtures
     clicks,
     criteo_rows,
+    expected_rows,
     flags,
     read,
     released,
     run_main,
     run_step,
-    truth,
     write_lake,
     write_text,
 )

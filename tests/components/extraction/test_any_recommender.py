@@ -218,8 +218,8 @@ def test_by_default_all_rows_are_in_lake_and_no_other_file_is_written(tmp_path, 
     (tmp_path / "clicks.csv").write_text(own_text(shop_rows(50)))
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    places = {"store": "store", "data": "clicks.csv", "lake": "lake"}
-    flags = [f"--{flag}={tmp_path / name}" for flag, name in places.items()]
+    paths = {"store": "store", "data": "clicks.csv", "lake": "lake"}
+    flags = [f"--{flag}={tmp_path / name}" for flag, name in paths.items()]
     assert main(flags) == 0
     assert (
         sum(pq.read_table(path).num_rows for path in (tmp_path / "lake").rglob("*.parquet")) == 50
@@ -665,12 +665,12 @@ def test_booleans_are_two_categories_in_lake_and_client_in_any_spelling(
         pq.write_table(pa.Table.from_batches([batch]), path := tmp_path / "lake.parquet")
     found = batch.column(column).to_pylist()
     assert [each[0] if is_list else each for each in found] == expected
-    place = features.position_names.index(features.positions_of(column)[0])
+    position = features.position_names.index(features.positions_of(column)[0])
     for sent in (
         (values, own, np.array(values)) if not is_list else ([[each] for each in values], own)
     ):
         given = {"price": [1.0, 1.0], "item": ["x", "x"], "user": [1, 1], column: sent}
-        assert feature_rows(given, features).categorical[:, place].tolist() == expected
+        assert feature_rows(given, features).categorical[:, position].tolist() == expected
 
 
 @pytest.mark.parametrize("name", ["item", "user", "tags"])

@@ -94,10 +94,16 @@ def lake(folder, cloud_storage):
     return cloud_storage
 
 
-def same_but_place(dataset: RawDataset) -> RawDataset:
+def without_locations(dataset: RawDataset) -> RawDataset:
     """Return the dataset without its locations."""
-    places = ("train_uri", "holdout_uri", "malformed_uri", "replay_uri", "replay_holdout_uri")
-    return replace(dataset, source_uri="", **dict.fromkeys(places))
+    fields_of_location = (
+        "train_uri",
+        "holdout_uri",
+        "malformed_uri",
+        "replay_uri",
+        "replay_holdout_uri",
+    )
+    return replace(dataset, source_uri="", **dict.fromkeys(fields_of_location))
 
 
 @pytest.mark.parametrize(
@@ -113,7 +119,7 @@ def test_lake_in_bucket_gives_dataset_of_same_lake_in_folder(
 ):
     expected = extract_lake(str(folder), tmp_path / "work", window, run="folder", **settings)
     found = extract_lake(URI, tmp_path / "work", window, run="bucket", **settings)
-    assert same_but_place(found) == same_but_place(expected)
+    assert without_locations(found) == without_locations(expected)
     assert found.source_uri == URI
     assert found.num_late_clicks > 0
     assert found.outcomes_digest == expected.outcomes_digest is not None
@@ -158,7 +164,7 @@ def test_of_back_filled_day_newest_complete_version_is_fetched(lake, folder, tmp
     lake.seen.clear()
     expected = extract_lake(str(folder), tmp_path / "work", WINDOW, run="folder", replay_days=1)
     found = extract_lake(URI, tmp_path / "work", WINDOW, run="bucket", replay_days=1)
-    assert same_but_place(found) == same_but_place(expected)
+    assert without_locations(found) == without_locations(expected)
     assert {entry["day"]: entry["version"] for entry in found.days} == {day(5): 2, day(6): 0}
     assert not {part(5), part(5, 1), f"day={day(5)}/version=1/part-00000.parquet"} & set(
         fetched(lake.seen)

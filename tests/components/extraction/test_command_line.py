@@ -66,15 +66,15 @@ def test_window_without_unseen_rows_is_refused_with_one_that_would_do(
     flags, released, run_main, capsys
 ):
     released("2026-03-02T12:00:00+00:00")
-    asked = {"window_start": "2026-03-01", "window_end": "2026-03-02T12:20:00Z"}
-    assert run_main(flags, **asked) == 2
+    window = {"window_start": "2026-03-01", "window_end": "2026-03-02T12:20:00Z"}
+    assert run_main(flags, **window) == 2
     message = capsys.readouterr().err
     assert (
         "holds 6 rows newer than 2026-03-02T12:00:00+00:00, up to which m1 was trained, "
         "expected at least 10" in message
     )
     (would_do,) = re.findall(r"a window_end of (\S+) or later would do", message)
-    assert run_main(flags, **{**asked, "window_end": would_do}) == 0
+    assert run_main(flags, **{**window, "window_end": would_do}) == 0
     dataset = RawDataset.read(flags["--output"])
     assert (dataset.num_train_rows, dataset.num_holdout_rows) == (751, 10)
     released("2026-03-02T23:50:00+00:00", model_id="m2", version=2)

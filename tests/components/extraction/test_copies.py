@@ -167,8 +167,8 @@ def test_clicks_written_as_second_rows_are_used_from_any_file(lake, run_step, ra
         table.filter(pa.compute.equal(table["label"], 1)),
     )
     dataset = run_step(lake(**dict(zip(names, (shown, clicked)))))
-    truth = {(each["request_id"], each["row"]): each["label"] for each in table.to_pylist()}
-    assert labels(dataset) == truth
+    expected = {(each["request_id"], each["row"]): each["label"] for each in table.to_pylist()}
+    assert labels(dataset) == expected
     assert (dataset.num_duplicates, dataset.num_updated, dataset.num_conflicting) == (
         0,
         len(clicked),

@@ -223,7 +223,7 @@ def test_another_file_of_same_name_and_size_replaces_no_row(tmp_path):
     assert len(in_lake(tmp_path)) == 200
 
 
-ODD = Features(
+AMBIGUOUS = Features(
     numeric=("Score", "_time", "Position"),
     categorical=("a", "A", "Label", "place", "time", "day", "_place", "request", "spread_time"),
     lists=("tags", "Tags"),
@@ -233,9 +233,9 @@ ODD = Features(
 @pytest.mark.parametrize("form", ["csv", "parquet", "jsonl"])
 @pytest.mark.parametrize("folder", ["plain", "a=99", "x[1]*"])
 def test_columns_of_any_name_in_any_folder_keep_their_own_values(tmp_path, form, folder):
-    recommender = Recommender(name="odd", features=ODD, data=ColumnNames(label="clicked"))
+    recommender = Recommender(name="odd", features=AMBIGUOUS, data=ColumnNames(label="clicked"))
     made = [
-        {name: 10 * j + i for j, name in enumerate((*ODD.numeric, *ODD.categorical))}
+        {name: 10 * j + i for j, name in enumerate((*AMBIGUOUS.numeric, *AMBIGUOUS.categorical))}
         | {
             "tags": [i],
             "Tags": [i + 1],
@@ -256,7 +256,7 @@ def test_columns_of_any_name_in_any_folder_keep_their_own_values(tmp_path, form,
     settings = IngestSettings(lake_fraction=0.5)
     ingest([path], recommender, lake=str(tmp_path / "lake"), replay=replay, settings=settings)
     found = [*in_lake(tmp_path), *pq.read_table(replay, partitioning=None).to_pylist()]
-    names = [*ODD.numeric, *ODD.categorical, *ODD.lists]
+    names = [*AMBIGUOUS.numeric, *AMBIGUOUS.categorical, *AMBIGUOUS.lists]
     assert [{name: row[name] for name in names} for row in found] == [
         {n: row[n] for n in names} for row in made
     ]

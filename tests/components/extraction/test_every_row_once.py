@@ -158,12 +158,12 @@ def test_chain_of_rounds_trains_on_each_row_once(
         last = number == ROUNDS - 1
         full_days = 0 if last else source.choice([0, 0, 2])
         parent = source.choice(["current"] * 5 + ["none", *ledger.lines]) if not last else "current"
-        asked = {
+        parameters = {
             "parent": parent,
             "full_days": str(full_days),
             "holdout_fraction": str(source.choice([0.1, 0.3])),
         }
-        asked["attribution_hours"] = "0" if last else str(attribution_hours)
+        parameters["attribution_hours"] = "0" if last else str(attribution_hours)
         fate = (
             "accepted"
             if last or number == 0
@@ -172,12 +172,12 @@ def test_chain_of_rounds_trains_on_each_row_once(
         if fate == "failed":
             assert run_main(flags, run=f"round {number}", max_malformed_fraction="2") == 2
             continue
-        if run_main(flags, run=f"round {number}", **asked) != 0:
+        if run_main(flags, run=f"round {number}", **parameters) != 0:
             assert not last
             continue  # the window has too few new rows
         dataset = RawDataset.read(flags["--output"])
         if source.random() < 0.3:  # Retry the task.
-            assert run_main(flags, run=f"round {number}", **asked) == 0
+            assert run_main(flags, run=f"round {number}", **parameters) == 0
             assert RawDataset.read(flags["--output"]) == dataset
         line = ledger.lines.get(dataset.parent_model_id or "", Line())
         fresh, late, lost = ledger.expected(number, line, late_days)

@@ -199,8 +199,10 @@ def test_unfit_files_that_several_processes_find_are_all_left_out(extract_lots):
     _, one, *_, other = extract_lots.files
     for path in (one, other):
         table = pq.read_table(path, partitioning=None)
-        place = table.column_names.index("price")
-        pq.write_table(table.set_column(place, "price", pa.array(["no number"] * len(table))), path)
+        column_index = table.column_names.index("price")
+        pq.write_table(
+            table.set_column(column_index, "price", pa.array(["no number"] * len(table))), path
+        )
     dataset, files = extract_lots(3, max_quarantined_file_fraction=0.5)
     assert [each["file"] for each in dataset.quarantined_files] == [
         path.relative_to(path.parents[1]).as_posix() for path in (one, other)

@@ -238,7 +238,7 @@ def labels_of(*uris) -> dict:
     return {(row["request_id"], row["row"]): row["label"] for row in rows_in(*uris)}
 
 
-def truth(table, late=()):
+def expected_labels(table, late=()):
     return {
         (row["request_id"], row["row"]): int(
             row["label"] or (row["request_id"], row["row"]) in late
@@ -279,9 +279,9 @@ def test_every_late_click_makes_its_rows_label_1_and_changes_nothing_else(
         name="unknown",
     )
     dataset = run_step(lake)
-    expected = truth(table, {(request, row) for request, row, _ in late})
+    expected = expected_labels(table, {(request, row) for request, row, _ in late})
     assert labels_of(dataset.train_uri, dataset.holdout_uri) == expected
-    assert dataset.num_late_clicks == sum(expected.values()) - sum(truth(table).values())
+    assert dataset.num_late_clicks == sum(expected.values()) - sum(expected_labels(table).values())
     read = {
         uri: pa.concat_tables(
             [pq.read_table(p, partitioning=None) for p in sorted(local_path(uri).iterdir())]

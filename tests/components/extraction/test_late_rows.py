@@ -59,8 +59,8 @@ class Rounds:
 
         The watermark is the newest row that was read.
         """
-        told = {"files": dataset.files, "days": dataset.days, **changed}
-        self._released(dataset.last_event_time, model_id=f"m{self.num}", version=self.num, **told)
+        values = {"files": dataset.files, "days": dataset.days, **changed}
+        self._released(dataset.last_event_time, model_id=f"m{self.num}", version=self.num, **values)
 
 
 @pytest.fixture
@@ -141,14 +141,14 @@ def test_unseen_files_older_than_late_days_are_named_and_read_on_request(rounds,
 
 
 @pytest.mark.parametrize(
-    ("asked", "left"),
+    ("parameters", "left"),
     [({"late_days": "0"}, (3, 360)), ({"window_start": "2026-03-04T12:00:00Z"}, (4, 420))],
 )
-def test_unseen_rows_before_what_round_reads_are_counted_to_row(rounds, between, asked, left):
+def test_unseen_rows_before_what_round_reads_are_counted_to_row(rounds, between, parameters, left):
     rounds.add(between(0, 72, step=2, offset=1), "a.parquet")
     rounds.turn()
     rounds.add(between(0, 100, step=2), "b.parquet")
-    dataset = rounds.turn(**asked)
+    dataset = rounds.turn(**parameters)
     assert (dataset.num_left_files, dataset.num_left_rows, dataset.num_late_rows) == (*left, 0)
 
 

@@ -64,7 +64,7 @@ def lake(tmp_path, raw_table, write_lake):
 
 
 @pytest.fixture
-def told(store, capsys):
+def printed_models(store, capsys):
     """Runs the command and returns the models of its JSON document by id."""
 
     def run(*more: str) -> dict[str, dict]:
@@ -81,8 +81,8 @@ def short(days: list[dict]) -> list[tuple]:
     ]
 
 
-def test_model_carries_what_its_line_of_descent_saw(told):
-    (m3,) = told("--model", "m3").values()
+def test_model_carries_what_its_line_of_descent_saw(printed_models):
+    (m3,) = printed_models("--model", "m3").values()
     assert short(m3["days"]) == [
         ("03", 0, 70, False, "m3"),
         ("02", 0, 60, False, "m2"),
@@ -95,9 +95,9 @@ def test_model_carries_what_its_line_of_descent_saw(told):
     assert [each["num_holdout_rows"] for each in m3["days"]] == [0, 0, 0, 0, 15]
 
 
-def test_model_names_descendants_trained_on_its_evaluation_rows(told, store):
+def test_model_names_descendants_trained_on_its_evaluation_rows(printed_models, store):
     keep_model(store, "early", parent_model_id="m1", watermark=at(0.4), last_event_time=at(0.45))
-    found = told()
+    found = printed_models()
     assert {
         model_id: each["trained_later"] for model_id, each in found.items() if each["trained_later"]
     } == {
@@ -125,7 +125,7 @@ def test_model_names_descendants_trained_on_its_evaluation_rows(told, store):
     ],
 )
 def test_evaluation_rows_are_used_later_if_windows_cover_them_all(
-    told, store, child_start, grandchild_start, expected
+    printed_models, store, child_start, grandchild_start, expected
 ):
     """The model is evaluated on half an hour of rows.
 
@@ -152,12 +152,12 @@ def test_evaluation_rows_are_used_later_if_windows_cover_them_all(
             "window_start": window_start,
         }
         keep_model(store, name, parent_model_id=parent, **times)
-    assert told()["model"]["trained_later"] == expected
+    assert printed_models()["model"]["trained_later"] == expected
 
 
-def test_lake_lists_outdated_rows(told, lake):
+def test_lake_lists_outdated_rows(printed_models, lake):
     assert lake_versions(str(lake)) == {"2026-03-01": 1, "2026-03-02": 2, "2026-03-03": 0}
-    found = told("--lake", lake.as_uri())
+    found = printed_models("--lake", lake.as_uri())
     outdated = {
         model_id: [
             (seen["day"][-2:], seen["version"], seen["lake_version"])
@@ -175,8 +175,8 @@ def test_lake_lists_outdated_rows(told, lake):
     }
 
 
-def test_missing_notes_are_reported(told):
-    assert told("--model", "old")["old"]["unknown"] == ["old", "gone"]
+def test_missing_notes_are_reported(printed_models):
+    assert printed_models("--model", "old")["old"]["unknown"] == ["old", "gone"]
 
 
 def test_lines_for_people_have_same_content(store, lake, capsys):

@@ -41,13 +41,13 @@ def add(tmp_path):
 
 @pytest.fixture
 def turn(tmp_path, flags):
-    def run(now: datetime = NOW, *, code: int = 0, **asked: str) -> RawDataset | None:
+    def run(now: datetime = NOW, *, code: int = 0, **parameters: str) -> RawDataset | None:
         given = {
             **flags,
             "--lake": (tmp_path / "lake").as_uri(),
             "--settings": "extraction.holdout_fraction=0.1",
         }
-        given |= {f"--{name.replace('_', '-')}": value for name, value in asked.items()}
+        given |= {f"--{name.replace('_', '-')}": value for name, value in parameters.items()}
         assert (
             main([f"{flag}={value}" for flag, value in given.items()], clock=now.timestamp) == code
         )
@@ -129,16 +129,16 @@ def test_run_reproduced_later_reads_what_it_read_then(rows, add, turn):
     until = (
         datetime.now(timezone.utc) + timedelta(days=1)
     ).isoformat()  # The rows of the files are new.
-    assert turn(NOW, lake_until=until).num_ahead == 0, "the time asked for is the clock"
+    assert turn(NOW, lake_until=until).num_ahead == 0, "the requested end is the current time"
 
 
-@pytest.mark.parametrize("asked", [{}, {"window_start": "2026-03-02"}, {"parent": "none"}])
+@pytest.mark.parametrize("parameters", [{}, {"window_start": "2026-03-02"}, {"parent": "none"}])
 def test_model_trained_on_future_rows_is_refused_with_remedy(
-    rows, add, turn, released, capsys, asked
+    rows, add, turn, released, capsys, parameters
 ):
     add(rows(0, 400), "a.parquet")
     released("2099-12-31T00:00:00+00:00")
-    turn(code=2, **asked)
+    turn(code=2, **parameters)
     message = capsys.readouterr().err
     assert (
         "model m1 was trained on rows up to 2099-12-31T00:00:00+00:00, "

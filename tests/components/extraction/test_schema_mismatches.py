@@ -70,8 +70,12 @@ def test_numbers_of_other_width_and_dictionaries_of_numbers_are_accepted(
 
 def test_dictionary_of_texts_is_no_number(flags, run_main, change_file):
     path = change_file(lambda table: encoded(cast("user", pa.string())(table)))
-    (told,) = foreign(flags, run_main)
-    assert (told["column"], told["expected"], told["file"]) == ("user", "int64", str(path))
+    (mismatch,) = foreign(flags, run_main)
+    assert (mismatch["column"], mismatch["expected"], mismatch["file"]) == (
+        "user",
+        "int64",
+        str(path),
+    )
 
 
 def test_missing_categories_may_be_nan_among_floats_as_pandas_has_them(

@@ -33,7 +33,7 @@ def moments():
 
 
 @st.composite
-def asked_windows(draw):
+def windows(draw):
     """Draw random flags of the extraction step that define a window."""
     kind = draw(st.sampled_from(["watermark", "start", "full days"]))
     flags = {"parent": draw(st.sampled_from(["current", "none", "m1"]))}
@@ -51,12 +51,21 @@ def asked_windows(draw):
 
 
 @pytest.mark.parametrize("request_rows", [1, 4], ids=["rows", "requests"])
-@given(asked=asked_windows(), trained=st.tuples(moments(), moments()))
+@given(requested=windows(), trained=st.tuples(moments(), moments()))
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_no_baseline_was_trained_on_evaluation_rows(
-    asked, trained, request_rows, flags, run_main, released, raw_table, write_lake, tmp_path, capsys
+    requested,
+    trained,
+    request_rows,
+    flags,
+    run_main,
+    released,
+    raw_table,
+    write_lake,
+    tmp_path,
+    capsys,
 ):
     lake = tmp_path / "lake"
     if not lake.exists():
@@ -69,25 +78,26 @@ def test_no_baseline_was_trained_on_evaluation_rows(
     for number, (model_id, time) in enumerate(watermarks.items(), start=1):
         released(time.isoformat(), model_id=model_id, version=number)
     flags = {**flags, "--lake": lake.as_uri(), "--replay-days": "0"}
-    if run_main(flags, **asked) != 0:
+    if run_main(flags, **requested) != 0:
         message = capsys.readouterr().err
         assert any(refusal in message for refusal in REFUSALS), message
         if found := re.search(r"a window_end of (\S+) or later would do", message):
-            assert "window_end" in asked or "attribution_hours" in asked
-            code = run_main(flags, **{**asked, "window_end": found[1]})
+            assert "window_end" in requested or "attribution_hours" in requested
+            code = run_main(flags, **{**requested, "window_end": found[1]})
             assert code == 0 or "whose requests have older rows" in capsys.readouterr().err
         return
     dataset = RawDataset.read(flags["--output"])
     baselines = {dataset.parent_model_id, dataset.champion_model_id} - {None}
     assert baselines == {
-        {"current": "m2", "none": None}.get(asked[role], "m1") for role in ("parent", "champion")
+        {"current": "m2", "none": None}.get(requested[role], "m1")
+        for role in ("parent", "champion")
     } - {None}
     train, holdout = rows_in(dataset.train_uri), rows_in(dataset.holdout_uri)
-    newest_learned = max([row[raw_rows.EVENT_TIME] for row in train], default=START)
+    newest_trained = max([row[raw_rows.EVENT_TIME] for row in train], default=START)
     assert holdout
     for row in holdout:
         assert row[raw_rows.EVENT_TIME] > max(
-            [newest_learned, *(watermarks[baseline] for baseline in baselines)]
+            [newest_trained, *(watermarks[baseline] for baseline in baselines)]
         )
     assert not {row[raw_rows.REQUEST_ID] for row in holdout} & {
         row[raw_rows.REQUEST_ID] for row in train
@@ -97,7 +107,7 @@ def test_no_baseline_was_trained_on_evaluation_rows(
     first, last = (
         datetime.fromisoformat(getattr(dataset, f"{end}_event_time")) for end in ("first", "last")
     )
-    learned_until = datetime.fromisoformat(dataset.watermark)
+    trained_until = datetime.fromisoformat(dataset.watermark)
     window = [row for row in rows if first <= row[raw_rows.EVENT_TIME] <= last]
     by_identity = {
         (row[raw_rows.REQUEST_ID], row[raw_rows.ROW]): row[raw_rows.EVENT_TIME] for row in window
@@ -106,4 +116,4 @@ def test_no_baseline_was_trained_on_evaluation_rows(
         (row[raw_rows.REQUEST_ID], row[raw_rows.ROW]) for row in train + holdout
     }
     assert len(left) == dataset.num_straddling_rows
-    assert all(by_identity[key] > learned_until for key in left)
+    assert all(by_identity[key] > trained_until for key in left)

@@ -119,13 +119,13 @@ def turn(tmp_path, flags, run_main, released):
 
     def run(folder, *, code: int = 0, accept: bool = True, **settings: str) -> RawDataset | None:
         number = next(numbers)
-        asked = {
+        parameters = {
             **flags,
             "--lake": folder.as_uri(),
             "--replay-days": "0",
             "--holdout-fraction": "1e-9",
         }
-        assert run_main(asked, run=f"round {number}", **settings) == code
+        assert run_main(parameters, run=f"round {number}", **settings) == code
         if code:
             return None
         dataset = RawDataset.read(flags["--output"])
@@ -229,11 +229,11 @@ def test_more_unfit_files_than_allowed_are_refused(lake, hour, turn, capsys, all
     folder = lake(*range(HOURS))
     for number, spoil in ((BAD, flipped), (BAD + 1, empty)):
         spoil(folder / f"day=2026-03-01/hour-{number:02d}.parquet", hour(number))
-    asked = {"max_quarantined_file_fraction": allowed}
+    parameters = {"max_quarantined_file_fraction": allowed}
     if not refused:
-        assert len(turn(folder, **asked).quarantined_files) == 2
+        assert len(turn(folder, **parameters).quarantined_files) == 2
         return
-    turn(folder, code=2, **asked)
+    turn(folder, code=2, **parameters)
     message = capsys.readouterr().err
     assert re.search(
         r"[12] of 20 files with rows of window \[first row, last row\) are unfit to read \(.*%\)",

@@ -224,14 +224,14 @@ def test_list_elements_count_and_are_encoded_by_vocabulary_of_their_table(
     reading.change(path, recommender=described, excluded_columns=left_out)
     encoded_set = run_step(path, partition_rows=90, processes=2)
     last, tags = ([each or [] for each in values] for values in lists)
-    places = [
+    positions = [
         [[each] for each in table["item"].to_pylist()],
         [each[:2] for each in last],
         [each[-3:] for each in tags],
     ]
     seen = [
         Counter(e for row in chain(*of) for e in row if e is not None)
-        for of in (places[:2], places[2:])
+        for of in (positions[:2], positions[2:])
     ]
     vocabularies = [
         [] if name in left_out else frequent(counts) for name, counts in zip(("item", "tags"), seen)
@@ -250,7 +250,7 @@ def test_list_elements_count_and_are_encoded_by_vocabulary_of_their_table(
         WEIGHT,
     ]
     np.testing.assert_array_equal(found[WEIGHT].to_numpy(), weights)
-    for name, rows, slot, width in zip(("item", *LISTS.lists), places, (0, 0, 1), (1, 2, 3)):
+    for name, rows, slot, width in zip(("item", *LISTS.lists), positions, (0, 0, 1), (1, 2, 3)):
         known = {category: 3 + position for position, category in enumerate(vocabularies[slot])}
         absent = 1 if name == "item" else 0
         ids = [

@@ -36,9 +36,9 @@ def test_downsampling_does_not_depend_on_features_order_or_previous_row(raw_tabl
     np.testing.assert_array_equal(sampled(negatives.take(pa.array(order)), 0.3), mask[order])
     row = negatives["row"].to_numpy()
     # Rows of a request are downsampled independently, so each position keeps the same share.
-    for place in range(10):
-        num = int((row == place).sum())
-        assert mask[row == place].mean() == pytest.approx(0.3, abs=4 * np.sqrt(0.21 / num))
+    for position in range(10):
+        num = int((row == position).sum())
+        assert mask[row == position].mean() == pytest.approx(0.3, abs=4 * np.sqrt(0.21 / num))
     correlation = np.corrcoef(mask[1:], mask[:-1])[0, 1]
     assert abs(correlation) < 4 / np.sqrt(len(mask))
 
@@ -66,10 +66,12 @@ def test_only_training_rows_are_downsampled(
     encoded_set = run_step(path, negative_rate=0.25, partition_rows=500)
     workflow = reading.workflow(encoded_set)
     for uri, table in ((encoded_set.train_uri, train), (encoded_set.replay_uri, old)):
-        truth = reading.raw([table.filter(pa.array(sampled(table, 0.25)))])
+        expected_arrays = reading.raw([table.filter(pa.array(sampled(table, 0.25)))])
         encoded = reading.encoded(uri)
-        np.testing.assert_array_equal(encoded.label, truth.label)
-        np.testing.assert_array_equal(encoded.ids, workflow.encode_categorical(truth.categorical))
+        np.testing.assert_array_equal(encoded.label, expected_arrays.label)
+        np.testing.assert_array_equal(
+            encoded.ids, workflow.encode_categorical(expected_arrays.categorical)
+        )
     assert encoded_set.num_train_rows == sampled(train, 0.25).sum()
     assert encoded_set.num_sampled_out == 3_000 - encoded_set.num_train_rows
     assert encoded_set.num_replay_rows == sampled(old, 0.25).sum()

@@ -36,7 +36,7 @@ ELSEWHERE = {
         {"processes": 1},
         (),
     ),
-    "pieces and processes": ({"PYTHONHASHSEED": "1"}, {"partition_rows": 200, "processes": 3}, ()),
+    "chunks and processes": ({"PYTHONHASHSEED": "1"}, {"partition_rows": 200, "processes": 3}, ()),
     "a Dask cluster": ({}, {"partition_rows": 300}, ("--dask-scheduler", CLUSTER)),
     "NVTabular there": (
         {},
@@ -157,10 +157,10 @@ def test_sums_are_those_of_exact_arithmetic_in_any_order():
     random = np.random.default_rng(0)
     drawn = random.normal(size=5000) * 10.0 ** random.integers(-44, 38, 5000)
     values = drawn.astype(np.float32)
-    pieces = np.split(random.permutation(values), np.sort(random.choice(5000, 7)))
+    chunks = np.split(random.permutation(values), np.sort(random.choice(5000, 7)))
     zero = window_statistics._moments(np.array([-0.0], np.float32))
     assert not np.signbit([zero.least, zero.largest]).any()
-    found = [({}, {"price": window_statistics._moments(piece)}) for piece in pieces if len(piece)]
+    found = [({}, {"price": window_statistics._moments(chunk)}) for chunk in chunks if len(chunk)]
     _, moments = window_statistics.merged(found)
     exact = [int(Fraction(float(v)) * 2**149) for v in values]
     assert moments["price"] == (

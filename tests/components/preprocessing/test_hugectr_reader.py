@@ -17,8 +17,8 @@ import pytest
 from evergreen.storage.uris import local_path
 from testing.recommenders import SHOP
 
-PLACES = SHOP.features.positions.slots
-LABEL_DIM, DENSE_DIM, NUM_KEYS = 1, 2, len(PLACES)
+SLOTS = SHOP.features.positions.slots
+LABEL_DIM, DENSE_DIM, NUM_KEYS = 1, 2, len(SLOTS)
 PARTITION_ROWS = 300
 
 
@@ -64,7 +64,7 @@ class Reader:
         )
         keys = np.concatenate([self._stacked(t, self.order["cats"]) for t in tables])
         ends = np.cumsum(self.slot_sizes)
-        first, last = (each[list(PLACES)] for each in (ends - self.slot_sizes, ends))
+        first, last = (each[list(SLOTS)] for each in (ends - self.slot_sizes, ends))
         fused = keys + first
         if (fused < first).any() or (fused >= last).any():
             raise Refused("a key lands in another table")
@@ -111,7 +111,7 @@ def source(encoded_set, part="train"):
 def test_it_reads_what_step_wrote_and_finds_rows_in_their_order(written, reading):
     training_set, rows = written
     workflow = reading.workflow(training_set)
-    offsets = np.cumsum([0, *training_set.slot_sizes[:-1]])[list(PLACES)]
+    offsets = np.cumsum([0, *training_set.slot_sizes[:-1]])[list(SLOTS)]
     for part, table in zip(("train", "holdout"), rows):
         values, keys = Reader(source(training_set, part), training_set.slot_sizes).read()
         raw = reading.raw([table])

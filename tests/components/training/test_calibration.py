@@ -28,7 +28,7 @@ HELD_OUT_ROWS = 20_000
 SHOP = FEATURES.categorical.index("shop")
 
 
-def thinned(labels, dense, ids, rate, seed=3):
+def downsampled(labels, dense, ids, rate, seed=3):
     """Return all clicks. Every row without a click is returned with probability `rate`."""
     kept = (labels == 1) | (np.random.default_rng(seed).random(len(labels)) < rate)
     return labels[kept], dense[kept], ids[kept]
@@ -76,7 +76,7 @@ def test_runs_on_downsampled_rows_are_calibrated_only_with_correction(
 ):
     parent = None
     for number, rate in enumerate([0.2, 0.2, 0.35]):
-        rows = thinned(*planted.rows(NUM_ROWS, number + 1)[:3], rate, seed=number)
+        rows = downsampled(*planted.rows(NUM_ROWS, number + 1)[:3], rate, seed=number)
         training_set = make_training_set(*rows, name=f"set {number}")
         training_set = replace(training_set, negative_rate=rate, parent_model_uri=parent)
         model = run(training_set, backend, f"round {number}")
@@ -127,9 +127,9 @@ def test_fit_that_was_broken_off_is_corrected_once(looks, planted, make_training
 def test_run_starts_from_parents_scores_at_own_rate_for_any_parent_rate(
     run, planted, held_out, make_training_set
 ):
-    first = make_training_set(*thinned(*planted.rows(2_000, 1)[:3], 0.2), name="first")
+    first = make_training_set(*downsampled(*planted.rows(2_000, 1)[:3], 0.2), name="first")
     parent = run(replace(first, negative_rate=0.2), "pytorch", "first")
-    second = make_training_set(*thinned(*planted.rows(2_000, 2)[:3], 0.6), name="second")
+    second = make_training_set(*downsampled(*planted.rows(2_000, 2)[:3], 0.6), name="second")
     training_set = replace(second, negative_rate=0.6)
     start = continue_from(
         parent, training_set, CONFIG, into=local_path(parent.uri).parent / "start"
@@ -162,13 +162,13 @@ def test_rows_have_logged_click_rate_when_served_and_next_run_starts_so(
     served = Rows(labels=rows.labels, dense=rows.dense, ids=rows.ids.copy())
     served.ids[:, SHOP] = FIRST_ID
     logits = planted.logit(rows.dense, served.ids)
-    truth = float((1 / (1 + np.exp(-logits))).mean() / rows.labels.mean())
+    expected = float((1 / (1 + np.exp(-logits))).mean() / rows.labels.mean())
     start = continue_from(model, training_set, CONFIG, into=path.parent / "start")
-    assert truth > 1.4
+    assert expected > 1.4
     assert calibration(local_path(model.uri) / Model.WEIGHTS, model, served) == pytest.approx(
         1, abs=0.15
     )
-    assert calibration(start, model, served) == pytest.approx(truth, rel=0.15)
+    assert calibration(start, model, served) == pytest.approx(expected, rel=0.15)
     assert calibration(start, model, rows) == pytest.approx(1, abs=0.15)
 
 

@@ -296,17 +296,17 @@ def test_rows_of_incomplete_last_batch_are_used(name, make_engine, initial, plan
 def test_non_finite_loss_is_returned_and_leaves_restored_weights_clean(
     name, make_engine, initial, planted
 ):
-    rows, sound = planted.encoded(4_000), planted.encoded(128 * 10, 2)
+    rows, valid = planted.encoded(4_000), planted.encoded(128 * 10, 2)
     rows.dense[128 * 9 + 5] = np.inf
     engine = make_engine(name)
     engine.restore(initial())
     assert not np.isfinite(engine.train(rows, np.arange(4_000), batch_size=128, seed=1))
-    again, fresh = trained(engine, initial(), sound), trained(make_engine(name), initial(), sound)
+    again, fresh = trained(engine, initial(), valid), trained(make_engine(name), initial(), valid)
     assert again.num_steps == fresh.num_steps == 10
     # With more than two workers, an engine's first steps determine how gradients are split and
     # summed.
     np.testing.assert_allclose(
-        again.score(sound), fresh.score(sound), rtol=0, atol=1e-6 if "4" in name else 0
+        again.score(valid), fresh.score(valid), rtol=0, atol=1e-6 if "4" in name else 0
     )
 
 
@@ -353,12 +353,12 @@ def test_weighted_rows_train_as_in_pytorch_and_no_weight_takes_no_step(
     rows, random = planted.encoded(128 * 10), np.random.default_rng(4)
     rows = replace(rows, weights=random.integers(0, 4, len(rows)).astype(np.float32))
     rows.weights[128 * 3 : 128 * 5] = 0
-    mine, truth = (
+    mine, reference = (
         trained(make_engine(each), initial(), rows, order=np.arange(len(rows)))
         for each in (name, "pytorch")
     )
-    assert mine.num_steps == truth.num_steps == 8
-    np.testing.assert_allclose(mine.score(rows), truth.score(rows), atol=1e-6)
+    assert mine.num_steps == reference.num_steps == 8
+    np.testing.assert_allclose(mine.score(rows), reference.score(rows), atol=1e-6)
 
 
 def test_table_whose_lists_are_pooled_in_two_ways_fails_only_in_hugectr(tmp_path, double):

@@ -18,7 +18,7 @@ from tests.support.logistic_engine import (
     StopAfter,
     TimedEngine,
     content,
-    learned_rows,
+    trained_rows,
 )
 from tests.support.planted_rows import write_folder
 
@@ -43,9 +43,9 @@ def test_every_row_is_used_once_and_round_tries_each_rate_on_same_rows(
 ):
     training_set = make_training_set(*planted.rows(3_000)[:3])
     _, first, _ = run(training_set)
-    assert sorted(np.concatenate(learned_rows(first))) == list(range(3_000))
+    assert sorted(np.concatenate(trained_rows(first))) == list(range(3_000))
     _, later, _ = run(training_set, replace(SETTINGS, round_rates=(0.2, 1.0)), start=parent)
-    low, high = np.split(np.concatenate(learned_rows(later)), 2)
+    low, high = np.split(np.concatenate(trained_rows(later)), 2)
     np.testing.assert_array_equal(low, high)
     assert sorted(low) == list(range(3_000))
     assert later.calls.count(("restore", parent.name)) == 2  # each trial starts from the parent
@@ -68,7 +68,7 @@ def test_first_model_trains_on_shuffled_rows_and_later_runs_in_time_order(
 ):
     training_set = make_training_set(*planted.rows(4_000)[:3])
     first, later = (
-        np.concatenate(learned_rows(run(training_set, start=s)[1])[:30]) for s in (None, parent)
+        np.concatenate(trained_rows(run(training_set, start=s)[1])[:30]) for s in (None, parent)
     )
     assert first[:400].max() > 3_500
     for tenth in range(9):
@@ -86,7 +86,7 @@ class WatchedEngine(LogisticEngine):
         scores = super().score(rows)
         self.scored = (
             *self.scored,
-            (len(learned_rows(self)), rows.dense[:, 0].copy(), rows.labels.copy(), scores),
+            (len(trained_rows(self)), rows.dense[:, 0].copy(), rows.labels.copy(), scores),
         )
         return scores
 
@@ -103,9 +103,9 @@ def test_last_tenth_of_pass_is_scored_before_training_and_used_by_fit(
         training_set, settings, start=parent if incremental else None, engine=engine
     )
     calls, scored, truth, scores = engine.scored[0]
-    learned = dense[np.concatenate(learned_rows(engine)[:calls]), 0]
-    assert (len(scored), len(learned)) == (320, 2_880)
-    assert set(scored) | set(learned) == set(dense[:, 0])
+    trained = dense[np.concatenate(trained_rows(engine)[:calls]), 0]
+    assert (len(scored), len(trained)) == (320, 2_880)
+    assert set(scored) | set(trained) == set(dense[:, 0])
     assert set(scored) == set(dense[-320:, 0]) or not incremental
     assert result.progressive == {
         "auc": roc_auc(truth, scores),
@@ -196,7 +196,7 @@ def test_run_picks_high_rate_after_change_and_low_rate_otherwise(
     )
     assert stayed.learning_rate == pytest.approx(0.001)
     assert (
-        sum(map(len, learned_rows(engine))) == 300 + 288
+        sum(map(len, trained_rows(engine))) == 300 + 288
     )  # a rejected learning rate does not use the last batch
 
 
@@ -252,7 +252,7 @@ def with_replay(planted, make_training_set, tmp_path):
 
 def test_each_pass_holds_replay_rows_in_asked_for_share_spread_over_it(with_replay, run):
     _, engine, _ = run(with_replay(0.1), replace(SETTINGS, passes=2))
-    first, second = np.split(np.concatenate(learned_rows(engine)), 2)
+    first, second = np.split(np.concatenate(trained_rows(engine)), 2)
     for rows in (first, second):
         assert len(rows) == 2_222
         assert sorted(rows[rows < 2_000]) == list(range(2_000))
@@ -266,7 +266,7 @@ def test_replayed_rows_come_among_new_ones_of_round_and_do_not_evaluate_it(
     training_set = with_replay(0.1)
     engine = WatchedEngine(training_set.slot_sizes, SETTINGS)
     run(training_set, replace(SETTINGS, round_rates=(1.0,)), start=parent, engine=engine)
-    old = np.flatnonzero(np.concatenate(learned_rows(engine)) >= 2_000)
+    old = np.flatnonzero(np.concatenate(trained_rows(engine)) >= 2_000)
     assert all(
         len(old[(old >= start) & (old < start + 223)]) in (22, 23) for start in range(0, 2_007, 223)
     )
@@ -276,7 +276,7 @@ def test_replayed_rows_come_among_new_ones_of_round_and_do_not_evaluate_it(
 def test_no_share_reads_no_older_rows(with_replay, run, tmp_path):
     training_set = replace(with_replay(0.0), replay_uri="file:///nowhere")
     _, engine, _ = run(training_set)
-    assert max(rows.max() for rows in learned_rows(engine)) < 2_000
+    assert max(rows.max() for rows in trained_rows(engine)) < 2_000
 
 
 @pytest.mark.parametrize("incremental", [False, True], ids=["scratch", "incremental"])
@@ -322,7 +322,7 @@ def test_ended_fit_is_not_fitted_again_unless_its_weights_were_taken(
     first.weights.rename(tmp_path / "taken")
     third, engine, _ = run(training_set, path=path)
     assert content(third.weights) == before
-    assert not learned_rows(engine)  # Only the bias is corrected.
+    assert not trained_rows(engine)  # Only the bias is corrected.
 
 
 def test_checkpoint_folder_holds_no_more_than_start_now_best_and_final(
@@ -371,7 +371,7 @@ def test_requested_stop_comes_at_next_segment_and_reports_position(planted, make
     engine = LogisticEngine(training_set.slot_sizes, SETTINGS)
     with raises(Preempted, "saved", "pass 1, batch 12 of 94"):
         run(training_set, engine=engine, should_stop=StopAfter(2))
-    assert len(learned_rows(engine)) == 3
+    assert len(trained_rows(engine)) == 3
 
 
 def test_saves_are_no_further_apart_than_interval_and_one_segment(planted, make_training_set, run):

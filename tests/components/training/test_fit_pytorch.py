@@ -84,8 +84,8 @@ def test_training_finds_signal_and_next_run_regains_most_of_drift(
     planted, first, make_training_set, run
 ):
     labels, dense, ids, logit = planted.rows(8_000, seed=2)
-    learned = roc_auc(labels, scores(first, planted.slot_sizes, dense, ids))
-    assert learned > roc_auc(labels, logit) - 0.02
+    first_auc = roc_auc(labels, scores(first, planted.slot_sizes, dense, ids))
+    assert first_auc > roc_auc(labels, logit) - 0.02
 
     # In the newest third of the new window, the ids have other meanings than before.
     drifted = planted.drifted([1, 2])
@@ -95,8 +95,8 @@ def test_training_finds_signal_and_next_run_regains_most_of_drift(
     ]
     second, _ = run(make_training_set(*window, name="second"), start=first.weights)
     labels, dense, ids, _ = drifted.rows(8_000, seed=5)
-    lost = learned - roc_auc(labels, scores(first, planted.slot_sizes, dense, ids))
-    regained = roc_auc(labels, scores(second, planted.slot_sizes, dense, ids)) - (learned - lost)
+    lost = first_auc - roc_auc(labels, scores(first, planted.slot_sizes, dense, ids))
+    regained = roc_auc(labels, scores(second, planted.slot_sizes, dense, ids)) - (first_auc - lost)
     assert lost > 0.08
     assert regained > 0.6 * lost
 
@@ -220,8 +220,8 @@ def test_killed_again_and_again_it_ends_with_weights_of_undisturbed_run(
     code, said = run_apart(STEP, *command("undisturbed"))
     assert code == 0, said
     flags = command("killed")
-    for described, (place, times) in KILLED_AT.items():
-        code, said = run_apart(KILLED, place, str(times), *flags)
+    for described, (step_name, times) in KILLED_AT.items():
+        code, said = run_apart(KILLED, step_name, str(times), *flags)
         assert code == -signal.SIGKILL, f"{described}: {said}"
     assert not (tmp_path / "killed" / "model.json").exists()
     code, said = run_apart(STEP, *flags)

@@ -138,11 +138,11 @@ def test_sigterm_during_publish_leaves_no_model_and_retry_publishes_same(
     forget_checkpoint(tmp_path / "work", "r")
     copy_parts = step._copy_parts
 
-    def asked_to_end(*arguments):
+    def stop_requested(*arguments):
         copy_parts(*arguments)
         signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(step, "_copy_parts", asked_to_end)
+    monkeypatch.setattr(step, "_copy_parts", stop_requested)
     with pytest.raises(Preempted), stop_on_sigterm() as stop:
         run(stop=stop)
     assert not list((tmp_path / "store" / "models").iterdir())

@@ -149,10 +149,10 @@ def test_rows_of_old_ids_score_bit_for_bit_equal_directly_after_growth(tmp_path,
     assert (ids > 2).mean() > 0.5
     dense = random.normal(size=(300, 2)).astype(np.float32)
     scores = [
-        load_scorer(place, config, workflow.slot_sizes, positions=POSITIONS).probabilities(
-            dense, ids
-        )
-        for place, workflow in ((folder, before), (tmp_path / "grown", now))
+        load_scorer(
+            folder_of_model, config, workflow.slot_sizes, positions=POSITIONS
+        ).probabilities(dense, ids)
+        for folder_of_model, workflow in ((folder, before), (tmp_path / "grown", now))
     ]
     np.testing.assert_array_equal(scores[0].view(np.int32), scores[1].view(np.int32))
 

@@ -43,8 +43,8 @@ def test_model_folder_holds_all_that_next_steps_need(step, training_set, tmp_pat
     assert replace(model, training_set=None) == Model.read(folder / Model.MANIFEST), (
         "the registry outlives the rows"
     )
-    learned = read_reference(model.training_set, TrainingSet, source="the model")
-    assert (learned.train_uri, learned.raw_digest) == (
+    trained_set = read_reference(model.training_set, TrainingSet, source="the model")
+    assert (trained_set.train_uri, trained_set.raw_digest) == (
         training_set.train_uri,
         training_set.raw_digest,
     )

@@ -127,9 +127,9 @@ def in_requests(checked):
                 table.schema.get_field_index(name), name, table[name].take(pa.array(first))
             )
         ids = pa.array([f"request-{seed}-{i}" for i in range(-(-n // size))])
-        place = table.schema.get_field_index(raw_rows.REQUEST_ID)
+        column_index = table.schema.get_field_index(raw_rows.REQUEST_ID)
         return table.set_column(
-            place, raw_rows.REQUEST_ID, ids.take(pa.array(np.arange(n) // size))
+            column_index, raw_rows.REQUEST_ID, ids.take(pa.array(np.arange(n) // size))
         )
 
     return make

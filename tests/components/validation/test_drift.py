@@ -195,8 +195,12 @@ def test_drift_of_newest_training_window_is_reported_again_only_on_return(checke
 
     before = rows(1, old)
     assert drifted(drift_of(rows(2, new), before)) == ["C4"]
-    learned = drift_of(rows(3, new), before, rows(4, old), rows(2, new))["C4"]
-    assert (learned.is_trained_on, learned.drifted, learned.changes) == (True, False, ("values",))
+    trained_column = drift_of(rows(3, new), before, rows(4, old), rows(2, new))["C4"]
+    assert (trained_column.is_trained_on, trained_column.drifted, trained_column.changes) == (
+        True,
+        False,
+        ("values",),
+    )
     assert drift_of(rows(3, old), rows(4, new), rows(2, new), rows(5, new))["C4"].drifted
 
 

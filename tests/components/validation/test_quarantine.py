@@ -30,13 +30,13 @@ class QuarantineScenario:
     def __init__(self, folder, store, step, raw_table):
         self.folder, self.store, self._step, self._raw_table = folder, store, step, raw_table
 
-    def window(self, name="raw", *, rows=600, files=2, **odd):
+    def window(self, name="raw", *, rows=600, files=2, **replaced):
         """Return the rows as a table, and the path of their manifest.
 
-        `odd` contains the values to replace: `odd[column][row]` is the new value.
+        `replaced[column][row]` is the new value of a row.
         """
         table = self._raw_table(rows)
-        for column, change in odd.items():
+        for column, change in replaced.items():
             values = table[column].to_pylist()
             for at, value in change.items():
                 values[at] = value
@@ -55,13 +55,13 @@ class QuarantineScenario:
         make_dataset(folder, table.num_rows, recommender=CRITEO_RECOMMENDER).write(manifest)
         return manifest
 
-    def check(self, manifest, run, action="quarantine", *, actions=(), **asked):
+    def check(self, manifest, run, action="quarantine", *, actions=(), **parameters):
         """Run the step, and return the exit code, the report and the dataset that is passed on.
 
         The returned dataset has no reference to the report.
         """
         code, report = self._step(
-            manifest, run=run, actions={"domain": action, **dict(actions)}, **asked
+            manifest, run=run, actions={"domain": action, **dict(actions)}, **parameters
         )
         valid = self.folder / "out" / f"{run}.valid.json"
         if not valid.exists():
@@ -184,8 +184,14 @@ def test_rows_out_of_any_domain_of_schema_are_quarantined(scenario):
     edited.write_text(format_schema(schema))
     accept = ["accept", str(edited), "--store", str(scenario.store), "--reason", "few shops"]
     assert schema_command([*accept, "--change=I6", "--change=C1"]) == 0
-    odd = {"I2": {4: 1e9}, "I3": {5: float("inf")}, "I6": {6: -1.0}, "C1": {7: 123}, "C2": {8: 123}}
-    rows, manifest = scenario.window(**odd, label={9: 2})
+    replaced = {
+        "I2": {4: 1e9},
+        "I3": {5: float("inf")},
+        "I6": {6: -1.0},
+        "C1": {7: 123},
+        "C2": {8: 123},
+    }
+    rows, manifest = scenario.window(**replaced, label={9: 2})
     _, _, valid = scenario.check(manifest, "r2")
     gone = rows_of(valid.quarantine_uri)
     assert keys_of(gone) == [keys_of(rows.to_pandas())[at] for at in (4, 5, 6, 7, 9)]

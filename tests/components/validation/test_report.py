@@ -50,7 +50,7 @@ def test_every_column_has_card_and_strongest_evidence_comes_first(document, page
     drifted = {entry["feature"] for entry in document["drift"] if entry["drifted"]}
     assert {"I2", "C5"} <= drifted
     assert set(names[: len(drifted)]) == drifted
-    order = {name: place for place, name in enumerate(names)}
+    order = {name: position for position, name in enumerate(names)}
     quiet = [e for e in document["drift"] if not e["drifted"] and e["q_value"] is not None]
     q_values = [e["q_value"] for e in sorted(quiet, key=lambda e: order[e["feature"]])]
     assert q_values == sorted(q_values)

@@ -51,11 +51,11 @@ def changed(schema, **changes):
     copy.CopyFrom(schema)
     for path, value in changes.items():
         name, *steps, last = path.split("__")
-        place = next(feature for feature in copy.feature if feature.name == name)
+        target = next(feature for feature in copy.feature if feature.name == name)
         for step in steps:
-            place = getattr(place, step)
-        getattr(place, last).extend(value) if isinstance(value, list) else setattr(
-            place, last, value
+            target = getattr(target, step)
+        getattr(target, last).extend(value) if isinstance(value, list) else setattr(
+            target, last, value
         )
     return copy
 

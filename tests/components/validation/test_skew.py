@@ -109,7 +109,7 @@ def compare(training, archive, tmp_path, **options):
     )
 
 
-def truth(mine: pd.DataFrame, theirs: pd.DataFrame, name: str) -> tuple[int, int]:
+def count_differences(mine: pd.DataFrame, theirs: pd.DataFrame, name: str) -> tuple[int, int]:
     """Join the rows by pandas.
 
     Return the numbers of joined rows and of rows that differ in `name`.
@@ -147,7 +147,7 @@ def test_feature_served_with_other_values_is_counted_as_pandas_counts(
     plant(served)
     skew = compare(training(frame), archive(served), tmp_path)
     assert [entry.feature for entry in skew.entries] == list(criteo.FEATURES)
-    joined, differing = truth(frame, served, name)
+    joined, differing = count_differences(frame, served, name)
     assert joined == len(frame)
     (found,) = [entry for entry in skew.entries if entry.drifted]
     assert (found.feature, found.differing, found.num_rows) == (name, differing, joined)
@@ -205,7 +205,7 @@ def test_of_many_rows_same_whole_requests_are_compared_on_both_sides(training, a
     assert skew.facts.num_joined % ROWS_OF_REQUEST == 0
     assert 600 < skew.facts.num_joined < 1400
     (found,) = [entry for entry in skew.entries if entry.drifted]
-    joined, differing = truth(frame, served, "C7")
+    joined, differing = count_differences(frame, served, "C7")
     assert found.effect == pytest.approx(differing / joined, abs=0.05)
 
 
@@ -244,8 +244,8 @@ def test_file_of_another_type_is_left_out_and_named(training, archive, tmp_path)
     path = next(root.glob("day=*/*.parquet"))
     content = path.read_bytes()
     table = pq.read_table(path)
-    place = table.column_names.index("C3")
-    pq.write_table(table.set_column(place, "C3", table.column("C3").cast(pa.string())), path)
+    column_index = table.column_names.index("C3")
+    pq.write_table(table.set_column(column_index, "C3", table.column("C3").cast(pa.string())), path)
     (path.parent / "whole.parquet").write_bytes(content)
     (path.parent / "torn.parquet").write_bytes(content[:100])
     skew = compare(training(frame), root, tmp_path)
@@ -349,8 +349,8 @@ def test_only_spans_days_are_fetched_once_and_only_spans_rows_are_kept(
     in_both, served_rows, cloud_storage, tmp_path
 ):
     found = kept_rows(open_served(URI), tmp_path)
-    asked = [request.name for request in cloud_storage.seen if request.is_download]
-    assert sorted(asked) == [
+    downloads = [request.name for request in cloud_storage.seen if request.is_download]
+    assert sorted(downloads) == [
         f"a lake/day=2026-03-0{day}/part-{n}.parquet" for day in (1, 2) for n in range(3)
     ]
     times = [

@@ -37,7 +37,7 @@ def by_tfdv():
 
 
 @pytest.mark.parametrize(
-    "odd",
+    "replaced",
     [
         {},
         {"I2": pa.nulls(5000, pa.float32()), "C3": pa.nulls(5000, pa.int64())},
@@ -49,8 +49,8 @@ def by_tfdv():
 @pytest.mark.filterwarnings(
     "ignore:invalid value encountered:RuntimeWarning"
 )  # TFDV warns about infinite numbers
-def test_statistics_equal_tfdv_on_same_dataframe(checked, by_tfdv, odd):
-    rows = checked(5000, **odd)
+def test_statistics_equal_tfdv_on_same_dataframe(checked, by_tfdv, replaced):
+    rows = checked(5000, **replaced)
     found, expected = statistics_of(rows), by_tfdv(rows)
     assert str(found.message) == str(
         expected
@@ -72,8 +72,8 @@ def test_statistics_that_cannot_be_read_are_refused(tmp_path):
 def files(tmp_path, raw_table):
     table = raw_table(9000)
     many = np.random.default_rng(3).zipf(1.15, 9000) % 1_000_000
-    place = table.schema.get_field_index("C7")
-    table = table.set_column(place, "C7", [many])
+    column_index = table.schema.get_field_index("C7")
+    table = table.set_column(column_index, "C7", [many])
     for i, (begin, rows) in enumerate([(0, 2500), (2500, 500), (3000, 6000)]):
         pq.write_table(
             table.slice(begin, rows), tmp_path / f"part-{i}.parquet", row_group_size=1700

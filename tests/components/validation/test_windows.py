@@ -92,7 +92,11 @@ def test_cells_are_pandas(rows, window_of):
                 check_dtype=False,
                 check_index_type=False,
             )
-            places = table.assign(place=table["cell"] * table["rows"]).groupby("key")["place"].sum()
+            places = (
+                table.assign(cell_rows=table["cell"] * table["rows"])
+                .groupby("key")["cell_rows"]
+                .sum()
+            )
             assert column.place_squares == (places**2).sum()
             assert column.place_products == (places * present[places.index]).sum()
         else:

@@ -69,9 +69,9 @@ def decode(message, form=FORM):
     except ContractError:
         assert not together
         raise
-    for each, places in together:
+    for each, starts in together:
         assert_same(each, records.Predictions.of([alone, alone]))
-        assert places.tolist() == [0, 2]
+        assert starts.tolist() == [0, 2]
     return alone
 
 

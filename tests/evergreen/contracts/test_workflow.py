@@ -38,10 +38,10 @@ def fitted(*, seed=0, **changes):
 def raw_rows(encoder, n=300, seed=1):
     random = np.random.default_rng(seed)
     dense, categorical = draw_arrays(FEATURES, n, random)
-    for place, slot in enumerate(SLOTS):
+    for position, slot in enumerate(SLOTS):
         if len(vocabulary := encoder.vocabularies[slot]):
-            known = (random.random(n) < 0.6) & (categorical[:, place] != MISSING_CATEGORY)
-            categorical[known, place] = random.choice(vocabulary, known.sum())
+            known = (random.random(n) < 0.6) & (categorical[:, position] != MISSING_CATEGORY)
+            categorical[known, position] = random.choice(vocabulary, known.sum())
     return dense - 3, categorical
 
 

@@ -128,14 +128,14 @@ def test_outcome_of_run_is_found_by_runs_name(tmp_path):
 
 def test_settings_of_releases_are_stored_once_and_read_back(tmp_path):
     assert registry.read_serving_target(tmp_path) is None
-    place = ServingTarget(
+    target = ServingTarget(
         repository_uri="gs://models/repository", triton_urls=["dns:///triton:8001"], server="python"
     )
-    registry.write_serving_target(tmp_path, place)
+    registry.write_serving_target(tmp_path, target)
     first = (tmp_path / "serving.json").stat().st_ino
-    registry.write_serving_target(tmp_path, place)
+    registry.write_serving_target(tmp_path, target)
     assert (tmp_path / "serving.json").stat().st_ino == first, (
         "unchanged settings must not be written again"
     )
-    registry.write_serving_target(tmp_path, replace(place, server="onnxruntime"))
+    registry.write_serving_target(tmp_path, replace(target, server="onnxruntime"))
     assert registry.read_serving_target(tmp_path).server == "onnxruntime"

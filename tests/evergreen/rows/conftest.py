@@ -3,11 +3,11 @@
 from tests.support.click_logs import (  # noqa: F401  fixtures
     clicks,
     criteo_rows,
+    expected_rows,
     raw_table,
     read,
     recommender,
     run_step,
-    truth,
     write_lake,
     write_text,
 )

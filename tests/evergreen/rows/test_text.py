@@ -38,10 +38,10 @@ HEADER = ("Label", *criteo.FEATURES)
 
 @pytest.mark.parametrize("name", ["day_3", "a b.tsv.gz"])
 def test_tsv_reads_what_standard_library_reads(
-    tmp_path, criteo_rows, write_text, truth, read, name
+    tmp_path, criteo_rows, write_text, expected_rows, read, name
 ):
     rows = criteo_rows(500)
-    assert read(find_reader(write_text(tmp_path / name, rows))) == (truth(rows), [])
+    assert read(find_reader(write_text(tmp_path / name, rows))) == (expected_rows(rows), [])
 
 
 @pytest.mark.parametrize(
@@ -54,23 +54,23 @@ def test_tsv_reads_what_standard_library_reads(
     ],
 )
 def test_header_names_columns(
-    tmp_path, criteo_rows, write_text, truth, read, name, delimiter, header
+    tmp_path, criteo_rows, write_text, expected_rows, read, name, delimiter, header
 ):
     rows = criteo_rows(200)
     columns = {"id": map(str, range(200)), **dict(zip(map(str.lower, HEADER), zip(*rows)))}
     written = list(zip(*(columns[name.lower()] for name in header)))
     path = write_text(tmp_path / name, written, delimiter=delimiter, header=delimiter.join(header))
-    assert read(find_reader(path)) == (truth(rows), [])
+    assert read(find_reader(path)) == (expected_rows(rows), [])
 
 
 def test_windows_line_ends_blank_lines_and_byte_order_mark_do_no_harm(
-    tmp_path, criteo_rows, truth, read
+    tmp_path, criteo_rows, expected_rows, read
 ):
     rows = criteo_rows(20)
     text = "\ufeff" + "\r\n\r\n".join("\t".join(row) for row in rows) + "\r\n\r\n"
     path = tmp_path / "day_0"
     path.write_bytes(text.encode())
-    assert read(find_reader(path)) == (truth(rows), [])
+    assert read(find_reader(path)) == (expected_rows(rows), [])
 
 
 def test_integers_that_pandas_wrote_as_floats_are_read(tmp_path, criteo_rows, write_text, read):
@@ -101,18 +101,18 @@ BAD_FIELDS = {
 
 @pytest.mark.parametrize(("column", "text", "reason"), BAD_FIELDS.values(), ids=BAD_FIELDS.keys())
 def test_malformed_field_rejects_only_its_line(
-    tmp_path, criteo_rows, write_text, truth, read, column, text, reason
+    tmp_path, criteo_rows, write_text, expected_rows, read, column, text, reason
 ):
     rows = criteo_rows(30)
     bad = list(rows[17])
     bad[column] = text
     path = write_text(tmp_path / "day_0.gz", [*rows[:17], bad, *rows[18:]])
     found, malformed = read(criteo_file(path))
-    assert found == truth(rows[:17] + rows[18:])
+    assert found == expected_rows(rows[:17] + rows[18:])
     assert malformed == [{"file": str(path), "line": 18, "reason": reason, "text": "\t".join(bad)}]
 
 
-def test_bytes_that_are_no_text_reject_only_their_line(tmp_path, criteo_rows, truth, read):
+def test_bytes_that_are_no_text_reject_only_their_line(tmp_path, criteo_rows, expected_rows, read):
     rows = criteo_rows(10)
     lines = ["\t".join(row).encode() for row in rows]
     lines[4] = lines[4].replace(b"\t", b"\t\xff\x00", 1)
@@ -120,7 +120,7 @@ def test_bytes_that_are_no_text_reject_only_their_line(tmp_path, criteo_rows, tr
     lines[8] = b"\xe9\xff\t1"
     (tmp_path / "day_0").write_bytes(b"\n".join(lines))
     found, malformed = read(find_reader(tmp_path / "day_0"))
-    assert found == truth([*rows[:4], rows[5], rows[7], rows[9]])
+    assert found == expected_rows([*rows[:4], rows[5], rows[7], rows[9]])
     assert [m["line"] for m in malformed] == [5, 7, 9]
 
 
@@ -140,7 +140,7 @@ def test_line_numbers_count_header_and_blank_lines(tmp_path, criteo_rows, read):
     max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_every_line_is_read_or_rejected_wherever_blocks_end(
-    tmp_path, criteo_rows, truth, read, monkeypatch, data, block_bytes
+    tmp_path, criteo_rows, expected_rows, read, monkeypatch, data, block_bytes
 ):
     rows = criteo_rows(data.draw(st.integers(1, 60)), seed=data.draw(st.integers(0, 5)))
     junk = st.sampled_from(["", "x", "1\t2", "\t" * 39, "9" + "\t" * 39, "\t" * 40])
@@ -151,7 +151,7 @@ def test_every_line_is_read_or_rejected_wherever_blocks_end(
     monkeypatch.setattr(text_module, "BLOCK_BYTES", block_bytes)
     monkeypatch.setattr(lines, "_READ_BYTES", 64)
     found, malformed = read(criteo_file(path))
-    assert found == truth([row for i, row in enumerate(rows) if i not in noise])
+    assert found == expected_rows([row for i, row in enumerate(rows) if i not in noise])
     assert [(m["line"], m["text"]) for m in malformed] == [
         (i + 1, t) for i, t in sorted(noise.items()) if t
     ]
@@ -196,13 +196,15 @@ def test_gzip_file_corrupt_inside_is_named(tmp_path, criteo_rows, write_text, re
         read(find_reader(path))
 
 
-def test_concatenated_gzip_members_are_one_file(tmp_path, criteo_rows, write_text, truth, read):
+def test_concatenated_gzip_members_are_one_file(
+    tmp_path, criteo_rows, write_text, expected_rows, read
+):
     rows = criteo_rows(60)
     first, second = (
         write_text(tmp_path / f"{i}.gz", part) for i, part in enumerate((rows[:20], rows[20:]))
     )
     (tmp_path / "day_0.gz").write_bytes(first.read_bytes() + second.read_bytes())
-    assert read(find_reader(tmp_path / "day_0.gz")) == (truth(rows), [])
+    assert read(find_reader(tmp_path / "day_0.gz")) == (expected_rows(rows), [])
 
 
 def test_file_without_lines_does_not_fill_memory(tmp_path):

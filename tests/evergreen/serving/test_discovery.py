@@ -22,7 +22,7 @@ class Cluster:
 
     def __init__(self, root):
         now = iter(range(1_000_000))
-        self.root, self.listed, self.asked = root, [], 0
+        self.root, self.listed, self.num_lookups = root, [], 0
         self.settings = ReleaseSettings(
             store=root / "store",
             repository=str(root / "repository"),
@@ -42,7 +42,7 @@ class Cluster:
 
     def resolve(self, name, port):
         assert (name, port) == ("triton-headless", 8001)
-        self.asked += 1
+        self.num_lookups += 1
         return [f"{host}:8001" for host in self.listed]
 
     def release(self, candidate, **altered):

@@ -25,7 +25,7 @@ from tests.support.nasty_rows import STRANGE_CATEGORIES, STRANGE_DENSE, nasty_ro
 from tests.support.toy_models import ids_of, toy_model
 
 WORKFLOW = strange_workflow(3)
-NUM_PLACES = len(WORKFLOW.features.position_names)
+NUM_POSITIONS = len(WORKFLOW.features.position_names)
 
 
 def bits(values):
@@ -102,7 +102,7 @@ def test_features_are_workflows_bit_by_bit(encode, seed, num_rows):
 
 
 def test_every_strange_value_in_every_column(encode):
-    categorical = np.repeat(STRANGE_CATEGORIES[:, None], NUM_PLACES, axis=1)
+    categorical = np.repeat(STRANGE_CATEGORIES[:, None], NUM_POSITIONS, axis=1)
     dense = np.resize(np.repeat(STRANGE_DENSE[:, None], 2, axis=1), (len(categorical), 2))
     values, rows = encode(dense, categorical)
     np.testing.assert_array_equal(rows, expected_rows(WORKFLOW, categorical))
@@ -111,7 +111,7 @@ def test_every_strange_value_in_every_column(encode):
 
 def test_every_integer_counter_may_show_has_correctly_rounded_logarithm(encode):
     counts = np.arange(13 * 20_000, dtype=np.float32).reshape(-1, 2)
-    values, _ = encode(counts, np.zeros((len(counts), NUM_PLACES), np.int64))
+    values, _ = encode(counts, np.zeros((len(counts), NUM_POSITIONS), np.int64))
     logged = np.log(counts.astype(np.longdouble) + 1).astype(np.float32)
     np.testing.assert_array_equal(values, (logged - WORKFLOW.means) / WORKFLOW.stds)
 
@@ -244,15 +244,17 @@ def test_tables_lie_beside_message_and_start_at_page(written, make_parts):
     folder = written()
     assert sorted(path.name for path in folder.iterdir()) == [DATA_FILE, GRAPH_FILE]
     message = onnx.load(folder / GRAPH_FILE, load_external_data=False)
-    places = {
+    locations = {
         t.name: {e.key: e.value for e in t.external_data}
         for t in message.graph.initializer
         if t.external_data
     }
-    assert places.keys() == {"embeddings", "cell_keys", "cell_values"}
-    assert {place["location"] for place in places.values()} == {DATA_FILE}
-    assert {int(place["offset"]) % graph_parts.ALIGNMENT for place in places.values()} == {0}
-    start, length = (int(places["embeddings"][key]) for key in ("offset", "length"))
+    assert locations.keys() == {"embeddings", "cell_keys", "cell_values"}
+    assert {location["location"] for location in locations.values()} == {DATA_FILE}
+    assert {int(location["offset"]) % graph_parts.ALIGNMENT for location in locations.values()} == {
+        0
+    }
+    start, length = (int(locations["embeddings"][key]) for key in ("offset", "length"))
     assert (folder / DATA_FILE).read_bytes()[start : start + length] == make_parts(1)[
         1
     ].table.tobytes()

@@ -113,11 +113,11 @@ def test_graph_finds_bucket_of_every_float_beside_boundary():
     session = open_inner(workflow, [DENSE, "table_rows"])
     (plain, found), rows = session.run([DENSE, "table_rows"], named_inputs(dense, categorical)), 5
     np.testing.assert_allclose(plain, np.log1p(np.maximum(dense[:, 1:2], 0)), rtol=0, atol=1e-6)
-    for place, (name, size) in enumerate({"price": 8, "age": 1024, "none": 2}.items(), start=1):
+    for position, (name, size) in enumerate({"price": 8, "age": 1024, "none": 2}.items(), start=1):
         clipped = np.clip(values.astype(np.float64), *features.options_of(name).bounds)
         buckets = (clipped[:, None] >= boundaries[name].astype(np.float64)).sum(axis=1)
         expected = rows + np.where(np.isnan(values), 1, 3 + buckets)
-        np.testing.assert_array_equal(found[:, place], expected)
+        np.testing.assert_array_equal(found[:, position], expected)
         rows += 3 + size
 
 

@@ -203,10 +203,12 @@ def test_any_failing_replica_rolls_all_back_and_no_request_fails(
         )
         release(*make_candidate(settings.store, 1), settings=settings)
 
-        def wrong_on_the_last(real, asked, *rows, version=None):
-            scores, answered = real.infer(asked, *rows, version=version)
+        def wrong_on_the_last(real, requested_name, *rows, version=None):
+            scores, answered = real.infer(requested_name, *rows, version=version)
             return (
-                scores + 1e-4 if (real.url, asked, answered) == (urls[1], MODEL_NAME, 2) else scores
+                scores + 1e-4
+                if (real.url, requested_name, answered) == (urls[1], MODEL_NAME, 2)
+                else scores
             ), answered
 
         with (

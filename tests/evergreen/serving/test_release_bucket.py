@@ -47,9 +47,9 @@ def test_versions_go_live_are_replaced_and_return(settings, repository, make_can
     repository.published.check(1)
 
 
-@pytest.mark.parametrize("place", ["kept", "probed"])
+@pytest.mark.parametrize("step_name", ["kept", "probed"])
 def test_deployment_that_lost_its_lease_writes_nothing_more(
-    settings, repository, make_candidate, place
+    settings, repository, make_candidate, step_name
 ):
     """The process was suspended until its lease had expired.
 
@@ -60,7 +60,7 @@ def test_deployment_that_lost_its_lease_writes_nothing_more(
     seen = []
 
     def overtaken(name):
-        if name == place and not seen:
+        if name == step_name and not seen:
             seen.append(name)
             repository.objects.delete(f"{MODEL_NAME}.lease")
             seen.append(release(*make_candidate(settings.store, 3), settings=settings).version)

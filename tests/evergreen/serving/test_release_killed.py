@@ -32,7 +32,7 @@ from testing.recommenders import accept_into, shop_with
 from testing.warm import Warm
 from tests.support.killed_deployments import IMPORTS, PROGRAM
 
-RELEASE_PLACES = [
+RELEASE_CHECKPOINTS = [
     ("kept", 1),
     ("intent written", 1),
     ("staged", 1),
@@ -45,7 +45,7 @@ RELEASE_PLACES = [
     ("journal written", 1),
     ("pruned", 1),
 ]
-ROLLBACK_PLACES = [
+ROLLBACK_CHECKPOINTS = [
     ("intent written", 1),
     ("config written", 1),
     ("loaded", 1),
@@ -55,14 +55,15 @@ ROLLBACK_PLACES = [
 ]
 
 
-def named(place):
-    return f"{place[0]} {place[1]}"
+def named(checkpoint):
+    return f"{checkpoint[0]} {checkpoint[1]}"
 
 
-def mostly_slow(places, quick=("loaded", 1)):
+def mostly_slow(checkpoints, quick=("loaded", 1)):
     """Return all kill points as test parameters, and mark all but one as slow."""
     return [
-        place if place == quick else pytest.param(place, marks=pytest.mark.slow) for place in places
+        checkpoint if checkpoint == quick else pytest.param(checkpoint, marks=pytest.mark.slow)
+        for checkpoint in checkpoints
     ]
 
 
@@ -78,16 +79,16 @@ def kill():
         )[0]
 
 
-@pytest.mark.parametrize("place", mostly_slow(RELEASE_PLACES), ids=named)
-def test_retry_after_killed_release_releases_model(deployment, kill, place):
+@pytest.mark.parametrize("checkpoint", mostly_slow(RELEASE_CHECKPOINTS), ids=named)
+def test_retry_after_killed_release_releases_model(deployment, kill, checkpoint):
     deployment.release(1), deployment.release(2)
-    assert kill(**deployment.job("release", place, 3)) == KILLED
+    assert kill(**deployment.job("release", checkpoint, 3)) == KILLED
     deployment.check_served_is_whole_and_known()
     done = deployment.release(3)
     deployment.check_all_is_well(done.version)
     # A version number counts as used only after the journal names it.
-    recorded = place[0] in ("journal written", "pruned")
-    announced = place[0] != "kept"
+    recorded = checkpoint[0] in ("journal written", "pruned")
+    announced = checkpoint[0] != "kept"
     assert (done.model_id, done.version) == ("model-3", 4 if announced and not recorded else 3)
     withdrawn = [
         entry.version
@@ -101,22 +102,24 @@ def test_retry_after_killed_release_releases_model(deployment, kill, place):
     )
 
 
-@pytest.mark.parametrize("place", mostly_slow(RELEASE_PLACES[1:], ("config written", 1)), ids=named)
-def test_rollback_after_killed_release_restores_what_was_live(deployment, kill, place):
+@pytest.mark.parametrize(
+    "checkpoint", mostly_slow(RELEASE_CHECKPOINTS[1:], ("config written", 1)), ids=named
+)
+def test_rollback_after_killed_release_restores_what_was_live(deployment, kill, checkpoint):
     deployment.release(1), deployment.release(2)
-    assert kill(**deployment.job("release", place, 3)) == KILLED
+    assert kill(**deployment.job("release", checkpoint, 3)) == KILLED
     deployment.rollback()
     deployment.check_all_is_well(2)
     deployment.rollback()
     deployment.check_all_is_well(1)
 
 
-@pytest.mark.parametrize("place", mostly_slow(ROLLBACK_PLACES, ("probed", 1)), ids=named)
-def test_killed_rollback_is_finished_by_next(deployment, kill, place):
+@pytest.mark.parametrize("checkpoint", mostly_slow(ROLLBACK_CHECKPOINTS, ("probed", 1)), ids=named)
+def test_killed_rollback_is_finished_by_next(deployment, kill, checkpoint):
     deployment.release(1), deployment.release(2)
-    assert kill(**deployment.job("rollback", place)) == KILLED
+    assert kill(**deployment.job("rollback", checkpoint)) == KILLED
     deployment.check_served_is_whole_and_known()
-    if place[0] == "journal written":
+    if checkpoint[0] == "journal written":
         with pytest.raises(ContractError, match="version 1 is live already"):
             deployment.rollback(to_version=1)
     else:
@@ -158,29 +161,29 @@ def transitions(deployment):
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("state", "action", "live", "places", "least"),
+    ("state", "action", "live", "checkpoints", "least"),
     [
         (WELL, BAKED, 2, range(999), 10),
-        (BAD, ROLLBACK, 1, (*{name for name, _ in ROLLBACK_PLACES}, "none"), 5),
+        (BAD, ROLLBACK, 1, (*{name for name, _ in ROLLBACK_CHECKPOINTS}, "none"), 5),
         pytest.param(BAD, ROLLBACK, 1, range(999), 30, marks=pytest.mark.slow),
     ],
     ids=["baked", "taken back", "taken back, each boundary"],
 )
 def test_controller_that_was_killed_makes_its_transition_once(
-    baking_deployment, kill, state, action, live, places, least
+    baking_deployment, kill, state, action, live, checkpoints, least
 ):
     """The process is killed at each fsync, rename, unlink and checkpoint, one after another."""
     killed = []
-    for place in places:
+    for checkpoint in checkpoints:
         deployment = baking_deployment(state)
-        code = kill(**deployment.job("bake", (place, 1)))
+        code = kill(**deployment.job("bake", (checkpoint, 1)))
         deployment.check_served_is_whole_and_known()
         Baking(target=deployment.settings).step({}), Baking(target=deployment.settings).step({})
-        assert transitions(deployment) == [RELEASE, RELEASE, action], f"killed at {place}"
+        assert transitions(deployment) == [RELEASE, RELEASE, action], f"killed at {checkpoint}"
         deployment.check_all_is_well(live)
         if code != KILLED:
             break
-        killed.append(place)
+        killed.append(checkpoint)
     assert (code, len(killed) >= least) == (0, True), killed
 
 

@@ -30,9 +30,9 @@ def test_wrong_answer_leaves_old_version_live_and_new_one_gone(deployment, name)
     deployment.release(1)
     config = deployment.repository.read_config()
 
-    def wrong(server, asked, *rows, version=None):
-        scores, answered = server.infer(asked, *rows, version=version)
-        return (scores + 1e-4 if asked == name and answered == 2 else scores), answered
+    def wrong(server, requested_name, *rows, version=None):
+        scores, answered = server.infer(requested_name, *rows, version=version)
+        return (scores + 1e-4 if requested_name == name and answered == 2 else scores), answered
 
     with pytest.raises(
         PermanentError, match=rf"version 2 of {name} on .* differs from the training-side score"

@@ -64,7 +64,7 @@ class DeploymentTarget:
 
 
 @pytest.fixture
-def places(settings, make_candidate, client):
+def targets(settings, make_candidate, client):
     yield (
         DeploymentTarget(settings, MODEL_NAME, make_candidate),
         DeploymentTarget(settings, OTHER, make_candidate),
@@ -74,9 +74,9 @@ def places(settings, make_candidate, client):
 
 
 def test_releases_of_one_recommender_leave_other_alone_without_failures(
-    places, triton, client, raw_rows
+    targets, triton, client, raw_rows
 ):
-    click, shop = places
+    click, shop = targets
     click.release(1), shop.release(11)
     url, rows = triton.grpc_url, raw_rows(8)
     with under_load([url], rows) as clicks, under_load([url], rows, model=OTHER) as shops:
@@ -90,12 +90,12 @@ def test_releases_of_one_recommender_leave_other_alone_without_failures(
         rollback(shop.settings, reason="drill")
         assert click.kept() == before
     assert (clicks.failures, shops.failures) == ([], [])
-    assert [place.settings.open_repository().versions() for place in places] == [[1, 2], [1, 2]]
-    assert [current(place.settings.store).version for place in places] == [1, 1]
+    assert [each.settings.open_repository().versions() for each in targets] == [[1, 2], [1, 2]]
+    assert [current(each.settings.store).version for each in targets] == [1, 1]
     assert set(clicks.answers[0]) == {1}
     assert set(shops.answers[0]) == {1, 2}
     followers = [
-        PlanFollower(click.settings.open_repository().objects, place.name) for place in places
+        PlanFollower(click.settings.open_repository().objects, each.name) for each in targets
     ]
     for follower in followers:
         follower.refresh()
@@ -105,10 +105,10 @@ def test_releases_of_one_recommender_leave_other_alone_without_failures(
     assert client.infer(CANARY_NAME, *rows)[1] == 2
 
 
-def test_each_has_lock_and_watchdog_of_its_own(places, triton, client):
-    click, shop = places
+def test_each_has_lock_and_watchdog_of_its_own(targets, triton, client):
+    click, shop = targets
     click.release(1), shop.release(11)
-    watchdogs = [Watchdog(target=place.settings) for place in places]
+    watchdogs = [Watchdog(target=each.settings) for each in targets]
     client.unload(OTHER)
     with click.settings.open_repository().locked():
         with raises(TemporaryError, "at work", f"/{MODEL_NAME}"):
@@ -121,8 +121,8 @@ def test_each_has_lock_and_watchdog_of_its_own(places, triton, client):
     ]
 
 
-def test_store_refuses_model_of_recommender_of_another_name(places):
-    _, shop = places
+def test_store_refuses_model_of_recommender_of_another_name(targets):
+    _, shop = targets
     shop.release(11)
     before = shop.settings.open_repository().versions()
     with raises(ContractError, "'books'", "expected 'shop'"):
@@ -130,8 +130,8 @@ def test_store_refuses_model_of_recommender_of_another_name(places):
     assert shop.settings.open_repository().versions() == before
 
 
-def test_watchdog_waits_for_first_release_of_registry_without_recommender(places):
-    _, shop = places
+def test_watchdog_waits_for_first_release_of_registry_without_recommender(targets):
+    _, shop = targets
     shop.settings.store.mkdir(parents=True)
     watchdog = Watchdog(target=shop.settings)
     assert watchdog.look() == {}

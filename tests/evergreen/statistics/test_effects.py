@@ -26,16 +26,16 @@ def test_chance_is_subtracted_and_interval_contains_true_value():
     q = stats.norm.pdf(np.arange(-2, 2, 0.25) - 0.3)
     p, q = p / p.sum(), q / q.sum()
     for first, second in ((p, p), (p, q)):
-        truth = jensenshannon(first, second, base=2) ** 2
+        true_value = jensenshannon(first, second, base=2) ** 2
         found = [
             two_sample.divergence(
                 random.multinomial(3000, first), random.multinomial(5000, second), 1.0
             )
             for _ in range(400)
         ]
-        held = np.mean([each.low <= truth <= each.high for each in found])
+        held = np.mean([each.low <= true_value <= each.high for each in found])
         assert held >= 0.92
-        assert np.mean([each.value for each in found]) == pytest.approx(truth, abs=0.0005)
+        assert np.mean([each.value for each in found]) == pytest.approx(true_value, abs=0.0005)
 
 
 def test_interval_of_change_of_share_contains_true_change():

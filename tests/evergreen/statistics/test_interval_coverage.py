@@ -17,14 +17,14 @@ def coverage(
 
     `exists` is the share of windows that have an interval.
     """
-    random, truth = np.random.default_rng(size), population_auc(rate, NOISE)
+    random, true_auc = np.random.default_rng(size), population_auc(rate, NOISE)
     found: dict[str, list[bool]] = {"auc": [], "difference": []}
     for _ in range(windows):
         drawn = draw(random, rows=rows, rate=rate, rows_per_request=size)
         groups = np.arange(len(drawn.labels)) if by_row else drawn.requests
         estimate = auc_estimate(drawn.labels, drawn.candidate, groups=groups)
         difference = auc_difference(drawn.labels, drawn.candidate, drawn.champion, groups=groups)
-        for name, interval, true in (("auc", estimate, truth), ("difference", difference, 0.0)):
+        for name, interval, true in (("auc", estimate, true_auc), ("difference", difference, 0.0)):
             if interval is not None:
                 found[name].append(interval.low <= true <= interval.high)
     return {name: float(np.mean(held)) for name, held in found.items()} | {
@@ -61,7 +61,7 @@ def test_returning_users_must_count_as_clusters():
 
     Intervals by request are too narrow, but intervals by user have the right coverage.
     """
-    random, truth = np.random.default_rng(7), population_auc(0.25, NOISE)
+    random, true_auc = np.random.default_rng(7), population_auc(0.25, NOISE)
     held: dict[int, list[bool]] = {1: [], 16: []}
     for _ in range(400):
         drawn = draw(random, rows=4000, rate=0.25, rows_per_request=64)
@@ -69,7 +69,7 @@ def test_returning_users_must_count_as_clusters():
             groups = np.arange(len(drawn.labels)) // (64 // 16 * requests)
             estimate = auc_estimate(drawn.labels, drawn.candidate, groups=groups)
             assert estimate
-            held[requests].append(estimate.low <= truth <= estimate.high)
+            held[requests].append(estimate.low <= true_auc <= estimate.high)
     assert 0.92 <= np.mean(held[16]) <= 0.98
     assert np.mean(held[1]) < 0.88
 

@@ -64,8 +64,8 @@ def test_ndcg_of_ranked_list_equals_scikit_learn(n, k, seed):
 
 def test_hit_rate_is_over_all_lists_and_ndcg_over_those_with_click():
     windows, n = VersionWindows(100), RANKING_K + 2
-    for place_of_click in (1, None, n, 3):
-        labels = (np.arange(1, n + 1) == place_of_click).astype(np.uint8)
+    for click_position in (1, None, n, 3):
+        labels = (np.arange(1, n + 1) == click_position).astype(np.uint8)
         windows.update(
             matured("list", 0.0, 1, labels, np.full(n, 0.1), positions=np.arange(1, n + 1))
         )
@@ -124,7 +124,7 @@ def test_interval_covers_returning_users_and_is_too_narrow_by_requests():
     """
     random, held = np.random.default_rng(6), {"users": 0, "requests": 0}
     everybody, _ = draw_returning(random, users=250_000, requests=250_000)
-    truth = roc_auc_score(everybody.labels, everybody.scores)
+    true_auc = roc_auc_score(everybody.labels, everybody.scores)
     for _ in range(100):
         rows, users = draw_returning(random, users=50, requests=1_000)
         for name in held:
@@ -142,7 +142,7 @@ def test_interval_covers_returning_users_and_is_too_narrow_by_requests():
                     )
                 )
             kpis = measure(1, window)
-            held[name] += kpis.auc_low <= truth <= kpis.auc_high
+            held[name] += kpis.auc_low <= true_auc <= kpis.auc_high
     assert held["users"] >= 90
     assert held["requests"] <= 75
 

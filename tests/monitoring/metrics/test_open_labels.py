@@ -74,8 +74,8 @@ class SimulatedClicks:
         random = np.random.default_rng(seed)
         self.times = np.sort(random.uniform(0, span, n))
         self.scores = random.beta(1.5, 12, n).astype(np.float32)
-        truth = random.permutation(self.scores) if is_changed else self.scores
-        self.delays = np.where(random.random(n) < truth, draw_delays(random, n), np.nan)
+        probabilities = random.permutation(self.scores) if is_changed else self.scores
+        self.delays = np.where(random.random(n) < probabilities, draw_delays(random, n), np.nan)
         self.delays[self.delays > WINDOW] = np.nan
         self.labels = ~np.isnan(self.delays)
         self.matured = ClickDelays()

@@ -32,8 +32,8 @@ def traffic(seed, *, rows, calibration=1.0, noise=0.0, user_spread=0.0, per_requ
     groups = np.repeat(np.arange(rows // per_request), per_request)
     logits = np.minimum(random.normal(np.log(RATE) - 0.5, 1.0, len(groups)), -1.1)
     readiness = (1 + user_spread * random.choice([-1.0, 1.0], groups[-1] + 1))[groups]
-    truth = 1 / (1 + np.exp(-logits))
-    clicks = random.random(len(groups)) < calibration * truth * readiness
+    probabilities = 1 / (1 + np.exp(-logits))
+    clicks = random.random(len(groups)) < calibration * probabilities * readiness
     scores = 1 / (1 + np.exp(-(logits + random.normal(0.0, noise, len(groups)) - noise**2 / 2)))
     return MaturedRows(
         labels=clicks.astype(np.uint8), scores=scores.astype(np.float32), groups=groups

@@ -26,9 +26,13 @@ class Line:
     The policy's state is written as JSON and read back between two decision points.
     """
 
-    def __init__(self, learned: dict[int, float | None]) -> None:
+    def __init__(self, trained_until_of: dict[int, float | None]) -> None:
         self.policy, self.memory, self.time = SequentialPolicy(SETTINGS), {}, 0.0
-        self.learned, self.random, self.total = learned, np.random.default_rng(5), 0
+        self.trained_until_of, self.random, self.total = (
+            trained_until_of,
+            np.random.default_rng(5),
+            0,
+        )
 
     def see(self, line, aucs, *, points=1):
         """Return the decision on the last version of the lineage `line`.
@@ -44,7 +48,7 @@ class Line:
             self.total += 400 * len(rows)
             known = {
                 version: Baseline(
-                    auc=AUC, low=AUC, high=AUC, trained_until=self.learned.get(version)
+                    auc=AUC, low=AUC, high=AUC, trained_until=self.trained_until_of.get(version)
                 )
                 for version in {*rows, line[-1]}
             }

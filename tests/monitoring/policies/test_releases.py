@@ -53,8 +53,8 @@ def test_retrain_decision_names_versions_whose_rows_are_evidence():
         f"shown by rows of model version {scored_by} from 2026-01-01 01:1" in first.decision.reason
     )
     assert releases.trained_until(first.version) == 68 * 60.0
-    learned = "which was trained on rows up to 2026-01-01 01:08:00 UTC"
-    assert f"model version {first.version} serves, {learned}" in first.decision.reason
+    trained = "which was trained on rows up to 2026-01-01 01:08:00 UTC"
+    assert f"model version {first.version} serves, {trained}" in first.decision.reason
     assert first.decision.numbers["version"] == first.version
 
 

@@ -62,9 +62,9 @@ def test_requests_are_all_accounted_for_and_same_seed_gives_same_run():
 def test_metrics_of_hpa_equal_those_of_simulated_pods():
     outcome = simulated(steps(60, seconds=900), target=10_000_000, initial_replicas=2)
     means = [moment.metrics[QUEUE] for moment in outcome.moments[10:]]
-    truth = np.concatenate(outcome.waits[10:]).mean() * 1e6
+    expected = np.concatenate(outcome.waits[10:]).mean() * 1e6
     assert all(each is not None for each in means)
-    assert np.mean(means) == pytest.approx(truth, rel=0.1)
+    assert np.mean(means) == pytest.approx(expected, rel=0.1)
 
 
 def test_pod_on_new_node_answers_after_complete_startup():

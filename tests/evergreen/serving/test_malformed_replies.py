@@ -32,8 +32,11 @@ from tests.support.triton_double import GrpcTriton, edited
 @contextmanager
 def target_of(deployment):
     """Yield a gRPC server that can send malformed replies, and settings with its address."""
-    with GrpcTriton(deployment.servers[0]) as odd:
-        yield odd, dataclasses.replace(deployment.settings, triton_urls=(odd.url,), connect=Triton)
+    with GrpcTriton(deployment.servers[0]) as server:
+        yield (
+            server,
+            dataclasses.replace(deployment.settings, triton_urls=(server.url,), connect=Triton),
+        )
 
 
 def one_output(reply):
@@ -64,7 +67,7 @@ def as_strings(reply):
     one_output(reply).contents.bytes_contents.extend([b"0.5"] * 64)
 
 
-ODD_INFERENCES = {
+MALFORMED_INFERENCES = {
     "nothing": lambda right: b"",
     "no message": lambda right: b"\xff\xff\xff\xff",
     "a cut message": lambda right: right[:-3],
@@ -101,7 +104,7 @@ ODD_INFERENCES = {
     "data loss": (grpc.StatusCode.DATA_LOSS, "lost"),
 }
 OTHER_CALLS = ("ServerLive", "ModelReady", "RepositoryModelLoad", "RepositoryModelUnload")
-ODD_ELSEWHERE = {
+MALFORMED_ELSEWHERE = {
     "no message": lambda right: b"\xff\xff\xff\xff",
     "unimplemented": (grpc.StatusCode.UNIMPLEMENTED, ""),
     "internal": (grpc.StatusCode.INTERNAL, "\u2028 \x1b[31m"),
@@ -112,7 +115,7 @@ ODD_ELSEWHERE = {
 def controlled(deployment, tmp_path):
     """A controller over one server with malformed replies, and a reader of its status."""
     deployment.release(1)
-    with target_of(deployment) as (odd, target):
+    with target_of(deployment) as (server, target):
         status = tmp_path / "status.json"
         controller = ReleaseController(
             watchdog=Watchdog(target=target),
@@ -127,28 +130,28 @@ def controlled(deployment, tmp_path):
             assert document["problem"] is None
             return document["servers"].popitem()[1]
 
-        yield odd, look
+        yield server, look
 
 
 def test_no_malformed_reply_ends_controller_and_each_is_servers_fault(controlled):
-    odd, look = controlled
+    server, look = controlled
     assert look() == WELL
-    for name, reply in ODD_INFERENCES.items():
-        odd.odd = {"ModelInfer": reply}
+    for name, reply in MALFORMED_INFERENCES.items():
+        server.malformed = {"ModelInfer": reply}
         assert [look(), look()] == [SUSPECT, ILL], name
-        odd.odd = {}
+        server.malformed = {}
         assert look() == WELL, f"after {name}"
 
 
 @pytest.mark.parametrize("call", OTHER_CALLS)
 def test_malformed_replies_to_other_calls_end_nothing_either(controlled, call):
-    odd, look = controlled
-    for name, reply in ODD_ELSEWHERE.items():
+    server, look = controlled
+    for name, reply in MALFORMED_ELSEWHERE.items():
         # The model's score is also wrong, so that the watchdog reloads the model.
-        odd.odd = {"ModelInfer": ODD_INFERENCES["zeros"], call: reply}
+        server.malformed = {"ModelInfer": MALFORMED_INFERENCES["zeros"], call: reply}
         assert WELL not in [look() for _ in range(4)], (call, name)
-        assert call in odd.called
-        odd.odd = {}
+        assert call in server.called
+        server.malformed = {}
         # After an unload without a successful load, the wait before the next attempt doubles each
         # time.
         assert WELL in [look() for _ in range(20)]
@@ -157,7 +160,7 @@ def test_malformed_replies_to_other_calls_end_nothing_either(controlled, call):
 def test_replies_of_flipped_bytes_are_read_as_scores_or_refused(deployment):
     deployment.release(1)
     random_ = random.Random(5)
-    with target_of(deployment) as (odd, target):
+    with target_of(deployment) as (server, target):
         client = Triton(target.triton_urls[0])
         golden = deployment.repository.published.golden_rows(1)
         outcomes = {"read": 0, "refused": 0}
@@ -169,7 +172,7 @@ def test_replies_of_flipped_bytes_are_read_as_scores_or_refused(deployment):
                 changed[random_.randrange(90)] ^= 1 << random_.randrange(8)
             return bytes(changed)
 
-        odd.odd = {"ModelInfer": flipped}
+        server.malformed = {"ModelInfer": flipped}
         for _ in range(300):
             try:
                 scores, version = client.infer(MODEL_NAME, golden.dense, golden.categorical)
@@ -187,12 +190,12 @@ def test_replies_of_flipped_bytes_are_read_as_scores_or_refused(deployment):
 )
 def test_release_to_server_with_malformed_replies_has_no_effect(deployment, name):
     deployment.release(1)
-    with target_of(deployment) as (odd, target):
+    with target_of(deployment) as (server, target):
         deployment.settings = target
-        odd.odd = {"ModelInfer": ODD_INFERENCES[name]}
+        server.malformed = {"ModelInfer": MALFORMED_INFERENCES[name]}
         with pytest.raises((PermanentError, TemporaryError), match=target.triton_urls[0]):
             deployment.release(2)
-        odd.odd = {}
+        server.malformed = {}
         assert deployment.entries()[-1].action == "withdrawn"
         assert deployment.servers[0].loaded() == [1]
         deployment.release(3)

@@ -28,7 +28,7 @@ def opened(lake, ignore=()) -> LakeFiles:
     return LakeFiles(FolderObjects(lake), ignore=ignore)
 
 
-PLACES = [
+PATHS = [
     ("dt=2026-03-03/part-0.parquet", "dt=2026-03-03/*"),
     ("2026/03/03/part-0.parquet", "2026/03/03/*"),
     ("part-0.parquet", "part-0.parquet"),
@@ -44,7 +44,7 @@ PLACES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "pattern"), PLACES)
+@pytest.mark.parametrize(("name", "pattern"), PATHS)
 def test_file_at_unexpected_path_is_named_and_refused_unless_skipped(lake, name, pattern):
     before = opened(lake)
     path = lake / name
