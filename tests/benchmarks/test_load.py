@@ -20,11 +20,11 @@ def test_stall_is_charged_to_every_request_that_was_due_during_it():
     async def go():
         line = asyncio.Lock()
 
-        async def ask(number):
+        async def send(number):
             async with line:
                 await time.sleep(service[number])
 
-        return await open_loop(ask, 50.0, 4.0, seed=3, timing=time.timing())
+        return await open_loop(send, 50.0, 4.0, seed=3, timing=time.timing())
 
     answers = time.run(go())
     wait, expected = 0.0, []
@@ -50,12 +50,12 @@ def test_closed_loop_keeps_callers_busy_and_counts_errors_by_kind():
     time = VirtualTime()
     failing = {3: TemporaryError, 7: PermanentError}
 
-    async def ask(number):
+    async def send(number):
         await time.sleep(0.02)
         if kind := failing.get(number % 10):
             raise kind(f"failed {number}")
 
-    answers = time.run(closed_loop(ask, 3, 4.0, timing=time.timing()))
+    answers = time.run(closed_loop(send, 3, 4.0, timing=time.timing()))
     assert answers.failed == {"TemporaryError": 60, "PermanentError": 60}
     assert answers.first_errors == {"TemporaryError": "failed 3", "PermanentError": "failed 7"}
     assert len(answers.latencies) + 120 == pytest.approx(3 * 4.0 / 0.02, abs=3)
@@ -66,10 +66,10 @@ def test_closed_loop_keeps_callers_busy_and_counts_errors_by_kind():
 def test_invalid_argument_is_raised_and_not_counted(loop):
     time = VirtualTime()
 
-    async def ask(number):
+    async def send(number):
         await time.sleep(0.001)
         if number == 5:
             raise TypeError("defect")
 
     with raises(TypeError, "defect"):
-        time.run(loop(ask, 2, 10.0, timing=time.timing()))
+        time.run(loop(send, 2, 10.0, timing=time.timing()))

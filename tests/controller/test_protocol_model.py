@@ -12,32 +12,38 @@ import pytest
 from controller import protocol
 from controller.protocol import TABLE
 from evergreen.contracts.requests import ABORT, ADVANCE, CANARY, RELEASE, ROLLBACK
-from tests.support.protocol_model import Ask, ProtocolModel, Scenario, Violation, explore
+from tests.support.protocol_model import ProtocolModel, RequestState, Scenario, Violation, explore
 
-NEW, OTHER = Ask(RELEASE, model="new"), Ask(RELEASE, model="other")
-BACK, DEMAND = Ask(ROLLBACK), Ask(ROLLBACK, replaces=0)
-TRIED, ENDED, GROWN = Ask(CANARY, model="tried", share=1), Ask(ABORT), Ask(ADVANCE)
-OF_RUN = Ask(RELEASE, model="new", run="run-1")
+NEW, OTHER = RequestState(RELEASE, model="new"), RequestState(RELEASE, model="other")
+BACK, DEMAND = RequestState(ROLLBACK), RequestState(ROLLBACK, replaces=0)
+TRIED, ENDED, GROWN = (
+    RequestState(CANARY, model="tried", share=1),
+    RequestState(ABORT),
+    RequestState(ADVANCE),
+)
+OF_RUN = RequestState(RELEASE, model="new", run="run-1")
 
 ONE_REQUEST = {
-    "a release": Scenario(asks=(NEW,)),
-    "a canary": Scenario(asks=(TRIED,)),
+    "a release": Scenario(request_states=(NEW,)),
+    "a canary": Scenario(request_states=(TRIED,)),
     "a release, with a restart and two crashes": Scenario(
-        asks=(NEW,), restarts=1, crashes=2, failures=0, recalls=0
+        request_states=(NEW,), restarts=1, crashes=2, failures=0, recalls=0
     ),
 }
 TWO_REQUESTS = {
-    "a release, and the monitor's demand to roll back": Scenario(asks=(NEW, DEMAND)),
-    "a release, and a person's rollback": Scenario(asks=(NEW, BACK)),
-    "two releases": Scenario(asks=(NEW, OTHER)),
-    "a canary, and its end": Scenario(asks=(TRIED, ENDED), jumps=1, recalls=0),
-    "a canary, and its release": Scenario(asks=(TRIED, GROWN), recalls=0),
-    "a canary, and its next share": Scenario(asks=(TRIED, GROWN), shares=(1, 2), recalls=0),
-    "a release, and an abort": Scenario(asks=(NEW, ENDED), recalls=0),
-    "a release, and the step's retry": Scenario(asks=(OF_RUN, OF_RUN)),
+    "a release, and the monitor's demand to roll back": Scenario(request_states=(NEW, DEMAND)),
+    "a release, and a person's rollback": Scenario(request_states=(NEW, BACK)),
+    "two releases": Scenario(request_states=(NEW, OTHER)),
+    "a canary, and its end": Scenario(request_states=(TRIED, ENDED), jumps=1, recalls=0),
+    "a canary, and its release": Scenario(request_states=(TRIED, GROWN), recalls=0),
+    "a canary, and its next share": Scenario(
+        request_states=(TRIED, GROWN), shares=(1, 2), recalls=0
+    ),
+    "a release, and an abort": Scenario(request_states=(NEW, ENDED), recalls=0),
+    "a release, and the step's retry": Scenario(request_states=(OF_RUN, OF_RUN)),
 }
 QUIET = {"recalls": 0, "failures": 0}
-RETRIED = Scenario(asks=(OF_RUN, BACK, OF_RUN), **QUIET)
+RETRIED = Scenario(request_states=(OF_RUN, BACK, OF_RUN), **QUIET)
 
 
 @pytest.mark.parametrize("name", ONE_REQUEST)

@@ -64,7 +64,7 @@ from tests.support.clocks import Clock
 from tests.support.crashes import Killed
 from tests.support.file_deployment import FileDeployment
 from tests.support.model_repository import with_versions
-from tests.support.protocol_model import Ask, ProtocolModel, Scenario
+from tests.support.protocol_model import ProtocolModel, RequestState, Scenario
 
 SEEDS = (2, 3)
 SECONDS = 60.0
@@ -85,14 +85,18 @@ class TracedModel(ProtocolModel):
     Before the controller answers that a version is already live, it probes every server.
     """
 
-    def is_stale(self, journal, ask):
+    def is_stale(self, journal, request_state):
         return False
 
     def is_unconfirmed(self, state):
         """Return whether a server does not serve the live version that a release asks for."""
         at, live = self.chosen(state.journal), state.journal.live
-        ask = None if at is None else state.journal.asks[at]
-        is_live = ask is not None and ask.kind == RELEASE and ask.recorded is None
+        request_state = None if at is None else state.journal.request_states[at]
+        is_live = (
+            request_state is not None
+            and request_state.kind == RELEASE
+            and request_state.recorded is None
+        )
         return (
             is_live
             and self.satisfied(state, at) == live
@@ -124,7 +128,7 @@ def traces(deployment, snapshot):
             shutil.rmtree(deployment.root)
             shutil.copytree(snapshot, deployment.root)
             self.clock = Clock()
-            self.model = TracedModel(Scenario(asks=(), shares=SHARES))
+            self.model = TracedModel(Scenario(request_states=(), shares=SHARES))
             self.state = self.model.start()
             # The release of version 1 took the first lease.
             first = read_journal(deployment.settings.store)[0].lease
@@ -132,7 +136,7 @@ def traces(deployment, snapshot):
             journal = self.state.journal._replace(lease=first)
             numbers = ((1, "model-1", None),)
             self.state = self.state._replace(files=files, journal=journal._replace(numbers=numbers))
-            self.asked, self.pending, self.bakes = [], None, False
+            self.appended, self.pending, self.bakes = [], None, False
 
         # Moves of people, the pipeline and the monitor.
 
@@ -142,7 +146,7 @@ def traces(deployment, snapshot):
 
         @rule(seed=st.sampled_from(SEEDS), run=st.sampled_from(["", "run-1"]))
         def release_is_asked(self, seed, run=""):
-            self._ask_for_version(RELEASE, seed, run=run)
+            self._append_for_version(RELEASE, seed, run=run)
 
         @rule(
             seed=st.sampled_from(SEEDS),
@@ -150,15 +154,17 @@ def traces(deployment, snapshot):
             share=st.sampled_from([0.0, SHARES[0]]),
         )
         def canary_is_asked(self, seed, share=SHARES[0], run=""):
-            self._ask_for_version(CANARY, seed, run=run, share=share)
+            self._append_for_version(CANARY, seed, run=run, share=share)
 
-        def _ask_for_version(self, kind, seed, *, run, share=None):
+        def _append_for_version(self, kind, seed, *, run, share=None):
             prepared, folder = deployment.prepared[seed]
             request = dataclasses.replace(
                 prepared, kind=kind, request=new_id(), run=run or None, share=share
             )
             shutil.copytree(folder, deployment.settings.store / "prepared" / request.request)
-            self._ask(request, Ask(kind, model=f"model-{seed}", run=run, share=share or 0))
+            self._append_request(
+                request, RequestState(kind, model=f"model-{seed}", run=run, share=share or 0)
+            )
 
         @rule(of_live=st.booleans())
         def rollback_is_asked(self, of_live=False):
@@ -168,7 +174,7 @@ def traces(deployment, snapshot):
             of_live = of_live and live.action != "rollback" and not self.state.journal.intent
             replaces = live.version if of_live else None
             request = dataclasses.replace(request, replaces=replaces)
-            self._ask(request, Ask(ROLLBACK, replaces=replaces))
+            self._append_request(request, RequestState(ROLLBACK, replaces=replaces))
 
         @rule(has_old_plan=st.booleans())
         def abort_is_asked(self, has_old_plan=False):
@@ -182,24 +188,24 @@ def traces(deployment, snapshot):
             moment = self.clock.moment()
             request = new_request(kind, who="anna", reason="drill", now=moment, seconds=SECONDS)
             request = dataclasses.replace(request, plan=10**6 if has_old_plan else None)
-            self._ask(request, Ask(kind, has_old_plan=has_old_plan))
+            self._append_request(request, RequestState(kind, has_old_plan=has_old_plan))
 
-        def _ask(self, request, ask):
+        def _append_request(self, request, request_state):
             now = self.clock.moment()
             deadline = now + timedelta(seconds=SECONDS)
             request = dataclasses.replace(
                 request, time=now.isoformat(), deadline=deadline.isoformat()
             )
             append_request(deployment.settings.store, request)
-            self.asked.append((request, deadline))
+            self.appended.append((request, deadline))
             journal = self.state.journal
-            line, asks = journal.intent, journal.asks
-            ask = ask._replace(
+            line, request_states = journal.intent, journal.request_states
+            request_state = request_state._replace(
                 live_then=journal.live,
                 intent_then=line.version if line else None,
-                rollback_then=line is not None and asks[line.request].kind == ROLLBACK,
+                rollback_then=line is not None and request_states[line.request].kind == ROLLBACK,
             )
-            self._journal(asks=(*asks, ask))
+            self._journal(request_states=(*request_states, request_state))
 
         def _journal(self, **changes):
             self.state = self.state._replace(journal=self.state.journal._replace(**changes))
@@ -214,8 +220,8 @@ def traces(deployment, snapshot):
 
         @rule(at=st.integers(0, 3))
         def request_is_withdrawn(self, at=0):
-            if at < len(self.asked):
-                request, now = self.asked[at][0], self.clock.moment()
+            if at < len(self.appended):
+                request, now = self.appended[at][0], self.clock.moment()
                 withdraw(
                     deployment.settings.store, request.request, who="a run", now=now, reason="gone"
                 )
@@ -226,10 +232,10 @@ def traces(deployment, snapshot):
         def time_passes(self, seconds):
             """Let time pass, or set the clock back."""
             self.clock.advance(seconds)
-            now, asks = self.clock.moment(), list(self.state.journal.asks)
-            for at, (_, deadline) in enumerate(self.asked):
-                asks[at] = asks[at]._replace(is_expired=now > deadline)
-            self._journal(asks=tuple(asks))
+            now, request_states = self.clock.moment(), list(self.state.journal.request_states)
+            for at, (_, deadline) in enumerate(self.appended):
+                request_states[at] = request_states[at]._replace(is_expired=now > deadline)
+            self._journal(request_states=tuple(request_states))
             if (plan := deployment.repository.read_plan()) is not None:
                 age = (now - datetime.fromisoformat(plan.published_at)).total_seconds()
                 self._files(is_drained=age >= DRAIN_SECONDS, is_ahead=age < 0)
@@ -431,7 +437,7 @@ def traces(deployment, snapshot):
             assert (canary.version if canary else None) == journal.canary
             found = read_requests(store)
             results = [each.result.action if each.result else None for each in found[1:]]
-            assert results == [ask.result for ask in journal.asks]
+            assert results == [request_state.result for request_state in journal.request_states]
             assert live_version(deployment.repository.read_config()) == files.config
             assert set(deployment.repository.versions()) == set(files.versions)
             assert next(iter(deployment.repository.canary.whole()), None) == files.placed

@@ -145,12 +145,12 @@ def test_rollback_during_release_undoes_it_and_waits_for_no_rehearsal(deployment
     request = requested(deployment, 2)
     appended = []
 
-    def ask_back(name):
+    def request_rollback(name):
         if name == "staged" and not appended:
             back = rollback_request(deployment.settings, to_version=None, reason="it is bad")
             appended.append(append_request(deployment.settings.store, back))
 
-    reconcile(deployment, checkpoint=ask_back)
+    reconcile(deployment, checkpoint=request_rollback)
     assert state_of(deployment, request).result.action == REFUSED
     done = state_of(deployment, appended[0]).result
     assert (done.action, done.version) == (DONE, 1), "what was live stays live"
@@ -471,14 +471,14 @@ def requested_between(deployment, name, kind, **changes):
     """
     appended = []
 
-    def ask(checkpoint):
+    def append_at(checkpoint):
         if checkpoint == name and not appended:
             now = deployment.settings.clock()
             request = new_request(kind, who="anna", reason="stop it", now=now, seconds=60.0)
             request = dataclasses.replace(request, **changes)
             appended.append(append_request(deployment.settings.store, request))
 
-    return ask, appended
+    return append_at, appended
 
 
 @pytest.mark.parametrize("change", ["release", "rollback"])
@@ -490,10 +490,10 @@ def test_abort_is_done_between_two_moves_of_another_change(deployment, change):
     else:
         back = rollback_request(deployment.settings, to_version=1, reason="drill")
         request = append_request(deployment.settings.store, back)
-    ask, appended = requested_between(deployment, "config written", ABORT)
+    append_at, appended = requested_between(deployment, "config written", ABORT)
     moves = []
     trace = lambda rule, *_: moves.append(rule.move)  # noqa: E731
-    reconcile(deployment, checkpoint=ask, trace=trace)
+    reconcile(deployment, checkpoint=append_at, trace=trace)
     assert state_of(deployment, appended[0]).result.action == DONE
     assert state_of(deployment, request).result.action == DONE
     after = moves[moves.index("write configuration") + 1 :]
@@ -508,8 +508,8 @@ def test_abort_that_fails_leaves_the_other_change_alone(deployment):
     deployment.release(1), deployment.release(2)
     start_canary(*deployment.candidate(3), settings=deployment.settings)
     request = requested(deployment, 4)
-    ask, appended = requested_between(deployment, "staged", ABORT, plan=10**6)
-    reconcile(deployment, checkpoint=ask)
+    append_at, appended = requested_between(deployment, "staged", ABORT, plan=10**6)
+    reconcile(deployment, checkpoint=append_at)
     result = state_of(deployment, appended[0]).result
     assert (result.action, result.reason) == (
         REFUSED,
@@ -556,13 +556,13 @@ def rolled_back_at(deployment, monkeypatch, owner, name):
     """
     appended, real = [], getattr(owner, name)
 
-    def ask_back(*arguments, **more):
+    def request_rollback(*arguments, **more):
         if not appended:
             back = rollback_request(deployment.settings, to_version=None, reason="it is bad")
             appended.append(append_request(deployment.settings.store, back))
         return real(*arguments, **more)
 
-    monkeypatch.setattr(owner, name, ask_back)
+    monkeypatch.setattr(owner, name, request_rollback)
     return appended
 
 
@@ -759,13 +759,13 @@ def test_superseded_request_is_refused_for_good_after_its_deadline(deployment):
         deployment.settings, clock=lambda: datetime.now(timezone.utc) + passed[0]
     )
 
-    def ask_back(name):
+    def request_rollback(name):
         if name == "staged" and not appended:
             passed[0] = timedelta(minutes=10)
             back = rollback_request(deployment.settings, to_version=None, reason="it is bad")
             appended.append(append_request(deployment.settings.store, back))
 
-    reconcile(deployment, checkpoint=ask_back)
+    reconcile(deployment, checkpoint=request_rollback)
     result = state_of(deployment, request).result
     assert (result.action, result.error) == (REFUSED, "Refused"), "a step must not try again"
 

@@ -283,7 +283,7 @@ def quick_stalls(monkeypatch):
     monkeypatch.setattr(replicas_module, "_DOWN_SECONDS", 0.1)
 
 
-async def ask_all(client, rows, *, callers, requests):
+async def send_all(client, rows, *, callers, requests):
     """Return the answers of all callers. Each caller sends its requests one after another."""
 
     async def caller():
@@ -309,7 +309,7 @@ def test_replica_that_accepts_and_never_answers_fails_no_request(
         port = unreliable().port
 
     async def talk(client):
-        return await ask_all(client, rows, callers=20, requests=30)
+        return await send_all(client, rows, callers=20, requests=30)
 
     try:
         answers = converse(
@@ -332,10 +332,10 @@ def test_half_open_connection_is_replaced_and_fails_no_request(
     rows, between = make_rows(2), unreliable(server.port)
 
     async def talk(client):
-        answers = await ask_all(client, rows, callers=4, requests=5)
+        answers = await send_all(client, rows, callers=4, requests=5)
         for _ in range(2):
             between.freeze()
-            answers += await ask_all(client, rows, callers=20, requests=5)
+            answers += await send_all(client, rows, callers=20, requests=5)
         return answers
 
     answers = converse(None, talk, url=f"127.0.0.1:{between.port}", close_seconds=0.1)
@@ -351,7 +351,7 @@ def test_replica_that_answers_again_gets_its_share_again(replicas, make_rows, qu
 
     async def talk(client):
         second.scoring.wait = second.make_event()
-        await ask_all(client, rows, callers=8, requests=10)
+        await send_all(client, rows, callers=8, requests=10)
         second.release(second.scoring.wait)
         second.scoring.wait = None
         before = None
@@ -401,7 +401,7 @@ def test_addresses_that_name_gains_and_loses_are_followed(replicas, make_rows, m
     monkeypatch.setattr(transport_module, "resolve", resolve)
     monkeypatch.setattr(transport_module, "_RESOLVE_SECONDS", 0.0)
 
-    async def ask_until(client, answering, *others):
+    async def send_until(client, answering, *others):
         before = [len(each.scoring.requests) for each in others]
         seen, end = len(answering.scoring.requests), time.monotonic() + 60
         while len(answering.scoring.requests) < seen + 20:
@@ -410,11 +410,11 @@ def test_addresses_that_name_gains_and_loses_are_followed(replicas, make_rows, m
         return [len(each.scoring.requests) - b for each, b in zip(others, before)]
 
     async def talk(client):
-        assert await ask_until(client, first, second) == [0]
+        assert await send_until(client, first, second) == [0]
         known[0] = [f"ipv4:127.0.0.1:{second.port}"]
-        assert await ask_until(client, second, first) <= [5]
+        assert await send_until(client, second, first) <= [5]
         known[0] = OSError("no such name")
-        assert await ask_until(client, second, first) <= [5]
+        assert await send_until(client, second, first) <= [5]
 
     converse(None, talk, url="dns:///triton:8001")
     known[0] = OSError("no such name")

@@ -20,7 +20,7 @@ CHANGED_AT = 90.0
 SECONDS = 260
 
 
-def know(store, version: int, *, trained_until: float) -> None:
+def release_version(store, version: int, *, trained_until: float) -> None:
     model_id = f"m{version}"
     keep_model(
         store,
@@ -46,7 +46,9 @@ def seen(tmp_path_factory):
         window_rows=600,
     )
     for version in range(1, int(SECONDS // EVERY) + 2):
-        know(bench.settings.store, version, trained_until=START + (version - 1) * EVERY - WINDOW)
+        release_version(
+            bench.settings.store, version, trained_until=START + (version - 1) * EVERY - WINDOW
+        )
     random, banners = np.random.default_rng(3), []
     monitor = bench.start()
     for second in range(SECONDS):

@@ -33,7 +33,7 @@ from evergreen.contracts.requests import (
 )
 
 
-class Line(NamedTuple):
+class Attempt(NamedTuple):
     """Journal entries of an attempt to change the served versions."""
 
     version: int
@@ -45,7 +45,7 @@ class Line(NamedTuple):
     share: float = 0
 
 
-class Ask(NamedTuple):
+class RequestState(NamedTuple):
     """State of one request, from all its journal entries (see `evergreen.registry.requests`)."""
 
     kind: str
@@ -80,13 +80,13 @@ class Journal(NamedTuple):
     last: tuple[str, int] = ("live", 1)
     canary: int | None = None
     share: float = 0
-    intent: Line | None = None
+    intent: Attempt | None = None
     numbers: tuple[tuple[int, str, int | None], ...] = ((1, "first", None),)
     """Announced versions with their models, and the versions that were live before them."""
     blocked: frozenset[str] = frozenset()
     lease: int = 0
     """Highest lease number of any entry."""
-    asks: tuple[Ask, ...] = ()
+    request_states: tuple[RequestState, ...] = ()
 
     def model(self, version: int) -> str:
         return dict((number, model) for number, model, _ in self.numbers)[version]
@@ -120,7 +120,7 @@ class Controller(NamedTuple):
     """0 = the process is not running or is waiting for the lock."""
     attempt: str = NONE
     request: int | None = None
-    line: Line | None = None
+    line: Attempt | None = None
     is_blocked: bool = False
     is_rehearsed: bool = False
     is_refused: bool = False
@@ -128,7 +128,7 @@ class Controller(NamedTuple):
     failed_abort: int | None = None
     """Position of the abort request whose move failed."""
     known: Server | None = None
-    paused: tuple[int, Line | None, int | None] | None = None
+    paused: tuple[int, Attempt | None, int | None] | None = None
     """Move that the controller checked before a pause: the number of the rule, the observed intent,
     and the position of the observed request."""
 
@@ -219,7 +219,7 @@ DISTURBANCES = CRASH, FAILURE, RESTART, JUMP, PAUSE, RECALL = range(6)
 class Scenario:
     """The requests of a search, and how often each kind of disturbance may happen."""
 
-    asks: tuple[Ask, ...]
+    request_states: tuple[RequestState, ...]
     """Requests in the order in which they are appended to the journal. Each request can be appended
     at any time."""
     shares: tuple[float, ...] = (1,)
@@ -308,85 +308,94 @@ class ProtocolModel:
     def chosen(self, journal: Journal) -> int | None:
         """Return the position of the next request to handle, or None."""
         results = (None, CANCELLED) if self.mutant == "begin withdrawn requests" else (None,)
-        found = [at for at, ask in enumerate(journal.asks) if ask.result in results]
-        urgent = [at for kind in URGENT_KINDS for at in found if journal.asks[at].kind == kind]
+        found = [at for at, entry in enumerate(journal.request_states) if entry.result in results]
+        urgent = [
+            at for kind in URGENT_KINDS for at in found if journal.request_states[at].kind == kind
+        ]
         return next(iter([*urgent, *found]), None)
 
     def first(self, journal: Journal, at: int) -> int:
         """Return the position of the first request of the same run for the same model."""
-        ask = journal.asks[at]
-        if not ask.run or self.mutant == "treat a retry as a new request":
+        entry = journal.request_states[at]
+        if not entry.run or self.mutant == "treat a retry as a new request":
             return at
         return next(
             position
-            for position, each in enumerate(journal.asks)
-            if (each.run, each.model) == (ask.run, ask.model)
+            for position, each in enumerate(journal.request_states)
+            if (each.run, each.model) == (entry.run, entry.model)
         )
 
-    def earlier(self, journal: Journal, at: int) -> Ask | None:
+    def earlier(self, journal: Journal, at: int) -> RequestState | None:
         """Return an earlier request of the same run if its result is final, otherwise None."""
         first = self.first(journal, at)
         same = [each for each in range(first, at) if self.first(journal, each) == first]
-        return next((journal.asks[each] for each in same if journal.asks[each].is_final), None)
+        return next(
+            (
+                journal.request_states[each]
+                for each in same
+                if journal.request_states[each].is_final
+            ),
+            None,
+        )
 
     def is_superseded(self, journal: Journal, at: int) -> bool:
         """Return whether a later rollback or abort supersedes the request."""
-        ask = journal.asks[at]
-        is_done = ask.recorded is not None or self.earlier(journal, at) is not None
+        entry = journal.request_states[at]
+        is_done = entry.recorded is not None or self.earlier(journal, at) is not None
         return not is_done and any(
-            ask.kind in SUPERSEDED_KINDS.get(later.kind, ())
-            for later in journal.asks[self.first(journal, at) + 1 :]
+            entry.kind in SUPERSEDED_KINDS.get(later.kind, ())
+            for later in journal.request_states[self.first(journal, at) + 1 :]
             if later.result in (None, DONE) or (later.result == REFUSED and later.replaces is None)
         )
 
-    def intent(self, state: State, me: int) -> Line | None:
+    def intent(self, state: State, me: int) -> Attempt | None:
         """Return the intent that the controller sees."""
         mine = state.controllers[me]
         if state.journal.intent is None and mine.attempt in (RUNNING, FAILED):
             return mine.line
         return state.journal.intent
 
-    def kind(self, state: State, ask: Ask) -> str:
+    def kind(self, state: State, entry: RequestState) -> str:
         """Return the kind of the moves that the request needs."""
-        if ask.kind == CANARY and self.gives_first_share(state, ask):
+        if entry.kind == CANARY and self.gives_first_share(state, entry):
             return ADVANCE
-        if ask.kind == ADVANCE and self.next_share(state, ask) is None:
+        if entry.kind == ADVANCE and self.next_share(state, entry) is None:
             return RELEASE
-        return ask.kind
+        return entry.kind
 
-    def gives_first_share(self, state: State, ask: Ask) -> bool:
+    def gives_first_share(self, state: State, entry: RequestState) -> bool:
         """Return whether a canary request gives traffic to its shadow canary."""
         canary, plan = state.journal.canary, state.files.plan
-        is_same = canary is not None and state.journal.model(canary) == ask.model
-        return bool(is_same and plan and plan[1] is not None and plan[2] == 0 and ask.share)
+        is_same = canary is not None and state.journal.model(canary) == entry.model
+        return bool(is_same and plan and plan[1] is not None and plan[2] == 0 and entry.share)
 
-    def next_share(self, state: State, ask: Ask) -> float | None:
+    def next_share(self, state: State, entry: RequestState) -> float | None:
         """Return the share of the canary's next stage, or None after the last."""
-        if ask.kind == CANARY:
-            return ask.share
+        if entry.kind == CANARY:
+            return entry.share
         now = state.files.plan[2] if state.files.plan else 0
         return next((share for share in self.scenario.shares if share > now), None)
 
-    def wanted_then(self, ask: Ask) -> int | None:
+    def wanted_then(self, entry: RequestState) -> int | None:
         """Return the version that a rollback must restore if it was requested during a change."""
-        if ask.intent_then is None:
+        if entry.intent_then is None:
             return None
-        return ask.intent_then if ask.rollback_then else ask.live_then
+        return entry.intent_then if entry.rollback_then else entry.live_then
 
     def satisfied(self, state: State, at: int) -> int | None:
         """Return the version that already satisfies the request, or None."""
-        journal, ask = state.journal, state.journal.asks[at]
-        if ask.recorded is not None:
-            return ask.recorded
+        journal, entry = state.journal, state.journal.request_states[at]
+        if entry.recorded is not None:
+            return entry.recorded
         if (earlier := self.earlier(journal, at)) is not None:
             return earlier.version
-        if ask.kind in (RELEASE, CANARY) and journal.model(journal.live) == ask.model:
+        if entry.kind in (RELEASE, CANARY) and journal.model(journal.live) == entry.model:
             return journal.live
-        is_same = journal.canary and journal.model(journal.canary) == ask.model
-        if ask.kind == CANARY and is_same and not self.gives_first_share(state, ask):
+        is_same = journal.canary and journal.model(journal.canary) == entry.model
+        if entry.kind == CANARY and is_same and not self.gives_first_share(state, entry):
             return journal.canary
-        wanted = self.wanted_then(ask)
-        if ask.kind == ROLLBACK and ask.replaces is None and wanted == journal.live:
+        wanted = self.wanted_then(entry)
+        if entry.kind == ROLLBACK and entry.replaces is None and wanted == journal.live:
             return journal.live
         return None
 
@@ -398,13 +407,13 @@ class ProtocolModel:
         journal, files, mine = state.journal, state.files, state.controllers[me]
         at, line, request = self.chosen(journal), self.intent(state, me), None
         if at is not None:
-            ask = journal.asks[at]
-            kind = self.kind(state, ask)
-            is_recorded = ask.is_accepted and self.satisfied(state, at) is not None
+            entry = journal.request_states[at]
+            kind = self.kind(state, entry)
+            is_recorded = entry.is_accepted and self.satisfied(state, at) is not None
             is_superseded = self.is_superseded(journal, at)
             has_failed = mine.failed_abort == at
             request = (
-                *(kind, ask.is_accepted, ask.is_expired),
+                *(kind, entry.is_accepted, entry.is_expired),
                 *(is_recorded, is_superseded, has_failed),
             )
         is_own = at is not None and mine.request == at
@@ -436,8 +445,8 @@ class ProtocolModel:
         mine = state.controllers[me]
         if mine.attempt != RUNNING or mine.line is None:
             return state
-        ask = state.journal.asks[mine.line.request]
-        if ask.kind != ROLLBACK and self.is_superseded(state.journal, mine.line.request):
+        entry = state.journal.request_states[mine.line.request]
+        if entry.kind != ROLLBACK and self.is_superseded(state.journal, mine.line.request):
             return self._with(state, me, attempt=FAILED, is_refused=True)
         return state
 
@@ -481,27 +490,31 @@ class ProtocolModel:
         is_final: bool = False,
         version: int | None = None,
     ) -> Journal:
-        asks, ask = list(journal.asks), journal.asks[at]
-        if ask.result is None and not (result == CANCELLED and ask.is_accepted):
-            asks[at] = ask._replace(result=result, is_final=is_final, version=version)
-        return journal._replace(asks=tuple(asks))
+        request_states, entry = list(journal.request_states), journal.request_states[at]
+        if entry.result is None and not (result == CANCELLED and entry.is_accepted):
+            request_states[at] = entry._replace(result=result, is_final=is_final, version=version)
+        return journal._replace(request_states=tuple(request_states))
 
-    def _promoted(self, journal: Journal, line: Line, action: str) -> Journal:
+    def _promoted(self, journal: Journal, line: Attempt, action: str) -> Journal:
         """Append an entry about a promotion."""
-        asks, at, version = list(journal.asks), line.request, line.version
+        request_states, at, version = list(journal.request_states), line.request, line.version
         if action != "intent":
-            asks[at] = asks[at]._replace(recorded=None if action == "withdrawn" else version)
+            request_states[at] = request_states[at]._replace(
+                recorded=None if action == "withdrawn" else version
+            )
         known = {number for number, _, _ in journal.numbers}
         numbers = journal.numbers
         if version not in known:
-            numbers = (*numbers, (version, asks[at].model, journal.live))
-        changed = journal._replace(asks=tuple(asks), numbers=numbers, last=(action, version))
+            numbers = (*numbers, (version, request_states[at].model, journal.live))
+        changed = journal._replace(
+            request_states=tuple(request_states), numbers=numbers, last=(action, version)
+        )
         if action == "intent":
             return changed._replace(intent=line)
         changed = changed._replace(intent=None)
         if action == "live":
             blocked = journal.blocked
-            if (replaces := asks[at].replaces) is not None:
+            if (replaces := request_states[at].replaces) is not None:
                 blocked |= {journal.model(replaces)}
             return changed._replace(
                 live=version, before=journal.live, canary=None, share=0, blocked=blocked
@@ -514,11 +527,11 @@ class ProtocolModel:
             return changed._replace(canary=None, share=0)
         return changed
 
-    def _announce(self, journal: Journal, line: Line) -> Journal:
+    def _announce(self, journal: Journal, line: Attempt) -> Journal:
         numbers = {number: model for number, model, _ in journal.numbers}
         model = numbers.get(line.version)
         expect(
-            line.was_known or model in (None, journal.asks[line.request].model),
+            line.was_known or model in (None, journal.request_states[line.request].model),
             "no number for two models",
         )
         return self._promoted(journal, line, "intent")
@@ -530,16 +543,16 @@ class ProtocolModel:
             used = {state.journal.live, *state.files.versions}
         return 1 + max(used)
 
-    def is_stale(self, journal: Journal, ask: Ask) -> bool:
+    def is_stale(self, journal: Journal, entry: RequestState) -> bool:
         """Return whether another model went live after the gate's comparison."""
-        ask = journal.asks[self.first(journal, journal.asks.index(ask))]
-        then = journal.live if ask.live_then is None else ask.live_then
+        entry = journal.request_states[self.first(journal, journal.request_states.index(entry))]
+        then = journal.live if entry.live_then is None else entry.live_then
         return journal.model(then) != journal.model(journal.live)
 
-    def announced(self, state: State, at: int, lease: int) -> Line | None:
+    def announced(self, state: State, at: int, lease: int) -> Attempt | None:
         """Return the change that a request asks for, or None if it is refused."""
-        journal, files, ask = state.journal, state.files, state.journal.asks[at]
-        line = Line(
+        journal, files, entry = state.journal, state.files, state.journal.request_states[at]
+        line = Attempt(
             version=0,
             before=files.config,
             is_canary=False,
@@ -549,21 +562,21 @@ class ProtocolModel:
         )
         if self.earlier(journal, at) is not None:
             return None
-        if ask.kind in (RELEASE, CANARY):
-            if self.is_stale(journal, ask) or ask.model in journal.blocked:
+        if entry.kind in (RELEASE, CANARY):
+            if self.is_stale(journal, entry) or entry.model in journal.blocked:
                 return None
-            if ask.kind == CANARY and (journal.canary is not None or files.placed is not None):
+            if entry.kind == CANARY and (journal.canary is not None or files.placed is not None):
                 return None
             number = self.next_number(state)
-            is_canary = ask.kind == CANARY
-            return line._replace(version=number, is_canary=is_canary, share=ask.share)
-        if ask.kind == ADVANCE:
-            if journal.canary is None or ask.has_old_plan:
+            is_canary = entry.kind == CANARY
+            return line._replace(version=number, is_canary=is_canary, share=entry.share)
+        if entry.kind == ADVANCE:
+            if journal.canary is None or entry.has_old_plan:
                 return None
             return line._replace(version=journal.canary, was_known=True)
-        if ask.replaces is not None and journal.live != ask.replaces:
+        if entry.replaces is not None and journal.live != entry.replaces:
             return None
-        target = self.wanted_then(ask)
+        target = self.wanted_then(entry)
         if target is None:
             target = next(before for number, _, before in journal.numbers if number == journal.live)
         if target is None or target == journal.live:
@@ -576,7 +589,7 @@ class ProtocolModel:
         me: int,
         rule: protocol.ProtocolRule,
         *,
-        seen: tuple[Line | None, int | None] | None = None,
+        seen: tuple[Attempt | None, int | None] | None = None,
     ) -> State | None:
         """Return the state after a move that involves no servers, or None if the move is refused.
 
@@ -589,9 +602,9 @@ class ProtocolModel:
             assert at is not None
             if (line := self.announced(state, at, mine.lease)) is None:
                 return None
-            ask = state.journal.asks[at]
-            expect(ask.result is None, "an answered request is not begun")
-            expect(not ask.is_expired, "no request is begun after its deadline")
+            entry = state.journal.request_states[at]
+            expect(entry.result is None, "an answered request is not begun")
+            expect(not entry.is_expired, "no request is begun after its deadline")
             self.check_retry(state.journal, at)
             made = self._entry(state, me, lambda j: self._announce(j, line))
             if self.mutant == "do not flush the intent":
@@ -658,20 +671,26 @@ class ProtocolModel:
 
     def _accepted(self, journal: Journal, at: int | None) -> Journal:
         assert at is not None
-        asks = list(journal.asks)
-        if asks[at].result is None or self.mutant == "begin withdrawn requests":
-            asks[at] = asks[at]._replace(is_accepted=True)
-        return journal._replace(asks=tuple(asks))
+        request_states = list(journal.request_states)
+        if request_states[at].result is None or self.mutant == "begin withdrawn requests":
+            request_states[at] = request_states[at]._replace(is_accepted=True)
+        return journal._replace(request_states=tuple(request_states))
 
     def _shared(self, journal: Journal, at: int | None, share: int) -> Journal:
-        asks = list(journal.asks)
-        if at is not None and asks[at].is_accepted and asks[at].kind in (ADVANCE, CANARY):
-            asks[at] = asks[at]._replace(recorded=journal.canary)
+        request_states = list(journal.request_states)
+        if (
+            at is not None
+            and request_states[at].is_accepted
+            and request_states[at].kind in (ADVANCE, CANARY)
+        ):
+            request_states[at] = request_states[at]._replace(recorded=journal.canary)
         version = journal.canary or 0
-        return journal._replace(asks=tuple(asks), share=share, last=("canary", version))
+        return journal._replace(
+            request_states=tuple(request_states), share=share, last=("canary", version)
+        )
 
     def _written(
-        self, state: State, me: int, rule: protocol.ProtocolRule, line: Line | None
+        self, state: State, me: int, rule: protocol.ProtocolRule, line: Attempt | None
     ) -> State | None:
         """Return the state after the controller has written to the repository or to the plan."""
         move, mine, files = rule.move, state.controllers[me], state.files
@@ -693,7 +712,7 @@ class ProtocolModel:
         elif move == protocol.RESET_PLAN:
             at = self.chosen(state.journal)
             is_abort = rule.state == "abort accepted" and at is not None
-            if is_abort and state.journal.asks[at].has_old_plan:
+            if is_abort and state.journal.request_states[at].has_old_plan:
                 return None
             if files.plan is not None:
                 had = files.plan[1] is not None or rule.state == "draining"
@@ -707,9 +726,9 @@ class ProtocolModel:
         elif move == protocol.REMOVE_FILES:
             files = files._replace(versions=files.versions - {version})
         elif move == protocol.GROW:
-            ask = state.journal.asks[self.chosen(state.journal) or 0]
-            share = self.next_share(state, ask)
-            if files.plan is None or files.plan[1] is None or share is None or ask.has_old_plan:
+            entry = state.journal.request_states[self.chosen(state.journal) or 0]
+            share = self.next_share(state, entry)
+            if files.plan is None or files.plan[1] is None or share is None or entry.has_old_plan:
                 return None
             files = files._replace(plan=(*files.plan[:2], share), is_drained=False, is_ahead=False)
         else:
@@ -810,7 +829,7 @@ class ProtocolModel:
     def is_refusal_final(self, state: State) -> bool:
         """Return whether the request that is handled next is refused for good."""
         at = self.chosen(state.journal)
-        kind = "" if at is None else state.journal.asks[at].kind
+        kind = "" if at is None else state.journal.request_states[at].kind
         # A canary that is draining is temporary.
         return kind != CANARY or state.journal.canary is not None
 
@@ -891,28 +910,32 @@ class ProtocolModel:
     def _outside(self, state: State) -> Iterator[tuple[str, State]]:
         """Yield the events of the pipeline, the monitor, servers and clocks."""
         journal, files = state.journal, state.files
-        if len(journal.asks) < len(self.scenario.asks):
-            ask = self.scenario.asks[len(journal.asks)]
-            line, last = journal.intent, journal.asks
-            ask = ask._replace(
+        if len(journal.request_states) < len(self.scenario.request_states):
+            entry = self.scenario.request_states[len(journal.request_states)]
+            line, last = journal.intent, journal.request_states
+            entry = entry._replace(
                 live_then=journal.live,
                 intent_then=line.version if line else None,
                 rollback_then=line is not None and last[line.request].kind == ROLLBACK,
-                replaces=journal.live if ask.replaces is not None else None,
+                replaces=journal.live if entry.replaces is not None else None,
             )
             yield (
-                f"{ask.kind} is asked",
-                state._replace(journal=journal._replace(asks=(*journal.asks, ask))),
+                f"{entry.kind} is requested",
+                state._replace(
+                    journal=journal._replace(request_states=(*journal.request_states, entry))
+                ),
             )
-        for at, ask in enumerate(journal.asks):
-            if ask.result is None and not ask.is_expired:
-                asks = list(journal.asks)
-                asks[at] = ask._replace(is_expired=True)
-                after = state._replace(journal=journal._replace(asks=tuple(asks)))
-                yield from self._spend(state, RECALL, f"deadline of {ask.kind} passes", after)
-            if ask.result is None and not ask.is_accepted:
+        for at, entry in enumerate(journal.request_states):
+            if entry.result is None and not entry.is_expired:
+                request_states = list(journal.request_states)
+                request_states[at] = entry._replace(is_expired=True)
+                after = state._replace(
+                    journal=journal._replace(request_states=tuple(request_states))
+                )
+                yield from self._spend(state, RECALL, f"deadline of {entry.kind} passes", after)
+            if entry.result is None and not entry.is_accepted:
                 after = state._replace(journal=self._answered(journal, at, CANCELLED))
-                yield from self._spend(state, RECALL, f"{ask.kind} is withdrawn", after)
+                yield from self._spend(state, RECALL, f"{entry.kind} is withdrawn", after)
         if not files.is_drained and not files.is_ahead:
             yield "clients read the plan", state._replace(files=files._replace(is_drained=True))
         if files.plan is not None and not files.is_ahead:
@@ -1014,30 +1037,30 @@ class ProtocolModel:
 
     def check_retry(self, journal: Journal, at: int) -> None:
         """Check that no change is made twice for a run, or after a person's rollback."""
-        ask = journal.asks[at]
+        entry = journal.request_states[at]
         same = [
             position
-            for position, each in enumerate(journal.asks[:at])
-            if ask.run and (each.run, each.model) == (ask.run, ask.model)
+            for position, each in enumerate(journal.request_states[:at])
+            if entry.run and (each.run, each.model) == (entry.run, entry.model)
         ]
         expect(
-            all(journal.asks[each].result != DONE for each in same),
+            all(journal.request_states[each].result != DONE for each in same),
             "a run releases a model once",
         )
-        later = journal.asks[same[0] :] if same else ()
+        later = journal.request_states[same[0] :] if same else ()
         overruled = [each for each in later if each.kind == ROLLBACK and each.result == DONE]
         expect(not overruled, "a retry does not overrule a rollback")
 
     def check_done(self, state: State, at: int) -> None:
         """Check the effect of a request whose result is `done`."""
-        journal, files, ask = state.journal, state.files, state.journal.asks[at]
-        if ask.kind == RELEASE:
-            is_live = journal.model(journal.live) == ask.model
-            was_live = ask.recorded is not None or self.earlier(journal, at) is not None
+        journal, files, entry = state.journal, state.files, state.journal.request_states[at]
+        if entry.kind == RELEASE:
+            is_live = journal.model(journal.live) == entry.model
+            was_live = entry.recorded is not None or self.earlier(journal, at) is not None
             expect(is_live or was_live, "a release that is done was live")
-        if ask.kind == ROLLBACK and ask.replaces is not None:
-            expect(journal.live != ask.replaces, "a demanded version is gone when it is done")
-        if ask.kind == ABORT:
+        if entry.kind == ROLLBACK and entry.replaces is not None:
+            expect(journal.live != entry.replaces, "a demanded version is gone when it is done")
+        if entry.kind == ABORT:
             is_shown = files.plan is not None and files.plan[1] is not None
             expect(not is_shown, "no client is sent to an aborted canary")
 
@@ -1064,7 +1087,10 @@ class ProtocolModel:
         """Check the properties that must hold when nothing is left to do."""
         journal, files = state.journal, state.files
         expect(journal.intent is None, "every intent is recorded or withdrawn")
-        expect(all(ask.result is not None for ask in journal.asks), "every request is answered")
+        expect(
+            all(entry.result is not None for entry in journal.request_states),
+            "every request is answered",
+        )
         expect(files.config == journal.live, "the configuration names the live version")
         for each in state.servers:
             expect(each.serves == journal.live, "servers answer from the live version")
@@ -1076,11 +1102,11 @@ class ProtocolModel:
         expect(shown == journal.canary, "the plan names the journal's canary")
         if files.plan is not None:
             expect(files.plan[0] == journal.live, "the plan names the live version")
-        for at, ask in enumerate(journal.asks):
-            if ask.result == REFUSED and ask.kind == ROLLBACK and ask.replaces is not None:
-                is_last = at == len(journal.asks) - 1
-                spent = state.budget[FAILURE] < self.scenario.failures or ask.is_expired
-                gone = journal.live != ask.replaces or journal.model(journal.live) == "first"
+        for at, entry in enumerate(journal.request_states):
+            if entry.result == REFUSED and entry.kind == ROLLBACK and entry.replaces is not None:
+                is_last = at == len(journal.request_states) - 1
+                spent = state.budget[FAILURE] < self.scenario.failures or entry.is_expired
+                gone = journal.live != entry.replaces or journal.model(journal.live) == "first"
                 expect(gone or spent or not is_last, "a demanded rollback is carried out")
 
 

@@ -30,7 +30,7 @@ NUMBER = "price"
 
 
 @dataclass
-class Line:
+class Lineage:
     """Rows on which one model was trained, directly or through its parents."""
 
     watermark: datetime | None = None
@@ -52,26 +52,26 @@ class Ledger:
     """Rows by number."""
     first_round: dict[File, int] = field(default_factory=dict)
     """Number of the first round that can read each file."""
-    lines: dict[str, Line] = field(default_factory=dict)
+    lineages: dict[str, Lineage] = field(default_factory=dict)
     """Lineages by model id, newest last."""
 
     def here(self, number: int) -> set[File]:
         return {file for file, at in self.first_round.items() if at <= number}
 
     def expected(
-        self, number: int, line: Line, late_days: int
+        self, number: int, lineage: Lineage, late_days: int
     ) -> tuple[set[int], set[int], set[int]]:
         """Return the new rows, the late rows, and the rows that arrived too late for the round."""
         fresh, late, lost = set(), set(), set()
-        known = {row for file in line.known for row in self.files[file]}
+        known = {row for file in lineage.known for row in self.files[file]}
         for file in self.here(number):
             for row in self.files[file]:
-                if line.watermark is None or self.times[row] > line.watermark:
+                if lineage.watermark is None or self.times[row] > lineage.watermark:
                     fresh.add(row)
-                elif file not in line.known and row not in known:
-                    in_time = file[0] >= line.watermark.date() - timedelta(days=late_days)
+                elif file not in lineage.known and row not in known:
+                    in_time = file[0] >= lineage.watermark.date() - timedelta(days=late_days)
                     (late if in_time else lost).add(row)
-        return fresh, late, lost - line.trained.keys()
+        return fresh, late, lost - lineage.trained.keys()
 
     def requests_of(self, rows) -> set[str]:
         return {self.requests[row] for row in rows}
@@ -157,7 +157,9 @@ def test_chain_of_rounds_trains_on_each_row_once(
             pq.write_table(table.take(pa.array(rows)), folder / name, row_group_size=16)
         last = number == ROUNDS - 1
         full_days = 0 if last else source.choice([0, 0, 2])
-        parent = source.choice(["current"] * 5 + ["none", *ledger.lines]) if not last else "current"
+        parent = (
+            source.choice(["current"] * 5 + ["none", *ledger.lineages]) if not last else "current"
+        )
         parameters = {
             "parent": parent,
             "full_days": str(full_days),
@@ -179,8 +181,8 @@ def test_chain_of_rounds_trains_on_each_row_once(
         if source.random() < 0.3:  # Retry the task.
             assert run_main(flags, run=f"round {number}", **parameters) == 0
             assert RawDataset.read(flags["--output"]) == dataset
-        line = ledger.lines.get(dataset.parent_model_id or "", Line())
-        fresh, late, lost = ledger.expected(number, line, late_days)
+        lineage = ledger.lineages.get(dataset.parent_model_id or "", Lineage())
+        fresh, late, lost = ledger.expected(number, lineage, late_days)
         if not last:
             youngest = max(
                 ledger.times[row] for file in ledger.here(number) for row in ledger.files[file]
@@ -206,28 +208,31 @@ def test_chain_of_rounds_trains_on_each_row_once(
         assert holdout
         replayed = rows_read(dataset.replay_uri, dataset.num_replay_rows)
         assert not {*trained, *holdout} & {*replayed}
-        after = Line(
-            watermark, ledger.here(number), line.trained + Counter(trained), line.passed_over | lost
+        after = Lineage(
+            watermark,
+            ledger.here(number),
+            lineage.trained + Counter(trained),
+            lineage.passed_over | lost,
         )
         baselines = [
             after,
-            *([ledger.lines[dataset.champion_model_id]] if dataset.champion_model_id else []),
+            *([ledger.lineages[dataset.champion_model_id]] if dataset.champion_model_id else []),
         ]
         for each in baselines:
             assert not ledger.requests_of(holdout) & ledger.requests_of(each.trained)
         assert ledger.requests_of(newer - {*holdout}) <= ledger.requests_of([*trained, *replayed])
         if fate == "refused":
             continue
-        ledger.lines[f"m{number}"] = after
+        ledger.lineages[f"m{number}"] = after
         released(
             dataset.watermark,
             model_id=f"m{number}",
             version=number + 1,
             files=dataset.files,
         )
-    for line in ledger.lines.values():
-        assert set(line.trained.values()) == {1}
-    newest = ledger.lines[f"m{ROUNDS - 1}"]
+    for lineage in ledger.lineages.values():
+        assert set(lineage.trained.values()) == {1}
+    newest = ledger.lineages[f"m{ROUNDS - 1}"]
     assert {
         row for row, time in enumerate(ledger.times) if time <= newest.watermark
     } - newest.trained.keys() <= (newest.passed_over)

@@ -156,7 +156,7 @@ def test_one_bad_request_does_not_fail_batch_it_is_in(deploy, client, raw_rows, 
     bad[2, 1] = np.inf
     refusals, answers, others = [], [], []
 
-    def ask(rows, count):
+    def send(rows, count):
         mine = Triton(triton.grpc_url)
         for _ in range(count):
             try:
@@ -165,7 +165,7 @@ def test_one_bad_request_does_not_fail_batch_it_is_in(deploy, client, raw_rows, 
                 (refusals if rows is bad else others).append(str(error))
         mine.close()
 
-    threads = [threading.Thread(target=ask, args=(rows, 40)) for rows in (dense, bad, dense, bad)]
+    threads = [threading.Thread(target=send, args=(rows, 40)) for rows in (dense, bad, dense, bad)]
     for thread in threads:
         thread.start()
     for thread in threads:

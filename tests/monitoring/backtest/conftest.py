@@ -107,7 +107,7 @@ def run_over(bench: Bench, records_by_second, seconds: int, *, every: int) -> Ra
     return Ran(bench, settings)
 
 
-def know_references(store: Path, reference) -> None:
+def write_references(store: Path, reference) -> None:
     """Release version 1 and version 2.
 
     Store `reference` as the training reference of both models.

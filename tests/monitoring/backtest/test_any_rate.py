@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from demo.simulation.simulator import Simulator
 from evergreen.contracts.criteo import CRITEO, CRITEO_RECOMMENDER
-from tests.monitoring.backtest.conftest import backtested, know_references
+from tests.monitoring.backtest.conftest import backtested, write_references
 from tests.monitoring.drift.conftest import reference_of, requests_of
 from tests.support.monitors import START, WINDOW, Bench, clicks, publish
 
@@ -52,7 +52,7 @@ def play(folder, requests, reference, *, times, looks, pull_messages, kills):
         The decision lines of the monitor and of the replay.
     """
     bench = Bench(folder, recommender=CRITEO_RECOMMENDER, **SETTINGS, pull_messages=pull_messages)
-    know_references(bench.settings.store, reference)
+    write_references(bench.settings.store, reference)
     bench.start().tick()
     for number, (time, (request, labels)) in enumerate(zip(times, requests)):
         batch = replace(request, time=time, model_version=1 + 2 * number // len(times))

@@ -11,7 +11,7 @@ from evergreen.contracts import criteo
 from evergreen.contracts.criteo import CRITEO, CRITEO_RECOMMENDER
 from monitoring.backtest.incident import STATISTICS, main, replay
 from testing.recommenders import accept_into
-from tests.monitoring.backtest.conftest import Ran, backtested, know_references, run_over
+from tests.monitoring.backtest.conftest import Ran, backtested, run_over, write_references
 from tests.monitoring.drift.conftest import reference_of, requests_of
 from tests.support.monitors import START, WINDOW, Bench, clicks
 
@@ -60,7 +60,7 @@ def stream():
 
 def run_monitor(folder, stream, *, every: int) -> Ran:
     bench = Bench(folder, recommender=CRITEO_RECOMMENDER, **SETTINGS)
-    know_references(
+    write_references(
         bench.settings.store,
         reference_of(Simulator.create(11).draw(40_000, np.random.default_rng(1))),
     )

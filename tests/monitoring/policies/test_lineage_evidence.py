@@ -14,7 +14,7 @@ from monitoring.policies.policy import NO_ROWS, Action, Baseline, without_oldest
 from testing.click_streams import ClickTraffic, draw
 from tests.support.evidence import evidence_of
 
-AUC, FALLEN = 0.80, 0.62
+AUC, DEGRADED = 0.80, 0.62
 SETTINGS = PolicySettings(sequential_tolerance=0.0)
 TRAFFIC = ClickTraffic(0.25, 400)
 SPAN = 10.0
@@ -68,7 +68,7 @@ class Line:
 def test_rows_of_earlier_versions_raise_alarm_for_one_without_matured_row():
     seen = Line({1: -50.0, 2: -30.0, 3: 5.0})
     assert seen.see([1, 2, 3], {1: 0.85}, points=10).action is Action.OK
-    decision = seen.see([1, 2, 3], {2: FALLEN}, points=10)
+    decision = seen.see([1, 2, 3], {2: DEGRADED}, points=10)
     assert decision.action is Action.RETRAIN
     assert "shown by rows of model version 2 from" in decision.reason
     assert decision.numbers["evidence"] >= decision.numbers["evidence_needed"] == 100.0
@@ -92,7 +92,7 @@ def test_e_process_continues_over_release():
 def test_rows_of_rolled_back_version_are_no_evidence_about_live_one():
     seen = Line({1: -50.0, 2: -40.0, 3: -30.0})
     seen.see([1], {1: AUC}, points=5)
-    assert seen.see([1, 2], {2: FALLEN}, points=10).action is Action.RETRAIN
+    assert seen.see([1, 2], {2: DEGRADED}, points=10).action is Action.RETRAIN
     back = seen.see([1], {1: AUC})
     assert (back.action, back.numbers["evidence"] < 2.0) == (Action.OK, True)
     assert seen.see([1, 3], {1: AUC}).action is Action.OK, (
@@ -107,7 +107,7 @@ def test_rollback_decision_counts_rows_of_both_versions():
     seen.see([4, 5], {5: AUC}, points=3)
     seen.see([4], {4: AUC})
     before = seen.see([4, 5], {5: AUC}).numbers
-    after = seen.see([4, 5], {4: FALLEN, 5: FALLEN}, points=6)
+    after = seen.see([4, 5], {4: DEGRADED, 5: DEGRADED}, points=6)
     assert before["evaluated_clicks"] < after.numbers["evaluated_clicks"]
     assert after.action is Action.RETRAIN
     assert "rows of model versions 4 and 5 from" in after.reason
@@ -119,14 +119,14 @@ def test_rollback_decision_counts_rows_of_both_versions():
 def test_release_ends_alarm_only_if_its_model_was_trained_on_changed_rows(trained, action):
     seen = Line({1: -50.0, 2: trained})
     seen.see([1], {1: AUC}, points=10)
-    assert seen.see([1], {1: FALLEN}, points=15).action is Action.RETRAIN
-    decision = seen.see([1, 2], {1: FALLEN})
+    assert seen.see([1], {1: DEGRADED}, points=15).action is Action.RETRAIN
+    decision = seen.see([1, 2], {1: DEGRADED})
     assert decision.action is action
     if action is Action.UNDECIDABLE:
         assert decision.reason.startswith(
             "no row of model version 2 has matured yet; it was trained on rows from after"
         )
-        decision = seen.see([1, 2], {1: FALLEN, 2: AUC}, points=20)
+        decision = seen.see([1, 2], {1: DEGRADED, 2: AUC}, points=20)
         assert decision.action is Action.OK
         assert decision.reason.endswith("model version 2"), "the other version's rows do not count"
     else:
@@ -135,7 +135,7 @@ def test_release_ends_alarm_only_if_its_model_was_trained_on_changed_rows(traine
 
 def test_alarm_stays_as_raised_until_version_was_trained_on_change():
     seen = Line({1: -50.0, 2: -40.0})
-    raised = seen.see([1], {1: FALLEN}, points=15)
+    raised = seen.see([1], {1: DEGRADED}, points=15)
     for line, rows in (([1], {1: AUC}), ([1, 2], {2: AUC})):
         later = seen.see(line, rows, points=20)
         assert later.action is Action.RETRAIN
@@ -146,7 +146,7 @@ def test_alarm_stays_as_raised_until_version_was_trained_on_change():
 def test_older_model_that_is_promoted_after_change_is_under_alarm_at_once():
     seen = Line({1: -50.0, 2: 300.0, 3: -50.0})
     seen.see([1], {1: AUC}, points=10)
-    seen.see([1], {1: FALLEN}, points=15)
+    seen.see([1], {1: DEGRADED}, points=15)
     assert seen.see([1, 2], {2: AUC}, points=3).action is Action.OK
     for rows in ({2: AUC}, {3: AUC}):
         decision = seen.see([1, 2, 3], rows)
@@ -156,12 +156,12 @@ def test_older_model_that_is_promoted_after_change_is_under_alarm_at_once():
 
 def test_version_with_unknown_training_rows_is_evaluated_on_its_own_only():
     seen = Line({1: -50.0, 2: None})
-    assert seen.see([1], {1: FALLEN}, points=15).action is Action.RETRAIN
-    waiting = seen.see([1, 2], {1: FALLEN})
+    assert seen.see([1], {1: DEGRADED}, points=15).action is Action.RETRAIN
+    waiting = seen.see([1, 2], {1: DEGRADED})
     assert waiting.action is Action.UNDECIDABLE
     assert "its training rows are unknown" in waiting.reason
     assert waiting.numbers["evidence"] is None
-    own = seen.see([1, 2], {1: FALLEN, 2: AUC}, points=3)
+    own = seen.see([1, 2], {1: DEGRADED, 2: AUC}, points=3)
     assert (own.action, own.numbers["evidence"] < 2.0) == (Action.OK, True)
 
 
@@ -172,7 +172,7 @@ def test_maximum_number_of_versions_suffices_for_releases_of_one_window():
         decision = seen.see(list(range(1, version + 10)), {version: AUC})
     assert decision.numbers["evaluated_clicks"] > 1_000
     assert len(seen.memory["processes"]) == len(seen.memory["rounds"]) == MAX_VERSIONS
-    assert seen.see(list(range(1, 31)), {19: FALLEN}, points=12).action is Action.RETRAIN
+    assert seen.see(list(range(1, 31)), {19: DEGRADED}, points=12).action is Action.RETRAIN
 
 
 def test_dropped_state_of_versions_does_not_depend_on_order_of_keys():
@@ -235,7 +235,7 @@ def test_estimated_time_of_change_is_near_change():
         seen = Line({1: -50.0})
         seen.random = np.random.default_rng(seed)
         seen.see([1], {1: AUC}, points=30)
-        assert seen.see([1], {1: FALLEN}, points=15).action is Action.RETRAIN
+        assert seen.see([1], {1: DEGRADED}, points=15).action is Action.RETRAIN
         alarm = seen.memory["processes"]["1"]["alarm"]
         assert 250.0 <= alarm["since"] <= 340.0, alarm
         assert alarm["since"] < alarm["shown_at"] <= 450.0

@@ -19,7 +19,7 @@ from testing.click_streams import (
 )
 from tests.support.evidence import evidence_of, rows_of
 
-GOOD, FALLEN, ALPHA = 0.80, 0.70, 0.05
+GOOD, DEGRADED, ALPHA = 0.80, 0.70, 0.05
 EDGE = PolicySettings(sequential_alpha=ALPHA, sequential_tolerance=0.0)
 """Limiting case of the bound: the tolerance is 0, and the gate's AUC equals the stream's AUC."""
 BAD = rows_of([1, 0, 0, 0] * 25, [0.0, 0.1, 0.2, 0.3] * 25)
@@ -67,9 +67,11 @@ def test_requests_of_one_partition_in_four_alarm_as_rarely_and_show_drop():
             first_run(SequentialPolicy(EDGE), stationary, step=250, windows=None, gate_auc=GOOD)
             is not None
         )
-        fallen = of_partition(draw(random, TRAFFIC, rows=40_000, auc=FALLEN), name, partitions=4)
+        degraded = of_partition(
+            draw(random, TRAFFIC, rows=40_000, auc=DEGRADED), name, partitions=4
+        )
         falls += (
-            first_run(SequentialPolicy(EDGE), fallen, step=250, windows=None, gate_auc=GOOD)
+            first_run(SequentialPolicy(EDGE), degraded, step=250, windows=None, gate_auc=GOOD)
             is not None
         )
     assert alarms <= 3, "P(more than 3 of 20 at 5 %) = 0.016; the seeds are fixed"
@@ -80,7 +82,7 @@ def test_every_drop_is_detected():
     for number in range(3):
         random = np.random.default_rng((4, number))
         before = draw(random, TRAFFIC, rows=10_000, auc=GOOD)
-        stream = joined(before, draw(random, TRAFFIC, rows=30_000, auc=FALLEN))
+        stream = joined(before, draw(random, TRAFFIC, rows=30_000, auc=DEGRADED))
         assert (
             first_run(SequentialPolicy(EDGE), stream, step=250, windows=None, gate_auc=GOOD)
             is not None
@@ -98,7 +100,7 @@ def test_long_service_before_drop_costs_little():
         random = np.random.default_rng(11)
         stream = joined(
             draw(random, traffic, rows=before, auc=GOOD),
-            draw(random, traffic, rows=30_000, auc=FALLEN),
+            draw(random, traffic, rows=30_000, auc=DEGRADED),
         )
         found = first_run(
             SequentialPolicy(settings), stream, step=1_000, windows=None, gate_auc=GOOD

@@ -13,8 +13,8 @@ from testing.processes import wait_for
 from testing.recommenders import SHOP
 from tests.support.clocks import Clock
 from tests.support.errors import raises
-from tests.support.kept_documents import KeptDocuments
 from tests.support.monitors import DRIFT, START
+from tests.support.stored_documents import StoredDocuments
 from tests.support.webhook_server import SECRET, WebhookServer
 
 
@@ -84,7 +84,7 @@ def test_drift_is_reported_once_with_size_start_action_and_link(notified, server
 
 
 def test_run_that_ends_after_drift_is_reported_and_opens_no_incident():
-    clock, documents = Clock(START), KeptDocuments()
+    clock, documents = Clock(START), StoredDocuments()
     notifier = Notifier(
         documents,
         Outbox(documents, lambda body: Answer("delivered")),
@@ -200,7 +200,7 @@ def outbox(server, webhook_file):
 
 
 def test_failures_are_retried_in_order_and_respect_retry_after(server, outbox):
-    clock, documents = Clock(START), KeptDocuments()
+    clock, documents = Clock(START), StoredDocuments()
     server.answers = [(500, {}), (429, {"Retry-After": "120"}), (503, {"Retry-After": "soon"})]
     box, tries = outbox(documents), []
     for number in range(3):
@@ -220,7 +220,7 @@ def test_failures_are_retried_in_order_and_respect_retry_after(server, outbox):
 
 
 def test_message_that_server_refuses_is_dropped_and_next_is_sent(server, outbox):
-    clock, documents = Clock(START), KeptDocuments()
+    clock, documents = Clock(START), StoredDocuments()
     server.answers = [(404, {}), (302, {"Location": "http://127.0.0.1:1/"})]
     box = outbox(documents)
     for number in range(3):
@@ -232,7 +232,7 @@ def test_message_that_server_refuses_is_dropped_and_next_is_sent(server, outbox)
 
 def test_outbox_is_bounded_newest_stay_and_drop_is_counted(server, outbox, monkeypatch):
     monkeypatch.setattr(notifications, "_MAX_WAITING", 3)
-    clock, documents = Clock(START), KeptDocuments()
+    clock, documents = Clock(START), StoredDocuments()
     server.answers = [(503, {})] * 1000
     box = outbox(documents)
     for number in range(10):
@@ -245,7 +245,7 @@ def test_outbox_is_bounded_newest_stay_and_drop_is_counted(server, outbox, monke
 
 
 def test_message_older_than_day_is_dropped(server, outbox):
-    clock, documents = Clock(START), KeptDocuments()
+    clock, documents = Clock(START), StoredDocuments()
     server.answers = [(503, {})] * 1000
     box = outbox(documents)
     box.put({"text": "old"}, now=clock.now)
@@ -255,7 +255,7 @@ def test_message_older_than_day_is_dropped(server, outbox):
 
 def test_address_never_reaches_log_store_or_error(server, outbox, webhook_file, caplog):
     caplog.set_level(logging.DEBUG)
-    clock, documents = Clock(START), KeptDocuments()
+    clock, documents = Clock(START), StoredDocuments()
     server.answers = [(503, {}), (302, {"Location": server.url})]
     box = outbox(documents)
     box.put({"text": "a"}, now=clock.now)

@@ -11,8 +11,8 @@ from monitoring.web.page import History, status_page
 from monitoring.web.server import HttpSettings, MonitorServer, read_report
 from monitoring.web.store_status import RunCounter, StoreStatus
 from testing.processes import http_get
-from tests.support.kept_documents import KeptDocuments
 from tests.support.snapshots import NOW
+from tests.support.stored_documents import StoredDocuments
 
 RUN = "hourly 7&8"
 SECRET = "<p>of another folder</p>"
@@ -48,7 +48,7 @@ def test_report_of_earlier_try_is_removed(store):
 
 
 def test_page_links_to_report_and_server_returns_it(store, get):
-    found = RunCounter(store, KeptDocuments()).count(NOW)
+    found = RunCounter(store, StoredDocuments()).count(NOW)
     exposition = Exposition()
     exposition.show(Snapshot(time=NOW, store_status=StoreStatus(runs=found)))
     page = status_page(exposition, History([], []), now=NOW)

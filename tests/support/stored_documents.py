@@ -3,7 +3,7 @@
 import json
 
 
-class KeptDocuments:
+class StoredDocuments:
     """Documents as JSON, and the counters stored with them."""
 
     def __init__(self) -> None:
