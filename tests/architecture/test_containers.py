@@ -144,7 +144,7 @@ def answering_in_container(
             process.wait(60)
 
 
-def test_compiled_pipeline_comes_to_same_in_containers(podman, images, volume, monkeypatch):
+def test_compiled_pipeline_has_same_result_in_containers(podman, images, volume, monkeypatch):
     lake, simulator = volume / "lake", volume / "simulator.json"
     size = ["--rows", "2000", "--days", "2", "--last-day", "2026-01-02", "--seed", "1"]
     simulate = ["lake", "--lake", str(lake), "--simulator", str(simulator), *size]

@@ -75,7 +75,7 @@ def test_sparse_peer_does_not_change_untouched_rows(tmp_path, pool):
     before = [each.weight.detach().clone() for each in peer.model.embeddings]
     peer.train(peer.prepare(rows))
     for slot, (old, table) in enumerate(zip(before, peer.model.embeddings)):
-        if slot == 8 and pool:  # the list's elements are in table 8 too
+        if slot == 8 and pool:  # the elements of the list share table 8
             continue
         touched = np.isin(np.arange(len(old)), rows.ids[:, slot])
         moved = (table.weight != old).any(dim=1).numpy()
@@ -143,7 +143,7 @@ def test_ratio_with_target_is_to_fastest_peer_with_adam():
 
 
 @pytest.mark.parametrize("is_installed", [True, False], ids=["installed", "absent"])
-def test_peer_that_is_left_out_is_reported_with_reason(monkeypatch, is_installed):
+def test_omitted_peer_is_reported_with_reason(monkeypatch, is_installed):
     monkeypatch.setattr(speed, "find_spec", lambda name: name if is_installed else None)
     found = {}
     for case in training.CASES[:5]:

@@ -137,7 +137,7 @@ def test_rows_without_score_that_no_server_counted_take_nothing_back(
     assert dataclasses.replace(bakes(later=9_999), metrics=()).step({}).action == ROLLED_BACK
 
 
-def test_take_back_that_fails_is_tried_ever_less_often(deployment, bakes, monkeypatch):
+def test_failing_rollback_is_retried_less_and_less_often(deployment, bakes, monkeypatch):
     deployment.release(1), deployment.release(2)
     say(deployment.settings, BAD)
     monkeypatch.setattr(

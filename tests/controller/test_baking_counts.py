@@ -208,7 +208,7 @@ def test_p99_is_not_evaluated_while_server_does_not_answer(rounds):
 
 
 @pytest.mark.slow
-def test_of_thousand_equal_versions_counters_roll_back_at_most_ten():
+def test_counters_roll_back_at_most_ten_of_thousand_equal_versions():
     """For an hour, each version gets 20 requests a second. The response times are log-normal.
 
     One request in 500 stalls for 100 ms, and one in 200 fails. The versions are equal.

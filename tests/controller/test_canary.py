@@ -272,7 +272,7 @@ def test_errors_and_latency_of_all_replicas_abort_without_outcomes(
     assert installation.plan().canary is None
 
 
-def test_what_servers_counted_before_stage_is_not_held_against_it(installation):
+def test_counts_from_before_stage_do_not_affect_it(installation):
     installation.start()
     version = installation.plan().canary.version
     installation.requests()
@@ -312,7 +312,7 @@ def test_warm_up_of_new_or_restarted_server_does_not_count_against_canary(instal
     assert installation.step(metrics=metrics).action == "aborted", "it is counted from then on"
 
 
-def test_it_holds_while_server_cannot_be_read_or_none_is_named(installation):
+def test_canary_waits_while_server_is_unreadable_or_none_is_named(installation):
     installation.start()
     installation.requests()
     installation.pairs()
@@ -571,7 +571,7 @@ def test_without_canary_step_needs_no_server(installation):
     assert installation.step().action == "none"
 
 
-def test_abort_takes_back_what_killed_start_had_published(installation):
+def test_abort_reverts_what_killed_start_had_published(installation):
     installation.checkpoints.clear()
     installation.start()
     installation.crash_at = installation.checkpoints.index("plan written") + 1
@@ -615,7 +615,7 @@ def test_canary_that_restarted_server_refuses_or_answers_wrongly_aborts(installa
     assert_clean(installation)
 
 
-def test_what_happened_while_evidence_was_read_is_not_overridden(installation):
+def test_change_during_read_of_evidence_is_not_overridden(installation):
     installation.start()
     installation.requests()
     installation.pairs()
@@ -701,7 +701,7 @@ def run_to(installation, stage):
         *(pytest.param(each, marks=pytest.mark.slow) for each in ("start", "grow", "abort")),
     ],
 )
-def test_kill_at_any_step_is_put_right_by_next_one(tmp_path, make_candidate, stage):
+def test_next_step_repairs_kill_at_any_step(tmp_path, make_candidate, stage):
     """The killed process does not clean up, and writes nothing after the kill."""
     number, names = 1, []
     installation = Installation(tmp_path / "installation", make_candidate)

@@ -36,7 +36,7 @@ def result_of(found, name):
 def score_pairs(
     seed, num_pairs, *, stable_noise=0.5, canary_noise=0.5, rows=1, canary_shift=0.0, base=-1.0
 ):
-    """Return pairs of scores by two models. Each model observes the true logit with noise.
+    """Return pairs of scores by two models. Each score is the true logit with the model's noise.
 
     Rows of one request share most of the logit and the noise.
     """
@@ -172,7 +172,7 @@ def test_canary_waits_until_first_look_and_reports_missing_pairs():
     assert evaluate(empty, HEALTHY, POLICY).by_pairs.pairs_needed == 500
 
 
-def test_what_is_undecided_at_last_look_is_rolled_back():
+def test_canary_undecided_at_last_look_is_rolled_back():
     strict = CanaryPolicy(min_pairs=500, max_looks=2, auc_margin=1e-6, log_loss_margin=1e-6)
     found = evaluate(score_pairs(4, 999), HEALTHY, strict)
     assert (found.action, found.by_pairs.pairs_needed) == (HOLD, 1)
@@ -191,7 +191,7 @@ def test_what_is_undecided_at_last_look_is_rolled_back():
     ],
     ids=["no click", "only clicks", "one request"],
 )
-def test_it_never_decides_on_number_that_does_not_exist(change):
+def test_policy_never_decides_on_number_that_does_not_exist(change):
     pairs = score_pairs(1, 1000, canary_noise=3.0)
     assert evaluate(pairs, HEALTHY, POLICY).action == ABORT
     undefined = Pairs(**{**vars(pairs), **change})

@@ -82,7 +82,7 @@ def test_promotion_of_model_that_was_rolled_back_reports_it(
     assert current(settings.store).model_id == "model-2"
 
 
-def test_parity_is_proven_all_same(
+def test_parity_is_checked_nevertheless(
     settings, live, make_candidate, with_scores, promote, tmp_path, capsys
 ):
     _, verdict, raw = make_candidate(settings.store, 2, accepted=False)
@@ -107,7 +107,7 @@ def test_unevaluated_or_unknown_model_is_named(settings, live, make_candidate, p
     assert "argument --override: is empty" in capsys.readouterr().err
 
 
-def test_beside_canary_at_work_it_is_impossible_and_nothing_changes(
+def test_promotion_during_canary_is_refused_and_changes_nothing(
     settings, live, make_candidate, promote, capsys
 ):
     _, verdict, raw = make_candidate(settings.store, 3)

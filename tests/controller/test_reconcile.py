@@ -175,7 +175,7 @@ def test_crash_after_the_record_answers_without_a_second_release(deployment):
     deployment.check_all_is_well(2)
 
 
-def test_command_beside_a_controller_only_appends_and_prints_the_result(deployment, capsys):
+def test_command_beside_controller_only_appends_and_prints_result(deployment, capsys):
     deployment.release(1), deployment.release(2)
     flags = ["--store", str(deployment.settings.store), "--reason", "drill", "--triton-urls", ""]
     repository = ["--repository", deployment.settings.repository]

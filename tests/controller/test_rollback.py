@@ -119,7 +119,7 @@ def test_rollback_to_corrupt_graph_that_left_repository_is_refused(deployment):
     assert deployment.repository.versions() == [2, 3]
 
 
-def test_how_it_was_served_last_stays_as_it_was(deployment, make_candidate):
+def test_rollback_restores_last_serving_options(deployment, make_candidate):
     deployment.release(1)
     wide = dataclasses.replace(deployment.settings, options=ServingOptions(instances=5))
     release(*make_candidate(deployment.settings.store, 2), settings=wide)

@@ -103,7 +103,7 @@ def run(capsys, *words):
     return code, capsys.readouterr()
 
 
-def test_what_was_answered_is_recomputed_within_millionth(released, lake, store, tmp_path):
+def test_answers_are_recomputed_within_millionth(released, lake, store, tmp_path):
     done = released()
     found = verify(VERSION, store, FolderObjects(lake(done)))
     assert found.same

@@ -96,7 +96,7 @@ class OutOfTurn(Triton):
         super().unload(name)
 
 
-def test_dead_stub_whose_turn_was_passed_over_is_found_in_same_round(make_candidate, settings):
+def test_dead_stub_that_missed_first_probe_is_found_in_same_round(make_candidate, settings):
     release(
         *make_candidate(settings.store, 1),
         settings=dataclasses.replace(settings, options=ServingOptions(instances=2)),
@@ -252,7 +252,7 @@ def test_canary_is_watched_too(deploy, client, triton, watchdog, settings, raw_r
     shutil.rmtree(triton.repository / CANARY_NAME)
 
 
-def test_server_that_is_gone_is_reported_until_it_is_back(deploy, client, triton, watchdog, caplog):
+def test_absent_server_is_reported_until_it_returns(deploy, client, triton, watchdog, caplog):
     deploy(1)
     triton.kill()
     assert [findings(watchdog) for _ in range(3)] == [[GONE]] * 3
@@ -264,7 +264,7 @@ def test_server_that_is_gone_is_reported_until_it_is_back(deploy, client, triton
     assert findings(watchdog) == [WELL]
 
 
-def test_server_that_is_gone_is_asked_once_a_round(deployment):
+def test_absent_server_is_probed_once_in_each_round(deployment):
     deployment.release(1)
     start_canary(*deployment.candidate(2), settings=deployment.settings)
     deployment.servers[0].crash()
@@ -376,7 +376,7 @@ def test_round_that_fails_is_logged_and_next_one_comes(
     }
 
 
-def test_as_command_it_heals_until_sigterm_ends_it(deploy, settings, triton, tmp_path):
+def test_command_heals_servers_until_sigterm(deploy, settings, triton, tmp_path):
     deploy(1)
     status = tmp_path / "status.json"
     flags = [

@@ -272,7 +272,7 @@ def test_restore_writes_nowhere_that_person_did_not_name(
         ("files", {"store/latest/x": "0"}),
     ],
 )
-def test_backup_that_leads_elsewhere_is_refused(lost, installation_root, capsys, key, change):
+def test_backup_with_paths_outside_of_it_is_refused(lost, installation_root, capsys, key, change):
     backup, _ = lost
     document = json.loads((backup / "backup.json").read_text())
     document[key] |= change

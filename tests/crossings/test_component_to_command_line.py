@@ -82,7 +82,7 @@ def test_step_reads_parameters_of_component(command_line, step, text):
                 raise AssertionError(f"the command line of {step} lacks {name}")
             continue
         if name in ("run_resource", "run_id"):
-            continue  # the flag `run` contains this parameter's value
+            continue  # the flag `run` includes the value of this parameter
         if name == "run":
             value = store_name(value, values["run_resource"], values["run_id"])
         assert parsed[name] == value, name

@@ -80,7 +80,7 @@ def test_scores_of_full_holdout_are_calibrated_only_with_correction(rounds, turn
 
 
 @pytest.mark.parametrize("turn", [0, 1])
-def test_served_graph_scores_left_out_columns_as_training_without_them(rounds, turn):
+def test_served_graph_scores_excluded_columns_like_training_without_them(rounds, turn):
     import onnxruntime
 
     this = rounds.rounds[turn]

@@ -58,7 +58,7 @@ def make_serving(folder):
 
 @needs_make
 @pytest.mark.slow
-def test_environment_is_rebuilt_if_lock_changed_or_interpreter_is_gone(folder):
+def test_environment_is_rebuilt_if_lock_changed_or_interpreter_is_absent(folder):
     building = "building environment serving (log: .venvs/serving.log)\n"
     assert make_serving(folder).stdout == building
     assert environments.python_of("serving", folder).exists()

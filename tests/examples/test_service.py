@@ -49,7 +49,7 @@ def service(server, items, tmp_path, monkeypatch):
     return from_environment()
 
 
-def test_click_in_log_leads_to_item_that_was_shown(service, items, tmp_path):
+def test_click_in_log_refers_to_shown_item(service, items, tmp_path):
     with TestClient(service) as web:
         page = web.get("/recommend", params={"user": "ada", "k": 3}).json()
         assert (

@@ -325,8 +325,8 @@ class Model:
         (paths,) = files.values()
         if len(paths) != len(self._tables):
             raise RuntimeError("WrongInput: there must be as many files as embeddings")
-        # For optimizer states, HugeCTR opens a file that has the embedding's name. A loop over a
-        # mapping of embeddings yields the names of embeddings.
+        # For optimizer states, HugeCTR opens the keys of the dictionary, which are the embeddings'
+        # names, instead of its values.
         is_state_map = isinstance(paths, dict) and "states" in what
         if isinstance(paths, dict) and not is_state_map:
             paths = [paths[each.sparse_embedding_name] for each in self._embeddings]

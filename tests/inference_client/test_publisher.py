@@ -459,8 +459,8 @@ def test_after_outage_outcomes_that_are_due_are_sent_in_parts_too(time, predicti
 def test_large_rows_are_sent_in_smaller_flushes(time, prediction, monkeypatch):
     """One row takes 92 bytes.
 
-    The row has two numbers of 4 bytes and eight positions of 8 bytes. Score, position, propensity
-    and shadow score are also part of the row.
+    The row has two numbers of 4 bytes and eight positions of 8 bytes. The remaining bytes are a
+    score, a position, a propensity and a shadow score.
     """
     monkeypatch.setattr(publisher_module, "_MAX_BYTES_PER_FLUSH", 10 * 92)
     log = MemoryLog()

@@ -46,7 +46,7 @@ def refusing_url():
         yield f"127.0.0.1:{held.getsockname()[1]}"
 
 
-def test_more_rows_than_batch_are_split_and_put_together_in_order(server, make_rows, score_rows):
+def test_more_rows_than_batch_are_split_and_joined_in_order(server, make_rows, score_rows):
     rows = make_rows(2 * MAX_BATCH_ROWS + 5)
     scored = score(server.url, rows)
     np.testing.assert_array_equal(scored.scores, score_rows(*rows))

@@ -40,7 +40,7 @@ def filled(values):
     return {key: re.sub(PLACEHOLDER, "our-p", value) for key, value in values.items()}
 
 
-def test_nothing_is_left_to_replace_once_one_file_is_edited(overlay, rendered, changed):
+def test_edit_of_one_file_replaces_all_placeholders(overlay, rendered, changed):
     values = read_values(K8S / "overlays" / overlay / "cluster.env")
     assert any(PLACEHOLDER.search(value) for value in values.values())
     assert PLACEHOLDER.search(yaml.safe_dump_all(rendered(overlay)))

@@ -123,7 +123,7 @@ def test_pool_can_grow_to_all_replicas_one_surge_pod_and_training_step(rendered,
     assert most + surge + 1 <= int(flag(line, "max-nodes")) * SLICES[partition]
 
 
-def test_subscriptions_keep_messages_for_pubsub_maximum_and_give_up_last():
+def test_subscriptions_retain_messages_for_maximum_of_pubsub():
     for name in ("evergreen-records-monitor", "evergreen-records-monitor-dead-letters"):
         line = command(f"gcloud pubsub subscriptions create {name} ")
         assert flag(line, "message-retention-duration") == "31d"
@@ -185,7 +185,7 @@ def test_cpu_page_fills_in_all_but_address_of_runbook(tmp_path):
     )
 
 
-def test_every_manifest_beside_kustomization_is_named_in_it():
+def test_kustomization_names_every_manifest_in_its_folder():
     for kustomization in K8S.rglob("kustomization.yaml"):
         text = kustomization.read_text()
         for path in kustomization.parent.glob("*.yaml"):

@@ -216,7 +216,7 @@ def test_retried_step_follows_its_own_job(api, flags, do, monkeypatch):
 
 
 @pytest.mark.parametrize("change", ["failed", "requests another number of GPUs"])
-def test_job_of_earlier_try_that_cannot_continue_is_replaced_when_gone(api, flags, do, change):
+def test_job_of_earlier_try_is_replaced_once_it_is_deleted(api, flags, do, change):
     with pytest.raises(PermanentError):
         follow(api, flags, do.end("Failed", "DeadlineExceeded", ""))
     if change != "failed":
@@ -233,7 +233,7 @@ def test_job_of_earlier_try_that_cannot_continue_is_replaced_when_gone(api, flag
     assert api.made == 2
 
 
-def test_job_of_another_program_is_left_alone(api, flags):
+def test_job_of_another_program_is_not_changed(api, flags):
     api.jobs[RUN] = {"metadata": {"name": RUN}}
     with raises(ContractError, f"TrainJob {RUN}", "not created by this step"):
         follow(api, flags)

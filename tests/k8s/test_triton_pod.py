@@ -203,7 +203,7 @@ def test_pod_without_its_repository_is_restarted_instead_of_staying(pod, reposit
         again.wait_for("startupProbe")
 
 
-def test_broken_canary_does_not_keep_live_model_from_its_traffic(pod, repository):
+def test_broken_canary_does_not_stop_traffic_of_live_model(pod, repository):
     write_model(repository)
     write_model(repository, CANARY_NAME, code=BROKEN)
     # For a parity check, a release copies its candidate to the name CANDIDATE_NAME.

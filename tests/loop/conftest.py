@@ -50,8 +50,7 @@ class Command:
     process: subprocess.Popen[bytes]
     output_path: Path
     mark: str
-    """Unique text in the environment of the process. All descendants of the process inherit this
-    text."""
+    """Unique text in the environment of the process, by which its descendants are found."""
 
     @property
     def output(self) -> str:

@@ -287,7 +287,7 @@ def test_two_uploaders_at_once_do_no_harm(tmp_path, open_lake):
     assert not list(archive.glob("day=*/part-*"))
 
 
-def test_once_moves_existing_files_and_ends(archive, open_lake, monkeypatch, tmp_path):
+def test_flag_once_moves_existing_files_and_ends(archive, open_lake, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     lake = URI if open_lake().uri.startswith("gs://") else "a lake"
     assert main(["--archive", "an archive", "--lake", lake, "--once"], {}) == 0

@@ -477,7 +477,7 @@ def test_run_of_schedule_has_kubeflows_name_in_store(server, command, tmp_path, 
 @pytest.mark.parametrize(
     "name", ["weekly", "", "a/b", "../..", "~", "a~3011424b", "50 %2F *[x]?", "週次" * 120, "\n"]
 )
-def test_two_runs_of_one_name_keep_their_files_apart(tmp_path, name):
+def test_two_runs_of_one_name_have_separate_files(tmp_path, name):
     ids = ["3011424b-cce0-40c0-bea8-f11f49badc9c", "fd2f3b12-cbc4-4269-8a36-7ea68e992f9e"]
     runs = [store_name(name, "workflow-x7k2p", run_id) for run_id in ids]
     for run, state in zip(runs, ("failed", "released")):
@@ -489,7 +489,7 @@ def test_two_runs_of_one_name_keep_their_files_apart(tmp_path, name):
     assert {path.parent for path in (tmp_path / "runs").iterdir()} == {tmp_path / "runs"}
 
 
-def test_listing_shows_which_run_left_out_files(tmp_path, capsys):
+def test_listing_shows_which_run_skipped_files(tmp_path, capsys):
     for run, num in (("a", 0), ("b", 2)):
         with noted(tmp_path, run, "extraction") as note:
             note.facts = {"quarantined_files": num}

@@ -134,7 +134,7 @@ class Controller(NamedTuple):
 
 
 class State(NamedTuple):
-    """State of the whole system."""
+    """State of the journal, the files, the servers and the controllers."""
 
     journal: Journal = Journal()
     files: Files = Files()

@@ -47,7 +47,7 @@ def test_every_roc_point_is_one_of_scikit_learns(levels):
     assert area == pytest.approx(sklearn_metrics.roc_auc_score(labels, scores), abs=0.002)
 
 
-def test_there_is_no_roc_curve_of_one_class():
+def test_one_class_has_no_roc_curve():
     assert roc_curve(np.zeros(5, np.int8), np.linspace(0, 1, 5, dtype=np.float32)) == []
     assert roc_curve(np.zeros(0, np.int8), np.zeros(0, np.float32)) == []
 

@@ -133,7 +133,7 @@ def test_too_little_overlap_is_reported_with_its_counts():
     assert agreeing == ReorderingGain(num_lists=200, num_swaps=0, disputed_share=0.0)
 
 
-def test_lists_that_are_not_whole_or_not_by_rule_are_left_out():
+def test_incomplete_or_irregular_lists_are_excluded():
     log = simulate(np.random.default_rng(1), 400, positions=4, share=0.45, rate=0.3)
     whole = reordering_gain(log.rows)
     assert isinstance(whole, ReorderingGain)

@@ -153,7 +153,7 @@ def test_scores_that_are_not_numbers_are_refused():
 
 @pytest.mark.parametrize(("clicks", "is_enough"), [(9, False), (10, True)])
 @pytest.mark.parametrize("rare", [1, 0], ids=["clicks", "rows without a click"])
-def test_as_many_rows_of_class_as_asked_for_are_enough(clicks, is_enough, rare):
+def test_required_number_of_rows_of_class_suffices(clicks, is_enough, rare):
     labels = np.full(200, 1 - rare, np.int8)
     labels[:clicks] = rare
     scores = np.random.default_rng(4).normal(size=200) + 3.0 * labels

@@ -178,7 +178,7 @@ def test_click_rates_are_computed_from_training_rows_alone(make_raw):
     assert column_aucs(fresh)["outcome"] == pytest.approx(0.5, abs=0.03)
 
 
-def test_column_left_out_of_run_is_not_measured(make_raw):
+def test_excluded_column_is_not_measured(make_raw):
     column, leak = LEAKS["larger for clicks"]
     assert column not in column_aucs(make_raw(column, leak, excluded=[column]))
 

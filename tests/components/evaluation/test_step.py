@@ -117,7 +117,7 @@ def test_without_champion_floor_decides(make_round):
     assert set(scores_of(verdict)) == {"candidate"}
 
 
-def test_what_later_promotion_and_monitor_need_is_kept_in_store(make_round):
+def test_store_contains_what_later_promotion_and_monitor_need(make_round):
     made = make_round()
     main(made.flags(min_auc=0.99))
     kept, raw = registry.verdict_paths(made.store, "candidate")
@@ -129,7 +129,7 @@ def test_what_later_promotion_and_monitor_need_is_kept_in_store(make_round):
     assert document["counts"] == expected.tolist()
 
 
-def test_champion_may_be_named_or_left_out(make_round):
+def test_champion_may_be_named_or_omitted(make_round):
     made = make_round(1000)
     made.release_champion(made.planted.noisy(1.0, 1), "first", 1)
     made.release_champion(made.planted, "second", 2)

@@ -336,9 +336,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("column", "text", "reason"), BAD.values(), ids=BAD.keys())
-def test_malformed_line_is_kept_with_its_number_and_reason_and_no_other(
-    tmp_path, column, text, reason
-):
+def test_only_malformed_line_is_stored_with_its_number_and_reason(tmp_path, column, text, reason):
     rows = shop_rows(200)
     lines = own_text(rows, leave_out=("remark", "slot")).splitlines()
     fields = lines[7].split(",")

@@ -133,7 +133,7 @@ def test_only_files_of_window_replay_and_their_late_clicks_are_fetched(lake, tmp
     assert sorted(cached(tmp_path / "work")) == sorted([*rows, *late])
 
 
-def test_what_is_here_at_its_generation_is_not_fetched_again(lake, folder, tmp_path, raw_table):
+def test_present_object_of_same_generation_is_not_fetched_again(lake, folder, tmp_path, raw_table):
     first = extract_lake(URI, tmp_path / "work", WINDOW, replay_days=2)
     lake.seen.clear()
     assert extract_lake(URI, tmp_path / "work", WINDOW, replay_days=2) == first
@@ -150,7 +150,7 @@ def test_what_is_here_at_its_generation_is_not_fetched_again(lake, folder, tmp_p
     )
 
 
-def test_of_back_filled_day_newest_complete_version_is_fetched(lake, folder, tmp_path, raw_table):
+def test_newest_complete_version_of_back_filled_day_is_fetched(lake, folder, tmp_path, raw_table):
     for version in (1, 2):
         newer = tmp_path / f"newer-{version}.parquet"
         start = parse_time("start", day(5)) / 1e6
@@ -329,7 +329,7 @@ def test_disk_without_room_is_reported_before_anything_is_fetched(
     assert fetched(cloud_storage.seen) == dict.fromkeys([part(2), part(3)], 1)
 
 
-def test_what_no_run_needs_gives_way_before_disk_is_called_full(big_lake, tmp_path):
+def test_unneeded_files_are_removed_before_disk_counts_as_full(big_lake, tmp_path):
     start = int(START.timestamp() * 1e6)
     extract_lake(URI, tmp_path / "work", TimeSpan(None, start + 86_400_000_000))
     assert list(cached(tmp_path / "work")) == [BIG]
@@ -353,7 +353,7 @@ def test_run_waits_for_another_that_reads_through_same_cache(big_lake, tmp_path,
     assert (tmp_path / "work" / "run" / "extraction").is_dir()
 
 
-def test_what_newest_run_did_not_use_is_removed(tmp_path):
+def test_files_unused_by_newest_run_are_removed(tmp_path):
     cache = DownloadCache(folder=tmp_path)
     objects = [ObjectInfo(f"day=2026-03-0{n}/part", 100, n, "n4mOQw==") for n in range(1, 5)]
     for each in objects:

@@ -183,7 +183,7 @@ def test_own_request_ids_are_kept_when_times_are_given(tmp_path):
     assert all(len(each) == 1 for each in times.values())
 
 
-def test_rows_ahead_of_clock_are_set_aside_and_others_are_read(tmp_path):
+def test_future_rows_are_excluded_and_other_rows_are_read(tmp_path):
     made = rows(300)
     made[120]["ts"] = "2099-05-06T00:00:00+00:00"
     done = run(tmp_path, write(tmp_path / "log.csv", made))
@@ -316,7 +316,7 @@ def test_another_order_of_features_leaves_rows_known(tmp_path):
     assert (done.rows, done.already_in_lake) == (10, 50)
 
 
-def test_rows_that_are_kept_though_repeated_have_ids_of_their_own(tmp_path):
+def test_accepted_repeated_rows_have_separate_ids(tmp_path):
     made = rows(50)
     run(tmp_path, write(tmp_path / "a.csv", made))
     run(tmp_path, write(tmp_path / "b.csv", rows(60)), keep_repeated=True)
@@ -370,7 +370,7 @@ def test_rows_without_request_id_among_others_are_requests_of_their_own(tmp_path
     assert (done.rows, done.malformed, len({row["request_id"] for row in found})) == (300, 0, 300)
 
 
-def test_what_back_fill_replaced_is_not_in_lake(tmp_path):
+def test_replaced_rows_of_back_fill_are_not_in_lake(tmp_path):
     made = [{**row, "ts": f"2026-04-01T00:{i:02d}:00"} for i, row in enumerate(rows(40))]
     run(tmp_path, write(tmp_path / "a.csv", made))
     recommender = Recommender(name="shop", features=SHOP)

@@ -195,7 +195,7 @@ def test_processes_share_rows_and_leave_bytes_of_one(extract_lots):
     assert len(newer) - len(holdout) == dataset.num_straddling_rows
 
 
-def test_unfit_files_that_several_processes_find_are_all_left_out(extract_lots):
+def test_unfit_files_that_several_processes_find_are_all_skipped(extract_lots):
     _, one, *_, other = extract_lots.files
     for path in (one, other):
         table = pq.read_table(path, partitioning=None)

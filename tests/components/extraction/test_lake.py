@@ -174,7 +174,7 @@ def test_partition_without_date_is_refused(tmp_path, four_days, write_lake):
 
 
 @pytest.mark.parametrize("chunk_rows", [30, 10_000])
-def test_rows_of_another_day_or_of_none_are_set_aside_once(
+def test_rows_of_another_day_or_of_none_are_quarantined_once(
     tmp_path, four_days, read_lake, chunk_rows
 ):
     index = four_days.schema.get_field_index(raw_rows.EVENT_TIME)

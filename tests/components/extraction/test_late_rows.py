@@ -207,7 +207,7 @@ def test_row_with_malformed_earlier_copy_is_used_from_valid_copy(rounds, between
     assert keys_in(dataset.train_uri)[: dataset.num_late_rows] == keys_of(good.slice(0, 1))
 
 
-def test_malformed_late_rows_are_set_aside_once_and_evaluated(rounds, between):
+def test_malformed_late_rows_are_quarantined_once_and_evaluated(rounds, between):
     rounds.add(between(20, 30, step=2, offset=1), "a.parquet")
     rounds.turn()
     late = between(20, 30, step=2)
@@ -236,7 +236,7 @@ def test_malformed_late_rows_are_set_aside_once_and_evaluated(rounds, between):
     assert rounds._run_main(rounds.flags, run="strict", max_malformed_fraction="0.01") == 2
 
 
-def test_back_filled_rows_are_not_late_but_what_came_beside_them_is(rounds, between, tmp_path):
+def test_back_filled_rows_are_not_late_but_other_added_rows_are(rounds, between, tmp_path):
     rounds.add(between(0, 30, step=4, offset=3), "a.parquet")
     rounds.turn()
     for day, hours in ((1, (0, 24)), (2, (24, 30))):
@@ -261,7 +261,7 @@ def test_back_filled_rows_are_not_late_but_what_came_beside_them_is(rounds, betw
     assert rounds.turn().num_late_rows == 0
 
 
-def test_of_bucket_only_days_with_unseen_files_are_fetched(rounds, between, cloud_storage):
+def test_only_days_with_unseen_files_are_fetched_from_bucket(rounds, between, cloud_storage):
     rounds.add(between(0, 60), "a.parquet")
     rounds.turn()
     rounds.add(between(60, 72), "b.parquet")

@@ -127,7 +127,7 @@ def test_repeated_task_draws_same_rows_and_another_window_others(lake, run_step)
     assert len(common) < 0.5 * later.num_replay_rows
 
 
-def test_what_is_held_out_once_is_never_replayed_in_any_round(lake, run_step):
+def test_holdout_rows_are_never_replayed_in_any_round(lake, run_step):
     held_out, replayed = set(), set()
     for hour in range(0, 12, 2):
         window = TimeSpan(WINDOW.start + hour * 3_600_000_000, None)

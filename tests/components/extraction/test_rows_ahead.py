@@ -56,9 +56,7 @@ def turn(tmp_path, flags):
     return run
 
 
-def test_rows_of_clock_that_is_ahead_are_left_and_no_later_row_is_lost(
-    rows, add, turn, released, caplog
-):
+def test_future_rows_are_deferred_and_no_later_row_is_lost(rows, add, turn, released, caplog):
     add(rows(0, 400), "a.parquet")
     add(rows(24 * 365 * 73, 30, seed=1), "ahead.parquet")
     with caplog.at_level(logging.WARNING, "components.extraction.lake"):
@@ -109,7 +107,7 @@ def test_rows_within_tolerance_are_read_and_others_once_their_time_comes(rows, a
 
 
 @pytest.mark.parametrize("setting", ["extraction.attribution_hours=5", "extraction.full_days=1"])
-def test_lakes_end_is_its_newest_row_that_is_not_ahead(rows, add, turn, setting):
+def test_end_of_lake_is_its_newest_row_that_is_not_in_future(rows, add, turn, setting):
     add(rows(0, 400), "a.parquet")
     expected = turn(settings=setting)
     add(rows(43, 30, seed=1), "b.parquet")

@@ -255,7 +255,7 @@ def test_lake_of_unfit_files_alone_is_refused(lake, hour, turn, capsys, spoil):
     assert "3 of 3 files with rows" in capsys.readouterr().err
 
 
-def test_error_of_other_kind_names_files_that_were_left_out(lake, hour, turn, capsys):
+def test_error_of_other_kind_names_skipped_files(lake, hour, turn, capsys):
     folder = lake(*range(HOURS))
     turn(folder)
     empty(folder / NAME, None)
@@ -266,7 +266,7 @@ def test_error_of_other_kind_names_files_that_were_left_out(lake, hour, turn, ca
     assert message.rstrip().endswith(f"unfit files were left out: {NAME}")
 
 
-def test_unfit_files_of_replayed_days_are_left_out_and_named(lake, hour, turn, capsys):
+def test_unfit_files_of_replayed_days_are_skipped_and_named(lake, hour, turn, capsys):
     folder = lake(*range(HOURS))
     turn(folder)
     flipped(folder / NAME, hour(BAD))
@@ -279,7 +279,7 @@ def test_unfit_files_of_replayed_days_are_left_out_and_named(lake, hour, turn, c
     assert found.unread_files == {}
 
 
-def test_unfit_file_of_late_outcomes_is_left_out_and_named(lake, turn):
+def test_unfit_file_of_late_outcomes_is_skipped_and_named(lake, turn):
     folder = lake(*range(HOURS))
     outcomes = folder / "outcomes" / "day=2026-03-01"
     outcomes.mkdir(parents=True)
@@ -307,7 +307,7 @@ def test_file_of_bucket_is_named_by_its_object(lake, hour, tmp_path, cloud_stora
     assert read_by(found) == keys_of_hours(hour, others())
 
 
-def test_requested_window_starts_record_anew_without_its_unfit_files(lake, hour, turn):
+def test_requested_window_restarts_record_without_unfit_files(lake, hour, turn):
     folder = lake(*range(HOURS))
     turn(folder)
     truncated(folder / NAME, None)

@@ -89,9 +89,7 @@ def test_only_training_rows_are_downsampled(
     ]
 
 
-def test_old_rows_none_of_which_is_kept_are_no_replay(
-    write_raw, write_old_rows, run_step, raw_table
-):
+def test_downsampling_to_no_old_rows_is_no_replay(write_raw, write_old_rows, run_step, raw_table):
     old = raw_table(40, seed=5)
     old = old.filter(pa.array((old[LABEL].to_numpy() == 0) & ~sampled(old, 0.3)))
     encoded_set = run_step(write_old_rows(write_raw(raw_table(500)), replay=old), negative_rate=0.3)

@@ -108,7 +108,7 @@ def source(encoded_set, part="train"):
     return local_path(getattr(encoded_set, f"{part}_uri")) / "_file_list.txt"
 
 
-def test_it_reads_what_step_wrote_and_finds_rows_in_their_order(written, reading):
+def test_comparison_reads_output_of_step_and_finds_rows_in_order(written, reading):
     training_set, rows = written
     workflow = reading.workflow(training_set)
     offsets = np.cumsum([0, *training_set.slot_sizes[:-1]])[list(SLOTS)]

@@ -60,7 +60,7 @@ class ByHand:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_any_rounds_end_as_by_hand(seed):
+def test_any_rounds_have_results_of_plain_dicts(seed):
     random = np.random.default_rng(seed)
     ttl = int(random.integers(0, 4)) * DAY
     column, by_hand = NEW, ByHand()

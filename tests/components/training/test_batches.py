@@ -90,7 +90,7 @@ def test_row_number_outside_rows_is_refused(rows, wrong):
         assemble(rows, np.array([0, wrong]), [])
 
 
-def test_what_source_raises_comes_after_items_before_it():
+def test_error_of_source_comes_after_earlier_items():
     def source():
         yield 1
         raise KeyError("lost")

@@ -379,7 +379,7 @@ def test_table_whose_lists_are_pooled_in_two_ways_fails_only_in_hugectr(tmp_path
     make_any_engine("hugectr", config, [5, 5], **arguments | {"features": one_way}).close()
 
 
-def test_what_no_engine_builds_is_refused(tmp_path):
+def test_networks_that_no_engine_supports_are_refused(tmp_path):
     for backend, config, sizes, message in (
         ("pytorch", V1, [5] * 4, "expected 5 of at least 1"),
         ("pytorch", V1, [5] * 4 + [0], "expected 5 of at least 1"),

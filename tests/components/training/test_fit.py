@@ -450,7 +450,7 @@ class DivergingEngine(LogisticEngine):
 @pytest.mark.parametrize(
     "steps", [8, 29, 32], ids=["before it is evaluated", "as it is evaluated", "at its end"]
 )
-def test_rate_that_diverges_is_given_up_for_ones_before_it(
+def test_diverging_rate_is_replaced_by_earlier_rates(
     planted, make_training_set, run, parent, caplog, steps
 ):
     training_set = make_training_set(*planted.drifted([1, 2]).rows(1_000)[:3])

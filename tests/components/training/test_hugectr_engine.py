@@ -141,7 +141,7 @@ def cut_vectors(folder):
     ],
     ids=["cut", "absent", "a key twice", "moments elsewhere"],
 )
-def test_what_hugectr_did_not_write_whole_is_no_model(
+def test_incomplete_output_of_hugectr_is_no_model(
     spoil, message, double, make_engine, initial, rows, tmp_path
 ):
     engine = make_engine(methods=spoilt_save(double, spoil), prove_restores=False)

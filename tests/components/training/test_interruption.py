@@ -60,7 +60,7 @@ def killed_removing(monkeypatch):
     return arm
 
 
-def test_weights_half_gone_to_store_on_another_disk_are_not_published(
+def test_weights_half_moved_to_store_on_another_disk_are_not_published(
     run, folder, tmp_path, monkeypatch
 ):
     whole = run()

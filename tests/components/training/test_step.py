@@ -240,7 +240,7 @@ def evicted(training_set):
     ],
     ids=["share", "negative rate", "rows", "tombstones", "seed", "network"],
 )
-def test_what_decides_weights_starts_afresh_where_it_changed(step, training_set, changed):
+def test_fit_restarts_if_an_input_of_weights_changed(step, training_set, changed):
     _, first, _ = step(training_set)
     other, flags = changed(training_set)
     code, second, _ = step(other, **flags)
@@ -248,7 +248,7 @@ def test_what_decides_weights_starts_afresh_where_it_changed(step, training_set,
     assert second.created_at != first.created_at
 
 
-def test_nothing_of_finished_run_stays_but_its_numbers(step, training_set, tmp_path):
+def test_only_numbers_of_finished_run_remain(step, training_set, tmp_path):
     step(training_set)
     folder = tmp_path / "a work" / "r1" / "training"
     assert sorted(p.name for p in folder.iterdir()) == [

@@ -106,7 +106,7 @@ def test_hashes_of_words_are_counted_whatever_number_of_requests_in_batch(checke
     )
 
 
-def test_beyond_its_capacity_count_is_too_low_by_bounded_part_of_rows_only():
+def test_count_beyond_capacity_is_too_low_by_bounded_part_of_rows():
     random = np.random.default_rng(1)
     counts, values = ValueCounts(50), random.zipf(1.2, 30_000) % 10_000
     for part in np.array_split(values, 30):

@@ -119,7 +119,7 @@ def test_columns_that_extraction_cast_are_checked_by_their_type_in_lake(
     assert checked("r3", actions={"column_retyped": "warn"}) == (0, "warn", findings)
 
 
-def test_files_that_extraction_left_out_are_reported_and_notified_once(
+def test_files_that_extraction_skipped_are_reported_and_notified_once(
     step, write_rows, raw_table, notes_of
 ):
     reason = "a.parquet is not a readable Parquet file: Parquet file size is 0 bytes"

@@ -195,7 +195,7 @@ def test_rows_of_one_side_only_are_counted_and_name_counts_once(training, archiv
     assert skew.facts.num_only_served == len(theirs) - len(late) - 1000 == 20
 
 
-def test_of_many_rows_same_whole_requests_are_compared_on_both_sides(training, archive, tmp_path):
+def test_same_complete_requests_of_many_are_compared_on_both_sides(training, archive, tmp_path):
     frame = make_frame(400)
     served = frame.copy()
     nulled(served)
@@ -238,7 +238,7 @@ def test_archive_without_days_is_reported_and_non_folder_is_refused(training, ar
         compare(training(frame), tmp_path / "nowhere", tmp_path)
 
 
-def test_file_of_another_type_is_left_out_and_named(training, archive, tmp_path):
+def test_file_of_another_type_is_skipped_and_named(training, archive, tmp_path):
     frame = make_frame(20)
     root = archive(frame)
     path = next(root.glob("day=*/*.parquet"))

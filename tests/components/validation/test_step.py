@@ -328,9 +328,7 @@ def test_rule_may_block_on_skew_and_rows_served_as_trained_pass(
     assert next(entry for entry in report.skew if entry["feature"] == "C9")["effect"] > 0.9
 
 
-def test_reports_are_kept_in_store_whatever_becomes_of_work_folder(
-    step, write_rows, raw_table, store
-):
+def test_reports_in_store_do_not_depend_on_work_folder(step, write_rows, raw_table, store):
     _, report = step(write_rows(raw_table(500)), champion="none", run="r7")
     kept = report_path(store, "r7", "validation")
     assert kept.read_bytes() == local_path(report.report_uri).read_bytes()

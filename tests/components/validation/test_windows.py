@@ -151,9 +151,7 @@ def test_frequent_values_of_long_column_are_kept_and_floor_bounds_rest(checked, 
 # -- stored
 
 
-def test_what_is_read_is_what_was_written_and_same_windows_give_same_bytes(
-    rows, window_of, tmp_path
-):
+def test_stored_windows_are_exact_and_same_windows_give_same_bytes(rows, window_of, tmp_path):
     kept = KeptWindows(
         (window_of(rows, "a"), window_of(rows.slice(0, 100), "b", excluded=("I1", "C1")))
     )

@@ -9,8 +9,8 @@ from evergreen.contracts.values import MISSING_WORDS, NoCategory, is_missing_wor
 from tests.support.errors import raises
 
 TRUE, FALSE = 1, 0
-"""Categories of booleans. Programs without a boolean type have many spellings of the same
-boolean."""
+"""Categories of the booleans true and false. Programs without a boolean type have many spellings of
+the same boolean."""
 
 
 @pytest.mark.parametrize("holds_words", [True, False])
@@ -27,7 +27,7 @@ def test_false_is_another_category_than_true(spelled):
 
 
 @pytest.mark.parametrize("text", ["truth", "t", "yes", "falsetto", "true false", "10"])
-def test_other_words_are_no_booleans(text):
+def test_other_words_are_not_booleans(text):
     assert word_of(text, holds_words=True) == text
     assert category_of(text) not in (TRUE, FALSE)
 

@@ -139,7 +139,7 @@ def test_excluded_column_is_missing_for_all_rows_and_others_are_unchanged():
     ],
     ids=["unknown", "twice", "with a vocabulary"],
 )
-def test_columns_that_cannot_be_left_out_are_refused(names, message):
+def test_columns_that_cannot_be_excluded_are_refused(names, message):
     with pytest.raises(ContractError, match=message):
         fitted(excluded=names)
 

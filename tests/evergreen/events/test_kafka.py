@@ -144,7 +144,7 @@ def test_partitions_move_to_second_reader_and_old_tokens_of_them_are_void(wide):
     until(all_ended)
 
 
-def test_nothing_is_read_up_to_now_while_another_reader_holds_messages(wide):
+def test_watermark_waits_for_messages_of_another_reader(wide):
     wide.publisher().publish(batch(8))
     one, two = wide.reader(), wide.reader()
     assert one.read_up_to() is None

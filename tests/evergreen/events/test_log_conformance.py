@@ -139,7 +139,7 @@ def test_message_published_again_is_recognised_by_its_id(bench, publisher, subsc
         assert set(again) <= {"a"}
 
 
-def test_other_content_under_known_id_is_delivered_too(bench, publisher, subscriber):
+def test_other_content_with_known_id_is_delivered_too(bench, publisher, subscriber):
     publisher.publish([("session", b"first"), ("session", b"second")])
     publisher.publish([("session", b"third"), ("session", b"first")])
     deliveries = bench.rest(subscriber)

@@ -165,7 +165,7 @@ def test_log_without_features_of_one_kind_is_drafted_without_them(tmp_path):
     assert recommender.features.names == ("price",)
 
 
-def test_column_with_invalid_feature_name_is_left_out(tmp_path):
+def test_column_with_invalid_feature_name_is_excluded(tmp_path):
     comments, recommender = drafted(
         write(tmp_path / "a.csv", "clicked,price,item_id,a/b\n0,0.5,1,2\n1,1.5,2,3\n")
     )

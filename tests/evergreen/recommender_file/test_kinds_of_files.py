@@ -170,7 +170,7 @@ def test_times_of_two_formats_lead_to_question_with_days_of_each(write):
     )
 
 
-def test_birthdays_are_not_event_times_and_are_left_out(tmp_path):
+def test_birthdays_are_not_event_times_and_are_excluded(tmp_path):
     columns = clicks(**USERS, born=lambda row: datetime.date(1950 + row["user"] % 30, 5, 7))
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
     text, recommender = drafted(tmp_path / "a.parquet")
@@ -298,7 +298,7 @@ def test_column_with_few_users_or_mostly_unknown_user_is_no_user_column(write):
 
 
 @pytest.mark.parametrize("name", ["", "Unnamed: 0", "id", "Nr"])
-def test_column_that_numbers_rows_is_left_out_with_sentence(name, write):
+def test_column_that_numbers_rows_is_excluded_with_sentence(name, write):
     text, recommender = drafted(write({name: range(N), **clicks(**USERS)}))
     assert recommender.features.names == ("user_id", "item_id")
     reason = "it has no name" if not name else "It identifies the rows: it differs in each"
@@ -370,14 +370,14 @@ def test_two_likely_labels_lead_to_question_and_equal_labels_do_not(write):
 
 
 @pytest.mark.parametrize("name", ["nonclk", "no_click", "skipped"])
-def test_complement_of_label_is_left_out(name, write):
+def test_complement_of_label_is_excluded(name, write):
     text, recommender = drafted(write(clicks(**{name: lambda row: 1 - row["click"]}, **USERS)))
     assert recommender.data.label == "click"
     assert name not in recommender.features.names
     assert "It is 1 where 'click' is 0: the label's complement" in line_of(text, name)
 
 
-def test_other_outcomes_of_label_are_left_out(write):
+def test_other_outcomes_of_label_are_excluded(write):
     outcomes = {
         "purchase": lambda row: row["click"] * (row["n"] % 2),
         "conversion_id": lambda row: row["n"] % 5,
@@ -409,7 +409,7 @@ def test_other_outcomes_of_label_are_left_out(write):
     ],
     ids=["rating", "below zero", "words", "there or not", "in the middle"],
 )
-def test_column_that_determines_label_is_left_out_and_its_auc_is_named(leak, write):
+def test_column_that_determines_label_is_excluded_and_its_auc_is_named(leak, write):
     text, recommender = drafted(write(clicks(**USERS, rating=leak)))
     assert recommender.features.names == ("user_id", "item_id")
     line = line_of(text, "rating")
@@ -455,7 +455,7 @@ def test_ids_of_more_than_64_bits_are_stored_as_texts(write):
     assert recommender.features.categorical_options == {"owner": WORDS}
 
 
-def test_ids_as_floats_beyond_2_to_53rd_are_left_out_with_sentence(write, tmp_path):
+def test_ids_as_floats_beyond_2_to_53rd_are_excluded_with_sentence(write, tmp_path):
     path = write(
         clicks(
             **USERS,

@@ -25,7 +25,7 @@ def rows(n):
     ]
 
 
-def test_binary_columns_are_left_out_with_message(tmp_path):
+def test_binary_columns_are_excluded_with_message(tmp_path):
     found = [
         {**row, "device": uuid.UUID(int=(7919 * i + 255 << 64) + i).bytes}
         for i, row in enumerate(rows(300))

@@ -57,7 +57,7 @@ def test_current_is_live_version_none_is_nothing_and_model_is_named_by_id(
     assert (champion and champion.version, parent and parent.model_id) == (version, model_id)
 
 
-def test_nothing_is_live_in_empty_store(tmp_path):
+def test_empty_store_has_no_live_version(tmp_path):
     assert registry.champion(tmp_path, CURRENT) is registry.parent(tmp_path, CURRENT) is None
 
 
@@ -101,7 +101,7 @@ def test_failed_step_keeps_its_reason_until_retry_succeeds(tmp_path, error, stat
 
 
 @pytest.mark.parametrize("run", ["", "..", "a/b", "../../elsewhere", "/etc"])
-def test_run_name_that_leads_out_of_its_folder_is_refused(tmp_path, run):
+def test_run_name_outside_of_its_folder_is_refused(tmp_path, run):
     with (
         raises(ContractError, "run", "named"),
         runs.noted(tmp_path / "store", run, "training"),

@@ -51,7 +51,7 @@ def test_killed_process_is_temporary_error_and_leaves_no_child():
     assert children.read_text() == before  # No process is left without a parent that waits for it.
 
 
-def test_of_several_errors_that_of_first_item_is_reported_however_slow(tmp_path):
+def test_error_of_first_item_is_reported_however_slow(tmp_path):
     def refuse(item):
         if item:
             (tmp_path / "done").touch()
@@ -85,7 +85,7 @@ def test_error_that_cannot_be_pickled_is_reported_by_its_text():
 
 @pytest.fixture
 def at_work(tmp_path):
-    """A parent of two waiting processes, and their ids."""
+    """A parent process, and the process ids of its two waiting children."""
     script = f"""
 import os, signal, sys, time
 from pathlib import Path

@@ -121,7 +121,7 @@ def test_rollback_continues_if_copy_in_store_is_corrupt(deployment, caplog, file
     assert str(kept(deployment, 1, "")).rstrip("/") in caplog.text
 
 
-def test_damage_of_another_file_in_each_copy_is_mended_from_both(deployment):
+def test_copies_with_different_corrupt_files_repair_each_other(deployment):
     deployment.release(1), deployment.release(2)
     flip(served(deployment, 1, "golden.npz"))
     flip(kept(deployment, 1, "model.onnx"))
@@ -170,7 +170,7 @@ def test_inspection_mends_corrupt_copy_in_store(deployment, inspection):
     assert is_intact(deployment, 1)
 
 
-def test_servers_load_mended_graph_of_live_version_again(deployment, inspection, raw_rows):
+def test_servers_reload_repaired_graph_of_live_version(deployment, inspection, raw_rows):
     deployment.release(1)
     right = deployment.servers[0].infer(MODEL_NAME, *raw_rows(5))[0]
     flip(
@@ -206,7 +206,7 @@ def test_unrepairable_fault_is_reported_and_checked_again_at_each_round(
     assert is_intact(deployment, 1)
 
 
-def test_inspection_leaves_deployment_at_work_alone(deployment, inspection, clock):
+def test_inspection_does_not_disturb_running_deployment(deployment, inspection, clock):
     deployment.release(1)
     flip(served(deployment, 1, "golden.npz"))
     with (
@@ -220,7 +220,7 @@ def test_inspection_leaves_deployment_at_work_alone(deployment, inspection, cloc
 
 
 @pytest.mark.parametrize("old", ["versions: 2", "backend", "max_batch_size"])
-def test_corrupt_configuration_blocks_no_rollback_and_is_written_anew(deployment, inspection, old):
+def test_corrupt_configuration_blocks_no_rollback_and_is_rewritten(deployment, inspection, old):
     deployment.release(1), deployment.release(2)
     path = deployment.repository.objects.root / MODEL_NAME / "config.pbtxt"
     right, config = path.read_bytes(), deployment.repository.read_config()

@@ -48,8 +48,8 @@ class Cluster:
     def release(self, candidate, **altered):
         """Release the candidate to all pods.
 
-        The clients of the pods have the methods in `altered` instead of their own. Each replacement
-        method gets the pod as its first argument.
+        `altered` maps the names of a client's methods to their replacements. Each replacement is
+        called with the pod as its first argument.
         """
         settings = dataclasses.replace(
             self.settings,
@@ -182,7 +182,7 @@ def test_name_without_address_is_temporary_error(cluster, make_candidate):
 @pytest.mark.parametrize(
     "text", ["http://host:1", "host", "host:0", "host:70000", ":8001", "dns://host:1", "dns:///h"]
 )
-def test_what_is_neither_address_nor_name_is_refused(text):
+def test_malformed_server_address_is_refused(text):
     with pytest.raises(ContractError, match="expected host:grpc_port or dns:///name:grpc_port"):
         parse_urls(f"fine:8001,{text}")
 

@@ -240,7 +240,7 @@ def written(make_parts, tmp_path):
     return write
 
 
-def test_tables_lie_beside_message_and_start_at_page(written, make_parts):
+def test_tables_are_in_separate_file_and_start_at_page(written, make_parts):
     folder = written()
     assert sorted(path.name for path in folder.iterdir()) == [DATA_FILE, GRAPH_FILE]
     message = onnx.load(folder / GRAPH_FILE, load_external_data=False)

@@ -243,7 +243,7 @@ class Endless(HttpDouble):
         return Reply(itertools.repeat(b"# text\n" * 10_000))
 
 
-def test_metrics_without_end_are_given_up(monkeypatch):
+def test_endless_metrics_are_error(monkeypatch):
     monkeypatch.setattr(evidence, "MAX_TEXT_BYTES", 1 << 20)
     with closing(Endless()) as server, pytest.raises(TemporaryError, match="at most 1,048,576 b"):
         fetch(server.url.removeprefix("http://"))

@@ -88,7 +88,7 @@ def test_open_graph_looks_nothing_up_and_leaves_nothing_in_home_folder(
     assert list((tmp_path / "home").rglob("*")) == []
 
 
-def test_held_out_rows_keep_their_order_across_files_and_stop_at_limit(candidate, raw_rows):
+def test_holdout_rows_keep_their_order_across_files_and_stop_at_limit(candidate, raw_rows):
     _, verdict, raw = candidate
     dense, categorical = raw_rows(60, 1)
     rows = read_held_out(raw, verdict, max_rows=40)

@@ -75,7 +75,7 @@ def test_journal_names_who_why_and_every_hash_before_server_is_notified(deployme
     assert (line.who, line.decision, line.reason) == ("run-7", "pass", "auc is high enough")
 
 
-def test_graph_and_golden_rows_are_kept_in_store_apart_from_what_is_served(deployment):
+def test_store_has_own_copy_of_graph_and_golden_rows(deployment):
     done = deployment.release(1)
     kept, served = (
         graph_folder(deployment.settings.store, 1),

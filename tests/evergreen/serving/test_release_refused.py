@@ -26,7 +26,7 @@ def kept(deployment):
 @pytest.mark.parametrize(
     "name", [CANDIDATE_NAME, MODEL_NAME], ids=["in rehearsal", "after publication"]
 )
-def test_wrong_answer_leaves_old_version_live_and_new_one_gone(deployment, name):
+def test_wrong_answer_leaves_old_version_live_and_removes_new_version(deployment, name):
     deployment.release(1)
     config = deployment.repository.read_config()
 
@@ -235,7 +235,7 @@ def test_server_that_could_not_be_restored_is_named_in_error_and_journal(deploym
     deployment.check_all_is_well(3)
 
 
-def test_configuration_that_cannot_be_put_back_is_left_to_next_deployment(deployment, monkeypatch):
+def test_next_deployment_restores_configuration_after_failed_restore(deployment, monkeypatch):
     """The storage fails after the first of two writes.
 
     The next deployment rolls back, because the journal contains the intent.

@@ -126,7 +126,7 @@ def test_only_rows_of_configuration_outlive_pruning(repository, put_live):
     assert there == warmup_files_of(repository.read_config())
 
 
-def test_pruning_keeps_newest_asked_for_and_served(repository, put_live):
+def test_pruning_keeps_newest_requested_and_served_versions(repository, put_live):
     with repository.locked():
         for number in range(7, 13):
             put_live(repository, number)

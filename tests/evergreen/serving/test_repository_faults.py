@@ -72,7 +72,7 @@ def test_corrupt_graph_or_golden_row_is_found_by_its_hash(repository, put_live, 
             )(1)
 
 
-def test_what_storage_gives_back_changed_is_found_while_it_is_staged(repository, make_version):
+def test_staging_detects_bytes_that_storage_changed(repository, make_version):
     real = repository.objects
 
     class Bitrot:
@@ -122,7 +122,7 @@ def test_corrupt_record_makes_version_none(repository, put_live):
         "click_model/²/x",
     ],
 )
-def test_what_is_no_version_folder_is_passed_over(open_objects, name):
+def test_invalid_version_folder_is_skipped(open_objects, name):
     objects = open_objects()
     objects.write(name, b"1")
     assert ModelRepository(objects, NAMES).taken_numbers() == []

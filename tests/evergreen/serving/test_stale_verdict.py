@@ -44,7 +44,7 @@ def test_verdict_against_none_or_another_than_live_model_is_refused(candidate_of
 
 
 @pytest.mark.parametrize(("champion", "reference"), [(None, "none"), ("model-1", "model-1")])
-def test_run_that_named_its_champion_is_not_held_to_live_one(
+def test_run_that_named_its_champion_is_not_compared_with_live_model(
     candidate_of, unserved, champion, reference
 ):
     release(*candidate_of(unserved.store, 1, None), settings=unserved)

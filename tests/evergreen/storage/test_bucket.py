@@ -205,7 +205,7 @@ def test_download_corrupted_on_way_is_read_again_and_never_returned(cloud_storag
         objects.read("object")
 
 
-def test_object_replaced_during_download_in_parts_is_read_anew(cloud_storage, open_bucket):
+def test_object_replaced_during_download_in_parts_is_read_again(cloud_storage, open_bucket):
     objects = open_bucket()
     objects.write("object", b"1" * 100_000)
     cloud_storage.fail(is_download, "half")

@@ -118,7 +118,7 @@ def test_clock_steps_of_holder_neither_shorten_nor_lengthen_lease(make_lease, st
 
 
 @pytest.mark.parametrize("is_ended", [False, True], ids=["free", "ended"])
-def test_of_many_concurrent_takers_one_gets_lease(make_lease, clocks, is_ended):
+def test_one_of_many_concurrent_callers_gets_lease(make_lease, clocks, is_ended):
     if is_ended:
         make_lease("killed", clocks).acquire()
         clocks.pass_(61.0)

@@ -98,7 +98,7 @@ def test_removal_of_seen_generation_is_refused_once_it_changed(open_again):
 
 
 @pytest.mark.parametrize("is_new", [True, False], ids=["create", "replace"])
-def test_of_many_writers_that_saw_same_state_one_wins(open_again, is_new):
+def test_one_of_many_writers_that_saw_same_state_wins(open_again, is_new):
     num_writers, handle = 4, open_again()
     for turn in range(5):
         name = f"turn {turn}"
@@ -179,7 +179,7 @@ def test_upload_over_other_bytes_is_refused_and_leaves_them(open_again, tmp_path
     assert open_again().read("part") == (other, generation)
 
 
-def test_of_many_uploaders_of_one_file_one_writes_it_and_all_succeed(open_again, tmp_path):
+def test_one_of_many_uploaders_writes_file_and_all_succeed(open_again, tmp_path):
     (tmp_path / "part").write_bytes(b"rows" * 10_000)
     for turn in range(5):
         handles, answers = [open_again() for _ in range(4)], []

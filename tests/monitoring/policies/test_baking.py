@@ -128,7 +128,7 @@ def test_version_at_exact_limit_is_rolled_back_with_at_most_alpha(planted):
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_of_thousand_equal_versions_at_most_alpha_are_rolled_back():
+def test_at_most_alpha_of_thousand_equal_versions_are_rolled_back():
     """The test uses the default settings and all rows.
 
     The gate's metrics come from 20,000 rows, and the predecessor's metrics come from 20,000 other
@@ -184,7 +184,7 @@ def test_after_change_version_is_compared_with_what_predecessor_reaches():
     )
 
 
-def test_version_whose_predecessor_left_no_rows_is_held_to_gate_alone():
+def test_version_without_rows_of_predecessor_is_compared_with_gate_alone():
     rows, decision = rolled_back(traffic(1, rows=6_400, calibration=3.0), before=None)
     assert (rows is not None, decision.action) == (True, Action.ROLLBACK)
 

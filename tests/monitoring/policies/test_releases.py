@@ -144,7 +144,7 @@ def test_at_most_alpha_of_unchanged_streams_alarm_whatever_is_released(windows):
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("windows", [0.2, 1.0, 5.0])
-def test_of_many_streams_without_change_at_most_alpha_alarm(windows):
+def test_at_most_alpha_of_many_streams_without_change_alarm(windows):
     streams = 300
     alarms = alarm_share(replace(NULL, every=windows * WINDOW), streams=streams, seed=8)
     assert (

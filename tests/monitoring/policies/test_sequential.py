@@ -27,7 +27,7 @@ GATE = Baseline(auc=0.85, low=0.8, high=0.9)
 TRAFFIC = ClickTraffic(0.25, 250)
 
 
-def test_of_stationary_streams_at_most_alpha_alarm():
+def test_at_most_alpha_of_stationary_streams_alarm():
     """`make benchmark-policies` simulates 1,000 streams, also with rows that share a user."""
     alarms = 0
     for number in range(20):

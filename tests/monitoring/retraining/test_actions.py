@@ -41,7 +41,7 @@ def confirmed(policy, reason):
     return Decision(policy=policy, action=Action.RETRAIN, reason=reason, numbers=numbers)
 
 
-def test_of_several_policies_those_that_only_notify_request_no_run(started):
+def test_policies_that_only_notify_request_no_run(started):
     b = started(**DRIFT, notify_only="data_drift")
     columns, auc = confirmed("data_drift", "30 columns drifted"), confirmed("threshold", "auc fell")
     fine = dataclasses.replace(auc, action=Action.OK, reason="auc is fine")

@@ -68,7 +68,7 @@ def test_named_pipeline_is_looked_up_each_time_and_runs_newest_version(kubeflow,
     ]
 
 
-def test_of_versions_of_one_second_uploaded_one_runs_and_is_named(kubeflow, connect, caplog):
+def test_version_uploaded_in_same_second_runs_and_is_named(kubeflow, connect, caplog):
     caplog.set_level("INFO")
     for number, name, description in (("v2", "3f2a9c1", "sha256:f7"), ("v3", "ours", None)):
         version = {"pipeline_id": "p", "pipeline_version_id": number, "display_name": name}
@@ -268,7 +268,7 @@ def test_arguments_that_are_no_object_are_refused(connect, text):
         connect(pipeline_arguments=text)
 
 
-def test_experiment_that_vanished_leaves_run_unknown_and_is_not_made_anew(kubeflow, connect):
+def test_experiment_that_vanished_leaves_run_unknown_and_is_not_recreated(kubeflow, connect):
     trigger = connect()
     trigger.submit(request("a"))
     kubeflow.experiments.clear()
@@ -282,7 +282,7 @@ def test_experiment_that_vanished_leaves_run_unknown_and_is_not_made_anew(kubefl
 
 
 @pytest.mark.parametrize(("other", "answer"), [("a", "already"), ("b", "busy")])
-def test_of_two_runs_created_at_same_time_only_first_stays(kubeflow, connect, other, answer):
+def test_first_of_two_runs_created_at_same_time_remains(kubeflow, connect, other, answer):
     """A monitor's process freezes after it searched for active runs.
 
     The frozen process continues, and creates a run after its successor has created a run.

@@ -266,7 +266,7 @@ def test_windows_are_rebuilt_after_restart_from_archived_and_waiting_rows(starte
     assert b.monitor.serving_version == 1
 
 
-def test_state_of_another_version_is_refused_and_left_alone(tmp_path):
+def test_state_of_another_version_is_refused_and_not_changed(tmp_path):
     path = tmp_path / "monitor.db"
     StateStore(path).close()
     for version in (99, 0):

@@ -59,7 +59,7 @@ def test_open_rows_are_those_of_records_whose_window_is_open(tmp_path_factory, d
     store.close()
 
 
-def test_beyond_limit_newest_requests_are_returned_complete(tmp_path):
+def test_newest_requests_up_to_limit_are_returned_complete(tmp_path):
     store = StateStore(tmp_path / "monitor.db")
     store.add(
         Predictions.of([prediction(f"r{i}", 4, time=100.0 + i) for i in range(10)]), [], [], now=0.0

@@ -88,7 +88,7 @@ def test_number_that_does_not_exist_is_called_undefined():
         ),
     ],
 )
-def test_idle_log_and_dead_one_are_reported_apart(changes, expected):
+def test_idle_log_and_dead_log_are_distinguished(changes, expected):
     assert expected in page(Snapshot(**changes)).text
 
 
@@ -273,7 +273,7 @@ def test_different_events_of_one_kind_are_lines_of_their_own():
     assert all(text in shown for text in (texts[0], *texts[2:]))
 
 
-def test_unknown_facts_about_acting_are_left_out():
+def test_unknown_facts_about_actions_are_omitted():
     shown = page(Snapshot(actions=ActionStatus(budget_left=3, daily_budget=4)))
     assert "budget left today 3 of 4 requests" in shown.text
     assert "drifted since" not in shown.text

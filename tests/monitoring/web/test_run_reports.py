@@ -85,7 +85,7 @@ def test_page_links_to_report_and_server_returns_it(store, get):
         "/reports/" + 5000 * "x" + "/validation",
     ],
 )
-def test_no_path_leads_out_of_runs_reports(store, get, path):
+def test_no_path_outside_of_runs_reports_is_served(store, get, path):
     runs = store / "runs"
     (runs / "linked").symlink_to(store.parent / "secret")
     for name in ("pointing", "pipe"):
