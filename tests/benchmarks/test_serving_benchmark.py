@@ -12,7 +12,7 @@ def _answers(due: list[float], latencies: list[float]) -> Answers:
     )
 
 
-def test_the_ratio_compares_the_window_with_the_quiet_time_alone() -> None:
+def test_ratio_compares_window_with_quiet_time_alone() -> None:
     answers = _answers([0.5, 1.0, 1.5, 2.0, 2.5], [9.0, 0.004, 0.004, 0.012, 9.0])
     figures = window_figures(answers, window=(2.0, 2.5), quiet=(1.0, 2.0))
     assert figures["num_in_window"] == 1
@@ -21,7 +21,7 @@ def test_the_ratio_compares_the_window_with_the_quiet_time_alone() -> None:
     assert figures["ratio"] == pytest.approx(3.0)
 
 
-def test_a_ratio_without_requests_in_the_quiet_time_is_none() -> None:
+def test_ratio_without_requests_in_quiet_time_is_none() -> None:
     figures = window_figures(_answers([2.0], [0.012]), window=(2.0, 2.5), quiet=(1.0, 2.0))
     assert figures["before_p99_ms"] is None
     assert figures["ratio"] is None

@@ -71,7 +71,7 @@ def test_p99_of_summed_buckets_is_that_of_all_requests_within_their_bucket():
 
 
 @pytest.mark.parametrize("low", [0.1, 1.1, 1.9, 6.3])
-def test_p99_of_fast_requests_is_not_below_them_by_a_whole_millisecond(low):
+def test_p99_of_fast_requests_is_not_below_them_by_whole_millisecond(low):
     random, arm = np.random.default_rng(4), Arm(model_name=MODEL_NAME, version=2)
     latencies = random.uniform(low, low + 0.05, 1_000)
     p99 = bucket_quantile(read_buckets(histogram(2, latencies), arm), 0.99)
@@ -132,7 +132,7 @@ class Rounds:
         return len(done), done[-1]
 
 
-def test_summed_buckets_find_a_slow_tail_that_bounds_of_servers_cannot(deployment):
+def test_summed_buckets_find_slow_tail_that_bounds_of_servers_cannot(deployment):
     """After the first minute, one of the two servers answers 4 % of the requests slowly."""
     rounds, random = Rounds(deployment), np.random.default_rng(5)
     rounds.latencies = {}

@@ -156,7 +156,7 @@ def test_corrupt_file_is_named_and_no_evidence(tmp_path, caplog):
     )
 
 
-def test_file_with_a_column_of_another_type_is_no_evidence(tmp_path, caplog):
+def test_file_with_column_of_another_type_is_no_evidence(tmp_path, caplog):
     rows = [(f"r{i}", 0, i, i % 2, 3, 0.5, 4, 0.25) for i in range(10)]
     write(tmp_path / "day=2026-01-01" / "a.parquet", rows)
     changed_rows = pq.read_table(tmp_path / "day=2026-01-01" / "a.parquet", partitioning=None)

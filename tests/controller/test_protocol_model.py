@@ -59,7 +59,7 @@ def test_kill_and_pause_during_two_requests_keep_every_property(name):
     assert explore(ProtocolModel(scenario)).states > 1_000
 
 
-def test_retry_after_a_persons_rollback_changes_nothing_in_any_state():
+def test_retry_after_persons_rollback_changes_nothing_in_any_state():
     assert explore(ProtocolModel(RETRIED)).states > 1_000
 
 

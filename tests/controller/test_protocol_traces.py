@@ -504,7 +504,7 @@ def run(machine, num_examples, **more):
     [25, pytest.param(150, marks=(pytest.mark.slow, pytest.mark.timeout(1800)))],
     ids=["few", "many"],
 )
-def test_every_move_of_controller_has_the_effect_of_the_model(snapshot, num_examples):
+def test_every_move_of_controller_has_effect_of_model(snapshot, num_examples):
     deployment, _ = snapshot
     run(traces(*snapshot), num_examples)
     assert deployment.num_moves > num_examples
@@ -606,7 +606,7 @@ SCRIPTS = {
 }
 
 
-def test_every_rule_of_the_table_occurs_in_a_trace(snapshot):
+def test_every_rule_of_table_occurs_in_trace(snapshot):
     deployment, _ = snapshot
     for steps in SCRIPTS.values():
         machine = traces(*snapshot)()
@@ -644,7 +644,7 @@ MUTANTS = {
         for at, name in enumerate(MUTANTS)
     ],
 )
-def test_traces_find_fault_that_is_built_into_a_move(snapshot, monkeypatch, name):
+def test_traces_find_fault_that_is_built_into_move(snapshot, monkeypatch, name):
     move, change = MUTANTS[name]
     monkeypatch.setitem(moves.BODIES, move, change(moves.BODIES[move]))
     with pytest.raises((AssertionError, KeyError)):

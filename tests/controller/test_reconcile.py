@@ -159,7 +159,7 @@ def test_rollback_during_release_undoes_it_and_waits_for_no_rehearsal(deployment
     deployment.check_all_is_well(1)
 
 
-def test_crash_after_the_record_answers_without_a_second_release(deployment):
+def test_crash_after_record_answers_without_second_release(deployment):
     deployment.release(1)
     request = requested(deployment, 2)
 
@@ -201,7 +201,7 @@ def test_command_beside_controller_only_appends_and_prints_result(deployment, ca
     deployment.check_all_is_well(1)
 
 
-def test_command_without_waiting_leaves_the_request_to_the_controller(deployment, capsys):
+def test_command_without_waiting_leaves_request_to_controller(deployment, capsys):
     deployment.release(1), deployment.release(2)
     flags = ["--store", str(deployment.settings.store), "--reason", "drill", "--no-wait"]
     assert rollback_command([*flags, "--triton-urls", ""]) == 0
@@ -211,7 +211,7 @@ def test_command_without_waiting_leaves_the_request_to_the_controller(deployment
     deployment.check_all_is_well(1)
 
 
-def test_holder_with_an_old_lease_writes_neither_configuration_nor_plan_nor_journal(deployment):
+def test_holder_with_old_lease_writes_neither_configuration_nor_plan_nor_journal(deployment):
     deployment.release(1)
     with fenced(deployment.settings) as (stale, heir):
         assert heir.lease == stale.repository.lease + 1
@@ -230,7 +230,7 @@ def test_holder_with_an_old_lease_writes_neither_configuration_nor_plan_nor_jour
     deployment.check_all_is_well(2)
 
 
-def test_every_move_of_a_release_is_the_one_of_the_table(deployment):
+def test_every_move_of_release_is_one_of_table(deployment):
     moves = []
 
     def trace(rule, desired, observed):
@@ -266,7 +266,7 @@ def test_every_move_of_a_release_is_the_one_of_the_table(deployment):
     ]
 
 
-def test_failed_release_is_undone_by_moves_of_the_table_before_it_is_refused(deployment):
+def test_failed_release_is_undone_by_moves_of_table_before_it_is_refused(deployment):
     deployment.release(1)
     moves, attempts = [], []
 
@@ -296,7 +296,7 @@ def test_failed_release_is_undone_by_moves_of_the_table_before_it_is_refused(dep
     ]
 
 
-def test_record_of_a_fenced_holder_has_no_effect_after_its_intent_was_adopted(deployment):
+def test_record_of_fenced_holder_has_no_effect_after_its_intent_was_adopted(deployment):
     """The search of the protocol's model found this case.
 
     A holder paused between its last check and the record of its change.
@@ -355,14 +355,14 @@ def ticking(settings, clock):
     return dataclasses.replace(settings, timeouts=timeouts, clock=clock.moment)
 
 
-def test_rights_to_the_registry_are_enough_to_wait_for_a_controller(deployment):
+def test_rights_to_registry_are_enough_to_wait_for_controller(deployment):
     deployment.release(1), deployment.release(2)
     with answering(deployment.settings):
         assert rollback(without_rights(deployment), reason="drill").version == 1
     deployment.check_all_is_well(1)
 
 
-def test_without_rights_and_without_a_controller_the_request_is_withdrawn(deployment):
+def test_without_rights_and_without_controller_request_is_withdrawn(deployment):
     deployment.release(1), deployment.release(2)
     clock = Clock(datetime.now(timezone.utc).timestamp())
     with pytest.raises(TemporaryError, match=r"no controller answered.*is not writable"):
@@ -371,7 +371,7 @@ def test_without_rights_and_without_a_controller_the_request_is_withdrawn(deploy
     deployment.check_all_is_well(2)
 
 
-def test_repository_that_cannot_be_opened_does_not_stop_a_request(deployment, monkeypatch):
+def test_repository_that_cannot_be_opened_does_not_stop_request(deployment, monkeypatch):
     deployment.release(1), deployment.release(2)
 
     def refuse(settings):
@@ -392,7 +392,7 @@ def test_repository_that_cannot_be_opened_does_not_stop_a_request(deployment, mo
     assert rollback(settings, reason="drill").version == 1
 
 
-def test_command_for_an_unknown_target_leaves_no_request(deployment, tmp_path):
+def test_command_for_unknown_target_leaves_no_request(deployment, tmp_path):
     (tmp_path / "empty").mkdir()
     settings = dataclasses.replace(deployment.settings, store=tmp_path / "empty", recommender=None)
     with pytest.raises(ContractError, match="no release and no recommender"):
@@ -403,7 +403,7 @@ def test_command_for_an_unknown_target_leaves_no_request(deployment, tmp_path):
 # Retries of a step.
 
 
-def test_retry_of_an_answered_step_gets_its_answer_and_releases_nothing(deployment):
+def test_retry_of_answered_step_gets_its_answer_and_releases_nothing(deployment):
     deployment.release(1)
     first = requested(deployment, 2, run="run-7")
     reconcile(deployment)
@@ -419,7 +419,7 @@ def test_retry_of_an_answered_step_gets_its_answer_and_releases_nothing(deployme
 
 
 @pytest.mark.parametrize("is_before", [True, False], ids=["before the answer", "after the answer"])
-def test_retry_does_not_overrule_a_persons_rollback(deployment, is_before):
+def test_retry_does_not_overrule_persons_rollback(deployment, is_before):
     deployment.release(1), deployment.release(3)
     first = requested(deployment, 2, run="run-7", seconds=0.0 if is_before else 60.0)
     reconcile(deployment, clock=lambda: datetime.now(timezone.utc) + timedelta(seconds=1))
@@ -440,7 +440,7 @@ def test_retry_does_not_overrule_a_persons_rollback(deployment, is_before):
     deployment.check_all_is_well(live)
 
 
-def test_retry_after_a_temporary_failure_is_carried_out(deployment):
+def test_retry_after_temporary_failure_is_carried_out(deployment):
     deployment.release(1)
     requested(deployment, 2, run="run-7", seconds=0.0)
     reconcile(deployment, clock=lambda: datetime.now(timezone.utc) + timedelta(seconds=1))
@@ -450,7 +450,7 @@ def test_retry_after_a_temporary_failure_is_carried_out(deployment):
     deployment.check_all_is_well(2)
 
 
-def test_same_model_of_another_run_or_of_a_person_is_no_retry(deployment):
+def test_same_model_of_another_run_or_of_person_is_no_retry(deployment):
     deployment.release(1)
     requested(deployment, 2, run="run-7")
     reconcile(deployment)
@@ -504,7 +504,7 @@ def test_abort_is_done_between_two_moves_of_another_change(deployment, change):
     deployment.check_all_is_well(4 if change == "release" else 1)
 
 
-def test_abort_that_fails_leaves_the_other_change_alone(deployment):
+def test_abort_that_fails_leaves_other_change_alone(deployment):
     deployment.release(1), deployment.release(2)
     start_canary(*deployment.candidate(3), settings=deployment.settings)
     request = requested(deployment, 4)
@@ -566,7 +566,7 @@ def rolled_back_at(deployment, monkeypatch, owner, name):
     return appended
 
 
-def test_rollback_interrupts_the_copy_and_the_hashing_of_a_candidate(deployment, monkeypatch):
+def test_rollback_interrupts_copy_and_hashing_of_candidate(deployment, monkeypatch):
     deployment.release(1)
     request, written = requested(deployment, 2), []
     back = rolled_back_at(deployment, monkeypatch, moves_module, "check_kept")
@@ -609,7 +609,7 @@ def test_rollback_interrupts_loading_between_two_servers(deployment):
     deployment.check_all_is_well(1)
 
 
-def test_request_is_carried_out_between_two_parts_of_a_round(deployment):
+def test_request_is_carried_out_between_two_parts_of_round(deployment):
     deployment.release(1), deployment.release(2)
     back = []
 
@@ -633,7 +633,7 @@ def test_request_is_carried_out_between_two_parts_of_a_round(deployment):
     assert back[1] == "evaluated"
 
 
-def test_fenced_holder_cannot_write_the_first_configuration(deployment):
+def test_fenced_holder_cannot_write_first_configuration(deployment):
     objects = open_objects(deployment.settings.repository)
     settings = dataclasses.replace(deployment.settings, recommender=MODEL_NAME)
     with fenced(settings) as (stale, heir):
@@ -646,7 +646,7 @@ def test_fenced_holder_cannot_write_the_first_configuration(deployment):
     assert deployment.repository.read_config() == "name: 2"
 
 
-def test_late_first_plan_of_a_fenced_holder_is_replaced(deployment):
+def test_late_first_plan_of_fenced_holder_is_replaced(deployment):
     deployment.release(1)
     with fenced(deployment.settings) as (stale, heir):
         stale.repository.check_held = lambda: None
@@ -663,7 +663,7 @@ def test_late_first_plan_of_a_fenced_holder_is_replaced(deployment):
             stale.repository.write_plan(heir.read_plan().next())
 
 
-def test_end_of_a_canary_names_the_person_who_ended_it(deployment):
+def test_end_of_canary_names_person_who_ended_it(deployment):
     deployment.release(1)
     start_canary(
         *deployment.candidate(2), settings=dataclasses.replace(deployment.settings, who="bob")
@@ -683,7 +683,7 @@ def test_end_of_a_canary_names_the_person_who_ended_it(deployment):
     )
 
 
-def test_interrupted_command_does_not_wait_for_an_accepted_request(deployment):
+def test_interrupted_command_does_not_wait_for_accepted_request(deployment):
     deployment.release(1), deployment.release(2)
     store, now = deployment.settings.store, deployment.settings.clock
 
@@ -705,7 +705,7 @@ def test_interrupted_command_does_not_wait_for_an_accepted_request(deployment):
 
 
 @pytest.mark.parametrize("end", [_withdraw, _refuse])
-def test_holder_with_an_old_lease_removes_no_prepared_version(deployment, end):
+def test_holder_with_old_lease_removes_no_prepared_version(deployment, end):
     deployment.release(1)
     request = requested(deployment, 2)
     store, now = deployment.settings.store, deployment.settings.clock()
@@ -726,7 +726,7 @@ def test_configuration_that_was_removed_is_written_again(deployment):
     assert versions_of(deployment.repository.read_config()) == [2]
 
 
-def test_controller_waits_where_the_disk_is_full(deployment):
+def test_controller_waits_where_disk_is_full(deployment):
     stop, problems = threading.Event(), []
 
     @contextmanager
@@ -770,7 +770,7 @@ def test_superseded_request_is_refused_for_good_after_its_deadline(deployment):
     assert (result.action, result.error) == (REFUSED, "Refused"), "a step must not try again"
 
 
-def test_files_of_the_canary_that_were_removed_are_placed_again(deployment):
+def test_files_of_canary_that_were_removed_are_placed_again(deployment):
     deployment.release(1)
     start_canary(*deployment.candidate(2), settings=deployment.settings)
     shutil.rmtree(deployment.repository.objects.root / NAMES.canary)
@@ -778,7 +778,7 @@ def test_files_of_the_canary_that_were_removed_are_placed_again(deployment):
     assert deployment.repository.canary.whole() == [2]
 
 
-def test_change_is_undone_although_golden_rows_of_the_version_before_are_corrupt(deployment):
+def test_change_is_undone_although_golden_rows_of_version_before_are_corrupt(deployment):
     deployment.release(1)
     request = requested(deployment, 2)
     store, root = deployment.settings.store, deployment.repository.objects.root
@@ -810,7 +810,7 @@ def unreadable(times):
     return reading
 
 
-def test_command_tries_again_while_the_journal_cannot_be_read(deployment, monkeypatch):
+def test_command_tries_again_while_journal_cannot_be_read(deployment, monkeypatch):
     deployment.release(1), deployment.release(2)
     timeouts = dataclasses.replace(deployment.settings.timeouts, lock_seconds=60.0)
     deployment.settings = dataclasses.replace(deployment.settings, timeouts=timeouts)
@@ -818,7 +818,7 @@ def test_command_tries_again_while_the_journal_cannot_be_read(deployment, monkey
     assert deployment.rollback().version == 1
 
 
-def test_command_whose_controller_hangs_ends_with_a_temporary_error(deployment):
+def test_command_whose_controller_hangs_ends_with_temporary_error(deployment):
     deployment.release(1), deployment.release(2)
     store = deployment.settings.store
     clock = Clock(deployment.settings.clock().timestamp())

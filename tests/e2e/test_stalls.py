@@ -57,7 +57,7 @@ async def stalls_of_callers(url, num_callers, seconds):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_callers", [8, 64])
-def test_no_caller_waits_for_a_tick_of_batchers_timer(tmp_path, num_callers):
+def test_no_caller_waits_for_tick_of_batchers_timer(tmp_path, num_callers):
     write_model(tmp_path / "repository", options=ServingOptions())
     with TritonServer(tmp_path / "repository", log=tmp_path / "triton.log") as server:
         stalls, answered = asyncio.run(stalls_of_callers(server.grpc_url, num_callers, SECONDS))

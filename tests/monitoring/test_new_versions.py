@@ -183,7 +183,7 @@ def test_version_that_does_not_bake_has_no_findings(two_versions):
     assert read_findings(b.settings.store, 2) is None
 
 
-def test_monitor_with_new_state_does_not_report_an_earlier_rollback(two_versions):
+def test_monitor_with_new_state_does_not_report_earlier_rollback(two_versions):
     b = two_versions
     b.turn(1, 20.0)
     take_back(b)
@@ -194,7 +194,7 @@ def test_monitor_with_new_state_does_not_report_an_earlier_rollback(two_versions
     assert not b.monitor.actions.retraining.memory.blocked_by
 
 
-def test_two_rollbacks_with_the_same_time_are_both_reported(two_versions):
+def test_two_rollbacks_with_same_time_are_both_reported(two_versions):
     """If the clock was set back, a journal line gets the time of the previous line."""
     b = two_versions
     b.turn(1, 20.0)
@@ -209,7 +209,7 @@ def test_two_rollbacks_with_the_same_time_are_both_reported(two_versions):
     assert b.kinds().count("rolled_back") == 2
 
 
-def test_restarted_monitor_shows_the_last_decision(two_versions):
+def test_restarted_monitor_shows_last_decision(two_versions):
     b = two_versions
     traffic(b, "before", auc="good")
     b.turn(2, WINDOW)

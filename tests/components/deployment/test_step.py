@@ -273,7 +273,7 @@ def test_request_that_no_controller_accepts_is_withdrawn_and_never_carried_out(
     assert list((store / "prepared").iterdir()) == []
 
 
-def test_retry_after_a_rollback_reports_the_first_answer_and_changes_nothing(step, tmp_path):
+def test_retry_after_rollback_reports_first_answer_and_changes_nothing(step, tmp_path):
     store = tmp_path / "store"
     assert step(True, "run-1") == 0
     step.evaluate(True, 3, champion_model_id=current(store).model_id)
@@ -288,7 +288,7 @@ def test_retry_after_a_rollback_reports_the_first_answer_and_changes_nothing(ste
     assert (current(store).version, len(read_requests(store))) == (1, lines)
 
 
-def test_retry_of_a_step_that_was_rolled_back_before_its_release_is_refused(step, tmp_path, capsys):
+def test_retry_of_step_that_was_rolled_back_before_its_release_is_refused(step, tmp_path, capsys):
     store = tmp_path / "store"
     assert step(True, "run-1") == 0
     step.evaluate(True, 3, champion_model_id=current(store).model_id)

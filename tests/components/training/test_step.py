@@ -240,7 +240,7 @@ def evicted(training_set):
     ],
     ids=["share", "negative rate", "rows", "tombstones", "seed", "network"],
 )
-def test_fit_restarts_if_an_input_of_weights_changed(step, training_set, changed):
+def test_fit_restarts_if_input_of_weights_changed(step, training_set, changed):
     _, first, _ = step(training_set)
     other, flags = changed(training_set)
     code, second, _ = step(other, **flags)

@@ -54,7 +54,7 @@ def append_answer(tmp_path, clock):
     )
 
 
-def test_request_is_open_until_it_has_a_result(tmp_path, append, append_answer):
+def test_request_is_open_until_it_has_result(tmp_path, append, append_answer):
     first, second = append(), append()
     assert [state.id for state in open_requests(tmp_path)] == [first.request, second.request]
     append_answer(first, ACCEPTED)
@@ -91,9 +91,7 @@ def test_request_without_answer_is_withdrawn_at_its_deadline(tmp_path, append, c
     assert read_request(tmp_path, request.request).result.action == CANCELLED
 
 
-def test_controller_that_accepts_at_the_deadline_is_waited_for(
-    tmp_path, append, append_answer, clock
-):
+def test_controller_that_accepts_at_deadline_is_waited_for(tmp_path, append, append_answer, clock):
     request = append()
     waited = []
 
@@ -113,7 +111,7 @@ def test_controller_that_accepts_at_the_deadline_is_waited_for(
 
 
 @pytest.mark.parametrize("kind", [Refused, ContractError, TemporaryError, PermanentError])
-def test_refusal_is_raised_as_the_controllers_error(tmp_path, append, append_answer, clock, kind):
+def test_refusal_is_raised_as_controllers_error(tmp_path, append, append_answer, clock, kind):
     request = append()
     append_answer(request, ACCEPTED)
     append_answer(request, REFUSED, error=kind.__name__, reason="a canary is running")
@@ -132,7 +130,7 @@ def test_interrupted_wait_withdraws_request(tmp_path, clock):
     assert read_request(tmp_path, request.request).result.action == CANCELLED
 
 
-def test_deadline_counts_from_the_request(append, clock):
+def test_deadline_counts_from_request(append, clock):
     request = append()
     state = read_request_of(request)
     assert not state.is_expired(clock.moment() + timedelta(seconds=60))
@@ -194,7 +192,7 @@ def test_request_that_cannot_be_appended_fails_by_its_own_error(tmp_path, clock,
         ask(tmp_path, request, clock=clock.moment, sleep=clock.advance)
 
 
-def test_request_that_was_appended_before_an_error_is_withdrawn(tmp_path, clock, monkeypatch):
+def test_request_that_was_appended_before_error_is_withdrawn(tmp_path, clock, monkeypatch):
     request = new_request(ROLLBACK, who="a", reason="r", now=clock.moment(), seconds=60.0)
     written = requests.append_entry
 
@@ -209,7 +207,7 @@ def test_request_that_was_appended_before_an_error_is_withdrawn(tmp_path, clock,
     assert read_request(tmp_path, request.request).result.action == CANCELLED
 
 
-def test_journal_that_cannot_be_read_for_a_while_is_read_again(
+def test_journal_that_cannot_be_read_for_while_is_read_again(
     tmp_path, append, append_answer, clock
 ):
     request, journal = append(), tmp_path / JOURNAL_FILE
@@ -228,7 +226,7 @@ def test_journal_that_cannot_be_read_for_a_while_is_read_again(
     assert wait_for_result(tmp_path, request, clock=clock.moment, sleep=sleep).version == 2
 
 
-def test_journal_that_stays_unreadable_is_a_temporary_error(tmp_path, append, clock):
+def test_journal_that_stays_unreadable_is_temporary_error(tmp_path, append, clock):
     request = append()
     (tmp_path / JOURNAL_FILE).unlink()
     (tmp_path / JOURNAL_FILE).mkdir()
@@ -273,9 +271,7 @@ def of_run(clock, run, model, kind=RELEASE):
     return replace(request, run=run, model_id=model)
 
 
-def test_final_answer_is_that_of_the_runs_first_request_for_the_model(
-    tmp_path, clock, append_answer
-):
+def test_final_answer_is_that_of_runs_first_request_for_model(tmp_path, clock, append_answer):
     first, again, other = (
         append_request(tmp_path, of_run(clock, "run-1", model)) for model in ("m", "m", "n")
     )

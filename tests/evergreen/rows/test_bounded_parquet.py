@@ -90,7 +90,7 @@ def test_long_text_in_unused_column_does_no_harm(lake):
     assert lake(60_000, {"note": LONG_TEXT}) == "60000\n"
 
 
-def test_pages_compressed_a_thousandfold_are_refused_by_footer(lake):
+def test_pages_compressed_thousandfold_are_refused_by_footer(lake):
     text = pa.array(["x" * 1_000_000 for _ in range(100)])
     found = lake(100, {raw_rows.REQUEST_ID: text}, use_dictionary=False)
     assert (

@@ -101,7 +101,7 @@ def test_values_outside_of_times_are_refused_with_span_that_they_would_have(valu
         form_of(values)
 
 
-def test_future_time_within_a_day_is_accepted_and_later_one_is_not():
+def test_future_time_within_day_is_accepted_and_later_one_is_not():
     tomorrow, later = (int((NOW + timedelta(days=days)).timestamp()) for days in (1, 2))
     assert form_of([tomorrow]) == "seconds"
     with pytest.raises(ContractError):

@@ -238,7 +238,7 @@ def test_corrupt_configuration_blocks_no_rollback_and_is_rewritten(deployment, i
     deployment.check_all_is_well(1)
 
 
-def test_inspection_removes_prepared_versions_of_killed_steps_after_a_day(deployment, inspection):
+def test_inspection_removes_prepared_versions_of_killed_steps_after_day(deployment, inspection):
     deployment.release(1)
     old, new = (deployment.settings.store / "prepared" / name for name in ("old", "new"))
     old.mkdir(), new.mkdir()
@@ -283,7 +283,7 @@ def test_corrupt_manifest_of_one_version_keeps_others_inspected(deployment, insp
     assert is_intact(deployment, 2)
 
 
-def test_inspection_of_holder_with_an_old_lease_replaces_nothing(deployment):
+def test_inspection_of_holder_with_old_lease_replaces_nothing(deployment):
     deployment.release(1)
     flip(served(deployment, 1, "model.onnx"))
     corrupt = served(deployment, 1, "model.onnx").read_bytes()
@@ -295,7 +295,7 @@ def test_inspection_of_holder_with_an_old_lease_replaces_nothing(deployment):
     assert served(deployment, 1, "model.onnx").read_bytes() == corrupt
 
 
-def test_corrupt_golden_rows_of_the_live_version_leave_the_canary_watched(deployment):
+def test_corrupt_golden_rows_of_live_version_leave_canary_watched(deployment):
     deployment.release(1)
     start_canary(*deployment.candidate(2), settings=deployment.settings)
     for path in (served(deployment, 1, "golden.npz"), kept(deployment, 1, "golden.npz")):
@@ -340,7 +340,7 @@ def test_real_server_refuses_to_load_flipped_weights(
     assert (client.infer(MODEL_NAME, *raw_rows(5))[0] == before).all()
 
 
-def test_inspection_that_ends_by_a_defect_is_reported_and_tried_again(
+def test_inspection_that_ends_by_defect_is_reported_and_tried_again(
     deployment, inspection, clock, monkeypatch
 ):
     deployment.release(1), deployment.release(2)

@@ -233,7 +233,7 @@ def test_line_that_person_wrote_needs_no_checksum(store):
         current(store)
 
 
-def test_line_of_an_older_lease_is_ignored_after_a_line_of_a_newer_one(tmp_path):
+def test_line_of_older_lease_is_ignored_after_line_of_newer_one(tmp_path):
     """A holder that lost its lock between its last check and the append changes nothing."""
     lines = [("release", 1, 1), ("intent", 2, 1), ("intent", 2, 2), ("withdrawn", 2, 2)]
     for action, version, lease in (*lines, ("release", 2, 1), ("baked", 1, None)):
