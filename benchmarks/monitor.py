@@ -53,7 +53,7 @@ from monitoring.monitor import Monitor
 from monitoring.settings import MonitorSettings
 from monitoring.state.archive import build_row_table
 from monitoring.state.store import StateStore
-from testing.releases import keep_model, release
+from testing.releases import release, store_model
 
 TARGETS = {64: 100_000, 1: 60_000}
 """Target of rows per second on one core, by the number of rows in a message."""
@@ -174,7 +174,7 @@ def write_reference(store: Path, records: list[PredictionBatch]) -> None:
     ).to_batches():
         counter.add(batch)
     release(store, 1, "model")
-    keep_model(store, "model", recommender=CRITEO_RECOMMENDER, slot_sizes=[4] * 26)
+    store_model(store, "model", recommender=CRITEO_RECOMMENDER, slot_sizes=[4] * 26)
     reference = model_folder(store, "model") / Model.REFERENCE
     reference.parent.mkdir(parents=True, exist_ok=True)
     counter.reference().write(reference)

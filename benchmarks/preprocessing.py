@@ -36,7 +36,7 @@ from evergreen.contracts.manifests import Model, RawDataset, TrainingSet
 from evergreen.registry.models import model_folder
 from evergreen.runtime.durable import sha256_tree
 from evergreen.storage.uris import local_path
-from testing.releases import keep_model
+from testing.releases import store_model
 
 
 def step(
@@ -68,7 +68,7 @@ def keep_as_model(bench: Path, run: str, model_id: str) -> None:
     training_set = TrainingSet.read(bench / f"{run}.json")
     folder = model_folder(bench / "store", model_id)
     shutil.copytree(local_path(training_set.workflow_uri), folder / Model.WORKFLOW)
-    keep_model(
+    store_model(
         bench / "store",
         model_id,
         slot_sizes=training_set.slot_sizes,

@@ -25,7 +25,7 @@ from evergreen.registry.models import keep_verdict, model_folder, verdict_paths
 from evergreen.runtime.durable import sha256_tree
 from inference_client.rows import FeatureRows
 from testing import networks
-from testing.releases import keep_model, passing_verdict
+from testing.releases import passing_verdict, store_model
 from testing.validation_models import make_dataset
 
 CONFIG = DcnConfig(
@@ -107,7 +107,7 @@ class Models:
         model_id, folder = f"model-{seed}", self.model_folder(seed)
         self.weights(seed)
         self.workflow.save(folder / Model.WORKFLOW)
-        keep_model(
+        store_model(
             self.store,
             model_id,
             config=CONFIG.as_document(),

@@ -9,7 +9,7 @@ from evergreen.registry.promotion_journal import RELEASE, Promotion, append_prom
 from testing.recommenders import SHOP
 
 
-def keep_model(store, model_id, **changes) -> Model:
+def store_model(store, model_id, **changes) -> Model:
     """Write the manifest of a stored model, without its files."""
     folder = model_folder(store, model_id)
     values = {

@@ -9,7 +9,7 @@ from evergreen.registry.promotion_journal import read_journal
 from evergreen.runtime.durable import sha256_tree
 from evergreen.storage.uris import local_path
 from testing.recommenders import SHOP
-from testing.releases import keep_model, make_live, release
+from testing.releases import make_live, release, store_model
 
 TIME = "2026-01-02T00:00:00Z"
 
@@ -56,7 +56,7 @@ def release_validated(
     for part, uri in parts:
         (folder / part).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(local_path(uri), folder / part)
-    keep_model(store, model_id, sha256={"statistics": sha256_tree(folder / "statistics")})
+    store_model(store, model_id, sha256={"statistics": sha256_tree(folder / "statistics")})
     version = len(read_journal(store)) + 1
     make_live(store, release(store, version, model_id, raw_digest=raw_digest))
     return folder

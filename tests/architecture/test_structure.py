@@ -218,7 +218,7 @@ def num_statements(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return sum(node is not function and id(node) not in elsewhere for node in found)
 
 
-def test_every_source_file_starts_with_its_purpose_and_no_function_is_too_long(trees):
+def test_every_source_file_has_docstring_and_no_function_is_too_long(trees):
     assert [name for name, tree in trees.items() if not ast.get_docstring(tree)] == []
     long = [
         f"{name}:{each.lineno} {each.name}: {num_statements(each)} statements"

@@ -29,7 +29,7 @@ from evergreen.runtime.errors import ContractError
 from pipelines.package import with_locations
 from testing.paths import REPOSITORY
 from testing.recommenders import accept_into
-from testing.releases import keep_model, passing_verdict
+from testing.releases import passing_verdict, store_model
 from testing.validation_models import make_dataset
 from tests.k8s.crds import validate_crd
 
@@ -49,7 +49,7 @@ built = pytest.mark.skipif(
 
 def leave_run(store, run: str, auc: float) -> None:
     """Write the results of an evaluated run's steps."""
-    model = keep_model(store, f"model-{run}")
+    model = store_model(store, f"model-{run}")
     with noted(store, run, "training") as note:
         note.facts["model"] = model.model_id
     quality = ModelQuality(auc=auc, log_loss=1 - auc)
@@ -173,13 +173,13 @@ def test_wrong_space_is_refused_by_setting_and_value(text, expected, tmp_path):
         search.read_space(path, CRITEO_RECOMMENDER)
 
 
-def test_network_that_cannot_continue_live_model_is_refused_before_first_trial(
+def test_network_that_cannot_continue_live_model_is_refused_before_trials(
     tmp_path, monkeypatch, capsys
 ):
     store = tmp_path / "store"
     accept_into(store)
     config = network_config(CRITEO_RECOMMENDER)
-    keep_model(store, "model-1", config=config.as_document())
+    store_model(store, "model-1", config=config.as_document())
     started = []
     monkeypatch.setattr(search, "search", lambda *_, **given: started.append(given["given"]))
     line = [f"--package={GOLDEN}", f"--folder={tmp_path}", f"--space={tmp_path}/space.yaml"]

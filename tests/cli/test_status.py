@@ -19,7 +19,7 @@ from monitoring.state.rules_file import write_rules
 from monitoring.state.store import STORE_FILE, StateStore
 from monitoring.web.exposition import Exposition, Snapshot
 from monitoring.web.server import HttpSettings, MonitorServer
-from testing.releases import keep_model, make_live, passing_verdict, release
+from testing.releases import make_live, passing_verdict, release, store_model
 
 NOW = 1_772_362_800.0  # 2026-03-01T11:00:00Z
 KPIS = Kpis(
@@ -49,7 +49,7 @@ def folder(tmp_path):
 def live(folder):
     """Folder of an installation whose version 1 is live."""
     store = folder / "store"
-    keep_model(store, "m1")
+    store_model(store, "m1")
     make_live(store, release(store, 1, "m1"))
     return folder
 

@@ -9,7 +9,7 @@ from cli.runs import what_next
 from evergreen.registry.models import verdict_paths
 from evergreen.registry.runs import RunOutcome, noted
 from evergreen.runtime.errors import run_again
-from testing.releases import keep_model, passing_verdict
+from testing.releases import passing_verdict, store_model
 
 COMMAND = shlex.split("evergreen run --package 'my build/r.yaml' --folder shop")
 
@@ -50,9 +50,7 @@ def test_released_run_needs_no_action(tmp_path):
         ),
     ],
 )
-def test_advised_command_has_flags_from_reason_instead_of_flags_that_they_replace(
-    tmp_path, given, flags, command
-):
+def test_advised_command_replaces_flags_by_flags_from_reason(tmp_path, given, flags, command):
     outcome = ended("failed", f"ContractError: it cannot be; {run_again(flags)}, or stop")
     advice = what_next(tmp_path, outcome, command=[*COMMAND, *shlex.split(given)])
     assert shlex.split(advice) == [*COMMAND, *shlex.split(command)]
@@ -66,7 +64,7 @@ def test_advice_for_failure_without_flags_is_to_correct_its_reason(tmp_path):
 
 @pytest.mark.parametrize(("state", "step"), [("refused", "evaluation"), ("refused", "deployment")])
 def test_advice_for_refused_model_is_that_of_gate_with_its_command(tmp_path, state, step):
-    keep_model(tmp_path, "m1")
+    store_model(tmp_path, "m1")
     with noted(tmp_path, "r1", "training") as note:
         note.facts = {"model": "m1"}
     advice = ["about 900 held-out rows would tell", f"or {run_again('--set gate.min_auc=0.5')}"]
@@ -81,7 +79,7 @@ def test_advice_for_refused_model_is_that_of_gate_with_its_command(tmp_path, sta
 
 
 def test_advice_for_experiment_is_comparison_and_then_promotion(tmp_path):
-    keep_model(tmp_path, "m2")
+    store_model(tmp_path, "m2")
     with noted(tmp_path, "r1", "training") as note:
         note.facts = {"model": "m2"}
     verdict = passing_verdict("m2", tmp_path / "scores", num_rows=9, champion_model_id="m1")

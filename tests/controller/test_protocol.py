@@ -24,13 +24,13 @@ from evergreen.contracts.requests import ABORT, ADVANCE, RELEASE, ROLLBACK
 from testing.paths import REPOSITORY
 
 
-def test_table_is_one_in_documentation():
+def test_table_equals_table_in_documentation():
     page = (REPOSITORY / "docs" / "design" / "release-protocol.md").read_text()
     _, _, rest = page.partition("<!-- the table of the protocol -->\n")
     assert rest.partition("\n<!-- end of the table -->")[0] == table_markdown()
 
 
-def test_every_move_has_rule_and_every_next_state_is_state():
+def test_every_move_has_rule_and_every_next_state_exists():
     states = {rule.state for rule in TABLE} | {"settled"}
     assert {rule.move for rule in TABLE} == set(MOVES)
     for rule in TABLE:
@@ -59,7 +59,7 @@ def test_request_is_withdrawn_after_its_deadline_and_otherwise_accepted(kind):
         assert next_move(Desired(live=1, request=open_request), well) == move
 
 
-def test_request_that_crash_interrupted_is_undone_before_it_is_announced_again():
+def test_interrupted_request_is_undone_before_it_is_announced_again():
     open_request = OpenRequest(kind=RELEASE, is_accepted=True)
     crashed = Observed(config=2, versions=frozenset({1, 2}), servers=(Server(serves=2),))
     intent = Intent(version=2, before=1)

@@ -211,7 +211,7 @@ def test_command_without_waiting_leaves_request_to_controller(deployment, capsys
     deployment.check_all_is_well(1)
 
 
-def test_holder_with_old_lease_writes_neither_configuration_nor_plan_nor_journal(deployment):
+def test_holder_with_old_lease_writes_no_configuration_plan_or_journal(deployment):
     deployment.release(1)
     with fenced(deployment.settings) as (stale, heir):
         assert heir.lease == stale.repository.lease + 1
@@ -230,7 +230,7 @@ def test_holder_with_old_lease_writes_neither_configuration_nor_plan_nor_journal
     deployment.check_all_is_well(2)
 
 
-def test_every_move_of_release_is_one_of_table(deployment):
+def test_every_move_of_release_is_move_of_table(deployment):
     moves = []
 
     def trace(rule, desired, observed):
@@ -296,7 +296,7 @@ def test_failed_release_is_undone_by_moves_of_table_before_it_is_refused(deploym
     ]
 
 
-def test_record_of_fenced_holder_has_no_effect_after_its_intent_was_adopted(deployment):
+def test_record_of_fenced_holder_has_no_effect_after_adoption_of_intent(deployment):
     """The search of the protocol's model found this case.
 
     A holder paused between its last check and the record of its change.
@@ -778,7 +778,7 @@ def test_files_of_canary_that_were_removed_are_placed_again(deployment):
     assert deployment.repository.canary.whole() == [2]
 
 
-def test_change_is_undone_although_golden_rows_of_version_before_are_corrupt(deployment):
+def test_change_is_undone_despite_corrupt_golden_rows_of_previous_version(deployment):
     deployment.release(1)
     request = requested(deployment, 2)
     store, root = deployment.settings.store, deployment.repository.objects.root

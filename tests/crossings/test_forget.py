@@ -44,7 +44,7 @@ from monitoring.state.database import unpack
 from monitoring.state.rules_file import write_rules
 from monitoring.uploader import Uploader
 from testing.recommenders import accept_into
-from testing.releases import keep_model, make_live, release
+from testing.releases import make_live, release, store_model
 from tests.support.crashes import Kill
 from tests.support.lakes import URI, folder_lake, open_storage, put, read_window
 from tests.support.monitors import Bench, clicks, publish
@@ -162,7 +162,7 @@ def run_monitor(folder: Path) -> None:
         (bench.folder / name).rename(folder / name)
 
 
-def keep_trained(
+def store_model_trained_on(
     store: Path, model_id: str, known: str, *, rare: tuple[str, ...] = (), day: str = "", **more
 ) -> None:
     """Store a model whose vocabulary of users has one user."""
@@ -180,7 +180,7 @@ def keep_trained(
     )
     days = [{"day": day, "version": 0, "digest": "d", "num_rows": 1}] if day else []
     times = dict.fromkeys(("watermark", "last_event_time"), "2026-03-04T00:00:00Z")
-    keep_model(store, model_id, recommender=SHOP, days=days, **times, **more)
+    store_model(store, model_id, recommender=SHOP, days=days, **times, **more)
 
 
 @pytest.fixture(scope="module")
@@ -217,12 +217,12 @@ def made(tmp_path_factory):
     )
     keep_quarantined("r1", gone / "rows", rows_folder(store, "r1"), num_rows=9)
     run_monitor(folder)
-    keep_trained(store, "m1", USER, day="2026-03-01")
-    keep_trained(store, "m2", "bob", parent_model_id="m1")
-    keep_trained(store, "m3", "bob", rare=(USER,))
-    keep_trained(store, "m4", "bob", day="2026-03-02")
-    keep_trained(store, "m5", "bob", day="2026-03-03")
-    keep_trained(store, "m6", "bob", day="2026-02-28")
+    store_model_trained_on(store, "m1", USER, day="2026-03-01")
+    store_model_trained_on(store, "m2", "bob", parent_model_id="m1")
+    store_model_trained_on(store, "m3", "bob", rare=(USER,))
+    store_model_trained_on(store, "m4", "bob", day="2026-03-02")
+    store_model_trained_on(store, "m5", "bob", day="2026-03-03")
+    store_model_trained_on(store, "m6", "bob", day="2026-02-28")
     one, categories = np.ones(1, np.float32), np.array([[2, 9, 9, CATEGORY]])
     golden = GoldenRows(features=FEATURES, dense=one[:, None], categorical=categories, expected=one)
     golden.save(graph_folder(store, 1) / "golden.npz")
@@ -372,7 +372,7 @@ def test_models_trained_on_user_are_named_with_run_to_replace_them(installation,
     )
     assert "1 requests that hold the user are not archived yet" in output
     assert "not searched either: the event log's records and dead letters" in output
-    keep_trained(installation / "store", "m7", "bob")
+    store_model_trained_on(installation / "store", "m7", "bob")
     make_live(installation / "store", release(installation / "store", 2, "m7"))
     forget(installation)
     assert "the live version 2 was not trained on the user's rows" in capsys.readouterr().out
@@ -388,8 +388,8 @@ def test_live_version_contains_removed_user_until_full_run_is_live(installation,
     assert forget(installation, "--yes") == 0
     assert "version 2 still contains the user, until" in capsys.readouterr().out
 
-    keep_trained(store, "m8", "bob", parent_model_id="m4")
-    keep_trained(store, "m9", "bob")
+    store_model_trained_on(store, "m8", "bob", parent_model_id="m4")
+    store_model_trained_on(store, "m9", "bob")
     for version, model, still in ((2, "m4", True), (3, "m8", True), (4, "m9", False)):
         if version > 2:
             make_live(store, release(store, version, model))

@@ -113,7 +113,7 @@ def story(chain, tmp_path_factory):
     kubeflow.close()
 
 
-def test_unavailable_registry_is_reported_in_one_line_and_other_one_is_filled(story):
+def test_unavailable_registry_is_reported_and_other_registry_is_filled(story):
     assert story.away.code == 3
     (line,) = (line for line in story.away.output.splitlines() if "evergreen.export" in line)
     assert "MLflow: " in line

@@ -536,9 +536,7 @@ def test_memory_of_published_or_abandoned_records_is_freed(time, prediction):
     assert fill() == first
 
 
-def test_conversions_are_published_beside_clicks_even_of_requests_of_other_publishers(
-    time, prediction
-):
+def test_conversions_are_published_even_for_requests_of_other_publishers(time, prediction):
     log = MemoryLog()
     publisher = publisher_of(log, time)
     publisher.add(prediction("r1"), clicks("r1", 0, time=1001.0))

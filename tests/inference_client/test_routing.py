@@ -118,7 +118,7 @@ def test_absent_canary_fails_no_request(served, objects, publish, make_rows, sco
 
 @pytest.mark.parametrize("version", ["", "latest", "4.0", "-4", "\u00b2", "9" * 20, "9" * 5000])
 @pytest.mark.parametrize("arm", ["canary", "shadow"])
-def test_canary_whose_version_is_no_number_fails_no_request_and_loses_no_record(
+def test_canary_with_invalid_version_fails_no_request_and_loses_no_record(
     served, objects, publish, make_rows, score_rows, read_log, tmp_path, version, arm
 ):
     served.scoring.canary_version = version

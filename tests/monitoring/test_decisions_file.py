@@ -88,7 +88,7 @@ def test_crash_between_any_two_steps_of_evaluation_changes_no_byte(bench, expect
 
 
 @pytest.mark.parametrize("name", ["", "join.matured", "evaluator.stored"])
-def test_request_published_after_label_is_final_enters_no_decision_even_after_kill(tmp_path, name):
+def test_request_published_after_final_label_enters_no_decision(tmp_path, name):
     """The late request is published when its label is already final.
 
     The late request is archived and counted, but used in no decision.

@@ -10,7 +10,7 @@ import pytest
 from evergreen.contracts.manifests import ModelQuality
 from evergreen.registry.models import verdict_paths
 from monitoring.web.page import History, status_page
-from testing.releases import keep_model, passing_verdict, release
+from testing.releases import passing_verdict, release, store_model
 from tests.support.html_pages import health_of
 from tests.support.monitors import START, WINDOW, Bench, clicks, prediction, publish
 
@@ -22,7 +22,7 @@ SECONDS = 260
 
 def release_version(store, version: int, *, trained_until: float) -> None:
     model_id = f"m{version}"
-    keep_model(
+    store_model(
         store,
         model_id,
         watermark=datetime.fromtimestamp(trained_until, timezone.utc).isoformat(),

@@ -9,7 +9,7 @@ from evergreen.contracts.manifests import ModelQuality, Release, Verdict
 from evergreen.registry.models import release_path, verdict_paths
 from monitoring.policies.policy import Baseline
 from monitoring.released_models import ReleasedModels
-from testing.releases import keep_model
+from testing.releases import store_model
 
 BLANK = {"str": "x", "str | None": None, "int": 1, "float": 0.0, "int | None": None, "bool": True}
 
@@ -31,7 +31,7 @@ def blank(manifest, **values):
 def keep(store, *, version=7, model_id="m1", candidate=None, newest_row=None):
     blank(Release, version=version, model_id=model_id).write(release_path(store, version))
     if newest_row is not None:
-        keep_model(store, model_id, watermark=newest_row)
+        store_model(store, model_id, watermark=newest_row)
     if candidate is not None:
         blank(Verdict, candidate_model_id=model_id, candidate=ModelQuality(**candidate)).write(
             verdict_paths(store, model_id)[0]

@@ -9,7 +9,7 @@ from components.run_outcome.__main__ import record
 from evergreen.registry.promotion_journal import Promotion, append_promotion
 from evergreen.registry.runs import Stopped, find_outcome, noted, read_outcomes
 from evergreen.runtime.errors import ContractError, Preempted, Refused
-from testing.releases import keep_model
+from testing.releases import store_model
 from tests.support.errors import raises
 
 
@@ -162,7 +162,7 @@ def test_run_that_was_retried_in_kubeflow_ends_as_its_second_pass(tmp_path):
 def test_table_of_runs_on_narrow_terminal_distinguishes_trials(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     model = "20261129T161234Z-abcdef01"
-    keep_model(tmp_path, model)
+    store_model(tmp_path, model)
     names = ["search-20261129T161234567890Z", "search-20261129T161633123456Z"]
     for name in names:
         with noted(tmp_path, name, "training") as note:

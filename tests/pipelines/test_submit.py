@@ -186,7 +186,7 @@ def test_experiment_is_that_of_monitor_so_that_it_sees_runs_of_persons(server, c
     assert server.runs[0]["body"]["service_account"] == SERVICE_ACCOUNT
 
 
-def test_schedule_runs_one_version_at_time_and_catches_up_only_last_run(server, command, capsys):
+def test_schedule_never_runs_in_parallel_and_catches_up_only_last_run(server, command, capsys):
     assert (
         command(
             "--upload-version",

@@ -23,7 +23,7 @@ from evergreen.contracts.manifests import RawDataset
 from evergreen.rows.raw_schema import MalformedRows
 from evergreen.rows.times import TimeSpan
 from testing.recommenders import accept_into, settings_text, with_sections
-from testing.releases import keep_model, make_live
+from testing.releases import make_live, store_model
 from testing.releases import release as write_release
 from tests.support.archives import day_folders
 from tests.support.lakes import folder_lake
@@ -180,7 +180,7 @@ def released(tmp_path, recommender):
 
     def release(watermark: str, *, model_id: str = "m1", version: int = 1, **more) -> None:
         store = tmp_path / "my store"
-        keep_model(store, model_id, recommender=recommender, watermark=watermark, **more)
+        store_model(store, model_id, recommender=recommender, watermark=watermark, **more)
         make_live(store, write_release(store, version, model_id))
 
     return release

@@ -10,7 +10,7 @@ from evergreen.contracts.manifests import Model, ModelQuality, RawDataset
 from evergreen.registry.models import model_folder
 from evergreen.runtime.durable import sha256_tree
 from testing.recommenders import SHOP, arrays_of
-from testing.releases import keep_model, passing_verdict
+from testing.releases import passing_verdict, store_model
 from tests.support.toy_models import toy_model, toy_workflow
 
 
@@ -50,7 +50,7 @@ def make_candidate(tmp_path, make_parts, raw_table, raw_rows):
         toy.save(folder / Model.WEIGHTS)
         workflow.save(folder / Model.WORKFLOW)
         time = "2026-01-01T00:00:00+00:00"
-        model = keep_model(
+        model = store_model(
             store,
             model_id,
             config=toy.document,

@@ -10,7 +10,7 @@ from evergreen.registry.model_cards import ModelCard, card_path
 from evergreen.registry.models import GRAPH_FILE, graph_folder
 from evergreen.registry.promotion_journal import Promotion, append_promotion
 from evergreen.runtime.errors import TemporaryError
-from testing.releases import keep_model, passing_verdict, release
+from testing.releases import passing_verdict, release, store_model
 from testing.validation_models import make_dataset
 
 
@@ -34,7 +34,7 @@ def write(store, *lines):
             "champion_calibration": [],
             "validation": None,
         }
-        model = keep_model(store, name, created_at=f"2026-01-0{name[1]}")
+        model = store_model(store, name, created_at=f"2026-01-0{name[1]}")
         ModelCard(run="r", model=model, **given, **empty).write(card_path(store, name))
     line = dict.fromkeys(("previous_version", "trigger_id")) | dict.fromkeys(
         ("model_uri", "release_uri", "reason"), ""

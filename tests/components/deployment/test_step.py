@@ -176,7 +176,7 @@ def test_full_disk_exits_with_3_and_not_as_refused_model(step, tmp_path, capsys)
     assert current(tmp_path / "store") is None
 
 
-def test_request_that_cannot_be_appended_exits_with_3_and_keeps_no_prepared_version(
+def test_failed_append_of_request_exits_with_3_without_prepared_version(
     step, tmp_path, capsys, monkeypatch
 ):
     def full(store, request):
@@ -252,9 +252,7 @@ def test_component_with_stale_verdict_ends_without_release_or_retry(arguments, t
     assert (note.state, "compared with model-0" in note.reason) == ("refused", True)
 
 
-def test_request_that_no_controller_accepts_is_withdrawn_and_never_carried_out(
-    make_candidate, tmp_path, capsys
-):
+def test_unaccepted_request_is_withdrawn_and_never_carried_out(make_candidate, tmp_path, capsys):
     store, verdict = tmp_path / "store", tmp_path / "verdict.json"
     _, passed, raw = make_candidate(store, 1)
     keep_verdict(store, passed, raw).write(verdict)

@@ -24,7 +24,7 @@ from evergreen.storage.references import keep
 from evergreen.storage.uris import local_path
 from testing.networks import vectors_of
 from testing.recommenders import SHOP, arrays_of, shop_with
-from testing.releases import keep_model, make_live, release
+from testing.releases import make_live, release, store_model
 from testing.validation_models import make_dataset
 from tests.support.planted_rows import training_set_of
 from tests.support.workflows import workflow_of
@@ -236,7 +236,7 @@ class Round:
         folder = graph_folder(self.store, version)
         write_graph(folder, linear, self.workflow)
         hashes, graph = {"graph": graph_sha256(folder)}, folder / GRAPH_FILE
-        keep_model(self.store, model_id)
+        store_model(self.store, model_id)
         made = release(self.store, version, model_id, graph_uri=graph.as_uri(), sha256=hashes)
         make_live(self.store, made)
         self.change("raw", champion_model_id=model_id)
@@ -299,12 +299,12 @@ def make_round(raw_table, tmp_path):
         new = new_categories or [0] * len(FEATURES.slots)
         workflow.save(root / "workflow")
         before = tuple(v[: len(v) - count] for v, count in zip(workflow.vocabularies, new))
-        parent = local_path(keep_model(root / "store", "parent").uri)
+        parent = local_path(store_model(root / "store", "parent").uri)
         replace(workflow, vocabularies=before).save(parent / Model.WORKFLOW)
 
         model_folder = root / "store" / "models" / "candidate"
         write_candidate(model_folder / Model.WEIGHTS, planted.noisy(noise, 5))
-        keep_model(
+        store_model(
             root / "store",
             "candidate",
             config=CONFIG.as_document(),

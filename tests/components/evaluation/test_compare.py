@@ -17,7 +17,7 @@ from evergreen.runtime.durable import sha256_tree
 from evergreen.statistics.metrics import auc_difference, log_loss
 from evergreen.storage.uris import local_path
 from testing.recommenders import shop_with
-from testing.releases import keep_model, make_live, release
+from testing.releases import make_live, release, store_model
 from tests.components.evaluation.conftest import CONFIG, write_candidate
 
 TRAINED_UNTIL = "2025-10-09T00:00:00+00:00"
@@ -36,7 +36,7 @@ def two(make_round):
         if model_id == "older":
             write_candidate(folder / Model.WEIGHTS, linear)
         made.workflow.save(folder / Model.WORKFLOW)
-        keep_model(
+        store_model(
             made.store,
             model_id,
             config=CONFIG.as_document(),
@@ -79,7 +79,7 @@ def test_difference_and_its_interval_are_those_of_formulas_scores(two, capsys):
 def test_changed_setting_of_network_is_listed_once_by_its_name(two):
     made, _ = two
     models = [
-        keep_model(
+        store_model(
             made.store,
             f"tower-{width}",
             config=network_config(recommender).as_document(),

@@ -12,7 +12,7 @@ from cli.backfill import backfill
 from components.extraction.lineage import lake_versions, main
 from evergreen.registry.models import model_folder
 from testing.recommenders import SHOP
-from testing.releases import keep_model, make_live, release
+from testing.releases import make_live, release, store_model
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 
@@ -41,7 +41,7 @@ def store(tmp_path):
     root = tmp_path / "my store"
     for number, (model_id, (parent, seen)) in enumerate(days.items()):
         times = {"watermark": at(number), "last_event_time": at(number + 0.5)}
-        keep_model(root, model_id, parent_model_id=parent, days=seen, **times)
+        store_model(root, model_id, parent_model_id=parent, days=seen, **times)
     make_live(root, release(root, 1, "m2"))
     return root
 
@@ -96,7 +96,7 @@ def test_model_carries_what_its_line_of_descent_saw(printed_models):
 
 
 def test_model_names_descendants_trained_on_its_evaluation_rows(printed_models, store):
-    keep_model(store, "early", parent_model_id="m1", watermark=at(0.4), last_event_time=at(0.45))
+    store_model(store, "early", parent_model_id="m1", watermark=at(0.4), last_event_time=at(0.45))
     found = printed_models()
     assert {
         model_id: each["trained_later"] for model_id, each in found.items() if each["trained_later"]
@@ -151,7 +151,7 @@ def test_evaluation_rows_are_used_later_if_windows_cover_them_all(
             "last_event_time": at(hours + 0.5),
             "window_start": window_start,
         }
-        keep_model(store, name, parent_model_id=parent, **times)
+        store_model(store, name, parent_model_id=parent, **times)
     assert printed_models()["model"]["trained_later"] == expected
 
 

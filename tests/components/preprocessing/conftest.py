@@ -21,7 +21,7 @@ from evergreen.registry.models import model_folder
 from evergreen.runtime.durable import sha256_tree
 from evergreen.storage.uris import local_path
 from testing.recommenders import SHOP, arrays_of
-from testing.releases import keep_model
+from testing.releases import store_model
 from testing.validation_models import make_dataset
 
 FEATURES = SHOP.features
@@ -152,7 +152,7 @@ def keep_as_model(run_step):
         folder = model_folder(run_step.store, model_id)
         shutil.copytree(workflow_folder, folder / Model.WORKFLOW)
         hashes = {"workflow": sha256_tree(folder / Model.WORKFLOW)}
-        keep_model(run_step.store, model_id, slot_sizes=slot_sizes, sha256=hashes)
+        store_model(run_step.store, model_id, slot_sizes=slot_sizes, sha256=hashes)
         return folder
 
     return keep

@@ -18,7 +18,7 @@ from evergreen.runtime.durable import sha256_tree
 from evergreen.runtime.errors import ContractError
 from evergreen.storage.uris import local_path
 from testing.networks import shaped
-from testing.releases import keep_model
+from testing.releases import store_model
 from tests.support.errors import raises
 from tests.support.planted_rows import POSITIONS, WIDTHS, dcn
 from tests.support.workflows import workflow_of
@@ -203,7 +203,7 @@ def parent(tmp_path, make_training_set, planted):
         "config": CONFIG.as_document(),
         "slot_sizes": BEFORE,
     }
-    return keep_model(
+    return store_model(
         tmp_path / "store", "p", optimizer_step=77, raw_digest=old.raw_digest, **stated
     ), new
 

@@ -7,7 +7,7 @@ import pytest
 
 from cli.recommender import main
 from evergreen.recommender_file.form import read_recommender
-from testing.releases import keep_model, make_live, release
+from testing.releases import make_live, release, store_model
 from tests.support.record_messages import fields_of
 
 SHOP = (
@@ -111,7 +111,7 @@ def test_other_recommender_is_accepted_by_flag_that_refusal_names(run, file):
 
 def test_accepting_warns_if_live_model_cannot_be_continued(run, file, tmp_path):
     run("accept", file, "--why", "first")
-    keep_model(tmp_path / "store", "m1", recommender=read_recommender(file))
+    store_model(tmp_path / "store", "m1", recommender=read_recommender(file))
     make_live(tmp_path / "store", release(tmp_path / "store", 1, "m1"))
     for text, warning in (
         (SHOP.replace("[price]", "[price, age]"), False),

@@ -346,7 +346,7 @@ def test_click_precedes_events_that_may_follow_it(write):
     assert "Another outcome beside 'click_bool'" in line_of(text, "booking_bool")
 
 
-def test_label_with_missing_or_unexpected_value_is_drafted_and_rows_are_counted(write):
+def test_label_with_missing_or_unexpected_values_is_drafted(write):
     columns = clicks(**USERS)
     columns["click"][7], columns["click"][N - 1] = "", "Total"
     text, recommender = drafted(write(columns))
@@ -481,7 +481,7 @@ def test_word_for_missing_value_changes_no_type_and_is_named(word, write):
     assert "12.5% missing" + (f" ({word})" if word else "") in text
 
 
-def test_up_to_one_percent_unexpected_values_are_malformed_and_more_prevent_guess(write):
+def test_up_to_one_percent_unexpected_values_are_malformed(write):
     path = write(clicks(**USERS, price=lambda row: "n.v." if row["n"] in (3, 99) else row["price"]))
     text, recommender = drafted(path)
     assert recommender.features.numeric == ("price",)

@@ -12,7 +12,7 @@ from evergreen.registry import collect
 from evergreen.registry.models import graph_folder, model_folder
 from evergreen.registry.promotion_journal import CANARY, append_promotion, read_journal
 from evergreen.registry.runs import RunOutcome, write_outcome
-from testing.releases import keep_model, make_live, release
+from testing.releases import make_live, release, store_model
 from tests.support.crashes import Killed
 
 NOW = datetime(2026, 6, 30, tzinfo=timezone.utc)
@@ -54,7 +54,7 @@ def installation(tmp_path):
 
 
 def _keep(store, model_id, created_at):
-    keep_model(store, model_id, created_at=created_at)
+    store_model(store, model_id, created_at=created_at)
     for part in ("weights", "workflow", "statistics"):
         _fill(model_folder(store, model_id) / part)
 

@@ -13,7 +13,7 @@ from evergreen.registry.models import GRAPH_FILE, graph_folder, model_folder
 from evergreen.runtime.durable import sha256_tree
 from evergreen.runtime.errors import ContractError
 from evergreen.storage.uris import local_path
-from testing.releases import keep_model, make_live, release
+from testing.releases import make_live, release, store_model
 
 PARTS = {
     "weights/weights.bin": b"w",
@@ -29,7 +29,7 @@ def stored(store, model_id="m1"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content * 100)
     hashes = {part: sha256_tree(folder / part) for part in Model.PARTS}
-    return keep_model(store, model_id, sha256=hashes, watermark="2026-03-01T00:00:00+00:00")
+    return store_model(store, model_id, sha256=hashes, watermark="2026-03-01T00:00:00+00:00")
 
 
 @pytest.fixture(params=["copied", "moved"])

@@ -8,7 +8,7 @@ from evergreen.registry.model_cards import MAX_ANCESTORS, ModelCard, card_path, 
 from evergreen.registry.promotion_journal import Promotion, append_promotion
 from evergreen.reports.model_card import card_page
 from evergreen.runtime.errors import ContractError
-from testing.releases import keep_model, passing_verdict, release
+from testing.releases import passing_verdict, release, store_model
 from testing.validation_models import make_dataset
 
 
@@ -21,7 +21,7 @@ def write(tmp_path):
 
     def journal(*lines):
         for version in (1, 2):
-            model = keep_model(
+            model = store_model(
                 tmp_path, f"m{version}", parent_model_id="m1" if version == 2 else "gone"
             )
             release(tmp_path, version, f"m{version}")
@@ -83,7 +83,7 @@ def test_each_share_of_canary_is_span_and_its_promotion_is_one(write):
 
 def test_lineage_is_shown_as_far_as_known_and_no_longer_than_page(write, tmp_path):
     assert [each.model_id for each in write().lineage] == ["m1"]
-    keep_model(tmp_path, "m1", parent_model_id="m1")
+    store_model(tmp_path, "m1", parent_model_id="m1")
     assert len(read_card(tmp_path, "2").lineage) == MAX_ANCESTORS
 
 

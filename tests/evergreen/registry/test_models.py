@@ -9,13 +9,13 @@ from evergreen.registry import models as registry
 from evergreen.registry import promotion_journal, runs
 from evergreen.registry.promotion_journal import Promotion, append_promotion
 from evergreen.runtime.errors import ContractError, Preempted, Refused
-from testing.releases import keep_model, release
+from testing.releases import release, store_model
 from tests.support.errors import raises, says
 
 
 def make_live(store, version, model_id):
     """Store a model and its release, and make it live."""
-    keep_model(store, model_id)
+    store_model(store, model_id)
     release(store, version, model_id)
     append_promotion(store, promotion(store, version, model_id))
 

@@ -207,9 +207,7 @@ def test_request_that_was_appended_before_error_is_withdrawn(tmp_path, clock, mo
     assert read_request(tmp_path, request.request).result.action == CANCELLED
 
 
-def test_journal_that_cannot_be_read_for_while_is_read_again(
-    tmp_path, append, append_answer, clock
-):
+def test_temporarily_unreadable_journal_is_read_again(tmp_path, append, append_answer, clock):
     request, journal = append(), tmp_path / JOURNAL_FILE
     append_answer(request, ACCEPTED)
     hidden = journal.rename(tmp_path / "hidden")

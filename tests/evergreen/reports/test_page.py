@@ -138,7 +138,7 @@ def test_missing_value_of_template_is_error():
         render("page.html.j2", title="no sections")
 
 
-def test_checks_are_table_of_name_value_limit_and_result_and_fold_details_of_passed_ones():
+def test_checks_are_table_and_details_of_passed_checks_are_folded():
     rows = [
         CheckRow(
             name="AUC",

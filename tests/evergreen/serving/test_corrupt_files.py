@@ -238,7 +238,7 @@ def test_corrupt_configuration_blocks_no_rollback_and_is_rewritten(deployment, i
     deployment.check_all_is_well(1)
 
 
-def test_inspection_removes_prepared_versions_of_killed_steps_after_day(deployment, inspection):
+def test_inspection_removes_old_prepared_versions_of_killed_steps(deployment, inspection):
     deployment.release(1)
     old, new = (deployment.settings.store / "prepared" / name for name in ("old", "new"))
     old.mkdir(), new.mkdir()

@@ -251,7 +251,7 @@ def test_move_takes_every_object_and_leaves_none_behind(open_again):
     assert objects.read("click_model/3/sub/deep").content == b"candidate/3/sub/deep"
 
 
-def test_move_of_absent_or_onto_existing_objects_is_refused_and_changes_nothing(open_again):
+def test_move_of_absent_or_onto_existing_objects_is_refused(open_again):
     objects = open_again()
     objects.write("a/x", b"a")
     objects.write("b/y", b"b")

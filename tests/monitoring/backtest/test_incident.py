@@ -13,7 +13,7 @@ from evergreen.contracts.manifests import ModelQuality
 from evergreen.registry.models import verdict_paths
 from monitoring.backtest.incident import MANIFEST, _baselines, main, replay
 from monitoring.policies.evaluation import serving_ahead
-from testing.releases import keep_model, passing_verdict, release
+from testing.releases import passing_verdict, release, store_model
 from tests.monitoring.backtest.conftest import (
     CHANGED_AT,
     RELEASED_AT,
@@ -130,7 +130,7 @@ def rolled_back(tmp_path_factory):
     for version, until in trained.items():
         model_id = f"m{version}"
         trained_until = datetime.fromtimestamp(until, timezone.utc).isoformat()
-        keep_model(bench.settings.store, model_id, watermark=trained_until)
+        store_model(bench.settings.store, model_id, watermark=trained_until)
         release(bench.settings.store, version, model_id, previous_version=version - 1 or None)
         path = verdict_paths(bench.settings.store, model_id)[0]
         quality = ModelQuality(auc=0.8, auc_low=0.79, auc_high=0.81)

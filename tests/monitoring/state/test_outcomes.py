@@ -88,7 +88,7 @@ def test_click_in_time_counts_even_if_later_click_was_stored_before_it(started, 
     assert b.store.counters["archived_outcome"] == len(times)
 
 
-def test_late_outcome_is_in_day_of_prediction_or_in_own_day_if_prediction_is_unknown(started):
+def test_late_outcome_is_in_day_of_prediction_or_in_own_day(started):
     b = started()
     b.tick(
         prediction("before", 1, time=MIDNIGHT - 1),
